@@ -56,7 +56,7 @@ from offmarl.errors import (
     VaultLockedError,
     VaultNotFoundError,
 )
-from offmarl.paths import register_names
+from offmarl.paths import register_names, register_scheme
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
         vault,
     )
     from offmarl.hub import load_dataset
+    from offmarl.hub.remote import HubDriver
     from offmarl.programs.critic import load_critic
     from offmarl.programs.policy import load_policy
     from offmarl.programs.processes import record_episodes
@@ -99,6 +100,7 @@ if TYPE_CHECKING:
     )
     from offmarl.vault import Dataset, from_arrays, mix
     from offmarl.vault import open_vault as open
+    from offmarl.vault.location import Url
 
 __version__ = "0.1.0"
 
@@ -205,8 +207,15 @@ def _find_dataset(name: str) -> "Path | None":
     return find(name)
 
 
+def _open_published(url: "Url") -> "HubDriver":
+    from offmarl.hub.remote import HubDriver
+
+    return HubDriver(url)
+
+
 # `offmarl.paths` is a layer below the hub and cannot import it, so they are connected here.
 register_names(_find_dataset)
+register_scheme("hf", _open_published)
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from offmarl.errors import OptionError
 
@@ -111,3 +112,16 @@ def may_be_name(text: str) -> bool:
     parts = text.rstrip("/").split("/")
     odd = {"", ".", "..", "~"} & {*parts} or any(part.endswith(_OF_FILES) for part in parts)
     return len(parts) > 1 and not odd and not os.path.lexists(local(text))
+
+
+_schemes: dict[str, Callable[[Any], Any]] = {}
+
+
+def register_scheme(scheme: str, factory: Callable[[Any], Any]) -> None:
+    """Register what opens URLs of a scheme; layers above the vault define the drivers."""
+    _schemes[scheme] = factory
+
+
+def scheme_factory(scheme: str) -> Callable[[Any], Any] | None:
+    """Return what opens URLs of a scheme; None if no layer above the vault does."""
+    return _schemes.get(scheme)

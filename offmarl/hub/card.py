@@ -11,7 +11,7 @@ import reprlib
 import tomllib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -311,13 +311,25 @@ _SIZES = (
 )
 
 
-def readme(card: Card, repository: str) -> str:
-    """Return a repository's README.md; the hub checks its metadata when it is committed."""
+EPISODES = "episodes"
+"""The directory of the Parquet tables of episodes in a repository."""
+
+
+def readme(card: Card, repository: str, tables: Sequence[str] = ()) -> str:
+    """Return a repository's README.md; the hub checks its metadata when it is committed.
+
+    ``tables`` are the paths of Parquet tables, which the hub's viewer shows.
+    """
     from huggingface_hub import DatasetCard, DatasetCardData  # reading cards does not need it
 
+    splits = [{"split": re.sub(r"\W", "_", Path(one).stem), "path": one} for one in tables]
+    shown: dict[str, Any] = (
+        {"configs": [{"config_name": EPISODES, "data_files": splits}]} if splits else {}
+    )
     licence: dict[str, Any] = {**hub_metadata(card.licence.data, card.licence.link)}
     metadata = DatasetCardData(
         **licence,
+        **shown,
         pretty_name=card.name,
         task_categories=["reinforcement-learning"],
         size_categories=[_size_category(card)],
@@ -376,8 +388,15 @@ dataset = offmarl.load_dataset("{repository}/{first}")
 replay = dataset.replay(batch=32, length=20)
 ```
 
-Each uid is one zip archive in `data/`. A large archive is split into shards: join them first with
-`cat data/NAME.zip.* > NAME.zip`. The archive contains a vault that stock
+Without a download, batches are streamed from the hub:
+
+```python
+dataset = offmarl.open("hf://{repository}/{first}")
+stream = dataset.stream(batch=32, length=20)
+```
+
+Each uid is one zip archive in `data/`, or a directory of several: shards, each of which holds an
+interval of time, and their index. Every archive but the index contains a vault that stock
 [flashbax](https://github.com/instadeepai/flashbax) opens. `offmarl.toml` lists the SHA-256 of every
 file and the digest of every vault's content; `offmarl pull` checks both.
 
@@ -482,11 +501,12 @@ def _licence_url(card: Card) -> str:
 
 def _file_object(file: File, uid: str, url: str) -> dict[str, Any]:
     whole = file.path.endswith(".zip")
+    part = "" if file.path == f"data/{uid}.zip" else ", one of several archives"
     return {
         "@type": "cr:FileObject",
         "@id": file.path,
         "name": file.path,
-        "description": f"The vault {uid}{'' if whole else ', a shard of its zip archive'}.",
+        "description": f"The vault {uid}{part}.",
         "contentUrl": f"{url}/resolve/main/{file.path}",
         "contentSize": f"{file.size} B",
         "encodingFormat": "application/zip" if whole else "application/octet-stream",

@@ -175,6 +175,13 @@ def _ask(endpoint: str, mirrors: list[str], place: _Place, revision: str) -> Rem
     return Remote(urls, commit, size, found.etag if _SHA256.fullmatch(found.etag or "") else None)
 
 
+def known(repository: str, path: str, commit: str, size: int, sha256: str) -> Remote:
+    """Return a file whose size and hash a card gives; the hub is not asked."""
+    place = _Place(repository, path, "dataset")
+    urls = tuple(_url(endpoint, place, commit) for endpoint in endpoints())
+    return Remote(urls, commit, size, sha256)
+
+
 def _url(endpoint: str, place: _Place, revision: str) -> str:
     repository, path, kind = place
     with errors_of(repository, revision, path):
@@ -328,6 +335,8 @@ class Connection:
         """Refuse an answer that is not the requested interval."""
         response, size = self._response, self._remote.size
         status = response.status_code
+        if not response.history:  # the hub itself answers, not where it redirects to
+            _refuse(response, self._remote.urls[0])
         if status in _RETRIED:
             raise _TryAgainError(f"the server answered {status}", _retry_after(response))
         given = response.headers.get("Content-Range", "")
@@ -351,6 +360,21 @@ class Connection:
             ) from error
         pause = min(_LONGEST_PAUSE, _PAUSE * 2 ** (self._failures - 1)) * random.uniform(0.5, 1)
         time.sleep(max(pause, min(getattr(error, "after", 0.0), 2 * _LONGEST_PAUSE)))
+
+
+def _refuse(response: Any, url: str) -> None:
+    """Raise `HubError` for an answer that another request would get, too."""
+    status = response.status_code
+    if status == 401 or (status == 403 and "X-Error-Code" in response.headers):
+        raise HubError(
+            f"the hub refuses access to {url} ({status}): log in with `hf auth login`, or set "
+            "HF_TOKEN, with a token that may read this repository. What was received is kept."
+        )
+    if status in (404, 410):
+        raise HubError(
+            f"{url} is missing on the hub ({status}): it was removed, or not uploaded. What was "
+            "received is kept; if you own the repository, push it again."
+        )
 
 
 def _retry_after(response: Any) -> float:

@@ -327,8 +327,8 @@ def install_archive(
         members = [member for one in uids for member in found.of(one).values()]
         spans = [(0, remote.size)] if uid is None else found.intervals(members)
         missing = sum(download.missing(*span) for span in spans)
-        _check_room(entry, missing + sum(member.file_size for member in members))
-        with _progress(card.name, download, spans):
+        check_room(entry, missing + sum(member.file_size for member in members))
+        with show_progress(card.name, download, spans):
             if uid is None:
                 check = check_whole(card.name, download, published or remote.sha256, published)
             else:
@@ -343,18 +343,21 @@ def install_archive(
     return download.fetched
 
 
-def install_shards(entry: Entry, card: Card, uid: str, remotes: Sequence[Remote]) -> int:
-    """Install a vault whose archive was published in shards, and return the bytes downloaded."""
+def install_pieces(entry: Entry, card: Card, uid: str, remotes: Sequence[Remote]) -> int:
+    """Install a vault that was published as one archive, and return the bytes downloaded.
+
+    Earlier versions cut the archive of a large vault into pieces.
+    """
     files = card.uids[uid].files
     downloads = [
         Download(entry.arriving / f"{uid}.{i}.shard", remote) for i, remote in enumerate(remotes)
     ]
     missing = sum(download.missing(0, download.size) for download in downloads)
-    _check_room(entry, missing + 2 * sum(file.size for file in files))
+    check_room(entry, missing + 2 * sum(file.size for file in files))
     archive = entry.arriving / f"{uid}.zip"
     with archive.open("wb") as joined:
         for file, download in zip(files, downloads, strict=True):
-            with _progress(f"{card.name}/{uid}", download, [(0, download.size)]):
+            with show_progress(f"{card.name}/{uid}", download, [(0, download.size)]):
                 check_whole(file.path, download, file.sha256, file.sha256)
             download.close()
             with download.path.open("rb") as shard:
@@ -370,7 +373,10 @@ def install_shards(entry: Entry, card: Card, uid: str, remotes: Sequence[Remote]
 
 
 @contextmanager
-def _progress(name: str, download: Download, spans: Sequence[tuple[int, int]]) -> Iterator[None]:
+def show_progress(
+    name: str, download: Download, spans: Sequence[tuple[int, int]]
+) -> Iterator[None]:
+    """Show how much of some intervals of a download has arrived."""
     total = sum(stop - start for start, stop in spans)
     here = total - sum(download.missing(*span) for span in spans)
     with tracking.progress(name, total, here, unit="bytes") as advance:
@@ -378,7 +384,9 @@ def _progress(name: str, download: Download, spans: Sequence[tuple[int, int]]) -
         yield
 
 
-def _check_room(entry: Entry, needed: int) -> None:
+def check_room(entry: Entry, needed: int) -> None:
+    """Raise `HubError` if the disk of a dataset has too little free space."""
+    """Raise `HubError` if the disk of a dataset has too little free space."""
     free = shutil.disk_usage(entry.path).free
     if needed > free:
         raise HubError(

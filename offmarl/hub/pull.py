@@ -16,11 +16,12 @@ from offmarl.errors import (
     UnknownNameError,
     unknown_name,
 )
-from offmarl.hub import cache, client, install
+from offmarl.hub import cache, client, install, joining
 from offmarl.hub import card as cards
 from offmarl.hub.cache import Entry, Target, kept, kept_card, parse, pulled
 from offmarl.hub.card import Card, to_toml
 from offmarl.hub.client import Remote
+from offmarl.hub.shards import is_index
 from offmarl.paths import local
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.manifest import PUBLISHED, TIME_LIMIT
@@ -316,11 +317,7 @@ def _install_missing(entry: Entry, source: _Source, uid: str | None) -> int:
     here = set(entry.record.get("uids", {})) & set(entry.uids)
     if source.archive is None:
         wanted = [uid] if uid else list(source.card.uids)
-        return sum(
-            install.install_shards(entry, source.card, one, _shards(source, one))
-            for one in wanted
-            if one not in here
-        )
+        return sum(_install_files(entry, source, one) for one in wanted if one not in here)
     if uid in here or (uid is None and entry.record.get("whole")):
         return 0
     fetched = install.install_archive(entry, source.card, source.archive, uid, source.published)
@@ -329,7 +326,15 @@ def _install_missing(entry: Entry, source: _Source, uid: str | None) -> int:
     return fetched
 
 
-def _shards(source: _Source, uid: str) -> list[Remote]:
+def _install_files(entry: Entry, source: _Source, uid: str) -> int:
+    """Install a vault that was pushed, and return the bytes downloaded."""
+    remotes = _files(source, uid)
+    if is_index(source.card.uids[uid].files[0]):
+        return joining.install_shards(entry, source.card, uid, remotes)
+    return install.install_pieces(entry, source.card, uid, remotes)
+
+
+def _files(source: _Source, uid: str) -> list[Remote]:
     files = source.card.uids[uid].files
     if not files:
         raise HubError(f"the card of {source.name} lists no files of {uid}: push it again.")

@@ -1,4 +1,4 @@
-"""Publishing vaults: shards, a README, a card for `pull`, and Croissant metadata."""
+"""Publishing vaults: shards, tables of episodes, a README, a card, and Croissant metadata."""
 
 import hashlib
 import os
@@ -6,11 +6,12 @@ import re
 import shutil
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from filelock import FileLock
 from huggingface_hub import CommitOperationAdd, HfApi
@@ -20,6 +21,7 @@ from offmarl import tracking
 from offmarl.errors import CardError, HubError, OptionError
 from offmarl.hub import cache, client
 from offmarl.hub.card import (
+    EPISODES,
     Card,
     File,
     TeamReturns,
@@ -31,21 +33,19 @@ from offmarl.hub.card import (
 )
 from offmarl.hub.client import LARGEST
 from offmarl.hub.licences import Licence, citation_of, in_words, licence_of
+from offmarl.hub.packing import PackedFile, pack_vault
 from offmarl.hub.pull import CARD
 from offmarl.statistics import spread
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
 from offmarl.vault.drivers import driver_of
-from offmarl.vault.layout import EXTRAS, LOCK, OBSERVATIONS, STATE, leaves, typed
+from offmarl.vault.layout import EXTRAS, OBSERVATIONS, STATE, leaves, typed
 from offmarl.vault.open import (
     SUFFIX,
     open_source,
     place_of,
     refused_link,
 )
-
-SHARD = 50_000_000
-"""Maximum size of a file in bytes: larger ones upload badly over unreliable connections."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _BLOCK = 2**20
@@ -74,9 +74,15 @@ def push(
 ) -> Pushed:
     """Publish vaults of one environment as a dataset that `pull` downloads.
 
-    Each vault is packed into a zip archive and split into shards. The bytes depend on the vault
+    Each vault is published as a zip archive; a large one as an index and shards, each of which is
+    an archive of a vault of whole chunks. They are packed while they are sent, so nothing is copied
+    on this disk; each is read once for its hash, and once to be sent. The bytes depend on the vault
     only, so that a repeated push sends what is missing. All files appear in one commit, which is
     refused if another commit was made meanwhile.
+
+    Beside them is a Parquet table of the episodes of each vault, which the hub's viewer shows, if
+    PyArrow is installed (the extra "tables"). Statistics that the vaults do not have yet are
+    computed and stored in them first, for `offmarl train` on data that is not downloaded.
 
     Parameters
     ----------
@@ -122,20 +128,26 @@ def push(
     endpoint = client.answering()[0]
     url = f"{endpoint}/datasets/{repository}"
     api = HfApi(endpoint=endpoint)
-    with staging(repository) as directory, client.errors_of(repository):
+    with staging(repository), client.errors_of(repository):
         parent = repository_of(api, repository, private)
-        files = {uid: _shards(one, directory) for uid, one in data.items()}
-        card = _card(data, files, repository, terms, name, summary, citation)
+        digests = {uid: _prepared(one) for uid, one in data.items()}
+        archives = {uid: _archives(one, digests[uid]) for uid, one in data.items()}
+        files = {uid: tuple(map(_file_of, some)) for uid, some in archives.items()}
+        card = _card(data, digests, files, repository, terms, name, summary, citation)
+        tables = episode_tables(data)
         texts = {
             CARD: _bounded(to_toml(card), repository),
-            "README.md": readme(card, repository),
+            "README.md": readme(card, repository, [*tables]),
             "croissant.json": croissant(card, repository, url, str(date.today())),
         }
-        operations = [
-            CommitOperationAdd(file.path, str(directory / file.path))
-            for shards in files.values()
-            for file in shards
-        ] + [CommitOperationAdd(path, text.encode()) for path, text in texts.items()]
+        operations = [one for some in archives.values() for one in some]
+        operations += [
+            CommitOperationAdd(path, content)
+            for path, content in (
+                *tables.items(),
+                *((path, text.encode()) for path, text in texts.items()),
+            )
+        ]
         sent = sum(operation.upload_info.size for operation in operations)
         commit = commit_files(api, repository, operations, message, parent)
     return Pushed(card, url, commit, sent)
@@ -171,6 +183,44 @@ def _expand(path: Path) -> list[Path]:
     return [path / one.name for one in inside] or [path]
 
 
+def _prepared(one: Dataset) -> str:
+    """Compute the statistics that a vault lacks, if it can store them; return its digest."""
+    if one.native and one.store.driver.is_writable:
+        one.statistics(tracking.progress)
+    return one.digest()
+
+
+def _archives(one: Dataset, digest: str) -> list[CommitOperationAdd]:
+    """Return the archives of a vault, which are read once here, for their hashes."""
+    files = {packed.path: PackedFile(packed.members) for packed in pack_vault(one, digest)}
+    total = sum(file.hashed for file in files.values())
+    with tracking.progress(f"pack {one.uid}", total, unit="bytes") as advance:
+        for file in files.values():
+            file.advance = advance
+        # `PackedFile` is a `BinaryIO` in all but its declared base class.
+        return [CommitOperationAdd(path, cast("BinaryIO", file)) for path, file in files.items()]
+
+
+def _file_of(operation: CommitOperationAdd) -> File:
+    info = operation.upload_info
+    return File(operation.path_in_repo, info.size, info.sha256.hex())
+
+
+def episode_tables(data: Mapping[str, Dataset]) -> dict[str, bytes]:
+    """Return Parquet tables of the episodes of vaults, by path; none without PyArrow."""
+    if not find_spec("pyarrow"):
+        return {}
+    import pyarrow
+    from pyarrow import parquet
+
+    found = {}
+    for uid, one in data.items():
+        buffer = pyarrow.BufferOutputStream()
+        parquet.write_table(one.episodes.to_arrow(), buffer, compression="zstd")
+        found[f"{EPISODES}/{uid}.parquet"] = buffer.getvalue().to_pybytes()
+    return found
+
+
 @contextmanager
 def staging(repository: str) -> Iterator[Path]:
     """Provide an empty directory beside the cache; only one push to a repository at a time."""
@@ -187,21 +237,6 @@ def repository_of(api: HfApi, repository: str, private: bool, kind: client.Kind 
     """Create the repository if it does not exist, and return its newest commit."""
     api.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
     return api.repo_info(repository, repo_type=kind).sha or ""
-
-
-def _shards(one: Dataset, directory: Path) -> tuple[File, ...]:
-    """Pack a vault into an archive whose bytes depend on its files only, and split it."""
-    archive = directory / "data" / f"{one.uid}.zip"
-    archive.parent.mkdir(parents=True, exist_ok=True)
-    needed = sum(file.stat().st_size for file in _files(one))
-    if 2 * needed > (free := shutil.disk_usage(directory).free):
-        raise HubError(
-            f"packing {one.path} needs {2 * needed:,} bytes in {directory}, and {free:,} are free: "
-            "free some space there, or set HF_HOME."
-        )
-    root = f"{one.name}{SUFFIX}/{one.uid}"
-    pack([(f, f"{root}/{f.relative_to(one.path).as_posix()}") for f in _files(one)], archive)
-    return tuple(file_of(path, directory) for path in _cut(archive))
 
 
 def pack(files: Sequence[tuple[Path, str]], archive: Path) -> None:
@@ -221,27 +256,6 @@ def file_of(path: Path, directory: Path) -> File:
     return File(path.relative_to(directory).as_posix(), path.stat().st_size, sha256_of(path))
 
 
-def _files(one: Dataset) -> list[Path]:
-    """Return the files of a vault, without the lock of its writers."""
-    files = (file for file in Path(one.path).rglob("*") if file.is_file())
-    return sorted(file for file in files if file.name != LOCK)
-
-
-def _cut(archive: Path) -> list[Path]:
-    """Split a file that is larger than a shard, and return the pieces in order."""
-    size = archive.stat().st_size
-    if size <= SHARD:
-        return [archive]
-    pieces = [Path(f"{archive}.{i:03}") for i in range(-(-size // SHARD))]
-    with archive.open("rb") as whole:
-        for piece in pieces:
-            with piece.open("wb") as target:
-                for _ in range(0, SHARD, _BLOCK):
-                    target.write(whole.read(min(_BLOCK, SHARD - target.tell())))
-    archive.unlink()
-    return pieces
-
-
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
@@ -250,6 +264,7 @@ def sha256_of(path: Path) -> str:
 
 def _card(
     data: dict[str, Dataset],
+    digests: dict[str, str],
     files: dict[str, tuple[File, ...]],
     repository: str,
     licence: Licence,
@@ -270,7 +285,7 @@ def _card(
             num_agents=first.spec.num_agents,
             citation=citation or citation_of([*data.values()]),
             licence=licence,
-            uids={uid: _describe(one, files[uid]) for uid, one in data.items()},
+            uids={uid: _describe(one, digests[uid], files[uid]) for uid, one in data.items()},
             action={kind: first.spec.action_size},
             observation_size=first.spec.observation_size,
             state_size=first.spec.state_size,
@@ -310,7 +325,7 @@ def _bounded(text: str, repository: str) -> str:
     return text
 
 
-def _describe(one: Dataset, files: tuple[File, ...]) -> Uid:
+def _describe(one: Dataset, digest: str, files: tuple[File, ...]) -> Uid:
     episodes = one.episodes
     teams = {
         team: {f"return_{name}": value for name, value in spread(returns).items()}
@@ -324,7 +339,7 @@ def _describe(one: Dataset, files: tuple[File, ...]) -> Uid:
         one.num_steps,
         len(episodes.row),
         incomplete=episodes.incomplete or None,
-        digest=one.digest(),
+        digest=digest,
         origin=in_words(one),
         files=files,
         **known,

@@ -194,8 +194,11 @@ class DatasetStatistics:
         return ranges.pooled() if column == "reward" else ranges
 
     def _ranges_of(self, part: Part, column: str) -> Ranges:
-        # The run keeps what it uses: training changes nothing in the dataset.
-        if self._episodes is None and (known := stored(part.dataset)) is not None:
+        # The run keeps what it uses: training changes nothing in the dataset. The statistics of
+        # data on another machine are those that were published, of all of its episodes: those of
+        # the training episodes would need a download.
+        whole = self._episodes is None or part.dataset.is_remote
+        if whole and (known := stored(part.dataset)) is not None:
             return known[column].ranges
         accumulator = StatisticsAccumulator(part.dataset.spec, columns=[column])
         for steps in _steps(part):

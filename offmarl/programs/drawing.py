@@ -14,6 +14,7 @@ from offmarl.programs.evaluate import Evaluator
 from offmarl.programs.program import Args, Program
 from offmarl.replay import Circles, Windows, WindowSource
 from offmarl.replay.batches import lag_of
+from offmarl.replay.blocks import BUFFER_BYTES, check_unweighted
 from offmarl.replay.circles import Weighting
 from offmarl.replay.device import fits
 from offmarl.replay.priorities import Prioritised
@@ -68,12 +69,14 @@ def _share(text: str) -> tuple[str, float | None]:
 class Drawing(NamedTuple):
     """How a run draws its batches."""
 
-    kind: Literal["device", "stream"]
+    kind: Literal["device", "stream", "blocks"]
     windows: Windows
     weights: Weighting
     draws: Prioritised | None
     record: dict[str, Any]
     """What ``run.json`` says of it."""
+    shuffle_buffer: int | None = None
+    """Bytes of the buffer of blocks; None for its default."""
 
 
 def drawing_of(
@@ -92,6 +95,10 @@ def drawing_of(
     """
     windows = Windows(args.batch_size, args.length, args.burn_in, program.return_to_go)
     episodes, kind = evaluator.learned_from, args.replay
+    if kind == "blocks" or (kind == "auto" and isinstance(dataset, Dataset) and dataset.is_remote):
+        check_unweighted(bool(args.weight or args.prioritise), dataset)
+        size = BUFFER_BYTES if args.shuffle_buffer is None else int(args.shuffle_buffer * 1e9)
+        return Drawing("blocks", windows, None, None, {"shuffle_buffer": size}, size)
     weights, record = _weights(args, dataset, episodes), _recorded_vaults(dataset)
     circles = Circles(dataset, windows, episodes, weights)
     if kind == "auto":

@@ -83,6 +83,7 @@ from offmarl.config import (
     Vaults,
     float_fields,
 )
+from offmarl.programs.cluster import DEVICE_ARGS, DeviceArgs
 from offmarl.programs.registry import program_of
 from offmarl.settings import fill
 from offmarl.types import ArrayTree, Policy, View
@@ -96,7 +97,8 @@ logged; prioritised replay draws windows by them."""
 # ---------------------------------------------------------------------------------- arguments
 
 
-class _Configurable(Validated):
+@dataclass(frozen=True)
+class _Configurable(DeviceArgs):
     """Base of programs' arguments, which `offmarl.settings` can fill in."""
 
     @classmethod
@@ -187,10 +189,13 @@ class Args(_Configurable):
     burn_in: NonNegativeInt = 0
     """Steps added before each window's that only fill the memory of recurrent networks: they do not
     count in losses."""
-    replay: Literal["auto", "device", "stream"] = "auto"
+    replay: Literal["auto", "device", "stream", "blocks"] = "auto"
     """Where batches come from. "device": the whole dataset is loaded onto the device; "stream":
-    batches are read from disk; "auto": device if the data fits into half of its free memory. The
-    batches are the same."""
+    batches are read from disk; the batches are the same. "blocks": blocks of the data are read in
+    a random order, and batches drawn from a few of them at a time, which are others. "auto": blocks
+    if the data is on another machine; else device if it fits into half of its free memory."""
+    shuffle_buffer: Positive | None = None
+    """Size of the buffer that batches of blocks are drawn from, in GB; by default 0.067."""
     memory: Positive = 1.0
     """Largest memory for streamed batches, in GB."""
     normalise: tuple[Literal["observation", "state", "reward", "return"], ...] = ()
@@ -279,7 +284,7 @@ class OnlineArgs(_Configurable):
     """Seconds between checkpoints; Ctrl-C and SIGTERM save one before the program stops."""
 
 
-FREE = ("track", "out", "replay", "memory", "checkpoint_seconds", "batching", "keep")
+FREE = ("track", "out", "replay", "memory", "checkpoint_seconds", "batching", "keep", *DEVICE_ARGS)
 """Arguments that may differ when a run is resumed, because they do not change the result."""
 
 SHAPING = ("normalise", "updates", "batch_size", "length", "total_steps", "num_envs")

@@ -14,14 +14,15 @@ from jaxtyping import Array, Int, Key, PRNGKeyArray
 from offmarl._arrays import largest_divisor
 from offmarl.errors import OptionError
 from offmarl.replay import device
+from offmarl.replay.blocks import BlockOrder, check_unweighted, plan_blocks
 from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.device import Replay, load_circles
 from offmarl.replay.host import IN_HAND, ahead, parts_ahead
 from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.replay.sampling import Chosen, Source, Windows
-from offmarl.replay.stream import Batches, WindowSource, on_host
+from offmarl.replay.stream import Batches, BlockWindowSource, WindowSource, on_host
 
-Kind = Literal["auto", "device", "stream"]
+Kind = Literal["auto", "device", "stream", "blocks"]
 
 _MOST_AHEAD = 2
 _LAG = 32
@@ -106,6 +107,7 @@ def open_batches(
     episodes: Chosen = None,
     weights: Weighting = None,
     draws: Prioritised | None = None,
+    shuffle_buffer: int | None = None,
 ) -> Iterator[BatchSource]:
     """Open the batches of a loop over ``steps``, each of which stands for ``steps.step`` updates.
 
@@ -115,7 +117,8 @@ def open_batches(
         What to learn from.
     kind
         Where batches come from. "auto": the device where the data fits into half of what is free,
-        and has few enough steps for it.
+        and has few enough steps for it. "blocks": a stream that is shuffled by blocks, see
+        `offmarl.replay.blocks`; the blocks are the same for all seeds.
     windows
         What to draw.
     keys
@@ -131,6 +134,8 @@ def open_batches(
         What steps weigh; all the same by default.
     draws
         How to draw by priorities, by which no batch is drawn by default. Streams need a lag.
+    shuffle_buffer
+        Bytes of the buffer of blocks; 64 MB by default.
 
     Raises
     ------
@@ -140,6 +145,11 @@ def open_batches(
         There is no room for a few batches, a stream has no lag, there are no such episodes, they
         weigh nothing, or there are too many steps for the device.
     """
+    if kind == "blocks":
+        check_unweighted(weights is not None or draws is not None, source)
+        with _open_blocks(source, windows, keys, steps, memory, episodes, shuffle_buffer) as blocks:
+            yield blocks
+        return
     circles = Circles(source, windows, episodes, weights)
     if kind == "device" or (kind == "auto" and device.fits(circles)):
         yield BatchSource(steps.step, repeat(load_circles(circles)), draws)
@@ -164,6 +174,37 @@ def open_batches(
 
     firsts = range(steps.start - steps.start % updates, steps.stop, updates)
     with closing(ahead(gather, firsts, most)) as data:
+        yield BatchSource(updates, data)
+
+
+@contextmanager
+def _open_blocks(
+    source: Source | Mixed,
+    windows: Windows,
+    keys: Key[Array, "seeds"],
+    steps: range,
+    memory: int,
+    episodes: Chosen,
+    shuffle_buffer: int | None,
+) -> Iterator[BatchSource]:
+    """Open batches that are shuffled by blocks; each seed has its own order in the buffer."""
+    blocked, table = plan_blocks(source, windows, episodes, shuffle_buffer)
+    words = np.asarray(jax.random.key_data(keys), np.uint32)
+    seeds = words.reshape(len(keys), -1)[:, -1].tolist()
+    orders = [
+        BlockOrder(table.sizes, windows.batch_size, seed, block_seed=seeds[0]) for seed in seeds
+    ]
+    drawn = BlockWindowSource(blocked, windows, orders[0], table)
+    part = len(keys) * drawn.batch_bytes
+    most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
+    updates = largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
+
+    def gather(first: int) -> Batches:
+        numbers = range(first, first + updates)
+        return drawn.at(np.stack([[order.slots(one) for one in numbers] for order in orders]))
+
+    firsts = range(steps.start - steps.start % updates, steps.stop, updates)
+    with closing(drawn), closing(ahead(gather, firsts, most)) as data:
         yield BatchSource(updates, data)
 
 

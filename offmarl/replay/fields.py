@@ -101,11 +101,17 @@ def step_fields(
     """
     is_last = place.time == episodes.length[place.episode] - 1
     known = ~is_last | (episodes.final[place.episode] >= 0) | transition.terminated.all(-1)
-    fields = flatten_view(transition.view) | {name: getattr(transition, name) for name in _OF_STEPS}
+    fields = recorded_fields(transition)
     fields |= {"time": place.time, "episode": place.episode + first_episode}
     fields |= {"mask": np.ones(known.shape, bool), "next_known": known}
     if return_to_go is not None:
         fields["return_to_go"] = return_to_go
+    return fields
+
+
+def recorded_fields(transition: Transition) -> Fields:
+    """Return the fields that are recorded, without those that follow from places."""
+    fields = flatten_view(transition.view) | {name: getattr(transition, name) for name in _OF_STEPS}
     return fields | flatten_tree(transition.extras or {}, "extras")
 
 

@@ -18,10 +18,16 @@ from numpy.typing import NDArray
 
 from offmarl import _ahead
 from offmarl.errors import OptionError
+from offmarl.replay.blocks import (
+    BlockGatherer,
+    BlockOrder,
+    check_unweighted,
+    plan_blocks,
+)
 from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.fields import check_extras, fields_of, finished, to_sequence
 from offmarl.replay.gathering import Batch, BatchLayout, CircleReader
-from offmarl.replay.orders import Order, make_order
+from offmarl.replay.orders import Draws, Epochs, make_order
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.replay.starts import Starts
 from offmarl.types import ArraySpec, Sequence, map_tree
@@ -37,6 +43,8 @@ _MOST_AHEAD = 16
 """Batches ready before they are asked for; more would only take memory."""
 GATHERED_WINDOWS = 256
 """Windows that small batches are gathered by."""
+
+Order = Draws | Epochs | BlockOrder
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -143,6 +151,10 @@ class WindowReader:
         return batch
 
 
+def _no_op() -> None:
+    """No-op callback."""
+
+
 class Stream:
     """An iterator over the batches of a dataset, gathered ahead of time; see `EpisodeSet.stream`.
 
@@ -163,6 +175,8 @@ class Stream:
         What the order follows from, and the number of the first batch.
     memory
         Bytes that batches may take at a time.
+    close
+        Called when the stream is closed.
 
     Attributes
     ----------
@@ -181,10 +195,11 @@ class Stream:
         seed: int,
         start: int,
         memory: int,
+        close: Callable[[], None] = _no_op,
     ):
         if start < 0:
             raise OptionError(f"batches are numbered from 0: a stream cannot start at {start}.")
-        self._read, self._order = read, order
+        self._read, self._order, self._close = read, order, close
         room = memory // (batch_bytes * (2 + IN_HAND))
         together = max(1, min(GATHERED_WINDOWS // batch_size, room))
         most = max(1, _MOST_AHEAD // together)
@@ -223,6 +238,7 @@ class Stream:
     def close(self) -> None:
         """Stop gathering. Idempotent."""
         self._parts.close()
+        self._close()
 
     def __enter__(self) -> "Stream":
         return self
@@ -238,6 +254,10 @@ def num_left(order: Order, step: int) -> int:
     return max(0, order.num_batches - step)
 
 
+class BlockReader(BlockGatherer, WindowReader):
+    """Gathers windows of data on another machine as NumPy arrays."""
+
+
 def open_stream(
     source: Source | Mixed,
     windows: Windows,
@@ -250,6 +270,7 @@ def open_stream(
     weights: Weighting = None,
     epochs: int | None = None,
     drop_last: bool = False,
+    shuffle_buffer: int | None = None,
 ) -> Stream:
     """Open a stream; see `EpisodeSet.stream`.
 
@@ -260,28 +281,43 @@ def open_stream(
     """
     if to not in get_args(To):
         raise OptionError(f"batches are made of {' or '.join(get_args(To))}: {to!r} is none.")
-    reader, read = _reader(source, windows, to, episodes, weights)
+    if shuffle_buffer is not None or getattr(source, "is_remote", False):
+        check_unweighted(weights is not None, source)
+        blocked, table = plan_blocks(source, windows, episodes, shuffle_buffer)
+        blocks = BlockOrder(table.sizes, windows.batch_size, seed, epochs, drop_last)
+        gatherer: Any = _kind_of_reader(to, blocks=True)(blocked, windows, blocks, table)
+        size = windows.batch_size, gatherer.batch_bytes
+        read = _read_to(gatherer, to)
+        options = {"seed": seed, "start": start, "memory": memory, "close": gatherer.close}
+        return Stream(read, blocks, *size, **options)
+    reader = _kind_of_reader(to)(source, windows, episodes, weights)
+    read = _read_to(reader, to)
     order = make_order(reader.starts, windows.batch_size, seed, epochs, drop_last)
     size = windows.batch_size, reader.batch_bytes
     return Stream(read, order, *size, seed=seed, start=start, memory=memory)
 
 
-def _reader(
-    source: Source | Mixed, windows: Windows, to: str, episodes: Chosen, weights: Weighting
-) -> tuple[WindowReader, Callable[[Int[np.ndarray, "k B"]], list[Sequence]]]:
-    """Return what gathers windows, and what returns them as JAX's, NumPy's or torch's arrays."""
-    if to == "jax":
-        from offmarl.replay.stream import WindowSource
+def _kind_of_reader(to: str, blocks: bool = False) -> Any:
+    """Return the class that gathers windows, for JAX's or for other arrays."""
+    if to != "jax":
+        return BlockReader if blocks else WindowReader
+    from offmarl.replay.stream import BlockWindowSource, WindowSource
 
-        on_device = WindowSource(source, windows, episodes, weights)
-        return on_device, on_device.each_at
-    reader = WindowReader(source, windows, episodes, weights)
+    return BlockWindowSource if blocks else WindowSource
+
+
+def _read_to(reader: Any, to: str) -> Callable[[Int[np.ndarray, "k B"]], list[Sequence]]:
+    """Return what reads windows as JAX's, NumPy's or torch's arrays."""
+    if to == "jax":
+        found: Callable[[Int[np.ndarray, "k B"]], list[Sequence]] = reader.each_at
+        return found
+    each: Callable[[Int[np.ndarray, "k B"]], list[Sequence]] = reader.each_array
     if to == "numpy":
-        return reader, reader.each_array
+        return each
 
     from offmarl.replay.torch import to_tensors
 
-    return reader, lambda starts: [*map(to_tensors, reader.each_array(starts))]
+    return lambda starts: [*map(to_tensors, each(starts))]
 
 
 def parts_ahead(memory: int, part: int, name: str, most: int) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Int, Key
 from numpy.typing import NDArray
 
+from offmarl.replay.blocks import BlockGatherer
 from offmarl.replay.circles import Mixed
 from offmarl.replay.fields import Fields, finished, to_sequence
 from offmarl.replay.gathering import Batch, BatchLayout
@@ -74,6 +75,10 @@ class WindowSource(WindowReader):
             first += number
         (found,) = _on_device(batch, self._layout, (1, first))
         return found
+
+
+class BlockWindowSource(BlockGatherer, WindowSource):
+    """Gathers windows of data on another machine, and puts them on the device."""
 
 
 def _on_device(batch: Batch, layout: BatchLayout, shape: tuple[int, ...]) -> list[Sequence]:

@@ -105,6 +105,20 @@ class Arrays:
         rows, steps, *_ = self.open(name).chunk_layout.read_chunk.shape
         return rows, steps
 
+    def chunk_keys(self, names: Iterable[str], rows: range, steps: range) -> list[str]:
+        """Return the keys of the chunks that hold some rows and steps.
+
+        Chunks that divide steps, as other programs may write, have more keys than these.
+        """
+        found = []
+        for name in names:
+            size, time = self.chunk(name)
+            blocks = range(rows.start // size, -(-rows.stop // size))
+            numbers = range(steps.start // time, -(-steps.stop // time))
+            leaf = self._leaves[name]
+            found += [leaf.chunk_key(name, block, one) for block in blocks for one in numbers]
+        return found
+
     def check_length(self) -> None:
         """Raise `VaultFormatError` if there is less data than the vault's length needs."""
         if not self._has_length:

@@ -118,6 +118,17 @@ class Dataset(EpisodeSet):
         return self.store.driver.num_bytes
 
     @property
+    def is_remote(self) -> bool:
+        """Whether it is on another machine, where windows from anywhere take a request each."""
+        return self.store.driver.is_remote
+
+    @property
+    def chunk_shape(self) -> tuple[int, int]:
+        """Rows and steps that are stored together: the largest of all arrays."""
+        sizes = [self._arrays.chunk(name) for name in self.leaves]
+        return max(rows for rows, _ in sizes), max(steps for _, steps in sizes)
+
+    @property
     def unchecked(self) -> tuple[str, ...]:
         """Descriptions of the data that is read without being compared with a checksum."""
         return unchecked(self.manifest, self.length, self._checked)
@@ -325,6 +336,13 @@ class Dataset(EpisodeSet):
         steps = encoding.from_disk(self.read(start, stop, rows, known), self.spec)
         return steps if self.manifest else compat.normalise(steps, self._limited[rows, start:stop])
 
+    def read_block(self, rows: slice, start: int, stop: int) -> Transition:
+        """Read steps as `transitions` does, several requests at a time where they are remote."""
+        known = [name for name in layout.leaves(self.spec) if name in self.leaves]
+        span = range(*rows.indices(self.rows))
+        self.store.driver.prefetch(self._arrays.chunk_keys(known, span, range(start, stop)))
+        return self.transitions(start, stop, rows)
+
     def rewards(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
         """Read the rewards of an interval of time, ``(B, T, N)``, and nothing else."""
         found = self.read(start, stop, leaves=["rewards"])["rewards"]
@@ -470,10 +488,13 @@ class Dataset(EpisodeSet):
         return statistics(self, progress)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the logical content; see `offmarl.vault.digest`."""
+        """Return the SHA-256 of the logical content; see `offmarl.vault.digest`.
+
+        Of published data that is not on this machine, it is the published one.
+        """
         from offmarl.vault.digest import digest
 
-        return digest(self)
+        return self.store.driver.digest or digest(self)
 
 
 def _open(kind: type[Dataset], path: PurePath, checked: bool, time_limit: int | None) -> Dataset:

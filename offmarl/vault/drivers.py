@@ -9,13 +9,14 @@ import math
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
+from offmarl.paths import scheme_factory
 from offmarl.vault import files
 from offmarl.vault.files import WriterLock, errors_of
 from offmarl.vault.forking import use_tensorstore
@@ -46,6 +47,8 @@ class Driver(ABC):
         directory.
     is_writable
         Whether vaults can be written there.
+    is_remote
+        Whether reads are requests to another machine.
     can_lock
         Whether a writer can lock a vault, so that several processes may take turns.
     can_rename
@@ -54,7 +57,7 @@ class Driver(ABC):
         Whether files can be mapped into memory.
     """
 
-    is_writable = False
+    is_writable = is_remote = False
     can_lock = can_rename = can_map = False
 
     def __init__(self, path: PurePath):
@@ -82,6 +85,15 @@ class Driver(ABC):
         OSError, ValueError
             It exists and cannot be read.
         """
+
+    @property
+    def digest(self) -> str | None:
+        """The published digest of the vault's content; None if there is none."""
+        return None
+
+    def prefetch(self, keys: Sequence[str]) -> None:
+        """Start to read the values of keys, where single reads are slow; may do nothing."""
+        del keys
 
     def read_in_parent(self, name: str) -> bytes | None:
         """Return the content of a small file in the directory above; None on other machines."""
@@ -291,6 +303,7 @@ class Archive(TensorStoreDriver):
     def __init__(self, path: PurePath, archive: PurePath):
         super().__init__(path)
         self.archive = archive
+        self.is_remote = isinstance(archive, Url)
 
     @property
     def _prefix(self) -> str:
@@ -328,6 +341,8 @@ class Archive(TensorStoreDriver):
 class Web(TensorStoreDriver):
     """A web address, which can only be read and not listed."""
 
+    is_remote = True
+
     def names(self) -> list[str]:
         """Raise `VaultNotFoundError`, because web servers do not list directories."""
         raise VaultNotFoundError(
@@ -339,7 +354,7 @@ class Web(TensorStoreDriver):
 class Bucket(TensorStoreDriver):
     """An address in an object store."""
 
-    is_writable = True
+    is_writable = is_remote = True
     staleness = None
 
     def write(self, name: str, content: bytes) -> None:
@@ -368,6 +383,9 @@ def driver_of(path: str | os.PathLike[str]) -> Driver:
     full = absolute(path)
     if isinstance(full, Url) and full.scheme in openers:
         return openers[full.scheme](full)
+    if isinstance(full, Url) and (factory := scheme_factory(full.scheme)):
+        driver: Driver = factory(full)
+        return driver
     if isinstance(full, Url) and full.scheme not in (*BUCKETS, *WEB):
         raise VaultError(
             f"{full} has a scheme that this process did not register: call "

@@ -193,6 +193,7 @@ class EpisodeSet(ABC):
         return_to_go: float | None = None,
         weights: WeightsLike = None,
         extras: tuple[str, ...] | None = None,
+        shuffle_buffer: int | None = None,
     ) -> "Stream":
         """Return an iterator over batches of data that is too large for the device.
 
@@ -216,6 +217,11 @@ class EpisodeSet(ABC):
         memory
             Bytes that batches may take at a time, on the host and on the device each; the table of
             episodes comes on top.
+        shuffle_buffer
+            Bytes of the buffer that windows are shuffled in, if they shall be shuffled by blocks;
+            see `offmarl.replay.blocks`. Data on another machine always is, by default in 64 MB;
+            up to three buffers are in memory. Data on this machine is drawn from everywhere by
+            default.
 
         Raises
         ------
@@ -248,6 +254,7 @@ class EpisodeSet(ABC):
             weights=resolve(dataset, weights, numbers),
             epochs=epochs,
             drop_last=drop_last,
+            shuffle_buffer=shuffle_buffer,
         )
 
     def window_items(

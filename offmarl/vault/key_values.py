@@ -77,6 +77,11 @@ class Registered(Driver):
         (value,) = self.values.read([name])
         return value
 
+    def prefetch(self, keys: Sequence[str]) -> None:
+        """Start to read the values of keys, if the store can."""
+        if prefetch := getattr(self.values, "prefetch", None):
+            prefetch(keys)
+
     def write(self, name: str, content: bytes) -> None:
         """Write one value."""
         self.values.commit({name: content}, {})

@@ -22,7 +22,8 @@ _RETRIES = 6
 """About half a minute, as the pauses double from a second."""
 BUCKETS = ("s3", "gs")
 WEB = ("http", "https")
-_SCHEMES = (*BUCKETS, *WEB)
+HUB = "hf"
+_SCHEMES = (*BUCKETS, HUB, *WEB)
 schemes = {*_SCHEMES}
 """The schemes that URLs may have; `offmarl.vault.register_driver` adds to them."""
 _COLLAPSED = re.compile(r"([a-z][a-z0-9+.-]+):/(?=[^/])", re.IGNORECASE)

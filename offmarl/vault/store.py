@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 import tensorstore as ts
 
 from offmarl.errors import VaultFormatError
-from offmarl.vault.bulk import Block, write_blocks
+from offmarl.vault.bulk import Block, DataFile, write_blocks, write_references
 from offmarl.vault.drivers import Driver, TensorStoreDriver, driver_of
 from offmarl.vault.files import conflict, errors_of, vault_error
 from offmarl.vault.forking import is_forked, use_tensorstore
@@ -304,22 +304,42 @@ class OcdbtStore(Store):
     ) -> None:
         """Write blocks to a file, and commit a transaction with references to them."""
         try:
-            file = write_blocks(self.driver.directory, blocks)
-            context = self.driver.context
-            memory = {"driver": "memory", "path": f"{file.name}/"}
-            own = ts.KvStore.open(memory, context=context).result()
-            own.write(MANIFEST, file.manifest).result()
-            spec = {"driver": "ocdbt", "base": self.driver.spec(), "manifest": memory}
-            inside = self._kv.with_transaction(transaction)
-            found = ts.KvStore.open(spec, context=context).result()
-            found.experimental_copy_range_to(inside).result()
-            own.delete_range(ts.KvStore.KeyRange()).result()
+            self._refer_to_file(transaction, write_blocks(self.driver.directory, blocks))
         except BaseException:
             transaction.abort()
             raise
         # If this fails, the new manifest may be in place already, so the file is kept.
         transaction.commit_async().result()
         pending.clear()
+
+    def _refer_to_file(self, transaction: ts.Transaction, file: DataFile) -> None:
+        """Add references to the values of a data file to a transaction."""
+        context = self.driver.context
+        memory = {"driver": "memory", "path": f"{file.name}/"}
+        own = ts.KvStore.open(memory, context=context).result()
+        own.write(MANIFEST, file.manifest).result()
+        spec = {"driver": "ocdbt", "base": self.driver.spec(), "manifest": memory}
+        inside = self._kv.with_transaction(transaction)
+        found = ts.KvStore.open(spec, context=context).result()
+        found.experimental_copy_range_to(inside).result()
+        own.delete_range(ts.KvStore.KeyRange()).result()
+
+    def adopt(self, name: str, entries: Sequence[tuple[str, int, int]]) -> None:
+        """Take over values of a data file that is in the directory already.
+
+        Parameters
+        ----------
+        name
+            Path of the file in the directory.
+        entries
+            Key, offset and length of each value.
+        """
+        if not entries:
+            return
+        transaction = ts.Transaction(atomic=True)
+        file = write_references(self.driver.directory, name, entries)
+        self._refer_to_file(transaction, file)
+        transaction.commit_async().result()
 
     def refer_to(self, other: "OcdbtStore") -> None:
         """Take over all keys of another store with the same driver; the values are not copied."""

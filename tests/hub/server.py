@@ -33,6 +33,8 @@ class Faults:
     """One bit of every answer is another."""
     delay: float = 0.0
     """Seconds between blocks of 64 kB."""
+    latency: float = 0.0
+    """Seconds before every answer."""
     etag: str | None = None
     """What to claim that every file's hash is."""
     extra: int = 0
@@ -56,6 +58,8 @@ class Hub:
         self.repositories: dict[str, list[tuple[str, dict[str, bytes]]]] = {}
         self.uploaded: dict[str, bytes] = {}
         self.faults = Faults()
+        self.tokens: dict[str, set[str]] = {}
+        """Tokens that may read a private repository; all others are public."""
         self.sent = 0
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.lock = threading.Lock()
@@ -107,6 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def note(self):
+        time.sleep(self.hub.faults.latency)
         with self.hub.lock:
             self.hub.requests.append((self.command, self.path, dict(self.headers)))
 
@@ -146,6 +151,10 @@ class _Front(_Handler):
         return self.answer(200 if path == "/" else 404, {})
 
     def known(self, repository, revision):
+        allowed = self.hub.tokens.get(repository)
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if allowed is not None and token not in allowed:
+            return self.fail(401, "RepoNotFound")
         if repository not in self.hub.repositories:
             return self.fail(404, "RepoNotFound")
         found = self.hub.files(repository, revision)

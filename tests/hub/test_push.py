@@ -17,12 +17,12 @@ from offmarl.errors import (
     VaultFormatError,
     VaultNotFoundError,
 )
-from offmarl.hub import cache
+from offmarl.hub import cache, packing
 from offmarl.hub import card as catalogue
 from offmarl.types import EnvSpec
 from tests.vault.experience import SPEC, make
 
-SMALL = 20_000
+SMALL = 5_000
 push = importlib.import_module("offmarl.hub.push")  # the function has the same name
 
 # The client deprecates what it does itself.
@@ -42,16 +42,16 @@ def vaults(tmp_path):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(push, "SHARD", SMALL)
+    monkeypatch.setattr(packing, "SMALLEST", SMALL)
 
 
 def test_push_then_pull_gives_the_same_digest(hub, vaults, small_shards):
     pushed = library.push(vaults, "org/made-up", "CC-BY-4.0", citation="@misc{us}")
     assert pushed.card.name == "org/test/made-up"
     _, files = hub.files("org/made-up", "main")
-    shards = [name for name in files if name.startswith("data/good")]
-    assert shards == [f"data/good.zip.{i:03}" for i in range(len(shards))] and len(shards) > 2
-    assert max(len(files[name]) for name in shards) <= SMALL
+    index, *shards = [name for name in files if name.startswith("data/good")]
+    assert index == "data/good/index.zip" and len(shards) == 2
+    assert shards == [f"data/good/{i:05}.zip" for i in range(len(shards))]
     pulled = library.pull("org/made-up")
     assert pulled.commit == pushed.commit and list(pulled.paths) == ["good", "poor"]
     for path in vaults:
@@ -66,7 +66,7 @@ def test_push_then_pull_gives_the_same_digest(hub, vaults, small_shards):
 def test_a_shard_that_is_not_what_was_pushed(hub, vaults, small_shards):
     library.push(vaults, "org/made-up", "CC-BY-4.0")
     hub.faults.flip = True
-    with pytest.raises(HubError, match=r"good\.zip\.000 arrived with SHA-256"):
+    with pytest.raises(HubError, match=r"good/00000\.zip arrived with SHA-256"):
         library.pull("org/made-up")
     hub.faults.flip = False
     assert list(library.pull("org/made-up/poor").paths) == ["poor"]
@@ -129,10 +129,10 @@ def test_an_interrupted_push_sends_what_is_missing(hub, vaults, small_shards):
     assert len(shards_there()) == 2 and not hub.repositories["org/made-up"]
     hub.faults.uploads = 1000
     library.push(vaults, "org/made-up", "CC-BY-4.0")
-    assert len(shards_there()) == 4
+    assert len(shards_there()) == 6
     sent = 1000 - hub.faults.uploads
     library.push(vaults, "org/made-up", "CC-BY-4.0")
-    assert sent == 2 == 1000 - hub.faults.uploads, "the same vault gives the same shards"
+    assert sent == 4 == 1000 - hub.faults.uploads, "the same vault gives the same shards"
 
 
 def test_concurrent_change_is_refused(hub, vaults, monkeypatch):

@@ -1,0 +1,481 @@
+"""Windows of data on another machine, shuffled by blocks.
+
+Reading windows from anywhere takes a request for each. So episodes are grouped into blocks that lie
+together in the data, whole chunks of it as far as possible. Each pass reads the blocks in a random
+order, a few at a time: these are the shuffle buffer. The episodes in the buffer form a circle of
+slots (see `offmarl.replay.sampling`), and a pass has the window from each slot once, in a random
+order within the buffer. So each step is in as many batches of a pass as every other, but windows
+that follow one another come from the blocks of one buffer, while local data is drawn from
+everywhere. While one buffer is used, the next one is read. Nothing here needs JAX.
+
+The windows of batch number i follow from the seed and i alone, as for the other orders.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import PurePath
+from threading import Lock
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Int
+from numpy.typing import NDArray
+
+from offmarl._arrays import as_items
+from offmarl.errors import OptionError
+from offmarl.replay.circles import Part
+from offmarl.replay.fields import check_extras, fields_of, recorded_fields
+from offmarl.replay.gathering import Batch, BatchLayout, CircleReader
+from offmarl.replay.orders import shuffle
+from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows
+from offmarl.types import EnvSpec, Transition, View, map_tree
+
+BUFFER_BYTES = 2**26
+"""Default size of the shuffle buffer."""
+_BLOCKS = 8
+"""Blocks of a full buffer."""
+_DRAWN = 64
+"""Batches whose windows are computed at once."""
+_SLOT_BITS = 40
+"""A window is numbered by its buffer and, in the lower bits, its slot there."""
+_OWN = ("time", "episode", "mask", "next_known", "return_to_go")
+"""Fields that the source does not have."""
+
+
+@runtime_checkable
+class BlockedSource(Source, Protocol):
+    """A source whose chunks are known; `offmarl.vault.Dataset` is one."""
+
+    @property
+    def chunk_shape(self) -> tuple[int, int]:
+        """Rows and steps that are stored together."""
+
+    def read_block(self, rows: slice, start: int, stop: int) -> Transition:
+        """Read an interval of time of some rows, several requests at a time."""
+
+
+class BlockTable:
+    """Which episodes each block holds.
+
+    Parameters
+    ----------
+    source
+        What is read.
+    windows
+        What is read of it.
+    episodes
+        Numbers of the episodes; all of them by default.
+    buffer_bytes
+        Bytes of the shuffle buffer.
+
+    Attributes
+    ----------
+    numbers
+        Numbers of the episodes, ordered by block.
+    bounds
+        ``(K+1,)`` where each block begins in these.
+    sizes
+        ``(K,)`` slots of each block.
+
+    Raises
+    ------
+    ShapeError
+        There is no step to draw.
+    OptionError
+        There are no such episodes, or an episode does not fit the buffer.
+    """
+
+    def __init__(
+        self, source: BlockedSource, windows: Windows, episodes: Chosen, buffer_bytes: int
+    ):
+        table = SlotTable(source, episodes)
+        row, start = (column[table.episodes] for column in source.episodes[:2])
+        chunk_rows, chunk_steps = source.chunk_shape
+        step_bytes = bytes_of_step(source.spec, windows)
+        longest = int(table.lengths.max(initial=0)) * step_bytes
+        if longest > buffer_bytes:
+            raise OptionError(
+                f"the longest episode of {source.path} takes {longest:,} bytes, and the shuffle "
+                f"buffer {buffer_bytes:,}: give a larger buffer, or pull the data first."
+            )
+        chunk_bytes = chunk_rows * chunk_steps * step_bytes
+        steps = chunk_steps * max(1, buffer_bytes // (_BLOCKS * chunk_bytes))
+        block = (row // chunk_rows) * -(-source.length // steps) + start // steps
+        order = np.lexsort((start, row, block))
+        self.numbers = table.episodes[order]
+        _, first = np.unique(block[order], return_index=True)
+        self.bounds: NDArray[np.int64] = np.append(first, len(order)).astype(np.int64)
+        self.sizes = np.add.reduceat(table.lengths[order] + 1, first)
+
+    def of(self, blocks: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Return the numbers of the episodes of each of some blocks."""
+        return [self.numbers[self.bounds[one] : self.bounds[one + 1]] for one in blocks.tolist()]
+
+
+def bytes_of_step(spec: EnvSpec, windows: Windows) -> int:
+    """Return the bytes that a step takes in the shuffle buffer."""
+    fields = fields_of(spec, windows)
+    return sum(leaf.num_bytes for name, leaf in fields.items() if name not in _OWN)
+
+
+class _Pass(NamedTuple):
+    """The buffers of one pass."""
+
+    blocks: NDArray[np.int64]
+    """``(K,)`` the blocks in the order of the pass."""
+    bounds: NDArray[np.int64]
+    """``(G+1,)`` where each buffer begins in these."""
+    stops: NDArray[np.int64]
+    """``(G,)`` windows of the pass up to the end of each buffer."""
+
+
+class BlockOrder:
+    """Which windows make which batch, in passes over blocks in a random order.
+
+    Parameters
+    ----------
+    sizes
+        ``(K,)`` slots of each block.
+    batch_size
+        Windows in a batch.
+    seed
+        What the order of windows in a buffer follows from.
+    epochs
+        Number of passes, the last batch of each of which may have fewer windows; None for passes
+        without an end, whose batches are all full.
+    drop_last
+        Whether to leave out the last batch of a pass if it has fewer windows.
+    block_seed
+        What the order of blocks follows from; ``seed`` by default.
+
+    Raises
+    ------
+    OptionError
+        There are no batches.
+    """
+
+    def __init__(
+        self,
+        sizes: NDArray[np.int64],
+        batch_size: int,
+        seed: int,
+        epochs: int | None = None,
+        drop_last: bool = False,
+        block_seed: int | None = None,
+    ):
+        self._sizes, self._batch_size = sizes, batch_size
+        self._seed, self._block_seed = seed, seed if block_seed is None else block_seed
+        self.num_windows = int(sizes.sum())
+        whole, rest = divmod(self.num_windows, batch_size)
+        self._per_pass = whole + (rest > 0 and not drop_last)
+        if drop_last and epochs is None:
+            raise OptionError("drop_last is for epochs: without them, all batches are full.")
+        if epochs is not None and (epochs < 1 or not self._per_pass):
+            raise OptionError(
+                f"{epochs} epochs of {self.num_windows:,} windows hold no batch of "
+                f"{batch_size:,}: give at least 1 epoch, and smaller batches."
+            )
+        self.num_batches = None if epochs is None else epochs * self._per_pass
+        self._passes = lru_cache(4)(self._pass)
+        self._drawn = lru_cache(4)(self._draw)
+
+    @property
+    def _num_buffers(self) -> tuple[int, int]:
+        """Buffers of the first pass and of each later one."""
+        return len(self._passes(0).stops), -(-len(self._sizes) // _BLOCKS)
+
+    def blocks(self, buffer: int) -> NDArray[np.int64]:
+        """Return the blocks of a buffer; buffers are numbered through all passes."""
+        epoch, number = self._epoch_of(buffer)
+        found = self._passes(epoch)
+        return found.blocks[found.bounds[number] : found.bounds[number + 1]]
+
+    def slots(self, step: int) -> Int[np.ndarray, "B"]:
+        """Return the windows of a batch: the number of the buffer, and the slot in it."""
+        begin, stop = self._interval(step)
+        first = step - step % _DRAWN
+        drawn = self._drawn(first)
+        base = self._interval(first)[0]
+        return drawn[begin - base : stop - base]
+
+    def _interval(self, step: int) -> tuple[int, int]:
+        """Return the windows of a batch, as numbers through all passes."""
+        if self.num_batches is None:
+            return step * self._batch_size, (step + 1) * self._batch_size
+        epoch, index = divmod(step, self._per_pass)
+        stop = min((index + 1) * self._batch_size, self.num_windows)
+        first = epoch * self.num_windows
+        return first + index * self._batch_size, first + stop
+
+    def _draw(self, first: int) -> NDArray[np.int64]:
+        last = first + _DRAWN - 1
+        if self.num_batches is not None:
+            last = min(last, self.num_batches - 1)
+        at, stop = self._interval(first)[0], self._interval(last)[1]
+        found = []
+        while at < stop:
+            epoch, inside = divmod(at, self.num_windows)
+            stops = self._passes(epoch).stops
+            number = int(np.searchsorted(stops, inside, side="right"))
+            base = int(stops[number - 1]) if number else 0
+            count = int(stops[number]) - base
+            end = min(stop, at + int(stops[number]) - inside)
+            places = np.arange(inside - base, inside - base + end - at)
+            buffer = self._buffer_of(epoch, number)
+            slots = shuffle(places, count, self._seed, 2 * buffer + 1)
+            found.append((buffer << _SLOT_BITS) + slots)
+            at = end
+        return np.concatenate(found)
+
+    def _pass(self, epoch: int) -> _Pass:
+        count = len(self._sizes)
+        blocks = shuffle(np.arange(count), count, self._block_seed, 2 * epoch)
+        sizes = np.full(-(-count // _BLOCKS) + _BLOCKS, _BLOCKS)
+        if epoch == 0:  # so that the first batch needs one block only
+            ramp = 2 ** np.arange(int(math.log2(_BLOCKS)))
+            sizes[: len(ramp)] = ramp
+        bounds = np.unique(np.minimum(np.append(0, np.cumsum(sizes)), count))
+        windows = np.cumsum(self._sizes[blocks])
+        return _Pass(blocks, bounds, windows[bounds[1:] - 1])
+
+    def _epoch_of(self, buffer: int) -> tuple[int, int]:
+        first, later = self._num_buffers
+        if buffer < first:
+            return 0, buffer
+        epoch, number = divmod(buffer - first, later)
+        return epoch + 1, number
+
+    def _buffer_of(self, epoch: int, number: int) -> int:
+        first, later = self._num_buffers
+        return number if epoch == 0 else first + (epoch - 1) * later + number
+
+
+class _Episodes(NamedTuple):
+    """The table of the episodes in a buffer."""
+
+    row: NDArray[np.int64]
+    start: NDArray[np.int64]
+    length: NDArray[np.int64]
+    final: NDArray[np.int64]
+
+
+class ShuffleBuffer:
+    """Some episodes of a source in memory, laid end to end in one row; a `Source`.
+
+    Parameters
+    ----------
+    source
+        What they are read from.
+    blocks
+        Numbers of the episodes of each block.
+    windows
+        What to keep of each step.
+
+    Attributes
+    ----------
+    numbers
+        Numbers of the episodes in the source.
+    """
+
+    rows = 1
+
+    def __init__(self, source: BlockedSource, blocks: list[NDArray[np.int64]], windows: Windows):
+        self.path: PurePath = source.path
+        self.spec: EnvSpec = source.spec
+        self.numbers = np.concatenate(blocks)
+        table = source.episodes
+        length = table.length[self.numbers]
+        final = table.final[self.numbers]
+        self._finals: View = source.final_views(final[final >= 0])
+        own = np.where(final >= 0, np.cumsum(final >= 0) - 1, -1)
+        start = np.cumsum(length) - length
+        self.episodes = _Episodes(np.zeros_like(start), start, length, own)
+        self.length = int(length.sum())
+        names = [name for name in fields_of(source.spec, windows) if name not in _OWN]
+        specs = fields_of(source.spec, windows)
+        self._fields = {
+            name: np.empty((1, self.length, *specs[name].shape), specs[name].numpy_dtype)
+            for name in names
+        }
+        at = 0
+        for some in blocks:
+            at = self._read(source, some, at)
+
+    def _read(self, source: BlockedSource, numbers: NDArray[np.int64], at: int) -> int:
+        """Read the episodes of a block, and return where the next block begins."""
+        table, (chunk_rows, _) = source.episodes, source.chunk_shape
+        row, start, length = (x[numbers] for x in (table.row, table.start, table.length))
+        block = int(row[0]) // chunk_rows * chunk_rows
+        first, stop = int(start.min()), int((start + length).max())
+        found = source.read_block(slice(block, block + chunk_rows), first, stop)
+        offset = np.cumsum(length) - length
+        step = np.repeat((row - block) * (stop - first) + start - first - offset, length)
+        step += np.arange(len(step))
+        for name, values in recorded_fields(found).items():
+            if name in self._fields:
+                array = np.asarray(values)
+                flat = array.reshape(-1, *array.shape[2:])
+                self._fields[name][0, at : at + len(step)] = flat[step]
+        return at + len(step)
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Yield the only interval."""
+        yield 0, self.length
+
+    def transitions(self, start: int, stop: int) -> Transition:
+        """Raise: windows are read with `window_fields`."""
+        raise NotImplementedError
+
+    def rewards(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return the rewards of an interval, ``(1, T, N)``."""
+        found: NDArray[np.float32] = self._fields["reward"][:, start:stop]
+        return found
+
+    def window_fields(
+        self, rows: Any, starts: Any, length: int, index: Any, out: Mapping[str, Any], at: Any
+    ) -> None:
+        """Write some steps of windows to arrays; see `Source.window_fields`."""
+        del rows
+        window, step = np.divmod(index, length)
+        where = starts[window] + step
+        for name, array in out.items():
+            if not array.size:
+                continue
+            items = as_items(self._fields[name])
+            some = where[:, : array.shape[1]]
+            if at is None:
+                items.take(some, out=as_items(array).reshape(some.shape), mode="clip")
+            else:
+                found = items.take(some, mode="clip").view(array.dtype)
+                array[at] = found.reshape(*some.shape, *array.shape[2:])
+
+    def final_views(self, numbers: Any) -> View:
+        """Return final views, ``(len(numbers), ...)``."""
+        found: View = map_tree(lambda leaf: leaf[numbers], self._finals)
+        return found
+
+    def prepare_fork(self) -> None:
+        """Do nothing: everything is in memory."""
+
+
+class BlockGatherer:
+    """Gathers windows from shuffle buffers; the next buffer is read while one is used.
+
+    It is mixed into the readers of `offmarl.replay.host` and `offmarl.replay.stream`, in which
+    windows are then numbered as `BlockOrder` does.
+
+    Parameters
+    ----------
+    source
+        What to read.
+    windows
+        What to read of it.
+    order
+        The order of blocks.
+    table
+        The episodes of each block.
+
+    Raises
+    ------
+    OptionError
+        The data does not have an extra column that batches shall carry.
+    """
+
+    def __init__(
+        self, source: BlockedSource, windows: Windows, order: BlockOrder, table: BlockTable
+    ):
+        check_extras(source.spec, windows, source.path)
+        self._source, self._windows, self._order, self._table = source, windows, order, table
+        self._layout = BatchLayout(fields_of(source.spec, windows), windows)
+        self._buffers: dict[int, Future[_Loaded]] = {}
+        self._loading = ThreadPoolExecutor(1, "offmarl-blocks")
+        self._lock = Lock()
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of a batch."""
+        return self._windows.batch_size * self._layout.window_bytes
+
+    def close(self) -> None:
+        """Stop reading ahead. Idempotent."""
+        self._loading.shutdown(wait=False, cancel_futures=True)
+
+    def _gather(self, starts: NDArray[np.int64]) -> Batch:
+        """Return ``n`` windows."""
+        batch = Batch(self._layout, len(starts))
+        buffers, slots = starts >> _SLOT_BITS, starts & (2**_SLOT_BITS - 1)
+        numbers = np.unique(buffers)
+        for number in numbers.tolist():
+            loaded = self._buffer(number)
+            own = None if len(numbers) == 1 else np.flatnonzero(buffers == number)
+            loaded.reader.read(slots if own is None else slots[own], batch, own)
+            where = slice(None) if own is None else own
+            episode = batch.fields["episode"]
+            episode[where] = loaded.numbers[episode[where]]
+        self._move_on(int(numbers[0]), int(numbers[-1]))
+        return batch
+
+    def _buffer(self, number: int) -> "_Loaded":
+        with self._lock:
+            future = self._start(number)
+        try:
+            return future.result()
+        except BaseException:
+            with self._lock:
+                self._buffers.pop(number, None)  # the next attempt reads it again
+            raise
+
+    def _start(self, number: int) -> "Future[_Loaded]":
+        if number not in self._buffers:
+            self._buffers[number] = self._loading.submit(self._load, number)
+        return self._buffers[number]
+
+    def _load(self, number: int) -> "_Loaded":
+        blocks = self._table.of(self._order.blocks(number))
+        buffer = ShuffleBuffer(self._source, blocks, self._windows)
+        part = Part(buffer, 1.0, SlotTable(buffer), 0, 0, None, np.ones(1))
+        return _Loaded(CircleReader(part, self._windows), buffer.numbers)
+
+    def _move_on(self, first: int, last: int) -> None:
+        """Release the buffers before the first in use, and read the one after the last."""
+        with self._lock:
+            for number in [one for one in self._buffers if one < first or one > last + 1]:
+                self._buffers.pop(number).cancel()
+            self._start(last + 1)
+
+
+class _Loaded(NamedTuple):
+    """A buffer in memory."""
+
+    reader: CircleReader
+    numbers: NDArray[np.int64]
+    """Numbers of its episodes in the source."""
+
+
+def plan_blocks(
+    source: Any, windows: Windows, episodes: Chosen, buffer_bytes: int | None
+) -> tuple[BlockedSource, BlockTable]:
+    """Return a source that can be read by blocks, and its blocks.
+
+    Raises
+    ------
+    OptionError
+        It is a mixture, or an episode does not fit the buffer.
+    """
+    if not isinstance(source, BlockedSource):
+        raise OptionError(
+            f"{source.path} is a mixture, and data on another machine is shuffled by blocks of one "
+            "vault: pull the vaults first, or give one of them."
+        )
+    return source, BlockTable(source, windows, episodes, buffer_bytes or BUFFER_BYTES)
+
+
+def check_unweighted(weighted: bool, source: Any) -> None:
+    """Raise `OptionError` if windows shall be drawn by weights, which blocks cannot be."""
+    if weighted:
+        raise OptionError(
+            f"{source.path} is shuffled by blocks, in which all steps are equally likely: pull it "
+            "first to draw by weights or priorities."
+        )

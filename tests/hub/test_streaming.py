@@ -1,0 +1,232 @@
+"""Published data that is read without a download."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import offmarl
+from offmarl import hub as library
+from offmarl import vault
+from offmarl.errors import (
+    HubChecksumError,
+    HubError,
+    OptionError,
+    VaultConflictError,
+    VaultError,
+    VaultNotFoundError,
+)
+from offmarl.hub import client, packing, pages
+from offmarl.vault.digest import digest
+
+from .test_push import vaults  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+ADDRESS = "hf://org/made-up/good"
+
+
+@pytest.fixture
+def pushed(hub, vaults, monkeypatch):  # noqa: F811
+    """Two vaults in shards on the hub, and no page in memory."""
+    monkeypatch.setattr(packing, "SMALLEST", 5_000)
+    monkeypatch.setattr(pages, "_recent", pages._Recent())
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    hub.requests.clear()
+    hub.sent = 0
+    return vaults
+
+
+def forget(monkeypatch):
+    """Forget the pages in memory, as another process would."""
+    monkeypatch.setattr(pages, "_recent", pages._Recent())
+
+
+def shards_of(hub):
+    files = hub.files("org/made-up", "main")[1]
+    return {name: data for name, data in files.items() if name.startswith("data/good/0")}
+
+
+def test_it_is_the_vault_that_was_pushed(hub, pushed):
+    remote, local = offmarl.open(ADDRESS), vault.open_vault(pushed[0])
+    assert (remote.spec, remote.length, remote.uid) == (local.spec, local.length, "good")
+    assert digest(remote) == local.digest() == remote.digest()
+    assert len(remote.episodes.row) == len(local.episodes.row)
+    assert remote.statistics()["reward"].mean == pytest.approx(local.statistics()["reward"].mean)
+    assert not vault.verify(ADDRESS, deep=True).faults
+    copies = [vault.cat([x], pushed[0].parent / str(i)) for i, x in enumerate((remote, local))]
+    assert copies[0].digest() == copies[1].digest()
+    with pytest.raises(VaultError):
+        vault.resume(ADDRESS)
+    with pytest.raises(VaultConflictError, match="pull it first"):
+        remote.store.driver.values.clear()
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["hf://org/made-up@main/good", "hf://datasets/org/made-up/good", "hf:/org/made-up/good"],
+)
+def test_how_addresses_are_written(hub, pushed, address):
+    assert offmarl.open(address).length == 128
+
+
+def test_addresses_that_name_nothing(hub, pushed):
+    with pytest.raises(VaultError, match="holds several vaults: add one of good, poor"):
+        offmarl.open("hf://org/made-up")
+    with pytest.raises(VaultNotFoundError, match="no uid named 'god': did you mean good"):
+        offmarl.open("hf://org/made-up/god")
+    with pytest.raises(VaultError, match="not the address of a dataset"):
+        offmarl.open("hf://org")
+    with pytest.raises(HubError, match="no repository org/other exists"):
+        offmarl.open("hf://org/other/good")
+
+
+def test_each_shard_is_a_vault(hub, pushed, tmp_path):
+    whole, length = vault.open_vault(pushed[0]), 0
+    for name, data in shards_of(hub).items():
+        path = tmp_path / name.rpartition("/")[2]
+        path.write_bytes(data)
+        (unpacked,) = vault.unpack(path, tmp_path / f"{path.stem}.d")
+        assert not vault.verify(unpacked, deep=True).faults
+        shard = vault.open_vault(path)
+        here = whole[length : length + shard.length]
+        jax.tree.map(np.testing.assert_array_equal, shard[:], here)
+        length += shard.length
+    assert length == whole.length
+
+
+def batches(dataset, **options):
+    with dataset.stream(8, 5, to="numpy", **options) as stream:
+        return [*stream]
+
+
+def test_each_step_is_drawn_equally_often(hub, pushed):
+    remote = offmarl.open(ADDRESS)
+    steps, length = vault.open_vault(pushed[0])[:], remote.length
+    table, count = remote.episodes, np.zeros((2, length), int)
+    for batch in batches(remote, epochs=2, seed=3):
+        episode, time = batch.episode[:, :-1][batch.mask], batch.time[:, :-1][batch.mask]
+        row, step = table.row[episode], table.start[episode] + time
+        np.add.at(count, (row, step), 1)
+        np.testing.assert_array_equal(batch.reward[batch.mask], steps.reward[row, step])
+        np.testing.assert_array_equal(batch.action[batch.mask], steps.action[row, step])
+    assert (count == 2 * 5).all()
+
+
+def test_windows_are_those_of_the_local_data(hub, pushed):
+    """Each window equals the one that local data has from the same episode and time."""
+    remote, local = offmarl.open(ADDRESS), vault.open_vault(pushed[0])
+    of = {}
+    for batch in batches(local, epochs=1):
+        for i in range(len(batch.reward)):
+            if batch.episode[i, 0] == batch.episode[i, -1]:
+                of[int(batch.episode[i, 0]), int(batch.time[i, 0])] = jax.tree.map(
+                    lambda leaf, i=i: leaf[i], batch
+                )
+    found = 0
+    for batch in batches(remote, epochs=1):
+        for i in range(len(batch.reward)):
+            start = int(batch.episode[i, 0]), int(batch.time[i, 0])
+            if batch.episode[i, 0] == batch.episode[i, -1]:
+                one = jax.tree.map(lambda leaf, i=i: leaf[i], batch)
+                jax.tree.map(np.testing.assert_array_equal, one, of[start])
+                found += 1
+    assert found == len(of) > 50
+
+
+def test_a_stream_goes_on_with_the_same_bits(hub, pushed):
+    remote = offmarl.open(ADDRESS)
+    with remote.stream(8, 5, to="numpy", seed=1) as stream:
+        every = [next(stream) for _ in range(90)]  # more than two passes
+    with remote.stream(8, 5, to="numpy", seed=1) as stream:
+        for _ in range(37):
+            next(stream)
+        state = json.loads(json.dumps(stream.state()))
+    with remote.stream(8, 5, to="numpy", **state) as stream:
+        for batch in every[37:]:
+            jax.tree.map(np.testing.assert_array_equal, next(stream), batch)
+    first = jax.tree.map(np.asarray, next(remote.stream(8, 5, seed=1)))
+    jax.tree.map(np.testing.assert_array_equal, first, every[0])
+
+
+def test_weights_need_the_data_here(hub, pushed):
+    with pytest.raises(OptionError, match="all steps are equally likely: pull it first"):
+        offmarl.open(ADDRESS).stream(8, 5, weights="return")
+    with pytest.raises(OptionError, match=r"the longest episode .* give a larger buffer"):
+        offmarl.open(ADDRESS).stream(8, 5, shuffle_buffer=100)
+
+
+def test_cut_connections_and_damage_on_the_disk(hub, pushed, monkeypatch):
+    hub.faults.cut = 0.5
+    remote = offmarl.open(ADDRESS)
+    expected = batches(vault.open_vault(pushed[0]), epochs=1, shuffle_buffer=2**26)
+    jax.tree.map(np.testing.assert_array_equal, batches(remote, epochs=1), expected)
+    hub.faults.cut = 0.0
+    forget(monkeypatch)
+    for page in pages.directory().glob("*/*.0"):
+        data = bytearray(page.read_bytes())
+        data[len(data) // 2] ^= 1
+        page.write_bytes(data)
+    found = batches(offmarl.open(ADDRESS), epochs=1)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_damage_on_the_way_is_never_returned(hub, pushed):
+    remote = offmarl.open(ADDRESS)
+    hub.faults.flip = True
+    with pytest.raises((HubChecksumError, VaultError, HubError)):
+        remote[:]
+
+
+def test_the_second_reader_needs_no_network(hub, pushed, monkeypatch):
+    first = digest(offmarl.open(ADDRESS))
+    forget(monkeypatch)
+    sent = hub.sent
+    assert digest(offmarl.open(ADDRESS)) == first and hub.sent == sent
+
+
+def test_the_cache_is_bounded(hub, pushed, monkeypatch, tmp_path):
+    monkeypatch.setattr(pages, "PAGE", 1000)
+    monkeypatch.setenv(pages.LIMIT, "1e-5")  # 10 kB
+    cache = pages.PageCache(tmp_path / "pages")
+    for number in range(50):
+        cache.put(f"ab{number}", bytes(1000))
+        assert cache.size <= 10_000
+    assert cache.get("ab0") is None and cache.get("ab49") == bytes(1000)
+    assert cache.clear() and cache.size == 0
+    monkeypatch.setenv(pages.LIMIT, "little")
+    with pytest.raises(OptionError, match="OFFMARL_STREAM_CACHE_GB is a size in GB"):
+        pages.limit_bytes()
+
+
+def test_a_shard_that_is_missing(hub, pushed):
+    remote = offmarl.open(ADDRESS)
+    files = hub.repositories["org/made-up"][-1][1]
+    del files["data/good/00001.zip"]
+    with pytest.raises(HubError, match=r"good/00001.zip is missing on the hub \(404\)"):
+        batches(remote, epochs=1)
+
+
+def test_a_token_without_rights(hub, pushed, monkeypatch):
+    hub.tokens["org/made-up"] = {"good-token"}
+    monkeypatch.setattr(client, "get_token", lambda: "good-token")
+    remote = offmarl.open(ADDRESS)
+    assert len(batches(remote, epochs=1)) > 0
+    forget(monkeypatch)
+    pages.PageCache(pages.directory()).clear()
+    monkeypatch.setattr(client, "get_token", lambda: "other")
+    with pytest.raises(HubError, match="no repository org/made-up exists, or it is private"):
+        offmarl.open(ADDRESS)
+    with pytest.raises(HubError, match=r"refuses access to .* \(401\): log in"):
+        batches(remote, epochs=1)
+
+
+def test_a_hub_that_goes_away_names_what_is_kept(hub, pushed, monkeypatch):
+    remote = offmarl.open(ADDRESS)
+    monkeypatch.setattr(client, "_ATTEMPTS", 2)
+    hub.faults.cut = 1.0
+    hub.faults.dice = type("Dice", (), {"random": lambda self: 0.0})()
+    with pytest.raises(HubError, match=r"failed 3 times in a row.*Pages fetched before stay in"):
+        batches(remote, epochs=1)
+    hub.faults.cut = 0.0
+    assert len(batches(remote, epochs=1)) > 0
