@@ -10,7 +10,7 @@ actions says how far that is from the data:
                δ_i = r - α K_i + γ (1 - terminated) ν_i(s') - ν_i(s),
     advantages L = E_ρ[ (e_i(s, a_i) - δ_i)² ] + β E_ρ[ logsumexp over legal a of e_i(s, a)
                    - Σ_a π^D_i(a | o_i) e_i(s, a) ],
-    policy     L = E_ρ[ -Σ_a π_i(a | o_i) e_i(s, a) + α KL(π_i ‖ π^D_i) ].
+    policy     L = E_ρ[ -Σ_a π*_i(a | o_i) log π_i(a | o_i) ],   π*_i ∝ π^D_i e^{e_i / α}.
 
 π^D_i is a clone of each agent alone; π^D_j(· | s, a_i, a_<j) predicts an agent's action from those
 of agent i and of the agents before it. E_ρ is the mean with weights ρ_i that are scaled to add up
@@ -24,14 +24,21 @@ share of the data: m = γ / (1 - γ) times the share of steps that terminate. De
 neither in ρ_i and K_i nor in losses of their own.
 
 Reference: Matsunaga et al. 2023 (arXiv 2311.02194), with the defaults of the authors' code
-(github.com/dematsunaga/alberdice, commit 4d69f0e). There, batches are resampled by ρ_i; here the
-losses are weighted, without the noise of a second draw. K_i is estimated by 16 draws there, and is
-summed over actions here. Episodes are filled up with steps in the absorbing state there, where m
-counts the steps of an endless one. One network models the data's joint actions for all agents; it
-is told which actions are given. Policies are feed-forward there, or transformers over the history;
-here, feed-forward or recurrent. The weights e^{δ_i / α} are normalised over the batch, so none is
-above the number of its steps: the bound e^20 of the authors' settings, which their program does not
-use either, is never reached.
+(github.com/dematsunaga/alberdice, commit 4d69f0e). Differences from it:
+
+- There, π_i minimises E_ρ[ -Σ_a π_i e_i + α KL(π_i ‖ π^D_i) ]. Its minimum is π*_i too, but its
+  gradient vanishes where π_i is sure of an action. So an agent that chose early, when the
+  advantages were not learned yet, kept an action that does not fit the others'.
+- There, batches are resampled by ρ_i; here the losses are weighted, without the noise of a second
+  draw. K_i is estimated by 16 draws there, and is summed over actions here.
+- There, episodes are filled up with steps in the absorbing state, where m counts the steps of an
+  endless one.
+- Here, one network models the data's joint actions for all agents; it is told which actions are
+  given. Policies are feed-forward there, or transformers over the history; here, feed-forward or
+  recurrent.
+- The weights e^{δ_i / α} are normalised over the batch, so none is above the number of its steps:
+  the bound e^20 of the authors' settings, which their program does not use either, is never
+  reached.
 """
 
 from dataclasses import dataclass, replace
@@ -49,7 +56,7 @@ from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.distributions import categorical, mask_illegal, select
 from offmarl.errors import OptionError
 from offmarl.losses import (
-    cross_entropy,
+    cloning_loss,
     divergence,
     masked_mean,
     probability_ratios,
@@ -175,9 +182,7 @@ def clone_loss(
     """Return the cross-entropy of the clones, and their log-probabilities."""
     view = batch.view_tm1
     logits = unroll_batch(network, params, view.observation, batch.first[:, :-1])
-    losses = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)
-    loss = masked_mean(losses, batch.mask[..., None] & view.alive, batch.weight)
-    return loss, log_probs_of(logits, view.legal_actions)
+    return cloning_loss(logits, batch), log_probs_of(logits, view.legal_actions)
 
 
 def joint_loss(
@@ -187,8 +192,7 @@ def joint_loss(
     view = batch.view_tm1
     given = given_actions(batch.action, view.alive, agent, view.legal_actions.shape[-1])
     logits = model.apply(params, view, given)
-    losses = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)
-    loss = masked_mean(losses, batch.mask[..., None] & others(batch, agent), batch.weight)
+    loss = cloning_loss(logits, batch, others(batch, agent))
     return loss, log_probs_of(logits, view.legal_actions)
 
 
@@ -256,8 +260,8 @@ def policy_loss(
 ) -> tuple[Float[Array, ""], None]:
     """Return the loss of π_i."""
     log_probs = own_log_probs(params, policies, turn.batch, turn.agent)
-    gain = (jnp.exp(log_probs) * jax.lax.stop_gradient(e)).sum(-1)
-    losses = turn.alpha * divergence(log_probs, turn.cloned) - gain
+    best = jax.lax.stop_gradient(jax.nn.softmax(turn.cloned + e / turn.alpha))
+    losses = -(best * log_probs).sum(-1)
     acts = turn.batch.mask & of_agent(turn.batch.view_tm1.alive, turn.agent, 2)[..., 0]
     return weighted_mean(losses, turn.ratio * acts), None
 

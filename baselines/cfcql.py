@@ -34,22 +34,16 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl import cli, programs
 from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.distributions import categorical, mask_illegal, select
-from offmarl.losses import cross_entropy, double_q_values, masked_mean, q_lambda_targets
+from offmarl.losses import cloning_loss, double_q_values, masked_mean, q_lambda_targets
 from offmarl.networks import (
     AgentNetwork,
-    Mixer,
-    MixerWeights,
-    PooledMixer,
-    QParams,
+    MixedParams,
+    MixedValues,
     agent_network,
-    init_mixer,
     init_policy,
-    joint_action_values,
-    make_mixer,
     make_policy,
     mix,
     mix_counterfactuals,
-    mixing_weights,
     unroll_batch,
 )
 from offmarl.programs import (
@@ -60,6 +54,7 @@ from offmarl.programs import (
     Stage,
     Values,
 )
+from offmarl.programs.offline_q_learning import MixedArgs, greedy_params, make_mixed_values
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
@@ -67,7 +62,7 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class Args(programs.LearnerArgs):
+class Args(MixedArgs):
     """Counterfactual conservative Q-learning."""
 
     learning_rate: Positive = 1e-3
@@ -76,8 +71,6 @@ class Args(programs.LearnerArgs):
     """Largest global norm of the gradients; larger ones are scaled down to it."""
     batch_size: PositiveInt = 128
     """Windows in a batch."""
-    gamma: Fraction = 0.99
-    """Discount γ."""
     td_lambda: Fraction = 0.6
     """λ of the targets: 0 for one step, 1 for the rewards of the rest of the window. The actions
     taken are not corrected for (Peng's Q(λ))."""
@@ -91,27 +84,16 @@ class Args(programs.LearnerArgs):
     --updates."""
     target_every: PositiveInt = 25
     """Updates between copies to the target networks."""
-    mixer_hidden: PositiveInt = 64
-    """Width of the mixer's hypernetworks."""
-    mixer_embed: PositiveInt = 32
-    """Width of the mixing function."""
 
 
 # ---------------------------------------------------------------------------------- state
 
 
-class Params(NamedTuple):
-    """The agents' shared action values and the mixer."""
-
-    agent: ArrayTree
-    mixer: ArrayTree
-
-
 class State(NamedTuple):
     """What learns."""
 
-    params: Params
-    target: Params
+    params: MixedParams
+    target: MixedParams
     behaviour: ArrayTree
     optimiser: ArrayTree
     behaviour_optimiser: ArrayTree
@@ -159,16 +141,10 @@ def penalty_shares(
 
 
 class Networks(NamedTuple):
-    """The agents' network of action values, the mixer, and the network of the behaviour policy."""
+    """The networks of the values and of the behaviour policy."""
 
-    agent: AgentNetwork
-    mixer: Mixer | PooledMixer
+    values: MixedValues
     behaviour: AgentNetwork
-
-    def values(self, params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
-        """Return Q of all actions ``(B, T+1, N, A)`` and mixing functions ``(B, T+1, ...)``."""
-        q = unroll_batch(self.agent, params.agent, batch.view.observation, batch.first)
-        return q, mixing_weights(self.mixer, params.mixer, batch.view)
 
     def behaviour_logits(self, params: ArrayTree, batch: Sequence) -> Float[Array, "B T N A"]:
         """Return the logits of the behaviour policy."""
@@ -178,16 +154,14 @@ class Networks(NamedTuple):
 
 def behaviour_loss(networks: Networks, params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
     """Return the mean of -log π_b(a_i | o_i)."""
-    view, logits = batch.view_tm1, networks.behaviour_logits(params, batch)
-    losses = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)
-    return masked_mean(losses, batch.mask[..., None] & view.alive, batch.weight)
+    return cloning_loss(networks.behaviour_logits(params, batch), batch)
 
 
 def targets(
-    networks: Networks, q: Array, target: Params, batch: Sequence, hyper: Hyperparameters
+    networks: Networks, q: Array, target: MixedParams, batch: Sequence, hyper: Hyperparameters
 ) -> Float[Array, "B T"]:
     """Return the TD(λ) targets y; ``q`` are the values by which the next actions are chosen."""
-    q_target, weights = networks.values(target, batch)
+    q_target, weights = networks.values.of_all_actions(target, batch)
     view_t, weights_t = batch.view_t, jax.tree.map(lambda x: x[:, 1:], weights)
     v_t = double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions) * view_t.alive
     discount_t = hyper.gamma * (1 - batch.terminated.all(-1))
@@ -200,15 +174,15 @@ def targets(
 
 def loss(
     networks: Networks,
-    params: Params,
-    target: Params,
+    params: MixedParams,
+    target: MixedParams,
     behaviour: ArrayTree,
     batch: Sequence,
     hyper: Hyperparameters,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the loss of the values, and metrics."""
     view, legal = batch.view_tm1, batch.view_tm1.legal_actions
-    q, weights = networks.values(params, batch)
+    q, weights = networks.values.of_all_actions(params, batch)
     weights_tm1 = jax.tree.map(lambda x: x[:, :-1], weights)
     q_tm1 = q[:, :-1] * view.alive[..., None]
     q_data = select(q_tm1, batch.action)
@@ -240,15 +214,13 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     require_one_team(spec, "cfcql")
     config = programs.policy_config(args, "q")
     behaviour_config = programs.policy_config(args, "softmax")
-    mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden)
-    networks = Networks(agent_network(config, spec), mixer, agent_network(behaviour_config, spec))
+    networks = Networks(make_mixed_values(spec, args), agent_network(behaviour_config, spec))
     updates = args.updates or 1
     cloning = args.behaviour_updates or max(updates // 10, 1)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         agent_key, behaviour_key, mixer_key = jax.random.split(key, 3)
-        agent = init_policy(config, spec, agent_key).network
-        params = Params(agent, init_mixer(mixer, spec, mixer_key))
+        params = networks.values.init(spec, agent_key, mixer_key)
         behaviour = init_policy(behaviour_config, spec, behaviour_key)
         adam, zero = programs.make_optimiser(args, hyper), jnp.zeros((), jnp.int32)
         return State(params, params, behaviour, adam.init(params), adam.init(behaviour), zero, zero)
@@ -283,18 +255,13 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         state = state._replace(params=params, target=target, optimiser=optimiser, updates=done)
         return state, metrics
 
-    def policy_params(state: State) -> QParams:
-        return QParams(state.params.agent, jnp.zeros_like(state.updates, jnp.float32))
-
     return Program(
         init,
         stages=(Stage(clone, cloning), Stage(update)),
         policy=partial(make_policy, config, spec),
-        policy_params=policy_params,
+        policy_params=lambda state: greedy_params(state.params.agent, state.updates),
         td_errors=True,
-        values=Values(
-            lambda state: state.params, partial(joint_action_values, networks.agent, mixer)
-        ),
+        values=Values(lambda state: state.params, networks.values.of_joint_actions),
     )
 
 

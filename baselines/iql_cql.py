@@ -20,7 +20,6 @@ with its own death, and the penalty counts illegal actions too.
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,45 +27,31 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
-from offmarl.config import Fraction, NonNegative, PositiveInt
+from offmarl.config import NonNegative
 from offmarl.distributions import mask_illegal, select
 from offmarl.losses import bootstrap_discounts, double_q_values, masked_mean, td_targets
-from offmarl.networks import QParams, agent_network, init_policy, make_policy, unroll_batch
+from offmarl.networks import agent_network, init_policy, make_policy, unroll_batch
 from offmarl.programs import (
     TD_ERRORS,
     DatasetStatistics,
     Hyperparameters,
     Program,
     Stage,
+    TargetState,
     Values,
 )
+from offmarl.programs.offline_q_learning import QLearningArgs, greedy_params
 from offmarl.types import ArrayTree, EnvSpec, Sequence, View
 
 # ---------------------------------------------------------------------------------- arguments
 
 
 @dataclass(frozen=True)
-class Args(programs.LearnerArgs):
+class Args(QLearningArgs):
     """Independent Q-learning with a conservative penalty."""
 
-    gamma: Fraction = 0.99
-    """Discount γ."""
     cql_weight: NonNegative = 3.0
     """Weight α of the conservative penalty; 0 gives plain independent Q-learning."""
-    target_every: PositiveInt = 200
-    """Updates between copies to the target network."""
-
-
-# ---------------------------------------------------------------------------------- state
-
-
-class State(NamedTuple):
-    """What learns."""
-
-    params: ArrayTree
-    target: ArrayTree
-    optimiser: ArrayTree
-    updates: Int[Array, ""]
 
 
 # ---------------------------------------------------------------------------------- program
@@ -77,10 +62,10 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     config = programs.policy_config(args, "q")
     network, shares_reward = agent_network(config, spec), spec.reward == "team"
 
-    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> TargetState:
         params = init_policy(config, spec, key).network
         optimiser = programs.make_optimiser(args, hyper).init(params)
-        return State(params, params, optimiser, jnp.zeros((), jnp.int32))
+        return TargetState(params, params, optimiser, jnp.zeros((), jnp.int32))
 
     def loss(
         params: ArrayTree, target: ArrayTree, batch: Sequence, hyper: Hyperparameters
@@ -111,8 +96,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         return td_loss + hyper.cql_weight * gap, metrics
 
     def update(
-        state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
-    ) -> tuple[State, dict[str, Array]]:
+        state: TargetState, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[TargetState, dict[str, Array]]:
         gradient, metrics = jax.grad(loss, has_aux=True)(state.params, state.target, batch, hyper)
         adam = programs.make_optimiser(args, hyper, state.updates)
         step, optimiser = adam.update(gradient, state.optimiser)
@@ -120,21 +105,18 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         updates = state.updates + 1
         target = optax.periodic_update(params, state.target, updates, args.target_every)
         metrics["grad_norm"] = programs.grad_norm(gradient)
-        return State(params, target, optimiser, updates), metrics
+        return TargetState(params, target, optimiser, updates), metrics
 
     def q_taken(
         params: ArrayTree, view: View, first: Bool[Array, "B T"], action: Int[Array, "B T N"]
     ) -> Float[Array, "B T N"]:
         return select(unroll_batch(network, params, view.observation, first), action)
 
-    def policy_params(state: State) -> QParams:
-        return QParams(state.params, jnp.zeros_like(state.updates, jnp.float32))
-
     return Program(
         init,
         stages=(Stage(update),),
         policy=partial(make_policy, config, spec),
-        policy_params=policy_params,
+        policy_params=lambda state: greedy_params(state.params, state.updates),
         td_errors=True,
         values=Values(lambda state: state.params, q_taken),
     )

@@ -34,7 +34,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl import cli, programs
 from offmarl.config import Fraction, NonNegative, PositiveInt
@@ -56,7 +56,15 @@ from offmarl.networks import (
     one_step_network,
     unroll_batch,
 )
-from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage, Values
+from offmarl.programs import (
+    TD_ERRORS,
+    DatasetStatistics,
+    Hyperparameters,
+    Program,
+    Stage,
+    TargetState,
+    Values,
+)
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
@@ -100,16 +108,6 @@ class Params(NamedTuple):
     flow: ArrayTree
     policy: ArrayTree
     critics: tuple[ArrayTree, ...]
-
-
-class State(NamedTuple):
-    """What learns."""
-
-    params: Params
-    target: tuple[ArrayTree, ...]
-    """The critics' target networks."""
-    optimiser: ArrayTree
-    updates: Int[Array, ""]
 
 
 # ---------------------------------------------------------------------------------- losses
@@ -264,7 +262,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     require_one_team(spec, "mac_flow")
     model = make_model(spec, args)
 
-    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> TargetState:
         flow_key, policy_key, critic_key = jax.random.split(key, 3)
         view = blank_view(spec)
         action = jnp.zeros((spec.num_agents, spec.action_size))
@@ -275,11 +273,11 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
             model.critics.init(critic_key, spec),
         )
         optimiser = programs.make_optimiser(args, hyper).init(params)
-        return State(params, params.critics, optimiser, jnp.zeros((), jnp.int32))
+        return TargetState(params, params.critics, optimiser, jnp.zeros((), jnp.int32))
 
     def update(
-        state: State, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
-    ) -> tuple[State, dict[str, Array]]:
+        state: TargetState, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[TargetState, dict[str, Array]]:
         gradient, metrics = jax.grad(partial(loss, model, args.normalise_values), has_aux=True)(
             state.params, state.target, batch, key, hyper
         )
@@ -288,7 +286,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         params = optax.apply_updates(state.params, step)
         target = optax.incremental_update(params.critics, state.target, hyper.tau)
         metrics["grad_norm"] = programs.grad_norm(gradient)
-        return State(params, target, optimiser, state.updates + 1), metrics
+        return TargetState(params, target, optimiser, state.updates + 1), metrics
 
     def values(
         params: tuple[ArrayTree, ...], view: View, _first: Bool[Array, "B T"], action: Array

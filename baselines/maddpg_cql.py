@@ -28,7 +28,6 @@ from pathlib import Path
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from offmarl import cli, programs
-from offmarl.config import Fraction, NonNegative, Positive
 from offmarl.losses import masked_mean
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program
 from offmarl.programs.actor_critic import Losses
@@ -48,15 +47,6 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 @dataclass(frozen=True)
 class Args(ConservativeArgs):
     """Critics of joint actions with a conservative penalty."""
-
-    learning_rate: Positive = 1e-3
-    """Adam's step size, at the first update."""
-    tau: Fraction = 0.01
-    """Fraction by which the target networks move to the learned ones in each update of the
-    policies."""
-    regularise: NonNegative = 1e-3
-    """Weight of the squares of the policies' actions, which keeps them from the ends of the range.
-    """
 
 
 # ---------------------------------------------------------------------------------- losses

@@ -36,7 +36,7 @@ from offmarl import cli, programs
 from offmarl.config import NonNegative, Positive, PositiveInt
 from offmarl.distributions import categorical
 from offmarl.errors import OptionError
-from offmarl.losses import cross_entropy, masked_mean
+from offmarl.losses import cloning_loss
 from offmarl.networks import DecisionTransformer, Trajectory, blank_view, observation_encoder
 from offmarl.programs import DatasetStatistics, Hyperparameters, LearnerArgs, Program, Stage
 from offmarl.programs.learner import step_size
@@ -224,8 +224,7 @@ def make(spec: EnvSpec, args: Args, dataset: DatasetStatistics) -> Program:
         to_go, seen = batch.return_to_go / scale, view.observation
         trajectory = Trajectory(to_go, seen, batch.action, time, episode)
         logits = network.apply(params, trajectory)
-        losses = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)
-        return masked_mean(losses, batch.mask[..., None] & view.alive, batch.weight)
+        return cloning_loss(logits, batch)
 
     def update(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters

@@ -30,16 +30,14 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
-from offmarl.config import Fraction, Positive, PositiveInt
+from offmarl.config import Fraction, Positive
 from offmarl.distributions import categorical, select
 from offmarl.losses import cross_entropy, lambda_targets, masked_mean, softmax_weights
 from offmarl.networks import (
+    MixedParams,
     MixerWeights,
     agent_network,
-    init_mixer,
     init_policy,
-    joint_action_values,
-    make_mixer,
     make_policy,
     mix,
     mixing_coefficients,
@@ -54,6 +52,7 @@ from offmarl.programs import (
     Stage,
     Values,
 )
+from offmarl.programs.offline_q_learning import MixedArgs, make_mixed_values
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
@@ -61,41 +60,26 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class Args(programs.LearnerArgs):
+class Args(MixedArgs):
     """Multi-agent implicit constraint Q-learning."""
 
-    gamma: Fraction = 0.99
-    """Discount γ."""
     td_lambda: Fraction = 0.0
     """λ of the critic's targets: 0 for one-step targets, 0.8 as the authors published."""
     policy_temperature: Positive = 0.1
     """α_π: at smaller values the policy follows the best of the data more closely."""
     value_temperature: Positive = 1000.0
     """α_v: at smaller values the targets follow the best of the batch more closely."""
-    target_every: PositiveInt = 200
-    """Updates between copies to the target networks."""
-    mixer_hidden: PositiveInt = 64
-    """Width of the mixer's hypernetworks."""
-    mixer_embed: PositiveInt = 32
-    """Width of the mixing function."""
 
 
 # ---------------------------------------------------------------------------------- state
-
-
-class Critic(NamedTuple):
-    """The agents' shared action values and the mixer."""
-
-    agent: ArrayTree
-    mixer: ArrayTree
 
 
 class State(NamedTuple):
     """What learns."""
 
     actor: ArrayTree
-    critic: Critic
-    target: Critic
+    critic: MixedParams
+    target: MixedParams
     actor_optimiser: ArrayTree
     critic_optimiser: ArrayTree
     updates: Int[Array, ""]
@@ -108,31 +92,26 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     require_one_team(spec, "maicq")
     config = programs.policy_config(args, "softmax")
-    values_config = programs.policy_config(args, "q")
-    policy, values = agent_network(config, spec), agent_network(values_config, spec)
-    mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden)
+    policy, values = agent_network(config, spec), make_mixed_values(spec, args)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         adam = programs.make_optimiser(args, hyper)
         actor_key, values_key, mixer_key = jax.random.split(key, 3)
         actor = init_policy(config, spec, actor_key)
-        critic = Critic(
-            init_policy(values_config, spec, values_key).network,
-            init_mixer(mixer, spec, mixer_key),
-        )
+        critic = values.init(spec, values_key, mixer_key)
         updates = jnp.zeros((), jnp.int32)
         return State(actor, critic, critic, adam.init(actor), adam.init(critic), updates)
 
-    def data_values(critic: Critic, batch: Sequence) -> tuple[Array, Array, MixerWeights]:
+    def data_values(critic: MixedParams, batch: Sequence) -> tuple[Array, Array, MixerWeights]:
         """Q_i of all actions, Q_tot of the data's, and the mixing weights, each ``(B, T, ...)``."""
         view = batch.view_tm1
-        q = unroll_batch(values, critic.agent, view.observation, batch.first[:, :-1])
-        weights = mixing_weights(mixer, critic.mixer, view)
+        q = unroll_batch(values.agent, critic.agent, view.observation, batch.first[:, :-1])
+        weights = mixing_weights(values.mixer, critic.mixer, view)
         q_tot = mix(weights, select(q, batch.action) * view.alive)
         return q, q_tot, weights
 
     def critic_loss(
-        critic: Critic, target: Critic, batch: Sequence, hyper: Hyperparameters
+        critic: MixedParams, target: MixedParams, batch: Sequence, hyper: Hyperparameters
     ) -> tuple[Float[Array, ""], tuple[Array, Array, MixerWeights, Array]]:
         q, q_tot, weights = data_values(critic, batch)
         _, q_tot_target, _ = data_values(target, batch)
@@ -196,7 +175,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         policy=partial(make_policy, config, spec),
         policy_params=lambda state: state.actor,
         td_errors=True,
-        values=Values(lambda state: state.critic, partial(joint_action_values, values, mixer)),
+        values=Values(lambda state: state.critic, values.of_joint_actions),
     )
 
 

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl import cli, programs
-from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
+from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.losses import masked_mean
 from offmarl.networks import CriticInput
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program
@@ -58,14 +58,9 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 class Args(ConservativeArgs):
     """Conservative values for each agent, and policies led by a search over actions."""
 
-    learning_rate: Positive = 1e-3
-    """Adam's step size, at the first update."""
     max_grad_norm: Positive | None = 10.0
     """Largest global norm of the gradients of critics, and of those of policies; larger ones are
     scaled down to it."""
-    tau: Fraction = 0.01
-    """Fraction by which the target networks move to the learned ones in each update of the
-    policies."""
     critic: CriticInput = "state"
     """What the critic of an agent sees beside the agent's observation and action. observation:
     nothing; state: the global state; joint: the global state and the actions of all agents."""
@@ -78,9 +73,6 @@ class Args(ConservativeArgs):
     """Samples of each agent's actions in a round."""
     search_std: Positive = 2.0
     """Standard deviation of the samples of the first round, which are clipped to [-1, 1]."""
-    regularise: NonNegative = 1e-3
-    """Weight w of the squares of the policies' actions, which keeps them from the ends of the
-    range."""
 
 
 # ---------------------------------------------------------------------------------- losses

@@ -60,7 +60,15 @@ from offmarl.networks import (
     make_sequence_policy,
     stochastic_head,
 )
-from offmarl.programs import TD_ERRORS, DatasetStatistics, Hyperparameters, Program, Stage, Values
+from offmarl.programs import (
+    TD_ERRORS,
+    DatasetStatistics,
+    Hyperparameters,
+    Program,
+    Stage,
+    TargetState,
+    Values,
+)
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
@@ -95,25 +103,16 @@ class Args(programs.LearnerArgs):
     discrete actions, and 1 for continuous ones."""
     critic_weight: Positive | None = None
     """Weight of the critic's loss. By default 1 for discrete actions, and 0.5 for continuous
-    ones. Where returns are about 1 or below, raise it: otherwise the network that actor and
-    critic share learns little of the values."""
+    ones."""
+    normalise_values: bool = True
+    """Divide the critic's loss by the variance of its targets, in multiples of 25, that of the
+    reference's data, so that the network which actor and critic share learns the values at any
+    scale of rewards."""
     baseline_samples: PositiveInt = 10
     """Actions of the policy whose mean value is the baseline, where actions are continuous."""
     tanh: bool = False
     """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one. It gives no
     probability to the ends of the range, where controllers often act."""
-
-
-# ---------------------------------------------------------------------------------- state
-
-
-class State(NamedTuple):
-    """What learns."""
-
-    params: ArrayTree
-    target: ArrayTree
-    optimiser: ArrayTree
-    updates: Int[Array, ""]
 
 
 # ---------------------------------------------------------------------------------- losses
@@ -126,6 +125,7 @@ class Model(NamedTuple):
     network: AgentSequence
     head: Head
     baseline_samples: int
+    normalise_values: bool
     value_temperature: float
     policy_temperature: float
     critic_weight: float
@@ -188,6 +188,21 @@ def critic_targets(
     return td_targets(batch.reward, discount, v_t), known
 
 
+_REFERENCE_VARIANCE = 25.0
+"""Variance of values between 0 and 20, the returns of the reference's StarCraft data."""
+
+_LEAST_SHARE = 0.1
+"""Least variance of targets that are almost alike, in multiples of their mean square."""
+
+
+def value_scale(targets: Float[Array, "B T N"], known: Bool[Array, "B T N"]) -> Float[Array, ""]:
+    """Return the variance of known targets, in multiples of that of the reference's data."""
+    mean, square = masked_mean(targets, known), masked_mean(targets**2, known)
+    least = jnp.minimum(_LEAST_SHARE * square, _REFERENCE_VARIANCE)
+    variance = jnp.maximum(square - mean**2, least)
+    return jnp.where(square > 0, variance / _REFERENCE_VARIANCE, 1.0)
+
+
 def loss(
     model: Model,
     params: ArrayTree,
@@ -218,7 +233,8 @@ def loss(
         "q": masked_mean(q, acts),
         TD_ERRORS: jnp.abs(error).max(-1),
     }
-    return policy_loss + model.critic_weight * critic_loss, metrics
+    scale = value_scale(targets, known) if model.normalise_values else 1.0
+    return policy_loss + model.critic_weight * critic_loss / scale, metrics
 
 
 # ---------------------------------------------------------------------------------- program
@@ -229,14 +245,14 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     require_one_team(spec, "oryx")
     model = make_model(spec, args)
 
-    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> TargetState:
         params = init_agent_sequence(model.network, spec, key)
         optimiser = programs.make_optimiser(args, hyper).init(params)
-        return State(params, params, optimiser, jnp.zeros((), jnp.int32))
+        return TargetState(params, params, optimiser, jnp.zeros((), jnp.int32))
 
     def update(
-        state: State, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
-    ) -> tuple[State, dict[str, Array]]:
+        state: TargetState, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[TargetState, dict[str, Array]]:
         gradient, metrics = jax.grad(partial(loss, model), has_aux=True)(
             state.params, state.target, batch, key, hyper
         )
@@ -245,7 +261,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         params = optax.apply_updates(state.params, step)
         target = optax.incremental_update(params, state.target, hyper.tau)
         metrics["grad_norm"] = programs.grad_norm(gradient)
-        return State(params, target, optimiser, state.updates + 1), metrics
+        return TargetState(params, target, optimiser, state.updates + 1), metrics
 
     def values(
         params: ArrayTree, view: View, first: Bool[Array, "B T"], action: Array
@@ -281,7 +297,7 @@ def make_model(spec: EnvSpec, args: Args) -> Model:
     head_name = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
     head = agent_head(PolicyConfig(args.network, head_name))
     chosen = [default if x is None else x for x, default in zip(given, defaults, strict=True)]
-    return Model(spec, network, head, args.baseline_samples, *chosen)
+    return Model(spec, network, head, args.baseline_samples, args.normalise_values, *chosen)
 
 
 # ---------------------------------------------------------------------------------- main

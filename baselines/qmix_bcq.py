@@ -31,16 +31,14 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
-from offmarl.config import Fraction, PositiveInt
+from offmarl.config import Fraction
 from offmarl.distributions import categorical, mask_illegal, select
-from offmarl.losses import cross_entropy, double_q_values, masked_mean, td_targets
+from offmarl.losses import cloning_loss, double_q_values, masked_mean
 from offmarl.networks import (
     AgentNetwork,
+    MixedParams,
     agent_network,
-    init_mixer,
     init_policy,
-    joint_action_values,
-    make_mixer,
     mix,
     mixing_weights,
     unroll_batch,
@@ -53,6 +51,7 @@ from offmarl.programs import (
     Stage,
     Values,
 )
+from offmarl.programs.offline_q_learning import MixedArgs, make_mixed_values, team_errors
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 
@@ -60,37 +59,22 @@ from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 
 
 @dataclass(frozen=True)
-class Args(programs.LearnerArgs):
+class Args(MixedArgs):
     """QMIX with batch-constrained actions."""
 
-    gamma: Fraction = 0.99
-    """Discount γ."""
     threshold: Fraction = 0.4
     """τ: an action is allowed if its probability is at least this fraction of the likeliest
     action's; 0 gives plain offline QMIX, 1 behaviour cloning."""
-    target_every: PositiveInt = 200
-    """Updates between copies to the target networks."""
-    mixer_hidden: PositiveInt = 64
-    """Width of the mixer's hypernetworks."""
-    mixer_embed: PositiveInt = 32
-    """Width of the mixing function."""
 
 
 # ---------------------------------------------------------------------------------- state
 
 
-class Params(NamedTuple):
-    """The agents' shared action values and the mixer."""
-
-    agent: ArrayTree
-    mixer: ArrayTree
-
-
 class State(NamedTuple):
     """What learns."""
 
-    params: Params
-    target: Params
+    params: MixedParams
+    target: MixedParams
     behaviour: ArrayTree
     optimiser: ArrayTree
     behaviour_optimiser: ArrayTree
@@ -145,17 +129,13 @@ def constrained_policy(
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     require_one_team(spec, "qmix_bcq")
-    config = programs.policy_config(args, "q")
+    networks = make_mixed_values(spec, args)
     behaviour_config = programs.policy_config(args, "softmax")
-    network, behaviour = agent_network(config, spec), agent_network(behaviour_config, spec)
-    mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden)
+    behaviour = agent_network(behaviour_config, spec)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         agent_key, behaviour_key, mixer_key = jax.random.split(key, 3)
-        params = Params(
-            init_policy(config, spec, agent_key).network,
-            init_mixer(mixer, spec, mixer_key),
-        )
+        params = networks.init(spec, agent_key, mixer_key)
         cloned = init_policy(behaviour_config, spec, behaviour_key)
         adam = programs.make_optimiser(args, hyper)
         threshold, updates = jnp.asarray(hyper.threshold), jnp.zeros((), jnp.int32)
@@ -164,27 +144,26 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 
     def behaviour_loss(cloned: ArrayTree, batch: Sequence) -> tuple[Float[Array, ""], Array]:
         logits = unroll_batch(behaviour, cloned, batch.view.observation, batch.first)
-        view = batch.view_tm1
-        losses = jax.vmap(cross_entropy)(logits[:, :-1], batch.action, view.legal_actions)
-        return masked_mean(losses, batch.mask[..., None] & view.alive, batch.weight), logits
+        return cloning_loss(logits[:, :-1], batch), logits
 
     def loss(
-        params: Params, target: Params, logits: Array, batch: Sequence, hyper: Hyperparameters
+        params: MixedParams,
+        target: MixedParams,
+        logits: Array,
+        batch: Sequence,
+        hyper: Hyperparameters,
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
-        observation = batch.view.observation
-        q = unroll_batch(network, params.agent, observation, batch.first)
-        q_target = unroll_batch(network, target.agent, observation, batch.first)
-        weights = mixing_weights(mixer, params.mixer, batch.view_tm1)
-        weights_target = mixing_weights(mixer, target.mixer, batch.view_t)
         view_tm1, view_t = batch.view_tm1, batch.view_t
+        observation = batch.view.observation
+        q = unroll_batch(networks.agent, params.agent, observation, batch.first)
+        q_target = unroll_batch(networks.agent, target.agent, observation, batch.first)
+        weights_tm1 = mixing_weights(networks.mixer, params.mixer, view_tm1)
+        weights_t = mixing_weights(networks.mixer, target.mixer, view_t)
 
         allowed = allowed_actions(logits[:, 1:], view_t.legal_actions, hyper.threshold)
         v_t = double_q_values(q_target[:, 1:], q[:, 1:], allowed) * view_t.alive
-        discount_t = hyper.gamma * (1 - batch.terminated.all(-1))
-        target_tm1 = td_targets(batch.reward.mean(-1), discount_t, mix(weights_target, v_t))
-        q_tot_tm1 = mix(weights, select(q[:, :-1], batch.action) * view_tm1.alive)
-        known = batch.mask & batch.next_known
-        error = jnp.where(known, q_tot_tm1 - target_tm1, 0.0)
+        q_tot_tm1 = mix(weights_tm1, select(q[:, :-1], batch.action) * view_tm1.alive)
+        error, known = team_errors(batch, q_tot_tm1, mix(weights_t, v_t), hyper.gamma)
         td_loss = masked_mean(0.5 * error**2, known, batch.weight)
         metrics = {"td_loss": td_loss, "q_tot": masked_mean(q_tot_tm1, batch.mask)}
         return td_loss, metrics | {TD_ERRORS: error}
@@ -212,10 +191,10 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     return Program(
         init,
         stages=(Stage(update),),
-        policy=partial(constrained_policy, network, behaviour, spec.num_agents),
+        policy=partial(constrained_policy, networks.agent, behaviour, spec.num_agents),
         policy_params=lambda state: Actor(state.params.agent, state.behaviour, state.threshold),
         td_errors=True,
-        values=Values(lambda state: state.params, partial(joint_action_values, network, mixer)),
+        values=Values(lambda state: state.params, networks.of_joint_actions),
     )
 
 

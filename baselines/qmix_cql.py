@@ -20,43 +20,31 @@ illegal actions are drawn too. Our mixer starts with smaller weights; see
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from offmarl import cli, programs
-from offmarl.config import Fraction, NonNegative, PositiveInt
+from offmarl.config import NonNegative, PositiveInt
 from offmarl.distributions import select
-from offmarl.losses import (
-    conservative_gap,
-    double_q_values,
-    masked_mean,
-    sample_legal_actions,
-    td_targets,
-)
-from offmarl.networks import (
-    MixerWeights,
-    QParams,
-    agent_network,
-    init_mixer,
-    init_policy,
-    joint_action_values,
-    make_mixer,
-    make_policy,
-    mix,
-    mixing_weights,
-    unroll_batch,
-)
+from offmarl.losses import conservative_gap, double_q_values, masked_mean, sample_legal_actions
+from offmarl.networks import MixedParams, make_policy, mix
 from offmarl.programs import (
     TD_ERRORS,
     DatasetStatistics,
     Hyperparameters,
     Program,
     Stage,
+    TargetState,
     Values,
+)
+from offmarl.programs.offline_q_learning import (
+    MixedArgs,
+    greedy_params,
+    make_mixed_values,
+    team_errors,
 )
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
@@ -65,40 +53,13 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class Args(programs.LearnerArgs):
+class Args(MixedArgs):
     """QMIX with conservative Q-learning."""
 
-    gamma: Fraction = 0.99
-    """Discount γ."""
     cql_weight: NonNegative = 3.0
     """Weight α of the conservative penalty; 0 gives plain offline QMIX."""
     cql_samples: PositiveInt = 20
     """Random legal joint actions K in the penalty."""
-    target_every: PositiveInt = 200
-    """Updates between copies to the target networks."""
-    mixer_hidden: PositiveInt = 64
-    """Width of the mixer's hypernetworks."""
-    mixer_embed: PositiveInt = 32
-    """Width of the mixing function."""
-
-
-# ---------------------------------------------------------------------------------- state
-
-
-class Params(NamedTuple):
-    """The agents' shared network and the mixer."""
-
-    agent: ArrayTree
-    mixer: ArrayTree
-
-
-class State(NamedTuple):
-    """What learns."""
-
-    params: Params
-    target: Params
-    optimiser: ArrayTree
-    updates: Int[Array, ""]
 
 
 # ---------------------------------------------------------------------------------- program
@@ -107,42 +68,29 @@ class State(NamedTuple):
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
     require_one_team(spec, "qmix_cql")
-    config = programs.policy_config(args, "q")
-    network = agent_network(config, spec)
-    mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden)
+    config, networks = programs.policy_config(args, "q"), make_mixed_values(spec, args)
 
-    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
-        agent_key, mixer_key = jax.random.split(key)
-        params = Params(
-            init_policy(config, spec, agent_key).network,
-            init_mixer(mixer, spec, mixer_key),
-        )
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> TargetState:
+        params = networks.init(spec, *jax.random.split(key))
         optimiser = programs.make_optimiser(args, hyper).init(params)
-        return State(params, params, optimiser, jnp.zeros((), jnp.int32))
-
-    def values(params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
-        q = unroll_batch(network, params.agent, batch.view.observation, batch.first)
-        return q, mixing_weights(mixer, params.mixer, batch.view)
+        return TargetState(params, params, optimiser, jnp.zeros((), jnp.int32))
 
     def loss(
-        params: Params,
-        target: Params,
+        params: MixedParams,
+        target: MixedParams,
         batch: Sequence,
         key: PRNGKeyArray,
         hyper: Hyperparameters,
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
-        q, weights = values(params, batch)
-        q_target, weights_target = values(target, batch)
+        q, weights = networks.of_all_actions(params, batch)
+        q_target, weights_target = networks.of_all_actions(target, batch)
         view_tm1, view_t = batch.view_tm1, batch.view_t
         q_tm1, weights_tm1 = _before(q), _before(weights)
 
         v_t = double_q_values(_after(q_target), _after(q), view_t.legal_actions) * view_t.alive
         q_tot_t = mix(_after(weights_target), v_t)
-        discount_t = hyper.gamma * (1 - batch.terminated.all(-1))
-        target_tm1 = td_targets(batch.reward.mean(-1), discount_t, q_tot_t)
         q_tot_tm1 = mix(weights_tm1, select(q_tm1, batch.action) * view_tm1.alive)
-        known = batch.mask & batch.next_known
-        error = jnp.where(known, q_tot_tm1 - target_tm1, 0.0)
+        error, known = team_errors(batch, q_tot_tm1, q_tot_t, hyper.gamma)
         td_loss = masked_mean(0.5 * error**2, known, batch.weight)
 
         others = sample_legal_actions(key, view_tm1.legal_actions, args.cql_samples)
@@ -158,8 +106,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         return td_loss + hyper.cql_weight * gap, metrics
 
     def update(
-        state: State, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
-    ) -> tuple[State, dict[str, Array]]:
+        state: TargetState, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[TargetState, dict[str, Array]]:
         gradient, metrics = jax.grad(loss, has_aux=True)(
             state.params, state.target, batch, key, hyper
         )
@@ -169,18 +117,15 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         updates = state.updates + 1
         target = optax.periodic_update(params, state.target, updates, args.target_every)
         metrics["grad_norm"] = programs.grad_norm(gradient)
-        return State(params, target, optimiser, updates), metrics
-
-    def policy_params(state: State) -> QParams:
-        return QParams(state.params.agent, jnp.zeros_like(state.updates, jnp.float32))
+        return TargetState(params, target, optimiser, updates), metrics
 
     return Program(
         init,
         stages=(Stage(update),),
         policy=partial(make_policy, config, spec),
-        policy_params=policy_params,
+        policy_params=lambda state: greedy_params(state.params.agent, state.updates),
         td_errors=True,
-        values=Values(lambda state: state.params, partial(joint_action_values, network, mixer)),
+        values=Values(lambda state: state.params, networks.of_joint_actions),
     )
 
 

@@ -7,10 +7,10 @@ of Q_tot outside of it have diverged::
 
     python benchmarks/ablation.py --env jaxmarl/mpe/simple_spread_v3 --total-steps 100000
     python benchmarks/ablation.py --variants init=flax "init=flax gamma=0.9" td_lambda=0.5
-    python benchmarks/ablation.py --program vdn --variants "learning_rate=5e-4 anneal=true"
+    python benchmarks/ablation.py --program vdn --variants "learning_rate=5e-4 schedule=linear"
 
 A variant is a list of changes. All arguments of the program can be changed, such as gamma,
-learning_rate, anneal, tau, target_every, length, burn_in, reward_scale and max_grad_norm, and:
+learning_rate, schedule, tau, target_every, length, burn_in, reward_scale and max_grad_norm, and:
 
     init=flax|SCALE      initialisation of the mixer: Flax's own, or orthogonal of some scale
     state=normalised     the mixer sees the state with mean 0 and standard deviation 1 over entries

@@ -56,7 +56,7 @@ class Args:
     seeds: int = 5
     """Training seeds of each run."""
     updates: int = 3_000
-    """Updates of each run."""
+    """Updates of each run, except where `METHODS` has another number."""
 
 
 class Method(NamedTuple):
@@ -146,9 +146,12 @@ METHODS = {
     "alberdice": Method(
         {
             "network": "feedforward",
-            "normalise": ("reward",),
+            "normalise": ("reward", "observation"),
+            "hidden": 64,
+            "batch_size": 32,
+            "updates": 2_000,
             "alpha_start": 1.0,
-            "alpha_end": 0.01,
+            "alpha_end": 0.1,
             "gradient_penalty": 0.0,
         },
         (50.0,),
@@ -186,14 +189,13 @@ def run(name: str, problem: str, args: Args) -> Path:
     """Train a method on a problem and return the directory of the run."""
     program = registry.load("baseline", name)
     out = args.out / problem / name
-    options = SHARED | METHODS[name].options
+    options = SHARED | {"updates": args.updates} | METHODS[name].options
     made = program.Args(
         vault=vault_of(problem, args),
         out=out,
         seeds=args.seeds,
         batching="vmap",
-        updates=args.updates,
-        evaluate_every=args.updates,
+        evaluate_every=options["updates"],
         evaluate_episodes=1,
         final_episodes=64,
         checkpoint_seconds=10.0,

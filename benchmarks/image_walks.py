@@ -30,7 +30,7 @@ warnings.filterwarnings("ignore", message=".*render method.*")
 OVERCOOKED = "jaxmarl/overcooked/cramped_room"
 LEARN = (
     "--total-steps 200000 --shaped-rewards 0.5 --num-steps 128 --num-envs 16 --learning-rate 5e-4 "
-    "--anneal"
+    "--schedule linear"
 )
 STRIDE = 8
 """Every eighth pixel in both directions."""

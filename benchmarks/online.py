@@ -34,7 +34,13 @@ from offmarl.programs.loop import Schedule, collect
 
 SPREAD = "jaxmarl/mpe/simple_spread_v3"
 
-PPO = {"num_envs": 16, "num_steps": 128, "anneal": True, "clip_value": True, "value_weight": 0.5}
+PPO = {
+    "num_envs": 16,
+    "num_steps": 128,
+    "schedule": "linear",
+    "clip_value": True,
+    "value_weight": 0.5,
+}
 
 RECURRENT = {"network": "recurrent", "hidden": 128, "layers": 2, "learning_rate": 2e-3} | {
     "clip_separately": True
@@ -43,7 +49,7 @@ RECURRENT = {"network": "recurrent", "hidden": 128, "layers": 2, "learning_rate"
 Q_MPE = {
     **{"num_envs": 8, "num_steps": 26, "updates": 1, "batch_size": 32, "length": 26},
     **{"capacity": 650, "hidden": 64, "epsilon": 0.05, "exploration": 0.1, "max_grad_norm": 25.0},
-    **{"target_every": 200, "learning_rate": 5e-3, "anneal": True, "gamma": 0.9},
+    **{"target_every": 200, "learning_rate": 5e-3, "schedule": "linear", "gamma": 0.9},
 }
 
 Q_SMAX = {

@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import distributions
+from offmarl.types import Sequence
 
 Scalar = float | Float[Array, ""]
 """A hyperparameter."""
@@ -259,6 +260,16 @@ def cross_entropy(
 ) -> Float[Array, "T N"]:
     """Return -log π(a | o) of the data's actions; π is normalised over legal actions."""
     return -distributions.categorical(logits, legal_actions).log_prob(action)
+
+
+def cloning_loss(
+    logits: Float[Array, "B T N A"], batch: Sequence, agents: Bool[Array, "B T N"] | None = None
+) -> Float[Array, ""]:
+    """Return the mean `cross_entropy` of live agents, or of other given ones."""
+    view = batch.view_tm1
+    losses = jax.vmap(cross_entropy)(logits, batch.action, view.legal_actions)
+    counts = batch.mask[..., None] & (view.alive if agents is None else agents)
+    return masked_mean(losses, counts, batch.weight)
 
 
 def softmax_weights(

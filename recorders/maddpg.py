@@ -44,12 +44,12 @@ from offmarl.programs import (
     Recorded,
     Stage,
     add,
-    annealed,
     clipped_adam,
     draw_windows,
     init_capture,
     make_buffer,
     record_online,
+    scheduled,
     training_progress,
 )
 from offmarl.programs.actor_critic import (
@@ -215,10 +215,9 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             env, policy, explore, state.rollout, rollout_key, args.num_steps, state.iteration
         )
         capture = add(buffer, state.capture, transitions, next_views)
-        rate = hyper.learning_rate
-        if args.anneal:
-            sizes = args.total_steps, args.num_envs, args.num_steps
-            rate = annealed(rate, training_progress(state.iteration, *sizes))
+        sizes = args.total_steps, args.num_envs, args.num_steps
+        progress = training_progress(state.iteration, *sizes)
+        rate = scheduled(hyper.learning_rate, progress, args.schedule)
         optimiser = clipped_adam(rate, hyper.max_grad_norm)
         losses = Losses(partial(critic_loss, networks, hyper), partial(actor_loss, networks, hyper))
 

@@ -13,7 +13,6 @@ content can come from a vault.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -23,24 +22,11 @@ from offmarl import cli, envs
 from offmarl.config import PositiveInt
 from offmarl.distributions import select
 from offmarl.losses import masked_mean
-from offmarl.networks import (
-    AgentNetwork,
-    Mixer,
-    MixerKind,
-    MixerWeights,
-    PooledMixer,
-    agent_network,
-    init_mixer,
-    init_policy,
-    make_mixer,
-    mix,
-    mixing_weights,
-    unroll_batch,
-)
+from offmarl.networks import MixedParams, MixedValues, MixerKind, agent_network, make_mixer, mix
 from offmarl.programs import TD_ERRORS, Hyperparameters, Program, Recorded, record_online
 from offmarl.programs.q_learning import QArgs, bootstrap, next_values, q_config, q_program
 from offmarl.teams import require_one_team
-from offmarl.types import ArrayTree, EnvSpec, Sequence
+from offmarl.types import EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
 
@@ -58,42 +44,20 @@ class Args(QArgs):
     attention, with as many parameters for any number of agents."""
 
 
-# ---------------------------------------------------------------------------------- state
-
-
-class Params(NamedTuple):
-    """Parameters of the agents' networks and of the mixer."""
-
-    agent: ArrayTree
-    mixer: ArrayTree
-
-
 # ---------------------------------------------------------------------------------- losses
 
 
-class Networks(NamedTuple):
-    """The agents' network of action values, and the mixer."""
-
-    agent: AgentNetwork
-    mixer: Mixer | PooledMixer
-
-    def values(self, params: Params, batch: Sequence) -> tuple[Array, MixerWeights]:
-        """Return Q of all actions ``(B, T+1, N, A)`` and mixing functions ``(B, T+1, ...)``."""
-        q = unroll_batch(self.agent, params.agent, batch.view.observation, batch.first)
-        return q, mixing_weights(self.mixer, params.mixer, batch.view)
-
-
 def loss(
-    networks: Networks,
+    networks: MixedValues,
     args: Args,
-    params: Params,
-    target: Params,
+    params: MixedParams,
+    target: MixedParams,
     hyper: Hyperparameters,
     batch: Sequence,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
     """Return the mean of ½ (Q_tot - y)² over the valid steps, where y is the double-Q target."""
-    q, weights = networks.values(params, batch)
-    q_target, weights_target = networks.values(target, batch)
+    q, weights = networks.of_all_actions(params, batch)
+    q_target, weights_target = networks.of_all_actions(target, batch)
     weights_tm1 = jax.tree.map(lambda x: x[:, :-1], weights)
     weights_t = jax.tree.map(lambda x: x[:, 1:], weights_target)
 
@@ -117,13 +81,11 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     require_one_team(spec, "qmix")
     config = q_config(args)
     mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden, args.mixer)
+    networks = MixedValues(agent_network(config, spec), mixer)
 
-    def init_params(key: PRNGKeyArray) -> Params:
-        agent_key, mixer_key = jax.random.split(key)
-        agent = init_policy(config, spec, agent_key).network
-        return Params(agent, init_mixer(mixer, spec, mixer_key))
+    def init_params(key: PRNGKeyArray) -> MixedParams:
+        return networks.init(spec, *jax.random.split(key))
 
-    networks = Networks(agent_network(config, spec), mixer)
     return q_program(spec, args, env, init_params, partial(loss, networks, args))
 
 

@@ -17,9 +17,10 @@ from offmarl.distributions import select
 from offmarl.networks.encoders import blank_view, central, observation_encoder, state_encoder
 from offmarl.networks.inputs import InputLayer
 from offmarl.networks.linear import Dense
+from offmarl.networks.policies import AgentNetwork, init_network
 from offmarl.networks.pooling import PooledEncoder
 from offmarl.networks.torsos import unroll_batch
-from offmarl.types import ArrayTree, EnvSpec, View
+from offmarl.types import ArrayTree, EnvSpec, Sequence, View
 
 MixerKind = Literal["state", "pooled"]
 """What a mixer sees. "state": the global state; its size depends on the number of agents. "pooled":
@@ -231,27 +232,42 @@ def mix(weights: MixerWeights, q: Float[Array, "*b N"]) -> Float[Array, "*b"]:
     return (hidden * weights.w2).sum(-1) + weights.b2
 
 
-def joint_action_values(
-    network: Any,
-    mixer: Any,
-    params: Any,
-    view: View,
-    first: Bool[Array, "B T"],
-    action: Int[Array, "B T N"],
-) -> Float[Array, "B T 1"]:
-    """Return Q_tot of the actions taken in windows.
+class MixedParams(NamedTuple):
+    """Parameters of the agents' action values, and of the mixer that makes Q_tot of them."""
 
-    Parameters
-    ----------
-    network, mixer
-        The agents' network of action values, and the mixer.
-    params
-        Their parameters: a NamedTuple with the fields ``agent`` and ``mixer``.
-    view, first, action
-        As in `offmarl.types.Sequence`. Dead agents add nothing.
-    """
-    q = select(unroll_batch(network, params.agent, view.observation, first), action)
-    return mix(mixing_weights(mixer, params.mixer, view), q * view.alive)[..., None]
+    agent: ArrayTree
+    mixer: ArrayTree
+
+
+class MixedValues(NamedTuple):
+    """The agents' network of action values, and the mixer that makes Q_tot of them."""
+
+    agent: AgentNetwork
+    mixer: Mixer | PooledMixer
+
+    def init(self, spec: EnvSpec, agent_key: PRNGKeyArray, mixer_key: PRNGKeyArray) -> MixedParams:
+        """Draw the parameters."""
+        agent = init_network(self.agent, spec, agent_key)
+        return MixedParams(agent, init_mixer(self.mixer, spec, mixer_key))
+
+    def of_all_actions(
+        self, params: MixedParams, batch: Sequence
+    ) -> tuple[Float[Array, "B slots N A"], MixerWeights]:
+        """Return Q_i of all actions, and the mixing functions, in all slots of the windows."""
+        q = unroll_batch(self.agent, params.agent, batch.view.observation, batch.first)
+        return q, mixing_weights(self.mixer, params.mixer, batch.view)
+
+    def of_joint_actions(
+        self,
+        params: MixedParams,
+        view: View,
+        first: Bool[Array, "B T"],
+        action: Int[Array, "B T N"],
+    ) -> Float[Array, "B T 1"]:
+        """Return Q_tot of the actions taken in windows; dead agents add nothing."""
+        q = select(unroll_batch(self.agent, params.agent, view.observation, first), action)
+        weights = mixing_weights(self.mixer, params.mixer, view)
+        return mix(weights, q * view.alive)[..., None]
 
 
 def mix_counterfactuals(

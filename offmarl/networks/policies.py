@@ -228,14 +228,14 @@ def init_policy(config: PolicyConfig, spec: EnvSpec, key: PRNGKeyArray) -> Array
     """
     if config.kind == "random":
         return ()
-    params = _init(agent_network(config, spec), spec, key)
+    params = init_network(agent_network(config, spec), spec, key)
     if config.head == "deterministic":
         return NoisyParams(params, jnp.zeros(()), jnp.zeros(()))
     return QParams(params, jnp.zeros(())) if config.head == "q" else params
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _init(network: AgentNetwork, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
+def init_network(network: AgentNetwork, spec: EnvSpec, key: PRNGKeyArray) -> ArrayTree:
     """Draw a network's parameters; compiled once for equal networks and specs."""
     carry = network.initial_carry(spec.num_agents)
     return network.init(key, carry, blank_view(spec).observation)

@@ -22,16 +22,17 @@ if TYPE_CHECKING:
     from offmarl.programs.critic import LoadedCritic, load_critic
     from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
     from offmarl.programs.foreign import function_policy, network_policy
-    from offmarl.programs.learner import LearnerArgs, make_optimiser, policy_config
+    from offmarl.programs.learner import LearnerArgs, TargetState, make_optimiser, policy_config
     from offmarl.programs.loop import start
     from offmarl.programs.off_policy import OffPolicyArgs
     from offmarl.programs.offline import train
     from offmarl.programs.online import Recorded, record_from_run, record_online
     from offmarl.programs.optimisers import (
-        annealed,
+        ScheduleKind,
         clipped_adam,
         grad_norm,
         linear_schedule,
+        scheduled,
         training_progress,
     )
     from offmarl.programs.policy import LoadedPolicy, load_policy
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     )
     from offmarl.programs.record import record_policy
     from offmarl.programs.replaying import ReplayedEpisode, replay_episode
-    from offmarl.programs.seeds import map_seeds
+    from offmarl.programs.sharding import map_seeds
     from offmarl.programs.soft_actor_critic import SoftArgs, make_soft_actor_critic
     from offmarl.programs.tiers import TIERS
     from offmarl.programs.windows import draw_windows, warm_start
@@ -69,12 +70,13 @@ __all__ = [
     "Program",
     "Recorded",
     "ReplayedEpisode",
+    "ScheduleKind",
     "SoftArgs",
     "Stage",
     "Step",
+    "TargetState",
     "Values",
     "add",
-    "annealed",
     "clipped_adam",
     "draw_windows",
     "function_policy",
@@ -94,6 +96,7 @@ __all__ = [
     "record_online",
     "record_policy",
     "replay_episode",
+    "scheduled",
     "start",
     "train",
     "training_progress",
@@ -105,17 +108,17 @@ _HOMES = {
     "critic": "LoadedCritic load_critic",
     "dataset": "DatasetStatistics MeanAndStd",
     "foreign": "function_policy network_policy",
-    "learner": "LearnerArgs make_optimiser policy_config",
+    "learner": "LearnerArgs TargetState make_optimiser policy_config",
     "loop": "start",
     "offline": "train",
     "off_policy": "OffPolicyArgs",
     "online": "Recorded record_from_run record_online",
-    "optimisers": "annealed clipped_adam grad_norm linear_schedule training_progress",
+    "optimisers": "ScheduleKind clipped_adam grad_norm linear_schedule scheduled training_progress",
     "policy": "LoadedPolicy load_policy",
     "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage Values hyperparameters",
     "record": "record_policy",
     "replaying": "ReplayedEpisode replay_episode",
-    "seeds": "map_seeds",
+    "sharding": "map_seeds",
     "soft_actor_critic": "SoftArgs make_soft_actor_critic",
     "tiers": "TIERS",
     "windows": "draw_windows warm_start",

@@ -20,7 +20,7 @@ An optimiser is built in every update, from the number of updates done::
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 import optax
@@ -28,8 +28,9 @@ from jaxtyping import Array, Int
 
 from offmarl.config import Positive, PositiveInt
 from offmarl.networks import AgentId, PolicyConfig
-from offmarl.programs.optimisers import Number, annealed, clipped_adam
+from offmarl.programs.optimisers import Number, ScheduleKind, clipped_adam, scheduled
 from offmarl.programs.program import Args, Hyperparameters
+from offmarl.types import ArrayTree
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class LearnerArgs(Args):
 
     learning_rate: Positive = 3e-4
     """Adam's step size, at the first update."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: ScheduleKind = "constant"
     """How the step size changes over the run: not at all, or down to zero at the last update, along
     a line or half a cosine."""
     max_grad_norm: Positive | None = None
@@ -53,6 +54,15 @@ class LearnerArgs(Args):
     agent_id: AgentId = "onehot"
     """How the network distinguishes the agents. onehot: by their index, which ties it to their
     number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
+
+
+class TargetState(NamedTuple):
+    """What learns in a program with target networks."""
+
+    params: Any
+    target: Any
+    optimiser: ArrayTree
+    updates: Int[Array, ""]
 
 
 def policy_config(args: LearnerArgs, head: Any, **other: Any) -> PolicyConfig:
@@ -119,6 +129,5 @@ def step_size(
 ) -> Number:
     """Return the step size of an update; the arguments are those of `make_optimiser`."""
     rate = hyper.learning_rate if learning_rate is None else learning_rate
-    if args.schedule == "constant":
-        return rate
-    return annealed(rate, jnp.asarray(done) / (updates or args.updates or 1), args.schedule)
+    progress = jnp.asarray(done) / (updates or args.updates or 1)
+    return scheduled(rate, progress, args.schedule)

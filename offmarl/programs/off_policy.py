@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.networks import AgentId
+from offmarl.programs.optimisers import ScheduleKind
 from offmarl.programs.program import OnlineArgs
 
 
@@ -21,8 +22,9 @@ class OffPolicyArgs(OnlineArgs):
     """Steps in a batch."""
     learning_rate: Positive = 1e-3
     """Adam's step size, of all networks."""
-    anneal: bool = False
-    """Decrease the step size linearly to 0 over the training."""
+    schedule: ScheduleKind = "constant"
+    """How the step size changes over the training: not at all, or down to zero at its end, along a
+    line or half a cosine."""
     gamma: Fraction = 0.95
     """Discount."""
     reward_scale: Positive = 1.0

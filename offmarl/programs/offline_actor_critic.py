@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.scipy.stats import norm
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.distributions import uniform_action
@@ -42,7 +41,7 @@ from offmarl.programs.actor_critic import (
     td_loss,
     valued,
 )
-from offmarl.programs.learner import LearnerArgs, make_optimiser, policy_config
+from offmarl.programs.learner import LearnerArgs, TargetState, make_optimiser, policy_config
 from offmarl.programs.program import Hyperparameters, Program, Stage, Values
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
@@ -78,6 +77,11 @@ class ActorCriticArgs(LearnerArgs):
 class ConservativeArgs(ActorCriticArgs):
     """Arguments of offline actor-critics with a conservative penalty."""
 
+    learning_rate: Positive = 1e-3
+    """Adam's step size, at the first update."""
+    tau: Fraction = 0.01
+    """Fraction by which the target networks move to the learned ones in each update of the
+    policies."""
     cql_weight: NonNegative = 5.0
     """Weight of the conservative penalty; 0 for none."""
     cql_samples: PositiveInt = 10
@@ -85,6 +89,9 @@ class ConservativeArgs(ActorCriticArgs):
     step and in the next, with noise."""
     cql_noise: Positive = 0.2
     """Standard deviation of that noise."""
+    regularise: NonNegative = 1e-3
+    """Weight of the squares of the policies' actions, which keeps them from the ends of the range.
+    """
 
 
 # ---------------------------------------------------------------------------------- networks
@@ -294,15 +301,6 @@ def conservative_critic_loss(
 # ---------------------------------------------------------------------------------- program
 
 
-class State(NamedTuple):
-    """Everything that changes during training."""
-
-    params: ActorCritics
-    target: ActorCritics
-    optimiser: tuple[optax.OptState, optax.OptState]
-    updates: Int[Array, ""]
-
-
 def actor_critic_program(
     networks: Networks,
     args: ActorCriticArgs,
@@ -310,23 +308,23 @@ def actor_critic_program(
 ) -> Program:
     """Build an offline program from its networks and losses."""
 
-    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> TargetState:
         actor_key, critic_key = jax.random.split(key)
         actor = init_policy(networks.config, networks.spec, actor_key).network
         params = ActorCritics(actor, networks.critics.init(critic_key, networks.spec))
         learner = init_learner(params, make_optimiser(args, hyper))
-        return State(*learner, jnp.zeros((), jnp.int32))
+        return TargetState(*learner, jnp.zeros((), jnp.int32))
 
     def update(
-        state: State, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
-    ) -> tuple[State, Metrics]:
+        state: TargetState, batch: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[TargetState, Metrics]:
         optimiser, step = make_optimiser(args, hyper, state.updates), state.updates + 1
         learner, metrics = learn(
             losses(hyper), optimiser, hyper.tau, args.delay, Learner(*state[:-1]), batch, key, step
         )
-        return State(*learner, step), metrics
+        return TargetState(*learner, step), metrics
 
-    def policy_params(state: State) -> NoisyParams:
+    def policy_params(state: TargetState) -> NoisyParams:
         none = jnp.zeros_like(state.updates, jnp.float32)  # one for each seed
         return NoisyParams(state.params.actor, none, none)
 

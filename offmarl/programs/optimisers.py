@@ -18,6 +18,10 @@ from offmarl.types import ArrayTree
 
 Number = Float[Array, ""] | float
 
+ScheduleKind = Literal["constant", "linear", "cosine"]
+"""How a number changes over the training: not at all, or down to 0 at the end, along a line or half
+a cosine."""
+
 
 def clipped_adam(
     learning_rate: Number, max_grad_norm: Number, *, eps: float = 1e-8, separately: bool = False
@@ -97,10 +101,8 @@ def linear_schedule(
     return start + (stop - start) * jnp.clip(changed, 0.0, 1.0)
 
 
-def annealed(
-    value: Number, progress: Float[Array, ""], schedule: Literal["linear", "cosine"] = "linear"
-) -> Float[Array, ""]:
-    """Return what a schedule leaves of a number, such as a step size, as it decreases to 0.
+def scheduled(value: Number, progress: Float[Array, ""], schedule: ScheduleKind) -> Number:
+    """Return what a schedule leaves of a number, such as a step size.
 
     Parameters
     ----------
@@ -109,7 +111,9 @@ def annealed(
     progress
         Fraction of the training that is done.
     schedule
-        Decrease along a line or half a cosine.
+        How it changes.
     """
+    if schedule == "constant":
+        return value
     left = linear_schedule(progress, 1.0, 0.0)
     return value * (left if schedule == "linear" else 0.5 * (1 - jnp.cos(jnp.pi * left)))

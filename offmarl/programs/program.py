@@ -83,6 +83,7 @@ from offmarl.config import (
     Vaults,
     float_fields,
 )
+from offmarl.programs.cluster import DEVICE_ARGS, DeviceArgs
 from offmarl.programs.registry import program_of
 from offmarl.settings import fill
 from offmarl.types import ArrayTree, Policy, View
@@ -96,7 +97,8 @@ logged; prioritised replay draws windows by them."""
 # ---------------------------------------------------------------------------------- arguments
 
 
-class _Configurable(Validated):
+@dataclass(frozen=True)
+class _Configurable(DeviceArgs):
     """Base of programs' arguments, which `offmarl.settings` can fill in."""
 
     @classmethod
@@ -294,6 +296,7 @@ FREE = (
     "checkpoint_seconds",
     "batching",
     "keep",
+    *DEVICE_ARGS,
 )
 """Arguments that may differ when a run is resumed, because they do not change the result."""
 

@@ -22,10 +22,10 @@ from offmarl.networks import PolicyConfig, QParams, make_policy
 from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.off_policy import OffPolicyArgs
 from offmarl.programs.optimisers import (
-    annealed,
     clipped_adam,
     grad_norm,
     linear_schedule,
+    scheduled,
     training_progress,
 )
 from offmarl.programs.prioritised import admit, begin_priorities, learned, sample
@@ -242,7 +242,7 @@ def _learn(
         progress = training_progress(number, args.total_steps * args.updates, *_shape(args))
         batch, slots = _draw(args, priorities, capture, key, progress)
         grads, metrics = jax.grad(loss, has_aux=True)(params, target, hyper, batch)
-        rate = annealed(hyper.learning_rate, progress) if args.anneal else hyper.learning_rate
+        rate = scheduled(hyper.learning_rate, progress, args.schedule)
         changes, optimiser = clipped_adam(rate, hyper.max_grad_norm).update(grads, optimiser)
         params = optax.apply_updates(params, changes)
         nearer = optax.incremental_update(params, target, hyper.tau)

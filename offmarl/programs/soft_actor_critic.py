@@ -35,7 +35,13 @@ from offmarl.networks import (
 from offmarl.programs.actor_critic import td_loss
 from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.off_policy import OffPolicyArgs
-from offmarl.programs.optimisers import annealed, clipped_adam, grad_norm, training_progress
+from offmarl.programs.optimisers import (
+    Number,
+    clipped_adam,
+    grad_norm,
+    scheduled,
+    training_progress,
+)
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.windows import draw_windows
 from offmarl.rollout import RolloutState, init_rollout, rollout
@@ -286,7 +292,7 @@ def make_soft_actor_critic(
         key: PRNGKeyArray,
         capture: Capture,
         hyper: Hyperparameters,
-        rate: Float[Array, ""],
+        rate: Number,
     ) -> tuple[Learner, dict[str, Array]]:
         draw_key, key = jax.random.split(key)
         params, target, optimiser_state = learner
@@ -310,10 +316,9 @@ def make_soft_actor_critic(
             env, policy, actor, state.rollout, rollout_key, args.num_steps, state.iteration
         )
         capture = add(buffer, state.capture, transitions, next_views)
-        rate = hyper.learning_rate
-        if args.anneal:
-            steps = args.total_steps, args.num_envs, args.num_steps
-            rate = annealed(rate, training_progress(state.iteration, *steps))
+        steps = args.total_steps, args.num_envs, args.num_steps
+        progress = training_progress(state.iteration, *steps)
+        rate = scheduled(hyper.learning_rate, progress, args.schedule)
         learner, metrics = jax.lax.scan(
             lambda learner, key: learn(learner, key, capture, hyper, rate),
             Learner(state.params, state.target, state.optimiser),

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 import offmarl
 from offmarl import envs
@@ -56,3 +58,31 @@ def mean_return(learnt: Learnt, env: str, greedy: bool = True) -> float:
     )
     params = learnt.program.policy_params(learnt.state)
     return float(play(params, jax.random.key(2), 64).returns.mean())
+
+
+def uniform_play(env: Any, count: int = 128) -> Sequence:
+    """Episodes of uniform play, each in a window of its own; actions are spread evenly."""
+    rng = np.random.default_rng(0)
+    even = np.arange(count) % 2
+    if env.action == "continuous":
+        even = 2 * (np.arange(count) + 0.5) / count - 1
+    orders = [rng.permutation(even) for _ in range(2 * env.length)]
+    actions = jnp.asarray(np.stack(orders, -1).reshape(count, env.length, 2))
+    actions = actions[..., None] if env.action == "continuous" else actions.astype(jnp.int32)
+
+    def play(key: jax.Array, actions: jax.Array) -> Sequence:
+        state, start = env.reset(key)
+
+        def step(carry: Any, action: jax.Array) -> Any:
+            state, view = carry
+            state, after = env.step(key, state, action)
+            return (state, after.view), (view, after)
+
+        (_, last), (views, after) = jax.lax.scan(step, (state, start.view), actions)
+        view = jax.tree.map(lambda x, end: jnp.concatenate([x, end[None]]), views, last)
+        yes = jnp.ones(env.length, bool)
+        first = jnp.arange(env.length + 1) == 0
+        ends = after.terminated, after.truncated
+        return Sequence(view, actions, after.reward, *ends, 0 * after.reward, yes, yes, first)
+
+    return jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(7), count), actions)

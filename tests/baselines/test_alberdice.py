@@ -170,20 +170,23 @@ def test_the_loss_of_the_policy_by_hand():
     program, hyper = alberdice.make(SPEC, args, None), hyperparameters(args)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     own = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), state.agents.policy.params)
+    own["params"]["Dense_2"]["bias"] = jnp.log(jnp.array([0.2, 0.3, 0.5]))
     legal = jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False)
     alive = jnp.ones((3, 3, 2), bool).at[0, 1, 0].set(False)
-    e = jnp.broadcast_to(jnp.array([1.0, 3.0, 8.0]), (3, 2, 3))
+    learnt = turn(legal_actions=legal, alive=alive)
+    learnt = learnt._replace(cloned=jnp.where(legal[:, :2, 0], learnt.cloned, -1e9))
+    # α is 2, so these multiply the clone's odds of 2 : 1 : 1 by 1, 4 and 2.
+    e = jnp.broadcast_to(2 * jnp.log(jnp.array([1.0, 4.0, 2.0])), (3, 2, 3))
     policies = alberdice.agent_network(
         alberdice.policy_config(args, "softmax", share_parameters=False), SPEC
     )
 
     @jax.jit
     def loss():
-        return alberdice.policy_loss(own, policies, turn(legal_actions=legal, alive=alive), e)[0]
+        return alberdice.policy_loss(own, policies, learnt, e)[0]
 
-    cloned = np.log([0.5, 0.25, 0.25])
-    of_two = 2 * (np.log(1 / 2) - cloned[:2].mean()) - 2
-    of_three = 2 * (np.log(1 / 3) - cloned.mean()) - 4
+    of_two = -np.log([0.4, 0.6]) @ [2 / 6, 4 / 6]
+    of_three = -np.log([0.2, 0.3, 0.5]) @ [2 / 8, 4 / 8, 2 / 8]
     # Weights are ρ of the steps in which agent 0 acts, whatever they lead to.
     np.testing.assert_allclose(loss(), (2 * of_two + (4 + 3) * of_three) / 9, rtol=1e-6)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from baselines import comadice
+from offmarl.networks import MixedParams
 from offmarl.programs import hyperparameters
 
 from .test_updates import SPEC, sequence
@@ -37,11 +38,11 @@ def program_and_state(**options):
 def by_hand(**options):
     """A program with α = 2 and γ = ½, Q = (1, 2, 4), ν = 2, and target values of their own."""
     program, hyper, state = program_and_state(gamma=0.5, value_temperature=2.0, **options)
-    critic = comadice.Critic(
+    critic = MixedParams(
         constant(state.params.critic.agent, [1.0, 2.0, 4.0]),
         weights_of(state.params.critic.mixer, [1.0, -3.0], 1.0),  # 1 and 3: never negative
     )
-    target = comadice.Critic(
+    target = MixedParams(
         constant(critic.agent, [0.0, 1.0, 3.0]), weights_of(critic.mixer, [1.0, 2.0], -1.0)
     )
     params = comadice.Params(

@@ -18,6 +18,7 @@ from offmarl.programs import DatasetStatistics, hyperparameters
 from offmarl.programs.program import structure
 from offmarl.types import Sequence, View
 
+from .probes import uniform_play
 from .test_offline import train
 
 SMALL = {
@@ -37,31 +38,6 @@ nightly = pytest.mark.nightly
 
 def probe(name: str) -> Any:
     return envs.make(f"probe/{name}", action="continuous")
-
-
-def uniform_play(env: Any, count: int = 128) -> Sequence:
-    """Episodes of uniform play, each in a window of its own; actions are spread evenly."""
-    rng = np.random.default_rng(0)
-    even = 2 * (np.arange(count) + 0.5) / count - 1
-    orders = [rng.permutation(even) for _ in range(2 * env.length)]
-    actions = jnp.asarray(np.stack(orders, -1).reshape(count, env.length, 2, 1), jnp.float32)
-
-    def play(key: jax.Array, actions: jax.Array) -> Sequence:
-        state, start = env.reset(key)
-
-        def step(carry: Any, action: jax.Array) -> Any:
-            state, view = carry
-            state, after = env.step(key, state, action)
-            return (state, after.view), (view, after)
-
-        (_, last), (views, after) = jax.lax.scan(step, (state, start.view), actions)
-        view = jax.tree.map(lambda x, end: jnp.concatenate([x, end[None]]), views, last)
-        yes = jnp.ones(env.length, bool)
-        first = jnp.arange(env.length + 1) == 0
-        ends = after.terminated, after.truncated
-        return Sequence(view, actions, after.reward, *ends, 0 * after.reward, yes, yes, first)
-
-    return jax.jit(jax.vmap(play))(jax.random.split(jax.random.key(7), count), actions)
 
 
 class Fitted(NamedTuple):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from offmarl.networks import MixedParams
 from offmarl.programs import registry
 from offmarl.types import Continuous
 
@@ -30,8 +31,8 @@ def prepared(spec: Any, q: list[float], q_target: list[float], outputs: list[flo
     program, hyper = make("omiga", spec, network="recurrent", gamma=0.5, value_temperature=2.0)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     params, critic = state.params, state.params.critic
-    online = omiga.Critic(values_of(critic.agent, q), weights_of(critic.mixer, [1.0, -2.0], 0.25))
-    other = omiga.Critic(
+    online = MixedParams(values_of(critic.agent, q), weights_of(critic.mixer, [1.0, -2.0], 0.25))
+    other = MixedParams(
         values_of(critic.agent, q_target), weights_of(critic.mixer, [1.0, 1.0], 0.5)
     )
     actor, value = values_of(params.actor, outputs), values_of(params.value, [1.5])

@@ -72,6 +72,7 @@ first step, and holds the view that its episode ended with."""
 def test_an_update_by_hand() -> None:
     # At this temperature the better of two target values, 3 and 1, has three times the weight.
     options = {"value_temperature": 2 / np.log(3), "policy_temperature": 0.5, "critic_weight": 2.0}
+    options["normalise_values"] = False
     batch = sequence(
         [[[0, 2], [1, 1]], [[2, 2], [0, 0]], [[1, 1], [0, 0]]],
         legal_actions=jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False),
@@ -107,6 +108,7 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
         **BATCH,
     )
     metrics = metrics_of(CONTINUOUS, batch, [2.0], [4.0], gamma=0.5)
+    scale = 0.1 * np.square([2, 4, 3, 3, 3, 3]).mean() / 25  # more than the variance of targets
     # All values are equal, so all weights are 1: 2 against r + ½ 4, and against 3 at the end.
     errors = 2 - np.array([2, 4, 3, 3, 3, 3])
     np.testing.assert_allclose(metrics["critic_loss"], 0.5 * (errors**2).mean(), rtol=1e-6)
@@ -116,11 +118,28 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
     from_half, at_one = 2 * -0.5 * (0.5 / std) ** 2, float(jax.scipy.stats.norm.logcdf(-1 / std))
     total = (8 * 3 + 4) * at_zero + from_half + at_one - at_zero
     np.testing.assert_allclose(metrics["policy_loss"], -total / 10, rtol=1e-5)
-    total = metrics["policy_loss"] + 0.5 * metrics["critic_loss"]
+    total = metrics["policy_loss"] + 0.5 * metrics["critic_loss"] / scale
     np.testing.assert_allclose(metrics["total"], total, rtol=1e-6)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("targets", "scale"),
+    [
+        ([0.0, 20.0, 5.0, 15.0], 62.5 / 25),
+        ([0.0, 0.2, 0.05, 0.15], 62.5e-4 / 25),
+        ([2.0, 2.0, 2.0, 2.0], 0.1 * 4 / 25),  # all alike: a tenth of their mean square
+        ([200.0, 200.0, 200.0, 200.0], 1.0),  # but no more than the reference's variance
+        ([0.0, 0.0, 0.0, 0.0], 1.0),
+    ],
+)
+def test_the_scale_of_values(targets: list[float], scale: float) -> None:
+    known = jnp.array([[[True, True], [True, True], [False, False]]])
+    values = jnp.array([*targets, 1e9, 1e9]).reshape(1, 3, 2)
+    found = jax.jit(oryx.value_scale)(values, known)
+    np.testing.assert_allclose(found, scale, rtol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("reward", "follows"),
     [("team", 3.0), pytest.param("individual", 0.0, marks=pytest.mark.nightly)],
@@ -223,7 +242,7 @@ def test_of_two_joint_modes_one_is_kept(learner: Learner) -> None:
     over = jnp.ones(modes.shape, bool)
     batch = sequence(modes, terminated=over, reward=jnp.ones(modes.shape))
     state = learner.state
-    for seed in range(150):
+    for seed in range(250):
         state, metrics = learner.learn(batch._replace(first=jnp.ones((4, 3), bool)), seed, state)
     assert metrics["policy_loss"] < 0.4  # log 2 for the first agent, nothing for the second
     sampled, greedy = (joint_actions(learner.program, state, greedy) for greedy in (False, True))

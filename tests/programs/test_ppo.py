@@ -368,7 +368,11 @@ def test_each_epoch_takes_the_windows_in_an_order_of_its_own(monkeypatch):
 
 @pytest.mark.parametrize(
     ("options", "rate", "weight"),
-    [({}, 7e-4, 0.01), ({"anneal": True}, 1.75e-4, 0.01), ({"anneal_entropy": True}, 7e-4, 0.0025)],
+    [
+        ({}, 7e-4, 0.01),
+        ({"schedule": "linear"}, 1.75e-4, 0.01),
+        ({"entropy_schedule": "linear"}, 7e-4, 0.0025),
+    ],
 )
 def test_the_step_size_and_the_entropy_bonus_after_three_quarters(
     monkeypatch, options, rate, weight

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from offmarl import envs
-from offmarl.networks import MixerWeights
+from offmarl.networks import MixedParams, MixedValues, MixerWeights
 from offmarl.programs import hyperparameters
 from offmarl.programs.program import structure
 from offmarl.types import Sequence, View
@@ -17,7 +17,7 @@ from recorders import iql, qmix, vdn
 
 # An agent values action a in the slot that shows the number n at n times entry a of its
 # parameters. The mixer adds the agents' values and its parameter times the state.
-NETWORKS = qmix.Networks(
+NETWORKS = MixedValues(
     agent=SimpleNamespace(apply=lambda params, seen, first, carry, method: seen * params),
     mixer=SimpleNamespace(
         apply=lambda scale, state: MixerWeights(
@@ -28,8 +28,8 @@ NETWORKS = qmix.Networks(
         )
     ),
 )
-ONLINE = qmix.Params(jnp.array([1.0, 2.0, 4.0]), jnp.array(1.0))
-TARGET = qmix.Params(jnp.array([3.0, 1.0, 2.0]), jnp.array(10.0))
+ONLINE = MixedParams(jnp.array([1.0, 2.0, 4.0]), jnp.array(1.0))
+TARGET = MixedParams(jnp.array([3.0, 1.0, 2.0]), jnp.array(10.0))
 
 
 def batch() -> Sequence:

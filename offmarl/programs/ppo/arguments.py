@@ -6,6 +6,7 @@ from typing import Literal
 from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.errors import OptionError
 from offmarl.networks import Activation, AgentId, PolicyConfig, stochastic_head
+from offmarl.programs.optimisers import ScheduleKind
 from offmarl.programs.program import OnlineArgs
 from offmarl.types import EnvSpec
 
@@ -27,8 +28,9 @@ class PPOArgs(OnlineArgs):
     default."""
     learning_rate: Positive = 7e-4
     """Adam's step size, of actor and critic."""
-    anneal: bool = False
-    """Decrease the step size linearly to 0 over the training."""
+    schedule: ScheduleKind = "constant"
+    """How the step size changes over the training: not at all, or down to zero at its end, along a
+    line or half a cosine."""
     gamma: Fraction = 0.99
     """Discount."""
     gae_lambda: Fraction = 0.95
@@ -48,8 +50,8 @@ class PPOArgs(OnlineArgs):
     """Shift and scale the advantages of each minibatch to mean 0 and deviation 1."""
     entropy: NonNegative = 0.01
     """Weight of the entropy bonus."""
-    anneal_entropy: bool = False
-    """Decrease that weight linearly to 0 over the training."""
+    entropy_schedule: ScheduleKind = "constant"
+    """How that weight changes over the training."""
     max_grad_norm: Positive = 0.5
     """Global norm that gradients are clipped to."""
     clip_separately: bool = False

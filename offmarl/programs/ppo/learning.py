@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from offmarl._mesh import divide
 from offmarl.losses import (
     bootstrap_discounts,
     clipped_surrogate,
@@ -18,7 +19,7 @@ from offmarl.losses import (
 )
 from offmarl.networks import AgentNetwork, Head, Moments
 from offmarl.programs.buffer import Capture
-from offmarl.programs.optimisers import annealed, clipped_adam, grad_norm
+from offmarl.programs.optimisers import clipped_adam, grad_norm, scheduled
 from offmarl.programs.ppo.arguments import PPOArgs
 from offmarl.programs.program import Hyperparameters
 from offmarl.rollout import RolloutState
@@ -269,17 +270,16 @@ def learn(
     """Update on windows for several epochs of minibatches, each epoch in a new random order."""
     num_windows = batch.first.shape[1]
     size = num_windows // args.minibatches
-    rate, entropy = hyper.learning_rate, hyper.entropy
-    rate = annealed(rate, progress) if args.anneal else rate
-    entropy = annealed(entropy, progress) if args.anneal_entropy else entropy
+    rate = scheduled(hyper.learning_rate, progress, args.schedule)
+    entropy = scheduled(hyper.entropy, progress, args.entropy_schedule)
     optimiser = clipped_adam(rate, hyper.max_grad_norm, eps=1e-5, separately=args.clip_separately)
 
     def step(
         learner: tuple[ActorCritic, ArrayTree], indices: Int[Array, "size"]
     ) -> tuple[tuple[ActorCritic, ArrayTree], dict[str, Array]]:
         params, optimiser_state = learner
-        windows = jax.tree.map(lambda leaf: leaf[:, indices], batch)
-        begin = jax.tree.map(lambda leaf: leaf[indices], carry)
+        windows = divide(jax.tree.map(lambda leaf: leaf[:, indices], batch), axis=1)
+        begin = divide(jax.tree.map(lambda leaf: leaf[indices], carry))
         grads, metrics = jax.grad(loss, has_aux=True)(
             params, networks, args, hyper, entropy, windows, begin
         )
