@@ -241,7 +241,7 @@ def _raise_transport(repository: str, error: Exception) -> NoReturn:
 
 _ATTEMPTS = 8
 """Consecutive failed attempts after which a download is given up."""
-_PAUSE = 0.5
+_PAUSE = 0.25
 _LONGEST_PAUSE = 60.0
 _SILENCE = 30.0
 """Seconds without a byte after which a connection is closed."""
