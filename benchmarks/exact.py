@@ -136,6 +136,13 @@ METHODS = {
         "best ways alone. Their two modes are as frequent as each other, up to the draw: best "
         "actions coordinate by that chance, the same for both agents; sampled ones do not.",
     ),
+    "mac_flow": Method(
+        {"hidden": 64, "layers": 2, "critic_hidden": 64, "flow_steps": 5},
+        (-100.0,),
+        (*WAYS, STUCK),
+        "A sum of values that fits the data is largest at (1, 1), which the data lack, and values "
+        "outweigh imitation; on the bridge the two first ways tie, and the policies are apart.",
+    ),
     "madt": Method(
         {},
         "it aims for more than the data earn in a round",
