@@ -30,7 +30,7 @@ from benchmarks.windows import (
     random_replay,
 )
 from offmarl.programs.loop import Learned, _update
-from offmarl.programs.seeds import Layout
+from offmarl.programs.sharding import Layout
 from offmarl.replay.priorities import Prioritised
 from offmarl.replay.starts import Uniform, segments
 

@@ -40,7 +40,7 @@ from benchmarks.windows import SMAX, make, random_replay
 from offmarl.networks import gru, inputs, linear, torsos
 from offmarl.programs import loop, registry
 from offmarl.programs.run import compiler_options, keep_compiled_programs
-from offmarl.programs.seeds import Layout
+from offmarl.programs.sharding import Layout
 
 WAYS = "plain", "matrices", "gradient", "scheduler"
 

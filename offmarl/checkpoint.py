@@ -80,7 +80,7 @@ class Checkpoints:
         """Numbers of older checkpoints that are kept, too."""
 
     def save(self, step: int, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> None:
-        """Write a checkpoint.
+        """Write a checkpoint. Of several processes of JAX only the first one writes.
 
         Parameters
         ----------
@@ -99,6 +99,8 @@ class Checkpoints:
         """
         from orbax.checkpoint import args
 
+        if jax.process_index():
+            return
         path = self._directory / str(step)
         if _is_remnant(path):
             aside = _rename_damaged(path)
@@ -373,7 +375,12 @@ class Checkpoints:
     def _checkpointer(self) -> Any:
         import orbax.checkpoint as ocp
 
-        return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
+        handler = ocp.CompositeCheckpointHandler()
+        if jax.process_count() == 1:
+            return ocp.Checkpointer(handler)
+        own = jax.process_index()  # otherwise orbax waits for the other processes
+        options = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+        return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
 def _read_once(directory: Path) -> None:

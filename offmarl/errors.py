@@ -108,6 +108,10 @@ class NotLearnedError(RunError):
     """A recorder's best policy is not better than random play, so it has no tiers."""
 
 
+class ProcessLostError(RunError):
+    """Another process of a run on several machines ended, and so did this one."""
+
+
 class CheckpointError(RunError):
     """A checkpoint is damaged.
 

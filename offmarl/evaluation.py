@@ -1,12 +1,14 @@
 """Evaluation of policies: returns of whole episodes, and agreement with recorded episodes."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
+from offmarl._mesh import DATA, by_shards, spec
 from offmarl.envs.base import Environment, EnvState, require_positive
 from offmarl.errors import OptionError, ShapeError
 from offmarl.teams import by_team, teams_of
@@ -73,7 +75,7 @@ def evaluate(
             "give its spec a time_limit."
         )
 
-    def play(key: PRNGKeyArray) -> Evaluation:
+    def play(params: ArrayTree, key: PRNGKeyArray) -> Evaluation:
         reset_key, key = jax.random.split(key)
         env_state, timestep = env.reset(reset_key)
         episode = _Episode(
@@ -85,10 +87,10 @@ def evaluate(
             length=jnp.zeros((), jnp.int32),
         )
         keys = jax.random.split(key, (time_limit, 2))
-        episode, _ = jax.lax.scan(step, episode, keys)
+        episode, _ = jax.lax.scan(partial(step, params), episode, keys)
         return Evaluation(episode.scores, episode.length)
 
-    def step(episode: _Episode, keys: Key[Array, "2"]) -> tuple[_Episode, None]:
+    def step(params: ArrayTree, episode: _Episode, keys: Key[Array, "2"]) -> tuple[_Episode, None]:
         view = episode.view
         action, _, carry = policy.act(
             params, episode.carry, view.observation, view.legal_actions, keys[0]
@@ -106,7 +108,10 @@ def evaluate(
             length=episode.length + ~episode.over,
         ), None
 
-    return jax.vmap(play)(jax.random.split(key, num_episodes))
+    play_all = by_shards(
+        jax.vmap(play, in_axes=(None, 0)), num_episodes, (spec(), spec(DATA)), spec(DATA)
+    )
+    return play_all(params, jax.random.split(key, num_episodes))
 
 
 def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Array, "episodes"]:

@@ -11,7 +11,7 @@ from offmarl.errors import OptionError
 
 
 def benchmark(
-    file: Annotated[Path, Positional, arg(metavar="FILE.toml")],
+    file: Annotated[str, Positional, arg(metavar="FILE.toml|NAME")],
     out: Path | None = None,
     jobs: int | None = None,
     dry_run: bool = False,
@@ -24,6 +24,7 @@ def benchmark(
     ----------
     file
         The plan: datasets, baselines and options of their training; see the guide on benchmarks.
+        first-hour, six and full are plans that come with offmarl.
     out
         Directory of the results; by default what the plan says, or runs/NAME.
     jobs

@@ -78,7 +78,7 @@ def record(arguments: list[str]) -> Report:
     return show(str(recording.path))
 
 
-def record_work(arguments: list[str], block_steps: int | None) -> Work:
+def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
     """Return the work of a recording: in blocks if the policy is fixed, and else one block."""
     from offmarl.programs.blocks import RecordWork
     from offmarl.programs.fixed import FixedArgs, fixed_recording
@@ -92,7 +92,7 @@ def record_work(arguments: list[str], block_steps: int | None) -> Work:
         return RecordWork(recording, block_steps)
     if block_steps is not None:
         raise OptionError("--block-steps divides the recording of a fixed policy, not training.")
-    return tasks.CommandWork("record", arguments, record)
+    return tasks.CommandWork(verb, arguments, record)
 
 
 def _program_of(arguments: list[str]) -> tuple[str, list[str]] | None:

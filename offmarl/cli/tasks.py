@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from offmarl import vault
 from offmarl.cli.output import Report, grid
 from offmarl.cli.parse import TASK_OPTIONS
 from offmarl.errors import OptionError
@@ -19,10 +20,13 @@ from offmarl.paths import local
 from offmarl.terminal import number
 from offmarl.tracking import progress
 
+_TRANSFORMS = ("cat", "filter", "sample", "map", "recode")
+
 _MAKERS = {
     "record": "offmarl.cli.programs:record_work",
+    **dict.fromkeys(_TRANSFORMS, "offmarl.cli.transform:transform_work"),
 }
-"""The function of each verb that makes its work from arguments and the size of a block."""
+"""The function of each verb that makes its work from its name, arguments and a block's size."""
 
 _FLAGS = ("join", "dry_run")
 
@@ -162,8 +166,8 @@ def work_of(arguments: tuple[str, ...]) -> Work:
     """Make the work of a verb; `run` gives the arguments to the processes of its tasks."""
     verb, block_steps, *rest = arguments
     module, _, name = _MAKERS[verb].partition(":")
-    make: Callable[[list[str], int | None], Work] = getattr(import_module(module), name)
-    return make(rest, int(block_steps) if block_steps else None)
+    make: Callable[[str, list[str], int | None], Work] = getattr(import_module(module), name)
+    return make(verb, rest, int(block_steps) if block_steps else None)
 
 
 def run(
@@ -192,6 +196,14 @@ def run(
         return report(work, join_work(work))
     launched = Options(options.tasks, options.launcher, options.workers, options.launcher_option)
     return report(work, launch(work, launched, f"{__name__}:work_of", entry))
+
+
+def report_vault(work: Work, fresh: bool) -> Report:
+    """Describe the vault that a transform made."""
+    from offmarl.cli import transform
+
+    del fresh
+    return transform.report([vault.open_vault(work.path)])
 
 
 def _run_share(work: Work, share: Share) -> Report:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     )
     from offmarl.programs.record import record_policy
     from offmarl.programs.replaying import ReplayedEpisode, replay_episode
-    from offmarl.programs.seeds import map_seeds
+    from offmarl.programs.sharding import map_seeds
     from offmarl.programs.soft_actor_critic import SoftArgs, make_soft_actor_critic
     from offmarl.programs.tiers import TIERS
     from offmarl.programs.windows import draw_windows, warm_start
@@ -118,7 +118,7 @@ _HOMES = {
     "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage Values hyperparameters",
     "record": "record_policy",
     "replaying": "ReplayedEpisode replay_episode",
-    "seeds": "map_seeds",
+    "sharding": "map_seeds",
     "soft_actor_critic": "SoftArgs make_soft_actor_critic",
     "tiers": "TIERS",
     "windows": "draw_windows warm_start",

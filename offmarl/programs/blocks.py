@@ -60,6 +60,7 @@ class Recording(NamedTuple):
     """Returns the provenance; it may take a while, so blocks do not call it."""
     checkpoint_seconds: float = 30.0
     agent_ids: Sequence[int] | None = None
+    devices: int | None = None
 
     def record(self) -> bool:
         """Record in this process; False if the recording was complete already."""
@@ -74,6 +75,7 @@ class Recording(NamedTuple):
             self.provenance(),
             self.checkpoint_seconds,
             self.agent_ids,
+            self.devices,
         )
 
 

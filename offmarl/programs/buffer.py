@@ -1,7 +1,7 @@
 """Trajectories in a flashbax buffer on the device, written to a vault by a thread."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from offmarl.errors import ShapeError, VaultError
 from offmarl.networks import blank_view
+from offmarl.programs.cluster import gathered
 from offmarl.types import (
     Continuous,
     EnvSpec,
@@ -163,7 +164,8 @@ def take(capture: Capture, num_steps: int, cut: bool = False) -> Chunk:
     experience, capacity = capture.buffer.experience, capture.capacity
     start = (int(capture.buffer.current_index) - num_steps) % capacity
     wraps = start + num_steps > capacity
-    transition, is_cut = _copy_transitions(experience.transition, start, num_steps, wraps, cut)
+    copied = _copy_transitions(experience.transition, start, num_steps, wraps, cut)
+    transition, is_cut = gathered(copied)
     finals = _copy_finals(capture, np.asarray(transition.last), start)
     return Chunk(transition, finals, int(capture.total), np.asarray(is_cut))
 
@@ -190,6 +192,7 @@ def _copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> Final
         view = _copy_views(capture.buffer.experience.next_view, *where)
     else:
         view = _copy_views(capture.next_views, *where[::-1])
+    view = gathered(view)
     return FinalObservations(jnp.asarray(row, jnp.int32), jnp.asarray(time, jnp.int32), view)
 
 
@@ -218,7 +221,15 @@ def _copy_transitions(
 
 @jax.jit
 def _copy_views(view: View, first: Int[Array, "M"], second: Int[Array, "M"]) -> View:
-    return jax.tree.map(lambda leaf: leaf[first, second], view)
+    def copy(leaf: Array) -> Array:
+        # Devices that lack an entry add 0 to it, which would turn -0.0 into 0.0.
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf[first, second]
+        words = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
+        bits = jax.lax.bitcast_convert_type(leaf, words)[first, second]
+        return jax.lax.bitcast_convert_type(bits, leaf.dtype)
+
+    return jax.tree.map(copy, view)
 
 
 def _empty_step(spec: EnvSpec) -> tuple[Transition, View]:
@@ -244,6 +255,22 @@ def _empty_step(spec: EnvSpec) -> tuple[Transition, View]:
 # ---------------------------------------------------------------------------------- writing
 
 
+class NoWriter:
+    """Stands for the vault in processes that write nothing."""
+
+    def flush(self) -> None:
+        """Do nothing."""
+
+    def annotate(self, _provenance: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> "NoWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Do nothing."""
+
+
 class ChunkWriter:
     """Writes chunks to a vault in order, in a thread, while the device computes.
 
@@ -254,7 +281,7 @@ class ChunkWriter:
     Parameters
     ----------
     vault
-        The vault, open for writing.
+        The vault, open for writing; a `NoWriter` where another process writes it.
     run
         Name of the chunks' run in the vault.
     start
@@ -268,7 +295,7 @@ class ChunkWriter:
 
     def __init__(
         self,
-        vault: Writer,
+        vault: Writer | NoWriter,
         run: str,
         start: int = 0,
         written: int = 0,
@@ -305,7 +332,9 @@ class ChunkWriter:
             The capture to use next.
         """
         self._make_room(capture, num_steps)
-        if cut or capture.capacity > num_steps:
+        # Programs on several devices must not be started from two threads.
+        divided = len(capture.total.sharding.device_set) > 1
+        if cut or divided or capture.capacity > num_steps:
             self._submit(self._write, take(capture, num_steps, cut))
             return capture
         spare = self._spares.popleft() if self._spares else _like(capture)
@@ -360,7 +389,7 @@ class ChunkWriter:
             return
         try:
             self._check(chunk)
-            if index >= self._vault.chunks(self._run):
+            if isinstance(self._vault, Writer) and index >= self._vault.chunks(self._run):
                 transition = jax.tree.map(np.asarray, chunk.transition)
                 finals = _unpad(chunk.finals)
                 if self._whole is not None:

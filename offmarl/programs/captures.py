@@ -24,9 +24,10 @@ import numpy as np
 from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
-from offmarl.checkpoint import Checkpoints
+from offmarl.checkpoint import Checkpoints, Resumed
 from offmarl.errors import CheckpointError, RunError
 from offmarl.programs.buffer import Capture
+from offmarl.programs.cluster import arrays_from_first, gathered, is_first, on_first
 from offmarl.types import ArrayTree
 from offmarl.vault.files import publish
 
@@ -60,16 +61,41 @@ class CaptureCheckpoints(Checkpoints):
     def save(self, step: int, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> None:
         """Write the steps since the last checkpoint, then a checkpoint; see `Checkpoints.save`."""
         captures = [capture for capture in _captures(tree) if _is_sampled(capture)]
-        before, totals = self._saved or (-1, [])
-        for number, capture in enumerate(captures):
-            files, filled = self._files(number), int(capture.filled)
+        before, totals = self._saved or (-1, [0] * len(captures))
+        own = [int(capture.total) for capture in captures]
+        added = [
+            min(now - then, int(capture.filled)) if self._saved else int(capture.filled)
+            for now, then, capture in zip(own, totals, captures, strict=True)
+        ]
+        self._saved = step, own
+        newest = [_arrays(*one) for one in zip(captures, added, strict=True)]
+        small = gathered(_replace(tree, _without_steps))
+        if not is_first():
+            return
+        for number, (count, arrays) in enumerate(zip(added, newest, strict=True)):
+            files = self._files(number)
             files.remove(lambda file: file.number > before)  # of work that was lost
-            added = int(capture.total) - totals[number] if totals else filled
-            files.write(step, capture, min(added, filled))
-        super().save(step, _replace(tree, _without_steps), info)
-        self._saved = step, [int(capture.total) for capture in captures]
+            files.write(step, count, arrays)
+        super().save(step, small, info)
         for number, capture in enumerate(captures):
             self._files(number).remove_unused(self.steps()[0], capture.capacity)
+
+    def resume(self, like: Mapping[str, ArrayTree]) -> Resumed | None:
+        """Read the newest intact checkpoint of the first process; see `Checkpoints.resume`."""
+        if jax.process_count() == 1:
+            return super().resume(like)
+        found: list[Resumed] = []
+
+        def read() -> list[Any]:
+            found.extend(one for one in [super(CaptureCheckpoints, self).resume(like)] if one)
+            return [[one.step, one.info] for one in found]
+
+        for step, info in on_first(read):
+            tree = arrays_from_first(found[0].tree if found else dict(like))
+            totals = [int(one.total) for one in _captures(tree) if _is_sampled(one)]
+            self._saved = step, totals
+            return Resumed(step, tree, info)
+        return None
 
     def restore(
         self, like: Mapping[str, ArrayTree], step: int | None = None
@@ -179,14 +205,14 @@ class _Files:
         found = [_File(path, *map(int, path.stem.split("-"))) for path in paths]
         return iter(sorted(found, key=lambda file: file.number, reverse=True))
 
-    def write(self, step: int, capture: Capture, count: int) -> None:
-        """Write the newest time steps of a buffer, for a checkpoint."""
+    def write(self, step: int, count: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Write the newest time steps of a buffer, from `_arrays`, for a checkpoint."""
         if not count:
             return
         self._directory.mkdir(parents=True, exist_ok=True)
         part = self._directory / "part.npz"
         with part.open("wb") as file:
-            np.savez(file, allow_pickle=False, **_arrays(capture, count))
+            np.savez(file, allow_pickle=False, **arrays)
         publish(part, self._directory / f"{step}-{count}.npz")
 
     def remove(self, chosen: Callable[[_File], bool]) -> None:
@@ -235,6 +261,8 @@ class _Files:
 
 def _arrays(capture: Capture, count: int) -> dict[str, NDArray[Any]]:
     """Return the newest time steps by name, with the next views that are not the view after."""
+    if not count:
+        return {}
     step = capture.buffer.experience
     start = (int(capture.buffer.current_index) - count) % capture.capacity
     newest = jax.tree.map(lambda leaf: _newest(leaf, start, count), step)
@@ -260,7 +288,7 @@ def _newest(leaf: Array, start: int, count: int) -> NDArray[Any]:
     pieces = []
     while count:
         size = 1 << (min(count, leaf.shape[1] - start).bit_length() - 1)
-        pieces.append(np.asarray(_slice(leaf, start, size)))
+        pieces.append(np.asarray(gathered(_slice(leaf, start, size))))
         start, count = (start + size) % leaf.shape[1], count - size
     return np.concatenate(pieces, axis=1)
 

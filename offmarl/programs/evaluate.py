@@ -14,8 +14,9 @@ from offmarl import envs, evaluation, tracking
 from offmarl.envs.base import Environment
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, log_likelihood
+from offmarl.programs.cluster import gathered
 from offmarl.programs.program import Args, Program
-from offmarl.programs.seeds import Layout, map_seeds
+from offmarl.programs.sharding import Layout, map_seeds
 from offmarl.teams import Team, names_by_team, teams_of
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 from offmarl.vault import Dataset, Mixture, open_vault
@@ -160,7 +161,7 @@ def evaluate(
         if not program.greedy or _can_sample(program, params):
             name = tracking.OTHER_RETURN["sampled" if program.greedy else "greedy"]
             found |= _by_name(name, teams, returns(not program.greedy, params, keys))
-    return {name: values[:seeds] for name, values in jax.device_get(found).items()}
+    return {name: values[:seeds] for name, values in jax.device_get(gathered(found)).items()}
 
 
 def _can_sample(program: Program, params: ArrayTree) -> bool:

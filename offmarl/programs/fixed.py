@@ -10,13 +10,14 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from offmarl import envs
-from offmarl.config import NonNegative, PositiveInt, Seed, Validated
+from offmarl.config import NonNegative, PositiveInt, Seed
 from offmarl.envs import Environment
 from offmarl.envs.sides import TeamPolicy
 from offmarl.evaluation import evaluate
 from offmarl.paths import below
 from offmarl.programs.blocks import Recording
-from offmarl.programs.online import Recorded, describe, summarise
+from offmarl.programs.cluster import DeviceArgs, is_first, join
+from offmarl.programs.online import Recorded, describe, elsewhere, summarise
 from offmarl.programs.sides import joint_policy, policies_by_team
 from offmarl.teams import teams_of
 from offmarl.types import ArrayTree, Policy
@@ -27,7 +28,7 @@ _EVALUATE = 1
 
 
 @dataclass(frozen=True)
-class FixedArgs(Validated):
+class FixedArgs(DeviceArgs):
     """Arguments that all recorders of fixed policies share."""
 
     env: str = "swarm/coverage-3"
@@ -90,12 +91,15 @@ def record_fixed(args: FixedArgs) -> Recorded:
     RunError, VaultError, Stopped
         As for `record_policy`.
     """
+    join(args)
     recording = fixed_recording(args)
     return recorded_summary(recording.path, recording.record())
 
 
 def recorded_summary(path: Path, fresh: bool) -> Recorded:
     """Describe a recording that this call completed, or that was complete before."""
+    if not is_first():
+        return elsewhere(path)
     outcome = "recorded" if fresh else "complete already, nothing was changed"
     tier = open_vault(path).provenance.get("tier", path.name)
     return summarise(path.parent, [describe(path, tier)], outcome)
@@ -126,6 +130,7 @@ def fixed_recording(args: FixedArgs) -> Recording:
         provenance,
         args.checkpoint_seconds,
         cast.ids,
+        args.devices,
     )
 
 

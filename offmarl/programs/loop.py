@@ -5,7 +5,7 @@ uninterrupted one, and streamed batches equal those of a replay on the device.
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from offmarl import tracking
+from offmarl._mesh import divide
 from offmarl.errors import OptionError
-from offmarl.programs.buffer import ChunkWriter
+from offmarl.programs.cluster import from_first, gathered
 from offmarl.programs.normalisation import make_program
 from offmarl.programs.program import (
     TD_ERRORS,
@@ -28,7 +29,7 @@ from offmarl.programs.program import (
     shaping_values,
 )
 from offmarl.programs.run import CheckpointTimer, compiler_options
-from offmarl.programs.seeds import Layout, map_seeds
+from offmarl.programs.sharding import Layout, map_seeds
 from offmarl.replay import Batches, BatchSource, Replay, split_key
 from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.types import ArrayTree, EnvSpec, Sequence
@@ -231,19 +232,28 @@ def updates(
             learned = start_stage(stages[stage], learned, learners.layout)
         offset = done % batches.updates
         if data is None or (offset == 0 and not isinstance(data, Replay)):
-            data = batches.take(done, learned.priorities, seeds)
-            data = learners.layout.place(data, per_seed=not isinstance(data, Replay))
+            data = batches.take(done, gathered(learned.priorities), seeds)
+            data = placed(learners.layout, data)
         count = min(size, batches.updates - offset, schedule.next_log(done) - done)
         begun = time.monotonic()
         place = done, offset, count
         learned, metrics = _update(
             learners.program, stage, learners.layout, learned, (keys, hyper), place, data, draws
         )
-        metrics = {name: value[:seeds, :count] for name, value in jax.device_get(metrics).items()}
+        found = jax.device_get(gathered(metrics))
+        metrics = {name: value[:seeds, :count] for name, value in found.items()}
         seconds = (time.monotonic() - begun) / count
         done += count
-        size = max(1, min(2 * size, int(SECONDS_AT_ONCE / max(seconds, 1e-9)), LOG_EVERY))
+        fitting = min(2 * size, int(SECONDS_AT_ONCE / max(seconds, 1e-9)), LOG_EVERY)
+        size = max(1, from_first(fitting))
         yield done, learned, metrics
+
+
+def placed(layout: Layout, data: Replay | Batches) -> Replay | Batches:
+    """Put training data on the devices: a replay as a whole on each, batches divided."""
+    if isinstance(data, Replay):
+        return layout.place(data, per_seed=False)
+    return layout.place_batches(data)
 
 
 def _update(*args: Any) -> tuple[Learned, dict[str, Float[Array, "seeds most"]]]:
@@ -290,6 +300,7 @@ def _update_all(
             _, update_key = split_key(key, number)
             piece = data[offset + index] if isinstance(data, Batches) else data
             batch, slots, priorities = _batch(piece, draws, learned.priorities, key, number)
+            batch = divide(batch)
             state, found = program.stages[stage].update(learned.state, batch, update_key, hyper)
             metrics = dict(found)
             errors = metrics.pop(TD_ERRORS, None)
@@ -334,68 +345,6 @@ def _batch(
     if batch.weight is not None:
         weight = batch.weight * weight[:, None]
     return batch._replace(weight=weight), slots, priorities
-
-
-def collect(
-    program: Program,
-    states: list[ArrayTree],
-    hyper: Hyperparameters,
-    keys: list[PRNGKeyArray],
-    schedule: Schedule,
-    done: int,
-    chunks: Iterable[ChunkWriter | None],
-) -> Iterator[tuple[int, list[ArrayTree], list[dict[str, Array]]]]:
-    """Update a program that collects its own steps, and write every step to vaults.
-
-    The seeds share one compiled program, and their updates are in flight at the same time. (With
-    `jax.lax.map` or `jax.vmap` over seeds, each update would copy their buffers.) So a seed has the
-    same bits alone and with others.
-
-    Parameters
-    ----------
-    program
-        The program, which acts and learns.
-    states
-        The state of each seed. They are donated, and so are the yielded states at the next step.
-    hyper
-        The hyperparameters of all seeds.
-    keys
-        Update i of a seed always draws from ``fold_in(key, i)``.
-    schedule
-        The updates. Episodes are cut off after the last one.
-    done
-        Number of updates done before.
-    chunks
-        Writers of each seed's steps; None where they are not kept.
-
-    Yields
-    ------
-    The number of updates done, the states after them, and the last update's metrics of each seed on
-    the device.
-    """
-    states, writers = list(states), list(chunks)
-    metrics: list[dict[str, Array]] = [{} for _ in states]
-    for number in range(done, schedule.updates):
-        stage = schedule.stage(number)
-        if number == schedule.starts[stage]:
-            # A copy, because donated leaves must not be aliases or kept elsewhere.
-            states = [copied(program.stages[stage].on_start(state)) for state in states]
-        for seed, (state, key) in enumerate(zip(states, keys, strict=True)):
-            folded = jax.random.fold_in(key, number)
-            states[seed], metrics[seed] = _collect(program, stage, state, folded, hyper)
-        cut = number == schedule.updates - 1
-        for seed, writer in enumerate(writers):
-            if writer is not None:  # waits for the seed's update
-                capture = writer.put(states[seed].capture, program.num_steps, cut)
-                states[seed] = states[seed]._replace(capture=capture)
-        yield number + 1, list(states), list(metrics)
-
-
-@partial(jax.jit, static_argnums=(0, 1), donate_argnums=2)
-def _collect(
-    program: Program, stage: int, state: ArrayTree, key: PRNGKeyArray, hyper: Hyperparameters
-) -> tuple[ArrayTree, dict[str, Array]]:
-    return program.stages[stage].update(state, None, key, hyper)
 
 
 # ---------------------------------------------------------------------------------- the loop

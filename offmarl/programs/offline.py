@@ -16,6 +16,14 @@ from offmarl import __version__, settings, tracking
 from offmarl.errors import OptionError
 from offmarl.paths import below, local
 from offmarl.programs import dataset as data
+from offmarl.programs.cluster import (
+    check_same,
+    ends_with_others,
+    gathered,
+    is_first,
+    join,
+    on_first,
+)
 from offmarl.programs.continuing import Start, start_of_baseline, started
 from offmarl.programs.dataset import DatasetStatistics
 from offmarl.programs.drawing import Drawing, drawing_of, open_data
@@ -43,6 +51,7 @@ from offmarl.programs.registry import origin_of
 from offmarl.programs.run import (
     CheckpointTimer,
     Run,
+    check_shards,
     checkpoint_timer,
     environment_source,
     keep_compiled_programs,
@@ -50,8 +59,9 @@ from offmarl.programs.run import (
     open_run,
     report,
     settled,
+    shards_record,
 )
-from offmarl.programs.seeds import Layout, layout_of
+from offmarl.programs.sharding import Layout, check_divisible, layout_of
 from offmarl.programs.stopping import Stopping, best_of
 from offmarl.replay import (
     BatchSource,
@@ -94,6 +104,7 @@ def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: Ar
         A signal stopped the run; the message says where it resumes.
     """
     assert isinstance(args, Args)
+    join(args)
     keep_compiled_programs()
     with checkpoint_timer(args.checkpoint_seconds, "update") as timer:
         return _train(make, args, timer)
@@ -114,7 +125,10 @@ def _train(
     begun = start_of_baseline(args, dataset.spec)
     statistics = DatasetStatistics(dataset, kept or begun.statistics, evaluator.learned_from)
     program = build(make, dataset.spec, args, statistics, statistics.freeze)
-    layout = layout_of(args.seeds, args.batching, _recorded(directory, "seeds_at_once"))
+    at_once = _recorded(directory, "seeds_at_once")
+    layout = layout_of(args.seeds, args.batching, at_once, args.devices)
+    check_divisible("--batch-size", args.batch_size, layout)
+    check_shards(directory, "batches", layout)
     drawing = drawing_of(args, program, dataset, evaluator, _recorded(directory, "priority_lag"))
     record = {
         "offmarl": __version__,
@@ -131,18 +145,21 @@ def _train(
         "vault_digest": dataset.digest(),
         "seeds": list(range(args.seed, args.seed + args.seeds)),
         "seeds_at_once": layout.at_once,
+        **shards_record(layout),
         **drawing.record,
         **begun.source,
         **(environment_source(evaluator.env.spec.name) if evaluator.env else {}),
     }
     schedule, stopping = _schedule(args, program), Stopping(args, evaluator)
+    check_same("the dataset", record["vault_digest"], "give all of them the same vault.")
     run = open_run(directory, record)
-    data.save(directory / data.STATISTICS_FILE, statistics.used)
+    data.save(run.directory / data.STATISTICS_FILE, statistics.used)
     if not run.complete or run.lacks_checkpoint(schedule.updates):
         job = _Job(run, program, evaluator, args, schedule, layout, drawing, begun, stopping)
-        _learn(job, dataset, timer)
+        with ends_with_others(directory):
+            _learn(job, dataset, timer)
         run.finish(job.stopped())
-    return run.directory
+    return directory
 
 
 def _resolved(args: Args, spec: EnvSpec) -> Args:
@@ -167,7 +184,8 @@ def _schedule(args: Args, program: Program) -> Schedule:
 
 def _recorded(directory: Path, name: str) -> int | None:
     """Return a number that an existing run keeps when it is resumed."""
-    return tracking.recorded(directory).get(name)
+    found: int | None = on_first(lambda: tracking.recorded(directory).get(name))
+    return found
 
 
 def _directory(name: str, args: Args, dataset: Dataset | Mixture) -> Path:
@@ -218,7 +236,7 @@ class _Job(NamedTuple):
 
     def tree(self, learned: Learned) -> dict[str, ArrayTree]:
         """Return what a checkpoint holds: one state for each seed, without added copies."""
-        seeds, learned = self.args.seeds, self.stopping.apply(learned)
+        seeds, learned = self.args.seeds, self.stopping.apply(gathered(learned))
         if len(jax.tree.leaves(learned)[0]) > seeds:
             learned = jax.tree.map(lambda leaf: leaf[:seeds], jax.device_get(learned))
         policy = self.program.policy_params(learned.state)
@@ -295,7 +313,8 @@ class _Journal:
         run = self._job.run
         tracking.cut(run.metrics, -1 if found is None else done)
         self._job.stopping.resume(tracking.read(run.metrics), states)
-        self.trackers = Trackers(self._job.args.track, run.directory, run.record)
+        track = self._job.args.track if is_first() else ()
+        self.trackers = Trackers(track, run.directory, run.record)
         return done, states
 
     def add(self, _done: int, metrics: Mapping[str, NDArray[Any]], count: int) -> None:

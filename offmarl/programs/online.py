@@ -21,8 +21,10 @@ from offmarl.errors import NotLearnedError, OptionError, RunError
 from offmarl.paths import local
 from offmarl.programs import registry
 from offmarl.programs.buffer import ChunkWriter
+from offmarl.programs.cluster import ends_with_others, gathered, is_first, join, on_first
+from offmarl.programs.collecting import collect
 from offmarl.programs.continuing import Start, start_of
-from offmarl.programs.loop import build, collect, learn, online_schedule
+from offmarl.programs.loop import build, learn, online_schedule
 from offmarl.programs.program import (
     ArgsT,
     Hyperparameters,
@@ -44,13 +46,16 @@ from offmarl.programs.registry import origin_of
 from offmarl.programs.run import (
     CheckpointTimer,
     Run,
+    check_shards,
     checkpoint_timer,
     environment_source,
     keep_compiled_programs,
     more_to_come,
     open_run,
     settled,
+    shards_record,
 )
+from offmarl.programs.sharding import ONE_DEVICE, Layout, check_divisible, recorder_layout
 from offmarl.programs.sides import learning_environment, opponents_of
 from offmarl.programs.tiers import (
     REPLAY_TIERS,
@@ -106,6 +111,7 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
         A vault cannot be written.
     """
     assert isinstance(args, OnlineArgs)
+    join(args)
     check_trackers(args.track)
     origin = origin_of(make)
     directory = run_directory(args, origin.name)
@@ -113,19 +119,23 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     tiers, env = parse_tiers(args.tiers), learning_environment(args)
     start = start_of(args, env)
     source = environment_source(env.spec.name) | opponents_of(env) | start.source
-    runs = _recorders(make, args, env, origin, directory, source)
+    layout = recorder_layout(args.seeds, args.devices)
+    check_divisible("--num-envs", args.num_envs, layout)
+    runs = _recorders(make, args, env, origin, directory, source, layout)
     for run in runs:
         check_vaults(run, tiers)
+    check_shards(directory, "environments", layout)
     opened = open_run(directory, _record(runs[0]))
     trained = opened.complete and not opened.lacks_checkpoint(runs[0].iterations)
     if trained and all(are_complete(run, tiers) for run in runs):
         return _summary(runs, tiers, "complete already, nothing was changed")
-    with checkpoint_timer(args.checkpoint_seconds, "step") as timer, more_to_come():
-        keep = any(tier.name in REPLAY_TIERS for tier in tiers)
-        versions = _train(runs, start, opened, timer, keep)
-    opened.write_marl_eval(runs[0].env.spec.name)
-    opened.finish()
-    return _record_all(runs, versions, tiers)
+    with ends_with_others(directory):
+        with checkpoint_timer(args.checkpoint_seconds, "step") as timer, more_to_come():
+            keep = any(tier.name in REPLAY_TIERS for tier in tiers)
+            versions = _train(runs, start, opened, timer, keep)
+        opened.write_marl_eval(runs[0].env.spec.name)
+        opened.finish()
+        return _record_all(runs, versions, tiers)
 
 
 def record_from_run(
@@ -135,6 +145,7 @@ def record_from_run(
     out: str | Path | None = None,
     env: str | None = None,
     program: str | Path | None = None,
+    devices: int | None = None,
 ) -> Recorded:
     """Record further tiers from a recorder's finished run, without training.
 
@@ -152,6 +163,8 @@ def record_from_run(
         The environment as the run's command named it, if its code is your own.
     program
         Python file of the program, if it is not one of offmarl's; see `load_policy`.
+    devices
+        Number of devices that the environments are divided over; by default one.
 
     Raises
     ------
@@ -176,7 +189,11 @@ def record_from_run(
     args = replace(args, env=env or args.env, tiers=tiers, steps=steps or args.steps)
     args = replace(args, out=_out_of(directory, args, origin.name) if out is None else local(out))
     source = {name: record[name] for name in _SOURCES if name in record}
-    runs = _recorders(module.make, args, learning_environment(args), origin, directory, source)
+    args, layout = replace(args, devices=devices), recorder_layout(args.seeds, devices)
+    check_divisible("--num-envs", args.num_envs, layout)
+    runs = _recorders(
+        module.make, args, learning_environment(args), origin, directory, source, layout
+    )
     for run in runs:
         check_vaults(run, chosen)
     return _record_all(runs, _versions(runs, directory), chosen)
@@ -201,13 +218,14 @@ def _recorders(
     origin: registry.Origin,
     directory: Path,
     source: Mapping[str, Any],
+    layout: Layout = ONE_DEVICE,
 ) -> list[Recorder]:
     """Return the recorders of all training seeds, which share a program."""
     assert isinstance(args, OnlineArgs)
     keep_compiled_programs()
     program = build(make, env.spec, args, env, lambda: cast(Hashable, env))
     first = Recorder(
-        origin, args, env, program, program.policy(False), directory, args.seed, source
+        origin, args, env, program, program.policy(False), directory, args.seed, source, layout
     )
     return [first._replace(seed=seed) for seed in first.seeds]
 
@@ -225,6 +243,7 @@ def _record(run: Recorder) -> dict[str, Any]:
         "greedy": run.program.greedy,
         "vault": None,
         "seeds": run.seeds,
+        **shards_record(run.layout),
         **run.source,
     }
 
@@ -262,7 +281,9 @@ def _train(
         journal.chunks = [stack.enter_context(_replay(run, done, keep)) for run in runs]
         advance = stack.enter_context(_progress(runs, done))
         keys = [run.key(TRAIN) for run in runs]
-        work = collect(first.program, states, hyper, keys, schedule, done, journal.chunks)
+        work = collect(
+            first.program, states, hyper, keys, schedule, done, journal.chunks, first.layout
+        )
         del states  # they are donated
         elapsed = tracking.last(opened.metrics, tracking.WALL_TIME)
         learn(work, journal, schedule, done, timer, advance, first.iteration_steps, elapsed)
@@ -307,7 +328,7 @@ def _replay(run: Recorder, start: int, keep: bool) -> AbstractContextManager[Chu
     path = run.vault("replay")
     if not keep or (is_complete(path, run.recipe) and start == run.iterations):
         return nullcontext()
-    if start > 0 and not path.exists():
+    if start > 0 and not on_first(path.exists):
         raise RunError(
             f"{run.directory} kept no training data until update {start}: leave replay and "
             "medium-replay out of --tiers, or train again in another directory (--out)."
@@ -344,9 +365,8 @@ class _Journal:
     def go_on(self, start: int, info: Mapping[str, Any]) -> None:
         """Drop what was written after the checkpoint that training resumes from."""
         tracking.cut(self._metrics, start * self._runs[0].iteration_steps)
-        self.trackers = Trackers(
-            self._runs[0].args.track, self._opened.directory, self._opened.record
-        )
+        track = self._runs[0].args.track if is_first() else ()
+        self.trackers = Trackers(track, self._opened.directory, self._opened.record)
         if info:
             self.versions = _from_json(info)
 
@@ -375,8 +395,9 @@ class _Journal:
             versions.append(Version(done, first, tuple(others)))
         names = names_by_team(tracking.RETURN, teams_of(self._runs[0].env.spec))
         self.add(done, [dict(zip(names, own, strict=True)) for own in returns], 0)
-        if done not in self._policies.steps():
-            self._policies.save(done, {"policy": stacked(policies)}, {})
+        shared = stacked(gathered(policies))
+        if is_first() and done not in self._policies.steps():
+            self._policies.save(done, {"policy": shared}, {})
 
     def save(self, done: int, states: Sequence[ArrayTree]) -> None:
         """Write the data and metrics so far, and a checkpoint to resume from."""
@@ -391,7 +412,10 @@ class _Journal:
         self.trackers.sync()
 
     def _policies_of(self, states: Sequence[ArrayTree]) -> list[ArrayTree]:
-        return [self._runs[0].program.policy_params(state) for state in states]
+        policies = [self._runs[0].program.policy_params(state) for state in states]
+        if self._runs[0].layout.devices == 1:
+            return policies
+        return [jax.device_get(gathered(policy)) for policy in policies]  # from several meshes
 
     @property
     def note(self) -> str:
@@ -410,12 +434,20 @@ class _Journal:
 
 
 def _summary(runs: Sequence[Recorder], tiers: Sequence[Tier], title: str) -> Recorded:
+    if not is_first():
+        return elsewhere(runs[0].directory)
     rows = [
         {"seed": run.seed, **describe(run.vault(tier.name), tier.name)}
         for run in runs
         for tier in tiers
     ]
     return summarise(runs[0].directory, rows, title)
+
+
+def elsewhere(path: Path) -> Recorded:
+    """Return the summary of a process that wrote nothing."""
+    where = f"process {jax.process_index()} of {jax.process_count()}: process 0 wrote {path}"
+    return Recorded({"run": str(path), "outcome": where, "vaults": []}, Text(where))
 
 
 def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> Recorded:

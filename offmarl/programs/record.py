@@ -1,6 +1,7 @@
 """Recording of a fixed policy, and the state of recordings."""
 
 import hashlib
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -20,9 +21,18 @@ from offmarl.envs.base import require_positive
 from offmarl.envs.sides import Side
 from offmarl.errors import OptionError, RunError
 from offmarl.paths import local
-from offmarl.programs.buffer import Capture, ChunkWriter, add, init_capture, make_buffer
+from offmarl.programs.buffer import (
+    Capture,
+    ChunkWriter,
+    NoWriter,
+    add,
+    init_capture,
+    make_buffer,
+)
 from offmarl.programs.captures import CaptureCheckpoints
-from offmarl.programs.loop import Schedule, collect, copied
+from offmarl.programs.cluster import any_process, ends_with_others, is_first, on_first
+from offmarl.programs.collecting import collect
+from offmarl.programs.loop import Schedule, copied
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.run import (
     CheckpointTimer,
@@ -31,6 +41,7 @@ from offmarl.programs.run import (
     environment_source,
     keep_compiled_programs,
 )
+from offmarl.programs.sharding import Layout, check_divisible, recorder_layout
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.statistics import mean_interval
 from offmarl.teams import only_or_all
@@ -62,6 +73,7 @@ def record_policy(
     provenance: Mapping[str, Any] | None = None,
     checkpoint_seconds: float = 30.0,
     agent_ids: Sequence[int] | None = None,
+    devices: int | None = None,
 ) -> bool:
     """Play a policy in parallel environments, and write all steps to a vault.
 
@@ -90,6 +102,10 @@ def record_policy(
         Seconds between checkpoints. SIGINT and SIGTERM save one before they stop the recording.
     agent_ids
         Policy id of each agent, if the policy is composed of several; by default that of all is 0.
+    devices
+        Number of devices that the environments are divided over, by default one. In a run of
+        several processes (`jax.distributed`) it counts those of all, by default all of them; the
+        first process writes the vault.
 
     Returns
     -------
@@ -99,9 +115,12 @@ def record_policy(
     Raises
     ------
     OptionError
-        ``steps`` or ``num_envs`` is not positive.
+        ``steps`` or ``num_envs`` is not positive, or the environments cannot be divided over the
+        devices.
     RunError
         The path holds another recording.
+    ProcessLostError
+        Another process ended.
     Stopped
         A signal stopped the recording; the message says where it resumes.
     VaultError
@@ -113,7 +132,7 @@ def record_policy(
     identity = {"seed": seed}
     about = provenance or {}
     return record_players(
-        env, [player], path, steps, key, identity, about, checkpoint_seconds, agent_ids
+        env, [player], path, steps, key, identity, about, checkpoint_seconds, agent_ids, devices
     )
 
 
@@ -154,12 +173,13 @@ def record_players(
     provenance: Mapping[str, Any],
     checkpoint_seconds: float = 30.0,
     agent_ids: Sequence[int] | None = None,
+    devices: int | None = None,
 ) -> bool:
     """Record several policies side by side, each in environments of its own, as `record_policy`.
 
     Parameters
     ----------
-    env, path, steps, provenance, checkpoint_seconds
+    env, path, steps, provenance, checkpoint_seconds, devices
         As for `record_policy`.
     players
         The policies; the id of a policy is its number. The first ones play in the first rows.
@@ -178,11 +198,13 @@ def record_players(
     require_positive(steps=steps)
     keep_compiled_programs()
     path = local(path)
-    num_envs = sum(player.rows for player in players)
+    num_envs, layout = sum(player.rows for player in players), recorder_layout(1, devices)
+    check_divisible("--num-envs", num_envs, layout)
     row = -(-steps // num_envs)
     num_chunks = -(-row // CHUNK)
     parts = tuple((player.policy, player.rows) for player in players)
-    program = _fixed(env, parts, -(-row // num_chunks))  # type: ignore[arg-type]
+    shards = 0 if devices is None and jax.process_count() == 1 else layout.shards
+    program = _fixed(env, parts, -(-row // num_chunks), shards)  # type: ignore[arg-type]
     params = tuple(player.params for player in players)
     recipe = {
         "env": env.spec.name,
@@ -192,20 +214,26 @@ def record_players(
         **identity,
     } | environment_source(env.spec.name)
     spec, whole = recorded(env, first_id=len(players))
+    if shards:
+        recipe["groups"] = groups_of(num_envs, shards)
     if spec.extras:
         recipe["extras"] = sorted(spec.extras)
     if is_complete(path, recipe):
         return False
     if agent_ids is not None:
         whole = partial(_with_ids, ids=np.array(agent_ids, np.int32))
-    with checkpoint_timer(checkpoint_seconds, "step") as timer:
-        _record(program, params, key, path, (spec, whole), recipe, provenance, timer)
+    with checkpoint_timer(checkpoint_seconds, "step") as timer, ends_with_others(path):
+        _record(program, params, key, path, (spec, whole), recipe, provenance, timer, layout)
     return True
 
 
 @lru_cache(maxsize=4)
-def _fixed(env: Environment, parts: tuple[tuple[Policy, int], ...], num_steps: int) -> Program:
+def _fixed(
+    env: Environment, parts: tuple[tuple[Policy, int], ...], num_steps: int, shards: int = 0
+) -> Program:
     """Return fixed policies, each with its number of environments, as a program without learning.
+
+    ``shards`` is the number of devices that the environments are divided over, 0 for any one.
 
     The caller puts the parameters into the initial state. Cached, so that recordings of a policy
     with other parameters share the compiled program.
@@ -228,8 +256,8 @@ def _fixed(env: Environment, parts: tuple[tuple[Policy, int], ...], num_steps: i
     ) -> tuple[_State, dict[str, Array]]:
         given = zip(parts, state.params, state.rollouts, keys_of(key), strict=True)
         played = [
-            rollout(env, policy, params, begun, key, num_steps, policy_id=number)
-            for number, ((policy, _), params, begun, key) in enumerate(given)
+            rollout(env, policy, params, begun, key, num_steps, number, groups_of(rows, shards))
+            for number, ((policy, rows), params, begun, key) in enumerate(given)
         ]
         after, transitions, next_views = zip(*played, strict=True)
         capture = add(buffer, state.capture, _side_by_side(transitions), _side_by_side(next_views))
@@ -242,6 +270,20 @@ def _fixed(env: Environment, parts: tuple[tuple[Policy, int], ...], num_steps: i
         policy_params=lambda state: state.params[0],
         num_steps=num_steps,
     )
+
+
+_GROUPS = 8
+"""Groups of environments in a recording on a given number of devices."""
+
+
+def groups_of(num_envs: int, shards: int) -> int:
+    """Return the groups that environments are computed in, so that numbers have the same bits.
+
+    The number is the same for all numbers of devices that divide 8 and the environments.
+    """
+    if not shards:
+        return 0
+    return math.lcm(math.gcd(num_envs, _GROUPS), shards if num_envs % shards == 0 else 1)
 
 
 def _side_by_side(trees: Sequence[ArrayTree]) -> ArrayTree:
@@ -258,6 +300,7 @@ def _record(
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
     timer: CheckpointTimer,
+    layout: Layout,
 ) -> None:
     directory = path.parent / f".{path.name}.recording"
     checkpoints, hyper = CaptureCheckpoints(directory, keep=1), Hyperparameters({})
@@ -273,7 +316,7 @@ def _record(
         ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
         progress(f"record {path.name}", num_chunks * num_steps, start * num_steps) as advance,
     ):
-        work = collect(program, [begin], hyper, [key], schedule, start, [chunks])
+        work = collect(program, [begin], hyper, [key], schedule, start, [chunks], layout)
         for done, (state,), _ in work:
             timer.work_done()
             advance(num_steps)
@@ -282,9 +325,12 @@ def _record(
                 checkpoints.save(done, {"state": state._replace(params=())}, {})
                 timer.saved(done * num_steps * recipe["num_envs"])
         chunks.flush()
-        chunks.complete(recorded=recorded_return(vault.Dataset(writer.store)))
+        if isinstance(writer, vault.Writer):
+            chunks.complete(recorded=recorded_return(vault.Dataset(writer.store)))
     checkpoints.close()
-    shutil.rmtree(directory, ignore_errors=True)
+    any_process(False)  # none ends, or reads the vault, before it is complete
+    if is_first():
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def recorded_return(dataset: vault.Dataset) -> dict[str, Any]:
@@ -388,6 +434,11 @@ def check_recipe(path: Path, recipe: Mapping[str, Any], partly: bool = False) ->
     RunError
         The vault was recorded with another recipe.
     """
+    provenance: dict[str, Any] = on_first(lambda: _checked_provenance(path, recipe, partly))
+    return provenance
+
+
+def _checked_provenance(path: Path, recipe: Mapping[str, Any], partly: bool) -> dict[str, Any]:
     if not path.exists():
         return {}
     provenance = vault.open_vault(path).provenance
@@ -407,13 +458,15 @@ def open_for_recording(
     rows: int,
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
-) -> vault.Writer:
-    """Create the vault of a recording, or resume it.
+) -> vault.Writer | NoWriter:
+    """Create the vault of a recording, or resume it, in the process that writes it.
 
     The provenance is stored with the data, with the recipe (see `is_complete`), the versions of the
     software and, for an environment that is not one of offmarl, the source of its code
     (``environment_source``).
     """
+    if not is_first():
+        return NoWriter()
     if path.exists():
         return vault.resume(path)
     about = dict(provenance) | {"recipe": dict(recipe), "software": software(), "complete": False}

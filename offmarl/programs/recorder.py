@@ -1,6 +1,7 @@
 """A recorder's run of one training seed: its paths, keys and settings, and its policies."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Float, PRNGKeyArray
 
 from offmarl import envs, tracking
@@ -16,8 +18,10 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment
 from offmarl.errors import CheckpointError
 from offmarl.evaluation import Evaluation, evaluate
+from offmarl.programs.cluster import DEVICE_ARGS, gathered, load_on_first
 from offmarl.programs.program import OnlineArgs, Program, hyperparameters
 from offmarl.programs.registry import Origin
+from offmarl.programs.sharding import ONE_DEVICE, Layout, place_shared
 from offmarl.programs.sides import against_reference
 from offmarl.teams import Team, only_or_all, teams_of
 from offmarl.types import ArrayTree, Policy
@@ -73,6 +77,8 @@ class Recorder(NamedTuple):
     source: Mapping[str, Any]
     """What else determines the result: the code of the environment, the opponents, and what
     training starts from."""
+    layout: Layout = ONE_DEVICE
+    """How the seeds and environments share the devices."""
     team: Team | None = None
     """Where all of several teams learn: the one whose returns are taken, while reference policies
     act for the others; see `by_team`."""
@@ -116,7 +122,7 @@ class Recorder(NamedTuple):
     def settings(self) -> dict[str, Any]:
         """The arguments of this training seed, as in the provenance on disk."""
         args = asdict(self.args) | {"env": envs.short_name(self.args.env), "seed": self.seed}
-        for name in ("out", "checkpoint_seconds", "seeds", "track", "init", "replay"):
+        for name in (*DEVICE_ARGS, "out", "checkpoint_seconds", "seeds", "track", "init", "replay"):
             del args[name]
         if not self.args.env_states:  # as recordings before there were states
             del args["env_states"]
@@ -155,12 +161,21 @@ class Recorder(NamedTuple):
         self, policy: Policy, params: ArrayTree, key: PRNGKeyArray
     ) -> Float[np.ndarray, "episodes"]:
         """Play `OnlineArgs.eval_episodes` episodes of a policy, and return their returns."""
-        episodes = self.args.eval_episodes
+        episodes, mesh = self.args.eval_episodes, self.mesh
+        if self.team is not None:
+            joint, references = against_reference(self.env, self.team, policy)  # type: ignore[arg-type]
+            policy, params = joint, (params, *references)
+        params, key = place_shared((params, key), mesh)
+        found = gathered(_evaluate(self.env, policy, episodes, mesh, params, key))
         if self.team is None:
-            return np.asarray(_evaluate(self.env, policy, episodes, params, key).returns)
-        joint, references = against_reference(self.env, self.team, policy)  # type: ignore[arg-type]
-        found = _evaluate(self.env, joint, episodes, (params, *references), key)
+            return np.asarray(found.returns)
         return np.asarray(found.team_returns[:, teams_of(self.env.spec).index(self.team)])
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices of this training seed; None for a single one."""
+        meshes = self.layout.meshes()
+        return meshes[self.seeds.index(self.seed) % len(meshes)]
 
     def returns_again(
         self, policy: Policy, params: ArrayTree, key: PRNGKeyArray
@@ -184,19 +199,24 @@ class Recorder(NamedTuple):
 
     def load(self, version: Version) -> ArrayTree:
         """Return the parameters of a version of the policy."""
+        shapes = {"policy": self.policy_shapes()}
+        tree = load_on_first(lambda: self._restore(shapes, version.iteration), shapes)
+        index = self.seeds.index(self.seed)
+        return jax.tree.map(lambda leaf: leaf[index], tree["policy"])
+
+    def _restore(self, like: dict[str, ArrayTree], iteration: int) -> dict[str, ArrayTree]:
         policies = self.policies()
         try:
-            tree, _ = policies.restore({"policy": self.policy_shapes()}, version.iteration)
+            tree, _ = policies.restore(like, iteration)
         except CheckpointError as error:
             raise CheckpointError(
-                self.directory / "policies" / str(version.iteration),
+                self.directory / "policies" / str(iteration),
                 error.reason,
                 f"delete {self.directory} and repeat the command: it keeps the recorded data and "
                 "repeats the training.",
             ) from error
         policies.close()
-        index = self.seeds.index(self.seed)
-        return jax.tree.map(lambda leaf: leaf[index], tree["policy"])
+        return tree
 
     # ------------------------------------------------------------------------------ provenance
 
@@ -237,8 +257,14 @@ def stacked(trees: Sequence[ArrayTree]) -> ArrayTree:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _evaluate(
-    env: Environment, policy: Policy, num_episodes: int, params: ArrayTree, key: PRNGKeyArray
+    env: Environment,
+    policy: Policy,
+    num_episodes: int,
+    mesh: Mesh | None,
+    params: ArrayTree,
+    key: PRNGKeyArray,
 ) -> Evaluation:
-    return evaluate(env, policy, params, key, num_episodes)
+    with nullcontext() if mesh is None else use_abstract_mesh(mesh.abstract_mesh):
+        return evaluate(env, policy, params, key, num_episodes)

@@ -4,9 +4,12 @@
 finished run unchanged, or to raise an error because the arguments differ.
 """
 
+import atexit
 import os
 import platform
+import shutil
 import signal
+import tempfile
 import threading
 import time
 import warnings
@@ -29,6 +32,8 @@ from offmarl import envs, settings, tracking
 from offmarl.config import Validated
 from offmarl.errors import RunError, Stopped
 from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
+from offmarl.programs.cluster import Agreement, any_process, is_first, on_first
+from offmarl.programs.sharding import Layout
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
 
@@ -43,11 +48,12 @@ _MAY_DIFFER = (
     "args.time_limit",
     "args.tiers",
     "args.steps",
+    "shards",
 )
 """Entries that may differ when a run is resumed: the versions, the machine, which arguments were
 given and where the others came from, the paths of the vault and of the run that it starts from
-(digests identify them), the time limit (``spec`` has the one in use), and what a recorder records
-after the training."""
+(digests identify them), the time limit (``spec`` has the one in use), what a recorder records after
+the training, and the devices (see `check_shards`)."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,9 @@ class Run:
 
     def lacks_checkpoint(self, last: int) -> bool:
         """Whether the last checkpoint is missing; users delete damaged ones."""
+        return bool(on_first(lambda: self._lacks_checkpoint(last)))
+
+    def _lacks_checkpoint(self, last: int) -> bool:
         checkpoints = self.checkpoints()
         if len(self.stopped) == len(self.record["seeds"]):
             last = max(self.stopped.values())
@@ -140,6 +149,8 @@ class Run:
 
         ``stopped`` holds the step of each seed that stopped early, by its number.
         """
+        if not is_first():
+            return
         ending = {"complete": True} | ({"stopped": dict(stopped)} if stopped else {})
         tracking.write_json(self.directory / tracking.RUN_FILE, {**self.record, **ending})
         remove_buffers(self.directory / tracking.CHECKPOINTS)
@@ -160,11 +171,22 @@ def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
     RunError
         The directory holds another run; the message names the first difference.
     """
+    found, complete, stopped, metrics = on_first(lambda: _opened(directory, record))
+    if not is_first():
+        scratch = Path(tempfile.mkdtemp(prefix="offmarl-process-"))
+        atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+        directory = scratch
+        (directory / tracking.METRICS_FILE).write_text(metrics)
+    return Run(directory, found, complete, stopped)
+
+
+def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any], bool, Any, str]:
+    """Return the record of a run, how it ended, and its lines of metrics."""
     record = tracking.plain(record)
     if not (directory / tracking.RUN_FILE).exists():
         directory.mkdir(parents=True, exist_ok=True)
         tracking.write_json(directory / tracking.RUN_FILE, {**record, "complete": False})
-        return Run(directory, record, complete=False)
+        return dict(record), False, {}, ""
     found = tracking.read_run(directory)
     complete, stopped = bool(found.pop("complete", False)), found.pop("stopped", {})
     for path, theirs, ours in differences(found, record, _MAY_DIFFER):
@@ -172,7 +194,29 @@ def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
             f"{directory} holds a run with {path} {theirs!r}, not {ours!r}: choose another "
             "directory with --out, or give the arguments of that run to resume it."
         )
-    return Run(directory, record, complete, stopped)
+    metrics = directory / tracking.METRICS_FILE
+    rows = metrics.read_text() if jax.process_count() > 1 and metrics.exists() else ""
+    return dict(record), complete, stopped, rows
+
+
+def shards_record(layout: Layout) -> dict[str, int]:
+    """Return what a run's record says of the layout: what changes the last bits of the result."""
+    return {"shards": layout.shards} if layout.shards > 1 else {}
+
+
+def check_shards(directory: Path, what: str, layout: Layout) -> None:
+    """Raise `RunError` if an unfinished run was divided over another number of devices.
+
+    What learns then adds in another order, and a resumed run would not have the same bits.
+    """
+    found = on_first(lambda: tracking.recorded(directory))
+    shards = found.get("shards", 1)
+    if found and not found.get("complete") and shards != layout.shards:
+        raise RunError(
+            f"{directory} was started with its {what} divided over {shards} devices, not "
+            f"{layout.shards}, which changes the last digits of sums: give --devices "
+            f"{shards * layout.devices} to resume it, or another directory with --out."
+        )
 
 
 def machine() -> dict[str, Any]:
@@ -203,7 +247,7 @@ def settled(args: ArgsT, directory: Path) -> ArgsT:
 
     Without a run, they are the arguments. See `offmarl.settings`.
     """
-    args = settings.keep(args, tracking.recorded(directory))
+    args = settings.keep(args, on_first(lambda: tracking.recorded(directory)))
     print_sources(args)
     return args
 
@@ -344,6 +388,7 @@ class CheckpointTimer:
         self._begun = self._unsaved = False
         self._signal: int | None = None
         self._since = time.monotonic()
+        self._agreement = Agreement()
 
     def begin(self, position: int) -> None:
         """Start at a position: that of a checkpoint, or 0."""
@@ -354,8 +399,16 @@ class CheckpointTimer:
         self._unsaved = True
 
     def is_due(self) -> bool:
-        """Whether to save: after the given time, or after a signal."""
-        return self._signal is not None or time.monotonic() - self._since > self._seconds
+        """Whether to save: after the given time, or after a signal.
+
+        Several processes save at the same time: all of them must call this after the same work.
+        """
+        late = time.monotonic() - self._since > self._seconds
+        if jax.process_count() == 1:
+            return self._signal is not None or late
+        due, signum = self._agreement.reached(late and is_first(), self._signal)
+        self._signal = signum or self._signal
+        return due
 
     def saved(self, position: int) -> None:
         """Record that a checkpoint was saved at a position.
@@ -367,6 +420,7 @@ class CheckpointTimer:
         """
         self._saved, self._unsaved, self._since = position, False, time.monotonic()
         if self._signal is not None:
+            any_process(False)  # none ends before the first one has saved
             raise self._stopped(self._signal)
 
     def end(self) -> None:
@@ -382,7 +436,8 @@ class CheckpointTimer:
 
     def on_signal(self, signum: int, _frame: FrameType | None) -> None:
         """Handle a signal."""
-        if self._signal is not None or not self._unsaved:
+        waiting = jax.process_count() > 1  # the others do, until all of them stop together
+        if self._signal is not None or not (self._unsaved or waiting):
             raise self._stopped(signum)
         self._signal = signum
         if not tracking.is_quiet():  # unbuffered: the program may hold the buffer's lock

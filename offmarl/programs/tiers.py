@@ -14,6 +14,7 @@ from offmarl import tracking, vault
 from offmarl.envs.sides import Seat, compose
 from offmarl.errors import NotLearnedError, OptionError, RunError, unknown_name
 from offmarl.networks import PolicyConfig, make_policy
+from offmarl.programs.cluster import on_first
 from offmarl.programs.record import (
     Player,
     check_recipe,
@@ -333,6 +334,7 @@ def _record(
         run.provenance(tier.name) | {"policies": list(about)},
         run.args.checkpoint_seconds,
         agent_ids,
+        run.args.devices,
     )
 
 
@@ -356,9 +358,15 @@ def _skills(run: Recorder, tier: Tier) -> list[str]:
 
 def _cut_replay(run: Recorder, tier: Tier, until: int, versions: Sequence[Version]) -> None:
     """Extract the training data before a number of iterations."""
-    recipe, path = _recipe(run, tier) | {"iterations": until}, run.vault(tier.name)
-    if is_complete(path, recipe):
+    recipe = _recipe(run, tier) | {"iterations": until}
+    if is_complete(run.vault(tier.name), recipe):
         return
+    on_first(lambda: _slice_replay(run, tier, until, versions, recipe))
+
+
+def _slice_replay(
+    run: Recorder, tier: Tier, until: int, versions: Sequence[Version], recipe: Mapping[str, Any]
+) -> None:
     if not run.vault("replay").exists():
         raise RunError(
             f"{run.directory} kept no training data, which {tier.name} is part of: train again in "
@@ -368,7 +376,7 @@ def _cut_replay(run: Recorder, tier: Tier, until: int, versions: Sequence[Versio
     about = {"recipe": recipe, "complete": True, "policies": trained, "origins": []}
     vault.slice(
         run.vault("replay"),
-        path,
+        run.vault(tier.name),
         stop=until * run.program.num_steps,
         by="steps",
         provenance=run.provenance(tier.name) | about,

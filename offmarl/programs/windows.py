@@ -8,6 +8,7 @@ import numpy as np
 from flashbax.buffers.trajectory_buffer import TrajectoryBuffer
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
+from offmarl._mesh import divide
 from offmarl.errors import ShapeError
 from offmarl.programs.buffer import Capture, Step, add, init_capture
 from offmarl.replay import Replay, Windows, load
@@ -80,7 +81,8 @@ def windows_at(capture: Capture, start: Start, length: int, burn_in: int = 0) ->
     slot = places + ends_before - ends_before[:, burn_in, None] - start.after[:, None]
     slot = jnp.where(age < filled, slot, length + 1)
     before = capture.buffer.experience.transition.last[start.row[:, None], index - 1]
-    return _in_slots(steps, slot, inside, before | (age == 0), jnp.arange(-burn_in, length + 1))
+    slots = jnp.arange(-burn_in, length + 1)
+    return divide(_in_slots(steps, slot, inside, before | (age == 0), slots))
 
 
 def _uniform_starts(capture: Capture, key: PRNGKeyArray, batch_size: int, length: int) -> Start:

@@ -25,7 +25,8 @@ from offmarl.errors import (
     UnknownNameError,
 )
 from offmarl.programs import online, record_from_run
-from offmarl.programs.loop import Schedule, collect, stage_starts
+from offmarl.programs.collecting import collect
+from offmarl.programs.loop import Schedule, stage_starts
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from recorders import mappo
 from tests.runs import metrics_of

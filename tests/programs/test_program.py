@@ -24,7 +24,7 @@ from offmarl.programs import loop, offline, registry
 from offmarl.programs.loop import Schedule, online_schedule, stage_starts
 from offmarl.programs.program import OnlineArgs, Program, Stage, shaping_values, structure
 from offmarl.programs.run import compilation_cache, keep_compiled_programs, use_cores
-from offmarl.programs.seeds import Layout, layout_of, map_seeds
+from offmarl.programs.sharding import Layout, layout_of, map_seeds
 from offmarl.replay import Windows
 from offmarl.report import final_returns
 from tests.programs import two_stage
@@ -281,7 +281,7 @@ def test_layouts_on_one_device(seeds, batching, at_once, wanted):
     ],
 )
 def test_layouts_on_four_devices(seeds, batching, wanted, monkeypatch):
-    monkeypatch.setattr(jax, "local_devices", lambda: ["device"] * 4)
+    monkeypatch.setattr(jax, "devices", lambda: ["device"] * 4)
     assert layout_of(seeds, batching) == wanted
 
 
@@ -301,8 +301,8 @@ from types import SimpleNamespace
 import jax
 from tests.programs.test_program import arguments, two_stage
 assert len(jax.devices()) == 2
-from offmarl.programs.seeds import layout_of
-assert layout_of(3, "auto") == (1, 2)
+from offmarl.programs.sharding import layout_of
+assert layout_of(3, "auto") == (1, 2, 1)
 for replay in ("device", "stream"):
     out = Path(sys.argv[2]) / replay
     two_stage.main(arguments(Path(sys.argv[1]), out, replay=replay, seeds=3))

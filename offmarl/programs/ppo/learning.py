@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from offmarl._mesh import divide
 from offmarl.losses import (
     bootstrap_discounts,
     clipped_surrogate,
@@ -277,8 +278,8 @@ def learn(
         learner: tuple[ActorCritic, ArrayTree], indices: Int[Array, "size"]
     ) -> tuple[tuple[ActorCritic, ArrayTree], dict[str, Array]]:
         params, optimiser_state = learner
-        windows = jax.tree.map(lambda leaf: leaf[:, indices], batch)
-        begin = jax.tree.map(lambda leaf: leaf[indices], carry)
+        windows = divide(jax.tree.map(lambda leaf: leaf[:, indices], batch), axis=1)
+        begin = divide(jax.tree.map(lambda leaf: leaf[indices], carry))
         grads, metrics = jax.grad(loss, has_aux=True)(
             params, networks, args, hyper, entropy, windows, begin
         )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import ShapeError, VaultError
-from offmarl.terminal import Advance, Progress
+from offmarl.terminal import Advance, Progress, silent
 from offmarl.types import EnvSpec, FinalObservations, Transition, View, map_tree
 from offmarl.vault import layout
 from offmarl.vault.creation import create_whole
@@ -30,8 +30,9 @@ StrPath = str | os.PathLike[str]
 AnyVault = StrPath | Dataset
 """A vault, open or by its path."""
 
-Select = Callable[[Source], Pieces]
-"""Chooses what to take of a source."""
+Select = Callable[[Sequence[Source], Sequence[Pieces] | None], Sequence[Pieces]]
+"""Chooses what to take of each source. If it has to read steps, it reads those of the given whole
+episodes of each source; None stands for all."""
 
 Remap = Callable[[NumpyArray], NumpyArray]
 """Translates policy ids of a source into those of the new vault."""
@@ -39,7 +40,7 @@ Remap = Callable[[NumpyArray], NumpyArray]
 Copy = Callable[[Dataset, Pieces, Writer, Remap, Advance], None]
 """Appends pieces of a vault to another, as `copy_pieces` does."""
 
-_BLOCK_BYTES = 2**25
+BLOCK_BYTES = 2**25
 """Approximate size of what is read at once."""
 _MOST_BYTES = 2**18
 """Maximum size of the description of all sources; older generations are left out first."""
@@ -52,7 +53,17 @@ def opened(vault: AnyVault) -> Dataset:
     return vault if isinstance(vault, Dataset) else open_source(vault)
 
 
-def opened_with_limit(vaults: Sequence[AnyVault], time_limit: int | None) -> list[Dataset]:
+def opened_all(vaults: AnyVault | Sequence[AnyVault]) -> list[Dataset]:
+    """Open one vault or several; `VaultError` for none."""
+    several = [vaults] if isinstance(vaults, str | os.PathLike | Dataset) else [*vaults]
+    if not several:
+        raise VaultError("no vaults to join: give at least one vault.")
+    return [opened(vault) for vault in several]
+
+
+def opened_with_limit(
+    vaults: AnyVault | Sequence[AnyVault], time_limit: int | None
+) -> list[Dataset]:
     """Open vaults; the time limit applies to foreign ones, which do not record how episodes ended.
 
     Raises
@@ -60,9 +71,9 @@ def opened_with_limit(vaults: Sequence[AnyVault], time_limit: int | None) -> lis
     VaultError
         A time limit was given, and no vault is foreign.
     """
+    found = opened_all(vaults)
     if time_limit is None:
-        return [opened(vault) for vault in vaults]
-    found = [opened(vault) for vault in vaults]
+        return found
     if all(vault.native for vault in found):
         names = ", ".join(str(vault.path) for vault in found)
         raise VaultError(
@@ -76,7 +87,8 @@ def opened_with_limit(vaults: Sequence[AnyVault], time_limit: int | None) -> lis
 def run(
     operation: str,
     arguments: Mapping[str, Any],
-    chosen: Sequence[tuple[Dataset, Select]],
+    vaults: Sequence[Dataset],
+    select: Select,
     path: StrPath,
     codec: Codec | None,
     progress: Progress,
@@ -89,8 +101,8 @@ def run(
     ----------
     operation, arguments
         Name and arguments of the transform, for the lineage.
-    chosen
-        The sources, and the function that selects from each.
+    vaults, select
+        The sources, and the function that selects from them.
     path, codec, progress
         As for `offmarl.vault.cat`.
     provenance
@@ -98,11 +110,9 @@ def run(
     chunk_steps
         As for `offmarl.vault.create`.
     """
-    vaults = [vault for vault, _ in chosen]
     with _create(vaults, path, codec, chunk_steps) as writer:
         sources = examine_all(vaults, progress)
-        selects = [select for _, select in chosen]
-        taken = [(source, select(source)) for source, select in zip(sources, selects, strict=True)]
+        taken = [*zip(sources, select(sources, None), strict=True)]
         _fill(writer, operation, arguments, taken, progress, provenance or {})
     return open_vault(path)
 
@@ -125,6 +135,23 @@ def write(
     """Make a vault of pieces of one examined source."""
     with _create([taken[0].vault], path, codec) as writer:
         _fill(writer, operation, arguments, [taken], progress, {}, copy)
+
+
+def copy_block(
+    vaults: Sequence[Dataset],
+    source: Dataset,
+    pieces: Pieces,
+    path: StrPath,
+    remap: Remap,
+    provenance: Mapping[str, Any],
+) -> None:
+    """Make a vault of pieces of one of several vaults, which tasks join later.
+
+    Its spec is that of all the vaults joined.
+    """
+    with _create(vaults, path, "raw") as writer:
+        copy_pieces(source, pieces, writer, remap, silent)
+        writer.annotate(provenance)
 
 
 def rewrite(
@@ -152,10 +179,11 @@ def join_rows(
     progress: Progress,
     codec: Codec | None = None,
     chunk_steps: int | None = None,
+    remap: Remap | None = None,
 ) -> Dataset:
     """Make a vault of vaults with as many rows each, one after the other in time.
 
-    No episode may span two of them. Their content, and so the policy ids, is not changed.
+    No episode may span two of them.
 
     Parameters
     ----------
@@ -165,11 +193,13 @@ def join_rows(
         As for `run`.
     provenance
         Returns the provenance of the new vault.
+    remap
+        Gives policies their new ids; by default they keep theirs.
     """
     with _create(blocks, path, codec, chunk_steps, blocks[0].rows) as writer:
         with progress("join", sum(block.num_steps for block in blocks)) as advance:
             for block in blocks:
-                copy_rows(block, writer, advance)
+                copy_rows(block, writer, advance, remap)
         writer.flush()
         writer.annotate(provenance(Dataset(writer.store)))
     return open_vault(path)
@@ -205,18 +235,21 @@ def _create(
     chunk_steps: int | None = None,
     rows: int = 1,
 ) -> AbstractContextManager[Writer]:
-    first = vaults[0].manifest
-    if codec is None:
-        codec = first.schema.codec if first else "raw"
     # The sources were checked when they were recorded, or imported as they are: keep all values.
     return create_whole(
         path,
         _common_spec(vaults),
         rows=rows,
-        codec=codec,
+        codec=codec_of(vaults, codec),
         chunk_steps=chunk_steps,
         on_invalid="keep",
     )
+
+
+def codec_of(vaults: Sequence[Dataset], codec: Codec | None) -> Codec:
+    """Return the codec of a new vault; by default that of the first of its sources."""
+    first = vaults[0].manifest
+    return codec or (first.schema.codec if first else "raw")
 
 
 def _common_spec(vaults: Sequence[Dataset]) -> EnvSpec:
@@ -311,8 +344,8 @@ def copy_pieces(
         advance(steps.last.size)
 
 
-def copy_rows(vault: Dataset, writer: Writer, advance: Advance) -> None:
-    """Append all of a vault, unchanged, to one with as many rows."""
+def copy_rows(vault: Dataset, writer: Writer, advance: Advance, remap: Remap | None = None) -> None:
+    """Append all of a vault, unchanged but for policy ids, to one with as many rows."""
     found = vault.episodes
     ends = found.start + found.length
     is_open = found.cause == CAUSES[OPEN]
@@ -320,6 +353,8 @@ def copy_rows(vault: Dataset, writer: Writer, advance: Advance) -> None:
     breaks = np.unique(ends[is_open])
     for begin, stop in _split_at(vault.blocks(), breaks.tolist()):
         steps = vault.transitions(begin, stop)
+        if remap is not None:
+            steps = steps._replace(policy_id=remap(steps.policy_id))
         here = np.flatnonzero((ends > begin) & (ends <= stop) & ~is_open)
         row: NumpyArray = found.row[here]
         time: NumpyArray = ends[here] - 1 - begin
@@ -344,8 +379,8 @@ def _windows(vault: Dataset, pieces: Pieces) -> Iterator[_Window]:
     """Iterate over the rows that have pieces; short rows are read together."""
     rows = vault.episodes.row[pieces.episode]
     row_bytes = vault.length * sum(leaf.step_bytes for leaf in vault.leaves.values())
-    group = max(1, _BLOCK_BYTES // max(row_bytes, 1))
-    times = [(0, vault.length)] if row_bytes <= _BLOCK_BYTES else list(vault.blocks(rows=1))
+    group = max(1, BLOCK_BYTES // max(row_bytes, 1))
+    times = [(0, vault.length)] if row_bytes <= BLOCK_BYTES else list(vault.blocks(rows=1))
     for first in np.unique(rows // group) * group:
         low, high = np.searchsorted(rows, [first, first + group])
         of_rows = Pieces(*(column[low:high] for column in pieces))

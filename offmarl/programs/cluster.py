@@ -1,0 +1,387 @@
+"""The processes of a run on several machines: how they join, agree and end.
+
+Every process runs the same program, each on its own devices, and `offmarl.programs.sharding`
+divides the arrays over all of them. The first process (number 0) reads and writes all files of the
+run; the others get from it what they need to begin, and keep nothing. Without several processes,
+the functions here do nothing.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, Sharding
+from numpy.typing import NDArray
+
+from offmarl._mesh import spec
+from offmarl.config import NonNegativeInt, PositiveInt, Validated
+from offmarl.errors import OffmarlError, OptionError, ProcessLostError, RunError
+from offmarl.tracking import to_json
+from offmarl.types import ArrayTree
+
+T = TypeVar("T")
+TreeT = TypeVar("TreeT")
+
+JOIN_SECONDS = int(os.environ.get("OFFMARL_JOIN_SECONDS", "120"))
+"""How long a process waits for the others at the start."""
+
+HEARTBEAT_SECONDS = int(os.environ.get("OFFMARL_HEARTBEAT_SECONDS", "60"))
+"""How long a process may be silent before the others end the run."""
+
+AUTO = "auto"
+"""Value of ``--coordinator`` that leaves everything to JAX."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceArgs(Validated):
+    """Arguments on devices and processes that programs share."""
+
+    devices: PositiveInt | None = None
+    """Number of devices to use, of all processes together."""
+    coordinator: str | None = None
+    """Address HOST:PORT of process 0, to run on several machines: give the same command to each
+    process, with its own --process. "auto": JAX finds the address, the number of processes and the
+    own number where a cluster tells them (SLURM, Open MPI, TPU, Kubernetes, or
+    JAX_COORDINATOR_ADDRESS)."""
+    processes: PositiveInt | None = None
+    """With --coordinator: number of processes; by default the one that the cluster tells."""
+    process: NonNegativeInt | None = None
+    """With --coordinator: number of this process, from 0; by default the one that the cluster
+    tells. Process 0 reads and writes the files of the run."""
+
+
+DEVICE_ARGS = ("devices", "coordinator", "processes", "process")
+"""Names of `DeviceArgs`, which the records of runs hold apart from the other arguments."""
+
+
+# ---------------------------------------------------------------------------------- joining
+
+
+def join(args: DeviceArgs) -> None:
+    """Join the other processes of a run, if the arguments name a coordinator.
+
+    Call it before JAX is used. A second call does nothing.
+
+    Raises
+    ------
+    OptionError
+        The arguments do not fit together, the coordinator does not answer, or not all processes
+        come.
+    """
+    if args.coordinator is None:
+        for name in ("processes", "process"):
+            if getattr(args, name) is not None:
+                raise OptionError(f"--{name} needs --coordinator HOST:PORT: give both.")
+        return
+    if jax.distributed.is_initialized():
+        return
+    _check(args)
+    if args.process:
+        _reach(args.coordinator)
+    _initialize(args)
+    if jax.process_index():
+        os.environ["OFFMARL_QUIET"] = "1"  # process 0 shows the progress
+
+
+def _check(args: DeviceArgs) -> None:
+    host, _, port = str(args.coordinator).rpartition(":")
+    if args.coordinator != AUTO and not (host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise OptionError(
+            f"--coordinator {args.coordinator} is not HOST:PORT: give the address of process 0, "
+            "such as 10.0.0.1:1234, or auto."
+        )
+    if args.processes is None or args.process is None:
+        return
+    if args.process >= args.processes:
+        raise OptionError(
+            f"--process {args.process} does not exist among --processes {args.processes}: they "
+            f"have the numbers from 0 to {args.processes - 1}."
+        )
+
+
+def _reach(address: str | None) -> None:
+    """Wait until the coordinator answers."""
+    if address == AUTO:
+        return
+    host, _, port = str(address).rpartition(":")
+    end, reason = time.monotonic() + JOIN_SECONDS, ""
+    while time.monotonic() < end:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            reason = error.strerror or str(error)
+            time.sleep(0.2)
+    raise OptionError(
+        f"--coordinator {address} did not answer within {JOIN_SECONDS} s ({reason}): start process "
+        "0 on that machine with the same address, and check that the port is open."
+    )
+
+
+def _initialize(args: DeviceArgs) -> None:
+    address = None if args.coordinator == AUTO else args.coordinator
+    try:
+        jax.distributed.initialize(
+            address,
+            args.processes,
+            args.process,
+            initialization_timeout=JOIN_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=HEARTBEAT_SECONDS,
+        )
+        jax.devices()  # the processes tell one another their devices
+    except ValueError as error:
+        missing = "--processes and --process" if address else "--coordinator HOST:PORT"
+        raise OptionError(
+            f"--coordinator {args.coordinator}: no cluster tells what is missing ({error}): give "
+            f"{missing}."
+        ) from None
+    except jax.errors.JaxRuntimeError as error:
+        raise OptionError(
+            f"--coordinator {args.coordinator}: the processes did not join within {JOIN_SECONDS} s "
+            f"({_first_line(error)}): start all of them, each with its own --process and with the "
+            "same --processes."
+        ) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:200]
+
+
+# ---------------------------------------------------------------------------------- agreeing
+
+
+def is_first() -> bool:
+    """Whether this process reads and writes the files of the run; true for a single process."""
+    return jax.process_index() == 0
+
+
+def from_first(value: T) -> T:
+    """Return the value of the first process: JSON that may differ between the processes."""
+    found: T = on_first(lambda: value)
+    return found
+
+
+def on_first(make: Callable[[], Any]) -> Any:
+    """Call a function in the first process, and return its result, which is JSON, in all of them.
+
+    Raises
+    ------
+    OffmarlError
+        The function raised it. The others raise `RunError`.
+    """
+    if jax.process_count() == 1:
+        return make()
+    text, raised = b"", None
+    if is_first():
+        try:
+            text = to_json({"value": make()}).encode()
+        except OffmarlError as error:
+            raised, text = error, to_json({"error": str(error)}).encode()
+    (size,) = _broadcast(np.array([len(text)], np.int32))
+    whole = np.zeros(size, np.uint8)
+    if is_first():
+        whole[:] = np.frombuffer(text, np.uint8)
+    found = json.loads(_broadcast(whole).tobytes())
+    if raised is not None:
+        raise raised
+    if "error" in found:
+        raise RunError(f"process 0 ended: {found['error']}")
+    return found["value"]
+
+
+_MOST_BYTES = 2**26
+"""Size of the pieces in which arrays are sent, each of which takes as much memory of a device."""
+
+
+def arrays_from_first(tree: ArrayTree) -> ArrayTree:
+    """Return the arrays of the first process, as NumPy has them; elsewhere only shapes count."""
+    if jax.process_count() == 1:
+        return tree
+    data = jax.tree.map(_data, tree)
+    leaves, structure = jax.tree.flatten(data)
+    buffer = np.concatenate(
+        [np.zeros(0, np.uint8), *(leaf.ravel().view(np.uint8) for leaf in leaves)]
+    )
+    starts = range(0, len(buffer), _MOST_BYTES)
+    pieces = [_broadcast(buffer[start : start + _MOST_BYTES]) for start in starts]
+    whole, found, start = np.concatenate([np.zeros(0, np.uint8), *pieces]), [], 0
+    for leaf in leaves:
+        part = whole[start : start + leaf.nbytes]
+        found.append(part.view(leaf.dtype).reshape(leaf.shape))
+        start += leaf.nbytes
+    return jax.tree.map(_of_data, tree, jax.tree.unflatten(structure, found))
+
+
+def _data(leaf: Any) -> NDArray[Any]:
+    """Return an array on the host, zeros for a shape, and the numbers of keys."""
+    if _is_key(leaf):
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            leaf = jax.eval_shape(jax.random.key_data, leaf)
+        else:
+            leaf = jax.random.key_data(leaf)
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return np.zeros(leaf.shape, leaf.dtype)
+    return np.ascontiguousarray(leaf)
+
+
+def _of_data(like: Any, data: NDArray[Any]) -> Any:
+    return jax.random.wrap_key_data(jnp.asarray(data)) if _is_key(like) else data
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
+
+
+def load_on_first(load: Callable[[], TreeT], like: TreeT) -> TreeT:
+    """Load arrays in the first process, and return them in all; ``like`` has their shapes."""
+    if jax.process_count() == 1:
+        return load()
+    found: list[TreeT] = []
+    on_first(lambda: found.append(load()))
+    shared: TreeT = arrays_from_first(found[0] if found else like)
+    return shared
+
+
+def any_process(flag: bool) -> bool:
+    """Whether a flag is true in any process; all must call it."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(multihost_utils.process_allgather(np.array(flag)).any())
+
+
+class Agreement:
+    """Whether the processes of a loop save and stop, agreed on about once a second."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._every = self._calls = 1
+
+    def reached(self, due: bool, signum: int | None) -> tuple[bool, int]:
+        """Return whether any process wants to save, and the signal that any got (0 for none).
+
+        All processes must call it equally often. Most calls return at once.
+        """
+        self._calls -= 1
+        if self._calls:
+            return False, 0
+        taken = int(1e6 * (time.monotonic() - self._since)) if is_first() else 0
+        own = np.array([due, signum or 0, taken], np.int32)
+        dues, signals, times = multihost_utils.process_allgather(own).T
+        # The same number of calls in each process, which take about a second.
+        fitting = int(self._every * 1e6 / max(times.max(), 1))
+        self._every = self._calls = max(1, min(2 * self._every, fitting))
+        self._since = time.monotonic()
+        return bool(dues.any() or signals.any()), int(signals.max())
+
+
+def check_same(what: str, value: Any, advice: str) -> None:
+    """Raise `RunError` in all processes where a value differs from that of the first process."""
+    if any_process(from_first(value) != json.loads(to_json(value))):
+        raise RunError(f"{what} differs between the processes: {advice}")
+
+
+def _broadcast(array: NDArray[Any]) -> NDArray[Any]:
+    found: NDArray[Any] = multihost_utils.broadcast_one_to_all(array)
+    return np.asarray(found, array.dtype)
+
+
+# ---------------------------------------------------------------------------------- arrays
+
+
+def put(leaf: Any, sharding: Sharding) -> jax.Array:
+    """Put an array on the devices of a sharding, some of which other processes may have.
+
+    Each process has the whole array, or the array is on these devices already.
+    """
+    if sharding.is_fully_addressable:
+        return jax.device_put(leaf, sharding)
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+        if leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
+            return leaf
+        return _move_to(sharding)(leaf)
+    if _is_key(leaf):
+        data = put(jax.random.key_data(leaf), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+    host = np.asarray(leaf)
+    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
+
+
+def gathered(tree: TreeT) -> TreeT:
+    """Return arrays that this process has as a whole; all processes must call it.
+
+    Without several processes they are returned as they are.
+    """
+    if jax.process_count() == 1:
+        return tree
+    found: TreeT = jax.tree.map(_gathered_leaf, tree)
+    return found
+
+
+def _gathered_leaf(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+        return leaf
+    if not leaf.is_fully_replicated:
+        shared = NamedSharding(leaf.sharding.mesh, spec())  # type: ignore[attr-defined]
+        leaf = _move_to(shared)(leaf)
+    return leaf.addressable_data(0)
+
+
+@cache
+def _move_to(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
+    """Return a compiled function that moves an array between the devices of all processes."""
+    moved: Callable[[jax.Array], jax.Array] = jax.jit(lambda array: array, out_shardings=sharding)
+    return moved
+
+
+# ---------------------------------------------------------------------------------- ending
+
+_OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
+"""Beginnings of errors of this process itself, such as a device without memory left."""
+
+
+@contextmanager
+def ends_with_others(where: Path) -> Iterator[None]:
+    """Turn the loss of another process into an error that says how to continue.
+
+    A process that dies closes its connections, and the next exchange with it fails. One that stops
+    answering ends the others after `HEARTBEAT_SECONDS`: JAX then aborts them.
+
+    Parameters
+    ----------
+    where
+        The run or vault that the processes write.
+
+    Raises
+    ------
+    ProcessLostError
+        An exchange with the other processes failed.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1 or str(error).startswith(_OWN_FAULTS):
+            raise
+        raise ProcessLostError(
+            f"process {jax.process_index()} lost another process of the run "
+            f"({_first_line(error)}). {how_to_continue(where)}"
+        ) from None
+
+
+def how_to_continue(where: Path) -> str:
+    """Return the advice after the loss of a process."""
+    return (
+        f"Start all processes again with the same commands: {where} continues from its last "
+        "checkpoint."
+    )

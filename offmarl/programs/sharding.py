@@ -1,0 +1,283 @@
+"""How the seeds, environments and batches of a run share the devices.
+
+The devices form a mesh with two axes: seeds are divided along `SEEDS`; the environments of a
+recorder, and the windows in the batches of a baseline, along `DATA`. Parameters, optimisers and a
+dataset on the device are the same on all devices along `DATA`.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, use_abstract_mesh
+
+from offmarl._arrays import largest_divisor
+from offmarl._mesh import DATA, constrain, spec
+from offmarl.errors import OptionError
+from offmarl.programs.buffer import Capture
+from offmarl.programs.cluster import put
+from offmarl.rollout import RolloutState
+from offmarl.types import ArrayTree
+
+TreeT = TypeVar("TreeT")
+
+SEEDS = "seeds"
+"""The axis of the mesh along which seeds are divided."""
+
+
+class Layout(NamedTuple):
+    """How the seeds of a run share the devices; static under jit."""
+
+    at_once: int
+    """Seeds computed side by side, by `jax.vmap`, on one device. The others follow one after the
+    other, by `jax.lax.map`. The results' bits depend on this number, and not on ``devices``."""
+    devices: int = 1
+    """Devices that the seeds are spread over. With one seed at a time they need not divide the
+    seeds: `place` adds copies of the last seed."""
+    shards: int = 1
+    """Devices that each batch of a seed, or its environments, are divided over. Sums over a batch
+    are added in an order that depends on this number."""
+
+    def mesh(self) -> Mesh:
+        """Return the devices, along the axes `SEEDS` and `DATA`."""
+        return _mesh(first_devices(self.devices * self.shards), self.devices)
+
+    def meshes(self) -> list[Mesh | None]:
+        """Return a mesh for each group of seeds that follow one another, for recorders.
+
+        The groups compute at the same time. Each has devices of every process. The only entry is
+        None where there is a single device, which needs no mesh.
+        """
+        if self.devices * self.shards == 1:
+            return [None]
+        chosen = np.array(first_devices(self.devices * self.shards))
+        parts = chosen.reshape(jax.process_count(), self.devices, -1).swapaxes(0, 1)
+        return [_mesh(list(part.ravel()), 1) for part in parts]
+
+    def place(self, tree: TreeT, per_seed: bool) -> TreeT:
+        """Put arrays on the devices: divided by seeds, or the same on each."""
+        return self._place(tree, spec(SEEDS) if per_seed else spec(), per_seed)
+
+    def place_batches(self, tree: TreeT) -> TreeT:
+        """Put batches ``(seeds, updates, B, ...)`` on the devices."""
+        return self._place(tree, spec(SEEDS, None, DATA), per_seed=True)
+
+    def _place(self, tree: TreeT, axes: Any, per_seed: bool) -> TreeT:
+        if self.devices * self.shards == 1:
+            return tree
+        if per_seed:
+            tree = jax.tree.map(self._pad, tree)
+        sharding = NamedSharding(self.mesh(), axes)
+        placed: TreeT = jax.tree.map(lambda leaf: put(leaf, sharding), tree)
+        return placed
+
+    def _pad(self, leaf: Any) -> Any:
+        missing = -len(leaf) % self.devices
+        return jnp.concatenate([leaf, *[leaf[-1:]] * missing]) if missing else leaf
+
+
+ONE_DEVICE = Layout(1)
+"""The layout of a single device."""
+
+
+def _mesh(devices: list[Any], rows: int) -> Mesh:
+    return Mesh(np.array(devices).reshape(rows, -1), (SEEDS, DATA), axis_types=(AxisType.Auto,) * 2)
+
+
+# ---------------------------------------------------------------------------------- choice
+
+
+def first_devices(count: int) -> list[Any]:
+    """Return devices, as many of each process, in the order of the processes."""
+    own = count // jax.process_count()
+    by_process: dict[int, list[Any]] = {}
+    for device in jax.devices():
+        by_process.setdefault(device.process_index, []).append(device)
+    return [device for process in sorted(by_process) for device in by_process[process][:own]]
+
+
+def count_devices(wanted: int | None) -> int:
+    """Return the number of devices to use, from ``--devices``; by default all of them.
+
+    Raises
+    ------
+    OptionError
+        There are fewer, or they cannot be divided over the processes.
+    """
+    total, processes = len(jax.devices()), jax.process_count()
+    if wanted is None:
+        return total
+    if wanted > total:
+        own = f" of {processes} processes" if processes > 1 else ""
+        more = ""
+        if jax.default_backend() == "cpu":
+            more = f" (JAX_NUM_CPU_DEVICES={-(-wanted // processes)} splits a CPU into that many)"
+        raise OptionError(
+            f"--devices {wanted}: JAX has {total} {jax.default_backend()} devices{own}: give at "
+            f"most {total}{more}."
+        )
+    if wanted % processes:
+        raise OptionError(
+            f"--devices {wanted} cannot be divided over {processes} processes: give a multiple of "
+            f"{processes}, the number of all their devices together."
+        )
+    return wanted
+
+
+def layout_of(
+    seeds: int, batching: str, at_once: int | None = None, devices: int | None = None
+) -> Layout:
+    """Choose how the seeds and batches of a baseline are computed.
+
+    Parameters
+    ----------
+    seeds
+        Number of seeds.
+    batching
+        "map", "vmap", or "auto": whichever is faster on the backend.
+    at_once
+        The value of a resumed run, which is kept.
+    devices
+        Number of devices. Those that the seeds leave divide the batches. By default a single
+        process spreads seeds over its devices and divides no batch, and several processes use all
+        of their devices.
+
+    Raises
+    ------
+    OptionError
+        There are not as many devices.
+    """
+    most = count_devices(devices)
+    if at_once is None:
+        if batching == "auto":
+            batching = "map" if jax.default_backend() == "cpu" else "vmap"
+        at_once = 1 if batching == "map" else seeds // largest_divisor(seeds, most)
+    groups = seeds // at_once if seeds % at_once == 0 else 1
+    if devices is not None or jax.process_count() > 1:
+        rows = largest_divisor(most, seeds) if at_once == 1 else math.gcd(groups, most)
+        return Layout(at_once, rows, most // rows)
+    if at_once == 1:
+        rounds = -(-seeds // most)
+        return Layout(1, -(-seeds // rounds))
+    return Layout(at_once, largest_divisor(groups, most))
+
+
+def recorder_layout(seeds: int, devices: int | None) -> Layout:
+    """Choose how the seeds and environments of a recorder are computed.
+
+    By default a single process uses one device, and several use all of theirs.
+
+    Raises
+    ------
+    OptionError
+        There are not as many devices.
+    """
+    if devices is None and jax.process_count() == 1:
+        return Layout(1)
+    total = count_devices(devices)
+    rows = largest_divisor(total // jax.process_count(), seeds)
+    return Layout(1, rows, total // rows)
+
+
+def check_divisible(option: str, count: int, layout: Layout) -> None:
+    """Raise `OptionError` if environments or windows cannot be divided over their devices."""
+    if count % layout.shards:
+        smaller = largest_divisor(count, layout.shards)
+        raise OptionError(
+            f"{option} {count} cannot be divided over {layout.shards} devices: give a multiple of "
+            f"{layout.shards}, or fewer devices (--devices {smaller * layout.devices} divides it)."
+        )
+
+
+# ---------------------------------------------------------------------------------- seeds
+
+
+def map_seeds(
+    layout: Layout, function: Callable[..., ArrayTree], per_seed: tuple[Any, ...], *shared: Any
+) -> ArrayTree:
+    """Apply a function of one seed to all seeds, under jit.
+
+    Parameters
+    ----------
+    layout
+        How the seeds are computed.
+    function
+        Function of an entry of each of ``per_seed``, and of ``shared``.
+    per_seed
+        Trees with a leading axis of seeds.
+    shared
+        Trees that are the same for all.
+    """
+    one_by_one = None if layout.at_once == 1 else layout.at_once
+
+    def on_device(per_seed: tuple[Any, ...], shared: tuple[Any, ...]) -> ArrayTree:
+        return jax.lax.map(lambda own: function(*own, *shared), per_seed, batch_size=one_by_one)
+
+    if layout.devices * layout.shards == 1:
+        return on_device(per_seed, shared)
+    mesh = layout.mesh()
+    if layout.devices == 1:
+        with use_abstract_mesh(mesh.abstract_mesh):
+            return on_device(per_seed, shared)
+    spread = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(spec(SEEDS), spec()),
+        out_specs=spec(SEEDS),
+        axis_names={SEEDS} if layout.shards > 1 else set(mesh.axis_names),
+        check_vma=False,
+    )
+    return spread(per_seed, shared)
+
+
+# ---------------------------------------------------------------------------------- environments
+
+
+def place_state(state: ArrayTree, mesh: Mesh | None) -> ArrayTree:
+    """Put the state of a recorder's seed on the devices of a mesh, divided by environments."""
+    if mesh is None:
+        return state
+    return jax.tree.map(put, state, _shardings(state, mesh))
+
+
+def keep_divided(state: ArrayTree, mesh: Mesh) -> ArrayTree:
+    """Divide a state as `place_state` does, under jit."""
+    return constrain(state, _shardings(state, mesh))
+
+
+def place_shared(tree: TreeT, mesh: Mesh | None) -> TreeT:
+    """Put the same arrays on all devices of a mesh."""
+    if mesh is None:
+        return tree
+    placed: TreeT = jax.tree.map(lambda leaf: put(leaf, NamedSharding(mesh, spec())), tree)
+    return placed
+
+
+def _shardings(state: ArrayTree, mesh: Mesh) -> ArrayTree:
+    """Return the sharding of each array in a state."""
+
+    def rows(tree: ArrayTree, axis: int = 0) -> ArrayTree:
+        return jax.tree.map(lambda leaf: _along(mesh, leaf, axis), tree)
+
+    def of_node(node: Any) -> Any:
+        if isinstance(node, RolloutState):
+            return rows(node)
+        shared = NamedSharding(mesh, spec())
+        if not isinstance(node, Capture):
+            return shared
+        whole = jax.tree.map(lambda _: shared, node)
+        buffer = whole.buffer.replace(experience=rows(node.buffer.experience))
+        return Capture(buffer, rows(node.next_views, axis=1), whole.total)
+
+    return jax.tree.map(
+        of_node, state, is_leaf=lambda node: isinstance(node, RolloutState | Capture)
+    )
+
+
+def _along(mesh: Mesh, leaf: Any, axis: int) -> NamedSharding:
+    """Return the sharding of an array that is divided along an axis, if the devices divide it."""
+    divides = leaf.shape[axis] % mesh.shape[DATA] == 0
+    return NamedSharding(mesh, spec(*[None] * axis, DATA) if divides else spec())
