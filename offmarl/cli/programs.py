@@ -12,7 +12,6 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl.cli import tasks
-from offmarl.cli.data import show
 from offmarl.cli.output import Report, records, table
 from offmarl.cli.parse import TASK_OPTIONS, config_among, given_among, parse, parse_program
 from offmarl.errors import OptionError
@@ -74,6 +73,8 @@ def record(arguments: list[str]) -> Report:
         return parse(record_tiers, "record", "Record further tiers of a finished run.", asked)
     recording = parse(trained_recording, "record", _TRAINED, asked, TASK_OPTIONS)
     recording.record()
+    from offmarl.cli.data import show  # imports the hub's libraries, which training does without
+
     return show(str(recording.path))
 
 
