@@ -123,7 +123,7 @@ def test_episodes_come_end_to_end_with_all_they_had(a, tmp_path):
 def test_blocks_of_any_size_give_the_same(a, tmp_path, monkeypatch):
     whole = vault.slice(a, tmp_path / "a.vlt", start=5, stop=45, by="steps")
     some = vault.filter(a, "reward > 0", tmp_path / "b.vlt", by="steps")
-    monkeypatch.setattr(pipeline, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(pipeline, "BLOCK_BYTES", 1)
     monkeypatch.setattr(dataset, "_BLOCK_BYTES", 1)
     monkeypatch.setattr(arrays, "_IN_MEMORY_BYTES", 1)
     blocks = vault.slice(a, tmp_path / "c.vlt", start=5, stop=45, by="steps")
