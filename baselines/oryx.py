@@ -31,6 +31,11 @@ References: Formanek et al. 2025 (arXiv 2505.22151), with the architecture of Sa
 - Observations are not scaled to unit size. There is no encoding of time, which theirs has for
   continuous actions only.
 - A truncated step, whose next action the data does not have, is left out of the critic's loss.
+- The critic's loss is divided by the variance of its targets. It grows with the square of the
+  rewards' scale, and the policy's does not: where returns are about 1, the gradients of the policy
+  outweigh those of the critic in the network that they share, and the values are not learned. The
+  variance is counted in multiples of 25, that of values between 0 and 20 as in the reference's
+  data, for which the loss thus stays the same. ``--no-normalise-values`` leaves this out.
 """
 
 from dataclasses import dataclass

@@ -22,11 +22,21 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import google_crc32c
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from offmarl._checkpoint_arrays import (
+    abstract,
+    checksums,
+    is_intact,
+    is_unsealed,
+    leaf_types,
+    pick,
+    sealed,
+    with_keys,
+    without_keys,
+)
 from offmarl.errors import CheckpointError, RunError
 from offmarl.paths import local
 from offmarl.types import ArrayTree
@@ -111,17 +121,17 @@ class Checkpoints:
             )
         if path.exists() or path.is_symlink():
             raise RunError(f"{path} has the name of a new checkpoint: move or rename it.")
-        host = {name: jax.device_get(_without_keys(part)) for name, part in tree.items()}
+        host = {name: jax.device_get(without_keys(part)) for name, part in tree.items()}
         parts = {
             name: args.StandardSave(_wrap(part))
             for name, part in host.items()
             if jax.tree.leaves(part)  # orbax rejects empty trees
         }
-        about = _sealed(
+        about = sealed(
             {
                 "info": dict(info),
-                "leaves": {name: _leaves(part) for name, part in tree.items()},
-                "checksums": {name: _checksums(part) for name, part in host.items()},
+                "leaves": {name: leaf_types(part) for name, part in tree.items()},
+                "checksums": {name: checksums(part) for name, part in host.items()},
             }
         )
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -175,15 +185,15 @@ class Checkpoints:
         step = self._existing(step)
         about = self._read_about(step)
         for name, part in like.items():
-            self._check(step, name, _leaves(part), about["leaves"].get(name, {}))
+            self._check(step, name, leaf_types(part), about["leaves"].get(name, {}))
         parts = {name: part for name, part in like.items() if jax.tree.leaves(part)}
         found = self._restore(
             step,
-            **{name: args.StandardRestore(_wrap(_abstract(part))) for name, part in parts.items()},
+            **{name: args.StandardRestore(_wrap(abstract(part))) for name, part in parts.items()},
         )
         for name in parts:
             self._compare(step, name, _unwrap(found[name]), about.get("checksums"))
-        tree = {name: _with_keys(part, _unwrap(found[name])) for name, part in parts.items()}
+        tree = {name: with_keys(part, _unwrap(found[name])) for name, part in parts.items()}
         return dict(like) | tree, about["info"]
 
     def restore_some(self, like: Mapping[str, ArrayTree]) -> dict[str, ArrayTree]:
@@ -203,17 +213,17 @@ class Checkpoints:
         step = self._existing(None)
         about = self._read_about(step)
         for name, part in like.items():
-            wanted, saved = _leaves(part), about["leaves"].get(name, {})
+            wanted, saved = leaf_types(part), about["leaves"].get(name, {})
             self._check(step, name, wanted, {leaf: saved[leaf] for leaf in wanted if leaf in saved})
         try:
             whole = {name: _whole(self._directory / str(step) / name) for name in like}
         except Exception as error:  # orbax raises errors of any type for damaged files
             raise self._unreadable(step, _in_words(error)) from error
         found = self._restore(step, **whole)
-        tree = {name: _pick(part, _unwrap(found[name])) for name, part in like.items()}
+        tree = {name: pick(part, _unwrap(found[name])) for name, part in like.items()}
         for name, part in tree.items():
             self._compare(step, name, part, about.get("checksums"))
-        return {name: _with_keys(part, tree[name]) for name, part in like.items()}
+        return {name: with_keys(part, tree[name]) for name, part in like.items()}
 
     def resume(self, like: Mapping[str, ArrayTree]) -> Resumed | None:
         """Read the newest intact checkpoint; None if there is none.
@@ -335,7 +345,7 @@ class Checkpoints:
             about: Any = json.loads(text)
         except (ValueError, RecursionError, *_MISSING) as error:
             raise self._damaged(step, _in_words(error)) from None
-        if not isinstance(about, dict) or not (_is_unsealed(about) or _is_intact(about)):
+        if not isinstance(about, dict) or not (is_unsealed(about) or is_intact(about)):
             raise self._damaged(step, "the checksum of its JSON part is wrong")
         return about
 
@@ -345,7 +355,7 @@ class Checkpoints:
         """Compare checksums; ``expected`` is None for a checkpoint of an earlier version."""
         if expected is None:
             return
-        for leaf, checksum in _checksums(part).items():
+        for leaf, checksum in checksums(part).items():
             if checksum != expected[name][leaf]:
                 raise self._damaged(step, f"the checksum of {name}{leaf} is wrong")
 
@@ -442,19 +452,6 @@ def _whole(part: Path) -> Any:
     )
 
 
-def _pick(like: ArrayTree, saved: ArrayTree) -> ArrayTree:
-    """Return the saved arrays that ``like`` has, None for those without entries.
-
-    Orbax describes tuples and objects as lists and dicts, so that arrays are found by their names.
-    """
-
-    def name(path: Any) -> str:
-        return jax.tree_util.keystr(path, simple=True, separator="/")
-
-    leaves = {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(saved)}
-    return jax.tree_util.tree_map_with_path(lambda path, _: leaves.get(name(path)), like)
-
-
 def _is_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
@@ -477,84 +474,3 @@ def _rename_damaged(path: Path) -> Path:
     names = (f"{path.name}.damaged{f'.{n}' if n > 1 else ''}" for n in count(1))
     aside = next(free for name in names if not os.path.lexists(free := path.with_name(name)))
     return path.rename(aside)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _leaves(tree: ArrayTree) -> dict[str, str]:
-    """Name each leaf of a tree, with its type and shape."""
-    return {
-        jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
-
-
-def _checksums(tree: ArrayTree) -> dict[str, str]:
-    """Return the CRC32C of each array on the host: of its type and shape, and of its bytes."""
-
-    def checksum(array: NDArray[Any]) -> str:
-        crc = google_crc32c.value(f"{array.dtype}{list(array.shape)}".encode())
-        return f"{google_crc32c.extend(crc, np.asarray(array).tobytes()):08x}"
-
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): checksum(leaf) for path, leaf in leaves}
-
-
-def _sealed(about: dict[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with its own checksum, of its canonical text."""
-    about = json.loads(json.dumps(about))  # keys become text, tuples lists
-    text = json.dumps(about, sort_keys=True, separators=(",", ":"))
-    return {**about, "crc32c": f"{google_crc32c.value(text.encode()):08x}"}
-
-
-def _is_intact(about: dict[str, Any]) -> bool:
-    rest = {key: value for key, value in about.items() if key != "crc32c"}
-    return bool(_sealed(rest)["crc32c"] == about.get("crc32c"))
-
-
-def _is_unsealed(about: dict[str, Any]) -> bool:
-    """Whether an earlier version wrote the JSON part, without checksums.
-
-    A few flipped bits do not make a part with checksums look like one without.
-    """
-    return about.keys() == {"info", "leaves"}
-
-
-def _without_keys(tree: ArrayTree) -> ArrayTree:
-    """Return what orbax can write: the data of keys, and None for arrays without entries."""
-
-    def plain(leaf: Any) -> Any:
-        if _is_key(leaf):
-            return jax.random.key_data(leaf)
-        return None if np.size(leaf) == 0 else leaf
-
-    return jax.tree.map(plain, tree)
-
-
-def _with_keys(like: ArrayTree, tree: ArrayTree) -> ArrayTree:
-    """Undo `_without_keys`, for a tree of the structure of ``like``."""
-
-    def wrap(expected: Any, leaf: NDArray[Any] | None) -> jax.Array:
-        if leaf is None:
-            return jax.device_put(np.empty(expected.shape, expected.dtype))
-        array = jax.device_put(leaf)
-        return jax.random.wrap_key_data(array) if _is_key(expected) else array
-
-    return jax.tree.map(wrap, like, tree)
-
-
-def _abstract(tree: ArrayTree) -> ArrayTree:
-    """Describe the arrays to restore, as NumPy arrays.
-
-    Orbax would commit JAX arrays to a device, and a program whose inputs are partly committed is
-    compiled again.
-    """
-
-    def describe(leaf: Any) -> NDArray[Any] | None:
-        if _is_key(leaf):
-            leaf = jax.eval_shape(jax.random.key_data, leaf)
-        return np.empty(leaf.shape, leaf.dtype) if leaf.size else None
-
-    return jax.tree.map(describe, tree)

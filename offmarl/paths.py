@@ -125,3 +125,7 @@ def register_scheme(scheme: str, factory: Callable[[Any], Any]) -> None:
 def scheme_factory(scheme: str) -> Callable[[Any], Any] | None:
     """Return what opens URLs of a scheme; None if no layer above the vault does."""
     return _schemes.get(scheme)
+
+
+STREAM_CACHE = "OFFMARL_STREAM_CACHE_GB"
+"""Environment variable: the most that pages of remote datasets take on the disk, in GB."""

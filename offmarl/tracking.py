@@ -387,4 +387,6 @@ def _rate(speed: float, unit: str = "") -> str:
     for size, name in ((1e6, "M"), (1e3, "k")):
         if speed >= size:
             return f"{speed / size:.1f}{name}{unit}/s"
+    if 0 < speed < 0.5 and not unit:
+        return f"{1 / speed:.0f} s each"
     return f"{speed:.1f}{unit}/s"

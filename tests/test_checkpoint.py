@@ -360,7 +360,7 @@ def test_damage_that_a_second_read_does_not_find_renames_nothing(two_saved, monk
         fail(patch, FileNotFoundError("stale"), calls=[1])
         assert checkpoints.resume(like).step == 2
     with monkeypatch.context() as patch, pytest.raises(RunError, match="and then") as raised:
-        patch.setattr(checkpoint, "_checksums", lambda _: {"": "other"})
+        patch.setattr(checkpoint, "checksums", lambda _: {"": "other"})
         fail(patch, FileNotFoundError("stale"), calls=[2])
         checkpoints.resume(like)
     assert raised.type is RunError

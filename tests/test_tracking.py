@@ -119,6 +119,19 @@ def test_progress_elsewhere_is_a_line_now_and_then(screen):
     assert line.endswith("return 1.50")
 
 
+def test_slow_progress_shows_the_time_of_one_piece(screen, monkeypatch):
+    text = screen(terminal=False)
+    clock = iter([0.0, 95.0, 190.0])
+    monkeypatch.setattr(tracking.time, "monotonic", lambda: next(clock))
+    with tracking.progress("benchmark", 2) as advance:
+        advance(1, "bc")
+        advance(1, "maicq")
+    assert text.getvalue().splitlines() == [
+        "benchmark: 1/2, 95 s each, bc",
+        "benchmark: 2/2, 95 s each, maicq",
+    ]
+
+
 def test_progress_can_be_silenced(screen, monkeypatch):
     text = screen(terminal=True)
     monkeypatch.setenv("OFFMARL_QUIET", "1")

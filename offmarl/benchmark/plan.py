@@ -24,7 +24,8 @@ This is a whole plan::
     "maicq, λ = 0" = { program = "maicq", td_lambda = 0.0, datasets = ["3m good"] }
 
 The options of a dataset take precedence over ``[training]``, and those of a baseline over both.
-Paths are relative to the working directory.
+Paths are relative to the working directory. The plans in ``offmarl/benchmark/plans`` are named
+without a path.
 """
 
 import re
@@ -38,6 +39,9 @@ from offmarl.paths import local
 from offmarl.programs.configs import Config
 from offmarl.programs.program import Args
 from offmarl.programs.registry import Kind, load
+
+PLANS = Path(__file__).parent / "plans"
+"""The directory of the plans that come with offmarl."""
 
 _TABLES = ("training", "record", "datasets", "baselines")
 _PER_CELL = ("vault", "out", "config")
@@ -126,7 +130,8 @@ def read_plan(path: str | Path, out: Path | None = None) -> Plan:
     Parameters
     ----------
     path
-        The TOML file.
+        The TOML file, or the name of a plan that comes with offmarl, such as "first-hour". An
+        existing file takes precedence.
     out
         Directory of the benchmark's files; by default what the file says, or runs/NAME.
 
@@ -138,10 +143,17 @@ def read_plan(path: str | Path, out: Path | None = None) -> Plan:
         It names an unknown program.
     """
     shown = str(path)
+    file, packaged = local(path), PLANS / f"{shown}.toml"
+    if packaged.is_file() and not file.exists():
+        file = packaged
     try:
-        content = tomllib.loads(local(path).read_text())
+        content = tomllib.loads(file.read_text())
     except (FileNotFoundError, IsADirectoryError):
-        raise OptionError(f"there is no benchmark file {shown}: give the path of one.") from None
+        names = ", ".join(sorted(plan.stem for plan in PLANS.glob("*.toml")))
+        raise OptionError(
+            f"there is no benchmark file {shown}: give the path of one, or the name of a plan that "
+            f"comes with offmarl ({names})."
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{shown} is not valid TOML: {error}.") from None
     _require_keys(content, ("name", "out", *_TABLES), shown)

@@ -41,6 +41,8 @@ class Verb(NamedTuple):
     """Whether the function takes the arguments unparsed, because programs parse their own."""
     example: str = ""
     """Arguments of the example in ``--help``."""
+    has_tasks: bool = False
+    """Whether tasks can share the work; verbs that take unparsed arguments find it out."""
 
 
 VERBS = {
@@ -56,6 +58,7 @@ VERBS = {
         "benchmark",
         "Train baselines on datasets, and make tables, curves and a page",
         example="plan.toml --jobs 2",
+        has_tasks=True,
     ),
     "tune": Verb("tune", "Search settings with which a program learns", True),
     "new": Verb(
@@ -116,16 +119,20 @@ VERBS = {
     "verify": Verb("data", "Check a vault for damage", example="A.vlt --deep"),
     "repair": Verb("data", "Recover the intact data of a damaged vault", example="A.vlt --dry-run"),
     "compact": Verb("data", "Reclaim unused space", example="A.vlt"),
-    "cat": Verb("transform", "Join vaults into one", example="A.vlt B.vlt -o C.vlt"),
+    "cat": Verb(
+        "transform", "Join vaults into one", example="A.vlt B.vlt -o C.vlt", has_tasks=True
+    ),
     "filter": Verb(
         "transform",
         "Select the episodes or steps of a vault that meet a condition",
         example='A.vlt "return > 10 and length < 50" -o B.vlt',
+        has_tasks=True,
     ),
     "sample": Verb(
         "transform",
         "Sample the episodes of a vault, or select the best",
         example="A.vlt --steps 1e5 --match-returns --seed 0 -o B.vlt",
+        has_tasks=True,
     ),
     "split": Verb(
         "transform",
@@ -142,11 +149,13 @@ VERBS = {
         "transform",
         "Store a vault with another codec, chunk size or layout",
         example="A.vlt --codec zstd --chunk-steps 2048 -o B.vlt",
+        has_tasks=True,
     ),
     "map": Verb(
         "transform",
         "Change or add columns of a vault: relabel rewards, normalise observations",
         example='A.vlt --reward "reward / 10" -o B.vlt',
+        has_tasks=True,
     ),
 }
 
@@ -236,9 +245,17 @@ def function_of(name: str, verb: Verb) -> Callable[..., Report]:
 def _call(name: str, verb: Verb, arguments: list[str]) -> Report:
     function = function_of(name, verb)
     report: Report
+    options = None
+    if verb.has_tasks:
+        from offmarl.cli import tasks
+
+        options, arguments = tasks.taken(arguments, tasks.own_options(name, arguments))
     if verb.runs_programs:
         report = function(arguments)
+    elif options is not None:
+        report = tasks.run(name, arguments, options, tasks.report_of(name))
     else:
         example = f"\n\nExample: offmarl {name} {verb.example}" if verb.example else ""
-        report = parse(function, name, f"{verb.summary}.{example}", arguments)
+        added = tasks.added_options(name) if verb.has_tasks else ()
+        report = parse(function, name, f"{verb.summary}.{example}", arguments, added)
     return report

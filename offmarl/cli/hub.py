@@ -16,6 +16,7 @@ from offmarl.hub import Card
 from offmarl.hub import cache as pulled_datasets
 from offmarl.hub.cache import parse
 from offmarl.hub.card import Uid
+from offmarl.hub.pages import PageCache, directory
 from offmarl.terminal import number
 from offmarl.tracking import RUN_FILE
 
@@ -169,6 +170,7 @@ def cache(
     names: Annotated[tuple[str, ...], Positional, arg(metavar="[NAME[@COMMIT]...]")] = (),
     everything: Annotated[bool, arg(name="all")] = False,
     yes: bool = False,
+    streamed: bool = False,
 ) -> Report:
     """List, remove or verify pulled datasets.
 
@@ -182,7 +184,11 @@ def cache(
         All datasets, instead of names.
     yes
         Remove without confirmation.
+    streamed
+        With "rm": remove the cached pages of streamed data instead, which are fetched again.
     """
+    if streamed:
+        return _remove_pages(action)
     found = _here()
     chosen = found if action == "ls" and not names else _choose(found, names, everything)
     match action:
@@ -196,6 +202,15 @@ def cache(
             )
         case "verify":
             return _verified(chosen)
+
+
+def _remove_pages(action: str) -> Report:
+    if action != "rm":
+        raise OptionError(
+            "--streamed is for `offmarl cache rm`: `offmarl cache ls` gives the size."
+        )
+    freed = PageCache(directory()).clear()
+    return Report({"freed": freed}, f"{_size(freed)} of streamed pages removed.")
 
 
 def _confirm(chosen: Mapping[str, pulled_datasets.Entry], yes: bool) -> None:
@@ -276,7 +291,12 @@ def _listed(found: dict[str, pulled_datasets.Entry]) -> Report:
     data = {
         name: {"path": one.path, "uids": one.uids, "bytes": one.size} for name, one in found.items()
     }
-    return Report({"root": root, "datasets": data}, Group(listed, as_is(f"in {root}")))
+    streamed = PageCache(directory()).size
+    where = f"in {root}"
+    if streamed:
+        where += f"\n{_size(streamed)} of streamed pages in {directory()}"
+    facts = {"root": root, "datasets": data, "streamed": streamed}
+    return Report(facts, Group(listed, as_is(where)))
 
 
 def catalogue(env: str | None, agents: int | None) -> Report:

@@ -1,5 +1,6 @@
 """``offmarl ope``: estimate what policies are worth from recorded episodes alone."""
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -291,13 +292,18 @@ def _view(found: "Estimates", data: Mapping[str, Any]) -> Iterable[Any]:
     methods = list(found.values)
     weighted = bool(found.effective)
     known = any(one["true_return"] is not None for one in data["policies"].values())
-    columns = ["policy", *(f"{method} [95% interval]" for method in methods)]
+    directory = _directory_of(data["policies"])
+    columns = [
+        f"policy in {directory}" if directory else "policy",
+        *(f"{method} [95% interval]" for method in methods),
+    ]
     columns += [*(["effective episodes"] if weighted else []), *(["return"] if known else [])]
     rows = []
     for label, one in data["policies"].items():
         cells = [one[method] and interval(*one[method].values()) for method in methods]
         size, value = one["effective_sample_size"], one["true_return"]
-        rows.append([label, *cells, *([size] if weighted else []), *([value] if known else [])])
+        short = label.removeprefix(f"{directory}/" if directory else "")
+        rows.append([short, *cells, *([size] if weighted else []), *([value] if known else [])])
     title = f"Estimated from {found.episodes:,} episodes, whose own return is "
     yield table(columns, rows, title + interval(*found.data))
     if data["ranking"]:
@@ -323,6 +329,15 @@ def _view(found: "Estimates", data: Mapping[str, Any]) -> Iterable[Any]:
     if data["tuning"]:
         yield _tuning_table(TuningCurve(**data["tuning"]))
     yield from data["notes"]
+
+
+def _directory_of(labels: Iterable[str]) -> str:
+    """Return the directory that all policies are in, for the heading, or "" if there is none."""
+    parents = [os.path.dirname(label) for label in labels]  # noqa: PTH120 - keeps "./" and "../"
+    try:
+        return os.path.commonpath(parents).rstrip("/")
+    except ValueError:  # some are absolute, and some are not
+        return ""
 
 
 def _tuning_table(curve: "TuningCurve") -> Any:

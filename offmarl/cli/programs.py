@@ -12,7 +12,6 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl.cli import tasks
-from offmarl.cli.data import show
 from offmarl.cli.output import Report, records, table
 from offmarl.cli.parse import TASK_OPTIONS, config_among, given_among, parse, parse_program
 from offmarl.errors import OptionError
@@ -75,10 +74,12 @@ def record(arguments: list[str]) -> Report:
     recording = parse(trained_recording, "record", _TRAINED, asked, TASK_OPTIONS)
     recording.record()
     _only_first_reports()
+    from offmarl.cli.data import show  # imports the hub's libraries, which training does without
+
     return show(str(recording.path))
 
 
-def record_work(arguments: list[str], block_steps: int | None) -> Work:
+def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
     """Return the work of a recording: in blocks if the policy is fixed, and else one block."""
     from offmarl.programs.blocks import RecordWork
     from offmarl.programs.fixed import FixedArgs, fixed_recording
@@ -92,7 +93,7 @@ def record_work(arguments: list[str], block_steps: int | None) -> Work:
         return RecordWork(recording, block_steps)
     if block_steps is not None:
         raise OptionError("--block-steps divides the recording of a fixed policy, not training.")
-    return tasks.CommandWork("record", arguments, record)
+    return tasks.CommandWork(verb, arguments, record)
 
 
 def _program_of(arguments: list[str]) -> tuple[str, list[str]] | None:
@@ -260,6 +261,9 @@ def train(arguments: list[str]) -> Report:
     if not arguments or arguments[0] in ("-h", "--help"):
         usage = "offmarl train NAME --vault PATH ...\noffmarl train --config FILE.toml ..."
         return overview("baseline", usage)
+    options, rest = tasks.taken(arguments)
+    if options is not None:
+        return tasks.run("train", rest, options, partial(_report_work, train, rest))
     if (name := _config(arguments)) is None:
         name, *arguments = arguments
     run: Path = _run("baseline", name, arguments)
@@ -276,6 +280,22 @@ def train(arguments: list[str]) -> Report:
     more = {head: final_returns(run, other) for other, head in _MORE.items() if other != metric}
     returns = {one.removeprefix(f"{RETURN}_"): final_returns(run, one) for one in teams or [metric]}
     return _returns_report(title, {"run": run}, returns, more)
+
+
+def train_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
+    """Return the work of a training: a block for each seed, or one if there is one seed."""
+    from offmarl.programs.gathering import SeedsWork
+    from offmarl.programs.offline import run_directory
+
+    if block_steps is not None:
+        raise OptionError("--block-steps divides data: a training is divided by its seeds.")
+    name, rest = (_config(arguments), arguments)
+    if name is None:
+        name, *rest = arguments
+    program, args = _parsed("baseline", name, rest)
+    if args.seeds == 1:
+        return tasks.CommandWork(verb, arguments, train)
+    return SeedsWork(program.main, args, run_directory(args))
 
 
 def evaluate(

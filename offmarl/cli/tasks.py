@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from offmarl import vault
 from offmarl.cli.output import Report, grid
-from offmarl.cli.parse import TASK_OPTIONS
+from offmarl.cli.parse import TASK_OPTIONS, given_among
 from offmarl.errors import OptionError
 from offmarl.launch import LAUNCHERS, Options, Share, Work, join_work, launch, run_share
 from offmarl.launch.launching import LauncherName
@@ -19,10 +20,16 @@ from offmarl.paths import local
 from offmarl.terminal import number
 from offmarl.tracking import progress
 
+_TRANSFORMS = ("cat", "filter", "sample", "map", "recode")
+
 _MAKERS = {
     "record": "offmarl.cli.programs:record_work",
+    "train": "offmarl.cli.programs:train_work",
+    "benchmark": "offmarl.cli.benchmark:benchmark_work",
+    "tune": "offmarl.cli.tune:tune_work",
+    **dict.fromkeys(_TRANSFORMS, "offmarl.cli.transform:transform_work"),
 }
-"""The function of each verb that makes its work from arguments and the size of a block."""
+"""The function of each verb that makes its work from its name, arguments and a block's size."""
 
 _FLAGS = ("join", "dry_run")
 
@@ -162,8 +169,8 @@ def work_of(arguments: tuple[str, ...]) -> Work:
     """Make the work of a verb; `run` gives the arguments to the processes of its tasks."""
     verb, block_steps, *rest = arguments
     module, _, name = _MAKERS[verb].partition(":")
-    make: Callable[[list[str], int | None], Work] = getattr(import_module(module), name)
-    return make(rest, int(block_steps) if block_steps else None)
+    make: Callable[[str, list[str], int | None], Work] = getattr(import_module(module), name)
+    return make(verb, rest, int(block_steps) if block_steps else None)
 
 
 def run(
@@ -192,6 +199,37 @@ def run(
         return report(work, join_work(work))
     launched = Options(options.tasks, options.launcher, options.workers, options.launcher_option)
     return report(work, launch(work, launched, f"{__name__}:work_of", entry))
+
+
+def own_options(verb: str, arguments: Sequence[str]) -> list[str]:
+    """Return options of `TASK_OPTIONS` that a verb has itself, with these arguments.
+
+    ``offmarl benchmark --dry-run`` makes tables, unless it is divided into tasks.
+    """
+    dividing = ("tasks", "task", "join", "launcher")
+    return ["dry_run"] if verb == "benchmark" and not given_among(dividing, [*arguments]) else []
+
+
+def added_options(verb: str) -> list[str]:
+    """Return the options of `TASK_OPTIONS` that the help of a verb adds."""
+    return [one for one in TASK_OPTIONS if one not in own_options(verb, [])]
+
+
+def report_of(verb: str) -> Callable[[Work, bool], Report]:
+    """Return what describes the result of a verb that takes parsed arguments."""
+    if verb == "benchmark":
+        from offmarl.cli.benchmark import report_benchmark
+
+        return report_benchmark
+    return _report_vault
+
+
+def _report_vault(work: Work, fresh: bool) -> Report:
+    """Describe the vault that a transform made."""
+    from offmarl.cli import transform
+
+    del fresh
+    return transform.report([vault.open_vault(work.path)])
 
 
 def _run_share(work: Work, share: Share) -> Report:

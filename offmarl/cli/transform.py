@@ -8,17 +8,20 @@
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import docstring_parser
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, Suppress, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from offmarl import vault
 from offmarl.cli.data import show
 from offmarl.cli.output import Report, table
+from offmarl.cli.parse import parse
 from offmarl.errors import OptionError, VaultError
+from offmarl.launch import Share, Work, join_work, run_share
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.tracking import progress
@@ -80,11 +83,13 @@ _Fraction = Annotated[float, _written(float, _fraction, "FRACTION")]
 _HINTS: dict[Any, Any] = {
     AnyVault: Annotated[str, arg(metavar="VAULT")],
     AnyVault | None: Annotated[str | None, arg(metavar="VAULT")],
+    AnyVault | Sequence[AnyVault]: Annotated[
+        tuple[str, ...], arg(metavar="VAULT...", help_behavior_hint="(required)")
+    ],
     Sequence[AnyVault]: Annotated[
         tuple[str, ...], arg(metavar="VAULT...", help_behavior_hint="(required)")
     ],
     StrPath: Annotated[str, arg(name="out", aliases=["-o"], metavar="VAULT")],
-    str: Annotated[str, arg(metavar="CONDITION")],
     int: _Count,
     int | None: _Count | None,
     float | None: _Fraction | None,
@@ -97,23 +102,61 @@ _HINTS: dict[Any, Any] = {
 """Types of the library, and how the command line reads them; others are read as they are."""
 
 
-def verb_of(function: Callable[..., Any]) -> Callable[..., Report]:
+_VAULTS_AND_CONDITION = Annotated[
+    tuple[str, ...], arg(metavar="VAULT... CONDITION", help_behavior_hint="(required)")
+]
+
+
+def _with_condition(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with the condition, which comes after the vaults."""
+    if options.get("condition") != "":
+        return options
+    *vaults, condition = options["source"] or ("",)
+    if not vaults:
+        raise OptionError("give a vault and a condition, such as A.vlt 'return > 10'.")
+    return {**options, "source": tuple(vaults), "condition": condition}
+
+
+def verb_of(
+    function: Callable[..., Any], call: Callable[..., Any] | None = None, several: bool = False
+) -> Callable[..., Any]:
     """Return a transform as a verb.
 
     Parameters that may be given by position become arguments, except the path of the new vault,
     which becomes ``--out``, and a function, which becomes ``--with``; all others become options.
+
+    Parameters
+    ----------
+    function
+        The transform.
+    call
+        Called with the options; by default the transform itself, and then `report`.
+    several
+        Whether the verb takes several vaults where the transform takes one.
     """
 
-    def verb(**options: Any) -> Report:
+    def transform(**options: Any) -> Report:
         made = function(**options, progress=progress)
-        return _report(made.values() if isinstance(made, dict) else [made])
+        return report(made.values() if isinstance(made, dict) else [made])
+
+    def verb(**options: Any) -> Any:
+        return (call or transform)(**_with_condition(options))
 
     hints, parameters = get_type_hints(function), []
     positional: Any = Positional
+    suppressed: Any = Suppress
     for name, one in inspect.signature(function).parameters.items():
         if name in _NOT_OPTIONS:
             continue
+        if several and hints[name] == AnyVault:
+            hints[name] = AnyVault | Sequence[AnyVault]
         hint = _HINTS.get(hints[name], hints[name])
+        if hint is str:  # the last of the arguments, after the vaults
+            parameters.append(
+                one.replace(annotation=suppressed[str], kind=one.KEYWORD_ONLY, default="")
+            )
+            parameters[-2] = parameters[-2].replace(annotation=positional[_VAULTS_AND_CONDITION])
+            continue
         if one.kind is one.POSITIONAL_OR_KEYWORD and hints[name] not in _NAMED:
             hint = positional[hint]
         parameters.append(one.replace(annotation=hint, kind=one.KEYWORD_ONLY))
@@ -126,6 +169,8 @@ def verb_of(function: Callable[..., Any]) -> Callable[..., Report]:
 def _help(function: Callable[..., Any]) -> str:
     """Return a docstring without markup, with the texts that "As for `cat`" refers to."""
     texts = _texts(function)
+    if "condition" in texts:
+        texts["source"] += f" The last argument is the condition. {texts['condition']}"
     parts = [f"{name}\n    {' '.join(text.split())}" for name, text in texts.items()]
     summary = str(docstring_parser.parse_from_object(function).short_description)
     return "\n".join([summary, "", "Parameters", "----------", *parts]).replace("``", "")
@@ -141,7 +186,7 @@ def _texts(function: Callable[..., Any]) -> dict[str, str]:
     return texts
 
 
-def _report(made: Iterable[vault.Dataset]) -> Report:
+def report(made: Iterable[vault.Dataset]) -> Report:
     """Describe the new vaults and their sources."""
     vaults = [*made]
     facts = [_facts(one) for one in vaults]
@@ -175,6 +220,35 @@ def _source_episodes(lineage: dict[str, Any]) -> str:
     return f"{sum(source['episodes'] for source in lineage['sources']):,}"
 
 
+def _map(**options: Any) -> Report:
+    """Map one vault, or several as one task does."""
+    source = options["source"]
+    if len(source) > 1:
+        work = _work("map", None, **options)
+        run_share(work, Share(0, 1))
+        join_work(work)
+        return report([vault.open_vault(work.path)])
+    return report([vault.map(**options | {"source": source[0]}, progress=progress)])
+
+
+def transform_work(name: str, arguments: list[str], block_steps: int | None) -> Work:
+    """Return the work of a transform, from the arguments of its verb."""
+    call = partial(_work, name, block_steps)
+    return parse(verb_of(getattr(vault, name), call, several=True), name, "", arguments)
+
+
+def _work(name: str, block_steps: int | None, **options: Any) -> Work:
+    from offmarl.launch.transforms import TransformWork
+    from offmarl.vault.transform.changes import CHANGES
+
+    path = options.pop("path")
+    if options.pop("layout", "stream") != "stream":
+        raise OptionError("tasks write all episodes in one row: add --layout stream.")
+    if options.pop("processes", 1) != 1:
+        raise OptionError("give --tasks or --processes, not both.")
+    return TransformWork(CHANGES[name](**options), path, block_steps)
+
+
 cat = verb_of(vault.cat)
 filter = verb_of(vault.filter)
 sample = verb_of(vault.sample)
@@ -182,7 +256,7 @@ split = verb_of(vault.split)
 slice = verb_of(vault.slice)
 dedup = verb_of(vault.dedup)
 recode = verb_of(vault.recode)
-map = verb_of(vault.map)
+map = verb_of(vault.map, _map, several=True)
 
 
 # ---------------------------------------------------------------------------------- convert

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from offmarl.errors import HubChecksumError, HubError, OptionError
 from offmarl.hub.client import Connection, Remote
 from offmarl.hub.packing import PAGE
+from offmarl.paths import STREAM_CACHE
 
-LIMIT = "OFFMARL_STREAM_CACHE_GB"
-"""Environment variable: the most that the pages of all remote datasets take on the disk, in GB."""
 DEFAULT_GB = 10.0
 
 _REQUESTS = 8
@@ -51,13 +50,13 @@ def limit_bytes() -> int:
     OptionError
         The variable is not a number of at least 0.
     """
-    text = os.environ.get(LIMIT, "")
+    text = os.environ.get(STREAM_CACHE, "")
     try:
         found = float(text) if text else DEFAULT_GB
         if not 0 <= found < float("inf"):
             raise ValueError
     except ValueError as error:
-        raise OptionError(f"{LIMIT} is a size in GB, such as 10, not {text!r}.") from error
+        raise OptionError(f"{STREAM_CACHE} is a size in GB, such as 10, not {text!r}.") from error
     return int(found * 1e9)
 
 
@@ -198,6 +197,14 @@ class Pages:
             found = self._request(self.remote.size - size, self.remote.size)
             self._cache.put(name, found)
         return found
+
+    def keep_tail(self, tail: bytes) -> None:
+        """Keep the pages that lie in the last bytes of the file, which were read already."""
+        offset = self.remote.size - len(tail)
+        for page in range(-(-offset // PAGE), -(-self.remote.size // PAGE)):
+            content = tail[page * PAGE - offset : (page + 1) * PAGE - offset]
+            if self._is_intact(page, content):
+                _recent.put((self._identity, page), content)
 
     def drop_tail(self) -> None:
         """Remove the last bytes from the cache, because they turned out to be damaged."""

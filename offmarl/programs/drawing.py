@@ -1,6 +1,7 @@
 """The data that a baseline learns from, and how its batches are drawn."""
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -9,7 +10,7 @@ import jax
 
 from offmarl.config import Vaults
 from offmarl.errors import OptionError
-from offmarl.paths import local
+from offmarl.paths import STREAM_CACHE, local
 from offmarl.programs.evaluate import Evaluator
 from offmarl.programs.program import Args, Program
 from offmarl.replay import Circles, Windows, WindowSource
@@ -34,6 +35,8 @@ def open_data(args: Args) -> Dataset | Mixture:
     VaultError, ShapeError, OptionError
         A vault cannot be opened, the vaults differ, or their shares are wrong.
     """
+    if args.stream_cache is not None:
+        os.environ[STREAM_CACHE] = str(args.stream_cache)
     shares = _shares(args.vault)
     if len(shares) == 1:
         return open_vault(next(iter(shares)), time_limit=args.time_limit)

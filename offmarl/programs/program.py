@@ -198,6 +198,9 @@ class Args(_Configurable):
     """Size of the buffer that batches of blocks are drawn from, in GB; by default 0.067."""
     memory: Positive = 1.0
     """Largest memory for streamed batches, in GB."""
+    stream_cache: NonNegative | None = None
+    """Largest size on the disk of the cache of data that is streamed from the hub, in GB; by
+    default 10, or what OFFMARL_STREAM_CACHE_GB says."""
     normalise: tuple[Literal["observation", "state", "reward", "return"], ...] = ()
     """What to normalise by the statistics of the dataset, which are stored with the policy.
     observation and state: to mean 0 and standard deviation 1, entry by entry; whole numbers, such
@@ -284,7 +287,17 @@ class OnlineArgs(_Configurable):
     """Seconds between checkpoints; Ctrl-C and SIGTERM save one before the program stops."""
 
 
-FREE = ("track", "out", "replay", "memory", "checkpoint_seconds", "batching", "keep", *DEVICE_ARGS)
+FREE = (
+    "track",
+    "out",
+    "replay",
+    "memory",
+    "stream_cache",
+    "checkpoint_seconds",
+    "batching",
+    "keep",
+    *DEVICE_ARGS,
+)
 """Arguments that may differ when a run is resumed, because they do not change the result."""
 
 SHAPING = ("normalise", "updates", "batch_size", "length", "total_steps", "num_envs")

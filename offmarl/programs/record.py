@@ -18,7 +18,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
 from offmarl.envs.sides import Side
-from offmarl.errors import OptionError, RunError
+from offmarl.errors import RunError
 from offmarl.paths import local
 from offmarl.programs.buffer import (
     Capture,
@@ -31,6 +31,7 @@ from offmarl.programs.buffer import (
 from offmarl.programs.captures import CaptureCheckpoints
 from offmarl.programs.cluster import any_process, ends_with_others, is_first, on_first
 from offmarl.programs.collecting import collect
+from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.grouped import GroupState, collect_in_groups, groups_of
 from offmarl.programs.loop import Schedule, copied
 from offmarl.programs.program import Hyperparameters, Program, Stage
@@ -39,7 +40,6 @@ from offmarl.programs.run import (
     checkpoint_timer,
     differences,
     environment_source,
-    keep_compiled_programs,
 )
 from offmarl.programs.sharding import Layout, check_divisible, recorder_layout
 from offmarl.rollout import RolloutState, init_rollout, rollout
@@ -142,25 +142,6 @@ class Player(NamedTuple):
     policy: Policy
     params: ArrayTree
     rows: int
-
-
-def rows_of(shares: Mapping[str, float], num_envs: int) -> dict[str, int]:
-    """Divide environments by shares, which need not add up to 1.
-
-    Raises
-    ------
-    OptionError
-        A share is less than one environment.
-    """
-    total = sum(shares.values())
-    ends = np.round(np.cumsum([*shares.values()]) / total * num_envs).astype(int)
-    rows = dict(zip(shares, np.diff(ends, prepend=0).tolist(), strict=True))
-    if none := [name for name, count in rows.items() if count == 0]:
-        raise OptionError(
-            f"{none[0]} has a share of {shares[none[0]]:g} in {total:g}, which is less than one of "
-            f"{num_envs} environments: give more --num-envs, or a larger share."
-        )
-    return rows
 
 
 def record_players(

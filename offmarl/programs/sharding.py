@@ -7,6 +7,7 @@ dataset on the device are the same on all devices along `DATA`.
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -14,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, use_abstract_mesh
 
+from offmarl import tracking
 from offmarl._arrays import largest_divisor
 from offmarl._mesh import DATA, constrain, spec
-from offmarl.errors import OptionError
+from offmarl.errors import OptionError, RunError
 from offmarl.programs.buffer import Capture
-from offmarl.programs.cluster import put
+from offmarl.programs.cluster import on_first, put
 from offmarl.rollout import RolloutState
 from offmarl.types import ArrayTree
 
@@ -189,6 +191,31 @@ def check_divisible(option: str, count: int, layout: Layout) -> None:
         raise OptionError(
             f"{option} {count} cannot be divided over {layout.shards} devices: give a multiple of "
             f"{layout.shards}, or fewer devices (--devices {smaller * layout.devices} divides it)."
+        )
+
+
+def shards_record(layout: Layout) -> dict[str, int]:
+    """Return what a run's record says of the layout, if it has several devices.
+
+    Only ``shards`` changes the last bits of the result.
+    """
+    devices, processes = layout.devices * layout.shards, jax.process_count()
+    found = {"devices": devices, "processes": processes} if devices > 1 else {}
+    return found | ({"shards": layout.shards} if layout.shards > 1 else {})
+
+
+def check_shards(directory: Path, what: str, layout: Layout) -> None:
+    """Raise `RunError` if an unfinished run was divided over another number of devices.
+
+    What learns then adds in another order, and a resumed run would not have the same bits.
+    """
+    found = on_first(lambda: tracking.recorded(directory))
+    shards = found.get("shards", 1)
+    if found and not found.get("complete") and shards != layout.shards:
+        raise RunError(
+            f"{directory} was started with its {what} divided over {shards} devices, not "
+            f"{layout.shards}, which changes the last digits of sums: give --devices "
+            f"{shards * layout.devices} to resume it, or another directory with --out."
         )
 
 

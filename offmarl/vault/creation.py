@@ -69,7 +69,7 @@ def create(
     ShapeError
         A leaf of the spec is empty or has too many axes, or there are too many leaves.
     """
-    place = _destination(path)
+    place = destination(path)
     schema = _schema(spec, rows, chunk_steps, codec)
     make = _create_and_move if place.can_rename else _create_in_place
     with errors_of(place.path):
@@ -239,17 +239,35 @@ def _build_in_place(
 
 def free_place(path: str | os.PathLike[str]) -> Driver:
     """Return the place of a new vault; `VaultError` if it cannot be created there."""
-    place = _destination(path)
+    place = destination(path)
     place.refuse_existing()
     return place
 
 
-def _destination(path: str | os.PathLike[str]) -> Driver:
+def destination(path: str | os.PathLike[str], may_exist: bool = False) -> Driver:
+    """Return the place of a vault to be created.
+
+    Parameters
+    ----------
+    path
+        ``<name>.vlt`` or ``<name>.vlt/<uid>``.
+    may_exist
+        Whether a vault with the default uid may exist there, if the path is ``<name>.vlt``.
+
+    Raises
+    ------
+    VaultExistsError
+        The path is ``<name>.vlt``, and holds vaults.
+    VaultError
+        The path has another form, or is inside a vault.
+    """
     given = absolute(path)
     if isinstance(given, Path):
         _refuse_inside(given)
     if given.name.endswith(SUFFIX):
         above = driver_of(given)
+        if may_exist and [one.name for one in above.vaults()] == [DEFAULT_UID]:
+            return driver_of(given / DEFAULT_UID)
         for found in (*above.vaults(), *above.links()):
             raise VaultExistsError(f"{given} holds {found.name} already: choose another name.")
         return driver_of(given / DEFAULT_UID)

@@ -33,7 +33,8 @@ def learn(name: str, data: Path, updates: int, **options: Any) -> Learnt:
     args = baseline.Args(vault=data, updates=updates, **options)
     dataset = offmarl.open(data)
     program = baseline.make(dataset.spec, structure(args), DatasetStatistics(dataset))
-    hyper, replay = hyperparameters(args), dataset.replay(args.batch_size, args.length)
+    hyper, sizes = hyperparameters(args), (args.batch_size, args.length)
+    replay = dataset.replay(*sizes, return_to_go=program.return_to_go)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     starts = [*stage_starts(program.stages, updates), updates]
     for number, stage in enumerate(program.stages):

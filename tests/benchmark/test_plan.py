@@ -1,13 +1,10 @@
 """Plans: what a file asks for, and what is wrong with it."""
 
-from pathlib import Path
-
 import pytest
 
 from offmarl.benchmark import read_plan
+from offmarl.benchmark.plan import PLANS
 from offmarl.errors import OptionError, UnknownNameError
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 PLAN = """
 name = "small"
@@ -82,7 +79,15 @@ def test_a_plan_without_a_file_is_named(tmp_path):
         read_plan(tmp_path / "no.toml")
 
 
-@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.toml")), ids=lambda path: path.stem)
-def test_the_plans_of_this_project_are_valid(path):
-    plan = read_plan(path)
-    assert plan.name == path.stem and len(plan.cells) >= 9
+@pytest.mark.parametrize("name", sorted(path.stem for path in PLANS.glob("*.toml")))
+def test_plans_that_come_with_offmarl_are_named(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = read_plan(name)
+    assert plan.name == name and len(plan.cells) >= 9
+    (tmp_path / name).write_text(PLAN)
+    assert read_plan(name).name == "small"  # a file takes precedence
+
+
+def test_a_missing_plan_names_those_that_come_with_offmarl():
+    with pytest.raises(OptionError, match=r"no benchmark file sx: .*first-hour, full, six"):
+        read_plan("sx")

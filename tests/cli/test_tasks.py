@@ -5,6 +5,7 @@ import pytest
 from offmarl import vault
 from offmarl.cli import tasks
 from offmarl.errors import OptionError
+from tests.vault.experience import SPEC, make
 
 RECORD = ["record", "--policy", "random", "--env", "classic/xor", "--steps", 64, "--num-envs", 4]
 BLOCKS = ["--block-steps", 16]
@@ -63,3 +64,44 @@ def test_a_plan_is_printed_and_nothing_is_run(offmarl, tmp_path):
     assert (plan["blocks"], plan["tasks"], plan["steps"]) == (4, 3, 64)
     assert plan["bytes"] > 0 and plan["memory of a task"] > 1e8
     assert not (tmp_path / "vaults").exists()
+
+
+@pytest.fixture
+def pair(tmp_path):
+    for seed, name in enumerate(("a.vlt", "b.vlt")):
+        with vault.create(tmp_path / name, SPEC, rows=2) as writer:
+            writer.append(*make(SPEC, 2, 40, seed, end_every=6.0))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["cat"],
+        ["filter", "return > p50"],
+        ["sample", "--steps", "60"],
+        ["recode", "--layout", "stream"],
+        ["map", "--reward", "reward / 2"],
+    ],
+)
+def test_transforms_of_several_vaults_by_tasks(verb, offmarl, pair):
+    name, *options = verb
+    command = [name, "a.vlt", "b.vlt", *options, "-o"]
+    one = offmarl(*command, "one.vlt", "--json").json["vaults"][0]
+    for index in range(2):
+        share = offmarl(*command, "c.vlt", "--block-steps", 30, f"--task={index}/2", "--json").json
+        assert share["ran"] == share["blocks"] > 0
+    joined = offmarl(*command, "c.vlt", "--block-steps", 30, "--join", "--json").json["vaults"][0]
+    for key in ("steps", "episodes", "return"):
+        assert joined[key] == one[key]
+    digests = [offmarl("show", path, "--json").json["digest"] for path in ("one.vlt", "c.vlt")]
+    assert digests[0] == digests[1]
+
+
+def test_plans_of_transforms(offmarl, pair):
+    plan = offmarl("filter", "a.vlt", "b.vlt", "return > 0", "-o", "c.vlt", "--dry-run")
+    assert "memory of a task" in plan.out and not (pair / "c.vlt").exists()
+    wrong = offmarl("recode", "a.vlt", "-o", "c.vlt", "--tasks", "2", "--layout", "rows")
+    assert wrong.code == 2 and "--layout stream" in wrong.err
+    alone = offmarl("filter", "return > 0", "-o", "c.vlt")
+    assert alone.code == 2 and "give a vault and a condition" in alone.err

@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import yaml
@@ -52,11 +53,15 @@ _METADATA = {
 
 
 class Hub:
-    """Repositories, their commits, and the two servers."""
+    """Repositories, their commits, and the two servers.
 
-    def __init__(self):
-        self.repositories: dict[str, list[tuple[str, dict[str, bytes]]]] = {}
-        self.uploaded: dict[str, bytes] = {}
+    With a directory, large files are kept there instead of in memory.
+    """
+
+    def __init__(self, directory: Path | None = None):
+        self.repositories: dict[str, list[tuple[str, dict[str, bytes | Path]]]] = {}
+        self.uploaded: dict[str, bytes | Path] = {}
+        self.directory = directory
         self.faults = Faults()
         self.tokens: dict[str, set[str]] = {}
         """Tokens that may read a private repository; all others are public."""
@@ -88,6 +93,22 @@ class Hub:
         if revision == "main":
             return history[-1] if history else ("0" * 40, {})
         return next((one for one in history if one[0] == revision), None)
+
+
+def size_of(data: bytes | Path) -> int:
+    return data.stat().st_size if isinstance(data, Path) else len(data)
+
+
+def oid_of(data: bytes | Path) -> str:
+    return data.name if isinstance(data, Path) else hashlib.sha256(data).hexdigest()
+
+
+def slice_of(data: bytes | Path, start: int, stop: int) -> bytes:
+    if not isinstance(data, Path):
+        return data[start:stop]
+    with data.open("rb") as file:
+        file.seek(start)
+        return file.read(stop - start)
 
 
 def _serve(hub, handler):
@@ -167,11 +188,11 @@ class _Front(_Handler):
         if path not in files:
             return self.fail(404, "EntryNotFound")
         data = files[path]
-        if len(data) < LARGE:
+        if size_of(data) < LARGE:
             tag = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
             claimed = tag if self.hub.faults.etag is None else self.hub.faults.etag
             return self.small(data, X_Repo_Commit=commit, ETag=f'"{claimed}"')
-        oid = hashlib.sha256(data).hexdigest()
+        oid = oid_of(data)
         claimed = oid if self.hub.faults.etag is None else self.hub.faults.etag
         self.hub.uploaded[oid] = data
         where = f"http://127.0.0.1:{self.hub.content.server_port}/{oid}?signature=s"
@@ -179,7 +200,7 @@ class _Front(_Handler):
             302,
             X_Repo_Commit=commit,
             X_Linked_ETag=f'"{claimed}"',
-            X_Linked_Size=len(data),
+            X_Linked_Size=size_of(data),
             Location=where,
         )
 
@@ -285,13 +306,22 @@ class _Content(_Handler):
 
     def do_PUT(self):
         self.note()
-        data = self.body()
+        data = self.body() if self.hub.directory is None else self.to_file(self.hub.directory)
         with self.hub.lock:
             self.hub.faults.uploads -= 1
             taken = self.hub.faults.uploads >= 0
         if taken:
             self.hub.uploaded[urlsplit(self.path).path[1:]] = data
         self.answer(200 if taken else 400)
+
+    def to_file(self, directory: Path) -> Path:
+        path, rest = directory / urlsplit(self.path).path[1:], int(self.headers["Content-Length"])
+        with path.open("wb") as file:
+            while rest:
+                block = self.rfile.read(min(rest, 2**20))
+                file.write(block)
+                rest -= len(block)
+        return path
 
     def do_GET(self):
         self.note()
@@ -305,18 +335,19 @@ class _Content(_Handler):
             return self.answer(503, Retry_After=0)
         if parse_qs(address.query).get("signature") != ["s"]:
             return self.answer(403)
-        start, stop, status = 0, len(data), 200
+        size = size_of(data)
+        start, stop, status = 0, size, 200
         asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if asked and faults.ranges:
             start, status = int(asked[1]), 206
-            stop = min(int(asked[2] or len(data)) + 1, len(data)) if asked[2] else len(data)
-        part = bytearray(data[start:stop])
+            stop = min(int(asked[2]) + 1, size) if asked[2] else size
+        part = bytearray(slice_of(data, start, stop))
         if faults.flip and part:
             part[len(part) // 2] ^= 1
         self.send_response(status)
         self.send_header("Content-Length", str(len(part)))
         if status == 206:
-            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
         self.end_headers()
         self.send(part if cut is None else part[: int(cut * len(part))])
         self.close_connection = self.close_connection or cut is not None

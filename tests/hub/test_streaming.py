@@ -18,6 +18,7 @@ from offmarl.errors import (
     VaultNotFoundError,
 )
 from offmarl.hub import client, packing, pages
+from offmarl.paths import STREAM_CACHE
 from offmarl.vault.digest import digest
 
 from .test_push import vaults  # noqa: F401 - a fixture
@@ -187,14 +188,14 @@ def test_the_second_reader_needs_no_network(hub, pushed, monkeypatch):
 
 def test_the_cache_is_bounded(hub, pushed, monkeypatch, tmp_path):
     monkeypatch.setattr(pages, "PAGE", 1000)
-    monkeypatch.setenv(pages.LIMIT, "1e-5")  # 10 kB
+    monkeypatch.setenv(STREAM_CACHE, "1e-5")  # 10 kB
     cache = pages.PageCache(tmp_path / "pages")
     for number in range(50):
         cache.put(f"ab{number}", bytes(1000))
         assert cache.size <= 10_000
     assert cache.get("ab0") is None and cache.get("ab49") == bytes(1000)
     assert cache.clear() and cache.size == 0
-    monkeypatch.setenv(pages.LIMIT, "little")
+    monkeypatch.setenv(STREAM_CACHE, "little")
     with pytest.raises(OptionError, match="OFFMARL_STREAM_CACHE_GB is a size in GB"):
         pages.limit_bytes()
 

@@ -17,8 +17,14 @@ from offmarl.errors import OptionError, RunError
 from offmarl.programs import cluster
 from offmarl.programs.cluster import DeviceArgs, join
 from offmarl.programs.grouped import groups_of
-from offmarl.programs.run import check_shards, shards_record
-from offmarl.programs.sharding import Layout, check_divisible, layout_of, recorder_layout
+from offmarl.programs.sharding import (
+    Layout,
+    check_divisible,
+    check_shards,
+    layout_of,
+    recorder_layout,
+    shards_record,
+)
 from recorders import random_
 from tests.programs.several_devices import parameters
 

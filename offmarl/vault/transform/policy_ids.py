@@ -75,6 +75,29 @@ class Source(NamedTuple):
         return [self.named[number] for number in np.unique(numbers).tolist()]
 
 
+class Facts(NamedTuple):
+    """What identifies a vault and its policies; to find it out, all of the vault is read."""
+
+    digest: str
+    """As `Source.digest`."""
+    highest: int
+    """The highest policy id."""
+    lowest: int
+    """The lowest policy id."""
+
+
+def facts_of(vault: Dataset, advance: Advance) -> Facts:
+    """Compute a vault's digest and the range of its policy ids."""
+    source = examine(vault, advance)
+    return Facts(source.digest, *_extremes(_ids(vault)))
+
+
+def source_of(vault: Dataset, facts: Facts) -> Source:
+    """Return a source whose facts are known; little of it is read."""
+    ids = [np.array([facts.highest, facts.lowest])]
+    return Source(vault, facts.digest, _origins(vault, facts.digest, ids))
+
+
 def examine(vault: Dataset, advance: Advance) -> Source:
     """Compute a vault's digest and find its origins; reads all of it."""
     try:

@@ -1,7 +1,8 @@
 """Selects parts of a vault for a transform: by number, by time, by sample or by condition."""
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,9 +26,6 @@ from offmarl.vault.transform.expression import (
 from offmarl.vault.transform.policy_ids import Source
 
 Unit = Literal["episodes", "steps"]
-
-Order = Int[np.ndarray, "K"]
-"""Episode numbers in the order in which they are drawn: every prefix is a sample."""
 
 OF_EPISODES: dict[str, Kind] = {
     "return": "number",  # mean over agents, if they are one team
@@ -53,8 +51,6 @@ OF_STEPS: dict[str, Kind] = {
     ANY_EXTRA: "number",  # mean over agents
 }
 """What a condition on steps can use."""
-
-_STRATA = 10
 
 
 class Pieces(NamedTuple):
@@ -113,118 +109,56 @@ def interval(start: int | None, stop: int | None, count: int) -> tuple[int, int]
     return begin, end
 
 
-# ---------------------------------------------------------------------------------- samples
+class Pool:
+    """The episodes of several vaults, numbered one vault after the other.
 
-
-def complete_returns(vault: Dataset) -> Float[np.ndarray, "K"]:
-    """Return the returns of complete episodes; `OptionError` if there are none."""
-    returns = vault.episodes.complete_returns
-    if not len(returns):
-        raise OptionError(
-            f"{vault.path} has no complete episode (one that the environment ended), so there are "
-            "no returns to sample by: use --steps or --episodes."
-        )
-    return returns
-
-
-def best_first(returns: Float[np.ndarray, "M"]) -> Order:
-    """Return all episode numbers by decreasing return; ties keep their order."""
-    return np.argsort(-returns, kind="stable")
-
-
-def matched(returns: Float[np.ndarray, "M"], like: Float[np.ndarray, "L"], seed: int) -> Order:
-    """Order episodes so that every prefix has returns distributed as ``like``.
-
-    The deciles of ``like`` bound ten strata, fewer where deciles are equal. Every prefix takes
-    random episodes from each stratum in proportion to the share of ``like`` there, to within one
-    episode.
-
-    Parameters
+    Attributes
     ----------
-    returns
-        Of the episodes to choose from.
-    like
-        Returns with the wanted distribution.
-    seed
-        Random seed.
-
-    Returns
-    -------
-    Order
-        As many episodes as can be matched: it ends where a stratum runs out.
-
-    Raises
-    ------
-    OptionError
-        A stratum is empty, so nothing can be matched.
+    vaults
+        The vaults.
+    path
+        Their paths, for messages.
     """
-    deciles = np.quantile(like, np.linspace(0, 1, _STRATA + 1))
-    edges = np.unique(deciles)
-    # The lowest return is a stratum of its own only if a tenth of all have it.
-    first = int(deciles[0] < deciles[1])
-    stratum, wanted = (np.maximum(np.searchsorted(edges, x), first) for x in (returns, like))
-    share = np.bincount(wanted, minlength=len(edges)) / len(like)
-    inside = (returns >= edges[0]) & (returns <= edges[-1])
-    due: NumpyArray = np.full(len(returns), np.inf)
-    most = np.inf
-    rng = np.random.default_rng(seed)
-    for one in np.flatnonzero(share).tolist():
-        members = np.flatnonzero((stratum == one) & inside)
-        if not len(members):
-            raise _cannot_match(edges[max(one - 1, 0)], edges[one])
-        # Episodes of a stratum are placed at even distances, which are shorter for larger shares.
-        moments = np.arange(len(members)) + rng.random(len(members))
-        due[rng.permutation(members)] = moments / share[one]
-        most = min(most, len(members) / share[one])
-    order = np.argsort(due, kind="stable")
-    return order[due[order] <= most]
 
+    def __init__(self, vaults: Sequence[Dataset]):
+        self.vaults = list(vaults)
+        self.path = ", ".join(str(vault.path) for vault in vaults)
+        counts = [len(vault.episodes.row) for vault in vaults]
+        self._begins: NumpyArray = np.cumsum([0, *counts])
 
-def _cannot_match(low: float, high: float) -> OptionError:
-    return OptionError(
-        f"the distribution of returns cannot be matched: there is no episode with a return from "
-        f"{low:.6g} to {high:.6g}. Sample from data that covers these returns."
-    )
+    @property
+    def length(self) -> Int[np.ndarray, "M"]:
+        """Steps of each episode."""
+        return np.concatenate([vault.episodes.length for vault in self.vaults])
 
+    @property
+    def scored(self) -> Int[np.ndarray, "K"]:
+        """The episodes that have a return and that the environment ended."""
+        return np.flatnonzero(np.concatenate([vault.episodes.scored for vault in self.vaults]))
 
-def check_amount(
-    steps: int | None, episodes: int | None, top: float | None, matches: bool, like: bool
-) -> None:
-    """Refuse contradictory sizes of a sample; see `offmarl.vault.sample`."""
-    amounts = [amount for amount in (steps, episodes, top) if amount is not None]
-    if len(amounts) > 1:
-        raise OptionError("give only one of --steps, --episodes and --top.")
-    if top is not None and (matches or like):
-        raise OptionError("--top selects by return, so the returns of others cannot be matched.")
-    if not amounts and not like:
-        raise OptionError("give --steps, --episodes or --top (in Python: steps, episodes or top).")
-    if any(amount <= 0 for amount in amounts) or (top is not None and top > 1):
-        raise OptionError(
-            f"a sample has at least one step or episode, and the top fraction is in (0, 1]: got "
-            f"{amounts[0]}."
-        )
-
-
-def take_first(vault: Dataset, order: Order, steps: int | None, episodes: int | None) -> Pieces:
-    """Take the first of ordered episodes: so many steps or episodes; all if both are None."""
-    available = int(vault.episodes.length[order].sum())
-    for wanted, unit, count in ((steps, "steps", available), (episodes, "episodes", len(order))):
-        if wanted is not None and wanted > count:
+    @property
+    def returns(self) -> Float[np.ndarray, "K"]:
+        """Returns of the scored episodes; `OptionError` if there are none."""
+        found = np.concatenate([vault.episodes.complete_returns for vault in self.vaults])
+        if not len(found):
             raise OptionError(
-                f"{wanted:,} {unit} were requested, and {vault.path} has {count:,} to choose from."
+                f"{self.path} has no complete episode (one that the environment ended), so there "
+                "are no returns to sample by: use --steps or --episodes."
             )
-    if steps is not None:
-        return _first_steps(vault, order, steps)
-    return whole_episodes(vault, order[:episodes])
+        return found
 
+    def divide(self, chosen: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> list[NumpyArray]:
+        """Return chosen episodes of each vault, by their numbers there, in order."""
+        number = np.sort(np.arange(self._begins[-1])[chosen])
+        vault = np.searchsorted(self._begins, number, side="right") - 1
+        return [number[vault == i] - self._begins[i] for i in range(len(self.vaults))]
 
-def _first_steps(vault: Dataset, order: Order, steps: int) -> Pieces:
-    """Take episodes in the given order up to a number of steps; the last one is cut short."""
-    total = np.cumsum(vault.episodes.length[order])
-    last = int(np.searchsorted(total, steps))
-    pieces = whole_episodes(vault, order[: last + 1])
-    stop = pieces.stop - np.where(pieces.episode == order[last], total[last] - steps, 0)
-    return pieces._replace(stop=stop)
+    def whole(self, chosen: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> list[Pieces]:
+        """Take whole episodes of each vault."""
+        return [
+            whole_episodes(vault, part)
+            for vault, part in zip(self.vaults, self.divide(chosen), strict=True)
+        ]
 
 
 # ---------------------------------------------------------------------------------- conditions
@@ -243,28 +177,78 @@ def parse_condition(condition: str, by: Unit) -> Expression:
     return expression.parse(condition, names, hints, percentiles=by == "episodes")
 
 
-def meeting(source: Source, condition: str, by: Unit) -> Pieces:
+def meeting(
+    sources: Sequence[Source],
+    condition: str,
+    by: Unit,
+    within: Sequence[Pieces] | None = None,
+) -> list[Pieces]:
     """Take the episodes, or the intervals of steps, that meet a condition.
+
+    Percentiles are over the episodes of all sources, and ids of policies those of the joined
+    sources.
+
+    Parameters
+    ----------
+    sources
+        The sources.
+    condition, by
+        As for `offmarl.vault.filter`.
+    within
+        Whole episodes of each source: steps of others are not read. Nothing may meet the condition.
 
     Raises
     ------
     ExpressionError
-        It is not a condition, uses what the vault does not have, or nothing meets it.
+        It is not a condition, uses what a vault does not have, or nothing meets it.
     """
     parsed = parse_condition(condition, by)
-    columns = columns_of(source)
-    _check_known(source, parsed, columns)
-    if any(name.startswith("return") for name in parsed.names):
-        _warn_of_missing_returns(source)
+    columns = [columns_of(one, remap) for one, remap in joined_ids(sources)]
+    for source, found in zip(sources, columns, strict=True):
+        _check_known(source, parsed, found)
+        if any(name.startswith("return") for name in parsed.names):
+            _warn_of_missing_returns(source)
     if by == "episodes":
-        holds = parsed.holds(columns, len(source.vault.episodes.row))
-        pieces = whole_episodes(source.vault, holds)
+        pieces = _whole_meeting(sources, parsed, columns)
     else:
-        found = zip(*_step_intervals(source, parsed, columns), strict=True)
-        pieces = _merge(Pieces(*(np.concatenate(column) for column in found)))
-    if not pieces.steps:
-        raise _nothing_meets(source, parsed, columns, by)
+        given = within or [everything(source.vault) for source in sources]
+        pieces = [
+            _steps_meeting(source, parsed, found, remap, inside)
+            for (source, remap), found, inside in zip(
+                joined_ids(sources), columns, given, strict=True
+            )
+        ]
+    if within is None and not sum(one.steps for one in pieces):
+        raise _nothing_meets(sources, parsed, columns, by)
     return pieces
+
+
+def _whole_meeting(
+    sources: Sequence[Source], parsed: Expression, columns: Sequence[Columns]
+) -> list[Pieces]:
+    pool = Pool([source.vault for source in sources])
+    shared = set.intersection(*({*found} for found in columns))
+    joined = {name: np.concatenate([found[name] for found in columns]) for name in shared}
+    joined["index"] = np.arange(len(pool.length))
+    return pool.whole(parsed.holds(joined, len(pool.length)))
+
+
+def joined_ids(
+    sources: Sequence[Source],
+) -> list[tuple[Source, Callable[[NumpyArray], NumpyArray]]]:
+    """Return sources with what translates their policy ids into those of all sources joined."""
+    if len(sources) == 1:
+        return [(sources[0], _same)]
+    merged = policy_ids.merge(named for source in sources for named in source.named)
+    target = [named.origin for named in merged]
+    return [
+        (source, partial(policy_ids.remap, source=source.origins, target=target))
+        for source in sources
+    ]
+
+
+def _same(ids: NumpyArray) -> NumpyArray:
+    return ids
 
 
 def _warn_of_missing_returns(source: Source) -> None:
@@ -279,22 +263,25 @@ def _warn_of_missing_returns(source: Source) -> None:
 
 
 def _nothing_meets(
-    source: Source, parsed: Expression, columns: Columns, by: Unit
+    sources: Sequence[Source], parsed: Expression, columns: Sequence[Columns], by: Unit
 ) -> ExpressionError:
-    ranges = [
-        f"{name} from {np.nanmin(columns[name]):g} to {np.nanmax(columns[name]):g}"
-        for name in sorted(parsed.names & columns.keys())
-        if columns[name].dtype.kind in "if" and not np.isnan(columns[name]).all()
-    ]
+    paths = ", ".join(str(source.vault.path) for source in sources)
+    ranges = []
+    for name in sorted(parsed.names & columns[0].keys()):
+        values = np.concatenate([found[name] for found in columns])
+        if values.dtype.kind in "if" and not np.isnan(values).all():
+            ranges.append(f"{name} from {np.nanmin(values):g} to {np.nanmax(values):g}")
     known = f" The data has {' and '.join(ranges)}." if ranges else ""
     return ExpressionError(
-        f"no {by} of {source.vault.path} meet {parsed.text!r}: an empty vault is not written."
-        f"{known}"
+        f"no {by} of {paths} meet {parsed.text!r}: an empty vault is not written.{known}"
     )
 
 
-def columns_of(source: Source) -> Columns:
-    """Return one value for each episode, by name; without what the vault does not know."""
+def columns_of(source: Source, remap: Callable[[NumpyArray], NumpyArray] = _same) -> Columns:
+    """Return one value for each episode, by name; without what the vault does not know.
+
+    ``remap`` gives policies the ids that the columns have.
+    """
     found = source.vault.episodes
     number = policy_ids.origin_of(found.policy_id, source.origins)
 
@@ -304,7 +291,7 @@ def columns_of(source: Source) -> Columns:
     columns: dict[str, Any] = {
         **found.returns_by_name,
         "length": found.length,
-        "policy": found.policy_id,
+        "policy": remap(found.policy_id),
         POLICY_NAME: _policy_names(source, found.policy_id),
         "tier": of_origin("tier"),
         "source": of_origin("vault"),
@@ -367,15 +354,39 @@ def check_extras(vault: Dataset, names: Iterable[str]) -> set[str]:
     return found
 
 
-def _step_intervals(source: Source, parsed: Expression, columns: Columns) -> Iterator[Pieces]:
-    """Find the steps that meet a condition, row by row."""
+def _steps_meeting(
+    source: Source,
+    parsed: Expression,
+    columns: Columns,
+    remap: Callable[[NumpyArray], NumpyArray],
+    within: Pieces,
+) -> Pieces:
+    """Take the intervals of steps that meet a condition, within whole episodes."""
+    found = _step_intervals(source, parsed, columns, remap, within)
+    merged = _merge(Pieces(*(np.concatenate(column) for column in zip(*found, strict=True))))
+    inside = np.isin(merged.episode, within.episode)
+    return Pieces(*(column[inside] for column in merged))
+
+
+def _step_intervals(
+    source: Source,
+    parsed: Expression,
+    columns: Columns,
+    remap: Callable[[NumpyArray], NumpyArray],
+    within: Pieces,
+) -> Iterator[Pieces]:
+    """Find the steps that meet a condition, row by row, where there are episodes to search."""
     vault, found = source.vault, source.vault.episodes
     extras = [name for name in parsed.names if name.startswith(EXTRA)]
     leaves = [*(name for name in ("rewards", POLICY_IDS) if name in vault.leaves), *extras]
     yield whole_episodes(vault, np.zeros(len(found.row), bool))
-    for row in range(vault.rows):
+    searched = found.row[within.episode]
+    for row in np.unique(searched).tolist():
         mine = np.flatnonzero(found.row == row)
+        first, last = within.start[searched == row].min(), within.stop[searched == row].max()
         for begin, stop in vault.blocks(leaves, rows=1):
+            if stop <= first or begin >= last:
+                continue
             steps = vault.read(begin, stop, rows=slice(row, row + 1), leaves=leaves)
             time = np.arange(begin, stop)
             episode = mine[np.searchsorted(found.start[mine], time, side="right") - 1]
@@ -386,7 +397,7 @@ def _step_intervals(source: Source, parsed: Expression, columns: Columns) -> Ite
             here["step"] = time - found.start[episode]
             if POLICY_IDS in steps:
                 (ids,) = encoding.first_agents(steps[POLICY_IDS])
-                here["policy"], here[POLICY_NAME] = ids, _policy_names(source, ids)
+                here["policy"], here[POLICY_NAME] = remap(ids), _policy_names(source, ids)
             yield _runs(episode, parsed.holds(here, stop - begin), begin)
 
 

@@ -14,13 +14,12 @@ The command line builds its verbs from these functions: their names, parameters 
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from offmarl.errors import OptionError, VaultError
+from offmarl.errors import OptionError
 from offmarl.terminal import Progress, quiet
 from offmarl.vault import tables
 from offmarl.vault.creation import create_store
@@ -28,10 +27,10 @@ from offmarl.vault.dataset import Dataset
 from offmarl.vault.digest import episode_digests
 from offmarl.vault.layout import Codec
 from offmarl.vault.open import open_vault
-from offmarl.vault.transform import mapping, pipeline, selection
+from offmarl.vault.transform import changes, lineage, mapping, pipeline, selection
+from offmarl.vault.transform.changes import Change
 from offmarl.vault.transform.function import MapFunction, load, parse_reward, reward_formula
-from offmarl.vault.transform.pipeline import AnyVault, StrPath, opened, opened_with_limit
-from offmarl.vault.transform.policy_ids import Source, name_of
+from offmarl.vault.transform.pipeline import AnyVault, StrPath, opened
 from offmarl.vault.transform.selection import Pieces, Unit, whole_episodes
 
 
@@ -72,18 +71,24 @@ def cat(
     VaultError
         There is nothing to write, or a vault cannot be read or written.
     """
-    if not sources:
-        raise VaultError("no vaults to join: give at least one vault.")
-    chosen = [(source, _everything) for source in opened_with_limit(sources, time_limit)]
-    return pipeline.run("cat", {}, chosen, path, codec, progress)
+    return _run(changes.joining(sources, codec, time_limit), path, progress)
 
 
-def _everything(source: Source) -> Pieces:
-    return selection.everything(source.vault)
+def _run(change: Change, path: StrPath, progress: Progress) -> Dataset:
+    return pipeline.run(
+        change.operation,
+        change.arguments(),
+        change.vaults,
+        change.select,
+        path,
+        change.codec,
+        progress,
+        chunk_steps=change.chunk_steps,
+    )
 
 
 def filter(
-    source: AnyVault,
+    source: AnyVault | Sequence[AnyVault],
     condition: str,
     path: StrPath,
     *,
@@ -99,7 +104,7 @@ def filter(
     Parameters
     ----------
     source
-        A vault.
+        A vault, or several of one environment, as if they were joined.
     condition
         Made of and, or, not, parentheses, comparisons (< <= > >= == != in), arithmetic and p90 (the
         90th percentile over complete episodes), over return (mean over agents), length, policy (its
@@ -118,14 +123,11 @@ def filter(
     VaultError
         As for `cat`.
     """
-    selection.parse_condition(condition, by)  # before anything slow
-    arguments = {"condition": condition, "by": by}
-    select = partial(selection.meeting, condition=condition, by=by)
-    return pipeline.run("filter", arguments, [(opened(source), select)], path, codec, progress)
+    return _run(changes.filtering(source, condition, by, codec), path, progress)
 
 
 def sample(
-    source: AnyVault,
+    source: AnyVault | Sequence[AnyVault],
     path: StrPath,
     *,
     steps: int | None = None,
@@ -144,7 +146,7 @@ def sample(
     Parameters
     ----------
     source
-        A vault.
+        A vault, or several of one environment, as if they were joined.
     path, codec, progress
         As for `cat`.
     steps
@@ -169,29 +171,10 @@ def sample(
     VaultError
         As for `cat`.
     """
-    selection.check_amount(steps, episodes, top, match_returns, like is not None)
-    vault = opened(source)
-    model = vault if like is None else opened(like)
-    matching = match_returns or like is not None
-    arguments: dict[str, Any] = {"steps": steps, "episodes": episodes, "top": top, "seed": seed}
-    if matching:
-        arguments["match_returns"] = {"vault": name_of(model), "digest": model.digest()}
-
-    def select(source: Source) -> Pieces:
-        table = source.vault.episodes
-        if top is None and not matching:
-            order = tables.shuffled(len(table.row), seed)
-            return selection.take_first(source.vault, order, steps, episodes)
-        scored = np.flatnonzero(table.scored)
-        returns = selection.complete_returns(source.vault)
-        if top is not None:
-            best = scored[selection.best_first(returns)]
-            return whole_episodes(source.vault, best[: max(1, round(top * len(best)))])
-        wanted = selection.complete_returns(model)
-        order = scored[selection.matched(returns, wanted, seed)]
-        return selection.take_first(source.vault, order, steps, episodes)
-
-    return pipeline.run("sample", arguments, [(vault, select)], path, codec, progress)
+    change = changes.sampling_episodes(
+        source, steps, episodes, top, match_returns, like, seed, codec
+    )
+    return _run(change, path, progress)
 
 
 def split(
@@ -282,17 +265,17 @@ def slice(
     VaultError
         As for `cat`.
     """
+    vault = opened(source)
 
-    def select(source: Source) -> Pieces:
-        vault = source.vault
+    def select(*_: object) -> list[Pieces]:
         if by == "steps":
-            return selection.time_interval(vault, *selection.interval(start, stop, vault.length))
+            times = selection.interval(start, stop, vault.length)
+            return [selection.time_interval(vault, *times)]
         count = len(vault.episodes.row)
-        return whole_episodes(vault, np.arange(*selection.interval(start, stop, count)))
+        return [whole_episodes(vault, np.arange(*selection.interval(start, stop, count)))]
 
     arguments = {"start": start, "stop": stop, "by": by}
-    chosen = [(opened(source), select)]
-    return pipeline.run("slice", arguments, chosen, path, codec, progress, provenance)
+    return pipeline.run("slice", arguments, [vault], select, path, codec, progress, provenance)
 
 
 def dedup(
@@ -314,21 +297,21 @@ def dedup(
     VaultError
         As for `cat`.
     """
+    vault = opened(source)
 
-    def select(source: Source) -> Pieces:
-        vault = source.vault
+    def select(*_: object) -> list[Pieces]:
         with progress("compare", vault.num_steps) as advance:
             hashes = episode_digests(
                 vault, policies=False, advance=lambda steps: advance(steps * vault.rows)
             )
         first = {one: number for number, one in reversed(list(enumerate(hashes)))}
-        return whole_episodes(vault, np.array(list(first.values()), int))
+        return [whole_episodes(vault, np.array(list(first.values()), int))]
 
-    return pipeline.run("dedup", {}, [(opened(source), select)], path, codec, progress)
+    return pipeline.run("dedup", {}, [vault], select, path, codec, progress)
 
 
 def recode(
-    source: AnyVault,
+    source: AnyVault | Sequence[AnyVault],
     path: StrPath,
     *,
     codec: Codec | None = None,
@@ -342,7 +325,7 @@ def recode(
     Parameters
     ----------
     source
-        A vault.
+        A vault, or several of one environment, as if they were joined.
     path, time_limit, progress
         As for `cat`.
     codec
@@ -359,12 +342,13 @@ def recode(
     VaultError
         As for `cat`.
     """
-    (vault,) = opened_with_limit([source], time_limit)
-    arguments = {"codec": codec, "chunk_steps": chunk_steps, "layout": layout}
-    if layout == "rows":
-        return pipeline.rewrite(vault, arguments, path, codec, chunk_steps, progress)
-    chosen = [(vault, _everything)]
-    return pipeline.run("recode", arguments, chosen, path, codec, progress, chunk_steps=chunk_steps)
+    change = changes.recoding(source, codec, chunk_steps, time_limit)
+    if layout == "stream":
+        return _run(change, path, progress)
+    if len(change.vaults) > 1:
+        raise OptionError("the rows of several vaults cannot be kept: give --layout stream.")
+    arguments = {**change.arguments(), "layout": layout}
+    return pipeline.rewrite(change.vaults[0], arguments, path, codec, chunk_steps, progress)
 
 
 def map(
@@ -387,7 +371,7 @@ def map(
     Parameters
     ----------
     source
-        A vault.
+        A vault. The command line takes several, whose episodes are then in one row.
     path, progress
         As for `cat`.
     function
@@ -438,7 +422,7 @@ def map(
         mapped = mapping.start(vault, loaded, by, processes)
         arguments = {**loaded.described, "columns": mapped.columns, "by": by}
         taken = examined, selection.everything(vault)
-        provenance = pipeline.provenance_of("map", arguments, [taken], examined.named)
+        provenance = lineage.provenance_of("map", arguments, [taken], examined.named)
         with progress("map", vault.num_steps) as advance:
             mapping.write(mapped, store, provenance, advance)
     return open_vault(path)

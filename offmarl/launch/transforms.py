@@ -1,0 +1,275 @@
+"""Transforms of vaults in blocks, which many tasks share.
+
+A block is an interval of the episodes of one source. Its vault holds what the transform takes of
+them, with the policy ids of all sources joined. The blocks depend on the sources only. Joined in
+order they are, to the bit, the vault that the transform makes in one process.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offmarl import tracking, vault
+from offmarl.errors import OptionError, RunError, VaultError
+from offmarl.launch.work import Work, once
+from offmarl.terminal import silent
+from offmarl.vault import Dataset
+from offmarl.vault.creation import destination
+from offmarl.vault.layout import NumpyArray
+from offmarl.vault.transform import lineage, pipeline, policy_ids
+from offmarl.vault.transform.changes import Change, MappedFunction
+from offmarl.vault.transform.policy_ids import Named, Source
+from offmarl.vault.transform.selection import Pieces, everything
+
+_BLOCK_BYTES = 2**28
+"""Approximate size of the steps of a block."""
+_PROCESS_BYTES = 4e8
+"""What a process takes that copies vaults, in addition to the data that it reads at once."""
+
+
+class Block(NamedTuple):
+    """An interval of the episodes of a source."""
+
+    source: int
+    start: int
+    stop: int
+
+
+class TransformWork(Work):
+    """A transform in blocks.
+
+    Parameters
+    ----------
+    change
+        The transform.
+    path
+        The vault to make.
+    block_steps
+        Steps of a block, at most, if an episode does not have more; by default about 256 MB.
+
+    Raises
+    ------
+    OptionError
+        ``block_steps`` is not positive.
+    VaultError
+        The path has a vault that other work made, or cannot be one.
+    """
+
+    def __init__(self, change: Change, path: str | Path, block_steps: int | None = None):
+        if block_steps is not None and block_steps < 1:
+            raise OptionError(f"--block-steps must be at least 1: got {block_steps}.")
+        self.change = change
+        self.blocks = blocks_of(change.vaults, block_steps)
+        sources = [[str(one.path), one.num_steps, len(one)] for one in change.vaults]
+        identity = {
+            "operation": change.operation,
+            "sources": sources,
+            "settings": change.settings,
+            "blocks": len(self.blocks),
+        }
+        super().__init__(change.operation, destination(path, may_exist=True).directory, identity)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks."""
+        return len(self.blocks)
+
+    def run(self, block: int) -> None:
+        """Write the vault of a block; none if nothing is taken of it."""
+        pieces = self._pieces(block)
+        self._note(block, pieces)
+        if not pieces.steps:
+            return
+        source = self.sources[self.blocks[block].source]
+        if self.change.function is None:
+            self._copy(source, pieces, self._vault(block))
+            return
+        copied = self._vault(block, "copied")
+        if not copied.exists():
+            self._copy(source, pieces, copied)
+        if not self._vault(block).exists():
+            _map(copied, self._vault(block), self.change.function, block)
+
+    def is_complete(self) -> bool:
+        """Whether the vault exists, and this work made it."""
+        if not (self.path / "metadata.json").exists():
+            return False
+        made = vault.open_vault(self.path).provenance.get(_KEY)
+        if made != self.identity:
+            raise RunError(
+                f"{self.path} exists already, and other tasks or another command made it: choose "
+                "another path."
+            )
+        return True
+
+    def join(self) -> None:
+        """Write the blocks one after the other into the new vault."""
+        notes = [self._noted(block) for block in range(self.num_blocks)]
+        taken = [
+            (source, _joined([notes[place] for place in self._of_source(number)]))
+            for number, source in enumerate(self.sources)
+        ]
+        merged = policy_ids.merge(
+            named for source, pieces in taken for named in source.origins_of(pieces.episode)
+        )
+        parts = [number for number, pieces in enumerate(notes) if pieces.steps]
+        if not parts:
+            names = ", ".join(str(one.path) for one in self.change.vaults)
+            raise VaultError(f"no steps of {names} are left: an empty vault is not written.")
+        opened = [vault.open_vault(self._vault(number)) for number in parts]
+        arguments = self._arguments(opened[0])
+        provenance = lineage.provenance_of(self.change.operation, arguments, taken, merged)
+        pipeline.join_rows(
+            opened,
+            self.path,
+            lambda _: {**provenance, _KEY: self.identity},
+            tracking.progress,
+            pipeline.codec_of(self.change.vaults, self.change.codec),
+            self.change.chunk_steps,
+            partial(_remap, source=self._named, target=merged),
+        )
+
+    def plan(self, tasks: int) -> dict[str, Any]:
+        """Return sizes: of what is read, of a task's memory, and on disk while joining."""
+        vaults = self.change.vaults
+        steps = sum(one.num_steps for one in vaults)
+        size = sum(one.num_steps * _step_bytes(one) for one in vaults)
+        return super().plan(tasks) | {
+            "sources": len(vaults),
+            "episodes": sum(map(len, vaults)),
+            "steps": steps,
+            "bytes": size,
+            "bytes while joining": 2 * size,
+            "memory of a task": int(_PROCESS_BYTES + 4 * pipeline.BLOCK_BYTES),
+        }
+
+    # ------------------------------------------------------------------------ sources
+
+    @cached_property
+    def sources(self) -> list[Source]:
+        """The sources with their digests, which the first task that needs them computes."""
+        directory = self.directory / "sources"
+        return [
+            _source(one, once(directory / f"{number}.json", partial(_examined, one)))
+            for number, one in enumerate(self.change.vaults)
+        ]
+
+    @cached_property
+    def _named(self) -> list[Named]:
+        """The origins of all sources, by whose ids the blocks name policies."""
+        return policy_ids.merge(named for source in self.sources for named in source.named)
+
+    @cached_property
+    def _chosen(self) -> list[Pieces] | None:
+        """What is taken of each source; None if that cannot be told from the episode tables."""
+        if self.change.reads_steps:
+            return None
+        return list(self.change.select(self.sources, None))
+
+    # ------------------------------------------------------------------------ blocks
+
+    def _pieces(self, block: int) -> Pieces:
+        """Return what is taken of a block."""
+        number, start, stop = self.blocks[block]
+        found = self._chosen
+        if found is None:
+            within = [
+                _inside(everything(one), start if i == number else 0, stop if i == number else 0)
+                for i, one in enumerate(self.change.vaults)
+            ]
+            found = list(self.change.select(self.sources, within))
+        return _inside(found[number], start, stop)
+
+    def _copy(self, source: Source, pieces: Pieces, path: Path) -> None:
+        remap = partial(_remap, source=source.named, target=self._named)
+        about = lineage.provenance_of(self.change.operation, {}, [(source, pieces)], self._named)
+        pipeline.copy_block(self.change.vaults, source.vault, pieces, path, remap, about)
+
+    def _arguments(self, first: Dataset) -> Mapping[str, Any]:
+        """Return the arguments for the lineage; those of a map are in the provenance of a block."""
+        if self.change.function is None:
+            return self.change.arguments()
+        found: Mapping[str, Any] = first.provenance["lineage"]["arguments"]
+        return found
+
+    def _of_source(self, source: int) -> list[int]:
+        """Return the blocks of a source."""
+        return [number for number, block in enumerate(self.blocks) if block.source == source]
+
+    def _vault(self, block: int, kind: str = "blocks") -> Path:
+        return self.directory / f"{kind}.vlt" / f"{block:06d}"
+
+    def _note(self, block: int, pieces: Pieces) -> None:
+        path = self.directory / "blocks" / f"{block}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        tracking.write_json(path, [column.tolist() for column in pieces])
+
+    def _noted(self, block: int) -> Pieces:
+        columns = json.loads((self.directory / "blocks" / f"{block}.json").read_text())
+        return Pieces(*(np.array(column, np.int64) for column in columns))
+
+
+_NONE = Pieces(*np.zeros((3, 0), np.int64))
+
+_KEY = "tasks"
+"""Key of the provenance of vaults that tasks made."""
+
+
+def blocks_of(vaults: Sequence[Dataset], block_steps: int | None = None) -> list[Block]:
+    """Divide the episodes of vaults into blocks of at most so many steps, but at least one episode.
+
+    Parameters
+    ----------
+    vaults
+        The vaults.
+    block_steps
+        Steps of a block; by default about 256 MB.
+    """
+    blocks = []
+    for number, one in enumerate(vaults):
+        most = block_steps or max(_BLOCK_BYTES // _step_bytes(one), 1)
+        total, start = np.cumsum(one.episodes.length), 0
+        while start < len(total):
+            before = total[start - 1] if start else 0
+            stop = max(int(np.searchsorted(total, before + most, side="right")), start + 1)
+            blocks.append(Block(number, start, stop))
+            start = stop
+    return blocks
+
+
+def _step_bytes(one: Dataset) -> int:
+    return sum(leaf.step_bytes for leaf in one.leaves.values())
+
+
+def _examined(one: Dataset) -> dict[str, Any]:
+    return policy_ids.facts_of(one, silent)._asdict()
+
+
+def _source(one: Dataset, facts: Mapping[str, Any]) -> Source:
+    return policy_ids.source_of(one, policy_ids.Facts(**facts))
+
+
+def _inside(pieces: Pieces, start: int, stop: int) -> Pieces:
+    inside = (pieces.episode >= start) & (pieces.episode < stop)
+    return Pieces(*(column[inside] for column in pieces))
+
+
+def _joined(pieces: Sequence[Pieces]) -> Pieces:
+    return Pieces(*(np.concatenate(column) for column in zip(_NONE, *pieces, strict=True)))
+
+
+def _remap(ids: NumpyArray, source: Sequence[Named], target: Sequence[Named]) -> NumpyArray:
+    origins = [[named.origin for named in one] for one in (source, target)]
+    return policy_ids.remap(ids, *origins)
+
+
+def _map(source: Path, path: Path, function: MappedFunction, block: int) -> None:
+    """Change the columns of a block; random numbers depend on the seed and the block."""
+    seed = function.seed
+    if block:
+        seed = int(np.random.SeedSequence([seed, block]).generate_state(1)[0])
+    vault.map(source, path, function.function, reward=function.reward, by=function.by, seed=seed)

@@ -1,0 +1,124 @@
+"""Transforms in blocks give what they give in one process."""
+
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.errors import OptionError, RunError
+from offmarl.launch import Share, join_work, run_share
+from offmarl.launch.transforms import TransformWork, blocks_of
+from offmarl.vault.transform.changes import CHANGES
+from tests.vault.experience import SPEC, make
+
+DOUBLED = "def doubled(steps):\n    return {'reward': steps['reward'] * 2}\n"
+
+
+def record(path, seed, rows, num_steps):
+    told = {"tier": "medium", "program": f"p{seed}", "recipe": {"seed": seed}}
+    with vault.create(path, SPEC, rows=rows, provenance=told, chunk_steps=16) as writer:
+        writer.append(*make(SPEC, rows, num_steps, seed, end_every=6.0))
+    return vault.open_vault(path)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    place = tmp_path_factory.mktemp("sources")
+    return [record(place / "a.vlt", 0, 2, 40), record(place / "b.vlt", 1, 1, 70)]
+
+
+def by_tasks(change, path, tasks, block_steps=20):
+    for index in range(tasks):
+        run_share(TransformWork(change(), path, block_steps), Share(index, tasks))
+    join_work(TransformWork(change(), path, block_steps))
+    return vault.open_vault(path)
+
+
+@pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("cat", {}),
+        ("cat", {"codec": "zstd"}),
+        ("filter", {"condition": "return > p40 and seed < 2"}),
+        ("filter", {"condition": "policy in (0, 4)"}),
+        ("filter", {"condition": "reward > 0 and program == 'p0'", "by": "steps"}),
+        ("sample", {"steps": 50, "seed": 3}),
+        ("sample", {"top": 0.2}),
+        ("sample", {"episodes": 6, "match_returns": True}),
+        ("recode", {"chunk_steps": 8}),
+    ],
+)
+def test_tasks_make_what_one_process_makes(name, options, tasks, sources, tmp_path):
+    stream = {"layout": "stream"} if name == "recode" else {}
+    given = [options["condition"]] if "condition" in options else []
+    others = {key: x for key, x in options.items() if key != "condition"}
+    one = getattr(vault, name)(sources, *given, path=tmp_path / "one.vlt", **others, **stream)
+    found = by_tasks(lambda: CHANGES[name](sources, **options), tmp_path / "c.vlt", tasks)
+    assert found.digest() == one.digest()
+    for leaf, array in found.read().items():
+        np.testing.assert_array_equal(array, one.read()[leaf], err_msg=leaf)
+    about = dict(found.provenance)
+    assert about.pop("tasks")["operation"] == name
+    assert about == one.provenance
+    assert found.manifest.schema == one.manifest.schema
+    assert vault.verify(found.path, deep=True).sound
+
+
+@pytest.mark.parametrize("options", [{"reward": "reward * 2"}, {"function": "mine.py:doubled"}])
+def test_a_map_by_tasks(options, sources, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.joinpath("mine.py").write_text(DOUBLED)
+    made = [
+        by_tasks(lambda: CHANGES["map"](sources, **options), tmp_path / f"{tasks}.vlt", tasks)
+        for tasks in (1, 3)
+    ]
+    joined = vault.cat(sources, tmp_path / "joined.vlt")
+    whole = vault.map(joined, tmp_path / "whole.vlt", reward="reward * 2")
+    assert {one.digest() for one in made} == {whole.digest()}
+    assert made[0].provenance["lineage"]["arguments"]["columns"] == ["reward"]
+
+
+def test_random_numbers_of_a_map_depend_on_the_block_and_not_on_the_task(sources, tmp_path):
+    code = "def noisy(steps, rng):\n    return {'reward': rng.random(steps['reward'].shape)}\n"
+    tmp_path.joinpath("noise.py").write_text(code)
+    options = {"function": str(tmp_path / "noise.py:noisy"), "by": "steps", "seed": 5}
+    made = [
+        by_tasks(lambda: CHANGES["map"](sources, **options), tmp_path / f"{tasks}.vlt", tasks)
+        for tasks in (1, 2)
+    ]
+    assert made[0].digest() == made[1].digest()
+    assert len(np.unique(made[0].read()["rewards"])) > 200
+
+
+def test_blocks_are_intervals_of_episodes(sources):
+    blocks = blocks_of(sources, 20)
+    for number, one in enumerate(sources):
+        mine = [block for block in blocks if block.source == number]
+        assert [block.start for block in mine[1:]] == [block.stop for block in mine[:-1]]
+        assert (mine[0].start, mine[-1].stop) == (0, len(one))
+        lengths = one.episodes.length
+        for block in mine:
+            steps = lengths[block.start : block.stop].sum()
+            assert steps <= 20 or block.stop == block.start + 1
+    assert len(blocks_of(sources)) == 2  # small ones are one block each
+
+
+def test_other_work_is_refused_and_a_complete_one_is_not_repeated(sources, tmp_path):
+    def work(**options):
+        return TransformWork(CHANGES["cat"](sources, **options), tmp_path / "c.vlt", 20)
+
+    run_share(work(), Share(0, 1))
+    with pytest.raises(RunError, match="were started with settings"):
+        run_share(work(codec="zstd"), Share(0, 1))
+    assert join_work(work()) and not join_work(work())
+    with pytest.raises(RunError, match=r"c.vlt/main exists already, and other tasks"):
+        work(codec="zstd").is_complete()
+    with pytest.raises(OptionError, match="--block-steps"):
+        TransformWork(CHANGES["cat"](sources), tmp_path / "d.vlt", 0)
+
+
+def test_a_plan_has_the_sizes(sources, tmp_path):
+    plan = TransformWork(CHANGES["cat"](sources), tmp_path / "c.vlt", 20).plan(4)
+    assert (plan["sources"], plan["steps"], plan["tasks"]) == (2, 150, 4)
+    assert plan["episodes"] == sum(map(len, sources))
+    assert plan["bytes"] > 0 and plan["memory of a task"] > 1e8

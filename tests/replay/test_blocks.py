@@ -1,0 +1,115 @@
+"""Passes over blocks: which windows make which batch."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import offmarl
+from offmarl.errors import OptionError
+from offmarl.replay import Windows
+from offmarl.replay.blocks import _SLOT_BITS, BlockOrder, BlockTable
+from offmarl.vault import Dataset
+
+from .test_device import write
+
+SIZES = np.array([7, 3, 11, 5, 8, 2, 9, 4, 6, 10, 5, 7, 3, 4, 12, 6, 5, 8, 9, 4, 3, 2])
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Episodes shorter and longer than a window; the last of each row has no end."""
+    path = tmp_path_factory.mktemp("blocks") / "data.vlt"
+    write(path, np.random.default_rng(0).random((3, 90)) < 0.15)
+    return offmarl.open(path)
+
+
+def windows_of(order: BlockOrder, steps: range) -> list[tuple[int, int]]:
+    """Return the block and the slot in it of each window."""
+    found = []
+    for window in np.concatenate([order.slots(step) for step in steps]).tolist():
+        slot, blocks = window & (2**_SLOT_BITS - 1), order.blocks(window >> _SLOT_BITS)
+        stops = np.cumsum(SIZES[blocks])
+        number = int(np.searchsorted(stops, slot, side="right"))
+        found.append((int(blocks[number]), slot - int(stops[number] - SIZES[blocks[number]])))
+    return found
+
+
+@pytest.mark.parametrize("batch", [1, 5, 32, 200])
+def test_a_pass_has_each_window_once(batch: int) -> None:
+    order = BlockOrder(SIZES, batch, seed=1, epochs=3)
+    assert order.num_batches == 3 * -(-SIZES.sum() // batch)
+    every = [(block, slot) for block, size in enumerate(SIZES) for slot in range(size)]
+    per = order.num_batches // 3
+    passes = [windows_of(order, range(i * per, (i + 1) * per)) for i in range(3)]
+    for one in passes:
+        assert sorted(one) == every
+    assert passes[0] != passes[1] != passes[2], "each pass has another order"
+
+
+def test_batches_without_an_end_are_those_of_the_passes() -> None:
+    endless, total = BlockOrder(SIZES, 10, seed=4), int(SIZES.sum())
+    count = -(-2 * total // 10)
+    flat = windows_of(endless, range(count))[: 2 * total]
+    assert sorted(flat[:total]) == sorted(flat[total:])
+    assert all(len(endless.slots(step)) == 10 for step in range(count))
+
+
+def test_any_batch_is_the_same_without_those_before() -> None:
+    one, two = BlockOrder(SIZES, 8, seed=2), BlockOrder(SIZES, 8, seed=2)
+    expected = [one.slots(step) for step in range(300)]
+    for step in (299, 17, 130, 0):
+        np.testing.assert_array_equal(two.slots(step), expected[step])
+    assert (BlockOrder(SIZES, 8, seed=3).slots(0) != expected[0]).any()
+
+
+def test_seeds_share_the_blocks() -> None:
+    one, two = (BlockOrder(SIZES, 8, seed, block_seed=5) for seed in (5, 6))
+    for buffer in range(6):
+        np.testing.assert_array_equal(one.blocks(buffer), two.blocks(buffer))
+    assert (one.slots(0) != two.slots(0)).any()
+
+
+def test_the_first_buffer_is_a_single_block() -> None:
+    order = BlockOrder(SIZES, 8, seed=0)
+    assert [len(order.blocks(i)) for i in range(8)] == [1, 2, 4, 8, 7, 8, 8, 6]
+
+
+@pytest.mark.parametrize(("epochs", "drop"), [(0, False), (1, True)])
+def test_no_batch_is_an_error(epochs: int, drop: bool) -> None:
+    with pytest.raises(OptionError, match="hold no batch of 1,000"):
+        BlockOrder(SIZES, 1000, seed=0, epochs=epochs, drop_last=drop)
+    with pytest.raises(OptionError, match="drop_last is for epochs"):
+        BlockOrder(SIZES, 10, seed=0, drop_last=True)
+
+
+def test_chosen_episodes_only(dataset: Dataset) -> None:
+    chosen = np.arange(0, len(dataset), 2)
+    table = BlockTable(dataset, Windows(4, 5), chosen, 2**20)
+    assert sorted(np.concatenate(table.of(np.arange(len(table.sizes))))) == chosen.tolist()
+    found = set()
+    with dataset.stream(
+        4, 5, to="numpy", epochs=1, episodes=chosen, shuffle_buffer=2**20
+    ) as stream:
+        for batch in stream:
+            found |= set(batch.episode.ravel().tolist())
+    assert found == set(chosen.tolist())
+
+
+def test_returns_to_go_and_the_ends_of_episodes(dataset: Dataset) -> None:
+    """All fields of windows inside of an episode are those of other streams."""
+    options = {"epochs": 1, "return_to_go": 0.9, "to": "numpy"}
+    found: dict[tuple[int, int], list] = {}
+    for buffer in (None, 2**20):
+        with dataset.stream(4, 5, shuffle_buffer=buffer, **options) as stream:
+            for batch in stream:
+                for i in range(len(batch.reward)):
+                    episode, time = batch.episode[i], batch.time[i]
+                    if episode[0] == episode[-1]:
+                        fields = [x[i] for x in batch[1:] if isinstance(x, np.ndarray)]
+                        one = [batch.view.observation[i], *fields]
+                        found.setdefault((int(episode[0]), int(time[0])), []).append(one)
+    assert len(found) > 50
+    for pair in found.values():
+        for ours, theirs in itertools.zip_longest(*pair):
+            np.testing.assert_array_equal(ours, theirs)
