@@ -15,9 +15,11 @@ from offmarl.benchmark.results import (
     write_results,
 )
 from offmarl.benchmark.running import Outcome, run_plan
+from offmarl.benchmark.tasks import CellsWork
 
 __all__ = [
     "Cell",
+    "CellsWork",
     "Outcome",
     "Plan",
     "Results",

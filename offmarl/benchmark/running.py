@@ -1,30 +1,22 @@
-"""Runs the recordings and cells of a plan, each in a process of its own, several side by side.
-
-Every process runs a command that resumes: ``offmarl record``, ``pull`` or ``train``. So a stopped
-benchmark continues where it stopped, and a cell that failed is tried again by the same command.
-"""
+"""Runs the recordings and cells of a plan, each in a process of its own, several side by side."""
 
 import json
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-import tomli_w
-
 from offmarl import tracking
-from offmarl.benchmark.cells import checksum, is_current, pack
-from offmarl.benchmark.plan import Cell, Data, Plan, slug
+from offmarl.benchmark.cells import is_current, pack
+from offmarl.benchmark.jobs import Job, cell_file, preparation, run_of, training, vaults_of
+from offmarl.benchmark.plan import Plan
 from offmarl.errors import RunError, Stopped
 from offmarl.launch import cores
-from offmarl.paths import local
-from offmarl.programs.registry import load
 
 _POLL = 0.1
 
@@ -41,28 +33,11 @@ class Outcome(NamedTuple):
     """The log of each cell or dataset that failed, by name."""
 
 
-class Job(NamedTuple):
-    """A process."""
-
-    name: str
-    command: Sequence[str]
-    """Arguments of ``offmarl``."""
-    log: Path
-    answer: Path | None = None
-    """File for its standard output; None for the log."""
-    cell: Cell | None = None
-
-
 class _Running(NamedTuple):
     job: Job
     process: subprocess.Popen[bytes]
     cores: tuple[int, ...]
     begun: float
-
-
-def cell_file(plan: Plan, cell: Cell) -> Path:
-    """Return the file of a cell's result."""
-    return plan.out / "cells" / f"{cell.slug}.json"
 
 
 def run_plan(plan: Plan, jobs: int | None = None) -> Outcome:
@@ -124,7 +99,7 @@ class _Pool:
                         self._start(waiting.pop(0))
                     else:
                         missing.remove(cell := ready.pop(0))
-                        self._start(self._training(cell))
+                        self._start(training(self._plan, cell, self._vaults[cell.data.label]))
                 if not waiting and not self._running:
                     break  # the datasets of the other cells have failed
                 time.sleep(_POLL)
@@ -144,38 +119,11 @@ class _Pool:
         """Return the recordings and downloads that are needed; vaults that exist are ready."""
         jobs: dict[str, Job] = {}
         for data in datasets:
-            if data.vault is not None and _exists(data.vault):
-                self._vaults[data.label] = data.vault
-            elif data.vault is not None:
-                place = self._plan.out / "datasets" / slug(data.label)
-                command = ["pull", data.vault, "--json"]
-                jobs[data.label] = Job(data.label, command, _log(place), _answer(place))
+            if (job := preparation(self._plan, data)) is not None:
+                jobs[job.name] = job
             else:
-                jobs[f"record {data.recipe}"] = self._recording(data)
+                self._vaults[data.label] = data.vault
         return [*jobs.values()]
-
-    def _recording(self, data: Data) -> Job:
-        recipe = self._plan.recipes[data.recipe]
-        place = self._plan.out / "datasets" / slug(recipe.name)
-        tiers = [one.tier for one in self._plan.datasets.values() if one.recipe == recipe.name]
-        options = dict(recipe.options)
-        if any(field.name == "tiers" for field in fields(load("recorder", recipe.program).Args)):
-            options.setdefault("tiers", ",".join(dict.fromkeys(tiers)))
-        config = _write_config(place, recipe.program, options)
-        command = ["record", recipe.program, "--config", str(config)]
-        command += ["--out", str(self._plan.out / "vaults"), "--json"]
-        return Job(f"record {recipe.name}", command, _log(place), _answer(place))
-
-    def _place(self, cell: Cell) -> Path:
-        """Return the directory of a cell; with other options, it has another one."""
-        return self._plan.out / "runs" / f"{cell.slug}-{checksum(cell)}"
-
-    def _training(self, cell: Cell) -> Job:
-        place = self._place(cell)
-        options = {**cell.options, "vault": self._vaults[cell.data.label]}
-        config = _write_config(place, cell.baseline.program, options)
-        command = ["train", cell.baseline.program, "--config", str(config)]
-        return Job(cell.label, [*command, "--out", str(place / "run")], _log(place), None, cell)
 
     # ------------------------------------------------------------------------ processes
 
@@ -215,23 +163,16 @@ class _Pool:
         """Take the result of a process that has succeeded; False if it left none."""
         job, seconds = one.job, time.monotonic() - one.begun
         if job.cell is not None:
-            pack(job.cell, self._place(job.cell) / "run", cell_file(self._plan, job.cell), seconds)
+            pack(job.cell, run_of(self._plan, job.cell), cell_file(self._plan, job.cell), seconds)
             self._finished += 1
             return True
         assert job.answer is not None
-        answer = json.loads(job.answer.read_text())
-        for data in self._plan.datasets.values():
-            if data.vault is None and job.name == f"record {data.recipe}":
-                paths = [row["path"] for row in answer["vaults"] if row["tier"] == data.tier]
-            elif data.label == job.name:
-                paths = list(answer["paths"].values())
-            else:
-                continue
-            if len(paths) != 1:
-                with job.log.open("a") as log:
-                    log.write(f"{data.label} is {len(paths)} vaults, and must be one: {paths}\n")
-                return False
-            self._vaults[data.label] = paths[0]
+        try:
+            self._vaults |= vaults_of(self._plan, job, json.loads(job.answer.read_text()))
+        except RunError as error:
+            with job.log.open("a") as log:
+                log.write(f"{error}\n")
+            return False
         return True
 
     def _interrupt(self, signum: int) -> None:
@@ -257,27 +198,3 @@ def _stopping(interrupt: Any) -> Iterator[Any]:
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
-
-
-def _exists(vault: str) -> bool:
-    """Whether a dataset is a path here, and not the name of one to pull."""
-    place = local(vault)
-    return (
-        place.exists() or "://" in vault or place.suffix == ".vlt" or vault.startswith((".", "/"))
-    )
-
-
-def _write_config(place: Path, program: str, options: dict[str, Any]) -> Path:
-    place.mkdir(parents=True, exist_ok=True)
-    path = place / "config.toml"
-    named = {} if "/" in program or program.endswith(".py") else {"program": program}
-    tracking.replace_file(path, tomli_w.dumps({**named, **options}))
-    return path
-
-
-def _log(place: Path) -> Path:
-    return place / "log.txt"
-
-
-def _answer(place: Path) -> Path:
-    return place / "answer.json"

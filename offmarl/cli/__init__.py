@@ -20,7 +20,7 @@ from typing import NamedTuple
 from offmarl import __version__
 from offmarl.cli import output
 from offmarl.cli.output import Report
-from offmarl.cli.parse import TASK_OPTIONS, UsageExit, parse
+from offmarl.cli.parse import UsageExit, parse
 from offmarl.cli.parse import parse_script as parse_script
 from offmarl.errors import OffmarlError, OptionError, Stopped, UnknownNameError, unknown_name
 
@@ -51,6 +51,7 @@ VERBS = {
         "benchmark",
         "Train baselines on datasets, and make tables, curves and a page",
         example="plan.toml --jobs 2",
+        has_tasks=True,
     ),
     "tune": Verb("tune", "Search settings with which a program learns", True),
     "new": Verb(
@@ -232,13 +233,13 @@ def _call(name: str, verb: Verb, arguments: list[str]) -> Report:
     if verb.has_tasks:
         from offmarl.cli import tasks
 
-        options, arguments = tasks.taken(arguments)
+        options, arguments = tasks.taken(arguments, tasks.own_options(name, arguments))
     if verb.runs_programs:
         report = function(arguments)
     elif options is not None:
-        report = tasks.run(name, arguments, options, tasks.report_vault)
+        report = tasks.run(name, arguments, options, tasks.report_of(name))
     else:
         example = f"\n\nExample: offmarl {name} {verb.example}" if verb.example else ""
-        added = TASK_OPTIONS if verb.has_tasks else ()
+        added = tasks.added_options(name) if verb.has_tasks else ()
         report = parse(function, name, f"{verb.summary}.{example}", arguments, added)
     return report

@@ -1,13 +1,19 @@
 """``offmarl benchmark``: datasets x baselines x seeds, from one file."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl.cli.output import Report, as_is, table
+from offmarl.cli.parse import parse
 from offmarl.errors import OptionError
+from offmarl.launch import Work
+
+if TYPE_CHECKING:
+    from offmarl.benchmark import Plan
 
 
 def benchmark(
@@ -37,7 +43,13 @@ def benchmark(
         raise OptionError(f"--jobs must be at least 1: got {jobs}.")
     from offmarl import benchmark as benchmarks  # takes a while to import
 
-    plan = benchmarks.read_plan(file, out)
+    return _results(benchmarks.read_plan(file, out), jobs, dry_run)
+
+
+def _results(plan: "Plan", jobs: int | None, dry_run: bool) -> Report:
+    """Run what is missing of a plan, unless it is a dry run, and make its tables."""
+    from offmarl import benchmark as benchmarks
+
     outcome = benchmarks.Outcome(0, {}) if dry_run else benchmarks.run_plan(plan, jobs)
     results = benchmarks.read_results(plan)
     written = benchmarks.write_results(results, outcome.failed) if results.files else []
@@ -57,3 +69,42 @@ def benchmark(
         *shown, *notes, as_is(f"\n{plan.out}: {data['finished']} of {data['cells']} cells")
     )
     return Report(data, text, sound=not outcome.failed)
+
+
+def benchmark_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
+    """Return the work of a benchmark, from its arguments."""
+    from offmarl import benchmark as benchmarks
+
+    if block_steps is not None:
+        raise OptionError("--block-steps divides data: a benchmark is divided by its cells.")
+    options = parse(_plan_of, verb, "", arguments)
+    return benchmarks.CellsWork(options, _call)
+
+
+def _plan_of(
+    file: Annotated[Path, Positional, arg(metavar="FILE.toml")], out: Path | None = None
+) -> Any:
+    """Read a plan."""
+    from offmarl import benchmark as benchmarks
+
+    return benchmarks.read_plan(file, out)
+
+
+def _call(command: Sequence[str]) -> Mapping[str, Any]:
+    """Run a command in this process."""
+    from offmarl.cli.hub import pull
+    from offmarl.cli.programs import record, train
+
+    verb, *arguments = (one for one in command if one != "--json")
+    if verb == "pull":
+        return parse(pull, verb, "", arguments).data
+    return {"record": record, "train": train}[verb](arguments).data
+
+
+def report_benchmark(work: Work, fresh: bool) -> Report:
+    """Make the tables, curves and the page of a benchmark that tasks ran."""
+    from offmarl.benchmark import CellsWork
+
+    del fresh
+    assert isinstance(work, CellsWork)
+    return _results(work.benchmark_plan, None, dry_run=True)

@@ -231,6 +231,7 @@ def parse_bound(
     command: str,
     description: str,
     arguments: list[str],
+    added: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return the values of the options of several functions or dataclasses, by name.
 
@@ -240,7 +241,7 @@ def parse_bound(
         The functions and dataclasses; where two have a parameter of one name, the first counts.
     left_out
         Parameters of the last target that are no options.
-    command, description, arguments
+    command, description, arguments, added
         As for `parse`. ``--settings`` is among the options.
 
     Raises
@@ -248,7 +249,7 @@ def parse_bound(
     SystemExit, UsageExit
         As `parse`.
     """
-    described = [documented(target, "settings", "json") for target in targets]
+    described = [documented(target, *added, "settings", "json") for target in targets]
     found = {
         name: one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
         for each in reversed(described)
@@ -257,7 +258,8 @@ def parse_bound(
     }
 
     def bound(**options: Any) -> functools.partial[Any]:
-        options.pop("json", None)
+        for name in ("json", *added):
+            options.pop(name, None)
         return functools.partial(dict, **options)
 
     bound.__signature__ = inspect.Signature([*found.values()])  # type: ignore[attr-defined]

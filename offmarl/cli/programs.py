@@ -234,6 +234,9 @@ def train(arguments: list[str]) -> Report:
     if not arguments or arguments[0] in ("-h", "--help"):
         usage = "offmarl train NAME --vault PATH ...\noffmarl train --config FILE.toml ..."
         return overview("baseline", usage)
+    options, rest = tasks.taken(arguments)
+    if options is not None:
+        return tasks.run("train", rest, options, partial(_report_work, train, rest))
     if (name := _config(arguments)) is None:
         name, *arguments = arguments
     run: Path = _run("baseline", name, arguments)
@@ -250,6 +253,22 @@ def train(arguments: list[str]) -> Report:
     more = {head: final_returns(run, other) for other, head in _MORE.items() if other != metric}
     returns = {one.removeprefix(f"{RETURN}_"): final_returns(run, one) for one in teams or [metric]}
     return _returns_report(title, {"run": run}, returns, more)
+
+
+def train_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
+    """Return the work of a training: a block for each seed, or one if there is one seed."""
+    from offmarl.programs.gathering import SeedsWork
+    from offmarl.programs.offline import run_directory
+
+    if block_steps is not None:
+        raise OptionError("--block-steps divides data: a training is divided by its seeds.")
+    name, rest = (_config(arguments), arguments)
+    if name is None:
+        name, *rest = arguments
+    program, args = _parsed("baseline", name, rest)
+    if args.seeds == 1:
+        return tasks.CommandWork(verb, arguments, train)
+    return SeedsWork(program.main, args, run_directory(args))
 
 
 def evaluate(

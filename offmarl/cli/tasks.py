@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from offmarl import vault
 from offmarl.cli.output import Report, grid
-from offmarl.cli.parse import TASK_OPTIONS
+from offmarl.cli.parse import TASK_OPTIONS, given_among
 from offmarl.errors import OptionError
 from offmarl.launch import LAUNCHERS, Options, Share, Work, join_work, launch, run_share
 from offmarl.launch.launching import LauncherName
@@ -24,6 +24,9 @@ _TRANSFORMS = ("cat", "filter", "sample", "map", "recode")
 
 _MAKERS = {
     "record": "offmarl.cli.programs:record_work",
+    "train": "offmarl.cli.programs:train_work",
+    "benchmark": "offmarl.cli.benchmark:benchmark_work",
+    "tune": "offmarl.cli.tune:tune_work",
     **dict.fromkeys(_TRANSFORMS, "offmarl.cli.transform:transform_work"),
 }
 """The function of each verb that makes its work from its name, arguments and a block's size."""
@@ -198,7 +201,30 @@ def run(
     return report(work, launch(work, launched, f"{__name__}:work_of", entry))
 
 
-def report_vault(work: Work, fresh: bool) -> Report:
+def own_options(verb: str, arguments: Sequence[str]) -> list[str]:
+    """Return options of `TASK_OPTIONS` that a verb has itself, with these arguments.
+
+    ``offmarl benchmark --dry-run`` makes tables, unless it is divided into tasks.
+    """
+    dividing = ("tasks", "task", "join", "launcher")
+    return ["dry_run"] if verb == "benchmark" and not given_among(dividing, [*arguments]) else []
+
+
+def added_options(verb: str) -> list[str]:
+    """Return the options of `TASK_OPTIONS` that the help of a verb adds."""
+    return [one for one in TASK_OPTIONS if one not in own_options(verb, [])]
+
+
+def report_of(verb: str) -> Callable[[Work, bool], Report]:
+    """Return what describes the result of a verb that takes parsed arguments."""
+    if verb == "benchmark":
+        from offmarl.cli.benchmark import report_benchmark
+
+        return report_benchmark
+    return _report_vault
+
+
+def _report_vault(work: Work, fresh: bool) -> Report:
     """Describe the vault that a transform made."""
     from offmarl.cli import transform
 

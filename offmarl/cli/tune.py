@@ -4,18 +4,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Group
 
+from offmarl.cli import tasks
 from offmarl.cli.output import Report, as_is, records
-from offmarl.cli.parse import given_among, parse_bound, settings_environment, use_cores_for
+from offmarl.cli.parse import (
+    TASK_OPTIONS,
+    given_among,
+    parse_bound,
+    settings_environment,
+    use_cores_for,
+)
 from offmarl.cli.programs import overview
 from offmarl.errors import OptionError
+from offmarl.launch import Work
 from offmarl.programs.registry import Kind, find, load, program_of
 from offmarl.programs.run import print_sources
 from offmarl.programs.search import Space, chosen, derived, read
-from offmarl.programs.tuning import Search, Tuned
+from offmarl.programs.tuning import Search, TrialsWork, Tuned
 from offmarl.programs.tuning import tune as search_settings
 
 _USAGE = """\
@@ -33,11 +41,38 @@ def tune(arguments: list[str]) -> Report:
     """Search settings with which a program learns, and write a file for --settings."""
     if not arguments or arguments[0] in ("-h", "--help"):
         return _overview()
+    options, rest = tasks.taken(arguments)
+    if options is not None:
+        return tasks.run("tune", rest, options, _report_work)
+    found = _parsed(rest)
+    use_cores_for(found.search, getattr(found.args, "batching", "auto"))
+    return _report(search_settings(*found), found.space)
+
+
+def tune_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
+    """Return the work of a search: a block is a trial."""
+    del verb
+    if block_steps is not None:
+        raise OptionError("--block-steps divides data: a search is divided by its trials.")
+    return TrialsWork(*_parsed(arguments))
+
+
+class _Parsed(NamedTuple):
+    """The arguments of `offmarl.programs.tuning.tune`."""
+
+    program: ModuleType
+    args: Any
+    space: Space
+    file: Path
+    search: Search
+
+
+def _parsed(arguments: list[str]) -> _Parsed:
     name, *rest = arguments
     program = _load(name, rest)
     about = f"Search settings of a program.\n\n{program.__doc__ or ''}"
     targets = _options, Search, program.Args
-    values = parse_bound(targets, _LEFT_OUT, f"tune {name}", about, rest)
+    values = parse_bound(targets, _LEFT_OUT, f"tune {name}", about, rest, TASK_OPTIONS)
     own = {key: values.pop(key) for key in ("out", "search", "only", *Search.__annotations__)}
     file = values.pop("settings")
     given = {key: value for key, value in values.items() if key in given_among(values, rest)}
@@ -46,9 +81,13 @@ def tune(arguments: list[str]) -> Report:
     print_sources(args)
     out = own.pop("out") or Path("tuned") / f"{program_of(program.Args)[0]}-{_plain(env)}.toml"
     space = _space(program, args, own.pop("search"), own.pop("only"))
-    search = Search(**own)
-    use_cores_for(search, getattr(args, "batching", "auto"))
-    return _report(search_settings(program, args, space, out, search), space)
+    return _Parsed(program, args, space, out, Search(**own))
+
+
+def _report_work(work: Work, fresh: bool) -> Report:
+    del fresh
+    assert isinstance(work, TrialsWork)
+    return _report(work.tuned(), work.space)
 
 
 def _options(

@@ -36,7 +36,9 @@ class RayLauncher:
     retries = True
 
     def __init__(self, workers: int | None, most_deaths: int, options: Mapping[str, Any]):
+        # Ray hides accelerators from tasks without num_gpus, and gives tasks low priority.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")
         self._ray: Any = import_optional("ray", "ray")
         address = options.get("address") or os.environ.get("RAY_ADDRESS")
         started = {} if address else {"num_cpus": workers, "include_dashboard": False}

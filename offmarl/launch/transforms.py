@@ -20,7 +20,7 @@ from offmarl.terminal import silent
 from offmarl.vault import Dataset
 from offmarl.vault.creation import destination
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.transform import pipeline, policy_ids
+from offmarl.vault.transform import lineage, pipeline, policy_ids
 from offmarl.vault.transform.changes import Change, MappedFunction
 from offmarl.vault.transform.policy_ids import Named, Source
 from offmarl.vault.transform.selection import Pieces, everything
@@ -122,7 +122,7 @@ class TransformWork(Work):
             raise VaultError(f"no steps of {names} are left: an empty vault is not written.")
         opened = [vault.open_vault(self._vault(number)) for number in parts]
         arguments = self._arguments(opened[0])
-        provenance = pipeline.provenance_of(self.change.operation, arguments, taken, merged)
+        provenance = lineage.provenance_of(self.change.operation, arguments, taken, merged)
         pipeline.join_rows(
             opened,
             self.path,
@@ -186,7 +186,7 @@ class TransformWork(Work):
 
     def _copy(self, source: Source, pieces: Pieces, path: Path) -> None:
         remap = partial(_remap, source=source.named, target=self._named)
-        about = pipeline.provenance_of(self.change.operation, {}, [(source, pieces)], self._named)
+        about = lineage.provenance_of(self.change.operation, {}, [(source, pieces)], self._named)
         pipeline.copy_block(self.change.vaults, source.vault, pieces, path, remap, about)
 
     def _arguments(self, first: Dataset) -> Mapping[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from offmarl import tracking
-from offmarl.errors import OptionError, RunError
+from offmarl.errors import OffmarlError, OptionError, RunError
 
 _DONE = "done"
 _IDENTITY = "job.json"
@@ -63,7 +63,14 @@ class Work(ABC):
         Where the result will be.
     identity
         A JSON object of what the blocks depend on.
+
+    Attributes
+    ----------
+    goes_on
+        Whether a task runs its other blocks after one that has failed.
     """
+
+    goes_on = False
 
     def __init__(self, name: str, path: Path, identity: Mapping[str, Any]):
         self.name, self.path = name, path
@@ -157,17 +164,32 @@ def run_share(work: Work, share: Share, report: Report | None = None) -> int:
     """
     work.check()
     mine, ran = share.blocks(work.num_blocks), 0
-    report = report or _no_report
+    report, failed = report or _no_report, None
     for number, block in enumerate(mine):
         report(number, len(mine))
-        if not work.is_done(block):
-            with _locked(work, block):
-                if not work.is_done(block):
-                    work.run(block)
-                    work.finish(block)
-                    ran += 1
+        try:
+            ran += _run_block(work, block)
+        except OffmarlError as error:
+            if not work.goes_on:
+                raise
+            tracking.notice(f"block {block} failed: {error}")
+            failed = failed or error
+    if failed is not None:
+        raise failed
     report(len(mine), len(mine))
     return ran
+
+
+def _run_block(work: Work, block: int) -> bool:
+    """Run a block; False if it is done, perhaps by a process that ran it just now."""
+    if work.is_done(block):
+        return False
+    with _locked(work, block):
+        if work.is_done(block):
+            return False
+        work.run(block)
+        work.finish(block)
+    return True
 
 
 def _no_report(done: int, total: int) -> None:

@@ -16,6 +16,7 @@ from offmarl import __version__, settings, tracking
 from offmarl.errors import OptionError
 from offmarl.paths import below, local
 from offmarl.programs import dataset as data
+from offmarl.programs import gathering
 from offmarl.programs.cluster import (
     check_same,
     ends_with_others,
@@ -47,7 +48,7 @@ from offmarl.programs.program import (
     Program,
     hyperparameters,
 )
-from offmarl.programs.registry import origin_of
+from offmarl.programs.registry import origin_of, program_of
 from offmarl.programs.run import (
     CheckpointTimer,
     Run,
@@ -157,8 +158,13 @@ def _train(
     if not run.complete or run.lacks_checkpoint(schedule.updates):
         job = _Job(run, program, evaluator, args, schedule, layout, drawing, begun, stopping)
         with ends_with_others(directory):
-            _learn(job, dataset, timer)
-        run.finish(job.stopped())
+            if (parts := gathering.parts()) is None:
+                _learn(job, dataset, timer)
+                run.finish(job.stopped())
+            else:
+                stopped = gathering.gather(run, job.tree(job.begin(*job.keys()[:2])), parts)
+                run.write_marl_eval(evaluator.environment)
+                run.finish(stopped)
     return directory
 
 
@@ -186,6 +192,11 @@ def _recorded(directory: Path, name: str) -> int | None:
     """Return a number that an existing run keeps when it is resumed."""
     found: int | None = on_first(lambda: tracking.recorded(directory).get(name))
     return found
+
+
+def run_directory(args: Args) -> Path:
+    """Return the directory of the run that `train` writes."""
+    return _directory(program_of(type(args))[0], args, open_data(args))
 
 
 def _directory(name: str, args: Args, dataset: Dataset | Mixture) -> Path:

@@ -24,6 +24,7 @@ from offmarl import settings, tracking
 from offmarl._imports import import_optional
 from offmarl.config import PositiveInt, Seed, Validated
 from offmarl.errors import OffmarlError, OptionError, RunError, Stopped
+from offmarl.launch import Work, once
 from offmarl.paths import local
 from offmarl.programs.program import FREE, SHAPING, Args, OnlineArgs, shared_names
 from offmarl.programs.registry import program_of
@@ -70,6 +71,10 @@ class Tuned(NamedTuple):
     """Number, state, score and values of each trial."""
 
 
+_NAME = "tune"
+"""Name of the study in its storage."""
+
+
 class _Pruned(Exception):
     """Ends a trial that is worse than others."""
 
@@ -110,11 +115,7 @@ def tune(
     Stopped
         Ctrl-C stopped the search.
     """
-    search = search or Search()
-    if not space:
-        raise OptionError("there is no argument to search: give a table [search] of ranges.")
-    _require_fresh(args, space)
-    study = _Study(program, args, space, local(file), search)
+    study = _Study(program, args, space, local(file), search or Search())
     study.file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(f"{study.file}.lock", timeout=0):
@@ -131,34 +132,80 @@ class _Study:
     ):
         self.program, self.args, self.space, self.file = program, args, space, file
         self._search, self.name = search, program_of(program.Args)[0]
+        if not space:
+            raise OptionError("there is no argument to search: give a table [search] of ranges.")
+        _require_fresh(args, space)
         self._optuna: Any = import_optional("optuna", "tune")
-        self._work = file.with_suffix(".trial")
+        self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
+        self._work, self._writes = file.with_suffix(".trial"), True
 
     def run(self) -> Tuned:
         """Run the trials that are missing."""
-        self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
-        study = self._open()
-        done = len(self._ended(study))
+        study = self.open()
+        done = len(self.ended(study))
         with tracking.progress(f"tune {self.name}", self._search.trials, done) as advance:
             try:
                 for number in range(done, self._search.trials):
-                    advance(1, self._trial(study, number))
+                    advance(1, self.trial(study, number))
             except KeyboardInterrupt as stop:
                 raise Stopped(
-                    f"stopped after {len(self._ended(study))} trials: the same command continues.",
+                    f"stopped after {len(self.ended(study))} trials: the same command continues.",
                     getattr(stop, "signum", 2),
                 ) from stop
             finally:
                 shutil.rmtree(self._work, ignore_errors=True)
-        return self._result(study)
+        return self.result(study)
 
-    def _open(self) -> Any:
+    def open(self) -> Any:
         """Open the stored trials; those that were running are repeated with the same values."""
-        storage = f"sqlite:///{self.file.with_suffix('.db')}"
-        study = self._optuna.create_study(
-            storage=storage, study_name="tune", direction="maximize", load_if_exists=True
+        study = self._create(self._storage())
+        self._check(study)
+        state = self._optuna.trial.TrialState
+        for trial in study.get_trials(states=(state.RUNNING,)):
+            study.tell(trial.number, state=state.FAIL)
+            study.enqueue_trial(trial.params)
+        return study
+
+    def open_shared(self) -> Any:
+        """Open the trials that several tasks add to, in a file that may be on a network."""
+        study = self._create(self._journal())
+        self._check(study)
+        return study
+
+    def share(self) -> int:
+        """Move the trials into the file that tasks share; return how many have ended."""
+        if not self._journal_file.exists() and self.file.with_suffix(".db").exists():
+            self._optuna.copy_study(
+                from_study_name=_NAME,
+                from_storage=f"sqlite:///{self.file.with_suffix('.db')}",
+                to_storage=self._journal(),
+            )
+        return len(self.ended(self.open_shared()))
+
+    def _storage(self) -> Any:
+        """Return the storage of a search in one process, or that of tasks if there is one."""
+        if self._journal_file.exists():
+            return self._journal()
+        return f"sqlite:///{self.file.with_suffix('.db')}"
+
+    @property
+    def _journal_file(self) -> Path:
+        return self.file.with_suffix(".journal")
+
+    def _journal(self) -> Any:
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        return JournalStorage(JournalFileBackend(str(self._journal_file)))
+
+    def _create(self, storage: Any) -> Any:
+        return self._optuna.create_study(
+            storage=storage, study_name=_NAME, direction="maximize", load_if_exists=True
         )
-        identity, found = self._identity(), study.user_attrs.get("identity")
+
+    def _check(self, study: Any) -> None:
+        """Record what a search must be continued with, or compare it; `RunError` if it differs."""
+        identity, found = self.identity(), study.user_attrs.get("identity")
         if found is None:
             study.set_user_attr("identity", identity)
         elif found != identity:
@@ -167,13 +214,13 @@ class _Study:
                 f"{self.file} was started with {name} {found.get(name)!r}, not "
                 f"{identity[name]!r}: give the same arguments to continue, or another --out."
             )
-        state = self._optuna.trial.TrialState
-        for trial in study.get_trials(states=(state.RUNNING,)):
-            study.tell(trial.number, state=state.FAIL)
-            study.enqueue_trial(trial.params)
-        return study
 
-    def _identity(self) -> dict[str, Any]:
+    def work_in(self, directory: Path) -> None:
+        """Let trials write their runs into a directory."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._work, self._writes = directory / "run", False  # others write at the same time
+
+    def identity(self) -> dict[str, Any]:
         """Return what a search must be continued with."""
         args = {field.name: getattr(self.args, field.name) for field in _fields(self.args)}
         kept = {name: x for name, x in args.items() if name not in (*FREE, *self.space)}
@@ -183,7 +230,7 @@ class _Study:
         found: dict[str, Any] = tracking.plain({"program": self.name, **search, "ranges": space})
         return found | {"arguments": json.dumps(tracking.plain(kept), sort_keys=True)}
 
-    def _ended(self, study: Any) -> list[Any]:
+    def ended(self, study: Any) -> list[Any]:
         """Return the trials, without those that were interrupted."""
         state = self._optuna.trial.TrialState
         return [
@@ -193,7 +240,7 @@ class _Study:
             or (trial.state == state.FAIL and "error" in trial.user_attrs)
         ]
 
-    def _trial(self, study: Any, number: int) -> str:
+    def trial(self, study: Any, number: int) -> str:
         """Run a trial, and return the best score in words."""
         optuna, search = self._optuna, self._search
         study.sampler = optuna.samplers.TPESampler(
@@ -214,7 +261,8 @@ class _Study:
         else:
             if math.isfinite(score):
                 study.tell(trial, score)
-                self._write(study)
+                if self._writes:
+                    self._write(study)
             else:
                 self._fail(study, trial, "the score is not finite")
         scores = [one.value for one in study.get_trials(deepcopy=False) if one.value is not None]
@@ -253,14 +301,14 @@ class _Study:
     # ------------------------------------------------------------------------------ results
 
     def _best(self, study: Any) -> Any:
-        complete = [one for one in self._ended(study) if one.value is not None]
+        complete = [one for one in self.ended(study) if one.value is not None]
         complete = [one for one in complete if one.state.name == "COMPLETE"]
         return max(complete, key=lambda trial: trial.value, default=None)
 
     def _write(self, study: Any) -> None:
         """Write the settings of the best trial so far."""
         best = self._best(study)
-        values, ended = self._fixed() | best.user_attrs["values"], self._ended(study)
+        values, ended = self._fixed() | best.user_attrs["values"], self.ended(study)
         number = 1 + [one.number for one in ended].index(best.number)
         about = [
             f"offmarl tune {self.name}: trial {number} of {len(ended)}, "
@@ -299,8 +347,8 @@ class _Study:
             and (value != field.default or field.name in chosen)
         }
 
-    def _result(self, study: Any) -> Tuned:
-        ended, best = self._ended(study), self._best(study)
+    def result(self, study: Any) -> Tuned:
+        ended, best = self.ended(study), self._best(study)
         if best is None:
             reasons = [one.user_attrs.get("error", "it was stopped early") for one in ended]
             raise OptionError(f"no trial was completed: {reasons[-1]}")
@@ -315,6 +363,64 @@ class _Study:
             for number, one in enumerate(ended, 1)
         ]
         return Tuned(self.file, best.user_attrs["values"], best.value, rows)
+
+
+class TrialsWork(Work):
+    """A search whose trials are blocks, which tasks add to one file.
+
+    Which values a trial proposes depends on the trials that have ended before it, and so on the
+    tasks that run at the same time. Takes the parameters of `tune`.
+    """
+
+    def __init__(
+        self,
+        program: ModuleType,
+        args: Validated,
+        space: Space,
+        file: str | Path,
+        search: Search,
+    ):
+        self._study = _Study(program, args, space, local(file), search)
+        self._trials = search.trials
+        self.space, self.file = space, local(file)
+        super().__init__(f"tune {self._study.name}", self.file, self._study.identity())
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of trials, with those of earlier calls."""
+        return self._trials
+
+    def check(self) -> None:
+        """Compare the arguments with those of earlier tasks, and count the trials of other calls.
+
+        Raises
+        ------
+        RunError
+            The file belongs to another search.
+        """
+        super().check()
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        found = once(self.directory / "blocks" / "earlier.json", self._study.share)
+        for block in range(min(found, self._trials)):
+            self.finish(block)
+
+    def run(self, block: int) -> None:
+        """Run a trial."""
+        self._study.work_in(self.directory / "blocks" / f"trial-{block}")
+        self._study.trial(self._study.open_shared(), block)
+
+    def is_complete(self) -> bool:
+        """Whether all trials have ended, and their best is in the file."""
+        is_joined = self.file.exists() and not (self.directory / "blocks").exists()
+        return is_joined and self._study.share() >= self._trials
+
+    def join(self) -> None:
+        """Write the settings of the best trial."""
+        self.tuned()
+
+    def tuned(self) -> Tuned:
+        """Return the result."""
+        return self._study.result(self._study.open_shared())
 
 
 def _require_fresh(args: Validated, space: Space) -> None:

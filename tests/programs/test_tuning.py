@@ -13,9 +13,10 @@ import pytest
 from offmarl import programs
 from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.errors import OptionError, RunError, Stopped, UnknownNameError
+from offmarl.launch import Share, join_work, run_share
 from offmarl.programs import search, tuning
 from offmarl.programs.search import Choices, IntRange, Range
-from offmarl.programs.tuning import Search, tune
+from offmarl.programs.tuning import Search, TrialsWork, tune
 from tests.programs import bandit, two_stage
 
 pytest.importorskip("optuna")
@@ -229,3 +230,23 @@ def test_a_killed_search_loses_the_running_trial_only(tmp_path):
     found = tune(bandit, arguments(), SPACE, file, Search(trials=3, seeds=1))
     whole = tune(bandit, arguments(), SPACE, tmp_path / "w.toml", Search(trials=3, seeds=1))
     assert found.trials == whole.trials
+
+
+def test_tasks_add_trials_to_one_search(tmp_path):
+    args = arguments(total_steps=8, evaluations=1, eval_episodes=1)
+    file = tmp_path / "tuned.toml"
+    tune(bandit, args, SPACE, file, Search(trials=1, seeds=1))
+
+    def work(trials):
+        return TrialsWork(bandit, args, SPACE, file, Search(trials=trials, seeds=1))
+
+    assert run_share(work(5), Share(1, 2)) == 2  # of 1 and 3; trial 0 is from before
+    assert work(5).missing() == [2, 4]
+    assert run_share(work(5), Share(0, 2)) == 2
+    assert join_work(work(5)) and not join_work(work(5))
+    found = work(5).tuned()
+    assert len({row["rate"] for row in found.trials}) == len(found.trials) == 5
+    assert tomllib.loads(file.read_text())["bandit"]["rate"] == found.best["rate"]
+    assert run_share(work(6), Share(0, 1)) == 1
+    with pytest.raises(RunError, match="were started with seeds=1, not 2"):
+        TrialsWork(bandit, args, SPACE, file, Search(trials=6, seeds=2)).check()

@@ -7,7 +7,7 @@ from offmarl.errors import OptionError
 from offmarl.vault import tables
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Codec
-from offmarl.vault.transform import selection
+from offmarl.vault.transform import sampling, selection
 from offmarl.vault.transform.function import Function, load, parse_reward
 from offmarl.vault.transform.pipeline import AnyVault, Select, opened, opened_all, opened_with_limit
 from offmarl.vault.transform.policy_ids import Source, name_of
@@ -83,7 +83,7 @@ def filtering(
     )
 
 
-def sampling(
+def sampling_episodes(
     source: AnyVault | Sequence[AnyVault],
     steps: int | None = None,
     episodes: int | None = None,
@@ -94,7 +94,7 @@ def sampling(
     codec: Codec | None = None,
 ) -> Change:
     """Return what `offmarl.vault.sample` does."""
-    selection.check_amount(steps, episodes, top, match_returns, like is not None)
+    sampling.check_amount(steps, episodes, top, match_returns, like is not None)
     vaults = opened_all(source)
     models = vaults if like is None else [opened(like)]
     matching = match_returns or like is not None
@@ -111,13 +111,13 @@ def sampling(
         pool = Pool([source.vault for source in sources])
         if top is None and not matching:
             order = tables.shuffled(len(pool.length), seed)
-            return selection.take_first(pool, order, steps, episodes)
+            return sampling.take_first(pool, order, steps, episodes)
         if top is not None:
-            best = pool.scored[selection.best_first(pool.returns)]
+            best = pool.scored[sampling.best_first(pool.returns)]
             return pool.whole(best[: max(1, round(top * len(best)))])
         wanted = Pool(models).returns
-        order = pool.scored[selection.matched(pool.returns, wanted, seed)]
-        return selection.take_first(pool, order, steps, episodes)
+        order = pool.scored[sampling.matched(pool.returns, wanted, seed)]
+        return sampling.take_first(pool, order, steps, episodes)
 
     likeness = [str(model.path) for model in models] if matching else None
     settings = {**given, "match_returns": likeness, "codec": codec}
@@ -177,7 +177,7 @@ def _everything(sources: Sequence[Source], within: Sequence[Pieces] | None) -> l
 CHANGES: Mapping[str, Callable[..., Change]] = {
     "cat": joining,
     "filter": filtering,
-    "sample": sampling,
+    "sample": sampling_episodes,
     "recode": recoding,
     "map": mapping_columns,
 }

@@ -27,7 +27,7 @@ from offmarl.vault.dataset import Dataset
 from offmarl.vault.digest import episode_digests
 from offmarl.vault.layout import Codec
 from offmarl.vault.open import open_vault
-from offmarl.vault.transform import changes, mapping, pipeline, selection
+from offmarl.vault.transform import changes, lineage, mapping, pipeline, selection
 from offmarl.vault.transform.changes import Change
 from offmarl.vault.transform.function import MapFunction, load, parse_reward, reward_formula
 from offmarl.vault.transform.pipeline import AnyVault, StrPath, opened
@@ -171,7 +171,9 @@ def sample(
     VaultError
         As for `cat`.
     """
-    change = changes.sampling(source, steps, episodes, top, match_returns, like, seed, codec)
+    change = changes.sampling_episodes(
+        source, steps, episodes, top, match_returns, like, seed, codec
+    )
     return _run(change, path, progress)
 
 
@@ -420,7 +422,7 @@ def map(
         mapped = mapping.start(vault, loaded, by, processes)
         arguments = {**loaded.described, "columns": mapped.columns, "by": by}
         taken = examined, selection.everything(vault)
-        provenance = pipeline.provenance_of("map", arguments, [taken], examined.named)
+        provenance = lineage.provenance_of("map", arguments, [taken], examined.named)
         with progress("map", vault.num_steps) as advance:
             mapping.write(mapped, store, provenance, advance)
     return open_vault(path)
