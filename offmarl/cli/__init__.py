@@ -72,7 +72,7 @@ VERBS = {
         example="runs/swarm/coverage-3/mappo-0-medium/bc --render episode.gif",
     ),
     "compare": Verb(
-        "report",
+        "compare",
         "Compare runs: IQM with intervals, profiles, a figure, a page",
         example="runs/*/*/medium/* --html report.html",
     ),
