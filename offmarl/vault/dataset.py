@@ -240,6 +240,9 @@ class Dataset(EpisodeSet):
         names = list(self.leaves if leaves is None else leaves)
         span = bounds.indices(rows, self.rows, "rows")
         some = {} if agents == _ALL else bounds.agents(self.leaves, self.spec, agents)
+        if self.is_remote:
+            keys = self._arrays.chunk_keys(names, span, range(start, stop))
+            self.store.driver.prefetch(keys)
         return self._arrays.read(names, span, range(start, stop), some)
 
     def windows(
@@ -338,9 +341,6 @@ class Dataset(EpisodeSet):
 
     def read_block(self, rows: slice, start: int, stop: int) -> Transition:
         """Read steps as `transitions` does, several requests at a time where they are remote."""
-        known = [name for name in layout.leaves(self.spec) if name in self.leaves]
-        span = range(*rows.indices(self.rows))
-        self.store.driver.prefetch(self._arrays.chunk_keys(known, span, range(start, stop)))
         return self.transitions(start, stop, rows)
 
     def rewards(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
