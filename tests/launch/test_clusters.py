@@ -25,7 +25,7 @@ from tests.launch.toy import ENTRY, Squares
 pytestmark = pytest.mark.nightly
 
 BLOCKS = 6
-DIGEST = ""
+DIGEST = "c38d7aa2a8fe89ff69ef1f5497769ff03e8e785a315b9e1e30db3a887af2b6f4"
 """Of the recording below, in one process or many."""
 
 
