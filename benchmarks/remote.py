@@ -14,6 +14,7 @@ from it with a small cache. Printed are the peak memory and the most that the ca
 """
 
 import json
+import logging
 import multiprocessing
 import os
 import shutil
@@ -86,6 +87,7 @@ def _hub_process(directory: Path, latency: float, cut: float, queue: Any) -> Non
 def _s3_process(latency: float, cut: float, queue: Any) -> None:
     from moto.server import ThreadedMotoServer
 
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.windows import make, random_replay
 from offmarl.programs import loop
-from offmarl.programs.run import keep_compiled_programs, use_cores
+from offmarl.programs.compiling import keep_compiled_programs, use_cores
 from offmarl.programs.sharding import layout_of
 from offmarl.types import Discrete, EnvSpec
 

@@ -39,7 +39,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.windows import SMAX, make, random_replay
 from offmarl.networks import gru, inputs, linear, torsos
 from offmarl.programs import loop, registry
-from offmarl.programs.run import compiler_options, keep_compiled_programs
+from offmarl.programs.compiling import compiler_options, keep_compiled_programs
 from offmarl.programs.sharding import Layout
 
 WAYS = "plain", "matrices", "gradient", "scheduler"

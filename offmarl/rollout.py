@@ -1,17 +1,15 @@
 """Rollouts: a policy in many environments at once, as one scan."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
-from offmarl._mesh import DATA, by_shards, shards, spec
+from offmarl._mesh import DATA, by_shards, spec
 from offmarl.envs.base import Environment, EnvState, extras_of
 from offmarl.types import ArrayTree, Policy, Transition, View, remember
-
-_barrier: Any = jax.lax.optimization_barrier  # untyped
 
 
 class RolloutState(NamedTuple):
@@ -41,7 +39,7 @@ def rollout(
     key: PRNGKeyArray,
     num_steps: int,
     policy_id: Int[Array, ""] | Int[Array, "N"] | int = -1,
-    groups: int = 0,
+    among: tuple[Int[Array, ""] | int, int] | None = None,
 ) -> tuple[RolloutState, Transition, View]:
     """Take ``num_steps`` in each environment.
 
@@ -59,11 +57,9 @@ def rollout(
         T; static.
     policy_id
         Id of the policy to record, for all agents or for each. A new value does not recompile.
-    groups
-        Number of groups of environments, which a device computes one after the other. The last bits
-        of floating-point numbers may depend on how many environments are compiled together. With
-        the same number of groups, they are the same on any number of devices that divides it. By
-        default each device computes all of its environments together.
+    among
+        With environments that are some of more, which are computed elsewhere: the number of the
+        first one, and how many there are. They have the same keys as if all were here.
 
     Returns
     -------
@@ -72,7 +68,7 @@ def rollout(
         actions, ``(T, E, ...)``, which at the end of an episode are its final views.
     """
     state, transitions, next_views, _ = rollout_shaped(
-        env, policy, params, state, key, num_steps, policy_id, groups
+        env, policy, params, state, key, num_steps, policy_id, among
     )
     return state, transitions, next_views
 
@@ -85,7 +81,7 @@ def rollout_shaped(
     key: PRNGKeyArray,
     num_steps: int,
     policy_id: Int[Array, ""] | Int[Array, "N"] | int = -1,
-    groups: int = 0,
+    among: tuple[Int[Array, ""] | int, int] | None = None,
 ) -> tuple[RolloutState, Transition, View, Float[Array, "T E N"] | None]:
     """Do what `rollout` does, and also return the steps' shaped rewards.
 
@@ -93,66 +89,18 @@ def rollout_shaped(
     transitions do not contain them.
     """
     num_envs = state.view.alive.shape[0]
-    keys = jax.random.split(key, (num_steps, 2, num_envs))
+    first, total = among or (0, num_envs)
+    keys = jax.random.split(key, (num_steps, 2, total))
+    if among is not None:
+        keys = jax.lax.dynamic_slice_in_dim(keys, first, num_envs, axis=2)
     per_step = spec(None, DATA)
     play = by_shards(
-        partial(_play_groups, env, policy, groups and max(groups // shards(num_envs), 1)),
+        partial(_play, env, policy),
         num_envs,
         in_specs=(spec(), spec(DATA), spec(None, None, DATA), spec()),
         out_specs=(spec(DATA), per_step, per_step, per_step),
     )
     return play(params, state, keys, jnp.asarray(policy_id, jnp.int32))
-
-
-def _play_groups(
-    env: Environment, policy: Policy, groups: int, params: ArrayTree, *rest: Any
-) -> tuple[RolloutState, Transition, View, Float[Array, "T E N"] | None]:
-    """Do what `_play` does, one group of environments after the other."""
-    if not groups:
-        return _play(env, policy, params, *rest)
-    state, keys, policy_id = rest
-    before = _into_groups(state, groups), _into_groups(keys, groups, axis=2)
-
-    def play(own: tuple[RolloutState, Array]) -> ArrayTree:
-        state, keys = own
-        return _play(env, policy, params, state, keys, policy_id)
-
-    def play_group(group: Array, after: ArrayTree) -> ArrayTree:
-        played = play(jax.tree.map(lambda leaf: leaf[group], before))
-        put = partial(jax.lax.dynamic_update_index_in_dim, index=group, axis=0)
-        return jax.tree.map(put, after, played)
-
-    blank = jax.tree.map(_blank, jax.eval_shape(lambda: jax.lax.map(play, before)))
-    # The compiler must not see how often the loop runs: it would compile a loop of one group, and
-    # so the numbers in it, in another way.
-    count = _barrier(jnp.int32(groups))
-    state, *played = jax.lax.fori_loop(0, count, play_group, blank)
-    transitions, next_views, shaping = _out_of_groups(played, axis=1)
-    return _out_of_groups(state), transitions, next_views, shaping
-
-
-def _blank(like: Any) -> Array:
-    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
-        return jnp.broadcast_to(jax.random.key(0), like.shape)
-    return jnp.zeros(like.shape, like.dtype)
-
-
-def _into_groups(tree: ArrayTree, groups: int, axis: int = 0) -> ArrayTree:
-    """Divide an axis into groups, along a new first axis."""
-
-    def divide(leaf: Array) -> Array:
-        size = leaf.shape[axis] // groups
-        shape = *leaf.shape[:axis], groups, size, *leaf.shape[axis + 1 :]
-        return jnp.moveaxis(leaf.reshape(shape), axis, 0)
-
-    return jax.tree.map(divide, tree)
-
-
-def _out_of_groups(tree: ArrayTree, axis: int = 0) -> ArrayTree:
-    """Undo `_into_groups`."""
-    return jax.tree.map(
-        lambda leaf: jax.lax.collapse(jnp.moveaxis(leaf, 0, axis), axis, axis + 2), tree
-    )
 
 
 def _play(

@@ -224,3 +224,19 @@ def set_fields(frozen: Any, **fields: Any) -> None:
     """Set fields of a frozen dataclass, in its ``__post_init__``."""
     for name, value in fields.items():
         object.__setattr__(frozen, name, value)
+
+
+def tree_text(tree: Any, size: int) -> str:
+    """Return a tree's leaves as text; without any, ``size``, that of a vector."""
+    leaves = flatten_tree(tree or {})
+    return ", ".join(f"{path} {leaf}".strip() for path, leaf in leaves.items()) or f"{size:,}"
+
+
+def leaf_difference(name: str, one: Any, other: Any) -> str:
+    """Return the first leaf that differs, such as "extras.cost (float32 (), not absent)"."""
+    ours, theirs = (flatten_tree(tree, name) if tree else {} for tree in (one, other))
+    for path in [*ours, *theirs]:
+        first, second = ours.get(path, "absent"), theirs.get(path, "absent")
+        if first != second:
+            return f"{path} ({first}, not {second})"
+    return ""

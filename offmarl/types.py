@@ -36,9 +36,11 @@ from offmarl.trees import (
     SpecDict,
     SpecTree,
     flatten_tree,
+    leaf_difference,
     map_tree,
     set_fields,
     spec_tree,
+    tree_text,
     unflatten_tree,
 )
 
@@ -216,12 +218,12 @@ class EnvSpec:
     @property
     def observation_text(self) -> str:
         """The leaves of observations as text: a vector's size, or "image uint8 (84, 84, 3)"."""
-        return _tree_text(self.observation, self.observation_size)
+        return tree_text(self.observation, self.observation_size)
 
     @property
     def state_text(self) -> str:
         """The leaves of the state as text; "none" if there is no state."""
-        return _tree_text(self.global_state, self.state_size) if self.state_size else "none"
+        return tree_text(self.global_state, self.state_size) if self.state_size else "none"
 
     @property
     def is_vector(self) -> bool:
@@ -266,10 +268,10 @@ class EnvSpec:
             if ours is theirs is None and getattr(self, size) != getattr(other, size):
                 return f"{size} ({getattr(self, size)}, not {getattr(other, size)})"
             if ours != theirs:
-                return _leaf_difference(name, *(getattr(x, _SPEC_OF[name]) for x in (self, other)))
+                return leaf_difference(name, *(getattr(x, _SPEC_OF[name]) for x in (self, other)))
         if self.action != other.action:
             return f"action ({self.action}, not {other.action})"
-        return _leaf_difference("extras", self.extras, other.extras) if extras else ""
+        return leaf_difference("extras", self.extras, other.extras) if extras else ""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back, without trees and names not set."""
@@ -292,23 +294,8 @@ class EnvSpec:
         return cls(**{**fields, "action": action})
 
 
-def _tree_text(tree: Any, size: int) -> str:
-    leaves = flatten_tree(tree or {})
-    return ", ".join(f"{path} {leaf}".strip() for path, leaf in leaves.items()) or f"{size:,}"
-
-
 _TREES = ("observation", "global_state", "extras")
 _SPEC_OF = {"observation": "observation_spec", "global_state": "state_spec"}
-
-
-def _leaf_difference(name: str, one: Any, other: Any) -> str:
-    """Return the first leaf that differs, such as "extras.cost (float32 (), not absent)"."""
-    ours, theirs = (flatten_tree(tree, name) if tree else {} for tree in (one, other))
-    for path in [*ours, *theirs]:
-        first, second = ours.get(path, "absent"), theirs.get(path, "absent")
-        if first != second:
-            return f"{path} ({first}, not {second})"
-    return ""
 
 
 class View(NamedTuple):

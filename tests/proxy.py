@@ -55,7 +55,7 @@ class Proxy:
             while block := client.recv(_BLOCK):
                 time.sleep(self.latency)
                 if self._dice.random() < self.cut:
-                    state["left"] = self._dice.randrange(1, 2**18)
+                    state["left"] = self._dice.randrange(1, 2**15)
                 server.sendall(block)
             server.shutdown(socket.SHUT_WR)
             answers.join()

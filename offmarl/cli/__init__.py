@@ -22,7 +22,14 @@ from offmarl.cli import output
 from offmarl.cli.output import Report
 from offmarl.cli.parse import UsageExit, parse
 from offmarl.cli.parse import parse_script as parse_script
-from offmarl.errors import OffmarlError, OptionError, Stopped, UnknownNameError, unknown_name
+from offmarl.errors import (
+    OffmarlError,
+    OptionError,
+    ProcessLostError,
+    Stopped,
+    UnknownNameError,
+    unknown_name,
+)
 
 
 class Verb(NamedTuple):
@@ -65,7 +72,7 @@ VERBS = {
         example="runs/swarm/coverage-3/mappo-0-medium/bc --render episode.gif",
     ),
     "compare": Verb(
-        "report",
+        "compare",
         "Compare runs: IQM with intervals, profiles, a figure, a page",
         example="runs/*/*/medium/* --html report.html",
     ),
@@ -188,6 +195,8 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
         raise
     except (OffmarlError, OSError) as error:
         output.show_error(error, as_json)
+        if isinstance(error, ProcessLostError):
+            _end_at_once(1)
         sys.exit(2 if isinstance(error, UnknownNameError | OptionError) else 1)
     except UsageExit as wrong:  # it is already explained on standard error
         if as_json:
@@ -198,6 +207,13 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
         _end_by_signal(interrupt.signum if isinstance(interrupt, Stopped) else signal.SIGINT)
     finally:
         sys.stdout.flush()  # a closed pipe raises here, not when the interpreter exits
+
+
+def _end_at_once(code: int) -> None:
+    """End the process without the end of JAX, which would wait for processes that are lost."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _end_by_signal(signum: int) -> None:

@@ -10,7 +10,8 @@ from rich.console import Group
 
 from offmarl.cli.output import Report, table
 from offmarl.programs import registry
-from offmarl.programs.run import more_to_come, use_cores
+from offmarl.programs.compiling import use_cores
+from offmarl.programs.run import more_to_come
 from offmarl.report import Entry, estimate, figure_demo, scores_of
 from offmarl.statistics import MIN_RUNS
 from offmarl.terminal import interval

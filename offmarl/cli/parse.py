@@ -268,13 +268,17 @@ def parse_bound(
 
 
 def use_cores_for(args: Any, batching: str | None = None) -> None:
-    """Let the seeds of a program's arguments use all cores, where it trains several.
+    """Split a CPU into the devices that arguments ask for, or one for each of several seeds.
 
     ``batching`` is by default that of the arguments.
     """
     batching = batching or getattr(args, "batching", None)
-    if batching and args.seeds > 1:  # other scripts may have seeds of any kind
-        from offmarl.programs.run import use_cores  # imports JAX
+    if isinstance(args, Validated) and (devices := getattr(args, "devices", None)):
+        from offmarl.programs.compiling import use_cores
+
+        use_cores(devices // (getattr(args, "processes", None) or 1), "map")
+    elif batching and args.seeds > 1:  # other scripts may have seeds of any kind
+        from offmarl.programs.compiling import use_cores  # imports JAX
 
         use_cores(args.seeds, batching)
 

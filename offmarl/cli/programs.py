@@ -73,6 +73,7 @@ def record(arguments: list[str]) -> Report:
         return parse(record_tiers, "record", "Record further tiers of a finished run.", asked)
     recording = parse(trained_recording, "record", _TRAINED, asked, TASK_OPTIONS)
     recording.record()
+    _only_first_reports()
     from offmarl.cli.data import show  # imports the hub's libraries, which training does without
 
     return show(str(recording.path))
@@ -140,6 +141,7 @@ def record_tiers(
     out: Path | None = None,
     env: str | None = None,
     program: Path | None = None,
+    devices: int | None = None,
 ) -> Report:
     """Record further tiers of a recorder's finished run, without training.
 
@@ -159,10 +161,12 @@ def record_tiers(
     program
         Python file of the program that trained the run, if the program is not one of offmarl's. The
         file's code is run.
+    devices
+        Number of devices that the environments are divided over; by default one.
     """
     from offmarl import programs
 
-    return _recorded(programs.record_from_run(from_run, tiers, steps, out, env, program))
+    return _recorded(programs.record_from_run(from_run, tiers, steps, out, env, program, devices))
 
 
 def trained_recording(
@@ -177,6 +181,10 @@ def trained_recording(
     greedy: bool = False,
     program: Path | None = None,
     env_states: bool = False,
+    devices: int | None = None,
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
 ) -> Any:
     """Return the recording of a trained policy, which the same command resumes after a stop.
 
@@ -207,10 +215,28 @@ def trained_recording(
     env_states
         Also record the environments' states, so that offmarl.replay_episode can play any episode
         again.
+    devices
+        Number of devices that the environments are divided over, of all processes together; by
+        default one, or all those of several processes.
+    coordinator
+        Address HOST:PORT of process 0, to record on several machines, or auto; see
+        `offmarl record random --help`.
+    processes
+        With --coordinator: number of processes.
+    process
+        With --coordinator: number of this process, from 0.
     """
     from offmarl import envs
+    from offmarl.cli.parse import use_cores_for
     from offmarl.cli.policies import load
     from offmarl.programs.blocks import Recording
+    from offmarl.programs.cluster import DeviceArgs, join
+
+    device_args = DeviceArgs(
+        devices=devices, coordinator=coordinator, processes=processes, process=process
+    )
+    use_cores_for(device_args)
+    join(device_args)
 
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
     environment, policies = load(policy, env, [trained], greedy, program)
@@ -226,6 +252,7 @@ def trained_recording(
         num_envs,
         seed,
         lambda: {"policy": origin},
+        devices=devices,
     )
 
 
@@ -342,7 +369,17 @@ def _config(arguments: list[str]) -> str | None:
 def _run(kind: Kind, name: str, arguments: list[str]) -> Any:
     """Parse a program's own arguments and run it."""
     program, args = _parsed(kind, name, arguments)
-    return program.main(args)
+    found = program.main(args)
+    _only_first_reports()
+    return found
+
+
+def _only_first_reports() -> None:
+    """End a process whose files another one wrote; see `offmarl.programs.cluster`."""
+    from offmarl.programs.cluster import is_first
+
+    if not is_first():
+        raise SystemExit(0)
 
 
 def _parsed(kind: Kind, name: str, arguments: list[str]) -> tuple[ModuleType, Any]:

@@ -175,7 +175,7 @@ def _ask(endpoint: str, mirrors: list[str], place: _Place, revision: str) -> Rem
     return Remote(urls, commit, size, found.etag if _SHA256.fullmatch(found.etag or "") else None)
 
 
-def known(repository: str, path: str, commit: str, size: int, sha256: str) -> Remote:
+def known(repository: str, path: str, size: int, sha256: str, *, commit: str) -> Remote:
     """Return a file whose size and hash a card gives; the hub is not asked."""
     place = _Place(repository, path, "dataset")
     urls = tuple(_url(endpoint, place, commit) for endpoint in endpoints())
@@ -241,7 +241,7 @@ def _raise_transport(repository: str, error: Exception) -> NoReturn:
 
 _ATTEMPTS = 8
 """Consecutive failed attempts after which a download is given up."""
-_PAUSE = 0.5
+_PAUSE = 0.25
 _LONGEST_PAUSE = 60.0
 _SILENCE = 30.0
 """Seconds without a byte after which a connection is closed."""

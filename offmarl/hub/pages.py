@@ -198,6 +198,14 @@ class Pages:
             self._cache.put(name, found)
         return found
 
+    def keep_tail(self, tail: bytes) -> None:
+        """Keep the pages that lie in the last bytes of the file, which were read already."""
+        offset = self.remote.size - len(tail)
+        for page in range(-(-offset // PAGE), -(-self.remote.size // PAGE)):
+            content = tail[page * PAGE - offset : (page + 1) * PAGE - offset]
+            if self._is_intact(page, content):
+                _recent.put((self._identity, page), content)
+
     def drop_tail(self) -> None:
         """Remove the last bytes from the cache, because they turned out to be damaged."""
         self._cache.drop(f"{self._identity}.tail")

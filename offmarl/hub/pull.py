@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import astuple
 from pathlib import Path
 from typing import NamedTuple
 
@@ -328,17 +329,14 @@ def _install_missing(entry: Entry, source: _Source, uid: str | None) -> int:
 
 def _install_files(entry: Entry, source: _Source, uid: str) -> int:
     """Install a vault that was pushed, and return the bytes downloaded."""
-    remotes = _files(source, uid)
-    if is_index(source.card.uids[uid].files[0]):
-        return joining.install_shards(entry, source.card, uid, remotes)
-    return install.install_pieces(entry, source.card, uid, remotes)
-
-
-def _files(source: _Source, uid: str) -> list[Remote]:
-    files = source.card.uids[uid].files
+    files, repository, commit = source.card.uids[uid].files, source.repository, source.commit
     if not files:
         raise HubError(f"the card of {source.name} lists no files of {uid}: push it again.")
-    return [client.find(source.repository, file.path, source.commit) for file in files]
+    if is_index(files[0]):
+        known = [client.known(repository, *astuple(file), commit=commit) for file in files]
+        return joining.install_shards(entry, source.card, uid, known)
+    found = [client.find(repository, file.path, commit) for file in files]
+    return install.install_pieces(entry, source.card, uid, found)
 
 
 def _sizes(entry: Entry, source: _Source, uid: str | None) -> dict[str, Size]:

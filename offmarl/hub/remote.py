@@ -5,7 +5,8 @@ A name is that of `offmarl.hub.pull`: ``hf://org/name``, ``hf://org/name/uid`` a
 `offmarl.hub.pages`.
 """
 
-from functools import cached_property, lru_cache
+from dataclasses import astuple
+from functools import cached_property
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -72,20 +73,11 @@ class Published(NamedTuple):
                 f"{self.repository}/{uid} was published by an earlier version of offmarl, and "
                 "cannot be streamed: `offmarl pull` downloads it; push it again to stream it."
             )
-        opener = page_opener(self._remote, _cache())
+        opener = page_opener(self._remote, PageCache(directory()))
         return ShardedValues(files, opener, f"{self.repository}/{uid}")
 
     def _remote(self, file: File) -> client.Remote:
-        return client.known(self.repository, file.path, self.commit, file.size, file.sha256)
-
-
-@lru_cache(1)
-def _cache_at(root: str) -> PageCache:
-    return PageCache(PurePath(root))  # type: ignore[arg-type]
-
-
-def _cache() -> PageCache:
-    return PageCache(directory())
+        return client.known(self.repository, *astuple(file), commit=self.commit)
 
 
 def published(place: Place) -> Published:

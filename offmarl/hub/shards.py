@@ -156,6 +156,7 @@ class Archive:
             raise
         pages.hashed = self.directory.hashed
         pages.check_with(self.directory.pages)
+        pages.keep_tail(tail)
 
     def file(self, name: str) -> bytes | None:
         """Return the content of one of its files, by the last part of its name."""

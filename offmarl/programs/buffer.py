@@ -331,15 +331,20 @@ class ChunkWriter:
         Capture
             The capture to use next.
         """
-        self._make_room(capture, num_steps)
         # Programs on several devices must not be started from two threads.
         divided = len(capture.total.sharding.device_set) > 1
         if cut or divided or capture.capacity > num_steps:
-            self._submit(self._write, take(capture, num_steps, cut))
+            self.put_copy(capture, num_steps, cut)
             return capture
+        self._make_room(capture, num_steps)
         spare = self._spares.popleft() if self._spares else _like(capture)
         self._submit(self._write_whole, capture)
         return spare._replace(total=capture.total + 0)  # a copy, because the caller donates it
+
+    def put_copy(self, capture: Capture, num_steps: int, cut: bool = False) -> None:
+        """Write a copy of the newest steps, as `put`; the buffer may be overwritten at once."""
+        self._make_room(capture, num_steps)
+        self._submit(self._write, take(capture, num_steps, cut))
 
     def _make_room(self, capture: Capture, num_steps: int) -> None:
         transition = capture.buffer.experience.transition

@@ -9,9 +9,11 @@ the functions here do nothing.
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -89,6 +91,7 @@ def join(args: DeviceArgs) -> None:
     _check(args)
     if args.process:
         _reach(args.coordinator)
+    _keep_output_apart()
     _initialize(args)
     if jax.process_index():
         os.environ["OFFMARL_QUIET"] = "1"  # process 0 shows the progress
@@ -153,6 +156,19 @@ def _initialize(args: DeviceArgs) -> None:
             f"({_first_line(error)}): start all of them, each with its own --process and with the "
             "same --processes."
         ) from None
+
+
+def _keep_output_apart() -> None:
+    """Lead what libraries print on standard output to standard error, as Gloo does on CPUs.
+
+    The standard output of Python stays where it was: programs may read it, as with ``--json``.
+    """
+    with suppress(OSError, ValueError):  # it is no file, as in notebooks
+        if sys.stdout.fileno() == 1:
+            sys.stdout.flush()
+            own = os.dup(1)
+            os.dup2(2, 1)
+            sys.stdout = os.fdopen(own, "w", buffering=1)
 
 
 def _first_line(error: BaseException) -> str:
@@ -226,7 +242,7 @@ def arrays_from_first(tree: ArrayTree) -> ArrayTree:
 
 def _data(leaf: Any) -> NDArray[Any]:
     """Return an array on the host, zeros for a shape, and the numbers of keys."""
-    if _is_key(leaf):
+    if is_key(leaf):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             leaf = jax.eval_shape(jax.random.key_data, leaf)
         else:
@@ -237,10 +253,11 @@ def _data(leaf: Any) -> NDArray[Any]:
 
 
 def _of_data(like: Any, data: NDArray[Any]) -> Any:
-    return jax.random.wrap_key_data(jnp.asarray(data)) if _is_key(like) else data
+    return jax.random.wrap_key_data(jnp.asarray(data)) if is_key(like) else data
 
 
-def _is_key(leaf: Any) -> bool:
+def is_key(leaf: Any) -> bool:
+    """Whether an array, or a shape, is one of random keys."""
     return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
@@ -311,7 +328,7 @@ def put(leaf: Any, sharding: Sharding) -> jax.Array:
         if leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
             return leaf
         return _move_to(sharding)(leaf)
-    if _is_key(leaf):
+    if is_key(leaf):
         data = put(jax.random.key_data(leaf), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
     host = np.asarray(leaf)
@@ -356,7 +373,8 @@ def ends_with_others(where: Path) -> Iterator[None]:
     """Turn the loss of another process into an error that says how to continue.
 
     A process that dies closes its connections, and the next exchange with it fails. One that stops
-    answering ends the others after `HEARTBEAT_SECONDS`: JAX then aborts them.
+    answering ends the others after `HEARTBEAT_SECONDS`. JAX aborts a process that learns of this
+    first; a second process, which only waits for the end of this one, then prints the message.
 
     Parameters
     ----------
@@ -368,20 +386,36 @@ def ends_with_others(where: Path) -> Iterator[None]:
     ProcessLostError
         An exchange with the other processes failed.
     """
-    try:
+    if jax.process_count() == 1:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1 or str(error).startswith(_OWN_FAULTS):
-            raise
-        raise ProcessLostError(
-            f"process {jax.process_index()} lost another process of the run "
-            f"({_first_line(error)}). {how_to_continue(where)}"
-        ) from None
-
-
-def how_to_continue(where: Path) -> str:
-    """Return the advice after the loss of a process."""
-    return (
+        return
+    advice = (
         f"Start all processes again with the same commands: {where} continues from its last "
         "checkpoint."
     )
+    own = f"process {jax.process_index()} of {jax.process_count()}"
+    try:
+        with _last_words(f"offmarl: {own} was aborted, or another one was lost. {advice}"):
+            yield
+    except jax.errors.JaxRuntimeError as error:
+        if str(error).startswith(_OWN_FAULTS):
+            raise
+        raise ProcessLostError(
+            f"{own} lost another process of the run ({_first_line(error)}). {advice}"
+        ) from None
+
+
+_PRINT_UNLESS_DONE = "import sys; sys.stdin.read() or print(sys.argv[1], file=sys.stderr)"
+
+
+@contextmanager
+def _last_words(message: str) -> Iterator[None]:
+    """Let another process print a message if this one is killed or aborted in the block."""
+    command = [sys.executable, "-I", "-S", "-c", _PRINT_UNLESS_DONE, message]
+    witness = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        witness.communicate("done")

@@ -17,6 +17,7 @@ from offmarl import tracking
 from offmarl._mesh import divide
 from offmarl.errors import OptionError
 from offmarl.programs.cluster import from_first, gathered
+from offmarl.programs.compiling import compiler_options
 from offmarl.programs.normalisation import make_program
 from offmarl.programs.program import (
     TD_ERRORS,
@@ -28,7 +29,7 @@ from offmarl.programs.program import (
     same_state,
     shaping_values,
 )
-from offmarl.programs.run import CheckpointTimer, compiler_options
+from offmarl.programs.run import CheckpointTimer
 from offmarl.programs.sharding import Layout, map_seeds
 from offmarl.replay import Batches, BatchSource, Replay, split_key
 from offmarl.replay.priorities import Priorities, Prioritised

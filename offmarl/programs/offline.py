@@ -25,6 +25,7 @@ from offmarl.programs.cluster import (
     join,
     on_first,
 )
+from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.continuing import Start, start_of_baseline, started
 from offmarl.programs.dataset import DatasetStatistics
 from offmarl.programs.drawing import Drawing, drawing_of, open_data
@@ -52,17 +53,20 @@ from offmarl.programs.registry import origin_of, program_of
 from offmarl.programs.run import (
     CheckpointTimer,
     Run,
-    check_shards,
     checkpoint_timer,
     environment_source,
-    keep_compiled_programs,
     machine,
     open_run,
     report,
     settled,
+)
+from offmarl.programs.sharding import (
+    Layout,
+    check_divisible,
+    check_shards,
+    layout_of,
     shards_record,
 )
-from offmarl.programs.sharding import Layout, check_divisible, layout_of
 from offmarl.programs.stopping import Stopping, best_of
 from offmarl.replay import (
     BatchSource,

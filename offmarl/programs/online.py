@@ -23,6 +23,7 @@ from offmarl.programs import registry
 from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.cluster import ends_with_others, gathered, is_first, join, on_first
 from offmarl.programs.collecting import collect
+from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.continuing import Start, start_of
 from offmarl.programs.loop import build, learn, online_schedule
 from offmarl.programs.program import (
@@ -46,16 +47,20 @@ from offmarl.programs.registry import origin_of
 from offmarl.programs.run import (
     CheckpointTimer,
     Run,
-    check_shards,
     checkpoint_timer,
     environment_source,
-    keep_compiled_programs,
     more_to_come,
     open_run,
     settled,
+)
+from offmarl.programs.sharding import (
+    ONE_DEVICE,
+    Layout,
+    check_divisible,
+    check_shards,
+    recorder_layout,
     shards_record,
 )
-from offmarl.programs.sharding import ONE_DEVICE, Layout, check_divisible, recorder_layout
 from offmarl.programs.sides import learning_environment, opponents_of
 from offmarl.programs.tiers import (
     REPLAY_TIERS,

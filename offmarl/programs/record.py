@@ -1,9 +1,8 @@
 """Recording of a fixed policy, and the state of recordings."""
 
 import hashlib
-import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
 from offmarl.envs.sides import Side
-from offmarl.errors import OptionError, RunError
+from offmarl.errors import RunError
 from offmarl.paths import local
 from offmarl.programs.buffer import (
     Capture,
@@ -32,6 +31,8 @@ from offmarl.programs.buffer import (
 from offmarl.programs.captures import CaptureCheckpoints
 from offmarl.programs.cluster import any_process, ends_with_others, is_first, on_first
 from offmarl.programs.collecting import collect
+from offmarl.programs.compiling import keep_compiled_programs
+from offmarl.programs.grouped import GroupState, collect_in_groups, groups_of
 from offmarl.programs.loop import Schedule, copied
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.run import (
@@ -39,7 +40,6 @@ from offmarl.programs.run import (
     checkpoint_timer,
     differences,
     environment_source,
-    keep_compiled_programs,
 )
 from offmarl.programs.sharding import Layout, check_divisible, recorder_layout
 from offmarl.rollout import RolloutState, init_rollout, rollout
@@ -144,25 +144,6 @@ class Player(NamedTuple):
     rows: int
 
 
-def rows_of(shares: Mapping[str, float], num_envs: int) -> dict[str, int]:
-    """Divide environments by shares, which need not add up to 1.
-
-    Raises
-    ------
-    OptionError
-        A share is less than one environment.
-    """
-    total = sum(shares.values())
-    ends = np.round(np.cumsum([*shares.values()]) / total * num_envs).astype(int)
-    rows = dict(zip(shares, np.diff(ends, prepend=0).tolist(), strict=True))
-    if none := [name for name, count in rows.items() if count == 0]:
-        raise OptionError(
-            f"{none[0]} has a share of {shares[none[0]]:g} in {total:g}, which is less than one of "
-            f"{num_envs} environments: give more --num-envs, or a larger share."
-        )
-    return rows
-
-
 def record_players(
     env: Environment,
     players: Sequence[Player],
@@ -203,8 +184,8 @@ def record_players(
     row = -(-steps // num_envs)
     num_chunks = -(-row // CHUNK)
     parts = tuple((player.policy, player.rows) for player in players)
-    shards = 0 if devices is None and jax.process_count() == 1 else layout.shards
-    program = _fixed(env, parts, -(-row // num_chunks), shards)  # type: ignore[arg-type]
+    grouped = len(parts) == 1 and (devices is not None or jax.process_count() > 1)
+    program = _fixed(env, parts, -(-row // num_chunks))  # type: ignore[arg-type]
     params = tuple(player.params for player in players)
     recipe = {
         "env": env.spec.name,
@@ -214,26 +195,70 @@ def record_players(
         **identity,
     } | environment_source(env.spec.name)
     spec, whole = recorded(env, first_id=len(players))
-    if shards:
-        recipe["groups"] = groups_of(num_envs, shards)
+    if grouped:
+        recipe["groups"] = groups_of(num_envs, layout.shards)
     if spec.extras:
         recipe["extras"] = sorted(spec.extras)
     if is_complete(path, recipe):
         return False
     if agent_ids is not None:
         whole = partial(_with_ids, ids=np.array(agent_ids, np.int32))
+    collect_steps = partial(_collected, program, params, layout)
+    if grouped:
+        (player,) = players
+        collect_steps = partial(_collected_in_groups, autoreset(env), player, layout)
     with checkpoint_timer(checkpoint_seconds, "step") as timer, ends_with_others(path):
-        _record(program, params, key, path, (spec, whole), recipe, provenance, timer, layout)
+        _record(program, collect_steps, key, path, (spec, whole), recipe, provenance, timer)
     return True
 
 
-@lru_cache(maxsize=4)
-def _fixed(
-    env: Environment, parts: tuple[tuple[Policy, int], ...], num_steps: int, shards: int = 0
-) -> Program:
-    """Return fixed policies, each with its number of environments, as a program without learning.
+_Collected = Iterator[tuple[int, Callable[[], _State]]]
+"""Numbers of chunks recorded, each with a function that returns the state after them."""
 
-    ``shards`` is the number of devices that the environments are divided over, 0 for any one.
+
+def _collected(
+    program: Program,
+    params: tuple[ArrayTree, ...],
+    layout: Layout,
+    state: _State,
+    key: PRNGKeyArray,
+    updates: range,
+    chunks: ChunkWriter,
+) -> _Collected:
+    state = state._replace(params=copied(params))  # the state will be donated
+    schedule = Schedule(updates.stop, updates.stop, 1, (0,))
+    hyper, start = Hyperparameters({}), updates.start
+    for done, states, _ in collect(
+        program, [state], hyper, [key], schedule, start, [chunks], layout
+    ):
+        yield done, lambda states=states: states[0]._replace(params=())  # type: ignore[misc]
+
+
+def _collected_in_groups(
+    env: Environment,
+    player: Player,
+    layout: Layout,
+    state: _State,
+    key: PRNGKeyArray,
+    updates: range,
+    chunks: ChunkWriter,
+) -> _Collected:
+    whole = GroupState(state.rollouts[0], state.capture)
+    work = collect_in_groups(
+        env, player.policy, player.params, whole, key, updates, chunks, layout.mesh()
+    )
+    for done, join in work:
+
+        def joined(join: Callable[[], GroupState] = join) -> _State:
+            found = join()
+            return _State((), (found.rollout,), found.capture)
+
+        yield done, joined
+
+
+@lru_cache(maxsize=4)
+def _fixed(env: Environment, parts: tuple[tuple[Policy, int], ...], num_steps: int) -> Program:
+    """Return fixed policies, each with its number of environments, as a program without learning.
 
     The caller puts the parameters into the initial state. Cached, so that recordings of a policy
     with other parameters share the compiled program.
@@ -256,8 +281,8 @@ def _fixed(
     ) -> tuple[_State, dict[str, Array]]:
         given = zip(parts, state.params, state.rollouts, keys_of(key), strict=True)
         played = [
-            rollout(env, policy, params, begun, key, num_steps, number, groups_of(rows, shards))
-            for number, ((policy, rows), params, begun, key) in enumerate(given)
+            rollout(env, policy, params, begun, key, num_steps, policy_id=number)
+            for number, ((policy, _), params, begun, key) in enumerate(given)
         ]
         after, transitions, next_views = zip(*played, strict=True)
         capture = add(buffer, state.capture, _side_by_side(transitions), _side_by_side(next_views))
@@ -272,20 +297,6 @@ def _fixed(
     )
 
 
-_GROUPS = 8
-"""Groups of environments in a recording on a given number of devices."""
-
-
-def groups_of(num_envs: int, shards: int) -> int:
-    """Return the groups that environments are computed in, so that numbers have the same bits.
-
-    The number is the same for all numbers of devices that divide 8 and the environments.
-    """
-    if not shards:
-        return 0
-    return math.lcm(math.gcd(num_envs, _GROUPS), shards if num_envs % shards == 0 else 1)
-
-
 def _side_by_side(trees: Sequence[ArrayTree]) -> ArrayTree:
     """Join rollouts ``(T, E, ...)`` along their environments."""
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *trees)
@@ -293,36 +304,32 @@ def _side_by_side(trees: Sequence[ArrayTree]) -> ArrayTree:
 
 def _record(
     program: Program,
-    params: ArrayTree,
+    collect_steps: Callable[[_State, PRNGKeyArray, range, ChunkWriter], _Collected],
     key: PRNGKeyArray,
     path: Path,
     recording: tuple[EnvSpec, Whole | None],
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
     timer: CheckpointTimer,
-    layout: Layout,
 ) -> None:
     directory = path.parent / f".{path.name}.recording"
-    checkpoints, hyper = CaptureCheckpoints(directory, keep=1), Hyperparameters({})
+    checkpoints = CaptureCheckpoints(directory, keep=1)
     init_key, key = jax.random.split(key)
-    start, begin, _ = resume(program, checkpoints, init_key, hyper)
+    start, begin, _ = resume(program, checkpoints, init_key, Hyperparameters({}))
     timer.begin(start * recipe["num_envs"] * recipe["chunks"][1])
-    begin = begin._replace(params=copied(params))  # the state will be donated
     num_chunks, num_steps = recipe["chunks"]
-    schedule = Schedule(num_chunks, num_chunks, 1, (0,))
     spec, whole = recording
     writer = open_for_recording(path, spec, recipe["num_envs"], recipe, provenance)
     with (
         ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
         progress(f"record {path.name}", num_chunks * num_steps, start * num_steps) as advance,
     ):
-        work = collect(program, [begin], hyper, [key], schedule, start, [chunks], layout)
-        for done, (state,), _ in work:
+        for done, state in collect_steps(begin, key, range(start, num_chunks), chunks):
             timer.work_done()
             advance(num_steps)
             if timer.is_due():
                 chunks.flush()
-                checkpoints.save(done, {"state": state._replace(params=())}, {})
+                checkpoints.save(done, {"state": state()}, {})
                 timer.saved(done * num_steps * recipe["num_envs"])
         chunks.flush()
         if isinstance(writer, vault.Writer):

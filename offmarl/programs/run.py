@@ -1,4 +1,4 @@
-"""A run: its directory, signals and checkpoints, CPU cores, and the cache of compiled programs.
+"""A run: its directory, signals and checkpoints.
 
 ``run.json`` is written first, so that a second call can tell whether to resume the run, to leave a
 finished run unchanged, or to raise an error because the arguments differ.
@@ -12,7 +12,6 @@ import signal
 import tempfile
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -24,7 +23,6 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jaxtyping import Float
 from numpy.typing import NDArray
 
@@ -33,7 +31,6 @@ from offmarl.config import Validated
 from offmarl.errors import RunError, Stopped
 from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.cluster import Agreement, any_process, is_first, on_first
-from offmarl.programs.sharding import Layout
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
 
@@ -48,12 +45,14 @@ _MAY_DIFFER = (
     "args.time_limit",
     "args.tiers",
     "args.steps",
+    "devices",
+    "processes",
     "shards",
 )
 """Entries that may differ when a run is resumed: the versions, the machine, which arguments were
 given and where the others came from, the paths of the vault and of the run that it starts from
 (digests identify them), the time limit (``spec`` has the one in use), what a recorder records after
-the training, and the devices (see `check_shards`)."""
+the training, and the devices (see `offmarl.programs.sharding.check_shards`)."""
 
 
 @dataclass(frozen=True)
@@ -197,26 +196,6 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
     metrics = directory / tracking.METRICS_FILE
     rows = metrics.read_text() if jax.process_count() > 1 and metrics.exists() else ""
     return dict(record), complete, stopped, rows
-
-
-def shards_record(layout: Layout) -> dict[str, int]:
-    """Return what a run's record says of the layout: what changes the last bits of the result."""
-    return {"shards": layout.shards} if layout.shards > 1 else {}
-
-
-def check_shards(directory: Path, what: str, layout: Layout) -> None:
-    """Raise `RunError` if an unfinished run was divided over another number of devices.
-
-    What learns then adds in another order, and a resumed run would not have the same bits.
-    """
-    found = on_first(lambda: tracking.recorded(directory))
-    shards = found.get("shards", 1)
-    if found and not found.get("complete") and shards != layout.shards:
-        raise RunError(
-            f"{directory} was started with its {what} divided over {shards} devices, not "
-            f"{layout.shards}, which changes the last digits of sums: give --devices "
-            f"{shards * layout.devices} to resume it, or another directory with --out."
-        )
 
 
 def machine() -> dict[str, Any]:
@@ -365,8 +344,6 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _more = ContextVar("more to come", default=False)
 
-_DEVICE_COUNT = "xla_force_host_platform_device_count"
-
 
 class CheckpointTimer:
     """Tells when a checkpoint is due, and stops the program after one that a signal requested.
@@ -495,85 +472,3 @@ def checkpoint_timer(seconds: float, unit: str) -> Iterator[CheckpointTimer]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
-
-
-# ---------------------------------------------------------------------------------- cores
-
-
-def use_cores(seeds: int, batching: str) -> None:
-    """Split the CPU into devices for JAX, one for each seed if there are as many cores.
-
-    Two cores train four seeds 1.5 times as fast as one device does, and to the same bits. The
-    command line calls this before JAX starts; later it has no effect, and neither has it after the
-    user has set the number (``JAX_NUM_CPU_DEVICES``). Seeds under `jax.vmap` stay on one device,
-    because the bits of their results depend on how many are computed side by side.
-
-    Parameters
-    ----------
-    seeds, batching
-        As in `offmarl.programs.Args`.
-    """
-    config: Any = jax.config
-    chosen = config.jax_num_cpu_devices >= 0 or _DEVICE_COUNT in os.environ.get("XLA_FLAGS", "")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if batching != "vmap" and not chosen:
-        with suppress(RuntimeError):  # JAX has started
-            config.update("jax_num_cpu_devices", min(seeds, cores or 1))
-
-
-# ---------------------------------------------------------------------------------- compilation
-
-_CPU_OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
-
-
-def compiler_options() -> dict[str, bool] | None:
-    """Return the options that loops of updates are compiled with; None for XLA's defaults.
-
-    On a CPU, XLA orders operations such that several can run at once. The operations of an update
-    are small, and the order that keeps data in the caches is faster. The results do not change.
-    """
-    if jax.default_backend() != "cpu":
-        return None
-    try:
-        jax.jit(lambda: 0, compiler_options=_CPU_OPTIONS)()
-    except jax.errors.JaxRuntimeError:  # this version of XLA has no such option
-        return None
-    return _CPU_OPTIONS
-
-
-_OFF = "OFFMARL_COMPILATION_CACHE"
-_CACHE_BYTES = 2 * 2**30
-
-
-def compilation_cache() -> Path:
-    """Return the directory where compiled programs are kept: ``~/.cache/offmarl/compiled``.
-
-    ``XDG_CACHE_HOME`` replaces ``~/.cache``.
-    """
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "offmarl" / "compiled"
-
-
-def keep_compiled_programs() -> None:
-    """Turn on JAX's persistent compilation cache, in `compilation_cache`.
-
-    A cache that was chosen with ``JAX_COMPILATION_CACHE_DIR`` or `jax.config` is not changed, and
-    ``OFFMARL_COMPILATION_CACHE=off`` turns offmarl's off. Programs call this when they run;
-    importing `offmarl` does not.
-    """
-    # A killed process leaves an incomplete entry. JAX warns and compiles the program again.
-    entry = "Error (reading|writing) persistent compilation cache entry"
-    warnings.filterwarnings("ignore", entry)
-    config: Any = jax.config
-    off = os.environ.get(_OFF, "").lower() in ("off", "0", "no")
-    if off or config.jax_compilation_cache_dir:
-        return
-    directory = compilation_cache()
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError:  # the home directory is not writable: programs are compiled each time
-        return
-    config.update("jax_compilation_cache_dir", str(directory))
-    config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-    config.update("jax_compilation_cache_max_size", _CACHE_BYTES)
-    reset_cache()  # JAX decides at its first compilation whether to use a cache

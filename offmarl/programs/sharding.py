@@ -7,6 +7,7 @@ dataset on the device are the same on all devices along `DATA`.
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -14,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, use_abstract_mesh
 
+from offmarl import tracking
 from offmarl._arrays import largest_divisor
 from offmarl._mesh import DATA, constrain, spec
-from offmarl.errors import OptionError
+from offmarl.errors import OptionError, RunError
 from offmarl.programs.buffer import Capture
-from offmarl.programs.cluster import put
+from offmarl.programs.cluster import on_first, put
 from offmarl.rollout import RolloutState
 from offmarl.types import ArrayTree
 
@@ -192,6 +194,31 @@ def check_divisible(option: str, count: int, layout: Layout) -> None:
         )
 
 
+def shards_record(layout: Layout) -> dict[str, int]:
+    """Return what a run's record says of the layout, if it has several devices.
+
+    Only ``shards`` changes the last bits of the result.
+    """
+    devices, processes = layout.devices * layout.shards, jax.process_count()
+    found = {"devices": devices, "processes": processes} if devices > 1 else {}
+    return found | ({"shards": layout.shards} if layout.shards > 1 else {})
+
+
+def check_shards(directory: Path, what: str, layout: Layout) -> None:
+    """Raise `RunError` if an unfinished run was divided over another number of devices.
+
+    What learns then adds in another order, and a resumed run would not have the same bits.
+    """
+    found = on_first(lambda: tracking.recorded(directory))
+    shards = found.get("shards", 1)
+    if found and not found.get("complete") and shards != layout.shards:
+        raise RunError(
+            f"{directory} was started with its {what} divided over {shards} devices, not "
+            f"{layout.shards}, which changes the last digits of sums: give --devices "
+            f"{shards * layout.devices} to resume it, or another directory with --out."
+        )
+
+
 # ---------------------------------------------------------------------------------- seeds
 
 
@@ -259,25 +286,32 @@ def place_shared(tree: TreeT, mesh: Mesh | None) -> TreeT:
 def _shardings(state: ArrayTree, mesh: Mesh) -> ArrayTree:
     """Return the sharding of each array in a state."""
 
-    def rows(tree: ArrayTree, axis: int = 0) -> ArrayTree:
-        return jax.tree.map(lambda leaf: _along(mesh, leaf, axis), tree)
+    def of_leaf(leaf: Any, axis: int) -> NamedSharding:
+        divides = axis != SHARED and leaf.shape[axis] % mesh.shape[DATA] == 0
+        return NamedSharding(mesh, spec(*[None] * axis, DATA) if divides else spec())
+
+    return jax.tree.map(of_leaf, state, environment_axes(state))
+
+
+SHARED = -1
+"""Stands for the axis of environments in arrays that have none."""
+
+
+def environment_axes(state: ArrayTree) -> ArrayTree:
+    """Return the axis of environments of each array in a recorder's state, or `SHARED`."""
+
+    def all_at(axis: int, tree: ArrayTree) -> ArrayTree:
+        return jax.tree.map(lambda _: axis, tree)
 
     def of_node(node: Any) -> Any:
         if isinstance(node, RolloutState):
-            return rows(node)
-        shared = NamedSharding(mesh, spec())
+            return all_at(0, node)
+        whole = all_at(SHARED, node)
         if not isinstance(node, Capture):
-            return shared
-        whole = jax.tree.map(lambda _: shared, node)
-        buffer = whole.buffer.replace(experience=rows(node.buffer.experience))
-        return Capture(buffer, rows(node.next_views, axis=1), whole.total)
+            return whole
+        buffer = whole.buffer.replace(experience=all_at(0, node.buffer.experience))
+        return Capture(buffer, all_at(1, node.next_views), whole.total)
 
     return jax.tree.map(
         of_node, state, is_leaf=lambda node: isinstance(node, RolloutState | Capture)
     )
-
-
-def _along(mesh: Mesh, leaf: Any, axis: int) -> NamedSharding:
-    """Return the sharding of an array that is divided along an axis, if the devices divide it."""
-    divides = leaf.shape[axis] % mesh.shape[DATA] == 0
-    return NamedSharding(mesh, spec(*[None] * axis, DATA) if divides else spec())

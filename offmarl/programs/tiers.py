@@ -20,7 +20,6 @@ from offmarl.programs.record import (
     check_recipe,
     is_complete,
     record_players,
-    rows_of,
 )
 from offmarl.programs.recorder import (
     EVALUATE_AGAIN,
@@ -211,6 +210,25 @@ def _evaluated(returns: Float[np.ndarray, "episodes"]) -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------- recording
+
+
+def rows_of(shares: Mapping[str, float], num_envs: int) -> dict[str, int]:
+    """Divide environments by shares, which need not add up to 1.
+
+    Raises
+    ------
+    OptionError
+        A share is less than one environment.
+    """
+    total = sum(shares.values())
+    ends = np.round(np.cumsum([*shares.values()]) / total * num_envs).astype(int)
+    rows = dict(zip(shares, np.diff(ends, prepend=0).tolist(), strict=True))
+    if none := [name for name, count in rows.items() if count == 0]:
+        raise OptionError(
+            f"{none[0]} has a share of {shares[none[0]]:g} in {total:g}, which is less than one of "
+            f"{num_envs} environments: give more --num-envs, or a larger share."
+        )
+    return rows
 
 
 def check_vaults(run: Recorder, tiers: Sequence[Tier]) -> None:

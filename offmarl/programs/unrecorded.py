@@ -10,10 +10,11 @@ import numpy as np
 from jaxtyping import Array, Int, Key
 
 from offmarl.errors import OptionError
+from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.evaluate import play
 from offmarl.programs.loop import Learned, build, online_schedule, start, start_stage
 from offmarl.programs.program import Hyperparameters, OnlineArgs, Program, hyperparameters
-from offmarl.programs.run import Watcher, keep_compiled_programs
+from offmarl.programs.run import Watcher
 from offmarl.programs.sharding import Layout, layout_of, map_seeds
 from offmarl.programs.sides import learning_environment
 from offmarl.teams import teams_of

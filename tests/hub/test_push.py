@@ -1,11 +1,17 @@
 """Publishing vaults, and pulling them again."""
 
 import dataclasses
+import hashlib
 import importlib
+import io
 import json
+import zipfile
 
+import numpy as np
 import pytest
+import tensorstore as ts
 
+import offmarl
 from offmarl import hub as library
 from offmarl import vault
 from offmarl.errors import (
@@ -20,7 +26,10 @@ from offmarl.errors import (
 from offmarl.hub import cache, packing
 from offmarl.hub import card as catalogue
 from offmarl.types import EnvSpec
+from offmarl.vault.layout import METADATA
+from offmarl.vault.store import Store
 from tests.vault.experience import SPEC, make
+from tests.vault.test_stock import open_stock
 
 SMALL = 5_000
 push = importlib.import_module("offmarl.hub.push")  # the function has the same name
@@ -181,3 +190,111 @@ def test_a_push_says_how_far_it_is_in_lines_and_wants_a_whole_name(hub, vaults, 
     library.push(vaults, "org/told", "CC-BY-4.0")
     told = capfd.readouterr().err
     assert "pack good: " in told and "\r" not in told
+
+
+def test_a_pulled_vault_of_shards_is_like_any_other(hub, vaults, small_shards):
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    (path,) = library.pull("org/made-up/good").paths.values()
+    local = vault.open_vault(vaults[0])
+    assert not vault.verify(path, deep=True).faults
+    (entry,) = cache.entries()
+    assert cache.verify(entry, "good") > 4
+    with vault.resume(path) as writer:
+        writer.append(*make(SPEC, rows=2, steps=70, seed=9))
+    with vault.resume(vaults[0]) as writer:
+        writer.append(*make(SPEC, rows=2, steps=70, seed=9))
+    local = vault.open_vault(vaults[0])
+    assert vault.open_vault(path).digest() == local.digest()
+    vault.compact(path)
+    assert vault.open_vault(path).digest() == local.digest()
+    seen = open_stock(path).read().experience
+    np.testing.assert_array_equal(seen["rewards"], local.read(leaves=["rewards"])["rewards"])
+
+
+def test_an_interrupted_pull_goes_on_after_the_last_whole_shard(hub, vaults, small_shards):
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    files = hub.repositories["org/made-up"][-1][1]
+    missing = files.pop("data/good/00001.zip")
+    with pytest.raises(HubError, match=r"00001\.zip"):
+        library.pull("org/made-up/good")
+    files["data/good/00001.zip"] = missing
+    before = hub.sent
+    pulled = library.pull("org/made-up/good")
+    assert (
+        hub.sent - before
+        == pulled.fetched
+        < sum(len(data) for name, data in files.items() if name.startswith("data/good/"))
+    )
+    assert vault.open_vault(pulled.paths["good"]).digest() == vault.open_vault(vaults[0]).digest()
+
+
+def as_before(hub, vaults, piece: int) -> None:
+    """Publish as earlier versions did: the archive of each vault, cut into pieces."""
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    files = hub.repositories["org/made-up"][-1][1]
+    card = catalogue.parse(files["offmarl.toml"].decode(), "the card")
+    uids = dict(card.uids)
+    for path in vaults:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for file in sorted(path.rglob("*")):
+                if file.is_file():
+                    archive.write(file, f"made-up.vlt/{file.relative_to(path.parent)}")
+        data = buffer.getvalue()
+        pieces = [data[i : i + piece] for i in range(0, len(data), piece)]
+        names = [f"data/{path.name}.zip.{i:03}" for i in range(len(pieces))]
+        if len(pieces) == 1:
+            names = [f"data/{path.name}.zip"]
+        files |= dict(zip(names, pieces, strict=True))
+        listed = [
+            catalogue.File(name, len(one), hashlib.sha256(one).hexdigest())
+            for name, one in zip(names, pieces, strict=True)
+        ]
+        uids[path.name] = dataclasses.replace(uids[path.name], files=tuple(listed))
+    files["offmarl.toml"] = catalogue.to_toml(dataclasses.replace(card, uids=uids)).encode()
+
+
+@pytest.mark.parametrize("piece", [20_000, 10**6])
+def test_data_that_earlier_versions_published(hub, vaults, piece):
+    as_before(hub, vaults, piece)
+    pulled = library.pull("org/made-up")
+    for path in vaults:
+        digest = vault.open_vault(path).digest()
+        assert vault.open_vault(pulled.paths[path.name]).digest() == digest
+    with pytest.raises(HubError, match=r"published by an earlier version .* push it again"):
+        offmarl.open("hf://org/made-up/good")
+
+
+def test_a_terabyte_is_at_most_a_thousand_files():
+    for total in (10**9, 10**10, 10**11, 10**12, 10**13):
+        assert total / packing.shard_bytes(total) <= max(17, total / 1e9)
+    assert packing.shard_bytes(10**6) == packing.SMALLEST == 50_000_000
+
+
+def test_the_episodes_are_a_parquet_table(hub, vaults):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    files = hub.files("org/made-up", "main")[1]
+    table = parquet.read_table(io.BytesIO(files["episodes/good.parquet"]))
+    local = vault.open_vault(vaults[0]).episodes
+    np.testing.assert_array_equal(table["length"], local.length)
+    np.testing.assert_array_equal(table["episode_return"], local.episode_returns)
+    page = files["README.md"].decode()
+    assert "path: episodes/good.parquet" in page and "split: good" in page
+
+
+def test_vaults_of_other_programs_are_shards_too(hub, tmp_path, small_shards):
+    path = record(tmp_path / "other.vlt" / "uid", 0)
+    Store.open(path)._kv.delete_range(ts.KvStore.KeyRange("offmarl/", "offmarl0")).result()
+    metadata = json.loads((path / METADATA).read_text())
+    (path / METADATA).write_text(json.dumps({**metadata, "offmarl": "no more"}))
+    library.push([path], "org/other", "CC-BY-4.0")
+    names = [n for n in hub.files("org/other", "main")[1] if n.startswith("data/uid/")]
+    assert names[0] == "data/uid/index.zip" and len(names) > 2
+    local = vault.open_vault(path)
+    remote = offmarl.open("hf://org/other/uid")
+    pulled = vault.open_vault(library.pull("org/other").paths["uid"])
+    for found in (remote, pulled):
+        assert found.length == local.length and not found.native
+        for name, values in local.read().items():
+            np.testing.assert_array_equal(found.read(leaves=[name])[name], values)

@@ -7,6 +7,9 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
+
+from baselines import bc
 from offmarl import envs, programs, vault
 from offmarl.networks import PolicyConfig, make_policy
 
@@ -23,6 +26,40 @@ def record(out: str, environments: str, counts: str, num_envs: str = "8") -> dic
             programs.record_policy(env, policy, (), path, steps, int(num_envs), devices=count)
             found.setdefault(name, []).append(vault.open_vault(path).digest())
     return found
+
+
+def train(vault_path: str, out: str, counts: str, *options: str) -> dict[str, list[float]]:
+    """Train behaviour cloning on several numbers of devices; return the parameters of each."""
+    found = {}
+    for count in counts.split(","):
+        run = Path(out) / count
+        given = dict(option.split("=") for option in options)
+        args = bc.Args(
+            vault=vault_path,
+            out=run,
+            updates=int(given.get("updates", 20)),
+            batch_size=16,
+            length=5,
+            env="none",
+            held_out=0.0,
+            seeds=int(given.get("seeds", 1)),
+            replay=given.get("replay", "device"),
+            devices=int(count),
+        )
+        bc.main(args)
+        found[count] = parameters(run)
+    return found
+
+
+def parameters(run: Path) -> list[float]:
+    """Return the parameters of the policies of a run, one after the other."""
+    import jax
+
+    from offmarl import load_policy, tracking
+
+    seeds = tracking.read_run(run)["seeds"]
+    policies = [load_policy(run, seed=seed).params for seed in seeds]
+    return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(policies)]).tolist()
 
 
 if __name__ == "__main__":

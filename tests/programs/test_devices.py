@@ -2,11 +2,31 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
+
+from offmarl import tracking, vault
+from offmarl.errors import OptionError, RunError
+from offmarl.programs import cluster
+from offmarl.programs.cluster import DeviceArgs, join
+from offmarl.programs.grouped import groups_of
+from offmarl.programs.sharding import (
+    Layout,
+    check_divisible,
+    check_shards,
+    layout_of,
+    recorder_layout,
+    shards_record,
+)
+from recorders import random_
+from tests.programs.several_devices import parameters
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,3 +51,178 @@ def run(work: str, *arguments: object, devices: int = 8, optimised: bool = False
 def test_random_recordings_have_the_same_bits_on_any_number_of_devices(names, tmp_path):
     for name, digests in run("record", tmp_path, names, "1,2,4,8", optimised=True).items():
         assert len(set(digests)) == 1, name
+
+
+def processes(*arguments: object, count: int = 2, devices: int = 4) -> list[subprocess.Popen[str]]:
+    """Start the processes of one command of offmarl."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "OFFMARL_HEARTBEAT_SECONDS": "20",
+    }
+    command = [sys.executable, "-m", "offmarl", *map(str, arguments), "--coordinator", address]
+    return [
+        subprocess.Popen(
+            [*command, "--processes", str(count), "--process", str(number)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(count)
+    ]
+
+
+def finished(started: list[subprocess.Popen[str]]) -> list[str]:
+    """Wait for processes, which must succeed; return what they printed."""
+    outputs = [one.communicate(timeout=300) for one in started]
+    for one, (_, errors) in zip(started, outputs, strict=True):
+        assert one.returncode == 0, errors
+    return [printed for printed, _ in outputs]
+
+
+def test_two_processes_record_one_dataset(tmp_path):
+    command = ["record", "random", "--env", "classic/xor", "--steps", 640, "--num-envs", 16]
+    first, second = finished(processes(*command, "--out", tmp_path / "two"))
+    assert "640" in first
+    assert not second
+    path = Path("classic/xor.vlt/random-0")
+    assert vault.verify(tmp_path / "two" / path).sound
+    args = random_.Args(env="classic/xor", steps=640, num_envs=16, out=tmp_path / "one")
+    random_.main(args)
+    two, one = (vault.open_vault(tmp_path / name / path) for name in ("two", "one"))
+    assert two.digest() == one.digest()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("replay", ["device", "stream"])
+def test_training_with_divided_batches_matches_one_device(replay, random_data, tmp_path):
+    found = run(
+        "train", random_data("swarm/coverage-2"), tmp_path, "1,2,8", f"replay={replay}", "seeds=2"
+    )
+    for count in ("2", "8"):
+        np.testing.assert_allclose(found[count], found["1"], rtol=1e-3, atol=1e-5)
+    # Two devices train a seed each, with whole batches.
+    assert found["2"] == found["1"]
+    assert tracking.read_run(tmp_path / "8")["shards"] == 4
+
+
+@pytest.mark.nightly
+def test_two_processes_train_as_one_does(random_data, tmp_path):
+    data = random_data("swarm/coverage-2")
+    command = ["train", "bc", "--vault", data, "--updates", 20, "--batch-size", 16, "--length", 5]
+    command += ["--env", "none", "--held-out", 0, "--seeds", 2, "--out", tmp_path / "two"]
+    finished(processes(*command))
+    found = run("train", data, tmp_path, "1", "seeds=2")
+    np.testing.assert_allclose(parameters(tmp_path / "two"), found["1"], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.nightly
+def test_two_processes_train_and_record_online(tmp_path):
+    command = ["record", "ippo", "--env", "classic/xor", "--total-steps", 2048, "--num-envs", 16]
+    command += ["--tiers", "random,replay", "--steps", 320, "--evaluations", 2]
+    finished(processes(*command, "--out", tmp_path))
+    for tier in ("random", "replay"):
+        assert vault.verify(tmp_path / f"classic/xor.vlt/ippo-0-{tier}").sound
+    assert tracking.read_run(tmp_path / "classic/xor.run/ippo-0")["complete"]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_process_ends_the_others_and_the_same_commands_continue(lost, tmp_path):
+    command = ["record", "random", "--env", "classic/xor", "--steps", 6400000, "--num-envs", 16]
+    command += ["--checkpoint-seconds", 0.2, "--out", tmp_path]
+    started = processes(*command)
+    path = tmp_path / "classic/xor.vlt/random-0"
+    checkpoints = path.parent / ".random-0.recording"
+    end = time.monotonic() + 120
+    while not any(checkpoints.glob("[0-9]*")) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert any(checkpoints.glob("[0-9]*")), [one.communicate(timeout=1) for one in started]
+    started[lost].kill()
+    begun = time.monotonic()
+    errors = started[1 - lost].communicate(timeout=100)[1]
+    started[lost].communicate(timeout=100)
+    print("TOOK", time.monotonic() - begun, started[1 - lost].returncode, errors)
+    assert "continues from its last checkpoint" in errors
+    assert started[1 - lost].returncode
+    assert not vault.open_vault(path).provenance["complete"]
+
+
+# ---------------------------------------------------------------------------------- choices
+
+
+@pytest.mark.parametrize(
+    ("seeds", "devices", "wanted"),
+    [
+        (1, 1, Layout(1, 1, 1)),
+        (1, 8, Layout(1, 1, 8)),
+        (4, 8, Layout(1, 4, 2)),
+        (10, 8, Layout(1, 8, 1)),  # two rounds of seeds, the second with copies
+        (3, 8, Layout(1, 2, 4)),
+        (3, 6, Layout(1, 3, 2)),
+    ],
+)
+def test_seeds_take_devices_first_and_batches_take_the_rest(seeds, devices, wanted, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: ["device"] * 8)
+    assert layout_of(seeds, "map", devices=devices) == wanted
+
+
+def test_without_devices_a_recorder_uses_one(monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: ["device"] * 8)
+    assert recorder_layout(4, None) == Layout(1)
+    assert recorder_layout(4, 8) == Layout(1, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "groups"), [(64, [8, 8, 8, 8, 16]), (16, [8, 8, 8, 8, 16]), (6, [2, 2, 2])]
+)
+def test_groups_do_not_depend_on_devices_that_divide_them(num_envs, groups):
+    counts = [count for count in (1, 2, 4, 8, 16) if num_envs % count == 0]
+    assert [groups_of(num_envs, count) for count in counts] == groups[: len(counts)]
+
+
+def test_more_devices_than_there_are():
+    with pytest.raises(
+        OptionError, match=r"--devices 9: JAX has \d cpu devices.*NUM_CPU_DEVICES=9"
+    ):
+        layout_of(1, "map", devices=9)
+
+
+@pytest.mark.parametrize("option", ["--num-envs", "--batch-size"])
+def test_sizes_that_devices_do_not_divide(option):
+    words = rf"{option} 10 cannot be divided over 8 devices.*multiple of 8.*--devices 5"
+    with pytest.raises(OptionError, match=words):
+        check_divisible(option, 10, Layout(1, 1, 8))
+
+
+def test_a_run_goes_on_with_as_many_shards(tmp_path):
+    tracking.write_json(tmp_path / tracking.RUN_FILE, shards_record(Layout(1, 2, 4)))
+    check_shards(tmp_path, "batches", Layout(1, 4, 4))
+    with pytest.raises(RunError, match=r"divided over 4 devices, not 1.*--devices 4"):
+        check_shards(tmp_path, "batches", Layout(1))
+
+
+# ---------------------------------------------------------------------------------- joining
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"process": 1}, "--process needs --coordinator"),
+        ({"coordinator": "here"}, "--coordinator here is not HOST:PORT"),
+        ({"coordinator": "here:123456"}, "is not HOST:PORT"),
+        ({"coordinator": "h:1", "processes": 2, "process": 2}, "--process 2 does not exist"),
+        (
+            {"coordinator": "127.0.0.1:1", "processes": 2, "process": 1},
+            "127.0.0.1:1 did not answer",
+        ),
+    ],
+)
+def test_what_cannot_join(given, words, monkeypatch):
+    monkeypatch.setattr(cluster, "JOIN_SECONDS", 0.1)
+    with pytest.raises(OptionError, match=words):
+        join(DeviceArgs(**given))

@@ -20,8 +20,7 @@ import offmarl
 from offmarl import tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, ShapeError, Stopped, UnknownNameError
-from offmarl.programs import loop, registry
-from offmarl.programs import run as run_module
+from offmarl.programs import compiling, loop, registry
 from offmarl.programs.offline import _directory
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import open_vault
@@ -427,8 +426,8 @@ def test_seeds_start_on_two_cores() -> None:
 
 
 def test_an_option_that_xla_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run_module.compiler_options() == {
+    assert compiling.compiler_options() == {
         "xla_cpu_enable_concurrency_optimized_scheduler": False
     }
-    monkeypatch.setattr(run_module, "_CPU_OPTIONS", {"xla_cpu_has_no_such_option": False})
-    assert run_module.compiler_options() is None
+    monkeypatch.setattr(compiling, "_CPU_OPTIONS", {"xla_cpu_has_no_such_option": False})
+    assert compiling.compiler_options() is None

@@ -21,9 +21,9 @@ from offmarl import programs, tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import loop, offline, registry
+from offmarl.programs.compiling import compilation_cache, keep_compiled_programs, use_cores
 from offmarl.programs.loop import Schedule, online_schedule, stage_starts
 from offmarl.programs.program import OnlineArgs, Program, Stage, shaping_values, structure
-from offmarl.programs.run import compilation_cache, keep_compiled_programs, use_cores
 from offmarl.programs.sharding import Layout, layout_of, map_seeds
 from offmarl.replay import Windows
 from offmarl.report import final_returns

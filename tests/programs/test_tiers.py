@@ -7,9 +7,8 @@ import pytest
 from offmarl import envs
 from offmarl.errors import NotLearnedError, OptionError, UnknownNameError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs.record import rows_of
 from offmarl.programs.recorder import RECORD, TRAIN, Recorder, Version
-from offmarl.programs.tiers import FRACTIONS, Ladder, Tier, best, parse_tiers
+from offmarl.programs.tiers import FRACTIONS, Ladder, Tier, best, parse_tiers, rows_of
 
 
 def test_the_best_is_the_first_of_equals():

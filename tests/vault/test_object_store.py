@@ -14,6 +14,7 @@ from offmarl.errors import VaultConflictError, VaultError, VaultExistsError, Vau
 from offmarl.vault import layout
 from offmarl.vault.drivers import Bucket
 from offmarl.vault.store import Store
+from tests.proxy import proxied
 
 from .experience import SPEC, assert_same, concatenate, make
 
@@ -176,6 +177,20 @@ def test_batches_of_a_bucket_are_shuffled_by_blocks(bucket):
     with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
         writer.append(*make(steps=60))
     assert_each_step_equally_often(vault.open_vault(path))
+
+
+@pytest.mark.nightly
+def test_a_bucket_with_latency_and_cut_connections(bucket, endpoint, monkeypatch):
+    path = f"{bucket}/a.vlt/b"
+    with vault.create(path, SPEC, rows=2, chunk_steps=512) as writer:
+        writer.append(*make(steps=4096))
+    digest = vault.open_vault(path).digest()
+    with proxied(endpoint, latency=0.02, cut=0.2) as slow:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", slow.url)
+        found = vault.open_vault(path)
+        assert_each_step_equally_often(found)
+        assert found.digest() == digest
+        assert slow.cuts > 2
 
 
 def assert_each_step_equally_often(dataset):

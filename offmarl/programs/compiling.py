@@ -1,0 +1,95 @@
+"""How programs are compiled: the devices of a CPU, XLA's options, and the cache on disk."""
+
+import os
+import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+_DEVICE_COUNT = "xla_force_host_platform_device_count"
+
+# ---------------------------------------------------------------------------------- cores
+
+
+def use_cores(seeds: int, batching: str) -> None:
+    """Split the CPU into devices for JAX, one for each seed if there are as many cores.
+
+    ``--devices`` counts as so many seeds.
+
+    Two cores train four seeds 1.5 times as fast as one device does, and to the same bits. The
+    command line calls this before JAX starts; later it has no effect, and neither has it after the
+    user has set the number (``JAX_NUM_CPU_DEVICES``). Seeds under `jax.vmap` stay on one device,
+    because the bits of their results depend on how many are computed side by side.
+
+    Parameters
+    ----------
+    seeds, batching
+        As in `offmarl.programs.Args`.
+    """
+    config: Any = jax.config
+    chosen = config.jax_num_cpu_devices >= 0 or _DEVICE_COUNT in os.environ.get("XLA_FLAGS", "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if batching != "vmap" and not chosen:
+        with suppress(RuntimeError):  # JAX has started
+            config.update("jax_num_cpu_devices", min(seeds, cores or 1))
+
+
+# ---------------------------------------------------------------------------------- compilation
+
+_CPU_OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+
+
+def compiler_options() -> dict[str, bool] | None:
+    """Return the options that loops of updates are compiled with; None for XLA's defaults.
+
+    On a CPU, XLA orders operations such that several can run at once. The operations of an update
+    are small, and the order that keeps data in the caches is faster. The results do not change.
+    """
+    if jax.default_backend() != "cpu":
+        return None
+    try:
+        jax.jit(lambda: 0, compiler_options=_CPU_OPTIONS)()
+    except jax.errors.JaxRuntimeError:  # this version of XLA has no such option
+        return None
+    return _CPU_OPTIONS
+
+
+_OFF = "OFFMARL_COMPILATION_CACHE"
+_CACHE_BYTES = 2 * 2**30
+
+
+def compilation_cache() -> Path:
+    """Return the directory where compiled programs are kept: ``~/.cache/offmarl/compiled``.
+
+    ``XDG_CACHE_HOME`` replaces ``~/.cache``.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "offmarl" / "compiled"
+
+
+def keep_compiled_programs() -> None:
+    """Turn on JAX's persistent compilation cache, in `compilation_cache`.
+
+    A cache that was chosen with ``JAX_COMPILATION_CACHE_DIR`` or `jax.config` is not changed, and
+    ``OFFMARL_COMPILATION_CACHE=off`` turns offmarl's off. Programs call this when they run;
+    importing `offmarl` does not.
+    """
+    # A killed process leaves an incomplete entry. JAX warns and compiles the program again.
+    entry = "Error (reading|writing) persistent compilation cache entry"
+    warnings.filterwarnings("ignore", entry)
+    config: Any = jax.config
+    off = os.environ.get(_OFF, "").lower() in ("off", "0", "no")
+    if off or config.jax_compilation_cache_dir:
+        return
+    directory = compilation_cache()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError:  # the home directory is not writable: programs are compiled each time
+        return
+    config.update("jax_compilation_cache_dir", str(directory))
+    config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    config.update("jax_compilation_cache_max_size", _CACHE_BYTES)
+    reset_cache()  # JAX decides at its first compilation whether to use a cache
