@@ -141,7 +141,7 @@ if len(sys.argv) > 4:
 address, out, updates = sys.argv[1:4]
 sys.argv = ["offmarl", "train", "bc", "--vault", address, "--out", out, "--env", "none",
             "--updates", updates, "--evaluate-every", updates, "--final-episodes", "32",
-            "--evaluate-episodes", "32"]
+            "--evaluate-episodes", "32", "--memory", "0.25"]
 try:
     cli.main()
 except SystemExit as stop:
@@ -150,7 +150,7 @@ lines = tracking.read(Path(out) / "metrics.jsonl")
 times = [(one["step"], one["wall_time"]) for one in lines if one.get("wall_time")]
 (first, begun), (last, ended) = times[0], times[-1]
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-rate = (last - first) / (ended - begun)
+rate = (last - first) / (ended - begun) if last > first else last / ended
 print(json.dumps({"rate": rate, "peak_gb": peak, "cache": most[0] / 1e9}))
 """
 
@@ -164,7 +164,8 @@ def run(script: str, *args: object, env: dict[str, str]) -> str:
     return (done.stdout.strip().splitlines() or [""])[-1]
 
 
-def compare(args: Args, root: Path) -> None:
+def compare(args: Args, root: Path) -> dict[str, float]:
+    """Train from all places, and return the ratios of their rates to that of local data."""
     path = root / "smax.vlt" / "main"
     record(path, args.steps)
     print(f"{args.steps:,} steps, {offmarl.open(path).num_bytes / 1e6:.0f} MB")
@@ -198,9 +199,11 @@ def compare(args: Args, root: Path) -> None:
                 )
                 rates[name].append(found["rate"])
                 print(f"{name:6} first batch {first:.2f} s, {found['rate']:,.0f} updates/s")
-        local = np.median(rates["local"])
-        for name in ("hub", "s3"):
-            print(f"{name} / local: {np.median(rates[name]) / local:.2f}")
+        medians = {name: float(np.median(some)) for name, some in rates.items()}
+        ratios = {name: medians[name] / medians["local"] for name in ("hub", "s3")}
+        for name, ratio in ratios.items():
+            print(f"{name} / local: {ratio:.2f}")
+        return ratios
 
 
 PUSH = """
@@ -215,7 +218,9 @@ vault.recode(sys.argv[1], sys.argv[2])
 """
 
 
-def large(args: Args, root: Path) -> None:
+def large(args: Args, root: Path) -> dict[str, float]:
+    """Push a large vault, train from it, and return the figures of both."""
+    assert args.large is not None
     path = root / "large.vlt" / "main"
     step = sum(leaf.step_bytes for leaf in vault_leaves().values())
     record(path, int(args.large * 1e9 / step))
@@ -241,6 +246,7 @@ def large(args: Args, root: Path) -> None:
             f"trained: {trained['rate']:,.0f} updates/s, peak memory {trained['peak_gb']:.2f} GB, "
             f"cache {trained['cache']:.2f} GB at most"
         )
+        return {"files": found["files"], "push_gb": found["peak_gb"], **trained}
 
 
 PUSH_WATCHED = """

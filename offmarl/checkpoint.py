@@ -385,11 +385,14 @@ class Checkpoints:
     def _checkpointer(self) -> Any:
         import orbax.checkpoint as ocp
 
-        handler = ocp.CompositeCheckpointHandler()
         if jax.process_count() == 1:
-            return ocp.Checkpointer(handler)
+            return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
         own = jax.process_index()  # otherwise orbax waits for the other processes
-        options = ocp.options.MultiprocessingOptions(primary_host=own, active_processes={own})
+        options = ocp.options.MultiprocessingOptions(
+            primary_host=own, active_processes={own}, barrier_sync_key_prefix="offmarl"
+        )
+        composite = ocp.CompositeOptions(multiprocessing_options=options)
+        handler = ocp.CompositeCheckpointHandler(composite_options=composite)
         return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 

@@ -53,6 +53,7 @@ def doctor() -> Report:
             extra: f"lacks {', '.join(names)}" if names else "installed"
             for extra, names in missing.items()
         },
+        "launchers": _launchers(),
         "cache": _cache(),
         "hub": {one: problem or "answers" for one, problem in client.problems().items()},
         "token": "found" if get_token() else "none: public datasets only",
@@ -97,6 +98,17 @@ def _missing_by_extra() -> dict[str, list[str]]:
             if _version(name[0]) is None:
                 found.append(name[0])
     return missing
+
+
+def _launchers() -> dict[str, str]:
+    """Return what is missing for each engine of tasks."""
+    found = {"local": "ready"}
+    for name, package, command in (("slurm", "submitit", "sbatch"), ("ray", "ray", None)):
+        lacks = [] if _version(package) else [f"lacks {package} (extra {name})"]
+        if command and shutil.which(command) is None:
+            lacks.append(f"{command} is not on the PATH")
+        found[name] = ", ".join(lacks) or "ready"
+    return found
 
 
 def _cache() -> str:

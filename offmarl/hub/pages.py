@@ -92,6 +92,10 @@ class PageCache:
             return None
         return content
 
+    def has(self, name: str) -> bool:
+        """Whether a page is in the cache."""
+        return self._path(name).exists()
+
     def put(self, name: str, content: bytes) -> None:
         """Keep a page, unless there is no room for it; older pages are removed to make room."""
         limit = limit_bytes()
@@ -228,37 +232,23 @@ class Pages:
         found = b"".join(self._page(page) for page in range(first, last + 1))
         return found[start - first * PAGE : stop - first * PAGE]
 
-    def ensure(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Fetch the pages of intervals of bytes that are not in the cache, several at a time.
+    def start(self, spans: Iterable[tuple[int, int]]) -> "list[Future[bytes]]":
+        """Start to fetch the pages of intervals that are not in the cache, several at a time.
 
-        Raises
-        ------
-        HubError
-            As for `read`.
+        Returns the pages that are under way; their results raise what `read` does.
         """
-        self.start(spans)
+        ranges = (range(start // PAGE, -(-stop // PAGE)) for start, stop in spans)
+        wanted = sorted({page for pages in ranges for page in pages})
         with self._lock:
-            waiting = [*self._coming.values()]
-        for future in waiting:
-            future.result()
-
-    def start(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Start to fetch the pages of intervals that are not in the cache."""
-        wanted = sorted(
-            {p for start, stop in spans for p in range(start // PAGE, -(-stop // PAGE))}
-        )
-        with self._lock:
-            missing = [
-                page
-                for page in wanted
-                if page not in self._coming
-                and (self._identity, page) not in _recent
-                and not self._cache._path(f"{self._identity}.{page}").exists()
-            ]
+            missing = [page for page in wanted if page not in self._coming and not self._has(page)]
             for run in _runs(missing):
                 future = _pool().submit(self._fetch_run, run)
                 for page in run:
                     self._coming[page] = _picked(future, run.index(page))
+            return [self._coming[page] for page in wanted if page in self._coming]
+
+    def _has(self, page: int) -> bool:
+        return (self._identity, page) in _recent or self._cache.has(f"{self._identity}.{page}")
 
     @property
     def _identity(self) -> str:

@@ -21,20 +21,18 @@ from offmarl import tracking
 from offmarl.errors import CardError, HubError, OptionError
 from offmarl.hub import cache, client
 from offmarl.hub.card import (
-    EPISODES,
     Card,
     File,
     TeamReturns,
     Uid,
     check,
-    croissant,
-    readme,
     to_toml,
 )
 from offmarl.hub.client import LARGEST
 from offmarl.hub.licences import Licence, citation_of, in_words, licence_of
 from offmarl.hub.packing import PackedFile, pack_vault
 from offmarl.hub.pull import CARD
+from offmarl.hub.readme import EPISODES, croissant, readme
 from offmarl.statistics import spread
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset

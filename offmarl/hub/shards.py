@@ -245,10 +245,9 @@ class ShardedValues:
             archive, own = self._locate(key)
             if (span := archive.span(own)) is not None:
                 spans.setdefault(archive.pages.name, (archive, []))[1].append(span)
-        for archive, some in spans.values():
-            archive.pages.start(some)
-        for archive, some in spans.values():
-            archive.pages.ensure(some)
+        coming = [archive.pages.start(some) for archive, some in spans.values()]
+        for future in (one for some in coming for one in some):
+            future.result()
 
     def sizes(self, prefix: str) -> Mapping[str, int]:
         """Return the keys that begin with a prefix, and the bytes of their values."""

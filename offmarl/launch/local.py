@@ -5,6 +5,7 @@ once for each core and not once for each task: see `offmarl.launch.worker`.
 """
 
 import json
+import os
 import selectors
 import signal
 import subprocess
@@ -12,8 +13,10 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
+import offmarl
 from offmarl.launch import cores
 from offmarl.launch.task import Call
 
@@ -104,6 +107,12 @@ class LocalLauncher:
         return worker
 
 
+def _import_path() -> dict[str, str]:
+    """Return the variable with which a process imports this offmarl, also from a checkout."""
+    root, given = str(Path(offmarl.__file__).parents[1]), os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([root, given] if given else [root])}
+
+
 class _Worker:
     """A process that runs tasks: calls go in as lines of JSON, and an answer comes for each."""
 
@@ -115,7 +124,7 @@ class _Worker:
             [sys.executable, "-m", "offmarl.launch.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=cores.environment(cores_),
+            env=cores.environment(cores_) | _import_path(),
             start_new_session=True,  # signals of the terminal come through this process
         )
         cores.bind(self._process.pid, cores_)

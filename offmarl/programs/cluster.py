@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -134,16 +135,18 @@ def _reach(address: str | None) -> None:
 
 def _initialize(args: DeviceArgs) -> None:
     address = None if args.coordinator == AUTO else args.coordinator
+    advice = "start all of them, each with its own --process and with the same --processes."
+    late = f"the processes did not join within {JOIN_SECONDS} s"
     try:
-        jax.distributed.initialize(
-            address,
-            args.processes,
-            args.process,
-            initialization_timeout=JOIN_SECONDS,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=HEARTBEAT_SECONDS,
-        )
-        jax.devices()  # the processes tell one another their devices
+        with _last_words(f"offmarl: --coordinator {args.coordinator}: {late}: {advice}"):
+            jax.distributed.initialize(
+                address,
+                args.processes,
+                args.process,
+                initialization_timeout=JOIN_SECONDS,
+                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            )
+            jax.devices()  # the processes tell one another their devices
     except ValueError as error:
         missing = "--processes and --process" if address else "--coordinator HOST:PORT"
         raise OptionError(
@@ -152,10 +155,13 @@ def _initialize(args: DeviceArgs) -> None:
         ) from None
     except jax.errors.JaxRuntimeError as error:
         raise OptionError(
-            f"--coordinator {args.coordinator}: the processes did not join within {JOIN_SECONDS} s "
-            f"({_first_line(error)}): start all of them, each with its own --process and with the "
-            "same --processes."
+            f"--coordinator {args.coordinator}: {late} ({_first_line(error)}): {advice}"
         ) from None
+    if args.processes not in (None, jax.process_count()):
+        raise OptionError(
+            f"--processes {args.processes} differs from that of process 0, which is "
+            f"{jax.process_count()}: {advice}"
+        )
 
 
 def _keep_output_apart() -> None:
@@ -364,6 +370,8 @@ def _move_to(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
 
 # ---------------------------------------------------------------------------------- ending
 
+_guarded = ContextVar("inside of ends_with_others", default=False)
+
 _OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 """Beginnings of errors of this process itself, such as a device without memory left."""
 
@@ -375,6 +383,7 @@ def ends_with_others(where: Path) -> Iterator[None]:
     A process that dies closes its connections, and the next exchange with it fails. One that stops
     answering ends the others after `HEARTBEAT_SECONDS`. JAX aborts a process that learns of this
     first; a second process, which only waits for the end of this one, then prints the message.
+    Within another block of this kind, a block does nothing.
 
     Parameters
     ----------
@@ -386,7 +395,7 @@ def ends_with_others(where: Path) -> Iterator[None]:
     ProcessLostError
         An exchange with the other processes failed.
     """
-    if jax.process_count() == 1:
+    if jax.process_count() == 1 or _guarded.get():
         yield
         return
     advice = (
@@ -394,6 +403,7 @@ def ends_with_others(where: Path) -> Iterator[None]:
         "checkpoint."
     )
     own = f"process {jax.process_index()} of {jax.process_count()}"
+    token = _guarded.set(True)
     try:
         with _last_words(f"offmarl: {own} was aborted, or another one was lost. {advice}"):
             yield
@@ -403,6 +413,8 @@ def ends_with_others(where: Path) -> Iterator[None]:
         raise ProcessLostError(
             f"{own} lost another process of the run ({_first_line(error)}). {advice}"
         ) from None
+    finally:
+        _guarded.reset(token)
 
 
 _PRINT_UNLESS_DONE = "import sys; sys.stdin.read() or print(sys.argv[1], file=sys.stderr)"

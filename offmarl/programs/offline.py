@@ -111,7 +111,8 @@ def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: Ar
     assert isinstance(args, Args)
     join(args)
     keep_compiled_programs()
-    with checkpoint_timer(args.checkpoint_seconds, "update") as timer:
+    where = local(args.out) if args.out else Path("the run")
+    with ends_with_others(where), checkpoint_timer(args.checkpoint_seconds, "update") as timer:
         return _train(make, args, timer)
 
 

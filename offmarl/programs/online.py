@@ -120,6 +120,17 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     check_trackers(args.track)
     origin = origin_of(make)
     directory = run_directory(args, origin.name)
+    with ends_with_others(directory):
+        return _record_online(make, args, origin, directory)
+
+
+def _record_online(
+    make: Callable[[EnvSpec, ArgsT, Environment], Program],
+    args: ArgsT,
+    origin: registry.Origin,
+    directory: Path,
+) -> Recorded:
+    assert isinstance(args, OnlineArgs)
     args = settled(args, directory)
     tiers, env = parse_tiers(args.tiers), learning_environment(args)
     start = start_of(args, env)
@@ -134,13 +145,12 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     trained = opened.complete and not opened.lacks_checkpoint(runs[0].iterations)
     if trained and all(are_complete(run, tiers) for run in runs):
         return _summary(runs, tiers, "complete already, nothing was changed")
-    with ends_with_others(directory):
-        with checkpoint_timer(args.checkpoint_seconds, "step") as timer, more_to_come():
-            keep = any(tier.name in REPLAY_TIERS for tier in tiers)
-            versions = _train(runs, start, opened, timer, keep)
-        opened.write_marl_eval(runs[0].env.spec.name)
-        opened.finish()
-        return _record_all(runs, versions, tiers)
+    with checkpoint_timer(args.checkpoint_seconds, "step") as timer, more_to_come():
+        keep = any(tier.name in REPLAY_TIERS for tier in tiers)
+        versions = _train(runs, start, opened, timer, keep)
+    opened.write_marl_eval(runs[0].env.spec.name)
+    opened.finish()
+    return _record_all(runs, versions, tiers)
 
 
 def record_from_run(

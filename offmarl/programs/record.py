@@ -199,16 +199,17 @@ def record_players(
         recipe["groups"] = groups_of(num_envs, layout.shards)
     if spec.extras:
         recipe["extras"] = sorted(spec.extras)
-    if is_complete(path, recipe):
-        return False
     if agent_ids is not None:
         whole = partial(_with_ids, ids=np.array(agent_ids, np.int32))
     collect_steps = partial(_collected, program, params, layout)
     if grouped:
         (player,) = players
         collect_steps = partial(_collected_in_groups, autoreset(env), player, layout)
-    with checkpoint_timer(checkpoint_seconds, "step") as timer, ends_with_others(path):
-        _record(program, collect_steps, key, path, (spec, whole), recipe, provenance, timer)
+    with ends_with_others(path):
+        if is_complete(path, recipe):
+            return False
+        with checkpoint_timer(checkpoint_seconds, "step") as timer:
+            _record(program, collect_steps, key, path, (spec, whole), recipe, provenance, timer)
     return True
 
 

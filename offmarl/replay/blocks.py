@@ -52,8 +52,8 @@ class BlockedSource(Source, Protocol):
     def chunk_shape(self) -> tuple[int, int]:
         """Rows and steps that are stored together."""
 
-    def read_block(self, rows: slice, start: int, stop: int) -> Transition:
-        """Read an interval of time of some rows, several requests at a time."""
+    def transitions(self, start: int, stop: int, rows: slice = slice(None)) -> Transition:
+        """Read an interval of time of some rows, ``(B, T, ...)``, several requests at a time."""
 
 
 class BlockTable:
@@ -309,7 +309,7 @@ class ShuffleBuffer:
         row, start, length = (x[numbers] for x in (table.row, table.start, table.length))
         block = int(row[0]) // chunk_rows * chunk_rows
         first, stop = int(start.min()), int((start + length).max())
-        found = source.read_block(slice(block, block + chunk_rows), first, stop)
+        found = source.transitions(first, stop, slice(block, block + chunk_rows))
         offset = np.cumsum(length) - length
         step = np.repeat((row - block) * (stop - first) + start - first - offset, length)
         step += np.arange(len(step))

@@ -6,7 +6,7 @@ others through TensorStore, a bounded number of bytes at a time.
 
 import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property, partial
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -16,16 +16,14 @@ from numpy.typing import NDArray
 
 from offmarl._ahead import ahead, depth_of
 from offmarl.errors import VaultError
-from offmarl.types import EnvSpec, View, map_tree
-from offmarl.vault import encoding, layout
+from offmarl.vault import layout
 from offmarl.vault.bounds import check_length, check_own_length
 from offmarl.vault.checked import Checks, ChunkPlace, Fresh, checks_of
 from offmarl.vault.decoded import decode_arrays
 from offmarl.vault.forking import is_forked
 from offmarl.vault.layout import NumpyArray
-from offmarl.vault.manifest import Description, check_documents, read_table, snapshot_of
+from offmarl.vault.manifest import Description, check_documents, snapshot_of
 from offmarl.vault.mmap import MappedArray, cut, map_arrays
-from offmarl.vault.store import Store
 from offmarl.vault.tables import Episodes
 from offmarl.vault.windows import WindowPlaces, put_steps
 
@@ -105,7 +103,7 @@ class Arrays:
         rows, steps, *_ = self.open(name).chunk_layout.read_chunk.shape
         return rows, steps
 
-    def chunk_keys(self, names: Iterable[str], rows: range, steps: range) -> list[str]:
+    def _chunk_keys(self, names: Iterable[str], rows: range, steps: range) -> list[str]:
         """Return the keys of the chunks that hold some rows and steps.
 
         Chunks that divide steps, as other programs may write, have more keys than these.
@@ -164,6 +162,8 @@ class Arrays:
         """
         names = list(names)
         self._check_names(names)
+        if self._store.driver.is_remote:
+            self._store.driver.prefetch(self._chunk_keys(names, rows, steps))
         maps, known = self._view() if self._map_pays(names, rows, steps) else self._fetched
         fresh = known.in_steps(names, rows, steps) if known else None
         checks = fresh.checks if fresh else {}
@@ -442,66 +442,3 @@ def _usage() -> tuple[int, int]:
 
 def _agents(agents: slice | None) -> tuple[slice, ...]:
     return () if agents is None else (agents,)
-
-
-_IN_MEMORY_BYTES = 2**25
-"""Size up to which all final views are kept in memory; larger ones are read in blocks."""
-
-
-class FinalViews:
-    """The final views of a vault, which may not fit in memory.
-
-    Parameters
-    ----------
-    store, spec
-        The vault's store and spec.
-    count
-        Number of final views: F.
-    in_memory_bytes
-        Size up to which all views are read at once and kept; 32 MB by default.
-    """
-
-    def __init__(self, store: Store, spec: EnvSpec, count: int, in_memory_bytes: int | None = None):
-        most = _IN_MEMORY_BYTES if in_memory_bytes is None else in_memory_bytes
-        self._store = store
-        self._dtype = encoding.view_dtype(spec)
-        self._count = count
-        self._in_memory = count * self._dtype.itemsize <= most
-
-    def prepare_fork(self) -> None:
-        """Read what forked processes need besides the blocks of views."""
-        _ = self.all if self._in_memory else self._firsts
-
-    @cached_property
-    def all(self) -> View:
-        """All final views, ``(F, ...)``."""
-        table = read_table(self._store, layout.FINALS_PREFIX, self._count, self._dtype)
-        return encoding.unpack_view(table)
-
-    def read(self, numbers: NumpyArray) -> View:
-        """Return the views of these numbers, ``(len(numbers), ...)``."""
-        if self._in_memory:
-            found: View = map_tree(lambda leaf: leaf[numbers], self.all)
-            return found
-        views: NumpyArray = np.empty(len(numbers), self._dtype)
-        block = self._block_of(numbers)
-        for one in np.unique(block):
-            first = self._firsts[one]
-            (data,) = self._store.get_all([layout.finals_key(int(first))])
-            here = block == one
-            views[here] = np.frombuffer(data, self._dtype)[numbers[here] - first]
-        return encoding.unpack_view(views)
-
-    def in_block(self, key: str, numbers: NumpyArray) -> NumpyArray:
-        """Return the mask of the numbers that are stored under a key; false for -1."""
-        first = int(key.removeprefix(layout.FINALS_PREFIX))
-        return (numbers >= 0) & (self._firsts[self._block_of(numbers)] == first)
-
-    def _block_of(self, numbers: NumpyArray) -> NumpyArray:
-        return np.searchsorted(self._firsts, numbers, side="right") - 1
-
-    @cached_property
-    def _firsts(self) -> NumpyArray:
-        """The number of the first view in each block of views."""
-        prefix = layout.FINALS_PREFIX
-        return np.array([int(key.removeprefix(prefix)) for key in self._store.keys(prefix)])

@@ -14,8 +14,9 @@ from offmarl.teams import teams_of
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, Episode, Transition, View, map_tree
 from offmarl.vault import bounds, compat, encoding, layout, tables
-from offmarl.vault.arrays import Arrays, FinalViews, open_arrays
+from offmarl.vault.arrays import Arrays, open_arrays
 from offmarl.vault.episode_set import Chosen, EpisodeSet
+from offmarl.vault.final_views import FinalViews
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import (
     Manifest,
@@ -336,13 +337,6 @@ class Dataset(EpisodeSet):
         steps = encoding.from_disk(self.read(start, stop, rows, known), self.spec)
         return steps if self.manifest else compat.normalise(steps, self._limited[rows, start:stop])
 
-    def read_block(self, rows: slice, start: int, stop: int) -> Transition:
-        """Read steps as `transitions` does, several requests at a time where they are remote."""
-        known = [name for name in layout.leaves(self.spec) if name in self.leaves]
-        span = range(*rows.indices(self.rows))
-        self.store.driver.prefetch(self._arrays.chunk_keys(known, span, range(start, stop)))
-        return self.transitions(start, stop, rows)
-
     def rewards(self, start: int = 0, stop: int | None = None) -> NDArray[np.float32]:
         """Read the rewards of an interval of time, ``(B, T, N)``, and nothing else."""
         found = self.read(start, stop, leaves=["rewards"])["rewards"]
@@ -488,10 +482,7 @@ class Dataset(EpisodeSet):
         return statistics(self, progress)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the logical content; see `offmarl.vault.digest`.
-
-        Of published data that is not on this machine, it is the published one.
-        """
+        """Return the SHA-256 of the content, or the published one; see `offmarl.vault.digest`."""
         from offmarl.vault.digest import digest
 
         return self.store.driver.digest or digest(self)

@@ -55,7 +55,8 @@ def open_vault(
     path
         ``<directory>/<name>.vlt/<uid>``, or ``<directory>/<name>.vlt`` if it holds one uid. The
         directory may be a zip archive (``3m.zip/3m.vlt/Good``), a bucket (``s3://...``,
-        ``gs://...``), a web address (also of an archive), or a URL of a registered driver (see
+        ``gs://...``), a web address (also of an archive), a dataset on the hub that is read without
+        a download (``hf://org/name/uid``), or a URL of a registered driver (see
         `offmarl.vault.register_driver`). Or the name of a pulled dataset, such as
         ``og_marl/smac_v1/3m/Good``; an existing path of that name takes precedence.
     checked

@@ -12,11 +12,11 @@ from jaxtyping import Bool
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.terminal import Advance, Progress, quiet, silent
 from offmarl.vault import layout, tables
-from offmarl.vault.arrays import FinalViews
 from offmarl.vault.commit import Contents
 from offmarl.vault.creation import free_place
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import Fault, with_episodes
+from offmarl.vault.final_views import FinalViews
 from offmarl.vault.layout import POLICY_IDS, Codec, NumpyArray
 from offmarl.vault.manifest import Manifest, read_parts
 from offmarl.vault.open import locate

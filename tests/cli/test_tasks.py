@@ -77,10 +77,10 @@ def pair(tmp_path):
 @pytest.mark.parametrize(
     "verb",
     [
-        ["cat"],
+        pytest.param(["cat"], marks=pytest.mark.nightly),
         ["filter", "return > p50"],
-        ["sample", "--steps", "60"],
-        ["recode", "--layout", "stream"],
+        pytest.param(["sample", "--steps", "60"], marks=pytest.mark.nightly),
+        pytest.param(["recode", "--layout", "stream"], marks=pytest.mark.nightly),
         ["map", "--reward", "reward / 2"],
     ],
 )

@@ -11,7 +11,8 @@ from offmarl import vault
 from offmarl.errors import CardError, OptionError, UnknownNameError
 from offmarl.hub import card as catalogue
 from offmarl.hub import licences
-from offmarl.hub.card import Licence, croissant, readme
+from offmarl.hub.card import Licence
+from offmarl.hub.readme import croissant, readme
 from tests.vault.experience import SPEC, make
 from tests.vault.test_convert import batch, save
 

@@ -120,8 +120,8 @@ def test_the_hub_validates_the_card(hub, vaults, monkeypatch):
     page = hub.files("org/made-up", "main")[1]["README.md"].decode()
     assert "license: cc-by-4.0" in page and "- reinforcement-learning" in page
     assert any(path == "/api/validate-yaml" for _, path, _ in hub.requests)
-    monkeypatch.setattr("offmarl.hub.card._TAGS", "no list")
-    monkeypatch.setattr("offmarl.hub.card.list", lambda tags: tags, raising=False)
+    monkeypatch.setattr("offmarl.hub.readme._TAGS", "no list")
+    monkeypatch.setattr("offmarl.hub.readme.list", lambda tags: tags, raising=False)
     with pytest.raises(CardError, match="the hub does not accept the card of org/other"):
         library.push(vaults, "org/other", "CC-BY-4.0")
     assert not hub.repositories["org/other"]

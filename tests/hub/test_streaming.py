@@ -1,5 +1,6 @@
 """Published data that is read without a download."""
 
+import dataclasses
 import json
 
 import jax
@@ -8,7 +9,8 @@ import pytest
 
 import offmarl
 from offmarl import hub as library
-from offmarl import vault
+from offmarl import programs, tracking, vault
+from offmarl.cli import hub as commands
 from offmarl.errors import (
     HubChecksumError,
     HubError,
@@ -231,3 +233,32 @@ def test_a_hub_that_goes_away_names_what_is_kept(hub, pushed, monkeypatch):
         batches(remote, epochs=1)
     hub.faults.cut = 0.0
     assert len(batches(remote, epochs=1)) > 0
+
+
+def test_the_command_line_measures_and_empties_the_cache(hub, pushed):
+    digest(offmarl.open(ADDRESS))
+    size = commands.cache("ls").data["streamed"]
+    assert size > 50_000
+    with pytest.raises(OptionError, match="--streamed is for `offmarl cache rm`"):
+        commands.cache("ls", streamed=True)
+    assert commands.cache("rm", streamed=True).data == {"freed": size}
+    assert commands.cache("ls").data["streamed"] == 0
+
+
+@pytest.mark.nightly
+def test_training_from_the_hub(hub, pushed, tmp_path):
+    make = programs.registry.load("baseline", "bc")
+    options = {"env": "none", "batch_size": 4, "length": 5, "seeds": 2, "updates": 6}
+    args = make.Args(vault=ADDRESS, evaluate_every=3, out=tmp_path / "whole", **options)
+    programs.train(make.make, args)
+    record = json.loads((tmp_path / "whole" / "run.json").read_text())
+    assert record["shuffle_buffer"] == 2**26 and record["complete"]
+    assert record["vault_digest"] == vault.open_vault(pushed[0]).digest()
+    again = dataclasses.replace(args, out=tmp_path / "again")
+    programs.train(make.make, again)
+    rows = [
+        [{k: v for k, v in row.items() if k not in tracking.TIMES} for row in tracking.read(path)]
+        for path in (tmp_path / "whole/metrics.jsonl", tmp_path / "again/metrics.jsonl")
+    ]
+    assert len(rows[0]) > 4
+    assert rows[0] == rows[1]

@@ -33,7 +33,7 @@ def by_tasks(change, path, tasks, block_steps=20):
     return vault.open_vault(path)
 
 
-@pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.parametrize("tasks", [pytest.param(1, marks=pytest.mark.nightly), 3])
 @pytest.mark.parametrize(
     ("name", "options"),
     [

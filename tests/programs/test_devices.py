@@ -103,10 +103,9 @@ def test_training_with_divided_batches_matches_one_device(replay, random_data, t
     found = run(
         "train", random_data("swarm/coverage-2"), tmp_path, "1,2,8", f"replay={replay}", "seeds=2"
     )
-    for count in ("2", "8"):
-        np.testing.assert_allclose(found[count], found["1"], rtol=1e-3, atol=1e-5)
     # Two devices train a seed each, with whole batches.
-    assert found["2"] == found["1"]
+    np.testing.assert_allclose(found["2"], found["1"], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(found["8"], found["1"], rtol=1e-3, atol=1e-5)
     assert tracking.read_run(tmp_path / "8")["shards"] == 4
 
 
@@ -139,14 +138,12 @@ def test_a_lost_process_ends_the_others_and_the_same_commands_continue(lost, tmp
     path = tmp_path / "classic/xor.vlt/random-0"
     checkpoints = path.parent / ".random-0.recording"
     end = time.monotonic() + 120
-    while not any(checkpoints.glob("[0-9]*")) and time.monotonic() < end:
+    while not any(checkpoints.glob("[0-9]*/about")) and time.monotonic() < end:
         time.sleep(0.1)
-    assert any(checkpoints.glob("[0-9]*")), [one.communicate(timeout=1) for one in started]
+    assert any(checkpoints.glob("[0-9]*/about")), [one.communicate(timeout=1) for one in started]
     started[lost].kill()
-    begun = time.monotonic()
     errors = started[1 - lost].communicate(timeout=100)[1]
     started[lost].communicate(timeout=100)
-    print("TOOK", time.monotonic() - begun, started[1 - lost].returncode, errors)
     assert "continues from its last checkpoint" in errors
     assert started[1 - lost].returncode
     assert not vault.open_vault(path).provenance["complete"]

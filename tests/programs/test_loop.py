@@ -426,8 +426,6 @@ def test_seeds_start_on_two_cores() -> None:
 
 
 def test_an_option_that_xla_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compiling.compiler_options() == {
-        "xla_cpu_enable_concurrency_optimized_scheduler": False
-    }
+    assert compiling.compiler_options() == {"xla_cpu_enable_concurrency_optimized_scheduler": False}
     monkeypatch.setattr(compiling, "_CPU_OPTIONS", {"xla_cpu_has_no_such_option": False})
     assert compiling.compiler_options() is None
