@@ -25,7 +25,6 @@ from offmarl.cli.parse import parse_script as parse_script
 from offmarl.errors import (
     OffmarlError,
     OptionError,
-    ProcessLostError,
     Stopped,
     UnknownNameError,
     unknown_name,
@@ -195,9 +194,10 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
         raise
     except (OffmarlError, OSError) as error:
         output.show_error(error, as_json)
-        if isinstance(error, ProcessLostError):
-            _end_at_once(1)
-        sys.exit(2 if isinstance(error, UnknownNameError | OptionError) else 1)
+        code = 2 if isinstance(error, UnknownNameError | OptionError) else 1
+        if _has_other_processes():
+            _end_at_once(code)
+        sys.exit(code)
     except UsageExit as wrong:  # it is already explained on standard error
         if as_json:
             output.show_error(OptionError(wrong.reason), as_json)
@@ -207,6 +207,11 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
         _end_by_signal(interrupt.signum if isinstance(interrupt, Stopped) else signal.SIGINT)
     finally:
         sys.stdout.flush()  # a closed pipe raises here, not when the interpreter exits
+
+
+def _has_other_processes() -> bool:
+    """Whether this process has joined others with `jax.distributed`."""
+    return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
 
 
 def _end_at_once(code: int) -> None:

@@ -1,6 +1,7 @@
 """Tasks of Ray: on this machine, or on the cluster whose address is given."""
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,7 +44,12 @@ class RayLauncher:
         address = options.get("address") or os.environ.get("RAY_ADDRESS")
         started = {} if address else {"num_cpus": workers, "include_dashboard": False}
         try:
-            self._ray.init(address=address, log_to_driver=False, logging_level="ERROR", **started)
+            with warnings.catch_warnings():
+                # JAX warns about forks; those of Ray start other programs at once.
+                warnings.filterwarnings("ignore", ".*fork", RuntimeWarning)
+                self._ray.init(
+                    address=address, log_to_driver=False, logging_level="ERROR", **started
+                )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise RunError(
                 f"Ray cannot be reached at {address or 'this machine'}: {error}"

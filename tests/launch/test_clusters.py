@@ -104,6 +104,7 @@ def kill_tasks(directory: Path, count: int, over: threading.Event) -> None:
                     os.kill(found["pid"], signal.SIGKILL)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork")  # JAX warns; Ray starts other programs at once
 @pytest.mark.parametrize(("tasks", "kills"), [(1, 0), (4, 0), (16, 0), (4, 2), (16, 2)])
 @pytest.mark.parametrize("engine_name", ["local", "slurm", "ray"])
 def test_the_digest_of_a_recording(engine_name, tasks, kills, tmp_path, monkeypatch):
