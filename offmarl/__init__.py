@@ -21,6 +21,7 @@
 | | `ChecksumError`, `VaultChecksumError`, `HubChecksumError` |
 | | `HubError`, `HubUnreachableError`, `CardError` |
 | | `RunError`, `CheckpointError`, `NotLearnedError`, `MissingExtraError`, `PluginError` |
+| | `ProcessLostError` |
 
 Names are imported on first use, so ``import offmarl`` is fast and imports neither JAX nor
 TensorStore.
@@ -43,6 +44,7 @@ from offmarl.errors import (
     OffmarlError,
     OptionError,
     PluginError,
+    ProcessLostError,
     RunError,
     ShapeError,
     UnknownNameError,
@@ -124,6 +126,7 @@ __all__ = [
     "OffmarlError",
     "OptionError",
     "PluginError",
+    "ProcessLostError",
     "RunError",
     "Sequence",
     "ShapeError",
