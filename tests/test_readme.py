@@ -30,7 +30,7 @@ COMMANDS = sorted(
     {
         line
         for page in PAGES.values()
-        for line in re.findall(r"^offmarl [^#\n]*", page, re.MULTILINE)
+        for line in re.findall(r"^offmarl [^#\n]*", page.replace("\\\n", " "), re.MULTILINE)
     }
 )
 

@@ -85,7 +85,7 @@ def told_by_the_report(path, offmarl):
 
 
 def told_by_the_card(path, offmarl):
-    card = push._describe(vault.open_vault(path), ())
+    card = push._describe(vault.open_vault(path), "", ())
     assert (card.episodes, card.incomplete) == (5, 2)
     assert (card.return_min, card.return_max) == (1.0, 6.0)
     return card.return_mean
@@ -140,7 +140,7 @@ def test_samples_by_return_are_of_complete_episodes(data, tmp_path):
     assert best.episodes.episode_returns.tolist() == [6.0]
     like = vault.sample(data, tmp_path / "b.vlt", match_returns=True, episodes=3)
     assert like.episodes.complete.all()
-    np.testing.assert_array_equal(selection.complete_returns(data), RETURNS)
+    np.testing.assert_array_equal(selection.Pool([data]).returns, RETURNS)
 
 
 def record_an_open_episode(path):

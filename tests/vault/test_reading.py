@@ -159,7 +159,7 @@ def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
 
 READING = """
 archive arrays bounds bulk checked commit compat dataset decoded drivers encoding episode_set faults
-files forking key_values layout location manifest metadata mmap open region store tables
+files final_views forking key_values layout location manifest metadata mmap open region store tables
 weights windows
 """
 
