@@ -255,7 +255,7 @@ def _data(leaf: Any) -> NDArray[Any]:
             leaf = jax.random.key_data(leaf)
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return np.zeros(leaf.shape, leaf.dtype)
-    return np.ascontiguousarray(leaf)
+    return np.asarray(leaf, order="C")  # `ascontiguousarray` gives scalars an axis
 
 
 def _of_data(like: Any, data: NDArray[Any]) -> Any:

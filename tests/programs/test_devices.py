@@ -84,6 +84,7 @@ def finished(started: list[subprocess.Popen[str]]) -> list[str]:
     return [printed for printed, _ in outputs]
 
 
+@pytest.mark.slow
 def test_two_processes_record_one_dataset(tmp_path):
     command = ["record", "random", "--env", "classic/xor", "--steps", 640, "--num-envs", 16]
     first, second = finished(processes(*command, "--out", tmp_path / "two"))
@@ -132,7 +133,7 @@ def test_two_processes_train_and_record_online(tmp_path):
 @pytest.mark.nightly
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_lost_process_ends_the_others_and_the_same_commands_continue(lost, tmp_path):
-    command = ["record", "random", "--env", "classic/xor", "--steps", 6400000, "--num-envs", 16]
+    command = ["record", "random", "--env", "classic/xor", "--steps", 640000, "--num-envs", 16]
     command += ["--checkpoint-seconds", 0.2, "--out", tmp_path]
     started = processes(*command)
     path = tmp_path / "classic/xor.vlt/random-0"
@@ -147,6 +148,9 @@ def test_a_lost_process_ends_the_others_and_the_same_commands_continue(lost, tmp
     assert "continues from its last checkpoint" in errors
     assert started[1 - lost].returncode
     assert not vault.open_vault(path).provenance["complete"]
+    finished(processes(*command))
+    assert vault.open_vault(path).provenance["complete"]
+    assert vault.verify(path).sound
 
 
 # ---------------------------------------------------------------------------------- choices
