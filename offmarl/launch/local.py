@@ -29,6 +29,12 @@ class Ended(NamedTuple):
     """How, if it did not end by itself, such as "killed by signal 9"."""
 
 
+def reason(error: BaseException) -> str:
+    """Return the last line of an engine's error, which says how a task died."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else type(error).__name__
+
+
 class LocalLauncher:
     """Runs tasks in as many processes as there are workers, each on cores of its own.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from offmarl._imports import import_optional
 from offmarl.errors import RunError
-from offmarl.launch.local import Ended
+from offmarl.launch.local import Ended, reason
 from offmarl.launch.task import Call, State, run_task
 
 _RESOURCES = ("num_cpus", "num_gpus", "memory", "resources")
@@ -79,7 +79,7 @@ class RayLauncher:
         except self._ray.exceptions.TaskCancelledError:
             return Ended(index)
         except self._ray.exceptions.RayError as error:
-            return Ended(index, str(error).strip().splitlines()[-1])
+            return Ended(index, reason(error))
         return Ended(index)
 
     def cancel(self) -> None:

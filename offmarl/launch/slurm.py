@@ -9,7 +9,7 @@ from typing import Any
 
 from offmarl._imports import import_optional
 from offmarl.errors import OptionError, RunError
-from offmarl.launch.local import Ended
+from offmarl.launch.local import Ended, reason
 from offmarl.launch.task import Call, State, run_task
 
 _ASK_SECONDS = 2.0
@@ -115,8 +115,7 @@ class SlurmLauncher:
             if job.paths.result_pickle.exists():
                 self._jobs.pop(index)
                 error = job.exception()
-                last = str(error).strip().splitlines()[-1] if error is not None else ""
-                ended.append(Ended(index, last))
+                ended.append(Ended(index, reason(error) if error is not None else ""))
         return ended + self._lost()
 
     def _lost(self) -> list[Ended]:
