@@ -27,7 +27,7 @@ def launch(tmp_path, monkeypatch):
         path = tmp_path / "out"
         chosen = Options(tasks, launcher, workers, options or {})
         arguments = (str(path), str(BLOCKS), mishap)
-        return launching.launch(Squares(path, BLOCKS), chosen, ENTRY, arguments)
+        return launching.launch(Squares(path, BLOCKS), chosen, ENTRY, arguments).fresh
 
     return run
 
