@@ -1,7 +1,8 @@
 """Benchmarks: every combination of datasets, baselines and seeds, from one file.
 
-A plan is read from a TOML file, its cells run in processes of their own, and the tables, figures
-and the page are made from one JSON file for each cell. ``offmarl benchmark`` runs all of it.
+A plan is read from a TOML file, its cells are the blocks of tasks (`offmarl.launch`), and the
+tables, figures and the page are made from one JSON file for each cell. ``offmarl benchmark`` runs
+all of it.
 """
 
 from offmarl.benchmark.cells import pack
@@ -14,13 +15,11 @@ from offmarl.benchmark.results import (
     score_tables,
     write_results,
 )
-from offmarl.benchmark.running import Outcome, run_plan
 from offmarl.benchmark.tasks import CellsWork
 
 __all__ = [
     "Cell",
     "CellsWork",
-    "Outcome",
     "Plan",
     "Results",
     "notes",
@@ -28,7 +27,6 @@ __all__ = [
     "read_plan",
     "read_results",
     "rows_of",
-    "run_plan",
     "score_tables",
     "write_results",
 ]

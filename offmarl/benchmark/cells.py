@@ -49,7 +49,7 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
     path
         The file to write.
     seconds
-        How long its process took.
+        How long its training took, with its start and its evaluations.
     """
     record = tracking.read_run(run)
     rows = tracking.read(run / tracking.METRICS_FILE)

@@ -4,6 +4,7 @@ Every command resumes: ``offmarl record``, ``pull`` or ``train``. So a stopped b
 where it stopped, and a cell that failed is tried again by the same command.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -25,15 +26,37 @@ class Job(NamedTuple):
     name: str
     command: Sequence[str]
     """Arguments of ``offmarl``."""
-    log: Path
-    answer: Path | None = None
-    """File for its standard output; None for the log."""
-    cell: Cell | None = None
+    place: Path
+    """Directory of its files."""
+    config: str = ""
+    """Content of its configuration file, if it has one."""
+
+    def write_config(self) -> None:
+        """Write the configuration file that the command names."""
+        if self.config:
+            self.place.mkdir(parents=True, exist_ok=True)
+            tracking.replace_file(_config_file(self.place), self.config)
 
 
 def cell_file(plan: Plan, cell: Cell) -> Path:
     """Return the file of a cell's result."""
     return plan.out / "cells" / f"{cell.slug}.json"
+
+
+def run_of(plan: Plan, cell: Cell) -> Path:
+    """Return the directory of a cell's run; with other options, it has another one."""
+    return plan.out / "runs" / f"{cell.slug}-{checksum(cell)}" / "run"
+
+
+def training(plan: Plan, cell: Cell, vault: str) -> Job:
+    """Return the training of a cell on the vault of its dataset."""
+    run, program = run_of(plan, cell), cell.baseline.program
+    command = ["train", program, "--config", str(_config_file(run.parent)), "--out", str(run)]
+    config = _config(program, {**cell.options, "vault": vault})
+    return Job(cell.label, command, run.parent, config)
+
+
+# ---------------------------------------------------------------------------------- datasets
 
 
 def preparation(plan: Plan, data: Data) -> Job | None:
@@ -43,7 +66,7 @@ def preparation(plan: Plan, data: Data) -> Job | None:
     if _exists(data.vault):
         return None
     place = plan.out / "datasets" / slug(data.label)
-    return Job(data.label, ["pull", data.vault, "--json"], _log(place), place / "answer.json")
+    return Job(data.label, ["pull", data.vault, "--json"], place)
 
 
 def _recording(plan: Plan, data: Data) -> Job:
@@ -53,41 +76,55 @@ def _recording(plan: Plan, data: Data) -> Job:
     options = dict(recipe.options)
     if any(field.name == "tiers" for field in fields(load("recorder", recipe.program).Args)):
         options.setdefault("tiers", ",".join(dict.fromkeys(tiers)))
-    config = _write_config(place, recipe.program, options)
-    command = ["record", recipe.program, "--config", str(config)]
+    command = ["record", recipe.program, "--config", str(_config_file(place))]
     command += ["--out", str(plan.out / "vaults"), "--json"]
-    return Job(f"record {recipe.name}", command, _log(place), place / "answer.json")
+    return Job(f"record {recipe.name}", command, place, _config(recipe.program, options))
 
 
-def training(plan: Plan, cell: Cell, vault: str) -> Job:
-    """Return the training of a cell on the vault of its dataset."""
-    place = run_of(plan, cell).parent
-    options = {**cell.options, "vault": vault}
-    config = _write_config(place, cell.baseline.program, options)
-    command = ["train", cell.baseline.program, "--config", str(config)]
-    return Job(cell.label, [*command, "--out", str(place / "run")], _log(place), None, cell)
-
-
-def run_of(plan: Plan, cell: Cell) -> Path:
-    """Return the directory of a cell's run; with other options, it has another one."""
-    return plan.out / "runs" / f"{cell.slug}-{checksum(cell)}" / "run"
-
-
-def vaults_of(plan: Plan, job: Job, answer: Mapping[str, Any]) -> dict[str, str]:
-    """Return the paths of the datasets that a preparation made, by label.
+def note_vaults(plan: Plan, job: Job, answer: Mapping[str, Any]) -> None:
+    """Write down the vaults that a preparation made.
 
     Parameters
     ----------
     plan, job
         The plan, and one of its preparations.
     answer
-        What its command printed with ``--json``.
+        What its command prints with ``--json``.
 
     Raises
     ------
     RunError
         A dataset is not one vault.
     """
+    found = {**_identity(job), "vaults": _vaults_of(plan, job, answer)}
+    job.place.mkdir(parents=True, exist_ok=True)
+    tracking.write_json(_note(job), tracking.plain(found))
+
+
+def noted_vaults(job: Job) -> dict[str, str] | None:
+    """Return the paths of the datasets that a preparation made, by label.
+
+    None if it has not been run with its present arguments, or a vault is gone.
+    """
+    try:
+        found = json.loads(_note(job).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    vaults: dict[str, str] = found.get("vaults", {})
+    if not vaults or not found.items() >= _identity(job).items():
+        return None
+    return vaults if all(local(path).exists() for path in vaults.values()) else None
+
+
+def _note(job: Job) -> Path:
+    return job.place / "vaults.json"
+
+
+def _identity(job: Job) -> dict[str, Any]:
+    return {"command": [*job.command], "config": job.config}
+
+
+def _vaults_of(plan: Plan, job: Job, answer: Mapping[str, Any]) -> dict[str, str]:
     vaults = {}
     for data in plan.datasets.values():
         if data.vault is None and job.name == f"record {data.recipe}":
@@ -110,13 +147,13 @@ def _exists(vault: str) -> bool:
     )
 
 
-def _write_config(place: Path, program: str, options: dict[str, Any]) -> Path:
-    place.mkdir(parents=True, exist_ok=True)
-    path = place / "config.toml"
+# ---------------------------------------------------------------------------------- configurations
+
+
+def _config_file(place: Path) -> Path:
+    return place / "config.toml"
+
+
+def _config(program: str, options: Mapping[str, Any]) -> str:
     named = {} if "/" in program or program.endswith(".py") else {"program": program}
-    tracking.replace_file(path, tomli_w.dumps({**named, **options}))
-    return path
-
-
-def _log(place: Path) -> Path:
-    return place / "log.txt"
+    return tomli_w.dumps({**named, **options})

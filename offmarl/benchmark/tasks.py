@@ -1,24 +1,30 @@
-"""The cells of a plan as blocks, which tasks share."""
+"""The datasets and cells of a plan as blocks, which tasks share."""
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from offmarl import tracking
-from offmarl.benchmark.cells import identity, is_current, pack
-from offmarl.benchmark.jobs import cell_file, preparation, run_of, training, vaults_of
-from offmarl.benchmark.plan import Data, Plan
-from offmarl.launch import Work, once
+from offmarl.benchmark.cells import is_current, pack
+from offmarl.benchmark.jobs import (
+    Job,
+    cell_file,
+    note_vaults,
+    noted_vaults,
+    preparation,
+    run_of,
+    training,
+)
+from offmarl.benchmark.plan import Cell, Plan
+from offmarl.launch import Work
 
 Call = Callable[[Sequence[str]], Mapping[str, Any]]
 """Runs a command of offmarl in this process, and returns what it prints with ``--json``."""
 
 
 class CellsWork(Work):
-    """A benchmark whose cells are blocks.
+    """A benchmark: blocks that record or download datasets, and then one for each cell.
 
-    The first task that needs a dataset records or downloads it, and the others wait for it.
+    A dataset is prepared if a cell without a result needs it.
 
     Parameters
     ----------
@@ -33,35 +39,75 @@ class CellsWork(Work):
     def __init__(self, plan: Plan, call: Call):
         self.benchmark_plan, self._call = plan, call
         self._cells = plan.cells
-        found = {"cells": [identity(cell) for cell in self._cells]}
-        super().__init__(f"benchmark {plan.name}", plan.out, tracking.plain(found))
+        self._jobs: list[Job] = []
+        self._job_of: dict[str, int] = {}
+        """The job that prepares a dataset, by the dataset's label."""
+        for data in {cell.data.label: cell.data for cell in self._cells}.values():
+            if (job := preparation(plan, data)) is not None:
+                if job not in self._jobs:
+                    self._jobs.append(job)
+                self._job_of[data.label] = self._jobs.index(job)
+        super().__init__(f"benchmark {plan.name}", plan.out, {})
 
     @property
     def num_blocks(self) -> int:
-        """Number of cells."""
-        return len(self._cells)
+        """Number of preparations and cells."""
+        return len(self._jobs) + len(self._cells)
+
+    @property
+    def default_tasks(self) -> int:
+        """A task for each block."""
+        return self.num_blocks
+
+    def label(self, block: int) -> str:
+        """Return the name of a dataset, or of a cell."""
+        cell = self._cell(block)
+        return self._jobs[block].name if cell is None else cell.label
+
+    def needs(self, block: int) -> list[int]:
+        """Return the block that prepares the dataset of a cell."""
+        cell = self._cell(block)
+        found = None if cell is None else self._job_of.get(cell.data.label)
+        return [] if found is None else [found]
+
+    def check(self) -> None:
+        """Make the directory: cells and datasets are compared one by one, so a plan may change."""
+        self.directory.mkdir(parents=True, exist_ok=True)
 
     def run(self, block: int) -> None:
-        """Train a cell, and pack its result."""
-        cell = self._cells[block]
-        job = training(self.benchmark_plan, cell, self._vault(cell.data))
+        """Prepare a dataset, or train a cell and pack its result."""
+        cell = self._cell(block)
+        if cell is None:
+            note_vaults(self.benchmark_plan, job := self._jobs[block], self._run(job))
+            return
         begun = time.monotonic()
-        self._call(job.command)
+        self._run(training(self.benchmark_plan, cell, self._vault(cell)))
         seconds = time.monotonic() - begun
         pack(cell, run_of(self.benchmark_plan, cell), cell_file(self.benchmark_plan, cell), seconds)
 
+    def _run(self, job: Job) -> Mapping[str, Any]:
+        job.write_config()
+        return self._call(job.command)
+
     def is_done(self, block: int) -> bool:
-        """Whether a cell has its result."""
-        cell = self._cells[block]
+        """Whether a dataset is there, or a cell has its result."""
+        cell = self._cell(block)
+        if cell is None:
+            return noted_vaults(self._jobs[block]) is not None
         return is_current(cell, cell_file(self.benchmark_plan, cell))
 
+    def finish(self, block: int) -> None:
+        """Do nothing: the files of datasets and cells show that they are complete."""
+
     def missing(self) -> list[int]:
-        """Return the cells without results."""
-        return [block for block in range(self.num_blocks) if not self.is_done(block)]
+        """Return the cells without results, after the preparations that they need."""
+        cells = self._missing_cells()
+        needed = sorted({need for cell in cells for need in self.needs(cell)})
+        return [block for block in needed if not self.is_done(block)] + cells
 
     def is_complete(self) -> bool:
         """Whether all cells have results."""
-        return not self.missing()
+        return not self._missing_cells()
 
     def join(self) -> None:
         """Do nothing: the tables are made of the cells' files."""
@@ -69,19 +115,23 @@ class CellsWork(Work):
     def plan(self, tasks: int) -> dict[str, Any]:
         """Return the numbers of cells and datasets."""
         return super().plan(tasks) | {
+            "cells": len(self._cells),
             "datasets": len(self.benchmark_plan.datasets),
-            "missing cells": len(self.missing()),
+            "missing cells": len(self._missing_cells()),
         }
 
-    def _vault(self, data: Data) -> str:
-        job = preparation(self.benchmark_plan, data)
-        if job is None:
-            assert data.vault is not None
-            return data.vault
+    def _missing_cells(self) -> list[int]:
+        return [one for one in range(len(self._jobs), self.num_blocks) if not self.is_done(one)]
 
-        def prepare() -> dict[str, str]:
-            answer = json.loads(tracking.to_json(self._call(job.command)))
-            return vaults_of(self.benchmark_plan, job, answer)
+    def _cell(self, block: int) -> Cell | None:
+        """Return the cell of a block; None for a preparation."""
+        return None if block < len(self._jobs) else self._cells[block - len(self._jobs)]
 
-        found: str = once(job.log.with_name("vaults.json"), prepare)[data.label]
-        return found
+    def _vault(self, cell: Cell) -> str:
+        number = self._job_of.get(cell.data.label)
+        if number is None:
+            assert cell.data.vault is not None
+            return cell.data.vault
+        found = noted_vaults(self._jobs[number])
+        assert found is not None, "the block's needs are complete"
+        return found[cell.data.label]

@@ -1,16 +1,24 @@
 """``offmarl benchmark``: datasets x baselines x seeds, from one file."""
 
-from collections.abc import Mapping, Sequence
+import gc
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Group
 from tyro.conf import Positional, arg
 
+from offmarl import tracking
+from offmarl.cli import tasks
 from offmarl.cli.output import Report, as_is, table
-from offmarl.cli.parse import parse
+from offmarl.cli.parse import UsageExit, parse
 from offmarl.errors import OptionError
-from offmarl.launch import Work
+from offmarl.launch import Launched, Work
 
 if TYPE_CHECKING:
     from offmarl.benchmark import Plan
@@ -34,77 +42,119 @@ def benchmark(
     out
         Directory of the results; by default what the plan says, or runs/NAME.
     jobs
-        Number of cells that run side by side; by default one for each core, or 1 on an accelerator.
+        Number of processes, each of which runs a cell at a time; by default one for each core, or 1
+        on an accelerator.
     dry_run
         Run nothing: make the tables, the curves and the page of the cells that are finished, and
         list the others.
     """
     if jobs is not None and jobs < 1:
         raise OptionError(f"--jobs must be at least 1: got {jobs}.")
-    from offmarl import benchmark as benchmarks  # takes a while to import
+    if dry_run:
+        from offmarl import benchmark as benchmarks  # takes a while to import
 
-    return _results(benchmarks.read_plan(file, out), jobs, dry_run)
+        return _results(benchmarks.read_plan(file, out), {})
+    arguments = [file, *(["--out", str(out)] if out else [])]
+    return tasks.run("benchmark", arguments, tasks.TaskOptions(workers=jobs), report_benchmark)
 
 
-def _results(plan: "Plan", jobs: int | None, dry_run: bool) -> Report:
-    """Run what is missing of a plan, unless it is a dry run, and make its tables."""
+def report_benchmark(work: Work, launched: Launched) -> Report:
+    """Make the tables, curves and the page of a benchmark that tasks ran."""
+    from offmarl.benchmark import CellsWork
+
+    assert isinstance(work, CellsWork)
+    return _results(work.benchmark_plan, launched.failed)
+
+
+def _results(plan: "Plan", failed: Mapping[str, Path]) -> Report:
+    """Make the tables of the cells that are finished; ``failed`` has the logs of others."""
     from offmarl import benchmark as benchmarks
 
-    outcome = benchmarks.Outcome(0, {}) if dry_run else benchmarks.run_plan(plan, jobs)
     results = benchmarks.read_results(plan)
-    written = benchmarks.write_results(results, outcome.failed) if results.files else []
+    written = benchmarks.write_results(results, failed) if results.files else []
     found = benchmarks.score_tables(results)
-    notes = list(benchmarks.notes(results, outcome.failed))
+    notes = list(benchmarks.notes(results, failed))
     shown = [table(["method", *one.columns], benchmarks.rows_of(one), one.title) for one in found]
     data = {
         "out": plan.out,
         "cells": len(plan.cells),
         "finished": sum(map(len, results.files.values())),
         "missing": results.missing,
-        "failed": outcome.failed,
+        "failed": failed,
         "written": written,
         "notes": notes,
     }
     text = Group(
         *shown, *notes, as_is(f"\n{plan.out}: {data['finished']} of {data['cells']} cells")
     )
-    return Report(data, text, sound=not outcome.failed)
+    return Report(data, text, sound=not failed)
 
 
 def benchmark_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
     """Return the work of a benchmark, from its arguments."""
     from offmarl import benchmark as benchmarks
+    from offmarl.programs.compiling import use_cores
 
     if block_steps is not None:
         raise OptionError("--block-steps divides data: a benchmark is divided by its cells.")
-    options = parse(_plan_of, verb, "", arguments)
-    return benchmarks.CellsWork(options, _call)
+    plan: Plan = parse(_plan_of, verb, "", arguments)
+    use_cores(_devices_of(plan), "map")
+    return benchmarks.CellsWork(plan, _call)
+
+
+def _devices_of(plan: "Plan") -> int:
+    """Return how many devices a CPU is split into, once for all cells of a process.
+
+    The bits of seeds under `jax.vmap` depend on that number, so only ``--devices`` splits then.
+    """
+    options = [cell.options for cell in plan.cells]
+    by_seed = all(one.get("batching") != "vmap" for one in options)
+    wanted = [one.get("devices") or (one.get("seeds", 1) if by_seed else 1) for one in options]
+    return max(wanted, default=1)
 
 
 def _plan_of(
-    file: Annotated[Path, Positional, arg(metavar="FILE.toml")], out: Path | None = None
+    file: Annotated[str, Positional, arg(metavar="FILE.toml|NAME")],
+    out: Path | None = None,
+    jobs: int | None = None,
 ) -> Any:
     """Read a plan."""
     from offmarl import benchmark as benchmarks
 
+    if jobs is not None:
+        raise OptionError("with options of tasks, give the number of processes by --workers.")
     return benchmarks.read_plan(file, out)
 
 
 def _call(command: Sequence[str]) -> Mapping[str, Any]:
-    """Run a command in this process."""
+    """Run a command in this process, which may run others after it."""
     from offmarl.cli.hub import pull
     from offmarl.cli.programs import record, train
 
     verb, *arguments = (one for one in command if one != "--json")
-    if verb == "pull":
-        return parse(pull, verb, "", arguments).data
-    return {"record": record, "train": train}[verb](arguments).data
+    sys.stdout.write(f"$ offmarl {shlex.join([verb, *arguments])}\n")
+    with _alone():
+        try:
+            if verb == "pull":
+                report = parse(pull, verb, "", arguments)
+            else:
+                report = {"record": record, "train": train}[verb](arguments)
+        except UsageExit as wrong:
+            raise OptionError(wrong.reason) from None
+    found: Mapping[str, Any] = json.loads(tracking.to_json(report.data))
+    return found
 
 
-def report_benchmark(work: Work, fresh: bool) -> Report:
-    """Make the tables, curves and the page of a benchmark that tasks ran."""
-    from offmarl.benchmark import CellsWork
-
-    del fresh
-    assert isinstance(work, CellsWork)
-    return _results(work.benchmark_plan, None, dry_run=True)
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Restore the environment variables after a command, and release JAX's memory."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+        if "jax" in sys.modules:
+            sys.modules["jax"].clear_caches()
+        gc.collect()

@@ -15,7 +15,7 @@ from offmarl.cli import tasks
 from offmarl.cli.output import Report, records, table
 from offmarl.cli.parse import TASK_OPTIONS, config_among, given_among, parse, parse_program
 from offmarl.errors import OptionError
-from offmarl.launch import Work
+from offmarl.launch import Launched, Work
 from offmarl.paths import below, local
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
 from offmarl.report import UNITS, estimate, final_returns, metric_of
@@ -118,14 +118,14 @@ def _names_policy(arguments: list[str]) -> bool:
 
 
 def _report_work(
-    run: Callable[[list[str]], Report], arguments: list[str], work: Work, fresh: bool
+    run: Callable[[list[str]], Report], arguments: list[str], work: Work, launched: Launched
 ) -> Report:
     """Report what tasks made: the recording, or the result of a command that is complete now."""
     from offmarl.programs.blocks import RecordWork
     from offmarl.programs.fixed import recorded_summary
 
     if isinstance(work, RecordWork):
-        return _recorded(recorded_summary(work.path, fresh))
+        return _recorded(recorded_summary(work.path, launched.fresh))
     return run(arguments)
 
 

@@ -14,7 +14,16 @@ from offmarl import vault
 from offmarl.cli.output import Report, grid
 from offmarl.cli.parse import TASK_OPTIONS, given_among
 from offmarl.errors import OptionError
-from offmarl.launch import LAUNCHERS, Options, Share, Work, join_work, launch, run_share
+from offmarl.launch import (
+    LAUNCHERS,
+    Launched,
+    Options,
+    Share,
+    Work,
+    join_work,
+    launch,
+    run_share,
+)
 from offmarl.launch.launching import LauncherName
 from offmarl.paths import local
 from offmarl.terminal import number
@@ -37,7 +46,8 @@ _FLAGS = ("join", "dry_run")
 class TaskOptions(NamedTuple):
     """The options, as they were given."""
 
-    tasks: int = 1
+    tasks: int | None = None
+    """By default as many as the work suggests."""
     launcher: LauncherName = "local"
     workers: int | None = None
     launcher_option: Mapping[str, Any] = {}
@@ -174,7 +184,10 @@ def work_of(arguments: tuple[str, ...]) -> Work:
 
 
 def run(
-    verb: str, arguments: list[str], options: TaskOptions, report: Callable[[Work, bool], Report]
+    verb: str,
+    arguments: list[str],
+    options: TaskOptions,
+    report: Callable[[Work, Launched], Report],
 ) -> Report:
     """Do what the options ask for with the work of a verb.
 
@@ -187,7 +200,7 @@ def run(
     options
         The options.
     report
-        Describes the result; its second argument is False if the result was complete before.
+        Describes the result.
     """
     entry = (verb, str(options.block_steps or ""), *arguments)
     work = work_of(entry)
@@ -196,9 +209,10 @@ def run(
     if options.task is not None:
         return _run_share(work, options.task)
     if options.join:
-        return report(work, join_work(work))
-    launched = Options(options.tasks, options.launcher, options.workers, options.launcher_option)
-    return report(work, launch(work, launched, f"{__name__}:work_of", entry))
+        return report(work, Launched(join_work(work)))
+    count = options.tasks or work.default_tasks
+    chosen = Options(count, options.launcher, options.workers, options.launcher_option)
+    return report(work, launch(work, chosen, f"{__name__}:work_of", entry))
 
 
 def own_options(verb: str, arguments: Sequence[str]) -> list[str]:
@@ -215,7 +229,7 @@ def added_options(verb: str) -> list[str]:
     return [one for one in TASK_OPTIONS if one not in own_options(verb, [])]
 
 
-def report_of(verb: str) -> Callable[[Work, bool], Report]:
+def report_of(verb: str) -> Callable[[Work, Launched], Report]:
     """Return what describes the result of a verb that takes parsed arguments."""
     if verb == "benchmark":
         from offmarl.cli.benchmark import report_benchmark
@@ -224,11 +238,11 @@ def report_of(verb: str) -> Callable[[Work, bool], Report]:
     return _report_vault
 
 
-def _report_vault(work: Work, fresh: bool) -> Report:
+def _report_vault(work: Work, launched: Launched) -> Report:
     """Describe the vault that a transform made."""
     from offmarl.cli import transform
 
-    del fresh
+    del launched
     return transform.report([vault.open_vault(work.path)])
 
 
@@ -253,7 +267,7 @@ def _run_share(work: Work, share: Share) -> Report:
 
 
 def _plan(work: Work, options: TaskOptions) -> Report:
-    facts = work.plan(options.task.of if options.task else options.tasks)
+    facts = work.plan(options.task.of if options.task else options.tasks or work.default_tasks)
     return Report(facts, grid({name: _in_words(name, fact) for name, fact in facts.items()}))
 
 

@@ -19,7 +19,7 @@ from offmarl.cli.parse import (
 )
 from offmarl.cli.programs import overview
 from offmarl.errors import OptionError
-from offmarl.launch import Work
+from offmarl.launch import Launched, Work
 from offmarl.programs.registry import Kind, find, load, program_of
 from offmarl.programs.run import print_sources
 from offmarl.programs.search import Space, chosen, derived, read
@@ -84,8 +84,8 @@ def _parsed(arguments: list[str]) -> _Parsed:
     return _Parsed(program, args, space, out, Search(**own))
 
 
-def _report_work(work: Work, fresh: bool) -> Report:
-    del fresh
+def _report_work(work: Work, launched: Launched) -> Report:
+    del launched
     assert isinstance(work, TrialsWork)
     return _report(work.tuned(), work.space)
 

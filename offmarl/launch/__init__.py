@@ -5,7 +5,17 @@ of the blocks: task I of N runs blocks I, I + N, and so on. `launch` starts task
 joins what they made: ``local`` (processes), ``slurm`` (submitit) or ``ray`` (Ray tasks).
 """
 
-from offmarl.launch.launching import LAUNCHERS, Options, launch
+from offmarl.launch.launching import LAUNCHERS, Launched, Options, launch
 from offmarl.launch.work import Share, Work, join_work, once, run_share
 
-__all__ = ["LAUNCHERS", "Options", "Share", "Work", "join_work", "launch", "once", "run_share"]
+__all__ = [
+    "LAUNCHERS",
+    "Launched",
+    "Options",
+    "Share",
+    "Work",
+    "join_work",
+    "launch",
+    "once",
+    "run_share",
+]

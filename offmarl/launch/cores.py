@@ -6,6 +6,13 @@ from pathlib import Path
 _SINGLE_THREADED = "--xla_cpu_multi_thread_eigen=false"
 
 
+def own_cores() -> list[int]:
+    """Return the numbers of the cores that this process may use; of all, where that is unknown."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return [*range(os.cpu_count() or 1)]
+
+
 def core_groups(count: int | None) -> list[tuple[int, ...]]:
     """Return the cores of each process that runs side by side with the others.
 
@@ -15,8 +22,8 @@ def core_groups(count: int | None) -> list[tuple[int, ...]]:
         Number of processes; by default one for each core, or 1 on an accelerator. If there are more
         than cores, they are not bound to any: their groups have a negative number.
     """
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    count = count or (1 if _has_accelerator() else len(cores)) or 1
+    cores = own_cores()
+    count = count or (1 if _has_accelerator() else len(cores))
     if count > len(cores):
         return [(-1 - place,) for place in range(count)]
     return [tuple(cores[place::count]) for place in range(count)]
@@ -31,7 +38,7 @@ def environment(cores: tuple[int, ...]) -> dict[str, str]:
 
 def bind(pid: int, cores: tuple[int, ...]) -> None:
     """Let a process run on its cores only, where the system can do that."""
-    if cores[0] >= 0:
+    if cores[0] >= 0 and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(pid, cores)
 
 

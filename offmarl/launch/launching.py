@@ -17,7 +17,7 @@ from offmarl.launch.ray import RayLauncher
 from offmarl.launch.slurm import SlurmLauncher
 from offmarl.launch.table import TaskTable
 from offmarl.launch.task import Call, read_status
-from offmarl.launch.work import Work, join_work
+from offmarl.launch.work import Work, is_ready, join_work
 
 LauncherName = Literal["local", "slurm", "ray"]
 LAUNCHERS: tuple[LauncherName, ...] = get_args(LauncherName)
@@ -68,10 +68,20 @@ class Launcher(Protocol):
         ...
 
 
-def launch(work: Work, options: Options, entry: str, arguments: Sequence[str]) -> bool:
+class Launched(NamedTuple):
+    """What became of a launch."""
+
+    fresh: bool
+    """False if the result was complete before."""
+    failed: Mapping[str, Path] = {}
+    """The logs of blocks that failed, by their labels, of work that goes on without them."""
+
+
+def launch(work: Work, options: Options, entry: str, arguments: Sequence[str]) -> Launched:
     """Run the blocks of a work that are missing in tasks, and join them.
 
-    After a kill at any instant, the same call continues.
+    After a kill at any instant, the same call continues. A task begins when a block of it has all
+    that it needs (`Work.needs`).
 
     Parameters
     ----------
@@ -82,17 +92,13 @@ def launch(work: Work, options: Options, entry: str, arguments: Sequence[str]) -
     entry, arguments
         ``module:function`` of the function that makes the work from the arguments, in each task.
 
-    Returns
-    -------
-    bool
-        False if the result was complete before.
-
     Raises
     ------
     MissingExtraError
         The engine is not installed.
     RunError
-        Another launch of the work is running, tasks failed, or the path has other work's result.
+        Another launch of the work is running, the path has other work's result, or tasks failed
+        and the work does not go on without them (`Work.goes_on`).
     Stopped
         A signal stopped the launch, after its tasks had stopped.
     """
@@ -100,12 +106,14 @@ def launch(work: Work, options: Options, entry: str, arguments: Sequence[str]) -
         raise OptionError("--tasks and --workers must be at least 1.")
     if work.is_complete():
         work.clean()
-        return False
+        return Launched(fresh=False)
     work.check()
     try:
         with FileLock(work.directory / "launch.lock", timeout=0):
-            _Launch(work, options, entry, tuple(arguments)).run()
-            return join_work(work)
+            failed = _Launch(work, options, entry, tuple(arguments)).run()
+            if not failed:
+                join_work(work)
+            return Launched(True, failed)
     except Timeout:
         raise RunError(
             f"another launch of {work.path} is running: wait for it to end, or stop it."
@@ -117,38 +125,44 @@ class _Launch:
 
     def __init__(self, work: Work, options: Options, entry: str, arguments: tuple[str, ...]):
         self._work, self._options = work, options
-        missing = set(work.missing())
+        of = min(options.tasks, max(work.num_blocks, 1))
+        self._blocks: dict[int, list[int]] = {}
+        """The missing blocks of each task."""
+        for block in work.missing():
+            self._blocks.setdefault(block % of, []).append(block)
         self._calls = {
             index: Call(entry, arguments, index, of, str(work.directory), str(Path.cwd()))
-            for of in [min(options.tasks, max(work.num_blocks, 1))]
-            for index in range(of)
-            if not missing.isdisjoint(range(index, work.num_blocks, of))
+            for index in sorted(self._blocks)
         }
+        self._held = dict(self._calls)
+        """The tasks that have not begun, because of what their blocks need."""
         self._deaths = dict.fromkeys(self._calls, 0)
         self._failed: dict[int, str] = {}
         self._ended: set[int] = set()
 
-    def run(self) -> None:
-        """Run the tasks.
+    def run(self) -> dict[str, Path]:
+        """Run the tasks; return what failed, as `Launched` has it.
 
         Raises
         ------
         RunError
-            Tasks failed; those that did not have ended.
+            Tasks failed, and the work does not go on without them. The others have ended.
         Stopped
             A signal came.
         """
         if not self._calls:
-            return
+            return {}
         for call in self._calls.values():
             call.status.unlink(missing_ok=True)
         with ExitStack() as stack:
             launcher = _launcher(self._work, self._options)
             stack.callback(launcher.close)
             stopped = stack.enter_context(stopping(launcher.cancel))
-            table = stack.enter_context(TaskTable(self._work.name, self._calls))
-            launcher.start([*self._calls.values()])
+            names = {number: self._name(number) for number in self._calls}
+            table = stack.enter_context(TaskTable(self._work.name, self._calls, names))
             while len(self._ended) < len(self._calls):
+                if not stopped() and (ready := self._release()):
+                    launcher.start(ready)
                 for one in launcher.poll(_POLL_SECONDS):
                     self._take(one, launcher, bool(stopped()))
                 table.show(self._failed, over=len(self._ended) == len(self._calls))
@@ -161,7 +175,30 @@ class _Launch:
                 "continues.",
                 stopped(),
             )
-        self._raise_failures()
+        return self._failures()
+
+    def _release(self) -> list[Call]:
+        """Return held tasks that can begin now; drop them if nothing makes what they need."""
+        if not self._held:
+            return []
+        done: set[int] = set()
+        ready = [call for number, call in self._held.items() if self._can_begin(number, done)]
+        for call in ready:
+            del self._held[call.number]
+        if not ready and len(self._held) + len(self._ended) == len(self._calls):
+            self._ended |= self._held.keys()
+            self._held.clear()
+        return ready
+
+    def _can_begin(self, number: int, done: set[int]) -> bool:
+        """Whether a block of a task has what it needs; complete blocks are added to ``done``."""
+        for block in self._blocks[number]:
+            missing = [need for need in self._work.needs(block) if need not in done]
+            complete = [need for need in missing if self._work.is_done(need)]
+            done.update(complete)
+            if len(complete) == len(missing):
+                return True
+        return False
 
     def _is_quiet(self) -> bool:
         """Whether no task runs any more, after the launcher has been told to cancel them."""
@@ -183,18 +220,33 @@ class _Launch:
             if launcher.retries or self._deaths[one.number] == MOST_DEATHS:
                 self._give_up(call, f"it died {MOST_DEATHS} times, at last: {how}")
             else:
-                tracking.notice(f"task {call.number} died ({how}) and is started again: {call.log}")
+                name = self._name(call.number)
+                tracking.notice(f"{name} died ({how}) and is started again: {call.log}")
                 call.status.unlink(missing_ok=True)
                 launcher.start([call])
 
     def _give_up(self, call: Call, reason: str) -> None:
         self._failed[call.number] = reason
         self._ended.add(call.number)
-        tracking.notice(f"task {call.number} failed: {reason} See {call.log}")
+        tracking.notice(f"{self._name(call.number)} failed: {reason} See {call.log}")
 
-    def _raise_failures(self) -> None:
+    def _name(self, number: int) -> str:
+        """Return the name of a task: that of its block if it has one of its own."""
+        of = self._calls[number].of
+        if self._work.goes_on and of == self._work.num_blocks:
+            return self._work.label(number)
+        return f"task {number} of {of}"
+
+    def _failures(self) -> dict[str, Path]:
         if not self._failed:
-            return
+            return {}
+        if self._work.goes_on:
+            return {
+                self._work.label(block): self._calls[number].log
+                for number in sorted(self._failed)
+                for block in self._blocks[number]
+                if not self._work.is_done(block) and is_ready(self._work, block)
+            }
         index = min(self._failed)
         call, reason = self._calls[index], self._failed[index]
         done = self._work.num_blocks - len(self._work.missing())

@@ -24,8 +24,8 @@ _ORDER: tuple[State, ...] = ("failed", "crashed", "running", "stopped", "waiting
 class TaskTable:
     """Shows the tasks in a terminal; other outputs get a line every few seconds."""
 
-    def __init__(self, name: str, calls: Mapping[int, Call]):
-        self._name, self._calls = name, calls
+    def __init__(self, name: str, calls: Mapping[int, Call], names: Mapping[int, str]):
+        self._name, self._calls, self._names = name, calls, names
         self._found: dict[int, Status] = {}
         self._read = self._printed = time.monotonic()
         self._live: Live | None = None
@@ -89,7 +89,7 @@ class TaskTable:
             status = self._found[index]
             seconds = time.time() - status.since if status.state == "running" else 0
             table.add_row(
-                f"{index}/{self._calls[index].of}",
+                self._names[index],
                 status.state,
                 f"{status.done}/{status.total}" if status.total else "",
                 f"{seconds:,.0f} s" if seconds else "",

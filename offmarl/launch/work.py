@@ -2,8 +2,9 @@
 
 import json
 import shutil
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +68,7 @@ class Work(ABC):
     Attributes
     ----------
     goes_on
-        Whether a task runs its other blocks after one that has failed.
+        Whether the other blocks are run after one that has failed, and are a result without it.
     """
 
     goes_on = False
@@ -85,6 +86,20 @@ class Work(ABC):
     @abstractmethod
     def num_blocks(self) -> int:
         """Number of blocks; the same for every number of tasks."""
+
+    @property
+    def default_tasks(self) -> int:
+        """Number of tasks if none is asked for."""
+        return 1
+
+    def label(self, block: int) -> str:
+        """Return the name of a block in messages."""
+        return f"block {block}"
+
+    def needs(self, block: int) -> Sequence[int]:
+        """Return the blocks that must be complete before a block is run; they precede it."""
+        del block
+        return ()
 
     @abstractmethod
     def run(self, block: int) -> None:
@@ -157,34 +172,66 @@ class Work(ABC):
 def run_share(work: Work, share: Share, report: Report | None = None) -> int:
     """Run the blocks of a share that are missing; return how many this call ran.
 
+    A block that needs others waits until they are complete, after the blocks that can run at once.
+
     Raises
     ------
     RunError
         The directory has blocks of other work, or another process runs a block and does not end.
     """
     work.check()
-    mine, ran = share.blocks(work.num_blocks), 0
-    report, failed = report or _no_report, None
-    for number, block in enumerate(mine):
-        report(number, len(mine))
+    mine, missing = share.blocks(work.num_blocks), set(work.missing())
+    left, ran = [block for block in mine if block in missing], 0
+    report, failed = report or _no_report, dict[int, Exception]()
+    while left:
+        report(len(mine) - len(left), len(mine))
+        block = next((one for one in left if is_ready(work, one)), left[0])
+        left.remove(block)
         try:
-            ran += _run_block(work, block)
-        except OffmarlError as error:
+            ran += _run_with_needs(work, block, failed)
+        except Exception as error:
+            failed[block] = error
             if not work.goes_on:
                 raise
-            tracking.notice(f"block {block} failed: {error}")
-            failed = failed or error
-    if failed is not None:
-        raise failed
+            _note_failure(work.label(block), error)
+    if failed:
+        bugs = (error for error in failed.values() if not isinstance(error, OffmarlError))
+        raise next(bugs, next(iter(failed.values())))
     report(len(mine), len(mine))
     return ran
 
 
-def _run_block(work: Work, block: int) -> bool:
+def is_ready(work: Work, block: int) -> bool:
+    """Whether all blocks are complete that a block needs."""
+    return all(work.is_done(need) for need in work.needs(block))
+
+
+def _run_with_needs(work: Work, block: int, failed: Mapping[int, Exception]) -> bool:
+    """Run a block after those that it needs; False if it is done.
+
+    Raises
+    ------
+    RunError
+        A block that it needs is among those that have failed.
+    """
+    for need in work.needs(block):
+        if need in failed:
+            raise RunError(f"it needs {work.label(need)}, which failed: {failed[need]}")
+        _run_block(work, need, -1)  # its process may take any time
+    return _run_block(work, block)
+
+
+def _note_failure(name: str, error: Exception) -> None:
+    if not isinstance(error, OffmarlError):
+        traceback.print_exception(error)
+    tracking.notice(f"{name} failed: {error}")
+
+
+def _run_block(work: Work, block: int, wait_seconds: float | None = None) -> bool:
     """Run a block; False if it is done, perhaps by a process that ran it just now."""
     if work.is_done(block):
         return False
-    with _locked(work, block):
+    with _locked(work, block, wait_seconds):
         if work.is_done(block):
             return False
         work.run(block)
@@ -221,14 +268,16 @@ def join_work(work: Work) -> bool:
     return True
 
 
-def _locked(work: Work, name: int | str) -> FileLock:
+def _locked(work: Work, name: int | str, wait_seconds: float | None = None) -> FileLock:
     """Return the lock of a block, which its process holds; it is released when that process dies.
 
-    Entering it raises `RunError` if another process holds it for long.
+    Entering it raises `RunError` if another process holds it for long: by default `WAIT_SECONDS`;
+    if the time is negative, it waits without a limit.
     """
     path = work.directory / "locks" / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    return _Patient(path, timeout=WAIT_SECONDS, is_singleton=False)
+    wait_seconds = WAIT_SECONDS if wait_seconds is None else wait_seconds
+    return _Patient(path, timeout=wait_seconds, is_singleton=False)
 
 
 class _Patient(FileLock):

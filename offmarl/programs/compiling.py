@@ -9,6 +9,8 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from offmarl.launch.cores import own_cores
+
 _DEVICE_COUNT = "xla_force_host_platform_device_count"
 
 # ---------------------------------------------------------------------------------- cores
@@ -31,10 +33,9 @@ def use_cores(seeds: int, batching: str) -> None:
     """
     config: Any = jax.config
     chosen = config.jax_num_cpu_devices >= 0 or _DEVICE_COUNT in os.environ.get("XLA_FLAGS", "")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if batching != "vmap" and not chosen:
         with suppress(RuntimeError):  # JAX has started
-            config.update("jax_num_cpu_devices", min(seeds, cores or 1))
+            config.update("jax_num_cpu_devices", min(seeds, len(own_cores())))
 
 
 # ---------------------------------------------------------------------------------- compilation

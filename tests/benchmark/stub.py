@@ -1,48 +1,81 @@
-"""Stands for the command line: copies a finished run to where a cell's run belongs, at once.
+"""Stands for the command line in the processes of tasks: a training is a copy of a finished run.
 
-A program whose options have ``hidden = 13`` fails; with ``hidden = 7`` it waits for a signal, as
-long as there is no file "go" beside the template.
+The directory of ``TEMPLATE`` has the run. In it, files change what happens: "go" ends a training
+that waits, and "deaths" counts the processes that a training has killed.
 """
 
 import json
 import os
 import shutil
 import signal
-import sys
 import time
 import tomllib
 from pathlib import Path
 
-TEMPLATE = Path(os.environ["TEMPLATE"])
+from offmarl.benchmark import CellsWork, read_plan
+from offmarl.errors import OptionError
+
+ENTRY = "tests.benchmark.stub:make"
+
+FAILS, WAITS, DIES, BUG = 13, 7, 6, 5
+"""Values of the option ``hidden``: its training fails, waits for a signal, or dies once."""
 
 
-def train(program: str, config: Path, out: Path) -> None:
-    options = tomllib.loads(config.read_text())
-    if options.get("hidden") == 13:
-        sys.exit("a message in the log")
-    if options.get("hidden") == 7 and not (TEMPLATE.parent / "go").exists():
-        signal.signal(signal.SIGINT, lambda *_: sys.exit(130))
-        (TEMPLATE.parent / "waiting").touch()
-        time.sleep(60)
-    shutil.copytree(TEMPLATE, out, dirs_exist_ok=True)
+def make(arguments):
+    plan, out = arguments
+    return CellsWork(read_plan(plan, Path(out)), call)
+
+
+def call(command):
+    verb, name, *rest = command
+    if verb == "pull":
+        if name.startswith("unknown"):
+            raise OptionError("no hub has it.")
+        return {"paths": {"Good": vault(Path("pulled") / name)}}
+    given = dict(zip(rest[::2], rest[1::2], strict=False))
+    options, out = tomllib.loads(Path(given["--config"]).read_text()), Path(given["--out"])
+    if verb == "record":
+        slowly(options)
+        tiers = options["tiers"].split(",")
+        return {"vaults": [{"tier": one, "path": vault(out / f"{name}-{one}")} for one in tiers]}
+    misfortune(options.get("hidden"))
+    train(name, options, out)
+    return {}
+
+
+def train(program, options, out):
+    template = Path(os.environ["TEMPLATE"])
+    shutil.copytree(template, out, dirs_exist_ok=True)
     record = json.loads((out / "run.json").read_text())
-    record |= {"program": program, "args": options}
+    record |= {"program": program, "args": options, "process": os.getpid()}
     text = (out / "marl_eval.json").read_text().replace('"template', f'"{program}')
     (out / "marl_eval.json").write_text(text)
     (out / "run.json").write_text(json.dumps(record))
 
 
-def record(program: str, config: Path, out: Path) -> None:
-    options = tomllib.loads(config.read_text())
-    tiers = options["tiers"].split(",")
-    vaults = [{"tier": tier, "path": str(out / f"{program}-{tier}")} for tier in tiers]
-    print(json.dumps({"vaults": vaults}))
+def vault(path):
+    path.mkdir(parents=True, exist_ok=True)
+    return str(path)
 
 
-if __name__ == "__main__":
-    verb, name, *rest = sys.argv[1:]
-    if verb == "pull":
-        print(json.dumps({"paths": {"Good": f"pulled/{name}"}}))
-    else:
-        run = {"train": train, "record": record}[verb]
-        run(name, Path(rest[rest.index("--config") + 1]), Path(rest[rest.index("--out") + 1]))
+def slowly(options):
+    """Record until a cell of another dataset has been trained, if the seed asks for it."""
+    home = Path(os.environ["TEMPLATE"]).parent
+    end = time.monotonic() + 60
+    while options.get("seed") == 1 and not any(home.glob("out/cells/two--*")):
+        assert time.monotonic() < end, "no cell of the other dataset was trained meanwhile"
+        time.sleep(0.01)
+
+
+def misfortune(hidden):
+    home = Path(os.environ["TEMPLATE"]).parent
+    if hidden == FAILS:
+        raise OptionError("a message in the log")
+    if hidden == BUG:
+        raise ValueError("a bug of the program")
+    if hidden == WAITS and not (home / "go").exists():
+        (home / "waiting").touch()
+        time.sleep(60)
+    if hidden == DIES and not (home / "died").exists():
+        (home / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)

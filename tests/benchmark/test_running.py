@@ -1,21 +1,24 @@
-"""Running a plan: failures, stops and repetitions, with a stub in place of the command line."""
+"""Running a plan in tasks: failures, stops and repetitions, with a stub of the command line."""
 
 import csv
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 from offmarl import benchmark, report, tracking
-from offmarl.benchmark import running
+from offmarl.benchmark import CellsWork
 from offmarl.benchmark.cells import pack
+from offmarl.benchmark.jobs import cell_file
 from offmarl.errors import RunError, Stopped
+from offmarl.launch import Options, launch
+from tests.benchmark import stub
 from tests.runs import write_run
 
 PLAN = """
@@ -24,9 +27,10 @@ seeds = 5
 [record.cover]
 program = "mappo"
 env = "swarm/coverage-3"
+seed = {seed}
 [datasets]
 "one" = {{ record = "cover", tier = "random" }}
-"two" = "some/name/Good"
+"two" = "{name}"
 [baselines]
 bc = {{}}
 "deep & wide" = {{ program = "iql_cql", hidden = {hidden} }}
@@ -35,56 +39,99 @@ RETURNS = [[1.0, 3.0], [2.0, 2.0], [3.0, 1.0], [4.0, 4.0], [5.0, 7.0]]
 
 
 @pytest.fixture
-def plan(tmp_path, monkeypatch):
+def read(tmp_path, monkeypatch):
     """Return a function that reads a plan whose second method has a number of hidden units."""
+    monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "template", "template", "data", RETURNS, env="swarm/coverage-3")
     monkeypatch.setenv("TEMPLATE", str(tmp_path / "template"))
-    monkeypatch.setattr(
-        running, "OFFMARL", (sys.executable, str(Path(__file__).parent / "stub.py"))
-    )
-    monkeypatch.setattr(running, "_POLL", 0.01)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
-    def read(hidden=8):
-        (tmp_path / "plan.toml").write_text(PLAN.format(hidden=hidden))
+    def read(hidden=8, seed=0, name="some/name/Good"):
+        text = PLAN.format(hidden=hidden, seed=seed, name=name)
+        (tmp_path / "plan.toml").write_text(text)
         return benchmark.read_plan(tmp_path / "plan.toml", tmp_path / "out")
 
     return read
 
 
-def test_all_cells_run_once_with_their_options_and_vaults(plan):
-    whole = plan()
-    assert benchmark.run_plan(whole, jobs=3) == (4, {})
-    found = json.loads((whole.out / "cells" / "two--deep_wide.json").read_text())
-    assert found["run.json"]["args"] == {
+@pytest.fixture
+def run(read, tmp_path):
+    """Return a function that runs such a plan, with a task for each block."""
+
+    def run(jobs=2, tasks=None, **options):
+        work = CellsWork(read(**options), stub.call)
+        arguments = (str(tmp_path / "plan.toml"), str(tmp_path / "out"))
+        chosen = Options(tasks or work.default_tasks, "local", jobs)
+        return launch(work, chosen, stub.ENTRY, arguments)
+
+    return run
+
+
+def record_of(tmp_path, cell):
+    return json.loads((tmp_path / "out" / "cells" / f"{cell}.json").read_text())["run.json"]
+
+
+def test_all_cells_run_once_with_their_options_and_vaults(run, tmp_path):
+    assert run() == (True, {})
+    assert record_of(tmp_path, "two--deep_wide")["args"] == {
         "program": "iql_cql",
         "seeds": 5,
         "hidden": 8,
         "vault": "pulled/some/name/Good",
     }
-    one = json.loads((whole.out / "cells" / "one--bc.json").read_text())
+    one = json.loads((tmp_path / "out" / "cells" / "one--bc.json").read_text())
     assert one["run.json"]["args"]["vault"].endswith("vaults/mappo-random")
     assert one["options"] == {"seeds": 5} and one["data"] == "cover:random"
     assert one["seeds"] == [0, 1, 2, 3, 4]
-    assert benchmark.run_plan(whole, jobs=3) == (0, {})  # nothing is missing
+    assert run() == (False, {})  # nothing is missing
 
 
 @pytest.mark.slow
-def test_a_cell_that_fails_is_named_with_its_log_and_the_others_go_on(plan):
-    outcome = benchmark.run_plan(plan(hidden=13), jobs=2)
-    assert outcome.finished == 2
-    assert set(outcome.failed) == {"deep & wide on one", "deep & wide on two"}
-    assert "a message in the log" in outcome.failed["deep & wide on two"].read_text()
-    results = benchmark.read_results(plan(hidden=13))
+def test_a_cell_that_fails_is_named_with_its_log_and_the_others_go_on(run, read):
+    launched = run(hidden=stub.FAILS)
+    assert set(launched.failed) == {"deep & wide on one", "deep & wide on two"}
+    assert "a message in the log" in launched.failed["deep & wide on two"].read_text()
+    results = benchmark.read_results(read(hidden=stub.FAILS))
     assert results.missing == ["deep & wide on one", "deep & wide on two"]
-    paths = benchmark.write_results(results, outcome.failed)
+    paths = benchmark.write_results(results, launched.failed)
     text = (results.plan.out / "tables" / "greedy.md").read_text()
     assert "| deep & wide |  |  |" in text and all(path.is_file() for path in paths)
     assert "deep &amp; wide on one failed" in (results.plan.out / "page.html").read_text()
     # With other options, what failed runs again, and only that.
-    assert benchmark.run_plan(plan(hidden=8), jobs=2) == (2, {})
+    before = record_of(results.plan.out.parent, "one--bc")["process"]
+    assert run(hidden=8) == (True, {})
+    assert record_of(results.plan.out.parent, "one--bc")["process"] == before
 
 
-def test_a_signal_stops_the_cells_and_the_same_call_continues(plan, tmp_path):
+@pytest.mark.slow
+def test_a_dataset_that_fails_is_named_and_its_cells_do_not_run(run, read):
+    launched = run(name="unknown/name/Good")
+    assert set(launched.failed) == {"two"}
+    assert "no hub has it" in launched.failed["two"].read_text()
+    missing = benchmark.read_results(read(name="unknown/name/Good")).missing
+    assert missing == ["bc on two", "deep & wide on two"]
+
+
+@pytest.mark.slow
+def test_one_task_goes_on_after_failures_of_every_kind(run):
+    launched = run(tasks=1, hidden=stub.BUG, name="unknown/name/Good")
+    assert set(launched.failed) == {"two", "deep & wide on one"}
+    log = launched.failed["two"].read_text()
+    assert "bc on two failed: it needs two, which failed: no hub has it." in log
+    assert "ValueError: a bug of the program" in log
+
+
+@pytest.mark.slow
+def test_cells_of_other_datasets_run_while_one_is_recorded(run):
+    assert run(seed=1) == (True, {})  # the recording ends after such a cell
+
+
+@pytest.mark.slow
+def test_a_cell_whose_process_is_killed_is_run_again(run, tmp_path):
+    assert run(hidden=stub.DIES) == (True, {}) and (tmp_path / "died").exists()
+
+
+def test_a_signal_stops_the_cells_and_the_same_call_continues(run, read, tmp_path):
     def interrupt():
         while not (tmp_path / "waiting").exists():
             time.sleep(0.01)
@@ -93,20 +140,18 @@ def test_a_signal_stops_the_cells_and_the_same_call_continues(plan, tmp_path):
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(Stopped, match="the same command continues"):
-        benchmark.run_plan(plan(hidden=7), jobs=1)
+        run(hidden=stub.WAITS, jobs=1)
     thread.join()
     (tmp_path / "go").touch()
-    assert benchmark.run_plan(plan(hidden=7), jobs=1).failed == {}
-    assert not benchmark.read_results(plan(hidden=7)).missing
+    assert run(hidden=stub.WAITS, jobs=1).failed == {}
+    assert not benchmark.read_results(read(hidden=stub.WAITS)).missing
 
 
-def test_two_processes_do_not_run_one_benchmark(plan):
-    from filelock import FileLock
-
-    whole = plan()
-    whole.out.mkdir()
-    with FileLock(whole.out / ".lock"), pytest.raises(RunError, match="another process"):
-        benchmark.run_plan(whole)
+def test_two_processes_do_not_run_one_benchmark(run, tmp_path):
+    (tmp_path / ".out.tasks").mkdir()
+    lock = FileLock(tmp_path / ".out.tasks" / "launch.lock", is_singleton=False)
+    with lock, pytest.raises(RunError, match="another launch"):
+        run()
 
 
 # ---------------------------------------------------------------------------------- results
@@ -119,7 +164,7 @@ def cells(plan, tmp_path, scores):
         pairs = [[value - 1, value + 1] for value in returns]
         program = cell.baseline.program
         run = write_run(tmp_path / cell.slug, program, "data", pairs, env="classic/xor")
-        pack(cell, run, running.cell_file(plan, cell))
+        pack(cell, run, cell_file(plan, cell))
     return benchmark.read_results(plan)
 
 
@@ -131,8 +176,8 @@ SCORES = {
 }
 
 
-def test_bold_is_the_best_and_what_may_be_as_good(plan, tmp_path):
-    (table,) = benchmark.score_tables(cells(plan(), tmp_path, SCORES))
+def test_bold_is_the_best_and_what_may_be_as_good(read, tmp_path):
+    (table,) = benchmark.score_tables(cells(read(), tmp_path, SCORES))
     assert {method: [one.bold for one in row] for method, row in table.rows.items()} == {
         "bc": [True, False],  # on the second, every run of the other is better
         "deep & wide": [True, True],
@@ -140,16 +185,17 @@ def test_bold_is_the_best_and_what_may_be_as_good(plan, tmp_path):
     assert table.rows["bc"][0].estimate.value == 12.0
 
 
-def test_without_enough_seeds_only_the_best_is_bold(plan, tmp_path):
+def test_without_enough_seeds_only_the_best_is_bold(read, tmp_path):
     few = {key: values[:2] for key, values in SCORES.items()}
-    results = cells(plan(), tmp_path, few)
+    results = cells(read(), tmp_path, few)
     (table,) = benchmark.score_tables(results)
     assert [row[0].bold for row in table.rows.values()] == [False, True]
     assert "Intervals need at least 3 seeds" in " ".join(benchmark.notes(results, {}))
 
 
-def test_the_three_forms_of_a_table_hold_the_same_numbers(plan, tmp_path):
-    results = cells(plan(), tmp_path, SCORES)
+@pytest.mark.slow
+def test_the_three_forms_of_a_table_hold_the_same_numbers(read, tmp_path):
+    results = cells(read(), tmp_path, SCORES)
     benchmark.write_results(results)
     tables = {kind: results.plan.out / "tables" / f"greedy.{kind}" for kind in ("md", "tex", "csv")}
     markdown, latex = tables["md"].read_text(), tables["tex"].read_text()
@@ -165,10 +211,10 @@ def test_the_three_forms_of_a_table_hold_the_same_numbers(plan, tmp_path):
     assert set(whole["classic"]["one"]) == {"bc (greedy)", "deep & wide (greedy)"}
 
 
-def test_compare_reads_cells_as_it_reads_runs(plan, tmp_path):
-    cells(plan(), tmp_path, SCORES)
-    cell = next(cell for cell in plan().cells if cell.data.label == "one")
-    packed, run = running.cell_file(plan(), cell), tmp_path / cell.slug
+def test_compare_reads_cells_as_it_reads_runs(read, tmp_path):
+    cells(read(), tmp_path, SCORES)
+    cell = next(cell for cell in read().cells if cell.data.label == "one")
+    packed, run = cell_file(read(), cell), tmp_path / cell.slug
     assert tracking.read_run(packed) == tracking.read_run(run)
     for read in (report.scores_of, report.best_scores):
         ours, theirs = read(packed), read(run)
@@ -179,7 +225,7 @@ def test_compare_reads_cells_as_it_reads_runs(plan, tmp_path):
         tracking.read_json(packed, "no.json")
 
 
-def test_a_packed_run_scores_its_best_checkpoint_as_the_run_does(plan, tmp_path):
+def test_a_packed_run_scores_its_best_checkpoint_as_the_run_does(read, tmp_path):
     run = write_run(tmp_path / "run", "bc", "data", RETURNS)
     rng = np.random.default_rng(0)
     for step in (20, 30, 40):
@@ -188,7 +234,7 @@ def test_a_packed_run_scores_its_best_checkpoint_as_the_run_does(plan, tmp_path)
             tracking.append(
                 run / "metrics.jsonl", {"seed": seed, "step": step, "episode_return": values}
             )
-    cell = plan().cells[0]
+    cell = read().cells[0]
     pack(cell, run, tmp_path / "cell.json")
     best = [report.best_scores(one) for one in (run, tmp_path / "cell.json")]
     np.testing.assert_allclose(*best, rtol=1e-12)

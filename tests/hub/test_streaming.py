@@ -147,6 +147,7 @@ def test_windows_are_those_of_the_local_data(hub, pushed):
     assert found == len(of) > 50
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_with_the_same_bits(hub, pushed):
     remote = offmarl.open(ADDRESS)
     with remote.stream(8, 5, to="numpy", seed=1) as stream:

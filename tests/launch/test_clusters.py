@@ -44,7 +44,7 @@ def launch(request, tmp_path, monkeypatch):
         path = tmp_path / "out"
         chosen = Options(tasks, request.param, 2, options or {})
         arguments = (str(path), str(BLOCKS), mishap)
-        return launching.launch(Squares(path, BLOCKS), chosen, ENTRY, arguments)
+        return launching.launch(Squares(path, BLOCKS), chosen, ENTRY, arguments).fresh
 
     run.engine = request.param
     return run

@@ -11,7 +11,7 @@ from filelock import FileLock
 
 from offmarl import launch as launching
 from offmarl.errors import MissingExtraError, OptionError, RunError, Stopped
-from offmarl.launch import Options
+from offmarl.launch import Options, cores
 from offmarl.launch.launching import MOST_DEATHS
 from tests.launch.toy import ENTRY, Squares
 
@@ -27,7 +27,7 @@ def launch(tmp_path, monkeypatch):
         path = tmp_path / "out"
         chosen = Options(tasks, launcher, workers, options or {})
         arguments = (str(path), str(BLOCKS), mishap)
-        return launching.launch(Squares(path, BLOCKS), chosen, ENTRY, arguments)
+        return launching.launch(Squares(path, BLOCKS), chosen, ENTRY, arguments).fresh
 
     return run
 
@@ -106,3 +106,16 @@ def test_engines_that_are_not_there(launch, monkeypatch, tmp_path):
         launch(options={"partition": "gpu"})
     with pytest.raises(OptionError, match="at least 1"):
         launch(tasks=0)
+
+
+@pytest.mark.parametrize(
+    ("count", "groups"),
+    [(None, [(0,), (1,), (2,), (3,)]), (2, [(0, 2), (1, 3)]), (5, [(-1 - i,) for i in range(5)])],
+)
+def test_cores_of_a_system_without_affinity(count, groups, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    for name in ("sched_getaffinity", "sched_setaffinity"):
+        monkeypatch.delattr(os, name, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert cores.core_groups(count) == groups
+    cores.bind(os.getpid(), groups[0])  # which does nothing

@@ -145,6 +145,7 @@ def test_the_same_vault_as_through_tensorstore(tmp_path, always_bulk, monkeypatc
     assert found.digest() == vault.open_vault(found.path).digest() == other.digest()
 
 
+@pytest.mark.slow
 def test_stock_reads_and_appends(tmp_path, always_bulk):
     found = fill(tmp_path / "a.vlt" / "a")
     assert_stock_reads_and_samples(found.path, found.transitions())
