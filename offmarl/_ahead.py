@@ -3,7 +3,10 @@
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from itertools import islice
+from threading import Thread
 from typing import TypeVar
 
 _Item = TypeVar("_Item")
@@ -29,6 +32,26 @@ def ahead(
     while waiting:
         yield waiting.popleft()
         waiting.extend((item, start(item)) for item in islice(rest, 1))
+
+
+def in_thread(work: Callable[[], _Work], name: str) -> "Future[_Work]":
+    """Do work in a thread of its own, which does not keep the process alive.
+
+    Who cancels the future abandons the work: the thread goes on, and its result is dropped.
+    """
+    done: Future[_Work] = Future()
+
+    def run() -> None:
+        with suppress(InvalidStateError):  # it was cancelled
+            try:
+                found = work()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(found)
+
+    Thread(target=run, name=name, daemon=True).start()
+    return done
 
 
 def depth_of(item_bytes: int, memory: int = 2**26) -> int:

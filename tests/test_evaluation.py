@@ -29,6 +29,7 @@ def test_returns_and_lengths_of_whole_episodes():
     assert len(set(evaluation.returns.tolist())) == 1
 
 
+@pytest.mark.slow
 def test_what_follows_an_episode_does_not_count():
     env, policy = envs.make("probe/match"), constant_policy(2)
     one = evaluate(env, policy, jnp.array(1), jax.random.key(0), 3)
@@ -50,6 +51,7 @@ def replace_limit(env, time_limit):
     return Longer()
 
 
+@pytest.mark.slow
 def test_an_autoresetting_environment_gives_episodes_of_one_kind_too():
     env = envs.make("probe/observation")
     random = make_policy(PolicyConfig("random"), env.spec)
@@ -58,6 +60,7 @@ def test_an_autoresetting_environment_gives_episodes_of_one_kind_too():
     np.testing.assert_allclose(evaluation.returns.mean(), env.uniform_return, atol=0.1)
 
 
+@pytest.mark.slow
 def test_seeds_are_evaluated_side_by_side():
     env = envs.make("probe/match")
     play = partial(evaluate, env, constant_policy(2), num_episodes=3)
@@ -78,6 +81,7 @@ def test_without_a_time_limit_episodes_cannot_be_played_side_by_side():
 
 
 @pytest.mark.parametrize(("kind", "head"), [("feedforward", "softmax"), ("recurrent", "q")])
+@pytest.mark.slow
 def test_a_policy_is_loaded_from_its_run_alone(tmp_path, kind, head):
     spec = envs.make("swarm/coverage-2").spec
     config = PolicyConfig(kind, head)
@@ -208,6 +212,7 @@ def test_a_policy_that_remembers_no_rewards_keeps_its_carry():
     assert loaded(seen, carry=carry)[1] == 2
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_no_policy(tmp_path):
     write_policy(
         tmp_path / "run", PolicyConfig("feedforward"), EnvSpec("", 2, 3, 1, Discrete(4)), [0]

@@ -103,6 +103,7 @@ def test_the_loop_returns_what_evaluation_does(tmp_path, monkeypatch):
     np.testing.assert_allclose(np.mean(returns), play(jax.random.key(1)).mean(), atol=1.5)
 
 
+@pytest.mark.slow
 def test_snippets_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     env = envs.make("swarm/coverage-3")

@@ -152,7 +152,7 @@ def push(
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": _size(pushed.sent)}
     facts |= {"summary": pushed.card.summary, "licence": _licence(pushed.card)}
     text = Group(
-        table(["uid", "digest", "shards"], rows), grid(facts), as_is(f"\nNext: offmarl pull {to}")
+        table(["uid", "digest", "files"], rows), grid(facts), as_is(f"\nNext: offmarl pull {to}")
     )
     return Report({**pushed._asdict(), "card": _plain(pushed.card)}, text)
 

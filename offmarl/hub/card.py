@@ -28,6 +28,7 @@ _MOST_DOTS = 200
 """Maximum dots in a key or a line of text: the parser takes quadratic time for dotted keys."""
 
 _PLAIN = re.compile(r"\w[\w .+=-]*")
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -226,12 +227,19 @@ def parse(text: str, where: str) -> Card:
 
 
 def check(card: Card, where: str) -> Card:
-    """Return a card if its names are safe directory names; `CardError` otherwise."""
+    """Return a card if its names and files are safe to use in paths; `CardError` otherwise."""
     if card.name.count("/") != 2:
         raise CardError(f"{where}: name must be source/environment/scenario, not {card.name!r}.")
     for name in (*card.name.split("/"), *card.uids):
         if not _PLAIN.fullmatch(name):
             raise CardError(f"{where}: {name!r} cannot be the name of a dataset or a uid.")
+    for file in (file for uid in card.uids.values() for file in uid.files):
+        plain = all(_PLAIN.fullmatch(part) for part in file.path.split("/"))
+        if not (plain and file.size > 0 and _SHA256.fullmatch(file.sha256)):
+            raise CardError(
+                f"{where}: a file has an invalid path, size or SHA-256: {file.path!r:.80}, "
+                f"{file.size}, {file.sha256!r:.80}."
+            )
     if card.time_limit is not None and card.time_limit < 1:
         raise CardError(f"{where}: time_limit must be positive, not {card.time_limit}.")
     return card

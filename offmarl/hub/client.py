@@ -234,6 +234,12 @@ def _raise_transport(repository: str, error: Exception) -> NoReturn:
     first = str(error).strip().partition("\n")[0]
     if status is None or status >= 500:
         raise HubUnreachableError(f"the hub did not answer about {repository}: {first}") from error
+    if status in (401, 403):
+        raise HubError(
+            f"the hub refuses access to {repository} ({status}): log in with `hf auth login`, or "
+            "set HF_TOKEN, with a token that may read the repository; a push needs one that may "
+            "write to it."
+        ) from error
     raise HubError(f"the hub refused a request about {repository}: {first}") from error
 
 
@@ -327,16 +333,18 @@ class Connection:
         session = get_session()
         request = session.build_request("GET", url, headers=headers, timeout=_SILENCE)
         self._response = session.send(request, stream=True, follow_redirects=True)
-        self._check(start)
+        self._check(url, start)
         self._chunks = self._response.iter_raw()
         self._position = start
 
-    def _check(self, start: int) -> None:
+    def _check(self, url: str, start: int) -> None:
         """Refuse an answer that is not the requested interval."""
         response, size = self._response, self._remote.size
         status = response.status_code
+        if url != self._remote.urls[0] and status >= 400:  # a mirror need not have every file
+            raise _TryAgainError(f"{response.url.host} answered {status}", _retry_after(response))
         if not response.history:  # the hub itself answers, not where it redirects to
-            _refuse(response, self._remote.urls[0])
+            _refuse(response, url)
         if status in _RETRIED:
             raise _TryAgainError(f"the server answered {status}", _retry_after(response))
         given = response.headers.get("Content-Range", "")

@@ -18,7 +18,7 @@ from offmarl.hub.card import Card, File
 from offmarl.hub.client import Remote
 from offmarl.hub.install import Download, check_room, check_whole, open_limited, show_progress
 from offmarl.hub.packing import LIST
-from offmarl.hub.shards import Directory, read_directory
+from offmarl.hub.shards import Directory, check_size, read_directory
 from offmarl.vault.files import publish
 from offmarl.vault.layout import DATA, METADATA, load_json
 from offmarl.vault.shards import DataFile, join_shards
@@ -152,7 +152,10 @@ def _join(place: _Workplace, archive: Path, files: Sequence[File]) -> None:
     with archive.open("rb") as opened:
 
         def content(name: str) -> bytes:
+            if name not in index.files:
+                raise HubError(f"{files[0].path} is not the index of a vault: it has no {name}.")
             start, stop = index.files[name]
+            check_size(stop - start, f"{name} of {files[0].path}")
             opened.seek(start)
             return opened.read(stop - start)
 

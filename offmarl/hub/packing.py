@@ -108,6 +108,7 @@ class PackedFile(io.BufferedIOBase):
         self._layout: _Layout | None = None
         self._position = self._hashed = 0
         self._sums = _Sums()
+        self._part: tuple[int, bytes] = (0, b"")
         self.size, self.hashed = self._laid_out().size, self._laid_out().hashed
         self._layout = None
 
@@ -136,7 +137,7 @@ class PackedFile(io.BufferedIOBase):
         while self._position < stop:
             found += self._read_some(stop)
         if self._position >= self.size:
-            self._layout = None
+            self._layout, self._part = None, (0, b"")
         return bytes(found)
 
     read1 = read
@@ -146,7 +147,9 @@ class PackedFile(io.BufferedIOBase):
         layout = self._laid_out()
         if self._position >= layout.hashed and self._hashed < layout.hashed:
             self._hash_rest(layout)
-        begin, content = layout.part_at(self._position, self._sums)
+        begin, content = self._part
+        if not begin <= self._position < begin + len(content):
+            self._part = begin, content = layout.part_at(self._position, self._sums)
         if begin <= self._hashed < begin + len(content):
             self._hash(layout, content[self._hashed - begin :])
         found = content[self._position - begin : stop - begin]
@@ -215,7 +218,7 @@ class _Layout:
 
     def __init__(self, members: Sequence[Member]):
         self._members = [*members]
-        before = sum(_framed(one.name, one.size) for one in members)
+        before = sum(framed(one.name, one.size) for one in members)
         self.hashed = before
         self._members.append(Member(PAGES, [Part(4 * -(-before // PAGE), bytes)]))
         self._parts: list[tuple[int, int | None, Callable[[_Sums], bytes]]] = []
@@ -283,8 +286,9 @@ def _lazy(part: Part, _: _Sums) -> bytes:
     return part.read()
 
 
-def _framed(name: str, size: int) -> int:
-    return _LOCAL.size + len(name.encode()) + size + _DESCRIPTOR.size
+def framed(name: str, size: int) -> int:
+    """Return the bytes that a member of this size takes, with what is before and behind it."""
+    return content_offset(name, 0) + size + _DESCRIPTOR.size
 
 
 def content_offset(name: str, header: int) -> int:

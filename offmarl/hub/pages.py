@@ -6,13 +6,14 @@ the limit, those that were not used for the longest time are removed. A page is 
 published checksum whenever it is read, from the network or from the disk.
 """
 
+import hashlib
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 
 import google_crc32c
@@ -21,6 +22,7 @@ from filelock import FileLock
 from huggingface_hub import cached_assets_path, constants
 from numpy.typing import NDArray
 
+from offmarl._ahead import in_thread
 from offmarl.errors import HubChecksumError, HubError, OptionError
 from offmarl.hub.client import Connection, Remote
 from offmarl.hub.packing import PAGE
@@ -87,9 +89,10 @@ class PageCache:
         path = self._path(name)
         try:
             content = path.read_bytes()
-            os.utime(path)
         except OSError:
             return None
+        with suppress(OSError):  # it was removed meanwhile, or belongs to another user
+            os.utime(path)
         return content
 
     def has(self, name: str) -> bool:
@@ -101,15 +104,16 @@ class PageCache:
         limit = limit_bytes()
         if len(content) > limit:
             return
-        self._make_room(len(content), limit)
         path = self._path(name)
         part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
         try:
+            self._make_room(len(content), limit)
             path.parent.mkdir(parents=True, exist_ok=True)
             part.write_bytes(content)
             part.replace(path)
         except OSError:  # a full disk, or one that cannot be written: work without the cache
-            part.unlink(missing_ok=True)
+            with suppress(OSError):
+                part.unlink()
 
     def drop(self, name: str) -> None:
         """Remove a page."""
@@ -173,16 +177,14 @@ class Pages:
         The file; its SHA-256 must be known.
     cache
         Where pages are kept.
-
-    Attributes
-    ----------
-    fetched
-        Bytes that were fetched from the network.
+    owner
+        The repository. Others do not share its pages: they could claim the SHA-256 of its files.
     """
 
-    def __init__(self, remote: Remote, cache: PageCache):
+    def __init__(self, remote: Remote, cache: PageCache, owner: str):
         self.remote, self._cache = remote, cache
-        self.fetched = 0
+        self._identity = hashlib.sha256(f"{owner} {remote.sha256}".encode()).hexdigest()
+        self._hashed = 0
         self._sums: NDArray[np.uint32] | None = None
         self._lock = threading.Lock()
         self._coming: dict[int, Future[bytes]] = {}
@@ -208,15 +210,15 @@ class Pages:
         for page in range(-(-offset // PAGE), -(-self.remote.size // PAGE)):
             content = tail[page * PAGE - offset : (page + 1) * PAGE - offset]
             if self._is_intact(page, content):
-                _recent.put((self._identity, page), content)
+                self._keep(page, content)
 
     def drop_tail(self) -> None:
         """Remove the last bytes from the cache, because they turned out to be damaged."""
         self._cache.drop(f"{self._identity}.tail")
 
-    def check_with(self, sums: NDArray[np.uint32]) -> None:
-        """Set the checksums of the pages, which all later reads are compared with."""
-        self._sums = sums
+    def check_with(self, sums: NDArray[np.uint32], hashed: int) -> None:
+        """Set the checksums of the pages, and the bytes that they cover, for all later reads."""
+        self._sums, self._hashed = sums, hashed
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes from ``start`` to ``stop``, which pages cover.
@@ -242,18 +244,13 @@ class Pages:
         with self._lock:
             missing = [page for page in wanted if page not in self._coming and not self._has(page)]
             for run in _runs(missing):
-                future = _pool().submit(self._fetch_run, run)
+                future = in_thread(partial(self._fetch_in_turn, run), "offmarl-fetch")
                 for page in run:
                     self._coming[page] = _picked(future, run.index(page))
             return [self._coming[page] for page in wanted if page in self._coming]
 
     def _has(self, page: int) -> bool:
         return (self._identity, page) in _recent or self._cache.has(f"{self._identity}.{page}")
-
-    @property
-    def _identity(self) -> str:
-        assert self.remote.sha256
-        return self.remote.sha256
 
     def _page(self, page: int) -> bytes:
         key = (self._identity, page)
@@ -264,8 +261,13 @@ class Pages:
         found = coming.result() if coming else self._cached(page)
         if found is None:
             (found,) = self._fetch_run([page])
-        _recent.put(key, found)
+        self._keep(page, found)
         return found
+
+    def _keep(self, page: int, content: bytes) -> None:
+        """Keep a page in memory, where it is not compared again."""
+        if self._sums is not None:
+            _recent.put((self._identity, page), content)
 
     def _cached(self, page: int) -> bytes | None:
         name = f"{self._identity}.{page}"
@@ -274,6 +276,10 @@ class Pages:
             self._cache.drop(name)  # the disk damaged it: fetch it again
             return None
         return found
+
+    def _fetch_in_turn(self, run: list[int]) -> list[bytes]:
+        with _requests:
+            return self._fetch_run(run)
 
     def _fetch_run(self, run: list[int]) -> list[bytes]:
         """Fetch pages that follow one another, and keep them."""
@@ -293,7 +299,7 @@ class Pages:
                 )
             for page, content in zip(run, pages, strict=True):
                 self._cache.put(f"{self._identity}.{page}", content)
-                _recent.put((self._identity, page), content)
+                self._keep(page, content)
             return pages
         finally:
             with self._lock:
@@ -310,10 +316,7 @@ class Pages:
 
     def _covered(self, page: int) -> int:
         """Return how many bytes of a page its checksum covers: of the last one only some."""
-        return min(PAGE, self.hashed - page * PAGE)
-
-    hashed = 0
-    """Bytes of the file that pages cover."""
+        return min(PAGE, self._hashed - page * PAGE)
 
     def _request(self, start: int, stop: int) -> bytes:
         connection = Connection(self.remote)
@@ -323,8 +326,6 @@ class Pages:
             raise type(error)(f"{error} Pages fetched before stay in {self._cache.root}.") from None
         finally:
             connection.close()
-        with self._lock:
-            self.fetched += len(found)
         return found
 
 
@@ -355,11 +356,7 @@ class _Recent:
 
 
 _recent = _Recent()
-
-
-@lru_cache(1)
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_REQUESTS, "offmarl-fetch")
+_requests = threading.BoundedSemaphore(_REQUESTS)
 
 
 def _runs(pages: list[int]) -> list[list[int]]:

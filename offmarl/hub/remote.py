@@ -10,13 +10,15 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import NamedTuple
 
+from huggingface_hub import constants
+
 from offmarl.errors import HubError, UnknownNameError, VaultError, VaultNotFoundError, unknown_name
 from offmarl.hub import card as cards
 from offmarl.hub import client
 from offmarl.hub.card import Card, File
-from offmarl.hub.pages import PageCache, directory
+from offmarl.hub.pages import PageCache, Pages, directory
 from offmarl.hub.pull import CARD
-from offmarl.hub.shards import ShardedValues, page_opener
+from offmarl.hub.shards import ShardedValues
 from offmarl.vault.key_values import Registered
 from offmarl.vault.location import Url
 
@@ -73,11 +75,19 @@ class Published(NamedTuple):
                 f"{self.repository}/{uid} was published by an earlier version of offmarl, and "
                 "cannot be streamed: `offmarl pull` downloads it; push it again to stream it."
             )
-        opener = page_opener(self._remote, PageCache(directory()))
-        return ShardedValues(files, opener, f"{self.repository}/{uid}")
+        cache, owner = PageCache(directory()), f"{constants.ENDPOINT}/{self.repository}"
 
-    def _remote(self, file: File) -> client.Remote:
-        return client.known(self.repository, *astuple(file), commit=self.commit)
+        def open_pages(file: File) -> Pages:
+            remote = client.known(self.repository, *astuple(file), commit=self.commit)
+            return Pages(remote, cache, owner)
+
+        found = ShardedValues(files, open_pages, f"{self.repository}/{uid}")
+        if found.digest not in (None, self.card.uids[uid].digest):
+            raise HubError(
+                f"the index of {found.name} is that of other data than its card describes, because "
+                "two programs pushed at once: push it again."
+            )
+        return found
 
 
 def published(place: Place) -> Published:

@@ -2,9 +2,9 @@
 
 import io
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from offmarl.errors import HubError, VaultConflictError, VaultFormatError
 from offmarl.hub.card import File
-from offmarl.hub.packing import INDEX, LIST, PAGES, content_offset
-from offmarl.hub.pages import PageCache, Pages
+from offmarl.hub.packing import INDEX, LIST, PAGE, PAGES, content_offset, framed
+from offmarl.hub.pages import Pages
 from offmarl.vault import layout
 from offmarl.vault.bulk import read_node
 from offmarl.vault.files import check_name
@@ -25,6 +25,10 @@ _TAIL = 2**20
 """Bytes of an archive's end that are read first."""
 _OPEN = 32
 """Shards whose directories are kept in memory."""
+_TOGETHER = 2**25
+"""Bytes that are fetched together, which are in memory until all have arrived."""
+_MOST = 2**28
+"""Maximum bytes of a list of values, or of a document, all of which is read into memory."""
 
 Span = tuple[int, int]
 """First byte, and the one after the last."""
@@ -80,33 +84,32 @@ def read_directory(read: Read, tail: bytes, size: int, name: str) -> Directory:
     """
     try:
         members = _members(tail, size)
+        data = {one: check_name(one[one.rfind(f"{DATA}/") :]) for one in _data_of(members, name)}
     except (zipfile.BadZipFile, NotImplementedError, UnicodeError, ValueError) as error:
         raise HubError(f"{name} is not the archive of a shard ({error}).") from error
-    data = [one for one in members if f"/{DATA}/" in f"/{one}"]
-    if PAGES not in members or len(data) != 2 or METADATA not in {_last(one) for one in members}:
-        raise HubError(
-            f"{name} was published by an earlier version of offmarl, and cannot be streamed: "
-            "`offmarl pull` downloads it; push it again to stream it."
-        )
+    _check_places(members, name)
     values, node = data
     start, stop, crc = members[values]
     offset = size - len(tail)
 
     def content(member: str) -> bytes:
         begin, end, _ = members[member]
+        check_size(end - begin, f"{member!r:.80} of {name}")
         return tail[begin - offset : end - offset] if begin >= offset else read(begin, end)
 
-    pages = np.frombuffer(content(PAGES), ">u4").astype(np.uint32)
+    sums, hashed = content(PAGES), members[PAGES][0] - content_offset(PAGES, 0)
+    if len(sums) != 4 * -(-hashed // PAGE) or zlib.crc32(sums) != members[PAGES][2]:
+        raise VaultFormatError(f"{name} is damaged: the checksums of its pages are not whole.")
     return Directory(
-        check_name(values[values.rfind(f"{DATA}/") :]),
+        data[values],
         start,
         stop - start,
         crc,
-        check_name(node[node.rfind(f"{DATA}/") :]),
+        data[node],
         {_last(one): members[one][:2] for one in members if one not in data},
         _inside(read_node(content(node), f"the list of values in {name}"), stop - start, name),
-        pages,
-        members[PAGES][0] - content_offset(PAGES, 0),
+        np.frombuffer(sums, ">u4").astype(np.uint32),
+        hashed,
     )
 
 
@@ -125,11 +128,40 @@ def _members(tail: bytes, size: int) -> dict[str, tuple[int, int, int]]:
     return found
 
 
+def _data_of(members: Mapping[str, Any], name: str) -> list[str]:
+    """Return the files with the values and with the list of them; `HubError` without them."""
+    data = [one for one in members if f"/{DATA}/" in f"/{one}"]
+    if PAGES not in members or len(data) != 2 or METADATA not in {_last(one) for one in members}:
+        raise HubError(
+            f"{name} was published by an earlier version of offmarl, and cannot be streamed: "
+            "`offmarl pull` downloads it; push it again to stream it."
+        )
+    return data
+
+
+def _check_places(members: dict[str, tuple[int, int, int]], name: str) -> None:
+    """Raise `VaultFormatError` unless the files of an archive follow one another without gaps.
+
+    The directory of an archive has no checksum, and a damaged place would be that of other data.
+    """
+    at = 0
+    for member, (start, stop, _) in members.items():
+        if start != content_offset(member, at):
+            raise VaultFormatError(f"{name} is damaged: {member!r:.80} has an impossible place.")
+        at += framed(member, stop - start)
+
+
 def _inside(places: dict[str, Span], size: int, name: str) -> dict[str, Span]:
     """Return the places of values; `VaultFormatError` if one is outside of its file."""
     if any(offset + length > size for offset, length in places.values()):
         raise VaultFormatError(f"{name} is damaged: it lists values that it does not hold.")
     return places
+
+
+def check_size(size: int, name: str) -> None:
+    """Raise `HubError` if a file of an archive is too large to be read into memory."""
+    if size > _MOST:
+        raise HubError(f"{name} has {size:,} bytes; at most {_MOST:,} are read of such a file.")
 
 
 def _last(name: str) -> str:
@@ -154,14 +186,15 @@ class Archive:
         except (VaultFormatError, HubError):
             pages.drop_tail()
             raise
-        pages.hashed = self.directory.hashed
-        pages.check_with(self.directory.pages)
+        pages.check_with(self.directory.pages, self.directory.hashed)
         pages.keep_tail(tail)
 
     def file(self, name: str) -> bytes | None:
         """Return the content of one of its files, by the last part of its name."""
-        span = self.directory.files.get(name)
-        return self.pages.read(*span) if span else None
+        if (span := self.directory.files.get(name)) is None:
+            return None
+        check_size(span[1] - span[0], f"{name} of {self.pages.name}")
+        return self.pages.read(*span)
 
     def value(self, key: str) -> bytes | None:
         """Return the value of a key; None if it does not exist."""
@@ -174,6 +207,13 @@ class Archive:
             return None
         start = self.directory.start + place[0]
         return start, start + place[1]
+
+
+def _fetch(spans: Iterable[tuple[Archive, list[Span]]]) -> None:
+    """Fetch intervals of archives, several requests at a time."""
+    coming = [archive.pages.start(some) for archive, some in spans]
+    for future in (one for some in coming for one in some):
+        future.result()
 
 
 class ShardedValues:
@@ -195,42 +235,39 @@ class ShardedValues:
         self._archive = lru_cache(_OPEN)(self._open)
         first = files[0]
         self._index = self._open(first.path)
-        listed = self._index.file(LIST)
-        if listed is None:
-            self.digest: str | None = None
-            self._shards, self._stops = [first.path], [layout.TIME_AXIS]
-        else:
-            self._read_list(load_json(listed, f"{LIST} of {name}"))
         documents = {
             key: value
             for key in self._index.directory.places
             if key.endswith(".zarray") and (value := self._index.value(key)) is not None
         }
         self._grids: dict[str, Grid] = grids_of(documents)
+        self.digest: str | None = None
+        self._shards, self._stops = [first.path], np.array([layout.TIME_AXIS])
+        if (listed := self._index.file(LIST)) is not None:
+            self._read_list(load_json(listed, f"{LIST} of {name}"))
 
     def _read_list(self, listed: dict[str, Any]) -> None:
         try:
             shards = listed["shards"]
             self._shards = [str(shard["path"]) for shard in shards]
-            firsts = [int(shard["first"]) for shard in shards]
-            self._stops = [int(shard["stop"]) for shard in shards]
+            firsts = np.array([int(shard["first"]) for shard in shards], np.int64)
+            self._stops = np.array([int(shard["stop"]) for shard in shards], np.int64)
             self.digest = str(listed["digest"])
-            if not shards or firsts != [0, *self._stops[:-1]]:
+            if len(shards) < 2:
+                raise ValueError("it lists fewer than two shards")
+            if firsts.tolist() != [0, *self._stops[:-1].tolist()]:
                 raise ValueError("its shards do not follow one another")
-            if any(a >= b for a, b in pairwise([0, *self._stops])):
+            if (firsts >= self._stops).any():
                 raise ValueError("it has an empty shard")
-        except (KeyError, TypeError, ValueError) as error:
+            if any((firsts % grid.chunks[1]).any() for grid in self._grids.values()):
+                raise ValueError("a shard begins inside of a chunk")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise HubError(f"the index of {self.name} is damaged ({error}).") from error
 
     @property
     def metadata(self) -> bytes | None:
         """The content of ``metadata.json``."""
         return self._index.file(METADATA)
-
-    @property
-    def fetched(self) -> int:
-        """Bytes of all archives."""
-        return sum(file.size for file in self._files.values())
 
     def read(self, keys: Sequence[str]) -> list[bytes | None]:
         """Return the values of keys; None for each key that does not exist."""
@@ -241,13 +278,16 @@ class ShardedValues:
     def prefetch(self, keys: Sequence[str]) -> None:
         """Fetch the values of keys, several requests at a time, so that `read` finds them."""
         spans: dict[str, tuple[Archive, list[Span]]] = {}
+        size = 0
         for key in keys:
             archive, own = self._locate(key)
             if (span := archive.span(own)) is not None:
                 spans.setdefault(archive.pages.name, (archive, []))[1].append(span)
-        coming = [archive.pages.start(some) for archive, some in spans.values()]
-        for future in (one for some in coming for one in some):
-            future.result()
+                size += span[1] - span[0]
+            if size > _TOGETHER:
+                _fetch(spans.values())
+                spans, size = {}, 0
+        _fetch(spans.values())
 
     def sizes(self, prefix: str) -> Mapping[str, int]:
         """Return the keys that begin with a prefix, and the bytes of their values."""
@@ -264,7 +304,7 @@ class ShardedValues:
     def _chunk_sizes(self, prefix: str) -> dict[str, int]:
         """Return the bytes of chunks by key, which needs the directories of all shards."""
         found = {}
-        for path, first in zip(self._shards, [0, *self._stops], strict=False):
+        for path, first in zip(self._shards, [0, *self._stops.tolist()], strict=False):
             for key, (_, length) in self._archive(path).directory.places.items():
                 if (cut := cut_chunk_key(key, self._grids)) is not None:
                     name, grid, index = cut
@@ -298,7 +338,7 @@ class ShardedValues:
         number = int(np.searchsorted(self._stops, step, side="right"))
         if number == len(self._shards):
             return self._index, key
-        first = self._stops[number - 1] if number else 0
+        first = int(self._stops[number - 1]) if number else 0
         index[1] -= first // grid.chunks[1]
         own = prefix + grid.separator.join(map(str, index))
         return self._archive(self._shards[number]), own
@@ -306,15 +346,10 @@ class ShardedValues:
     def _open(self, path: str) -> Archive:
         file = self._files.get(path)
         if file is None:
-            raise HubError(f"the card of {self.name} does not list {path}: push it again.")
+            raise HubError(f"the card of {self.name} does not list {path!r:.80}: push it again.")
         return Archive(self._open_pages(file))
 
 
 def is_index(file: File) -> bool:
     """Whether a file of a card is the index of a vault in several shards."""
     return file.path.endswith(f"/{INDEX}.zip")
-
-
-def page_opener(remote_of: Callable[[File], Any], cache: PageCache) -> Callable[[File], Pages]:
-    """Return what opens the pages of a card's file, given what returns the remote file."""
-    return lambda file: Pages(remote_of(file), cache)

@@ -23,7 +23,7 @@ from offmarl.networks.encoders import (
     state_encoder,
 )
 from offmarl.networks.inputs import AgentId, InputLayer, Inputs
-from offmarl.networks.linear import Dense
+from offmarl.networks.linear import Dense, orthogonal
 from offmarl.types import ArrayTree, Continuous, EnvSpec, View
 
 CriticInput = Literal["observation", "state", "joint"]
@@ -81,7 +81,7 @@ class ActionValue(nn.Module):
         agents
             Indices of the R agents; all of them, unless there is no agent id.
         """
-        wide = nn.initializers.orthogonal(2**0.5)
+        wide = orthogonal(2**0.5)
         seen = view.observation if self.observation is None else self.observation(view.observation)
         seen = seen[..., agents, :]
         if self.sees != "joint" and self.outputs == 1:
@@ -102,7 +102,7 @@ class ActionValue(nn.Module):
             change = own - action[..., agents, :]
             x = x + jnp.einsum("...ra,rah->...rh", change, kernel[agents])
         x = nn.relu(Dense(self.hidden, kernel_init=wide)(nn.relu(x)))
-        return Dense(self.outputs, kernel_init=nn.initializers.orthogonal())(x)
+        return Dense(self.outputs, kernel_init=orthogonal())(x)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from offmarl.distributions import Distribution
 from offmarl.networks.action_values import as_vectors
 from offmarl.networks.encoders import Encoder, blank_view, observation_encoder
 from offmarl.networks.inputs import AgentId, InputLayer, id_features
+from offmarl.networks.linear import orthogonal
 from offmarl.networks.policies import Head
 from offmarl.networks.retention import GatedLayer, Retention
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
@@ -101,8 +102,8 @@ class _Output(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*b _"]) -> Float[Array, "*b outputs"]:
-        x = nn.gelu(nn.Dense(self.hidden, kernel_init=nn.initializers.orthogonal(2**0.5))(x))
-        small = nn.initializers.orthogonal(0.01)
+        x = nn.gelu(nn.Dense(self.hidden, kernel_init=orthogonal(2**0.5))(x))
+        small = orthogonal(0.01)
         return nn.Dense(self.outputs, kernel_init=small)(nn.RMSNorm()(x))
 
 
@@ -138,7 +139,7 @@ class AgentSequence(nn.Module):
     encoder: Encoder | None = None
 
     def setup(self) -> None:  # noqa: D102
-        wide = nn.initializers.orthogonal(2**0.5)
+        wide = orthogonal(2**0.5)
         sizes = self.hidden, self.heads, self.decay
         self.embed = InputLayer(self.hidden, self.agent_id)
         self.embed_action = nn.Dense(self.hidden, kernel_init=wide)

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from offmarl.networks.linear import product
+from offmarl.networks.linear import orthogonal, product
 
 
 class GRUWeights(NamedTuple):
@@ -179,5 +179,5 @@ def orthogonal_gates(
     """Return the recurrent kernel of a GRU: an orthogonal ``(H, H)`` block for each gate."""
     hidden, width = shape
     keys = jax.random.split(key, width // hidden)
-    draw = jax.nn.initializers.orthogonal()
+    draw = orthogonal()
     return jnp.concatenate([draw(own, (hidden, hidden), dtype) for own in keys], axis=1)

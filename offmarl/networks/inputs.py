@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from offmarl.networks.linear import product
+from offmarl.networks.linear import orthogonal, product
 
 AgentId = Literal["onehot", "sinusoidal", "none"]
 """How a network that all agents share distinguishes them.
@@ -50,7 +50,7 @@ class InputLayer(nn.Module):
 
     features: int
     agent_id: AgentId = "onehot"
-    kernel_init: Any = nn.initializers.orthogonal(2**0.5)
+    kernel_init: Any = orthogonal(2**0.5)
 
     @nn.compact
     def __call__(

@@ -1,13 +1,17 @@
-"""Linear layers over any number of leading axes, computed as products of two matrices.
+"""Linear layers over any number of leading axes, and how their kernels are initialised.
 
-XLA on a CPU computes the gradient of a kernel as a product over all leading axes. If there are
-several, it first writes transposed copies of its operands, which takes longer than the product.
+The layers are computed as products of two matrices. XLA on a CPU computes the gradient of a kernel
+as a product over all leading axes. If there are several, it first writes transposed copies of its
+operands, which takes longer than the product.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
-from jaxtyping import Array, Float
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
 
 
 def product(
@@ -16,6 +20,26 @@ def product(
     """Return ``x @ kernel``, with the leading axes of ``x`` joined to one."""
     flat: Array = x.reshape(-1, x.shape[-1]) @ kernel
     return flat.reshape(*x.shape[:-1], kernel.shape[-1])
+
+
+def orthogonal(scale: float = 1.0) -> Callable[..., Float[Array, "..."]]:
+    """Return an initialiser of kernels with orthogonal columns, or rows if these are fewer.
+
+    It draws what Flax's initialiser draws. Under `jax.vmap`, however, the matrices follow one
+    another: jaxlib 0.10 divides a batched QR factorisation among the threads that XLA computes
+    with, and waits for them in one of these threads, so that two such factorisations in one program
+    can wait for each other for ever on a CPU with two cores.
+    """
+    draw = nn.initializers.orthogonal(scale)
+
+    def init(
+        key: PRNGKeyArray, shape: Sequence[int], dtype: Any = jnp.float32
+    ) -> Float[Array, "..."]:
+        one_by_one: Any = jax.custom_batching.sequential_vmap
+        kernel: Array = one_by_one(lambda key: draw(key, shape, dtype))(key)
+        return kernel
+
+    return init
 
 
 class Dense(nn.Module):

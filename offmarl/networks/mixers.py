@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl.distributions import select
 from offmarl.networks.encoders import blank_view, central, observation_encoder, state_encoder
 from offmarl.networks.inputs import InputLayer
-from offmarl.networks.linear import Dense
+from offmarl.networks.linear import Dense, orthogonal
 from offmarl.networks.policies import AgentNetwork, init_network
 from offmarl.networks.pooling import PooledEncoder
 from offmarl.networks.torsos import unroll_batch
@@ -179,7 +179,7 @@ def _dense(scale: float | None) -> Callable[..., Dense]:
     """Return a linear layer whose weights are orthogonal and of some scale at first."""
     if scale is None:
         return Dense
-    return partial(Dense, kernel_init=nn.initializers.orthogonal(scale))
+    return partial(Dense, kernel_init=orthogonal(scale))
 
 
 def make_mixer(

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 
 from offmarl.networks.gru import GRUWeights, gru_step, orthogonal_gates, unroll_gru
 from offmarl.networks.inputs import AgentId, InputLayer
-from offmarl.networks.linear import Dense
+from offmarl.networks.linear import Dense, orthogonal
 from offmarl.types import ArrayTree
 
 Activation = Literal["relu", "tanh"]
@@ -98,7 +98,7 @@ class FeedForward(nn.Module):
     ) -> tuple[Float[Array, "*b N _"], tuple[()]]:
         """Apply the network to one step, or to any number of steps."""
         x = observation if self.encoder is None else self.encoder(observation)
-        wide, narrow = (nn.initializers.orthogonal(scale) for scale in (2**0.5, self.output_scale))
+        wide, narrow = (orthogonal(scale) for scale in (2**0.5, self.output_scale))
         activate = _ACTIVATIONS[self.activation]
         x = activate(InputLayer(self.hidden, self.agent_id, name="Dense_0")(x))
         for index in range(1, self.layers):
@@ -144,7 +144,7 @@ class Recurrent(nn.Module):
     activation: Activation = "relu"
 
     def setup(self) -> None:  # noqa: D102
-        wide, narrow = (nn.initializers.orthogonal(scale) for scale in (2**0.5, self.output_scale))
+        wide, narrow = (orthogonal(scale) for scale in (2**0.5, self.output_scale))
         self.embed = InputLayer(self.hidden, self.agent_id)
         self.input_gates = _Affine(self.hidden, 3 * self.hidden)
         self.recurrent_kernel = self.param(

@@ -337,7 +337,7 @@ class Agreement:
         self._calls -= 1
         if self._calls:
             return False, 0
-        taken = int(1e6 * (time.monotonic() - self._since)) if is_first() else 0
+        taken = min(int(1e6 * (time.monotonic() - self._since)), 2**31 - 1) if is_first() else 0
         own = np.array([due, signum or 0, taken], np.int32)
         dues, signals, times = multihost_utils.process_allgather(own).T
         # The same number of calls in each process, which take about a second.

@@ -149,9 +149,8 @@ def online_schedule(program: Program, args: OnlineArgs) -> Schedule:
 def start(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
     """Return the initial states of all seeds; ``hyper`` has a leading axis of seeds, too.
 
-    The seeds follow one another. Under vmap, orthogonal initialisation is a batched QR
-    factorisation, and several of these at once can deadlock on a CPU with few cores: jaxlib 0.10
-    splits each over the threads that run them.
+    The seeds follow one another: a program of the user's may have layers of Flax with orthogonal
+    kernels, which can wait for one another under vmap; see `offmarl.networks.linear.orthogonal`.
     """
     return jax.lax.map(lambda own: program.init(*own), (keys, hyper))
 

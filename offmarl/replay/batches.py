@@ -191,9 +191,8 @@ def _open_blocks(
     blocked, table = plan_blocks(source, windows, episodes, shuffle_buffer)
     words = np.asarray(jax.random.key_data(keys), np.uint32)
     seeds = words.reshape(len(keys), -1)[:, -1].tolist()
-    orders = [
-        BlockOrder(table.sizes, windows.batch_size, seed, block_seed=seeds[0]) for seed in seeds
-    ]
+    blocks = {"block_seed": seeds[0], "per_buffer": table.per_buffer}
+    orders = [BlockOrder(table.sizes, windows.batch_size, seed, **blocks) for seed in seeds]
     drawn = BlockWindowSource(blocked, windows, orders[0], table)
     part = len(keys) * drawn.batch_bytes
     most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
@@ -204,7 +203,7 @@ def _open_blocks(
         return drawn.at(np.stack([[order.slots(one) for one in numbers] for order in orders]))
 
     firsts = range(steps.start - steps.start % updates, steps.stop, updates)
-    with closing(drawn), closing(ahead(gather, firsts, most)) as data:
+    with closing(ahead(gather, firsts, most)) as data, closing(drawn):
         yield BatchSource(updates, data)
 
 

@@ -13,8 +13,8 @@ The windows of batch number i follow from the seed and i alone, as for the other
 
 import math
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import lru_cache
+from concurrent.futures import CancelledError, Future
+from functools import lru_cache, partial
 from pathlib import PurePath
 from threading import Lock
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
+from offmarl._ahead import in_thread
 from offmarl._arrays import as_items
 from offmarl.errors import OptionError
 from offmarl.replay.circles import Part
@@ -35,7 +36,7 @@ from offmarl.types import EnvSpec, Transition, View, map_tree
 BUFFER_BYTES = 2**26
 """Default size of the shuffle buffer."""
 _BLOCKS = 8
-"""Blocks of a full buffer."""
+"""Blocks of a full buffer; fewer where chunks are large."""
 _DRAWN = 64
 """Batches whose windows are computed at once."""
 _SLOT_BITS = 40
@@ -78,6 +79,8 @@ class BlockTable:
         ``(K+1,)`` where each block begins in these.
     sizes
         ``(K,)`` slots of each block.
+    per_buffer
+        Blocks of a full buffer.
 
     Raises
     ------
@@ -101,7 +104,9 @@ class BlockTable:
                 f"buffer {buffer_bytes:,}: give a larger buffer, or pull the data first."
             )
         chunk_bytes = chunk_rows * chunk_steps * step_bytes
-        steps = chunk_steps * max(1, buffer_bytes // (_BLOCKS * chunk_bytes))
+        chunks = max(1, buffer_bytes // (_BLOCKS * chunk_bytes))
+        self.per_buffer = max(1, min(_BLOCKS, buffer_bytes // (chunks * chunk_bytes)))
+        steps = chunk_steps * chunks
         block = (row // chunk_rows) * -(-source.length // steps) + start // steps
         order = np.lexsort((start, row, block))
         self.numbers = table.episodes[order]
@@ -149,6 +154,8 @@ class BlockOrder:
         Whether to leave out the last batch of a pass if it has fewer windows.
     block_seed
         What the order of blocks follows from; ``seed`` by default.
+    per_buffer
+        Blocks of a full buffer.
 
     Raises
     ------
@@ -164,8 +171,9 @@ class BlockOrder:
         epochs: int | None = None,
         drop_last: bool = False,
         block_seed: int | None = None,
+        per_buffer: int = _BLOCKS,
     ):
-        self._sizes, self._batch_size = sizes, batch_size
+        self._sizes, self._batch_size, self._per_buffer = sizes, batch_size, per_buffer
         self._seed, self._block_seed = seed, seed if block_seed is None else block_seed
         self.num_windows = int(sizes.sum())
         whole, rest = divmod(self.num_windows, batch_size)
@@ -178,13 +186,18 @@ class BlockOrder:
                 f"{batch_size:,}: give at least 1 epoch, and smaller batches."
             )
         self.num_batches = None if epochs is None else epochs * self._per_pass
+        self._epochs = epochs
         self._passes = lru_cache(4)(self._pass)
         self._drawn = lru_cache(4)(self._draw)
 
     @property
     def _num_buffers(self) -> tuple[int, int]:
         """Buffers of the first pass and of each later one."""
-        return len(self._passes(0).stops), -(-len(self._sizes) // _BLOCKS)
+        return len(self._passes(0).stops), -(-len(self._sizes) // self._per_buffer)
+
+    def has_buffer(self, buffer: int) -> bool:
+        """Whether there is a buffer of this number before the last pass ends."""
+        return self._epochs is None or self._epoch_of(buffer)[0] < self._epochs
 
     def blocks(self, buffer: int) -> NDArray[np.int64]:
         """Return the blocks of a buffer; buffers are numbered through all passes."""
@@ -230,11 +243,11 @@ class BlockOrder:
         return np.concatenate(found)
 
     def _pass(self, epoch: int) -> _Pass:
-        count = len(self._sizes)
+        count, most = len(self._sizes), self._per_buffer
         blocks = shuffle(np.arange(count), count, self._block_seed, 2 * epoch)
-        sizes = np.full(-(-count // _BLOCKS) + _BLOCKS, _BLOCKS)
+        sizes = np.full(-(-count // most) + _BLOCKS, most)
         if epoch == 0:  # so that the first batch needs one block only
-            ramp = 2 ** np.arange(int(math.log2(_BLOCKS)))
+            ramp = 2 ** np.arange(int(math.log2(most)))
             sizes[: len(ramp)] = ramp
         bounds = np.unique(np.minimum(np.append(0, np.cumsum(sizes)), count))
         windows = np.cumsum(self._sizes[blocks])
@@ -390,8 +403,8 @@ class BlockGatherer:
         self._source, self._windows, self._order, self._table = source, windows, order, table
         self._layout = BatchLayout(fields_of(source.spec, windows), windows)
         self._buffers: dict[int, Future[_Loaded]] = {}
-        self._loading = ThreadPoolExecutor(1, "offmarl-blocks")
-        self._lock = Lock()
+        self._lock, self._reading = Lock(), Lock()
+        self._is_closed = False
 
     @property
     def batch_bytes(self) -> int:
@@ -399,8 +412,11 @@ class BlockGatherer:
         return self._windows.batch_size * self._layout.window_bytes
 
     def close(self) -> None:
-        """Stop reading ahead. Idempotent."""
-        self._loading.shutdown(wait=False, cancel_futures=True)
+        """Abandon the buffers that are being read, which may wait for a network. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            for future in self._buffers.values():
+                future.cancel()
 
     def _gather(self, starts: NDArray[np.int64]) -> Batch:
         """Return ``n`` windows."""
@@ -428,13 +444,16 @@ class BlockGatherer:
             raise
 
     def _start(self, number: int) -> "Future[_Loaded]":
+        if self._is_closed:
+            raise CancelledError
         if number not in self._buffers:
-            self._buffers[number] = self._loading.submit(self._load, number)
+            self._buffers[number] = in_thread(partial(self._load, number), "offmarl-blocks")
         return self._buffers[number]
 
     def _load(self, number: int) -> "_Loaded":
         blocks = self._table.of(self._order.blocks(number))
-        buffer = ShuffleBuffer(self._source, blocks, self._windows)
+        with self._reading:  # one at a time, for the sake of memory
+            buffer = ShuffleBuffer(self._source, blocks, self._windows)
         part = Part(buffer, 1.0, SlotTable(buffer), 0, 0, None, np.ones(1))
         return _Loaded(CircleReader(part, self._windows), buffer.numbers)
 
@@ -443,7 +462,8 @@ class BlockGatherer:
         with self._lock:
             for number in [one for one in self._buffers if one < first or one > last + 1]:
                 self._buffers.pop(number).cancel()
-            self._start(last + 1)
+            if self._order.has_buffer(last + 1):
+                self._start(last + 1)
 
 
 class _Loaded(NamedTuple):

@@ -237,8 +237,8 @@ class Stream:
 
     def close(self) -> None:
         """Stop gathering. Idempotent."""
-        self._parts.close()
         self._close()
+        self._parts.close()
 
     def __enter__(self) -> "Stream":
         return self
@@ -284,7 +284,14 @@ def open_stream(
     if shuffle_buffer is not None or getattr(source, "is_remote", False):
         check_unweighted(weights is not None, source)
         blocked, table = plan_blocks(source, windows, episodes, shuffle_buffer)
-        blocks = BlockOrder(table.sizes, windows.batch_size, seed, epochs, drop_last)
+        blocks = BlockOrder(
+            table.sizes,
+            windows.batch_size,
+            seed,
+            epochs,
+            drop_last,
+            per_buffer=table.per_buffer,
+        )
         gatherer: Any = _kind_of_reader(to, blocks=True)(blocked, windows, blocks, table)
         size = windows.batch_size, gatherer.batch_bytes
         read = _read_to(gatherer, to)
@@ -360,13 +367,16 @@ def ahead(
     most
         Results that may be ready or under way before they are asked for.
     """
-    with ThreadPoolExecutor(_THREADS, "offmarl-stream") as pool:
+    pool = ThreadPoolExecutor(_THREADS, "offmarl-stream")
+    try:
         started = _ahead.ahead(arguments, lambda one: pool.submit(produce, one), most + 1)
-        try:
-            # A loop's variable would hold the last result while the next one is waited for.
-            yield from map(_result, started)
-        finally:
-            pool.shutdown(cancel_futures=True)
+        # A loop's variable would hold the last result while the next one is waited for.
+        yield from map(_result, started)
+    except GeneratorExit:
+        pool.shutdown(cancel_futures=True)
+        raise
+    finally:  # after a signal nothing is waited for, such as a network
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _result(started: tuple[object, Future[_Out]]) -> _Out:

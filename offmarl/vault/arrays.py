@@ -4,6 +4,7 @@ Uncompressed arrays on this machine are read from memory maps (`offmarl.vault.mm
 others through TensorStore, a bounded number of bytes at a time.
 """
 
+import math
 import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
@@ -29,6 +30,8 @@ from offmarl.vault.windows import WindowPlaces, put_steps
 
 _IN_FLIGHT_BYTES = 2**26
 """Maximum bytes that TensorStore reads at once; they are held in addition to the result."""
+_PART_BYTES = 2**25
+"""Approximate bytes of data on another machine that are requested together."""
 _RELEASE_BYTES = 2**24
 """Bytes compared between two calls of `Region.release`."""
 _KEYS_A_CHUNK = 64
@@ -103,18 +106,25 @@ class Arrays:
         rows, steps, *_ = self.open(name).chunk_layout.read_chunk.shape
         return rows, steps
 
-    def _chunk_keys(self, names: Iterable[str], rows: range, steps: range) -> list[str]:
-        """Return the keys of the chunks that hold some rows and steps.
+    def _window_keys(
+        self,
+        names: Iterable[str],
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        length: int,
+    ) -> list[str]:
+        """Return the keys of the chunks that hold windows.
 
         Chunks that divide steps, as other programs may write, have more keys than these.
         """
         found = []
         for name in names:
             size, time = self.chunk(name)
-            blocks = range(rows.start // size, -(-rows.stop // size))
-            numbers = range(steps.start // time, -(-steps.stop // time))
+            first, last = starts // time, (starts + max(length, 1) - 1) // time
+            windows = zip((rows // size).tolist(), first.tolist(), last.tolist(), strict=True)
+            places = {(row, one) for row, a, b in windows for one in range(a, b + 1)}
             leaf = self._leaves[name]
-            found += [leaf.chunk_key(name, block, one) for block in blocks for one in numbers]
+            found += [leaf.chunk_key(name, *place) for place in sorted(places)]
         return found
 
     def check_length(self) -> None:
@@ -162,8 +172,39 @@ class Arrays:
         """
         names = list(names)
         self._check_names(names)
-        if self._store.driver.is_remote:
-            self._store.driver.prefetch(self._chunk_keys(names, rows, steps))
+        if not self._store.driver.is_remote:
+            return self._read_here(names, rows, steps, agents)
+        found: dict[str, NumpyArray] = {}
+        for part, inside in self._parts(names, rows, steps):
+            starts = np.full(len(rows), part.start)
+            keys = self._window_keys(names, np.array(rows, np.int64), starts, len(part))
+            self._store.driver.prefetch(keys)
+            some = self._read_here(names, rows, part, agents)
+            if part == steps:
+                return some
+            for name, array in some.items():
+                shape = len(rows), len(steps), *array.shape[2:]
+                found.setdefault(name, np.empty(shape, array.dtype))[:, inside] = array
+        return found
+
+    def _parts(self, names: list[str], rows: range, steps: range) -> Iterator[tuple[range, slice]]:
+        """Cut steps into parts, whole chunks of bounded size; yield each with its place."""
+        sizes = [self.chunk(name) for name in names]
+        chunk = max((time for _, time in sizes), default=1)
+        step_bytes = sum(
+            -(-len(rows) // size) * size * self._leaves[name].step_bytes
+            for name, (size, _) in zip(names, sizes, strict=True)
+        )
+        size = chunk * max(1, _PART_BYTES // max(chunk * step_bytes, 1))
+        for _, _, inside in cut(steps, size):
+            yield steps[inside], inside
+        if not steps:
+            yield steps, slice(0)
+
+    def _read_here(
+        self, names: list[str], rows: range, steps: range, agents: Mapping[str, slice]
+    ) -> dict[str, NumpyArray]:
+        """Read as `read` does, all at once."""
         maps, known = self._view() if self._map_pays(names, rows, steps) else self._fetched
         fresh = known.in_steps(names, rows, steps) if known else None
         checks = fresh.checks if fresh else {}
@@ -173,10 +214,10 @@ class Arrays:
             if name in maps
         }
         others = [name for name in names if name not in maps]
-        for name in [name for name in others if name in checks]:
+        if whole := [name for name in others if name in checks]:
             assert known is not None
-            fetch = partial(self._fetch_whole, known, name, rows, steps, agents.get(name))
-            found[name] = self._store.attempt(fetch)
+            fetch = partial(self._fetch_whole, known, whole, rows, steps, agents)
+            found |= self._store.attempt(fetch)
         if others := [name for name in others if name not in checks]:
             found |= self._store.attempt(lambda: self._fetch(others, rows, steps, agents))
         if known and fresh:
@@ -235,6 +276,8 @@ class Arrays:
         of the windows in it.
         """
         self._check_names(names)
+        if self._store.driver.is_remote:
+            self._store.driver.prefetch(self._window_keys(names, rows, starts, length))
         maps, checks = self._view()
         if checks and (fresh := checks.in_windows(names, rows, starts, length)):
             self._compare(maps, checks, fresh)
@@ -322,45 +365,53 @@ class Arrays:
         return found
 
     def _fetch_whole(
-        self, checks: Checks, name: str, rows: range, steps: range, agents: slice | None
-    ) -> NumpyArray:
+        self,
+        checks: Checks,
+        names: Iterable[str],
+        rows: range,
+        steps: range,
+        agents: Mapping[str, slice],
+    ) -> dict[str, NumpyArray]:
         """Read whole chunks through TensorStore, compare them, and select what was requested."""
-        select = _agents(agents)
-        shape = np.empty((0, *self._leaves[name].shape))[(slice(None), *select)].shape[1:]
-        out: NumpyArray = np.empty((len(rows), len(steps), *shape), self._leaves[name].dtype)
-        chunk_rows, chunk_steps = self.chunk(name)
-        parts = {
-            ChunkPlace(block, number): ((inside, times, *select), (to_rows, to_steps))
-            for number, times, to_steps in cut(steps, chunk_steps)
-            for block, inside, to_rows in cut(rows, chunk_rows)
-        }
-        for place, chunk in self._chunks(checks, name, parts):
-            source, target = parts[place]
-            out[target] = chunk[source]
-        return out
+        found: dict[str, NumpyArray] = {}
+        parts = {}
+        for name in names:
+            select, leaf = _agents(agents.get(name)), self._leaves[name]
+            shape = np.empty((0, *leaf.shape))[(slice(None), *select)].shape[1:]
+            found[name] = np.empty((len(rows), len(steps), *shape), leaf.dtype)
+            chunk_rows, chunk_steps = self.chunk(name)
+            for number, times, to_steps in cut(steps, chunk_steps):
+                for block, inside, to_rows in cut(rows, chunk_rows):
+                    target = found[name][to_rows, to_steps]
+                    parts[name, ChunkPlace(block, number)] = target, (inside, times, *select)
+        for key, chunk in self._chunks(checks, parts):
+            target, source = parts[key]
+            target[...] = chunk[source]
+        return found
 
     def _compare_fetched(self, checks: Checks, name: str, places: Iterable[ChunkPlace]) -> None:
-        for _ in self._chunks(checks, name, places):
+        for _ in self._chunks(checks, [(name, place) for place in places]):
             pass
 
     def _chunks(
-        self, checks: Checks, name: str, places: Iterable[ChunkPlace]
-    ) -> Iterator[tuple[ChunkPlace, NumpyArray]]:
+        self, checks: Checks, chunks: Iterable[tuple[str, ChunkPlace]]
+    ) -> Iterator[tuple[tuple[str, ChunkPlace], NumpyArray]]:
         """Read whole chunks through TensorStore, several at once; compare those that are new."""
-        array, (rows, steps) = self.open(name), self.chunk(name)
+        chunks = list(chunks)
 
-        def read(place: ChunkPlace) -> Any:
-            block, number = place
+        def read(chunk: tuple[str, ChunkPlace]) -> Any:
+            name, (block, number) = chunk
+            array, (rows, steps) = self.open(name), self.chunk(name)
             here = array[block * rows : (block + 1) * rows, number * steps : (number + 1) * steps]
             return here.read().result
 
-        chunk_bytes = rows * steps * self._leaves[name].step_bytes
-        for place, result in ahead(places, read, depth_of(chunk_bytes)):
+        sizes = {name: math.prod(self.chunk(name)) for name, _ in chunks}
+        bytes_of = (self._leaves[name].step_bytes * size for name, size in sizes.items())
+        for key, result in ahead(chunks, read, depth_of(max(bytes_of, default=0))):
             chunk = np.ascontiguousarray(result())
-            if checks.is_fresh(name, place):
-                again = partial(_again, read, place)
-                chunk = checks.verified(name, place, chunk, again)
-            yield place, chunk
+            if checks.is_fresh(*key):
+                chunk = checks.verified(*key, chunk, partial(_again, read, key))
+            yield key, chunk
 
     def _pieces(self, name: str, out: NumpyArray, steps: range) -> Iterator[tuple[slice, slice]]:
         """Cut steps at the ends of chunks; yield the interval of steps, and that of ``out``."""
@@ -430,8 +481,10 @@ def _places_of(
     return found
 
 
-def _again(read: Callable[[ChunkPlace], Any], place: ChunkPlace) -> NumpyArray:
-    return np.ascontiguousarray(read(place)())
+def _again(
+    read: Callable[[tuple[str, ChunkPlace]], Any], chunk: tuple[str, ChunkPlace]
+) -> NumpyArray:
+    return np.ascontiguousarray(read(chunk)())
 
 
 def _usage() -> tuple[int, int]:

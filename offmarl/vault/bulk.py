@@ -30,6 +30,8 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 _NODE, _MANIFEST = bytes.fromhex("0cdb20de"), bytes.fromhex("0cdb3a2a")
 _INDIRECT = 1
 _NO_COMPRESSION = b"\0"
+_LARGEST_KEY = 2**12
+"""Bytes. A forged node could otherwise repeat a long prefix until the memory is full."""
 
 
 class Block(NamedTuple):
@@ -226,6 +228,14 @@ def read_node(data: bytes, name: str) -> dict[str, tuple[int, int]]:
     """
     if data[:4] != _NODE or _sealed(_NODE, data[14:-4]) != data:
         raise VaultFormatError(f"{name} is damaged: its checksum is wrong.")
+    try:
+        return _entries(data)
+    except (IndexError, ValueError) as error:
+        raise VaultFormatError(f"{name} is not a list of values ({error!s:.200}).") from error
+
+
+def _entries(data: bytes) -> dict[str, tuple[int, int]]:
+    """Parse a leaf node; `IndexError` or `ValueError` if it is not of our kind."""
     numbers = _Numbers(data, 15)
     for _ in range(numbers.next()):  # the files
         lengths = numbers.next(), numbers.next()
@@ -235,6 +245,8 @@ def read_node(data: bytes, name: str) -> dict[str, tuple[int, int]]:
     sizes = [numbers.next() for _ in range(count)]
     keys, key = [], b""
     for same, size in zip(shared, sizes, strict=True):
+        if same > len(key) or same + size > _LARGEST_KEY:
+            raise ValueError(f"a key of {same + size:,} bytes")
         key = key[:same] + data[numbers.at : numbers.at + size]
         numbers.at += size
         keys.append(key.decode())
@@ -262,6 +274,8 @@ class _Numbers:
             if byte < 128:
                 return found
             shift += 7
+            if shift > 63:
+                raise ValueError("a number of more than 64 bits")
 
 
 def _num_shared(first: bytes, second: bytes) -> int:

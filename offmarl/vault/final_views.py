@@ -51,10 +51,11 @@ class FinalViews:
             return found
         views: NumpyArray = np.empty(len(numbers), self._dtype)
         block = self._block_of(numbers)
-        for one in np.unique(block):
-            first = self._firsts[one]
-            (data,) = self._store.get_all([layout.finals_key(int(first))])
-            here = block == one
+        keys = {one: layout.finals_key(int(self._firsts[one])) for one in np.unique(block).tolist()}
+        self._store.driver.prefetch([*keys.values()])
+        for one, key in keys.items():
+            (data,) = self._store.get_all([key])
+            first, here = self._firsts[one], block == one
             views[here] = np.frombuffer(data, self._dtype)[numbers[here] - first]
         return encoding.unpack_view(views)
 

@@ -106,9 +106,15 @@ class Sharding:
         if own is None:
             small = seal(self._foreign_keys(len(steps)))
         else:
-            small = seal(_ShardManifest(self._dataset, own, steps).keys())
+            small = seal(_ShardManifest(self._dataset, own, self._table, steps).keys())
             chunks += self._checksums(steps, own.schema.chunk_steps)
         return [*chunks, *(Value(k, len(v), partial(bytes, v)) for k, v in small.items())]
+
+    @cached_property
+    def _table(self) -> Table:
+        """The episodes, which are read once for all shards."""
+        assert self._dataset.manifest
+        return read_episodes(self._dataset.store, self._dataset.manifest)
 
     def small_values(self) -> list[Value]:
         """Return all values of the vault except its chunks."""
@@ -164,8 +170,8 @@ class Sharding:
 class _ShardManifest:
     """The manifest of one shard of a vault of offmarl."""
 
-    def __init__(self, dataset: Dataset, own: Manifest, steps: range):
-        self._dataset, self._own, self._steps = dataset, own, steps
+    def __init__(self, dataset: Dataset, own: Manifest, table: Table, steps: range):
+        self._dataset, self._own, self._table, self._steps = dataset, own, table, steps
         self._stop = min(steps.stop, own.head.length)
 
     def keys(self) -> dict[str, bytes]:
@@ -201,8 +207,7 @@ class _ShardManifest:
     @cached_property
     def _episodes(self) -> tuple[Table, Table, NumpyArray]:
         """The episodes that end in the shard, the unfinished ones, and the final views' numbers."""
-        first, stop = self._steps.start, self._stop
-        table = read_episodes(self._dataset.store, self._own)
+        first, stop, table = self._steps.start, self._stop, self._table
         ends = table["start"] + table["length"]
         here = np.flatnonzero((table["start"] < stop) & (ends > first))
         found, ends = table[here].copy(), ends[here]

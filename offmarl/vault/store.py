@@ -9,13 +9,13 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import PurePath
-from threading import Thread
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import tensorstore as ts
 
+from offmarl._ahead import in_thread
 from offmarl.errors import VaultFormatError
 from offmarl.vault.bulk import Block, DataFile, write_blocks, write_references
 from offmarl.vault.drivers import Driver, TensorStoreDriver, driver_of
@@ -39,6 +39,12 @@ T = TypeVar("T")
 
 _BULK_BYTES = 2**23
 """Size from which blocks are written to a file of their own."""
+_COALESCING = {
+    "experimental_read_coalescing_threshold_bytes": 2**16,
+    "experimental_read_coalescing_merged_bytes": 2**23,
+    "experimental_read_coalescing_interval": "1ms",
+}
+"""Reads of values that lie together on another machine become one request."""
 
 
 @runtime_checkable
@@ -217,7 +223,9 @@ class OcdbtStore(Store):
         self.driver: TensorStoreDriver = driver
         self.path = driver.path
         self._dropped: set[str] = set()
-        self._spec = {"driver": "ocdbt", "base": driver.spec()}
+        self._spec: dict[str, Any] = {"driver": "ocdbt", "base": driver.spec()}
+        if driver.is_remote:
+            self._spec |= _COALESCING
         if config:
             self._spec["config"] = config
         if manifest:
@@ -285,7 +293,8 @@ class OcdbtStore(Store):
         sealed = cast("Mapping[str, bytes]", seal(writes))
         pending = [inside.write(key, value) for key, value in sealed.items()]
         if blocks:
-            return _in_thread(lambda: self._commit_bulk(transaction, blocks, pending))
+            work = partial(self._commit_bulk, transaction, blocks, pending)
+            return in_thread(work, "offmarl-commit")
         done = transaction.commit_async()
         # Dropping a future cancels its write, so the futures are kept until the commit is done.
         done.add_done_callback(lambda _: pending.clear())
@@ -365,22 +374,6 @@ def _values_of(blocks: Iterable[Block]) -> dict[str, bytes]:
     return {key: value for block in blocks for key, value in block.values().items()}
 
 
-def _in_thread(work: Callable[[], None]) -> "Future[None]":
-    """Do work in a thread; it does not keep the process alive."""
-    done: Future[None] = Future()
-
-    def run() -> None:
-        try:
-            work()
-        except BaseException as error:
-            done.set_exception(error)
-        else:
-            done.set_result(None)
-
-    Thread(target=run, name="offmarl-commit", daemon=True).start()
-    return done
-
-
 class KeyValueStore(Store):
     """A store in a place that a user registered; TensorStore reads its arrays through callbacks."""
 
@@ -390,6 +383,8 @@ class KeyValueStore(Store):
         self._values = driver.values
 
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
+        if len(keys) > 1:
+            self.driver.prefetch(keys)
         return self._values.read(keys)
 
     def keys(self, prefix: str) -> list[str]:

@@ -157,6 +157,7 @@ def test_samples_of_the_penalty_have_the_density_that_is_stated():
 
 
 @pytest.mark.parametrize("sees", ["joint", "state"])
+@pytest.mark.slow
 def test_the_penalty_of_each_critic_is_of_its_own_values(sees):
     # Values are the sums of the actions, 1 and 5 times.
     def values(scales, view, action, own=None):

@@ -142,6 +142,7 @@ def test_an_update_with_discrete_actions_by_hand() -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_value_changes_only_the_policy_and_its_scale_is_fixed() -> None:
     """If all values have one sign, a scale with a gradient would cancel the value's own."""
     program, model, hyper = make(CONTINUOUS, distillation_weight=0.0)

@@ -64,6 +64,7 @@ def test_predictions_see_what_came_before_of_their_own_agent(field, at, changed)
     np.testing.assert_array_equal(differs, wanted)
 
 
+@pytest.mark.slow
 def test_predictions_see_nothing_of_another_episode():
     apply, params = transformer()
     first, second = trajectory(0, (0, 2)), trajectory(1, (0, 2))
@@ -168,6 +169,7 @@ def test_the_target_is_the_best_return_or_the_one_given():
     np.testing.assert_allclose(memory.to_go, [-5.5, -1.5])
 
 
+@pytest.mark.slow
 def test_only_legal_actions_are_taken():
     program, hyper = program_of()
     state = zero(jax.jit(program.init)(jax.random.key(0), hyper))

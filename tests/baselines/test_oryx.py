@@ -209,6 +209,7 @@ def test_nothing_is_learnt_from_padding(learner: Learner) -> None:
         jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
+@pytest.mark.slow
 def test_the_target_follows_slowly(learner: Learner) -> None:
     state, _ = learner.learn(random_batch(0))
     for old, new, target in zip(

@@ -297,6 +297,7 @@ def test_qmix_bcq_by_hand() -> None:
     np.testing.assert_allclose(metrics["behaviour_loss"], wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_qmix_bcq_acts_by_allowed_actions_too() -> None:
     program, hyper = make("qmix_bcq", threshold=0.3)
     actor = program.policy_params(program.init(jax.random.key(0), hyper))

@@ -193,6 +193,7 @@ def test_without_enough_seeds_only_the_best_is_bold(read, tmp_path):
     assert "Intervals need at least 3 seeds" in " ".join(benchmark.notes(results, {}))
 
 
+@pytest.mark.slow
 def test_the_three_forms_of_a_table_hold_the_same_numbers(read, tmp_path):
     results = cells(read(), tmp_path, SCORES)
     benchmark.write_results(results)

@@ -1,9 +1,12 @@
 """The demo, in a smaller version."""
 
+import pytest
+
 from offmarl.cli import demo
 from offmarl.programs.tiers import Ladder
 
 
+@pytest.mark.slow
 def test_the_demo_goes_all_the_way(tmp_path, monkeypatch):
     monkeypatch.setattr(
         demo,

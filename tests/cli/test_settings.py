@@ -55,6 +55,7 @@ def test_a_baseline_takes_settings_prints_and_keeps_them(offmarl, packaged, rand
     assert "holds a run with args.learning_rate 0.25, not 0.5" in omitted.err
 
 
+@pytest.mark.slow
 def test_a_wrong_name_in_a_file_is_one_line(offmarl, packaged, random_data, tmp_path):
     packaged.write_text("[bc]\nhiden = 8\n")
     outcome = offmarl("train", "bc", "--vault", str(random_data("probe/one-step")))

@@ -46,6 +46,7 @@ def test_help_lists_the_options_of_tasks(offmarl):
             assert option in shown
 
 
+@pytest.mark.slow
 def test_a_recording_by_tasks_of_another_scheduler(offmarl, tmp_path):
     first = offmarl(*RECORD, *BLOCKS, "--task", "0/3", "--json").json
     assert (first["blocks"], first["ran"], first["missing"]) == (2, 2, 2)

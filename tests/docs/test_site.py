@@ -25,6 +25,7 @@ from offmarl.types import Continuous, Discrete
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_every_environment_has_a_page_that_builds_it():
     found = pages.environments({"swarm/flock-N": "flock.png"}, with_extras=False)
     index = found["catalogue/environments/index.md"]
@@ -70,6 +71,7 @@ def test_every_program_has_a_page_with_its_arguments_and_its_source(monkeypatch)
             assert ("`--learning-rate` (default" if learns else "`--steps` (default") in text
 
 
+@pytest.mark.slow
 def test_a_new_baseline_gets_a_page(monkeypatch):
     path = ROOT / "examples/own_baseline.py"
     monkeypatch.setattr(registry, "find", lambda kind: {f"mine_{kind}": path})
@@ -92,6 +94,7 @@ def test_the_flow_of_a_baseline_is_read_off_its_computation():
     assert "truncated" not in found.fields  # nor behaviour_log_prob: QMIX+CQL does not use them
 
 
+@pytest.mark.slow
 def test_a_program_for_continuous_actions_only_has_a_flow():
     cloning, tried = registry.load("baseline", "bc"), []
 

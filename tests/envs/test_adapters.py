@@ -33,6 +33,7 @@ def test_particles_are_cut_off_after_one_step_more_than_max_steps():
     assert not step.terminated.any()
 
 
+@pytest.mark.slow
 def test_agents_of_several_sizes_are_padded_and_masked():
     spec = envs.make(SPEAKER).spec
     assert spec.agents == ("speaker_0", "listener_0")
@@ -63,6 +64,7 @@ def riddle(prisoner_tells, time):
         (True, 5, True, False),
     ],
 )
+@pytest.mark.slow
 def test_the_end_of_a_task_is_told_from_the_end_of_its_time(tells, time, terminated, truncated):
     step = riddle(tells, time)
     assert step.terminated.tolist() == [terminated] * 3
@@ -221,6 +223,7 @@ def test_brax_bodies(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())  # MuJoCo likes to leave a log of its warnings
 
 
+@pytest.mark.slow
 def test_the_shaped_rewards_of_overcooked_are_apart_from_its_rewards():
     env = envs.make("jaxmarl/overcooked/cramped_room:flat=true")
     assert envs.has_shaping(env) and not envs.has_shaping(envs.make(SPEAKER))

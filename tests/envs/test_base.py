@@ -67,6 +67,7 @@ def test_episodes_follow_one_another(env):
 
 
 @pytest.mark.parametrize("shape", [(5,), (2, 5)], ids=["one vmap", "two vmaps"])
+@pytest.mark.slow
 def test_batches_equal_their_members(env, shape):
     states = jnp.arange(1, 1 + np.prod(shape)).reshape(shape)
     keys = jax.random.split(jax.random.key(0), (20, *shape))
@@ -123,6 +124,7 @@ class Dice:
         return View(number[None, None], number[None], jnp.ones((1, 1), bool), jnp.ones(1, bool))
 
 
+@pytest.mark.slow
 def test_a_pool_of_resets_is_reused_with_fresh_randomness():
     env = autoreset(Dice(), pool=3)
     states = jax.vmap(lambda key: env.reset(key)[0])(jax.random.split(jax.random.key(1), 40))

@@ -131,6 +131,7 @@ def best_return(env, horizon):
     return best
 
 
+@pytest.mark.slow
 def test_bridge_is_best_solved_in_eight_steps():
     env = envs.make("classic/bridge")
     assert best_return(env, 7) == -np.inf

@@ -60,6 +60,7 @@ class TestSides(EnvironmentConformance):
 
 
 @pytest.mark.parametrize("side", [AS_CATS, AS_MICE], ids=["cats", "mice"])
+@pytest.mark.slow
 def test_a_side_equals_the_environment_with_the_same_actions(side):
     """To the bit: the steps of all agents, as they are recorded, against the environment's own."""
     mine = np.array(side.team.agents)
@@ -87,6 +88,7 @@ def test_a_side_equals_the_environment_with_the_same_actions(side):
 
 
 @pytest.mark.parametrize("side", [AS_CATS, AS_MICE], ids=["cats", "mice"])
+@pytest.mark.slow
 def test_recordings_of_a_side_hold_all_agents(side, tmp_path):
     policy = make_policy(PolicyConfig("random"), side.spec)
     path = tmp_path / "a.vlt" / "x"
@@ -112,6 +114,7 @@ def test_recordings_of_a_side_hold_all_agents(side, tmp_path):
     assert set(returns) == {"cats", "mice"}
 
 
+@pytest.mark.slow
 def test_composed_policies_act_for_their_own_agents():
     learned = PolicyConfig("recurrent", hidden=4)
     spec = ENV.spec

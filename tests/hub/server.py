@@ -64,7 +64,7 @@ class Hub:
         self.directory = directory
         self.faults = Faults()
         self.tokens: dict[str, set[str]] = {}
-        """Tokens that may read a private repository; all others are public."""
+        """Tokens that may read and write a private repository; all others are public."""
         self.sent = 0
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.lock = threading.Lock()
@@ -171,10 +171,13 @@ class _Front(_Handler):
             return self.info(match[1], match[2] or "main")
         return self.answer(200 if path == "/" else 404, {})
 
-    def known(self, repository, revision):
+    def may_use(self, repository):
         allowed = self.hub.tokens.get(repository)
         token = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if allowed is not None and token not in allowed:
+        return allowed is None or token in allowed
+
+    def known(self, repository, revision):
+        if not self.may_use(repository):
             return self.fail(401, "RepoNotFound")
         if repository not in self.hub.repositories:
             return self.fail(404, "RepoNotFound")
@@ -251,6 +254,8 @@ class _Front(_Handler):
             if asked.get("organization")
             else asked["name"]
         )
+        if not self.may_use(name):
+            return self.answer(401, {"error": "Invalid username or password."})
         if name in self.hub.repositories:
             return self.answer(409, {"url": f"{self.hub.url}/datasets/{name}"})
         self.hub.repositories[name] = []

@@ -184,6 +184,11 @@ def test_mirrors_take_turns(server):
         assert wire.read(0, 10, 10) == DATA[:10]
         assert (len(server.asked), len(other.asked)) == (1, 1)
         wire.close()
+        server.answers = [(503, {"Content-Length": "0"}, b"")]
+        other.answers = [(404, {"Content-Length": "0"}, b"")]  # a mirror that lacks the file
+        assert wire.read(0, 10, 10) == DATA[:10]
+        assert (len(server.asked), len(other.asked)) == (3, 2)
+        wire.close()
     finally:
         other.close()
 

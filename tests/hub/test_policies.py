@@ -54,6 +54,7 @@ def test_a_pulled_policy_acts_as_the_run_does_and_is_fetched_once(hub, run, tmp_
         library.pull_policy(NAME, run)
 
 
+@pytest.mark.slow
 def test_the_model_card_says_what_the_hub_and_its_readers_need(hub, run):
     library.push_policy(run, NAME, "MIT", summary="A test.")
     text = hub.files(NAME, "main")[1]["README.md"].decode()

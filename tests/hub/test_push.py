@@ -173,6 +173,12 @@ def test_what_cannot_be_pushed(hub, vaults, tmp_path, monkeypatch):
         library.push(vaults, "org/made-up", "CC-BY-4.0")
 
 
+def test_a_push_without_the_right_to_write(hub, vaults):
+    hub.tokens["org/made-up"] = {"a token"}
+    with pytest.raises(HubError, match=r"refuses access to org/made-up \(401\): log in with"):
+        library.push(vaults, "org/made-up", "CC-BY-4.0")
+
+
 @pytest.mark.parametrize("spelled", ["got.vlt", "got.vlt/expert"])
 def test_a_link_below_a_dataset_is_not_pushed(hub, vaults, tmp_path, spelled):
     private = record(tmp_path / "private.vlt" / "secret", 0)
@@ -263,6 +269,28 @@ def test_data_that_earlier_versions_published(hub, vaults, piece):
         assert vault.open_vault(pulled.paths[path.name]).digest() == digest
     with pytest.raises(HubError, match=r"published by an earlier version .* push it again"):
         offmarl.open("hf://org/made-up/good")
+
+
+def test_small_reads_of_an_archive_read_each_value_once(vaults):
+    """An upload reads 64 kB at a time, and a value may have hundreds of megabytes."""
+    (packed,) = packing.pack_vault(vault.open_vault(vaults[0]), "digest")
+    reads = 0
+
+    def counted(part: packing.Part) -> packing.Part:
+        def read() -> bytes:
+            nonlocal reads
+            reads += 1
+            return part.read()
+
+        return part._replace(read=read)
+
+    def members() -> list[packing.Member]:
+        return [one._replace(parts=[*map(counted, one.parts)]) for one in packed.members()]
+
+    file, whole = packing.PackedFile(members), packing.PackedFile(packed.members).read()
+    assert b"".join(iter(lambda: file.read(100), b"")) == whole
+    assert reads == sum(len(one.parts) for one in packed.members())
+    assert file.seek(len(whole) // 2) and file.read(10) == whole[len(whole) // 2 :][:10]
 
 
 def test_a_terabyte_is_at_most_a_thousand_files():

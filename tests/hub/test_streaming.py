@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import threading
+import time
 
 import jax
 import numpy as np
@@ -12,6 +15,7 @@ from offmarl import hub as library
 from offmarl import programs, tracking, vault
 from offmarl.cli import hub as commands
 from offmarl.errors import (
+    CardError,
     HubChecksumError,
     HubError,
     OptionError,
@@ -19,11 +23,17 @@ from offmarl.errors import (
     VaultError,
     VaultNotFoundError,
 )
-from offmarl.hub import client, packing, pages
+from offmarl.hub import card as catalogue
+from offmarl.hub import client, packing, pages, shards
 from offmarl.paths import STREAM_CACHE
+from offmarl.replay import host
+from offmarl.vault import arrays
 from offmarl.vault.digest import digest
 
-from .test_push import vaults  # noqa: F401 - a fixture
+from .test_push import (
+    record,
+    vaults,  # noqa: F401 - a fixture
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 ADDRESS = "hf://org/made-up/good"
@@ -137,6 +147,7 @@ def test_windows_are_those_of_the_local_data(hub, pushed):
     assert found == len(of) > 50
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_with_the_same_bits(hub, pushed):
     remote = offmarl.open(ADDRESS)
     with remote.stream(8, 5, to="numpy", seed=1) as stream:
@@ -243,6 +254,137 @@ def test_the_command_line_measures_and_empties_the_cache(hub, pushed):
         commands.cache("ls", streamed=True)
     assert commands.cache("rm", streamed=True).data == {"freed": size}
     assert commands.cache("ls").data["streamed"] == 0
+
+
+def test_a_repository_cannot_replace_the_pages_of_another(hub, pushed, monkeypatch, tmp_path):
+    """A card can claim the SHA-256 of another repository's files, which streams do not compute."""
+    library.push([record(tmp_path / "other.vlt" / "good", seed=5)], "org/hostile", "CC-BY-4.0")
+    cards = {name: card_of(hub, name) for name in ("org/made-up", "org/hostile")}
+    theirs, own = (cards[name].uids["good"].files for name in cards)
+    listed = [dataclasses.replace(a, sha256=b.sha256) for a, b in zip(own, theirs, strict=True)]
+    uid = dataclasses.replace(cards["org/hostile"].uids["good"], files=tuple(listed))
+    publish(hub, "org/hostile", dataclasses.replace(cards["org/hostile"], uids={"good": uid}))
+    hostile = offmarl.open("hf://org/hostile/good")[:]
+    forget(monkeypatch)
+    local = vault.open_vault(pushed[0])[:]
+    assert (hostile.reward != local.reward).any()
+    np.testing.assert_array_equal(offmarl.open(ADDRESS)[:].reward, local.reward)
+
+
+def card_of(hub, repository):
+    text = hub.files(repository, "main")[1]["offmarl.toml"].decode()
+    return catalogue.parse(text, "the card")
+
+
+def publish(hub, repository, card):
+    """Replace the card of a repository."""
+    hub.commit(repository, {"offmarl.toml": catalogue.to_toml(card).encode()})
+
+
+@pytest.mark.parametrize("what", [{"sha256": "../" * 20 + "tmp/x"}, {"path": "../x.zip"}])
+def test_a_card_whose_files_lead_out_of_the_cache(hub, pushed, what):
+    card = card_of(hub, "org/made-up")
+    files = tuple(dataclasses.replace(one, **what) for one in card.uids["good"].files)
+    uids = {"good": dataclasses.replace(card.uids["good"], files=files)}
+    publish(hub, "org/made-up", dataclasses.replace(card, uids=uids))
+    for use in (offmarl.open, lambda _: library.pull("org/made-up/good")):
+        with pytest.raises(CardError, match="has an invalid path, size or SHA-256"):
+            use(ADDRESS)
+
+
+def test_an_index_of_another_push(hub, pushed):
+    card = card_of(hub, "org/made-up")
+    uid = dataclasses.replace(card.uids["good"], digest="0" * 64)
+    publish(hub, "org/made-up", dataclasses.replace(card, uids={"good": uid}))
+    with pytest.raises(HubError, match="that of other data than its card describes"):
+        offmarl.open(ADDRESS)
+
+
+def test_every_flipped_bit_of_a_directory_is_detected(hub, pushed):
+    """The directory of an archive has no checksum, but its places follow one another."""
+    data = next(iter(shards_of(hub).values()))
+    end = data.rindex(b"PK\5\6")
+    start = int.from_bytes(data[end + 16 : end + 20], "little")
+    expected, found = directory_of(data), 0
+    for place in range(start, end):
+        for bit in range(0, 8, 3):
+            flipped = bytearray(data)
+            flipped[place] ^= 1 << bit
+            try:
+                assert directory_of(bytes(flipped)).start == expected.start
+            except (HubError, VaultError):
+                found += 1
+    assert found > (end - start)
+
+
+def directory_of(data):
+    """Parse the directory of an archive, without the parts that do not say where data is."""
+    return shards.read_directory(lambda a, b: data[a:b], data, len(data), "it")
+
+
+def test_large_reads_are_in_parts_each_fetched_once(hub, pushed, monkeypatch):
+    """Also without a cache, and with memory for fewer pages than are read."""
+    whole, length = vault.open_vault(pushed[0])[:], 0
+    monkeypatch.setattr(arrays, "_PART_BYTES", 3_000)
+    monkeypatch.setattr(pages, "PAGE", 1_000)
+    monkeypatch.setattr(packing, "PAGE", 1_000)
+    monkeypatch.setattr(shards, "PAGE", 1_000)
+    monkeypatch.setattr(shards, "_TAIL", 2_000)
+    monkeypatch.setattr(pages, "_MEMORY_PAGES", 16)
+    monkeypatch.setenv(STREAM_CACHE, "0")
+    library.push(pushed[:1], "org/paged", "CC-BY-4.0")
+    remote = offmarl.open("hf://org/paged/good")
+    hub.sent = 0
+    jax.tree.map(np.testing.assert_array_equal, remote[:], whole)
+    (uid,) = card_of(hub, "org/paged").uids.values()
+    size = sum(file.size for file in uid.files)
+    assert size / 2 < hub.sent < 1.5 * size
+    jax.tree.map(np.testing.assert_array_equal, remote[3:100], vault.open_vault(pushed[0])[3:100])
+    assert remote.read(5, 5)["rewards"].shape[1] == length
+
+
+def test_a_signal_ends_a_stream_that_waits_for_the_network(hub, pushed, monkeypatch):
+    """A second Ctrl-C does not wait until all requests were repeated."""
+    remote = offmarl.open(ADDRESS)
+    batches(remote, epochs=1)  # the tables are read
+    asked, answer = threading.Event(), threading.Event()
+
+    def wait(self, start, stop, end):
+        asked.set()
+        answer.wait(60)
+        raise HubError("too late")
+
+    def interrupted(started):
+        assert asked.wait(60)
+        raise KeyboardInterrupt
+
+    forget(monkeypatch)
+    pages.PageCache(pages.directory()).clear()
+    monkeypatch.setattr(client.Connection, "read", wait)
+    monkeypatch.setattr(host, "_result", interrupted)
+    begun = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), remote.stream(8, 5, to="numpy") as stream:
+        next(stream)
+    assert time.monotonic() - begun < 30
+    answer.set()
+
+
+def test_a_cache_that_cannot_be_written_is_not_used(hub, pushed, monkeypatch):
+    monkeypatch.setattr(pages.PageCache, "_make_room", refuse)
+    assert len(batches(offmarl.open(ADDRESS), epochs=1)) > 0
+    assert pages.PageCache(pages.directory()).size == 0
+
+
+def refuse(*_):
+    raise PermissionError(13, "Permission denied")
+
+
+def test_a_cache_of_another_user_is_read(hub, pushed, monkeypatch):
+    first = digest(offmarl.open(ADDRESS))
+    forget(monkeypatch)
+    monkeypatch.setattr(os, "utime", refuse)
+    sent = hub.sent
+    assert digest(offmarl.open(ADDRESS)) == first and hub.sent == sent
 
 
 @pytest.mark.nightly

@@ -65,6 +65,7 @@ def test_tasks_make_what_one_process_makes(name, options, tasks, sources, tmp_pa
 
 
 @pytest.mark.parametrize("options", [{"reward": "reward * 2"}, {"function": "mine.py:doubled"}])
+@pytest.mark.slow
 def test_a_map_by_tasks(options, sources, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tmp_path.joinpath("mine.py").write_text(DOUBLED)

@@ -31,6 +31,7 @@ def random_view(*lead: int) -> View:
 
 
 @SHARED
+@pytest.mark.slow
 def test_each_agents_own_action_is_replaced_in_its_value_only(shared: bool) -> None:
     critics = make_critics(REACH, count=2, hidden=8, share_parameters=shared)
     params = critics.init(jax.random.key(0), REACH)
@@ -66,6 +67,7 @@ def test_what_the_value_of_an_agent_depends_on(shared: bool, sees: str) -> None:
 
 @SHARED
 @pytest.mark.parametrize("sees", ["observation", "state", "joint"])
+@pytest.mark.slow
 def test_the_values_of_several_actions_are_those_of_each(shared: bool, sees: str) -> None:
     critics = make_critics(REACH, hidden=8, count=2, sees=sees, share_parameters=shared)
     params, view = critics.init(jax.random.key(0), REACH), random_view(4)
@@ -95,6 +97,7 @@ def test_a_critic_of_every_discrete_action_does_not_see_the_agents_own(shared: b
 
 
 @pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
+@pytest.mark.slow
 def test_unshared_networks_are_those_of_the_single_agents(kind: str) -> None:
     config = PolicyConfig(kind, hidden=8, share_parameters=False)
     network, params = agent_network(config, PICK), init_policy(config, PICK, jax.random.key(0))
@@ -120,6 +123,7 @@ def test_unshared_networks_are_those_of_the_single_agents(kind: str) -> None:
             np.testing.assert_allclose(after[row], memory, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_unshared_networks_with_encoders() -> None:
     spec = EnvSpec(
         "pair", 2, 0, 0, Discrete(2), observation={"x": ArraySpec((3,)), "y": ArraySpec((2,))}

@@ -32,6 +32,7 @@ def test_the_gradient_through_tanh_by_hand() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
+@pytest.mark.slow
 def test_the_straight_through_gradient_is_that_of_the_relaxed_sample(temperature: float) -> None:
     logits, key = jnp.array([[0.3, -0.2, 0.1], [1.0, 0.0, 5.0]]), jax.random.key(3)
     weights = jnp.array([1.0, 2.0, 4.0])
@@ -70,6 +71,7 @@ def acted(spec: EnvSpec, noise: float, uniform: float, count: int, *, greedy: bo
     return np.asarray(action), np.asarray(log_prob), outputs, legal
 
 
+@pytest.mark.slow
 def test_noise_on_continuous_actions_is_recorded_as_it_was_drawn() -> None:
     action, log_prob, outputs, legal = acted(REACH, 0.5, 0.0, 2000)
     mean = squash(outputs, legal)

@@ -54,6 +54,7 @@ def quick(function: Any, **options: Any) -> Any:
     return jax.jit(function, **options, compiler_options={"xla_backend_optimization_level": 0})
 
 
+@pytest.mark.slow
 def test_vectors_need_no_encoder_and_keep_their_parameters() -> None:
     assert observation_encoder(VECTORS) is None
     assert state_encoder(VECTORS) is None
@@ -75,6 +76,7 @@ def test_vectors_need_no_encoder_and_keep_their_parameters() -> None:
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
 @pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
+@pytest.mark.slow
 def test_unroll_equals_one_step_after_the_other(kind: str, spec: EnvSpec) -> None:
     config = PolicyConfig(kind, hidden=8)
     network, params = agent_network(config, spec), init_policy(config, spec, jax.random.key(0))
@@ -90,6 +92,7 @@ def test_unroll_equals_one_step_after_the_other(kind: str, spec: EnvSpec) -> Non
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@pytest.mark.slow
 def test_policies_of_images_and_trees_act_legally(spec: EnvSpec) -> None:
     config, view = PolicyConfig("recurrent", hidden=4), views(spec, 5)
     legal = jnp.ones((5, 3, 4), bool).at[:, 0, :3].set(False)
@@ -212,6 +215,7 @@ def test_each_leaf_has_its_own_encoding_in_the_order_of_names() -> None:
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=lambda spec: spec.name)
+@pytest.mark.slow
 def test_mixers_see_any_state_or_all_observations(spec: EnvSpec) -> None:
     mixer, view = make_mixer(spec, embed=4, hidden=8), views(spec, 6)
     params = jax.jit(partial(init_mixer, mixer, spec))(jax.random.key(1))

@@ -46,6 +46,7 @@ def test_unroll_equals_one_step_after_the_other(kind: str) -> None:
         np.testing.assert_allclose(outputs, unrolled[t], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_agent_id_tells_agents_apart_and_can_be_left_out() -> None:
     same = jnp.ones((3, 7))
     for agent_id in ("onehot", "sinusoidal", "none"):
@@ -111,6 +112,7 @@ def test_heads_of_the_other_kind_of_actions_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
+@pytest.mark.slow
 def test_continuous_policies_store_what_their_head_says(kind: str) -> None:
     config = PolicyConfig(kind, stochastic_head(REACH))
     head = agent_head(config)

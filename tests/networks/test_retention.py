@@ -61,6 +61,7 @@ def retain_all(memory, q, k, v, first, decay, causal):
     first=arrays.arrays(bool, T),
     causal=st.booleans(),
 )
+@pytest.mark.slow
 def test_the_parallel_form_equals_the_recurrent_one(seed, first, causal):
     """Also with several episodes in a window, and with memory from before it."""
     rng = np.random.default_rng(seed)

@@ -139,6 +139,7 @@ def test_policies_have_one_size_unless_their_ids_are_onehot(
 # ------------------------------------------------------------------------------- pooling
 
 
+@pytest.mark.slow
 def test_pools_begin_as_means_and_leave_out_the_dead() -> None:
     pool, x = AttentionPool(8), numbers(5, 3)
     everyone = jnp.ones(5, bool)
@@ -168,6 +169,7 @@ def test_attention_weighs_by_the_softmax_of_queries_and_keys() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_pooled_critics_have_one_size_and_values_follow_the_agents() -> None:
     critic = FeedForward(1, 8, "none", encoder=critic_encoder(SPEC, 8, "pooled"))
     view, many = view_of(SPEC, 2), view_of(MANY, 2)
@@ -182,6 +184,7 @@ def test_pooled_critics_have_one_size_and_values_follow_the_agents() -> None:
     assert value(view).shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_pooled_mixers_have_one_size_and_ignore_the_order_of_agents() -> None:
     mixer = replace(make_mixer(SPEC, 4, 8, "pooled"), init_scale=1.0)
     params = init_mixer(mixer, SPEC, jax.random.key(0))
@@ -211,6 +214,7 @@ def test_pooled_mixers_are_monotonic_in_every_agent(spec: EnvSpec) -> None:
     assert (slope > 0).mean() > 0.9
 
 
+@pytest.mark.slow
 def test_the_scale_of_a_pooled_mixer_does_not_grow_with_the_team() -> None:
     mixer = make_mixer(SPEC, 4, 8, "pooled")
     params = init_mixer(mixer, SPEC, jax.random.key(1))

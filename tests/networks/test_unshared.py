@@ -48,6 +48,7 @@ def some(tree, lead):
 @pytest.mark.parametrize("spec", [VECTORS, STATELESS], ids=lambda spec: spec.name)
 @pytest.mark.parametrize("sees", ["observation", "view"])
 @pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
+@pytest.mark.slow
 def test_equal_networks_for_each_agent_are_one_shared_network(kind, sees, spec):
     config = PolicyConfig(kind, hidden=6, agent_id="none")
     encoder = observation_encoder(spec, 6)
@@ -85,6 +86,7 @@ def test_equal_networks_for_each_agent_are_one_shared_network(kind, sees, spec):
         np.testing.assert_allclose(found, wanted, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_an_agent_without_shared_parameters_learns_from_its_own_steps_only():
     config = PolicyConfig("recurrent", hidden=4, share_parameters=False)
     network, params = (

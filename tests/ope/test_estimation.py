@@ -152,6 +152,7 @@ def greedy(spec, action):
     return Loaded(Policy(tuple, act, draws=lambda _: False), jnp.int32(action), spec)
 
 
+@pytest.mark.slow
 def test_a_greedy_policy_weighs_the_episodes_that_it_would_play(random_data):
     """(1, 1) earns 1 in the match probe, and a quarter of the data is that."""
     data = vault.open_vault(random_data("probe/match"))

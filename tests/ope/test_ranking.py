@@ -43,6 +43,7 @@ def test_regret_is_lost_by_trying_the_best_estimates_only():
         regret(estimates[:3], RETURNS)
 
 
+@pytest.mark.slow
 def test_a_search_among_sure_policies_ends_with_the_best():
     """After one episode it has a random one; after one of each, the best."""
     returns = np.repeat(RETURNS[:, None], 3, 1) - 10  # returns may be negative

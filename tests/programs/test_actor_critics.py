@@ -89,6 +89,7 @@ def test_the_critics_of_maddpg_by_hand(reward, targets, counted):
     assert metrics["q"] == pytest.approx((q[0] * counted).sum() / np.sum(counted), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_target_actions_are_smoothed_only_with_twin_critics():
     batch = steps(jnp.zeros((3, 1, 2, 1)), alive_tm1=ALIVE, alive_t=ALIVE)
     hyper = hyperparameters(maddpg.Args(gamma=0.5, target_noise=5.0, target_limit=0.25))

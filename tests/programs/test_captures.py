@@ -126,6 +126,7 @@ def test_a_buffer_is_read_back_bit_by_bit_wherever_it_wraps(
     assert steps_on_disk(tmp_path) <= CAPACITY + 2 * max(rounds)
 
 
+@pytest.mark.slow
 def test_several_updates_between_checkpoints_and_none(tmp_path: Path) -> None:
     state, checkpoints = begin(VECTORS), CaptureCheckpoints(tmp_path)
     checkpoints.save(1, {"state": state}, {})
@@ -138,6 +139,7 @@ def test_several_updates_between_checkpoints_and_none(tmp_path: Path) -> None:
         assert_same_bits(tree["state"], begin(VECTORS) if step == 1 else state)
 
 
+@pytest.mark.slow
 def test_steps_from_before_the_run_are_kept_too(tmp_path: Path) -> None:
     state = grow(begin(VECTORS), VECTORS, 7, 1)
     state = state._replace(capture=state.capture._replace(total=jnp.zeros((), jnp.int32)))

@@ -59,6 +59,7 @@ def adam_of(state):
     return adam
 
 
+@pytest.mark.slow
 def test_qmix_continues_from_qmix_cql_with_all_networks_and_the_optimiser():
     (source, run), (program, fresh) = trained(qmix_cql), built(qmix)
     state = carry_over(source, run, program, fresh, "run")
@@ -72,6 +73,7 @@ def test_qmix_continues_from_qmix_cql_with_all_networks_and_the_optimiser():
     same(state.capture, fresh.capture)
 
 
+@pytest.mark.slow
 def test_what_the_run_lacks_starts_anew():
     (source, run), (program, fresh) = trained(iql_cql), built(qmix)
     state = carry_over(source, run, program, fresh, "run")
@@ -86,6 +88,7 @@ def test_what_the_run_lacks_starts_anew():
 
 
 @pytest.mark.parametrize("program", [maddpg, masac])
+@pytest.mark.slow
 def test_actor_critics_continue_from_a_run_of_their_own_with_everything(program):
     (source, run), (made, fresh) = trained(program), built(program)
     state = carry_over(source, run, made, fresh, "run")
@@ -100,6 +103,7 @@ def test_masac_refuses_the_critics_of_isac():
 
 
 @pytest.mark.skipif(not hasattr(mappo.Args, "network"), reason="mappo is feed-forward")
+@pytest.mark.slow
 def test_mappo_continues_from_a_clone_with_its_actor():
     (source, run), (program, fresh) = trained(bc), built(mappo, network="recurrent")
     state = carry_over(source, run, program, fresh, "run")
@@ -122,6 +126,7 @@ def test_mappo_continues_from_a_clone_with_its_actor():
         (bc, {}, mappo, r"policy/\S+ is .* in run, and .*--network"),
     ],
 )
+@pytest.mark.slow
 def test_networks_that_differ_are_named(source, options, program, message):
     with pytest.raises(ShapeError, match=message):
         carry_over(*trained(source, **options), *built(program), "run")

@@ -108,6 +108,7 @@ def test_a_recording_is_of_one_environment(chase, tmp_path):
     assert str(tmp_path) not in str(recipe)
 
 
+@pytest.mark.slow
 def test_environments_of_offmarl_keep_their_record(tmp_path, monkeypatch):
     monkeypatch.setattr(online, "_train", leave_out)
     with pytest.raises(Ended):

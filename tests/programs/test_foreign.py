@@ -11,6 +11,7 @@ from offmarl.programs import function_policy, network_policy, record_policy
 ENV = envs.make("probe/observation")
 
 
+@pytest.mark.slow
 def test_a_python_function_is_recorded(tmp_path):
     """It sees what is recorded beside its actions, in NumPy."""
 

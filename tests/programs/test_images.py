@@ -150,6 +150,7 @@ def loaded(spec):
         (None, "a dictionary of camera, speed, not on one array"),
     ],
 )
+@pytest.mark.slow
 def test_a_policy_says_which_observations_it_takes(change, message):
     policy = loaded(TREE)
     observation = {"camera": np.ones((2, 3, 3, 1), np.int64), "speed": np.ones((2, 2))}

@@ -298,6 +298,7 @@ def test_values_tell_no_likelihood(args: bc.Args) -> None:
     assert all(tracking.LOG_LIKELIHOOD not in row for row in rows)
 
 
+@pytest.mark.slow
 def test_an_only_episode_is_learnt_from_and_nothing_judges(args: bc.Args, tmp_path: Path) -> None:
     vault.sample(args.vault, tmp_path / "one.vlt", episodes=1)
     run = bc.main(dataclasses.replace(args, vault=tmp_path / "one.vlt", env="none"))

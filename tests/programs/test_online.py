@@ -136,6 +136,7 @@ def test_tiers_are_recorded_with_what_they_come_from(recorded):
     assert tiers["random"].provenance["policies"][0]["policy_id"] == 0
 
 
+@pytest.mark.slow
 def test_medium_replay_is_the_training_data_up_to_the_medium_policy(recorded):
     out, _ = recorded
     directory = out / "probe" / "observation.vlt"
@@ -167,6 +168,7 @@ def test_the_run_can_be_loaded_and_read(recorded):
     )
 
 
+@pytest.mark.slow
 def test_evaluations_are_kept_for_comparison(recorded):
     out, _ = recorded
     run = out / "probe" / "observation.run" / "mappo-0"
@@ -213,6 +215,7 @@ def test_seeds_side_by_side_have_the_bits_of_single_runs(recorded, tmp_path):
     assert {record["seed"] for record in metrics} == {0, 1}
 
 
+@pytest.mark.slow
 def test_stopped_between_checkpoints_it_is_the_run_that_never_stopped(
     recorded, tmp_path, monkeypatch
 ):

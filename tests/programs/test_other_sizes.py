@@ -21,6 +21,7 @@ TWO, FIVE = (f"swarm/coverage-{agents}" for agents in (2, 5))
 
 @pytest.mark.parametrize("agent_id", ["sinusoidal", "none"])
 @pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
+@pytest.mark.slow
 def test_a_policy_acts_with_more_agents(tmp_path: Path, kind: Any, agent_id: Any) -> None:
     config = PolicyConfig(kind, hidden=8, agent_id=agent_id)
     write_policy(tmp_path / "run", config, envs.make(TWO).spec, [0])
@@ -35,6 +36,7 @@ def test_a_policy_acts_with_more_agents(tmp_path: Path, kind: Any, agent_id: Any
         np.testing.assert_array_equal(few(seen[:2].astype(np.float32))[0], action[:2])
 
 
+@pytest.mark.slow
 def test_evaluations_play_in_the_larger_team(tmp_path: Path) -> None:
     config = PolicyConfig("feedforward", hidden=8, agent_id="sinusoidal")
     write_policy(tmp_path / "run", config, envs.make(TWO).spec, [3, 4])

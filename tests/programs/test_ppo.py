@@ -272,6 +272,7 @@ def test_without_normalised_values_their_moments_stay_empty():
 @pytest.mark.parametrize(
     ("recorder", "share", "length"), [(mappo, True, None), (mappo, False, 4), (ippo, True, 4)]
 )
+@pytest.mark.slow
 def test_windows_start_from_the_memory_that_acting_had(recorder, share, length):
     # Episodes of three steps in rollouts of eight: the second one begins inside an episode, and
     # windows of four do, too. Where the memory is wrong, so are the log-probabilities.
@@ -437,6 +438,7 @@ class Guided:
         (0.0, [2, 2], [2, 2]),
     ],
 )
+@pytest.mark.slow
 def test_shaped_rewards_fade_out_and_are_not_recorded(fraction, first, second):
     args = ippo.Args(
         num_envs=2,

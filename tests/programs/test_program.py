@@ -56,6 +56,7 @@ def weights(run, seed=0):
     return offmarl.load_policy(run, seed).params
 
 
+@pytest.mark.slow
 def test_windows_are_what_arguments_and_program_ask_for(random_data, tmp_path, monkeypatch):
     asked = []
 
@@ -182,6 +183,7 @@ def test_another_hyperparameter_compiles_nothing_anew(trained, random_data, tmp_
     assert not np.allclose(weights(other), weights(trained))
 
 
+@pytest.mark.slow
 def test_a_sweep_is_a_batch(trained):
     program = two_stage.make(
         offmarl.envs.make(ENV).spec,
@@ -250,6 +252,7 @@ def test_the_values_that_shape_a_program_are_those_that_make_may_use():
 # ---------------------------------------------------------------------------------- seeds
 
 
+@pytest.mark.slow
 def test_how_seeds_are_computed_is_kept_with_the_run(trained, random_data, tmp_path):
     assert tracking.read_run(trained)["seeds_at_once"] == 1  # on a CPU
     args = arguments(random_data(ENV), tmp_path / "toy", batching="vmap")
@@ -430,6 +433,7 @@ def test_a_file_outside_is_as_good_as_one_inside(outside, random_data, tmp_path,
     assert offmarl.load_policy(run).name == "mine"  # this process ran the program
 
 
+@pytest.mark.slow
 def test_a_file_runs_only_if_the_user_names_it(outside, random_data, tmp_path, monkeypatch):
     module = registry.load("baseline", str(outside))
     run = module.main(arguments(random_data(ENV), tmp_path / "run", module, updates=9, seeds=1))
@@ -496,6 +500,7 @@ def test_files_that_are_no_programs_are_refused(outside):
         registry.load("recorder", str(outside.with_name("text.txt")))
 
 
+@pytest.mark.slow
 def test_the_contract_in_the_documentation_is_a_program(random_data, tmp_path):
     from offmarl.programs import program
 

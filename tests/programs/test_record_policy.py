@@ -52,6 +52,7 @@ def test_a_recording_holds_whole_episodes_and_cuts_the_last(arguments):
         assert not leaf.is_deleted()
 
 
+@pytest.mark.slow
 def test_an_episode_that_ends_with_the_recording_is_whole(arguments):
     assert record_policy(**arguments | {"steps": 4 * 50})
     episodes = vault.open_vault(arguments["path"]).episodes
@@ -87,6 +88,7 @@ def test_what_is_recorded_is_what_was_played(arguments):
     jax.tree.map(same, finals, jax.tree.map(lambda leaf: leaf[ends], led_to))
 
 
+@pytest.mark.slow
 def test_once_ended_a_recording_changes_nothing(arguments):
     record_policy(**arguments)
     path = arguments["path"]
@@ -108,6 +110,7 @@ def test_another_recording_at_the_same_place_is_refused(arguments, name, value):
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.slow
 def test_a_signal_saves_and_the_same_call_goes_on(arguments, tmp_path, monkeypatch, signum):
     whole = arguments | {"path": tmp_path / "whole.vlt" / "expert"}
     record_policy(**whole)

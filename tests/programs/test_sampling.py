@@ -178,6 +178,7 @@ def test_a_mixture_is_trained_on_and_resumed(
     assert ("weights_digest" in record) == bool(options)
 
 
+@pytest.mark.slow
 def test_another_mixture_is_another_run(parts, tmp_path: Path, monkeypatch) -> None:
     def start(share: float, **options: Any) -> None:
         shares = {str(parts["train"]): share, str(parts["validation"]): 1.0}

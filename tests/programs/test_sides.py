@@ -199,6 +199,7 @@ def test_a_run_of_other_sizes_cannot_act(tmp_path):
         (("random",), "random-0"),
     ],
 )
+@pytest.mark.slow
 def test_fixed_policies_are_recorded_by_team(tmp_path, policy, name):
     program = registry.load("recorder", "scripted")
     args = program.Args(env=RIVALS, policy=policy, out=tmp_path, steps=16, num_envs=2)
@@ -219,6 +220,7 @@ def test_fixed_policies_are_recorded_by_team(tmp_path, policy, name):
     assert program.main(args).data["outcome"].startswith("complete already")
 
 
+@pytest.mark.slow
 def test_random_play_is_recorded_for_one_team(tmp_path):
     program = registry.load("recorder", "random")
     args = program.Args(env="probe/match", out=tmp_path, steps=8, num_envs=2, seed=3)

@@ -182,6 +182,7 @@ def numbered(program, **options):
     return made, state._replace(**parts)
 
 
+@pytest.mark.slow
 def test_the_same_program_continues_with_everything_but_its_count():
     (source, run), (program, fresh) = numbered(maicq), built(maicq)
     run = run._replace(updates=jnp.int32(77))
@@ -190,6 +191,7 @@ def test_the_same_program_continues_with_everything_but_its_count():
     assert state.updates == 0
 
 
+@pytest.mark.slow
 def test_the_actor_of_another_program_continues_from_a_clone():
     (source, run), (program, fresh) = numbered(bc), built(maicq)
     state = carry_over(source, run, program, fresh, "run")

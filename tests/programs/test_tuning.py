@@ -139,6 +139,7 @@ def test_a_search_finds_the_rate_and_writes_settings(tmp_path):
         tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=3))
 
 
+@pytest.mark.slow
 def test_the_file_has_what_was_given_or_read_even_if_it_is_a_default(tmp_path):
     """The package's file would otherwise take precedence over the trials' values."""
     mine = tmp_path / "mine.toml"
@@ -151,6 +152,7 @@ def test_the_file_has_what_was_given_or_read_even_if_it_is_a_default(tmp_path):
     assert tomllib.loads(file.read_text()) == {"bandit": {**fixed, **found.best}}
 
 
+@pytest.mark.slow
 def test_searches_with_neighbouring_seeds_share_no_proposals(tmp_path):
     args = arguments(total_steps=8, evaluations=1, eval_episodes=1)
     searches = [Search(trials=3, seeds=1, search_seed=seed, prune=False) for seed in (0, 1)]
@@ -161,6 +163,7 @@ def test_searches_with_neighbouring_seeds_share_no_proposals(tmp_path):
     assert len(drawn[0] | drawn[1]) == 6
 
 
+@pytest.mark.slow
 def test_values_that_do_not_fit_are_failed_trials(tmp_path):
     space = {"width": Choices((13, 14))}
     found = tune(bandit, arguments(), space, tmp_path / "a.toml", Search(trials=5, seeds=1))
@@ -188,6 +191,7 @@ def test_a_stopped_search_continues_to_the_same_trials(tmp_path, monkeypatch):
     assert (found.trials, found.best) == (whole.trials, whole.best)
 
 
+@pytest.mark.slow
 def test_baselines_are_tuned_by_their_evaluation(random_data, tmp_path):
     args = two_stage.Args(
         vault=random_data("probe/observation"),
@@ -232,6 +236,7 @@ def test_a_killed_search_loses_the_running_trial_only(tmp_path):
     assert found.trials == whole.trials
 
 
+@pytest.mark.slow
 def test_tasks_add_trials_to_one_search(tmp_path):
     args = arguments(total_steps=8, evaluations=1, eval_episodes=1)
     file = tmp_path / "tuned.toml"

@@ -8,7 +8,7 @@ import pytest
 import offmarl
 from offmarl.errors import OptionError
 from offmarl.replay import Windows
-from offmarl.replay.blocks import _SLOT_BITS, BlockOrder, BlockTable
+from offmarl.replay.blocks import _SLOT_BITS, BlockOrder, BlockTable, bytes_of_step
 from offmarl.vault import Dataset
 
 from .test_device import write
@@ -73,6 +73,31 @@ def test_seeds_share_the_blocks() -> None:
 def test_the_first_buffer_is_a_single_block() -> None:
     order = BlockOrder(SIZES, 8, seed=0)
     assert [len(order.blocks(i)) for i in range(8)] == [1, 2, 4, 8, 7, 8, 8, 6]
+
+
+@pytest.mark.parametrize("per_buffer", [1, 3])
+def test_fewer_blocks_in_a_buffer(per_buffer: int) -> None:
+    order = BlockOrder(SIZES, 8, seed=0, per_buffer=per_buffer)
+    counts = [len(order.blocks(i)) for i in range(1, 60)]
+    assert max(counts) == per_buffer
+    twice = BlockOrder(SIZES, 8, seed=0, epochs=2, per_buffer=per_buffer)
+    held = [len(twice.blocks(i)) for i in range(100) if twice.has_buffer(i)]
+    assert sum(held) == 2 * len(SIZES)
+    total = int(SIZES.sum())
+    flat = windows_of(order, range(-(-2 * total // 8)))[: 2 * total]
+    every = [(block, slot) for block, size in enumerate(SIZES) for slot in range(size)]
+    assert sorted(flat[:total]) == sorted(flat[total:]) == every
+
+
+@pytest.mark.parametrize(("chunks", "per_buffer"), [(100, 8), (8, 8), (3, 3), (0.9, 1)])
+def test_a_buffer_keeps_to_its_size_where_chunks_are_large(
+    dataset: Dataset, chunks: float, per_buffer: int
+) -> None:
+    """A block is a whole chunk at least, so a buffer has fewer of them."""
+    rows, steps = dataset.chunk_shape
+    size = rows * steps * bytes_of_step(dataset.spec, Windows(4, 5))
+    table = BlockTable(dataset, Windows(4, 5), None, int(chunks * size))
+    assert table.per_buffer == per_buffer
 
 
 @pytest.mark.parametrize(("epochs", "drop"), [(0, False), (1, True)])

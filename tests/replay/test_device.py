@@ -121,6 +121,7 @@ def test_another_dataset_of_the_same_size_does_not_recompile(tmp_path: Path) -> 
     assert len(traces) == 1
 
 
+@pytest.mark.slow
 def test_where_the_next_view_is_unknown_every_action_is_legal(tmp_path: Path) -> None:
     write(tmp_path / "data.vlt", np.zeros((1, 3), bool))
     view = load(vault.open_vault(tmp_path / "data.vlt"), Windows(1, 3)).at(jnp.zeros(1, int)).view

@@ -198,6 +198,7 @@ def of_time(dataset: Dataset) -> np.ndarray:
     ["return", "length", Weights("return", "episode"), of_time, Weights(of_time, temperature=2)],
 )
 @pytest.mark.parametrize("name", ["short", "mixed"])
+@pytest.mark.slow
 def test_steps_count_exactly_as_they_weigh(vaults, mixed, name: str, weights) -> None:
     source = mixed if name == "mixed" else vaults[name]
     shares = source.step_probabilities(5, weights=weights)
@@ -249,6 +250,7 @@ def test_equal_weights_change_nothing_but_the_draws(vaults) -> None:
     np.testing.assert_allclose(shares.counted, 1 / 96, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_episodes_that_weigh_nothing_are_not_loaded(vaults) -> None:
     weights = np.zeros(12)
     weights[[3, 7]] = 1

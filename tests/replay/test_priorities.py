@@ -29,6 +29,7 @@ numbers = st.floats(0, 1e6, width=32, allow_subnormal=False)
     ),
     st.floats(0, 10, width=32, allow_subnormal=False),
 )
+@pytest.mark.slow
 def test_sums_are_those_of_numpy(changes, unit: float) -> None:
     known, open_ = np.zeros(SIZE, np.float32), np.ones(SIZE, np.float32)
     tree = of(jnp.asarray(known), jnp.asarray(open_))

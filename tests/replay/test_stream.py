@@ -57,6 +57,7 @@ def test_compressed_vaults_stream_the_same(dataset: Dataset, tmp_path: Path) -> 
             same(next(compressed), next(mapped))
 
 
+@pytest.mark.slow
 def test_a_stream_goes_on_where_another_was(dataset: Dataset) -> None:
     with dataset.stream(4, 5, seed=1) as stream:
         batches = [next(stream) for _ in range(6)]
@@ -113,6 +114,7 @@ def test_nothing_to_stream(tmp_path: Path, dataset: Dataset) -> None:
         dataset.stream(batch=0)
 
 
+@pytest.mark.slow
 def test_burn_in_and_returns_to_go_stream_the_same(dataset: Dataset) -> None:
     sizes = {"burn_in": 3, "return_to_go": 0.9}
     replay = dataset.replay(16, 5, **sizes)
@@ -172,6 +174,7 @@ def test_more_slots_than_32_bits_tell_apart() -> None:
 
 
 @pytest.mark.parametrize("kind", ["device", "stream"])
+@pytest.mark.slow
 def test_feeds_give_every_seed_its_own_batches(dataset: Dataset, kind: str) -> None:
     keys = jax.random.split(jax.random.key(0), 2)
     replay, memory = dataset.replay(4, 5), 200_000

@@ -101,6 +101,7 @@ trees = specs | st.dictionaries(
 
 @settings(max_examples=8)
 @given(trees, trees, st.dictionaries(st.sampled_from("mn"), specs))
+@pytest.mark.slow
 def test_slots_of_any_trees_are_packed_and_unpacked(
     observation: Any, state: Any, extras: dict[str, ArraySpec]
 ) -> None:

@@ -74,6 +74,7 @@ def test_sampled_entries_are_hollow_and_dashed_in_their_algorithms_colour():
     assert (greedy.get_markerfacecolor(), sampled.get_markerfacecolor()) == ("#0072B2", "white")
 
 
+@pytest.mark.slow
 def test_page_is_self_contained_and_reproducible():
     def write() -> str:
         figure = report.figure_comparison(report.compare(SCORES))

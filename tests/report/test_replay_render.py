@@ -36,6 +36,7 @@ def test_what_was_drawn_at_random_by_others_is_not_made_up(random_data, tmp_path
         replay_render.replay(envs.make(NAME), later, 0)
 
 
+@pytest.mark.slow
 def test_what_has_no_scene_is_not_drawn(random_data):
     data = vault.open_vault(random_data(NAME))
     with pytest.raises(OptionError, match="episodes of probe/one-step cannot be drawn"):

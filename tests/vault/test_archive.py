@@ -67,6 +67,7 @@ def test_what_is_not_in_the_archive(folder):
         vault.create(folder / "stored.zip" / "3m.vlt" / "New", SPEC, rows=1)
 
 
+@pytest.mark.slow
 def test_few_ranges_of_an_archive_on_a_web_server(folder):
     with serve(folder) as server:
         found = vault.open_vault(f"{server.url}/stored.zip/3m.vlt/Good")
@@ -81,6 +82,7 @@ def test_few_ranges_of_an_archive_on_a_web_server(folder):
 
 
 @pytest.mark.parametrize("place", ["a.zip/a.vlt/Good", "a.vlt/Good"])
+@pytest.mark.slow
 def test_credentials_are_sent_and_never_shown(tmp_path, place):
     with vault.create(tmp_path / "a.vlt" / "Good", SPEC, rows=2) as writer:
         writer.append(*make())

@@ -304,6 +304,7 @@ def campaign(victims, program, path, instants):
 
 
 @pytest.mark.parametrize("program", ["compact", "close", "repair"])
+@pytest.mark.slow
 def test_killed_at_some_instants(victims, tmp_path, program):
     path = damage.record(tmp_path / "v.vlt" / "a")
     campaign(victims, program, damaged(path) if program == "repair" else path, 2)

@@ -33,6 +33,7 @@ def test_a_view_holds_the_chosen_episodes(dataset: Dataset) -> None:
         part[3]
 
 
+@pytest.mark.slow
 def test_a_view_draws_from_its_episodes_only(dataset: Dataset) -> None:
     part = dataset.subset([2, 5, 7])
     replay = part.replay(64, 5)

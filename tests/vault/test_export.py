@@ -68,6 +68,7 @@ def remove(path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".zarr"])
+@pytest.mark.slow
 def test_killed_at_some_instants(victims, source, tmp_path, monkeypatch, suffix):
     campaign(victims, source, tmp_path, monkeypatch, suffix, instants=4)
 

@@ -86,6 +86,7 @@ def campaign(victims, program, tmp_path, instants):
 
 
 @pytest.mark.parametrize("program", WRITERS)
+@pytest.mark.slow
 def test_killed_at_some_instants_and_run_again(victims, tmp_path, program):
     campaign(victims, program, tmp_path, instants=3)
 

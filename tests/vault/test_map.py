@@ -342,6 +342,7 @@ def test_functions_by_name(a, tmp_path):
 
 
 @pytest.mark.parametrize("by", ["episodes", "steps"])
+@pytest.mark.slow
 def test_random_numbers_depend_on_the_seed_only(a, tmp_path, by):
     def noise(steps, rng):
         return {"reward": steps["reward"] + rng.normal(size=steps["reward"].shape)}

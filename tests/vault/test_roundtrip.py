@@ -48,6 +48,7 @@ def eager(monkeypatch):
         st.one_of(st.integers(1, 25), st.sampled_from(["flush", "resume"])), min_size=1, max_size=6
     ),
 )
+@pytest.mark.slow
 def test_what_was_appended_is_read_back(
     eager, tmp_path_factory, rows, chunk_steps, codec, spec, actions
 ):

@@ -85,6 +85,7 @@ def check_stock_reads(path, found):
     np.testing.assert_array_equal(theirs["rewards"], ours["rewards"])
 
 
+@pytest.mark.slow
 def test_four_writers_and_one_dies(path):
     check_stock_reads(path, check_all_there(path, run_together(path, 1.5, kill=True)))
 

@@ -62,6 +62,7 @@ def test_stock_reads_and_samples(tmp_path, spec, codec):
 
 
 @SPECS
+@pytest.mark.slow
 def test_stock_appends_and_we_adopt(tmp_path, spec):
     path = tmp_path / "ours.vlt" / "a"
     ours, theirs = make(spec, steps=20), make(spec, steps=12, seed=1)

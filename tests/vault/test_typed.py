@@ -63,6 +63,7 @@ trees = st.recursive(leaves, lambda tree: st.dictionaries(names, tree, min_size=
     st.sampled_from(["raw", "zstd"]),
     st.integers(1, 9),
 )
+@pytest.mark.slow
 def test_any_tree_of_leaves_is_read_back(
     tmp_path_factory, agents, action, observation, state, extras, codec, chunk_steps
 ):

@@ -71,6 +71,7 @@ def test_partial_observability(task):
     assert (seen.state != changed.state).any()
 
 
+@pytest.mark.slow
 def test_domain_randomisation_per_episode():
     _, states, _ = rich()
     assert len(np.unique(states.disturbance.wind, axis=0)) == len(KEYS)
@@ -106,6 +107,7 @@ def test_collaborative(task):
     assert envs.make(f"swarm/{task}").spec.reward == "team"
 
 
+@pytest.mark.slow
 def test_adversarial():
     """What pursuers gain by a catch its victim loses."""
     env = envs.make("swarm/pursuit-2-1", evaders="learned")
@@ -175,6 +177,7 @@ def test_observations_do_not_grow_with_the_swarm(task):
     assert len(sizes) == 1
 
 
+@pytest.mark.slow
 def test_a_scene_has_all_there_is_to_draw():
     env = envs.make("swarm/delivery-4", obstacles=0.05, dynamics="unicycle")
     scene = env.scene(reset(env, KEY)[0])

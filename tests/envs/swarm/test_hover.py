@@ -51,6 +51,7 @@ def test_the_team_is_paid_for_hovering_and_progress(hover, after, velocity, coll
     assert float(found["collided"]) == np.mean(collided)
 
 
+@pytest.mark.slow
 def test_agents_and_state_show_the_attitude(hover):
     env, state = hover
     view = quickly(lambda env, state: env._view(KEY, state))(env, state)

@@ -73,6 +73,7 @@ def test_both_searches_find_the_nearest_in_range(dims, data):
 
 
 @given(st.data())
+@pytest.mark.slow
 def test_both_searches_find_the_nearest_points_also_outside_the_arena(data):
     position, points = drawn_places(data, (20, 2)), drawn_places(data, (30, 2), -5, SIDE + 5)
     mask = data.draw(hnp.arrays(bool, 30))

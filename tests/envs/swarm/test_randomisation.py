@@ -130,6 +130,7 @@ def test_scripted_drones_wait_too():
     assert second.drones.position[1, 0] > 5.3
 
 
+@pytest.mark.slow
 def test_sensors_that_fail_leave_only_what_an_agent_knows_of_itself():
     env = envs.make("swarm/pursuit-3-2:randomise=dropout,evaders=learned")
     state, _ = reset(env)

@@ -81,6 +81,7 @@ THREE = [[3.0, 5.0], [7.0, 5.0], [3.0, 8.0]]
 
 
 @pytest.mark.parametrize(("opaque", "known"), [pytest.param(False, 2, marks=NIGHTLY), (True, 1)])
+@pytest.mark.slow
 def test_neighbours_behind_an_obstacle_are_not_observed(opaque, known):
     env, state = around_a_stone("swarm/coverage-3", THREE, opaque=opaque)
     seen = np.asarray(blocks(env, state)["neighbours"][0])

@@ -66,6 +66,7 @@ def test_finding_a_target_is_paid_once(search):
     assert rewards == [2.5, 0.0]
 
 
+@pytest.mark.slow
 def test_targets_wander_at_their_speed_inside():
     env = envs.make("swarm/search-3")
     state, _ = reset(env)
@@ -154,6 +155,7 @@ def pursuit():
     return env, reset(env)[0]
 
 
+@pytest.mark.slow
 def test_a_caught_evader_is_dead_and_the_pursuers_paid(pursuit):
     env, state = pursuit
     state = place(state, [1, 1], [7, 7], [1.5, 1.5], [4, 1])
