@@ -1,10 +1,12 @@
 """Tasks as an array of jobs of SLURM, submitted by submitit."""
 
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from offmarl._imports import import_optional
@@ -20,6 +22,8 @@ _LOST_SECONDS = 10.0
 _GENERAL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes")
 """Parameters that submitit has for all kinds of clusters; those of SLURM begin with ``slurm_``."""
 _COMMANDS = ("sbatch", "srun", "squeue", "scancel")
+_PREEMPTION = signal.SIGUSR2
+"""The signal that submitit lets SLURM send some time before it ends a job."""
 _MINUTES = 240
 """Default time limit of a task. A task that reaches it is requeued, and continues."""
 _MOST = 1_000
@@ -27,11 +31,26 @@ _MOST = 1_000
 
 
 class _Requeued:
-    """Runs a task; when SLURM preempts it or its time is over, submitit queues it again."""
+    """Runs a task; when SLURM preempts it or its time is over, submitit queues it again.
+
+    submitit ignores SIGTERM, which `scancel` sends, and ends the process at the signal of a
+    preemption. Here the task saves a checkpoint at either.
+    """
 
     def __call__(self, call: Call) -> State:
         """Run the task."""
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        requeue = signal.getsignal(_PREEMPTION)
+        preempted: list[int] = []
+
+        def stop(signum: int, _frame: FrameType | None) -> None:
+            preempted.append(signum)
+            signal.raise_signal(signal.SIGINT)
+
+        signal.signal(_PREEMPTION, stop)
         state = run_task(call)
+        if preempted and state == "stopped" and callable(requeue):
+            requeue(preempted[0], None)
         if state == "crashed":
             raise RuntimeError(f"task {call.number} crashed: see {call.log}")
         return state

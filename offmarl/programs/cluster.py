@@ -101,6 +101,8 @@ def join(args: DeviceArgs, facts: Mapping[str, Any] | None = None) -> None:
     _check(args)
     if args.process:
         _reach(args.coordinator)
+    elif args.process == 0:
+        _refuse_second(args.coordinator)
     _keep_output_apart()
     _initialize(args, facts or {})
     if jax.process_index():
@@ -140,6 +142,19 @@ def _reach(address: str | None) -> None:
         f"--coordinator {address} did not answer within {JOIN_SECONDS} s ({reason}): start process "
         "0 on that machine with the same address, and check that the port is open."
     )
+
+
+def _refuse_second(address: str | None) -> None:
+    """Raise `OptionError` if something answers at the address that this process is to have."""
+    host, _, port = str(address).rpartition(":")
+    if address == AUTO:
+        return
+    with suppress(OSError):
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+        raise OptionError(
+            f"--coordinator {address}: another program answers there, perhaps a second process 0: "
+            "start each process with its own --process, or choose another port."
+        )
 
 
 _OWN_ARGS = ("coordinator", "process", "out", "vault", "track", "memory", "stream_cache")
