@@ -469,21 +469,30 @@ def ends_with_others(where: Path) -> Iterator[None]:
     if found is not None:
         found.advice = advice
     try:
-        with _last_words(f"offmarl: {own} was killed{cause}. {advice}"):
+        # JAX may abort this process while it finds out what has happened.
+        with _last_words(f"offmarl: {own} was killed{cause}. {advice}"), _explained(advice):
             yield
+    finally:
+        _guarded.reset(token)
+        if found is not None:
+            found.advice = ""
+
+
+@contextmanager
+def _explained(advice: str) -> Iterator[None]:
+    """Tell the others of an error in the block, or find out from them what it means."""
+    try:
+        yield
     except jax.errors.JaxRuntimeError as error:
         if str(error).startswith(_OWN_FAULTS):
             tell(error)
             raise
+        found = peers()
         reason = found.explain() if found is not None else "another process was lost"
         raise ProcessLostError(f"{reason} ({_first_line(error)}). {advice}") from None
     except (Exception, KeyboardInterrupt) as error:
         tell(error)
         raise
-    finally:
-        _guarded.reset(token)
-        if found is not None:
-            found.advice = ""
 
 
 _PRINT_UNLESS_DONE = "import sys; sys.stdin.read() or print(sys.argv[1], file=sys.stderr)"

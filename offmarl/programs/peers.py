@@ -54,6 +54,9 @@ class Peers:
         self._seen: dict[int, str] = {}
         self._silent: dict[int, float] = {}
         self._round = time.monotonic()
+        self._threads = [
+            threading.Thread(target=work, daemon=True) for work in (self._beat, self._watch)
+        ]
         self._left = threading.Event()
         """Set when the main thread itself ends the process."""
         self.advice = ""
@@ -63,8 +66,8 @@ class Peers:
         """Show that this process is alive, and watch the others, in threads."""
         self._client.key_value_set(f"{_ALIVE}{self._own}", "0", allow_overwrite=True)
         atexit.register(self._finish)
-        for work in (self._beat, self._watch):
-            threading.Thread(target=work, daemon=True).start()
+        for thread in self._threads:
+            thread.start()
 
     # ------------------------------------------------------------------------ the main thread
 
@@ -142,7 +145,7 @@ class Peers:
             number += 1
             with suppress(jax.errors.JaxRuntimeError):
                 self._client.key_value_set(key, str(number), allow_overwrite=True)
-            time.sleep(_BEAT_SECONDS)
+            self._left.wait(_BEAT_SECONDS)
 
     def _watch(self) -> None:
         while not self._left.is_set():
@@ -203,8 +206,13 @@ class Peers:
             self._client.key_value_set(_END, text)
 
     def _finish(self) -> None:
-        """Show at the end of the interpreter that this process has done its work."""
+        """Show at the end of the interpreter that this process has done its work.
+
+        The threads end first: Python crashes if it ends one that is inside of JAX.
+        """
         self._left.set()
+        for one in self._threads:
+            one.join(_HEARD_SECONDS)
         thread = threading.Thread(target=self._show_done, daemon=True)
         thread.start()
         thread.join(_HEARD_SECONDS)

@@ -59,7 +59,9 @@ def squeue(jobs: Path, *_options: str) -> None:
 
 
 def scancel(jobs: Path, *numbers: str) -> None:
-    listed = subprocess.run(["ps", "-eo", "pgid,args"], check=True, capture_output=True, text=True)
+    listed = subprocess.run(
+        ["ps", "-ww", "-eo", "pgid,args"], check=True, capture_output=True, text=True
+    )
     for found in listed.stdout.splitlines():
         for number in numbers:
             if re.search(rf"rm -f {jobs}/{number}(_|$)", found):
