@@ -9,12 +9,10 @@ the functions here do nothing.
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -30,8 +28,8 @@ from numpy.typing import NDArray
 from offmarl import __version__
 from offmarl._mesh import spec
 from offmarl.config import NonNegativeInt, PositiveInt, Validated
-from offmarl.errors import OffmarlError, OptionError, ProcessLostError, RunError
-from offmarl.programs.peers import peers, tell, watch
+from offmarl.errors import OffmarlError, OptionError, RunError
+from offmarl.programs.peers import first_line, last_words, peers, watch
 from offmarl.tracking import to_json
 from offmarl.types import ArrayTree
 
@@ -187,7 +185,7 @@ def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
     advice = "start all of them, each with its own --process and with the same --processes."
     late, found = f"the processes did not join within {JOIN_SECONDS} s", None
     try:
-        with _last_words(f"offmarl: --coordinator {args.coordinator}: {late}: {advice}"):
+        with last_words(f"offmarl: --coordinator {args.coordinator}: {late}: {advice}"):
             jax.distributed.initialize(
                 address,
                 args.processes,
@@ -195,20 +193,21 @@ def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
                 initialization_timeout=JOIN_SECONDS,
                 heartbeat_timeout_seconds=2 * HEARTBEAT_SECONDS + 10,  # later than `Peers`
             )
-            if (found := watch(HEARTBEAT_SECONDS, _end_at_once)) is not None:
+            if (found := watch(HEARTBEAT_SECONDS)) is not None:
                 found.start()
                 found.compare(_facts(args, more, found.count))
             jax.devices()  # the processes tell one another their devices
     except ValueError as error:
-        missing = "--processes and --process" if address else "--coordinator HOST:PORT"
+        missing = "--processes N and --process I"
+        missing = missing if address else f"--coordinator HOST:PORT, {missing}"
         raise OptionError(
-            f"--coordinator {args.coordinator}: no cluster tells what is missing ({error}): give "
-            f"{missing}."
+            f"--coordinator {args.coordinator}: no cluster such as SLURM has started this process, "
+            f"so something is missing ({error}): start it with `srun`, or give {missing}."
         ) from None
     except jax.errors.JaxRuntimeError as error:
         reason = late if found is None else found.explain()
         raise OptionError(
-            f"--coordinator {args.coordinator}: {reason} ({_first_line(error)}): {advice}"
+            f"--coordinator {args.coordinator}: {reason} ({first_line(error)}): {advice}"
         ) from None
     if args.processes not in (None, jax.process_count()):
         raise OptionError(
@@ -228,10 +227,6 @@ def _keep_output_apart() -> None:
             own = os.dup(1)
             os.dup2(2, 1)
             sys.stdout = os.fdopen(own, "w", buffering=1)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:200]
 
 
 # ---------------------------------------------------------------------------------- agreeing
@@ -426,101 +421,3 @@ def _move_to(sharding: Sharding) -> Callable[[jax.Array], jax.Array]:
     """Return a compiled function that moves an array between the devices of all processes."""
     moved: Callable[[jax.Array], jax.Array] = jax.jit(lambda array: array, out_shardings=sharding)
     return moved
-
-
-# ---------------------------------------------------------------------------------- ending
-
-_guarded = ContextVar("inside of ends_with_others", default=False)
-
-_OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
-"""Beginnings of errors of this process itself, such as a device without memory left."""
-
-
-@contextmanager
-def ends_with_others(where: Path) -> Iterator[None]:
-    """Turn the loss of another process into an error that says how to continue.
-
-    A process that dies closes its connections, and the next exchange with it fails. One that fails
-    tells the others why, and one that does not answer ends them after `HEARTBEAT_SECONDS`: see
-    `offmarl.programs.peers`. If process 0 dies, JAX aborts the others; a second process, which only
-    waits for the end of this one, then prints the message. Within another block of this kind, a
-    block does nothing.
-
-    Parameters
-    ----------
-    where
-        The run or vault that the processes write.
-
-    Raises
-    ------
-    ProcessLostError
-        An exchange with the other processes failed.
-    """
-    if jax.process_count() == 1 or _guarded.get():
-        yield
-        return
-    advice = (
-        f"Start all processes again with the same commands: {where} continues from its last "
-        "checkpoint."
-    )
-    own = f"process {jax.process_index()} of {jax.process_count()}"
-    cause = "" if is_first() else ", or aborted because process 0 was lost"
-    found, token = peers(), _guarded.set(True)
-    if found is not None:
-        found.advice = advice
-    try:
-        # JAX may abort this process while it finds out what has happened.
-        with _last_words(f"offmarl: {own} was killed{cause}. {advice}"), _explained(advice):
-            yield
-    finally:
-        _guarded.reset(token)
-        if found is not None:
-            found.advice = ""
-
-
-@contextmanager
-def _explained(advice: str) -> Iterator[None]:
-    """Tell the others of an error in the block, or find out from them what it means."""
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if str(error).startswith(_OWN_FAULTS):
-            tell(error)
-            raise
-        found = peers()
-        reason = found.explain() if found is not None else "another process was lost"
-        raise ProcessLostError(f"{reason} ({_first_line(error)}). {advice}") from None
-    except (Exception, KeyboardInterrupt) as error:
-        tell(error)
-        raise
-
-
-_PRINT_UNLESS_DONE = "import sys; sys.stdin.read() or print(sys.argv[1], file=sys.stderr)"
-
-
-@contextmanager
-def _last_words(message: str) -> Iterator[None]:
-    """Let another process print a message if this one is killed or aborted in the block."""
-    command = [sys.executable, "-I", "-S", "-c", _PRINT_UNLESS_DONE, message]
-    witness = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
-    )
-    _witnesses.append(witness)
-    try:
-        yield
-    finally:
-        _witnesses.remove(witness)
-        witness.communicate("done")
-
-
-_witnesses: list[subprocess.Popen[str]] = []
-"""The processes that would print last words now."""
-
-
-def _end_at_once(reason: str) -> None:
-    """End this process, whose main thread may wait for a process that is lost."""
-    for witness in _witnesses:
-        with suppress(OSError, ValueError):
-            witness.communicate("done")
-    os.write(2, f"error: {reason}\n".encode())
-    os._exit(1)

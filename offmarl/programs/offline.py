@@ -19,7 +19,6 @@ from offmarl.programs import dataset as data
 from offmarl.programs import gathering
 from offmarl.programs.cluster import (
     check_same,
-    ends_with_others,
     gathered,
     is_first,
     join,
@@ -41,6 +40,7 @@ from offmarl.programs.loop import (
     start,
     updates,
 )
+from offmarl.programs.peers import ends_with_others
 from offmarl.programs.program import (
     FREE,
     Args,

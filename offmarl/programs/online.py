@@ -21,11 +21,12 @@ from offmarl.errors import NotLearnedError, OptionError, RunError
 from offmarl.paths import local
 from offmarl.programs import registry
 from offmarl.programs.buffer import ChunkWriter
-from offmarl.programs.cluster import ends_with_others, gathered, is_first, join, on_first
+from offmarl.programs.cluster import gathered, is_first, join, on_first
 from offmarl.programs.collecting import collect
 from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.continuing import Start, start_of
 from offmarl.programs.loop import build, learn, online_schedule
+from offmarl.programs.peers import ends_with_others
 from offmarl.programs.program import (
     ArgsT,
     Hyperparameters,

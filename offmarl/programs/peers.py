@@ -8,15 +8,20 @@ hangs: an exchange of arrays with it would wait for ever.
 
 import atexit
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from offmarl.errors import OptionError
+from offmarl.errors import OptionError, ProcessLostError
 
 _BEAT_SECONDS = 1.0
 _LONGEST_ROUND = 3.0
@@ -226,13 +231,13 @@ _peers: list[Peers] = []
 """Those of this process, once it has joined them."""
 
 
-def watch(patience: float, end: Callable[[str], None]) -> Peers | None:
+def watch(patience: float) -> Peers | None:
     """Return the other processes, after `jax.distributed.initialize`; `Peers.start` watches them.
 
     Parameters
     ----------
-    patience, end
-        As for `Peers`.
+    patience
+        Seconds after which a process that does not answer is lost.
     """
     from jax._src import distributed  # the service is not public, and others use it in this way
 
@@ -240,7 +245,7 @@ def watch(patience: float, end: Callable[[str], None]) -> Peers | None:
     if client is None or not hasattr(client, "blocking_key_value_get"):
         return None
     count, own = distributed.global_state.num_processes, distributed.global_state.process_id
-    _peers.append(Peers(client, own, count, patience, end))
+    _peers.append(Peers(client, own, count, patience, _end_at_once))
     return _peers[-1]
 
 
@@ -252,5 +257,107 @@ def peers() -> Peers | None:
 def tell(error: BaseException) -> None:
     """Tell the others that an error ends this process; without others, do nothing."""
     if _peers:
-        text = str(error).strip().partition("\n")[0]
+        text = first_line(error)
         _peers[-1].tell(f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+# ---------------------------------------------------------------------------------- ending
+
+_guarded = ContextVar("inside of ends_with_others", default=False)
+
+_OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
+"""Beginnings of errors of this process itself, such as a device without memory left."""
+
+
+@contextmanager
+def ends_with_others(where: Path) -> Iterator[None]:
+    """Turn the loss of another process into an error that says how to continue.
+
+    A process that dies closes its connections, and the next exchange with it fails. One that fails
+    tells the others why, and one that does not answer ends them after a while: see `Peers`. If
+    process 0 dies, JAX aborts the others; a second process, which only waits for the end of this
+    one, then prints the message. Within another block of this kind, a block does nothing.
+
+    Parameters
+    ----------
+    where
+        The run or vault that the processes write.
+
+    Raises
+    ------
+    ProcessLostError
+        An exchange with the other processes failed.
+    """
+    if jax.process_count() == 1 or _guarded.get():
+        yield
+        return
+    advice = (
+        f"Start all processes again with the same commands: {where} continues from its last "
+        "checkpoint."
+    )
+    own = f"process {jax.process_index()} of {jax.process_count()}"
+    cause = "" if jax.process_index() == 0 else ", or aborted because process 0 was lost"
+    found, token = peers(), _guarded.set(True)
+    if found is not None:
+        found.advice = advice
+    try:
+        # JAX may abort this process while it finds out what has happened.
+        with last_words(f"offmarl: {own} was killed{cause}. {advice}"), _explained(advice):
+            yield
+    finally:
+        _guarded.reset(token)
+        if found is not None:
+            found.advice = ""
+
+
+@contextmanager
+def _explained(advice: str) -> Iterator[None]:
+    """Tell the others of an error in the block, or find out from them what it means."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if str(error).startswith(_OWN_FAULTS):
+            tell(error)
+            raise
+        found = peers()
+        reason = found.explain() if found is not None else "another process was lost"
+        raise ProcessLostError(f"{reason} ({first_line(error)}). {advice}") from None
+    except (Exception, KeyboardInterrupt) as error:
+        tell(error)
+        raise
+
+
+_PRINT_UNLESS_DONE = "import sys; sys.stdin.read() or print(sys.argv[1], file=sys.stderr)"
+
+
+@contextmanager
+def last_words(message: str) -> Iterator[None]:
+    """Let another process print a message if this one is killed or aborted in the block."""
+    command = [sys.executable, "-I", "-S", "-c", _PRINT_UNLESS_DONE, message]
+    witness = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
+    )
+    _witnesses.append(witness)
+    try:
+        yield
+    finally:
+        _witnesses.remove(witness)
+        witness.communicate("done")
+
+
+_witnesses: list[subprocess.Popen[str]] = []
+"""The processes that would print last words now."""
+
+
+def _end_at_once(reason: str) -> None:
+    """End this process, whose main thread may wait for a process that is lost."""
+    for witness in _witnesses:
+        with suppress(OSError, ValueError):
+            witness.communicate("done")
+    os.write(2, f"error: {reason}\n".encode())
+    os._exit(1)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error, shortened."""
+    return str(error).strip().partition("\n")[0][:200]

@@ -29,11 +29,12 @@ from offmarl.programs.buffer import (
     make_buffer,
 )
 from offmarl.programs.captures import CaptureCheckpoints
-from offmarl.programs.cluster import any_process, ends_with_others, is_first, on_first
+from offmarl.programs.cluster import any_process, is_first, on_first
 from offmarl.programs.collecting import collect
 from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.grouped import GroupState, collect_in_groups, groups_of
 from offmarl.programs.loop import Schedule, copied
+from offmarl.programs.peers import ends_with_others
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.run import (
     CheckpointTimer,
