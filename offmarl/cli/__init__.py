@@ -11,6 +11,8 @@ a shell after Ctrl-C, 143 after SIGTERM.
 import os
 import signal
 import sys
+import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -196,7 +198,7 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
         output.show_error(error, as_json)
         code = 2 if isinstance(error, UnknownNameError | OptionError) else 1
         if _has_other_processes():
-            _end_at_once(code)
+            _end_at_once(code, error)
         sys.exit(code)
     except UsageExit as wrong:  # it is already explained on standard error
         if as_json:
@@ -205,8 +207,17 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt as interrupt:
         output.show_interrupt(interrupt)
         _end_by_signal(interrupt.signum if isinstance(interrupt, Stopped) else signal.SIGINT)
+    except Exception as error:  # a bug
+        if _has_other_processes():
+            traceback.print_exc()
+            _end_at_once(1, error)
+        raise
     finally:
         sys.stdout.flush()  # a closed pipe raises here, not when the interpreter exits
+
+
+_LEAVE_SECONDS = 5.0
+"""How long a stopped process waits for the others of a run to stop."""
 
 
 def _has_other_processes() -> bool:
@@ -214,8 +225,11 @@ def _has_other_processes() -> bool:
     return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
 
 
-def _end_at_once(code: int) -> None:
-    """End the process without the end of JAX, which would wait for processes that are lost."""
+def _end_at_once(code: int, error: Exception) -> None:
+    """End the process without the end of JAX, which would wait for the others; tell them why."""
+    from offmarl.programs.peers import tell
+
+    tell(error)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -224,8 +238,13 @@ def _end_at_once(code: int) -> None:
 def _end_by_signal(signum: int) -> None:
     """End the process by a signal, so that a shell's loop around the command ends, too.
 
-    This also avoids the shutdown of JAX in the middle of a computation, which crashes.
+    This also avoids the shutdown of JAX in the middle of a computation, which crashes. Other
+    processes of the run end with this one; JAX would abort them if process 0 ended first.
     """
+    if _has_other_processes():
+        leaving = threading.Thread(target=sys.modules["jax"].distributed.shutdown, daemon=True)
+        leaving.start()
+        leaving.join(_LEAVE_SECONDS)
     signal.signal(signum, signal.SIG_DFL)
     signal.raise_signal(signum)
 

@@ -236,7 +236,8 @@ def trained_recording(
         devices=devices, coordinator=coordinator, processes=processes, process=process
     )
     use_cores_for(device_args)
-    join(device_args)
+    facts = {"steps": steps, "seed": seed, "num_envs": num_envs, "env": env, "greedy": greedy}
+    join(device_args, facts | {"training_seed": training_seed, "env_states": env_states})
 
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
     environment, policies = load(policy, env, [trained], greedy, program)

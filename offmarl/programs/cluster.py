@@ -12,10 +12,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,9 +27,11 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, Sharding
 from numpy.typing import NDArray
 
+from offmarl import __version__
 from offmarl._mesh import spec
 from offmarl.config import NonNegativeInt, PositiveInt, Validated
 from offmarl.errors import OffmarlError, OptionError, ProcessLostError, RunError
+from offmarl.programs.peers import peers, tell, watch
 from offmarl.tracking import to_json
 from offmarl.types import ArrayTree
 
@@ -71,16 +73,23 @@ DEVICE_ARGS = ("devices", "coordinator", "processes", "process")
 # ---------------------------------------------------------------------------------- joining
 
 
-def join(args: DeviceArgs) -> None:
+def join(args: DeviceArgs, facts: Mapping[str, Any] | None = None) -> None:
     """Join the other processes of a run, if the arguments name a coordinator.
 
     Call it before JAX is used. A second call does nothing.
 
+    Parameters
+    ----------
+    args
+        The arguments, which all processes must have in common except for the paths of files.
+    facts
+        Further values that they must have in common, by name.
+
     Raises
     ------
     OptionError
-        The arguments do not fit together, the coordinator does not answer, or not all processes
-        come.
+        The arguments do not fit together, or differ from those of process 0; the coordinator does
+        not answer, or not all processes come.
     """
     if args.coordinator is None:
         for name in ("processes", "process"):
@@ -93,7 +102,7 @@ def join(args: DeviceArgs) -> None:
     if args.process:
         _reach(args.coordinator)
     _keep_output_apart()
-    _initialize(args)
+    _initialize(args, facts or {})
     if jax.process_index():
         os.environ["OFFMARL_QUIET"] = "1"  # process 0 shows the progress
 
@@ -133,10 +142,35 @@ def _reach(address: str | None) -> None:
     )
 
 
-def _initialize(args: DeviceArgs) -> None:
+_OWN_ARGS = ("coordinator", "process", "out", "vault", "track", "memory", "stream_cache")
+"""Arguments that a process may have of its own."""
+
+
+def _facts(args: DeviceArgs, more: Mapping[str, Any], count: int) -> dict[str, Any]:
+    """Return what the processes must have in common, for JSON; of a path, the name of the file."""
+    program = Path(str(sys.modules[type(args).__module__].__file__)).stem
+    given = {one.name: getattr(args, one.name) for one in fields(args)} | dict(more)
+    found = {
+        f"--{name.replace('_', '-')}": value
+        for name, value in given.items()
+        if name not in _OWN_ARGS
+    }
+    found |= {"--processes": count, "the program": program}
+    found |= {"the version of offmarl": __version__, "the version of JAX": jax.__version__}
+    named = {name: _without_directory(value) for name, value in found.items()}
+    known: dict[str, Any] = json.loads(to_json(named))
+    return known
+
+
+def _without_directory(value: Any) -> Any:
+    is_path = isinstance(value, Path) or (isinstance(value, str) and Path(value).exists())
+    return Path(value).name if is_path else value
+
+
+def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
     address = None if args.coordinator == AUTO else args.coordinator
     advice = "start all of them, each with its own --process and with the same --processes."
-    late = f"the processes did not join within {JOIN_SECONDS} s"
+    late, found = f"the processes did not join within {JOIN_SECONDS} s", None
     try:
         with _last_words(f"offmarl: --coordinator {args.coordinator}: {late}: {advice}"):
             jax.distributed.initialize(
@@ -144,8 +178,11 @@ def _initialize(args: DeviceArgs) -> None:
                 args.processes,
                 args.process,
                 initialization_timeout=JOIN_SECONDS,
-                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+                heartbeat_timeout_seconds=2 * HEARTBEAT_SECONDS + 10,  # later than `Peers`
             )
+            if (found := watch(HEARTBEAT_SECONDS, _end_at_once)) is not None:
+                found.start()
+                found.compare(_facts(args, more, found.count))
             jax.devices()  # the processes tell one another their devices
     except ValueError as error:
         missing = "--processes and --process" if address else "--coordinator HOST:PORT"
@@ -154,8 +191,9 @@ def _initialize(args: DeviceArgs) -> None:
             f"{missing}."
         ) from None
     except jax.errors.JaxRuntimeError as error:
+        reason = late if found is None else found.explain()
         raise OptionError(
-            f"--coordinator {args.coordinator}: {late} ({_first_line(error)}): {advice}"
+            f"--coordinator {args.coordinator}: {reason} ({_first_line(error)}): {advice}"
         ) from None
     if args.processes not in (None, jax.process_count()):
         raise OptionError(
@@ -309,6 +347,13 @@ class Agreement:
         return bool(dues.any() or signals.any()), int(signals.max())
 
 
+def end_together() -> None:
+    """Wait until all processes are here; then each ends by itself, and none watches the others."""
+    if (found := peers()) is not None:
+        any_process(False)
+        found.leave()
+
+
 def check_same(what: str, value: Any, advice: str) -> None:
     """Raise `RunError` in all processes where a value differs from that of the first process."""
     if any_process(from_first(value) != json.loads(to_json(value))):
@@ -380,10 +425,11 @@ _OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 def ends_with_others(where: Path) -> Iterator[None]:
     """Turn the loss of another process into an error that says how to continue.
 
-    A process that dies closes its connections, and the next exchange with it fails. One that stops
-    answering ends the others after `HEARTBEAT_SECONDS`. JAX aborts a process that learns of this
-    first; a second process, which only waits for the end of this one, then prints the message.
-    Within another block of this kind, a block does nothing.
+    A process that dies closes its connections, and the next exchange with it fails. One that fails
+    tells the others why, and one that does not answer ends them after `HEARTBEAT_SECONDS`: see
+    `offmarl.programs.peers`. If process 0 dies, JAX aborts the others; a second process, which only
+    waits for the end of this one, then prints the message. Within another block of this kind, a
+    block does nothing.
 
     Parameters
     ----------
@@ -403,18 +449,26 @@ def ends_with_others(where: Path) -> Iterator[None]:
         "checkpoint."
     )
     own = f"process {jax.process_index()} of {jax.process_count()}"
-    token = _guarded.set(True)
+    cause = "" if is_first() else ", or aborted because process 0 was lost"
+    found, token = peers(), _guarded.set(True)
+    if found is not None:
+        found.advice = advice
     try:
-        with _last_words(f"offmarl: {own} was aborted, or another one was lost. {advice}"):
+        with _last_words(f"offmarl: {own} was killed{cause}. {advice}"):
             yield
     except jax.errors.JaxRuntimeError as error:
         if str(error).startswith(_OWN_FAULTS):
+            tell(error)
             raise
-        raise ProcessLostError(
-            f"{own} lost another process of the run ({_first_line(error)}). {advice}"
-        ) from None
+        reason = found.explain() if found is not None else "another process was lost"
+        raise ProcessLostError(f"{reason} ({_first_line(error)}). {advice}") from None
+    except (Exception, KeyboardInterrupt) as error:
+        tell(error)
+        raise
     finally:
         _guarded.reset(token)
+        if found is not None:
+            found.advice = ""
 
 
 _PRINT_UNLESS_DONE = "import sys; sys.stdin.read() or print(sys.argv[1], file=sys.stderr)"
@@ -427,7 +481,22 @@ def _last_words(message: str) -> Iterator[None]:
     witness = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True
     )
+    _witnesses.append(witness)
     try:
         yield
     finally:
+        _witnesses.remove(witness)
         witness.communicate("done")
+
+
+_witnesses: list[subprocess.Popen[str]] = []
+"""The processes that would print last words now."""
+
+
+def _end_at_once(reason: str) -> None:
+    """End this process, whose main thread may wait for a process that is lost."""
+    for witness in _witnesses:
+        with suppress(OSError, ValueError):
+            witness.communicate("done")
+    os.write(2, f"error: {reason}\n".encode())
+    os._exit(1)

@@ -30,7 +30,7 @@ from offmarl import envs, settings, tracking
 from offmarl.config import Validated
 from offmarl.errors import RunError, Stopped
 from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
-from offmarl.programs.cluster import Agreement, any_process, is_first, on_first
+from offmarl.programs.cluster import Agreement, end_together, is_first, on_first
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
 
@@ -397,7 +397,7 @@ class CheckpointTimer:
         """
         self._saved, self._unsaved, self._since = position, False, time.monotonic()
         if self._signal is not None:
-            any_process(False)  # none ends before the first one has saved
+            end_together()  # none ends before the first one has saved
             raise self._stopped(self._signal)
 
     def end(self) -> None:

@@ -11,15 +11,21 @@ import numpy as np
 
 from baselines import bc
 from offmarl import envs, programs, vault
+from offmarl.envs.scripted import scripted_policy
 from offmarl.networks import PolicyConfig, make_policy
+from recorders import ippo
 
 
-def record(out: str, environments: str, counts: str, num_envs: str = "8") -> dict[str, list[str]]:
-    """Record random policies on several numbers of devices; return the digests of each."""
+def record(
+    out: str, environments: str, counts: str, kind: str = "random", num_envs: str = "8"
+) -> dict[str, list[str]]:
+    """Record fixed policies on several numbers of devices; return the digests of each."""
     found: dict[str, list[str]] = {}
     for name in environments.split(","):
         env = envs.make(name)
         policy = make_policy(PolicyConfig("random"), env.spec)
+        if kind == "scripted":
+            policy = scripted_policy(env, kind)
         for count in map(int, counts.split(",")):
             path = Path(out) / f"{name.replace('/', '-')}.vlt" / f"on-{count}"
             steps = int(num_envs) * 70  # two chunks
@@ -48,6 +54,29 @@ def train(vault_path: str, out: str, counts: str, *options: str) -> dict[str, li
         )
         bc.main(args)
         found[count] = parameters(run)
+    return found
+
+
+def train_online(out: str, counts: str) -> dict[str, list[float]]:
+    """Train two seeds of a recorder on several numbers of devices; return their parameters."""
+    found = {}
+    for count in counts.split(","):
+        args = ippo.Args(
+            env="swarm/coverage-2",
+            out=Path(out) / count,
+            total_steps=16 * 64 * 4,
+            num_envs=16,
+            num_steps=64,
+            evaluations=1,
+            eval_episodes=2,
+            tiers="random",
+            steps=320,
+            seeds=2,
+            devices=int(count),
+        )
+        ippo.main(args)
+        runs = Path(out) / count / "swarm" / "coverage-2.run"
+        found[count] = [x for run in sorted(runs.iterdir()) for x in parameters(run)]
     return found
 
 

@@ -2,10 +2,8 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import jax
@@ -27,8 +25,7 @@ from offmarl.programs.sharding import (
 )
 from recorders import random_
 from tests.programs.several_devices import parameters
-
-ROOT = Path(__file__).parents[2]
+from tests.programs.several_processes import ROOT, finished, start
 
 
 def run(work: str, *arguments: object, devices: int = 8, optimised: bool = False) -> object:
@@ -45,49 +42,34 @@ def run(work: str, *arguments: object, devices: int = 8, optimised: bool = False
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(
-    "names",
-    ["swarm/pursuit-3-1,classic/xor", "swarm/flock-4", "jaxmarl/smax/3m", "jumanji/lbf"],
+    ("names", "policy"),
+    [
+        ("swarm/pursuit-3-1,classic/xor", "random"),
+        ("swarm/flock-4", "random"),
+        ("jaxmarl/smax/3m", "random"),
+        ("jumanji/lbf", "random"),
+        ("swarm/coverage-3,swarm/flock-4", "scripted"),
+        ("swarm/pursuit-3-1", "scripted"),
+    ],
 )
-def test_random_recordings_have_the_same_bits_on_any_number_of_devices(names, tmp_path):
-    for name, digests in run("record", tmp_path, names, "1,2,4,8", optimised=True).items():
+def test_fixed_policies_have_the_same_bits_on_any_number_of_devices(names, policy, tmp_path):
+    found = run("record", tmp_path, names, "1,2,4,8", policy, optimised=True)
+    for name, digests in found.items():
         assert len(set(digests)) == 1, name
 
 
-def processes(*arguments: object, count: int = 2, devices: int = 4) -> list[subprocess.Popen[str]]:
-    """Start the processes of one command of offmarl."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    environment = os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "JAX_NUM_CPU_DEVICES": str(devices),
-        "OFFMARL_HEARTBEAT_SECONDS": "20",
-    }
-    command = [sys.executable, "-m", "offmarl", *map(str, arguments), "--coordinator", address]
-    return [
-        subprocess.Popen(
-            [*command, "--processes", str(count), "--process", str(number)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(count)
-    ]
-
-
-def finished(started: list[subprocess.Popen[str]]) -> list[str]:
-    """Wait for processes, which must succeed; return what they printed."""
-    outputs = [one.communicate(timeout=300) for one in started]
-    for one, (_, errors) in zip(started, outputs, strict=True):
-        assert one.returncode == 0, errors
-    return [printed for printed, _ in outputs]
+@pytest.mark.nightly
+def test_seeds_of_a_recorder_on_several_devices_match_one_device(tmp_path):
+    found = run("train_online", tmp_path, "1,2,8")
+    # Two devices train a seed each. Of eight, four share the environments of a seed.
+    np.testing.assert_allclose(found["2"], found["1"], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(found["8"], found["1"], rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
 def test_two_processes_record_one_dataset(tmp_path):
     command = ["record", "random", "--env", "classic/xor", "--steps", 640, "--num-envs", 16]
-    first, second = finished(processes(*command, "--out", tmp_path / "two"))
+    first, second = finished(start(*command, "--out", tmp_path / "two"))
     assert "640" in first
     assert not second
     path = Path("classic/xor.vlt/random-0")
@@ -115,7 +97,7 @@ def test_two_processes_train_as_one_does(random_data, tmp_path):
     data = random_data("swarm/coverage-2")
     command = ["train", "bc", "--vault", data, "--updates", 20, "--batch-size", 16, "--length", 5]
     command += ["--env", "none", "--held-out", 0, "--seeds", 2, "--out", tmp_path / "two"]
-    finished(processes(*command))
+    finished(start(*command))
     found = run("train", data, tmp_path, "1", "seeds=2")
     np.testing.assert_allclose(parameters(tmp_path / "two"), found["1"], rtol=1e-3, atol=1e-5)
 
@@ -124,33 +106,10 @@ def test_two_processes_train_as_one_does(random_data, tmp_path):
 def test_two_processes_train_and_record_online(tmp_path):
     command = ["record", "ippo", "--env", "classic/xor", "--total-steps", 2048, "--num-envs", 16]
     command += ["--tiers", "random,replay", "--steps", 320, "--evaluations", 2]
-    finished(processes(*command, "--out", tmp_path))
+    finished(start(*command, "--out", tmp_path))
     for tier in ("random", "replay"):
         assert vault.verify(tmp_path / f"classic/xor.vlt/ippo-0-{tier}").sound
     assert tracking.read_run(tmp_path / "classic/xor.run/ippo-0")["complete"]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("lost", [0, 1])
-def test_a_lost_process_ends_the_others_and_the_same_commands_continue(lost, tmp_path):
-    command = ["record", "random", "--env", "classic/xor", "--steps", 640000, "--num-envs", 16]
-    command += ["--checkpoint-seconds", 0.2, "--out", tmp_path]
-    started = processes(*command)
-    path = tmp_path / "classic/xor.vlt/random-0"
-    checkpoints = path.parent / ".random-0.recording"
-    end = time.monotonic() + 120
-    while not any(checkpoints.glob("[0-9]*/about")) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert any(checkpoints.glob("[0-9]*/about")), [one.communicate(timeout=1) for one in started]
-    started[lost].kill()
-    errors = started[1 - lost].communicate(timeout=100)[1]
-    started[lost].communicate(timeout=100)
-    assert "continues from its last checkpoint" in errors
-    assert started[1 - lost].returncode
-    assert not vault.open_vault(path).provenance["complete"]
-    finished(processes(*command))
-    assert vault.open_vault(path).provenance["complete"]
-    assert vault.verify(path).sound
 
 
 # ---------------------------------------------------------------------------------- choices

@@ -1,0 +1,86 @@
+"""Runs one command in several processes that join one another."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+OFFMARL = ("-m", "offmarl")
+
+FAULTY = """
+from offmarl.cli import main
+from offmarl.programs.run import CheckpointTimer
+
+def is_due(self):
+    raise ValueError("a bug of the program")
+
+CheckpointTimer.is_due = is_due
+main()
+"""
+"""The command line with a bug that every program runs into."""
+
+
+def start(
+    *arguments: object,
+    each: Mapping[int, Sequence[object]] = {},
+    programs: Mapping[int, Sequence[str]] = {},
+    count: int = 2,
+    devices: int = 4,
+    patience: int = 20,
+) -> list[subprocess.Popen[str]]:
+    """Start the processes of a command.
+
+    Parameters
+    ----------
+    arguments
+        Of the command line.
+    each
+        Further arguments of some processes, by number.
+    programs
+        Arguments of Python, of processes that do not run the command line itself.
+    count, devices
+        Number of processes, and of each one's devices.
+    patience
+        OFFMARL_HEARTBEAT_SECONDS and OFFMARL_JOIN_SECONDS.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = os.environ | {
+        "PYTHONPATH": str(ROOT),
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "OFFMARL_HEARTBEAT_SECONDS": str(patience),
+        "OFFMARL_JOIN_SECONDS": str(max(patience, 30)),
+    }
+    return [
+        subprocess.Popen(
+            [
+                *(sys.executable, *programs.get(number, OFFMARL), *map(str, arguments)),
+                *("--coordinator", address, "--processes", str(count), "--process", str(number)),
+                *map(str, each.get(number, ())),
+            ],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(count)
+    ]
+
+
+def finished(started: Sequence[subprocess.Popen[str]]) -> list[str]:
+    """Wait for processes, which must succeed; return what they printed."""
+    outputs = [one.communicate(timeout=300) for one in started]
+    for one, (_, errors) in zip(started, outputs, strict=True):
+        assert one.returncode == 0, errors
+    return [printed for printed, _ in outputs]
+
+
+def ended(started: Sequence[subprocess.Popen[str]], timeout: float = 100) -> list[tuple[int, str]]:
+    """Wait for processes; return the exit code and the errors of each."""
+    errors = [one.communicate(timeout=timeout)[1] for one in started]
+    return [(one.returncode, text) for one, text in zip(started, errors, strict=True)]
