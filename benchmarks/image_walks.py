@@ -32,6 +32,7 @@ LEARN = (
     "--total-steps 200000 --shaped-rewards 0.5 --num-steps 128 --num-envs 16 --learning-rate 5e-4 "
     "--schedule linear"
 )
+CLONE = "--network feedforward --batch-size 128 --length 1 --updates 1500 --learning-rate 1e-3"
 STRIDE = 8
 """Every eighth pixel in both directions."""
 
@@ -67,10 +68,10 @@ def small(view: np.ndarray) -> np.ndarray:
 
 
 def pong() -> Small:
-    """Make Cooperative Pong without its bounded wrappers' rendering."""
+    """Make Cooperative Pong. Without a render mode, it observes blank screens."""
     from pettingzoo.butterfly import cooperative_pong_v6
 
-    env = cooperative_pong_v6.parallel_env(max_cycles=200)
+    env = cooperative_pong_v6.parallel_env(max_cycles=200, render_mode="rgb_array")
     return Small(env)
 
 
@@ -160,7 +161,7 @@ def cooperative_pong(directory: Path) -> None:
             play(env, follow(env), 60, recorder)
     behaviour = vault.open_vault(path).episodes.mean_return
     random = play(env, lambda _: {a: int(rng.integers(3)) for a in env.agents}, 30)
-    run(f"train bc --vault {path} --updates 1500 --out {directory}/pong-bc")
+    run(f"train bc --vault {path} {CLONE} --out {directory}/pong-bc")
     policy = offmarl.envs.PettingZooPolicy(offmarl.load_policy(directory / "pong-bc"), env)
 
     def act(observations: dict) -> dict:

@@ -283,7 +283,7 @@ class Connection:
         self._response: Any = None
         self._chunks: Iterator[bytes] = iter(())
         self._rest = b""
-        self._position = -1
+        self._position = self._end = -1
 
     def read(self, start: int, stop: int, end: int) -> bytes:
         """Return the bytes from ``start`` to ``stop``; the request goes on to ``end``.
@@ -309,6 +309,9 @@ class Connection:
     def close(self) -> None:
         """Close the connection; the next read opens another."""
         if self._response is not None:
+            if self._position == self._end and "Content-Length" in self._response.headers:
+                with suppress(TransportError):  # the client keeps a connection whose answer ended
+                    next(self._chunks, b"")
             self._response.close()
         self._response, self._position, self._rest = None, -1, b""
 
@@ -335,7 +338,7 @@ class Connection:
         self._response = session.send(request, stream=True, follow_redirects=True)
         self._check(url, start)
         self._chunks = self._response.iter_raw()
-        self._position = start
+        self._position, self._end = start, end
 
     def _check(self, url: str, start: int) -> None:
         """Refuse an answer that is not the requested interval."""

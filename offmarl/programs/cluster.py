@@ -193,9 +193,9 @@ def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
                 initialization_timeout=JOIN_SECONDS,
                 heartbeat_timeout_seconds=2 * HEARTBEAT_SECONDS + 10,  # later than `Peers`
             )
-            if (found := watch(HEARTBEAT_SECONDS)) is not None:
-                found.start()
-                found.compare(_facts(args, more, found.count))
+            found = watch(args.process, args.processes, HEARTBEAT_SECONDS)
+            found.start()
+            found.compare(_facts(args, more, found.count))
             jax.devices()  # the processes tell one another their devices
     except ValueError as error:
         missing = "--processes N and --process I"

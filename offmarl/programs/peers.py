@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from orbax.checkpoint import multihost
 
 from offmarl.errors import OptionError, ProcessLostError
 
@@ -231,20 +232,20 @@ _peers: list[Peers] = []
 """Those of this process, once it has joined them."""
 
 
-def watch(patience: float) -> Peers | None:
+def watch(process: int | None, processes: int | None, patience: float) -> Peers:
     """Return the other processes, after `jax.distributed.initialize`; `Peers.start` watches them.
 
     Parameters
     ----------
+    process, processes
+        Number of this process, and of all. None: JAX is asked, which waits until all processes
+        have come.
     patience
         Seconds after which a process that does not answer is lost.
     """
-    from jax._src import distributed  # the service is not public, and others use it in this way
-
-    client = getattr(distributed.global_state, "client", None)
-    if client is None or not hasattr(client, "blocking_key_value_get"):
-        return None
-    count, own = distributed.global_state.num_processes, distributed.global_state.process_id
+    client = multihost.get_jax_distributed_client()
+    own = jax.process_index() if process is None else process
+    count = jax.process_count() if processes is None else processes
     _peers.append(Peers(client, own, count, patience, _end_at_once))
     return _peers[-1]
 

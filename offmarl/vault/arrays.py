@@ -6,6 +6,7 @@ others through TensorStore, a bounded number of bytes at a time.
 
 import math
 import resource
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from threading import Lock
@@ -15,7 +16,7 @@ import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
 
-from offmarl._ahead import ahead, depth_of
+from offmarl._ahead import ahead, depth_of, in_thread
 from offmarl.errors import VaultError
 from offmarl.vault import layout
 from offmarl.vault.bounds import check_length, check_own_length
@@ -26,7 +27,7 @@ from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import Description, check_documents, snapshot_of
 from offmarl.vault.mmap import MappedArray, cut, map_arrays
 from offmarl.vault.tables import Episodes
-from offmarl.vault.windows import WindowPlaces, put_steps
+from offmarl.vault.windows import WindowPlaces, put_steps, window_chunks
 
 _IN_FLIGHT_BYTES = 2**26
 """Maximum bytes that TensorStore reads at once; they are held in addition to the result."""
@@ -91,6 +92,16 @@ class Arrays:
             self._opened[name] = self._store.array(prefix, complete=self._schema is not None)
         return self._opened[name]
 
+    def _open_together(self, names: Iterable[str]) -> None:
+        """Open arrays at the same time, which takes requests to another machine."""
+        opening = [
+            in_thread(partial(self.open, name), "offmarl-open")
+            for name in names
+            if name not in self._opened
+        ]
+        for one in opening:
+            one.result()
+
     def _check_names(self, names: Iterable[str]) -> None:
         for name in names:
             if name not in self._leaves:
@@ -107,25 +118,17 @@ class Arrays:
         return rows, steps
 
     def _window_keys(
-        self,
-        names: Iterable[str],
-        rows: NDArray[np.int64],
-        starts: NDArray[np.int64],
-        length: int,
+        self, names: Iterable[str], rows: NumpyArray, starts: NumpyArray, length: int
     ) -> list[str]:
         """Return the keys of the chunks that hold windows.
 
         Chunks that divide steps, as other programs may write, have more keys than these.
         """
-        found = []
-        for name in names:
-            size, time = self.chunk(name)
-            first, last = starts // time, (starts + max(length, 1) - 1) // time
-            windows = zip((rows // size).tolist(), first.tolist(), last.tolist(), strict=True)
-            places = {(row, one) for row, a, b in windows for one in range(a, b + 1)}
-            leaf = self._leaves[name]
-            found += [leaf.chunk_key(name, *place) for place in sorted(places)]
-        return found
+        return [
+            self._leaves[name].chunk_key(name, *place)
+            for name in names
+            for place in window_chunks(rows, starts, length, *self.chunk(name))
+        ]
 
     def check_length(self) -> None:
         """Raise `VaultFormatError` if there is less data than the vault's length needs."""
@@ -174,6 +177,7 @@ class Arrays:
         self._check_names(names)
         if not self._store.driver.is_remote:
             return self._read_here(names, rows, steps, agents)
+        self._open_together(names)
         found: dict[str, NumpyArray] = {}
         for part, inside in self._parts(names, rows, steps):
             starts = np.full(len(rows), part.start)
@@ -277,6 +281,7 @@ class Arrays:
         """
         self._check_names(names)
         if self._store.driver.is_remote:
+            self._open_together(names)
             self._store.driver.prefetch(self._window_keys(names, rows, starts, length))
         maps, checks = self._view()
         if checks and (fresh := checks.in_windows(names, rows, starts, length)):
@@ -318,11 +323,14 @@ class Arrays:
 
     def _compare(self, maps: Mapping[str, MappedArray], checks: Checks, fresh: Fresh) -> None:
         """Compare chunks; on a cold disk, many are requested at once."""
-        for name, places in fresh.chunks.items():
-            if name not in maps:
-                self._store.attempt(partial(self._compare_fetched, checks, name, places))
-                continue
-            mapped = maps[name]
+        here = {name: maps[name] for name in fresh.chunks if name in maps}
+        others = [
+            (name, x) for name, some in fresh.chunks.items() if name not in maps for x in some
+        ]
+        if others:
+            self._store.attempt(lambda: deque(self._chunks(checks, others), 0))
+        for name, mapped in here.items():
+            places = fresh.chunks[name]
             step = max(1, _RELEASE_BYTES // mapped.chunk_bytes)
             for begin in range(0, len(places), step):
                 some = places[begin : begin + step]
@@ -389,18 +397,17 @@ class Arrays:
             target[...] = chunk[source]
         return found
 
-    def _compare_fetched(self, checks: Checks, name: str, places: Iterable[ChunkPlace]) -> None:
-        for _ in self._chunks(checks, [(name, place) for place in places]):
-            pass
-
     def _chunks(
         self, checks: Checks, chunks: Iterable[tuple[str, ChunkPlace]]
     ) -> Iterator[tuple[tuple[str, ChunkPlace], NumpyArray]]:
         """Read whole chunks through TensorStore, several at once; compare those that are new."""
         chunks = list(chunks)
 
-        def read(chunk: tuple[str, ChunkPlace]) -> Any:
-            name, (block, number) = chunk
+        def again(key: tuple[str, ChunkPlace]) -> NumpyArray:
+            return np.ascontiguousarray(read(key)())
+
+        def read(key: tuple[str, ChunkPlace]) -> Any:
+            name, (block, number) = key
             array, (rows, steps) = self.open(name), self.chunk(name)
             here = array[block * rows : (block + 1) * rows, number * steps : (number + 1) * steps]
             return here.read().result
@@ -410,7 +417,7 @@ class Arrays:
         for key, result in ahead(chunks, read, depth_of(max(bytes_of, default=0))):
             chunk = np.ascontiguousarray(result())
             if checks.is_fresh(*key):
-                chunk = checks.verified(*key, chunk, partial(_again, read, key))
+                chunk = checks.verified(*key, chunk, partial(again, key))
             yield key, chunk
 
     def _pieces(self, name: str, out: NumpyArray, steps: range) -> Iterator[tuple[slice, slice]]:
@@ -479,12 +486,6 @@ def _places_of(
         if name in maps and maps[name].chunk_size not in found:
             found[maps[name].chunk_size] = maps[name].window_places(rows, starts, length)
     return found
-
-
-def _again(
-    read: Callable[[tuple[str, ChunkPlace]], Any], chunk: tuple[str, ChunkPlace]
-) -> NumpyArray:
-    return np.ascontiguousarray(read(chunk)())
 
 
 def _usage() -> tuple[int, int]:

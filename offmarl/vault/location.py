@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 ARCHIVE_SUFFIX = ".zip"
 _CACHE_BYTES = 2**26
 _SERVICES = ("s3", "gcs", "http")
-_RETRIES = 6
-"""About half a minute, as the pauses double from a second."""
+_RETRIES = {"max_retries": 8, "initial_delay": "100ms"}
+"""About half a minute, as the pauses double."""
 BUCKETS = ("s3", "gs")
 WEB = ("http", "https")
 HUB = "hf"
@@ -169,7 +169,7 @@ def caching_context() -> "ts.Context":
     """Return a context with a cache and retries, for archives and other machines."""
     import tensorstore as ts
 
-    retries = {f"{kind}_request_retries": {"max_retries": _RETRIES} for kind in _SERVICES}
+    retries = {f"{kind}_request_retries": _RETRIES for kind in _SERVICES}
     return ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}, **retries})
 
 

@@ -20,10 +20,17 @@ class Server:
 
     def __init__(self):
         self.asked = []
+        self.connections = 0
         self.answers = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self):
+                super().setup()
+                server.connections += 1
+
             def log_message(self, *_):
                 """Say nothing."""
 
@@ -35,6 +42,7 @@ class Server:
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
+                self.close_connection |= headers.get("Content-Length") != str(len(body))
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -174,6 +182,15 @@ def test_pauses_double_up_to_a_minute_and_heed_the_server(monkeypatch, server, w
     wire.close()
     wire.read(0, 10, 10)
     assert pauses == [7.5, 120]
+
+
+def test_a_connection_is_used_for_the_next_request(server):
+    """Those of other objects, too: setting one up takes several round trips."""
+    for start in range(0, 100, 10):
+        wire = client.Connection(remote(server))
+        assert wire.read(start, start + 10, start + 10) == DATA[start : start + 10]
+        wire.close()
+    assert (len(server.asked), server.connections) == (10, 1)
 
 
 def test_mirrors_take_turns(server):

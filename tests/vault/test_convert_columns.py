@@ -35,9 +35,11 @@ def found(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
-@pytest.mark.parametrize("size", [2**10, 2**26])
-def test_there_and_back(tmp_path, found, kind, size, monkeypatch):
-    monkeypatch.setattr(columns, "_SHARD_BYTES", size)
+@pytest.mark.parametrize(("shard", "chunk"), [(2**10, 2**20), (2**10, 100), (2**26, 2**20)])
+def test_there_and_back(tmp_path, found, kind, shard, chunk, monkeypatch):
+    """A last shard with fewer chunks than the others is whole, too."""
+    monkeypatch.setattr(columns, "_SHARD_BYTES", shard)
+    monkeypatch.setattr(columns, "_CHUNK_BYTES", chunk)
     layout = LAYOUTS[kind]
     out = vault.export_dataset(found, tmp_path / f"out.{kind}", layout)
     again = vault.import_dataset(out, tmp_path / "b.vlt", layout, terms={"licence": "MIT"})

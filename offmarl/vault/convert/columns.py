@@ -14,6 +14,7 @@ types, but for bfloat16, which becomes float32.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -162,10 +163,21 @@ def read_zarr(source: StrPath) -> Iterator[Imported]:
         common.check_layout(source, "plain zarr's", {*arrays, *group.attrs}, _NEEDED)
         for name, array in arrays.items():
             common.plain(array, name)
-            if array.nchunks_initialized != array.nchunks:
+            if _stored_parts(source / name) != _parts(array):
                 raise VaultFormatError(f"{source} has lost chunks of {name}: copy it again.")
         about: Any = group.attrs[_ABOUT]
     yield _imported("zarr", source, _Columns(arrays, about))
+
+
+def _parts(array: Any) -> int:
+    """Return the number of shards of a zarr array, or of its chunks if it has no shards."""
+    sizes = zip(array.shape, array.shards or array.chunks, strict=True)
+    return math.prod(-(-size // part) for size, part in sizes)
+
+
+def _stored_parts(directory: Path) -> int:
+    """Return the number of an array's files but for its metadata."""
+    return sum(path.is_file() and path.name != "zarr.json" for path in directory.rglob("*"))
 
 
 _NEEDED = (*_TABLES, _ABOUT, "actions", "rewards")
