@@ -125,12 +125,12 @@ def sizes(path: Path) -> None:
     shown = ", ".join(f"{name} {size / raw:.3f}" for name, size in numbers.items())
     print(f"  {found.num_steps} steps, raw {raw / 1e6:.1f} MB; over raw: {shown}", flush=True)
     back = path.parent / "imported.vlt" / "back"
-    vault.import_dataset(exported, back, "zarr")
+    assert vault.import_dataset(exported, back, "zarr").digest() == found.digest()
     for place in (path, back):
         names = {"vault_name": place.parent.name, "vault_uid": place.name}
         stock = Vault(**names, rel_dir=str(place.parents[1].absolute()))
         seen = np.asarray(stock.read().experience["observations"])
-        ours = found.read(leaves=["observations"])["observations"]
+        ours = vault.open_vault(place).read(leaves=["observations"])["observations"]
         print(f"  stock flashbax reads {seen.dtype} {seen.shape}, equal: {(seen == ours).all()}")
 
 

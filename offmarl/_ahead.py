@@ -1,6 +1,8 @@
 """Starts work before its results are needed."""
 
+import atexit
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
@@ -8,9 +10,14 @@ from contextlib import suppress
 from itertools import islice
 from threading import Thread
 from typing import TypeVar
+from weakref import WeakSet
 
 _Item = TypeVar("_Item")
 _Work = TypeVar("_Work")
+
+_LEAVE_SECONDS = 5.0
+"""How long the end of the interpreter waits for threads whose work was abandoned."""
+_threads: WeakSet[Thread] = WeakSet()
 
 
 def ahead(
@@ -35,7 +42,7 @@ def ahead(
 
 
 def in_thread(work: Callable[[], _Work], name: str) -> "Future[_Work]":
-    """Do work in a thread of its own, which does not keep the process alive.
+    """Do work in a thread of its own, which keeps the process alive for a few seconds at most.
 
     Who cancels the future abandons the work: the thread goes on, and its result is dropped.
     """
@@ -50,8 +57,18 @@ def in_thread(work: Callable[[], _Work], name: str) -> "Future[_Work]":
             else:
                 done.set_result(found)
 
-    Thread(target=run, name=name, daemon=True).start()
+    thread = Thread(target=run, name=name, daemon=True)
+    _threads.add(thread)
+    thread.start()
     return done
+
+
+@atexit.register
+def _leave() -> None:
+    """Let the threads end: one that comes back from TensorStore later aborts the process."""
+    end = time.monotonic() + _LEAVE_SECONDS
+    for thread in [*_threads]:
+        thread.join(max(end - time.monotonic(), 0.0))
 
 
 def depth_of(item_bytes: int, memory: int = 2**26) -> int:

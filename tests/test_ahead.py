@@ -1,5 +1,7 @@
 """Starting work before its results are needed."""
 
+import subprocess
+import sys
 from itertools import count
 
 import pytest
@@ -32,3 +34,16 @@ def test_an_error_of_the_start_leaves_what_came_before():
 @pytest.mark.parametrize(("item_bytes", "depth"), [(0, 16), (2**16, 16), (2**18, 4), (2**30, 2)])
 def test_items_fit_in_memory(item_bytes, depth):
     assert depth_of(item_bytes, memory=2**20) == depth
+
+
+ABANDONED = """
+import time
+from offmarl._ahead import in_thread
+in_thread(lambda: (time.sleep(0.5), print("ended")), "slow").cancel()
+"""
+
+
+def test_the_interpreter_waits_for_abandoned_work() -> None:
+    """A thread that came back from TensorStore after the end aborted the process."""
+    done = subprocess.run([sys.executable, "-c", ABANDONED], check=True, capture_output=True)
+    assert done.stdout == b"ended\n"
