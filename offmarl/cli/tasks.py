@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from rich.console import Group
+
 from offmarl import vault
-from offmarl.cli.output import Report, grid
+from offmarl.cli.output import Report, as_is, grid
 from offmarl.cli.parse import TASK_OPTIONS, given_among
 from offmarl.errors import OptionError
 from offmarl.launch import (
@@ -267,8 +269,10 @@ def _run_share(work: Work, share: Share) -> Report:
 
 
 def _plan(work: Work, options: TaskOptions) -> Report:
-    facts = work.plan(options.task.of if options.task else options.tasks or work.default_tasks)
-    return Report(facts, grid({name: _in_words(name, fact) for name, fact in facts.items()}))
+    tasks = options.task.of if options.task else options.tasks or work.default_tasks
+    facts, notes = work.plan(tasks), work.notes(tasks)
+    shown = grid({name: _in_words(name, fact) for name, fact in facts.items()})
+    return Report(facts | {"notes": notes}, Group(shown, *map(as_is, notes)))
 
 
 def _in_words(name: str, fact: Any) -> str:

@@ -108,6 +108,8 @@ def launch(work: Work, options: Options, entry: str, arguments: Sequence[str]) -
         work.clean()
         return Launched(fresh=False)
     work.check()
+    for note in work.notes(options.tasks):
+        tracking.notice(note)
     try:
         with FileLock(work.directory / "launch.lock", timeout=0):
             failed = _Launch(work, options, entry, tuple(arguments)).run()

@@ -6,7 +6,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -72,6 +72,7 @@ class Work(ABC):
     """
 
     goes_on = False
+    options: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, name: str, path: Path, identity: Mapping[str, Any]):
         self.name, self.path = name, path
@@ -123,6 +124,13 @@ class Work(ABC):
         """Return the sizes of the work, for a person to read before it is run."""
         return {"path": self.path, "blocks": self.num_blocks, "tasks": tasks}
 
+    def notes(self, tasks: int) -> list[str]:
+        """Return what a person should know before so many tasks are launched."""
+        count = self.num_blocks
+        if count >= tasks:
+            return []
+        return [f"{self.name} has {count} blocks, so that only {count} of {tasks} tasks run."]
+
     def is_done(self, block: int) -> bool:
         """Whether a block is complete."""
         return (self.directory / _DONE / str(block)).exists()
@@ -157,8 +165,10 @@ class Work(ABC):
         for name in sorted(found.keys() | self.identity.keys()):
             theirs, ours = found.get(name), self.identity.get(name)
             if theirs != ours:
+                hint = f" ({self.options[name]})" if name in self.options else ""
                 raise RunError(
-                    f"the tasks of {self.path} were started with {name}={theirs!r}, not {ours!r}: "
+                    f"the tasks of {self.path} were started with {name}={theirs!r}, not {ours!r}"
+                    f"{hint}: "
                     "give the same arguments to continue them, choose another path, or remove "
                     f"{self.directory}."
                 )

@@ -7,7 +7,7 @@ the other, so that it does not depend on which task recorded which block.
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from jaxtyping import PRNGKeyArray
@@ -96,6 +96,10 @@ class RecordWork(Work):
         A number is not positive.
     """
 
+    options: ClassVar[Mapping[str, str]] = {
+        "blocks": "their number and time steps, which --steps and --block-steps decide",
+    }
+
     def __init__(self, recording: Recording, block_steps: int | None = None):
         env, num_envs = recording.env, recording.num_envs
         require_positive(steps=recording.steps, num_envs=num_envs)
@@ -151,6 +155,20 @@ class RecordWork(Work):
             lambda joined: {**about, "complete": True, "recorded": recorded_return(joined)},
             tracking.progress,
         )
+
+    def notes(self, tasks: int) -> list[str]:
+        """Return what a person should know: too few blocks, or too short ones."""
+        found = super().notes(tasks)
+        if found:
+            found = [f"{found[0]} A smaller --block-steps makes more blocks."]
+        limit, steps = self.recording.env.spec.time_limit or 0, self.times * self.recording.num_envs
+        if self._num_blocks > 1 and self.times < _LEAST_EPISODES * limit:
+            found.append(
+                f"a block of {steps:,} steps has room for {self.times / limit:.2g} episodes of "
+                f"{limit} steps in each environment, and its last episodes are cut: use a larger "
+                "--block-steps for whole episodes."
+            )
+        return found
 
     def plan(self, tasks: int) -> dict[str, Any]:
         """Return sizes: environment steps, bytes on disk, memory of a task."""

@@ -87,3 +87,20 @@ def test_the_plan_has_sizes(tmp_path):
     assert plan["bytes"] * 2 == plan["bytes while joining"]
     with pytest.raises(OptionError, match="block_steps"):
         work_at(tmp_path / "hover.vlt" / "random", block_steps=0)
+
+
+def test_few_and_short_blocks_are_noted(tmp_path):
+    limit = ENV.spec.time_limit
+    few, short = work_at(tmp_path / "a.vlt" / "b").notes(tasks=8)
+    assert "has 6 blocks, so that only 6 of 8 tasks run. A smaller --block-steps" in few
+    assert f"a block of 80 steps has room for {20 / limit:.2g} episodes of {limit} steps" in short
+    steps = 4 * 8 * limit
+    assert work_at(tmp_path / "a.vlt" / "b", steps=steps, block_steps=steps // 2).notes(2) == []
+    assert work_at(tmp_path / "a.vlt" / "b", block_steps=480).notes(tasks=1) == []
+
+
+def test_blocks_of_another_size_are_explained(tmp_path):
+    work_at(tmp_path / "a.vlt" / "b").check()
+    words = r"blocks=\[6, 20\], not \[3, 40\] \(their number and time steps, which --steps and"
+    with pytest.raises(RunError, match=words):
+        work_at(tmp_path / "a.vlt" / "b", block_steps=160).check()
