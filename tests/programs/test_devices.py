@@ -61,9 +61,10 @@ def test_fixed_policies_have_the_same_bits_on_any_number_of_devices(names, polic
 @pytest.mark.nightly
 def test_seeds_of_a_recorder_on_several_devices_match_one_device(tmp_path):
     found = run("train_online", tmp_path, "1,2,8")
-    # Two devices train a seed each. Of eight, four share the environments of a seed.
+    # Two devices train a seed each. Of eight, four share the environments of a seed: after 64 steps
+    # of Adam, sums in another order have changed parameters by less than one step of 7e-4.
     np.testing.assert_allclose(found["2"], found["1"], rtol=1e-5, atol=1e-7)
-    np.testing.assert_allclose(found["8"], found["1"], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(found["8"], found["1"], rtol=1e-3, atol=5e-4)
 
 
 @pytest.mark.slow
