@@ -131,6 +131,7 @@ def test_a_cell_whose_process_is_killed_is_run_again(run, tmp_path):
     assert run(hidden=stub.DIES) == (True, {}) and (tmp_path / "died").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_stops_the_cells_and_the_same_call_continues(run, read, tmp_path):
     def interrupt():
         while not (tmp_path / "waiting").exists():

@@ -83,6 +83,7 @@ def test_a_new_baseline_gets_a_page(monkeypatch):
     assert "losses: policy_loss" in text
 
 
+@pytest.mark.slow
 def test_the_flow_of_a_baseline_is_read_off_its_computation():
     found = flow_of(registry.load("baseline", "qmix_cql"))
     assert found.networks == ("agent", "mixer", "target agent", "target mixer")

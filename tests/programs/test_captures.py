@@ -151,6 +151,7 @@ def test_steps_from_before_the_run_are_kept_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.slow
 def test_work_after_the_last_checkpoint_is_repeated(tmp_path: Path, lost: bool) -> None:
     """A kill between the steps and their checkpoint leaves a file that no checkpoint needs."""
     states = [begin(VECTORS)]
@@ -190,6 +191,7 @@ def test_a_checkpoint_whose_steps_are_damaged_is_set_aside(tmp_path: Path) -> No
         assert fresh.resume({"state": jax.eval_shape(lambda: state)}) is None
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_no_steps_and_buffers_that_are_refilled_are_not_stored(
     tmp_path: Path,
 ) -> None:

@@ -96,6 +96,7 @@ def test_actor_critics_continue_from_a_run_of_their_own_with_everything(program)
         same(getattr(state, name), getattr(run, name))
 
 
+@pytest.mark.slow
 def test_masac_refuses_the_critics_of_isac():
     (source, run), (program, fresh) = trained(isac), built(masac)
     with pytest.raises(ShapeError, match="critics/0/params"):

@@ -168,6 +168,7 @@ def killed_after(when):
 
 
 @pytest.mark.parametrize(("when", "checkpoint_seconds"), [(1, 1e9), (2, 0.0), (3, 0.0), (3, 1e9)])
+@pytest.mark.slow
 def test_stopped_and_called_again_it_is_the_recording_that_never_stopped(
     arguments, tmp_path, monkeypatch, when, checkpoint_seconds
 ):

@@ -92,6 +92,7 @@ def interrupted(monkeypatch, update: int, start: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("replay", [pytest.param("device", marks=pytest.mark.nightly), "stream"])
+@pytest.mark.slow
 def test_priorities_resume_to_the_same_bits(
     random_data, tmp_path: Path, monkeypatch, replay: str
 ) -> None:

@@ -169,6 +169,7 @@ def test_a_buffer_warm_started_from_a_vault_holds_its_newest_steps(random_data):
     assert not inside.any()
 
 
+@pytest.mark.slow
 def test_warm_started_steps_have_extras_of_zeros(random_data):
     """The buffer has extras that the vault lacks."""
     data = vault.open_vault(random_data("probe/two-step"))

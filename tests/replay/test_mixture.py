@@ -146,6 +146,7 @@ def test_a_mixture_holds_the_data_of_its_vaults(mixed, vaults) -> None:
 
 
 @pytest.mark.parametrize("weights", [None, "return", Weights("reward", temperature=0.5)])
+@pytest.mark.slow
 def test_a_stream_gives_the_batches_of_the_device(mixed, weights) -> None:
     replay = mixed.replay(16, 5, burn_in=2, weights=weights)
     sample = jax.jit(lambda replay, key: replay.sample(key))

@@ -182,6 +182,7 @@ def test_an_error_in_a_worker_is_readable(tmp_path: Path) -> None:
         next(iter(loader(data, batch_size=None)))
 
 
+@pytest.mark.slow
 def test_a_missing_pytorch_is_named(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "offmarl.replay.torch", raising=False)

@@ -74,6 +74,7 @@ def fail_with(room, place):
 @pytest.mark.parametrize(
     "step", [30, pytest.param(4, marks=pytest.mark.nightly)], ids=["some", "many"]
 )
+@pytest.mark.slow
 def test_full_at_every_write(small_disk, step):
     outcomes = [fail_with(pages * PAGE, small_disk) for pages in range(1, 200, step)]
     enough, reached = zip(*outcomes, strict=True)
