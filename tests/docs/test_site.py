@@ -183,6 +183,7 @@ def test_code_in_a_docstring_is_a_block_of_code():
 
 
 def test_the_api_has_every_public_name():
+    pytest.importorskip("torch")  # its datasets are among the public names
     import offmarl
 
     found = pages.api()
