@@ -63,6 +63,13 @@ def in_thread(work: Callable[[], _Work], name: str) -> "Future[_Work]":
     return done
 
 
+def briefly(work: Callable[[], object], name: str, seconds: float) -> None:
+    """Do work that may hang in a thread of its own, and wait for it so many seconds at most."""
+    thread = Thread(target=work, name=name, daemon=True)
+    thread.start()
+    thread.join(seconds)
+
+
 @atexit.register
 def _leave() -> None:
     """Let the threads end: one that comes back from TensorStore later aborts the process."""

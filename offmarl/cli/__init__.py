@@ -11,7 +11,6 @@ a shell after Ctrl-C, 143 after SIGTERM.
 import os
 import signal
 import sys
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from offmarl import __version__
+from offmarl._ahead import briefly
 from offmarl.cli import output
 from offmarl.cli.output import Report
 from offmarl.cli.parse import UsageExit, parse
@@ -242,9 +242,7 @@ def _end_by_signal(signum: int) -> None:
     processes of the run end with this one; JAX would abort them if process 0 ended first.
     """
     if _has_other_processes():
-        leaving = threading.Thread(target=sys.modules["jax"].distributed.shutdown, daemon=True)
-        leaving.start()
-        leaving.join(_LEAVE_SECONDS)
+        briefly(sys.modules["jax"].distributed.shutdown, "leave", _LEAVE_SECONDS)
     signal.signal(signum, signal.SIG_DFL)
     signal.raise_signal(signum)
 

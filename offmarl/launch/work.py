@@ -69,10 +69,13 @@ class Work(ABC):
     ----------
     goes_on
         Whether the other blocks are run after one that has failed, and are a result without it.
+    hints
+        What to do about a fact of the identity that differs from that of earlier tasks, by the
+        fact's name.
     """
 
     goes_on = False
-    options: ClassVar[Mapping[str, str]] = {}
+    hints: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, name: str, path: Path, identity: Mapping[str, Any]):
         self.name, self.path = name, path
@@ -165,12 +168,11 @@ class Work(ABC):
         for name in sorted(found.keys() | self.identity.keys()):
             theirs, ours = found.get(name), self.identity.get(name)
             if theirs != ours:
-                hint = f" ({self.options[name]})" if name in self.options else ""
+                hint = f" ({self.hints[name]})" if name in self.hints else ""
                 raise RunError(
                     f"the tasks of {self.path} were started with {name}={theirs!r}, not {ours!r}"
-                    f"{hint}: "
-                    "give the same arguments to continue them, choose another path, or remove "
-                    f"{self.directory}."
+                    f"{hint}: give the same arguments to continue them, choose another path, or "
+                    f"remove {self.directory}."
                 )
 
     def clean(self) -> None:

@@ -96,7 +96,7 @@ class RecordWork(Work):
         A number is not positive.
     """
 
-    options: ClassVar[Mapping[str, str]] = {
+    hints: ClassVar[Mapping[str, str]] = {
         "blocks": "their number and time steps, which --steps and --block-steps decide",
     }
 

@@ -16,12 +16,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 from orbax.checkpoint import multihost
 
+from offmarl._ahead import briefly
 from offmarl.errors import OptionError, ProcessLostError
 
 _BEAT_SECONDS = 1.0
@@ -116,9 +118,8 @@ class Peers:
             return
         self._left.set()
         text = f"process {self._own} of {self.count} ended: {reason}"
-        thread = threading.Thread(target=self._publish, args=(text,), daemon=True)
-        thread.start()
-        thread.join(_HEARD_SECONDS)  # process 0 may hang
+        # Process 0 may hang.
+        briefly(partial(self._publish, text), "tell", _HEARD_SECONDS)
         if self._own == 0:
             time.sleep(_HEARD_SECONDS)
 
@@ -219,9 +220,7 @@ class Peers:
         self._left.set()
         for one in self._threads:
             one.join(_HEARD_SECONDS)
-        thread = threading.Thread(target=self._show_done, daemon=True)
-        thread.start()
-        thread.join(_HEARD_SECONDS)
+        briefly(self._show_done, "finish", _HEARD_SECONDS)
 
     def _show_done(self) -> None:
         with suppress(jax.errors.JaxRuntimeError):

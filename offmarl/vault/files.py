@@ -40,6 +40,9 @@ _NO_ROOM = ("No space left", "ENOSPC", "File too large", "EFBIG", "EDQUOT", "quo
 _LOST_CHUNK = re.compile(r'NOT_FOUND: chunk .* stored at "([^"]+)"')
 _MOST_TEXT = 1000
 _SYNCS = 16
+_SETTLE_SECONDS = 0.1
+"""How long the other writes of a call that has failed may go on: zarr does not wait for them."""
+_DISCARDS = 20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -257,9 +260,20 @@ def workspace(directory: Path) -> Iterator[Path]:
     try:
         clear_directory(directory)
         yield directory
+    except BaseException:
+        time.sleep(_SETTLE_SECONDS)
+        raise
     finally:
-        shutil.rmtree(directory, ignore_errors=True)  # before the lock is released
+        _discard(directory)  # before the lock is released
         lock.release()
+
+
+def _discard(directory: Path) -> None:
+    """Remove a directory to which a library may still write."""
+    for _ in range(_DISCARDS):
+        shutil.rmtree(directory, ignore_errors=True)
+        if not directory.exists():
+            return
 
 
 @contextmanager

@@ -1,6 +1,8 @@
 """The order in which files become durable, appear at their path, and are complete."""
 
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -147,6 +149,24 @@ def test_a_workspace_is_cleared_and_nobody_elses(tmp_path):
         with pytest.raises(VaultLockedError), files.workspace(directory):
             pytest.fail("two build there")
         assert directory.exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_workspace_goes_although_its_writers_are_still_at_it(tmp_path):
+    """zarr does not wait for the other writes of a call that has failed."""
+    directory = tmp_path / "beside"
+
+    def write():
+        for number in range(60):
+            directory.mkdir(exist_ok=True)
+            (directory / str(number)).touch()
+            time.sleep(0.0005)
+
+    late = threading.Thread(target=write)
+    with pytest.raises(OSError, match="full"), files.workspace(directory):
+        late.start()
+        raise OSError("full")
+    late.join()
     assert list(tmp_path.iterdir()) == []
 
 
