@@ -3,8 +3,9 @@
     python benchmarks/tasks.py [--seconds 30] [--tasks 16] [--workers 2] [--launchers local ray]
 
 A task records one block of a fixed policy. The sizes are chosen such that a block takes about
-``--seconds``. Each way begins with an empty directory and ends with the joined recording; all of
-them use one cache of compiled programs, which is filled before. The ratio is to xargs.
+``--seconds`` beside others. SLURM needs a running cluster. Each way begins with an empty directory
+and ends with the joined recording; all of them use one cache of compiled programs, which is filled
+before. The ratio is to xargs.
 """
 
 import json
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
@@ -35,13 +36,15 @@ class Args:
     """Tasks that run at the same time."""
     launchers: tuple[str, ...] = ("local", "ray", "slurm")
     """What is compared with xargs; those that are not there are left out."""
-    env: str = "swarm/coverage-3"
+    env: str = "jaxmarl/smax/3m"
     """Environment."""
+    policy: str = "random"
+    """A fixed policy of the environment."""
 
 
 def command(args: Args, out: Path, block: int) -> list[str]:
     steps = ["--steps", str(block * args.tasks), "--block-steps", str(block)]
-    record = ["record", "--policy", "scripted", "--env", args.env, "--num-envs", str(ENVS)]
+    record = ["record", "--policy", args.policy, "--env", args.env, "--num-envs", str(ENVS)]
     return [*OFFMARL, *record, *steps, "--out", str(out)]
 
 
@@ -71,13 +74,16 @@ def through_xargs(args: Args, out: Path, block: int) -> float:
 def block_of(args: Args, root: Path) -> int:
     """Return the steps of a block that takes so long on one core, beside others."""
     least = 256 * ENVS
-    small = Args(0, args.workers, args.workers, (), args.env)
-    run([*command(small, root / "warm", least), "--task", f"0/{args.workers}"])
+    small = replace(args, tasks=args.workers)
     times = []
-    for size in (8 * least, 32 * least):
-        words = [*command(small, root / str(size), size), "--tasks", str(args.workers)]
-        times.append(run([*words, "--workers", str(args.workers)]))
-    seconds_per_step = (times[1] - times[0]) / (24 * least)
+    for size in (2 * least, 8 * least):
+        for attempt in ("compile", "measure"):
+            out = root / f"{attempt}-{size}"
+            words = [*command(small, out, size), "--tasks", str(args.workers)]
+            taken = run([*words, "--workers", str(args.workers)])
+            shutil.rmtree(out)
+        times.append(taken)
+    seconds_per_step = (times[1] - times[0]) / (6 * least)
     return max(round(args.seconds / seconds_per_step / least), 1) * least
 
 

@@ -81,6 +81,7 @@ def test_a_vault_is_written_as_documented(tmp_path, monkeypatch):
     assert written.num_steps == 160 and set(written.episodes.cause) == {"truncated"}
 
 
+@pytest.mark.slow
 def test_the_loop_returns_what_evaluation_does(tmp_path, monkeypatch):
     """Were a key used twice, agents would repeat their actions: 3.2 for the 9.3 of this policy."""
     monkeypatch.chdir(tmp_path)

@@ -49,6 +49,7 @@ def test_episodes_end_where_the_environment_says():
     assert (transitions.policy_id == 4).all()
 
 
+@pytest.mark.slow
 def test_memory_is_reset_with_the_episode_and_carried_between_rollouts():
     env = envs.autoreset(envs.make("probe/memory"))
     length = env.spec.time_limit

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from offmarl.launch.work import Work, once
 from offmarl.terminal import silent
 from offmarl.vault import Dataset
 from offmarl.vault.creation import destination
+from offmarl.vault.digest import fingerprint
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.transform import lineage, pipeline, policy_ids
 from offmarl.vault.transform.changes import Change, MappedFunction
@@ -59,12 +60,19 @@ class TransformWork(Work):
         The path has a vault that other work made, or cannot be one.
     """
 
+    hints: ClassVar[Mapping[str, str]] = {
+        "sources": "the path, steps, episodes and checksum of each vault",
+        "blocks": "their number, which --block-steps and the sources decide",
+    }
+
     def __init__(self, change: Change, path: str | Path, block_steps: int | None = None):
         if block_steps is not None and block_steps < 1:
             raise OptionError(f"--block-steps must be at least 1: got {block_steps}.")
         self.change = change
         self.blocks = blocks_of(change.vaults, block_steps)
-        sources = [[str(one.path), one.num_steps, len(one)] for one in change.vaults]
+        sources = [
+            [str(one.path), one.num_steps, len(one), fingerprint(one)] for one in change.vaults
+        ]
         identity = {
             "operation": change.operation,
             "sources": sources,

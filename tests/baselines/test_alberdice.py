@@ -127,6 +127,7 @@ def test_the_loss_of_values_by_hand():
     np.testing.assert_allclose(found, 2 * np.log(total) + start + slope, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_loss_of_values_is_the_same_for_values_shifted_together():
     """So the value of the absorbing state may be 0. Here no step leads there."""
     critic = OwnCritic(SPEC, 1, 1, layers=1)
@@ -165,6 +166,7 @@ def test_the_loss_of_advantages_by_hand():
     np.testing.assert_allclose(found, error + 0.5 * gap, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_policy_by_hand():
     args = alberdice.Args(Path(), hidden=4, network="feedforward")
     program, hyper = alberdice.make(SPEC, args, None), hyperparameters(args)

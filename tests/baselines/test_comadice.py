@@ -54,6 +54,7 @@ def by_hand(**options):
     return program, hyper, state._replace(params=params, target=of_target)
 
 
+@pytest.mark.slow
 def test_comadice_by_hand():
     program, hyper, state = by_hand()
     batch = sequence(

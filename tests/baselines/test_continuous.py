@@ -129,6 +129,7 @@ def wide_batch() -> Sequence:
     )
 
 
+@pytest.mark.slow
 def test_samples_of_the_penalty_have_the_density_that_is_stated():
     batch, count, std = wide_batch(), 4000, 1.0
     means = jnp.array([0.9, -0.5])[:, None, None]  # in the step and in the next

@@ -63,6 +63,7 @@ BATCH: dict[str, Any] = {
 second terminates; the third is truncated, and what follows its step is not known."""
 
 
+@pytest.mark.slow
 def test_an_update_with_continuous_actions_by_hand() -> None:
     program, model, hyper = make(CONTINUOUS, gamma=0.5, distillation_weight=3.0)
     velocity = [0.5, -0.5, 0.25, 0.0, 0.5, 1.0]
@@ -182,6 +183,7 @@ def random_batch(seed: int) -> Sequence:
     return batch._replace(view=batch.view._replace(observation=observation))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "network", ["feedforward", pytest.param("recurrent", marks=pytest.mark.nightly)]
 )

@@ -40,6 +40,7 @@ def prepared(spec: Any, q: list[float], q_target: list[float], outputs: list[flo
     return program, hyper, state._replace(params=omiga.Params(actor, value, online), target=target)
 
 
+@pytest.mark.slow
 def test_an_update_with_discrete_actions_by_hand() -> None:
     program, hyper, state = prepared(SPEC, [1.0, 2.0, 4.0], [1.0, 3.0, 2.0], [0.0] * 3)
     batch = sequence(

@@ -69,6 +69,7 @@ BATCH: dict[str, Any] = {
 first step, and holds the view that its episode ended with."""
 
 
+@pytest.mark.slow
 def test_an_update_by_hand() -> None:
     # At this temperature the better of two target values, 3 and 1, has three times the weight.
     options = {"value_temperature": 2 / np.log(3), "policy_temperature": 0.5, "critic_weight": 2.0}
@@ -140,6 +141,7 @@ def test_the_scale_of_values(targets: list[float], scale: float) -> None:
     np.testing.assert_allclose(found, scale, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reward", "follows"),
     [("team", 3.0), pytest.param("individual", 0.0, marks=pytest.mark.nightly)],
@@ -218,6 +220,7 @@ def test_the_target_follows_slowly(learner: Learner) -> None:
         np.testing.assert_allclose(target, old + 0.005 * (new - old), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_order_of_the_agents_is_drawn_for_each_update(learner: Learner) -> None:
     losses = {float(learner.learn(random_batch(0), seed)[1]["policy_loss"]) for seed in range(8)}
     assert len(losses) == 2

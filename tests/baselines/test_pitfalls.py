@@ -17,6 +17,7 @@ DISCRETE = ("bc", "cfcql", "iql_cql", "maicq", "omiga", "qmix_bcq", "qmix_cql")
 SAMPLED = ("bc", "maicq", "omiga")
 
 
+@pytest.mark.slow
 def test_the_policy_gradient_of_maicq_does_not_reach_the_mixer() -> None:
     program, hyper, state = of_maicq()
     # In windows of one step that does not terminate, no target of the critic is known.
@@ -58,6 +59,7 @@ def acts(program: Any, hyper: Any, greedy: bool, legal: jax.Array) -> np.ndarray
     return np.asarray(choose(jax.random.split(jax.random.key(1), 256)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "greedy"),
     [

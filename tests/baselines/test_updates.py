@@ -67,6 +67,7 @@ def update(program: Any, state: Any, batch: Sequence, hyper: Any) -> tuple[Any, 
     return jax.jit(program.stages[-1].update)(state, batch, jax.random.key(1), hyper)
 
 
+@pytest.mark.slow
 def test_qmix_cql_by_hand() -> None:
     program, hyper = make("qmix_cql", gamma=0.5, cql_samples=3, mixer_embed=1)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
@@ -158,6 +159,7 @@ def test_bc_by_hand() -> None:
     np.testing.assert_allclose(metrics["policy_loss"], -np.log(likelihoods).mean(), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -266,6 +268,7 @@ def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
     np.testing.assert_allclose(metrics["cql_loss"], np.mean(gaps), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_qmix_bcq_by_hand() -> None:
     program, hyper = make("qmix_bcq", gamma=0.5, threshold=0.3, mixer_embed=1)
     state = jax.jit(program.init)(jax.random.key(0), hyper)

@@ -71,6 +71,7 @@ def record_of(tmp_path, cell):
     return json.loads((tmp_path / "out" / "cells" / f"{cell}.json").read_text())["run.json"]
 
 
+@pytest.mark.slow
 def test_all_cells_run_once_with_their_options_and_vaults(run, tmp_path):
     assert run() == (True, {})
     assert record_of(tmp_path, "two--deep_wide")["args"] == {

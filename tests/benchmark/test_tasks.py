@@ -115,6 +115,7 @@ def test_options_that_a_benchmark_does_not_have(arguments, block_steps, message,
 # ---------------------------------------------------------------------------------- one process
 
 
+@pytest.mark.slow
 def test_a_command_leaves_no_variables_for_the_next_one(monkeypatch):
     seen = []
 

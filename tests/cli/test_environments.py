@@ -24,6 +24,7 @@ def test_a_part_of_the_list(offmarl):
     assert len(listed) == 5
 
 
+@pytest.mark.slow
 def test_one_environment_is_described_and_measured(offmarl):
     done = offmarl("envs", "classic/xor:time_limit=7", "--seconds", "0", "--json")
     data = done.json

@@ -76,6 +76,7 @@ def test_checkpoints_and_other_ways_to_act(offmarl, runs, random_data):
     assert list(found["policies"]) == [f"{runs[0]}, step 1, seed {seed}" for seed in (0, 1)]
 
 
+@pytest.mark.slow
 def test_what_a_user_gets_wrong(offmarl, runs, random_data, tmp_path):
     data = random_data("probe/match")
     assert "no runs to evaluate" in offmarl("ope", "--vault", data).err

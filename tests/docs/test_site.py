@@ -37,6 +37,7 @@ def test_every_environment_has_a_page_that_builds_it():
     assert "`time_limit` (default `60`)\n:   Steps of an episode." in flock
 
 
+@pytest.mark.slow
 def test_a_new_environment_gets_a_page():
     from offmarl.envs import classic
     from offmarl.envs.registry import _registered
@@ -111,6 +112,7 @@ def test_a_program_for_continuous_actions_only_has_a_flow():
     assert found.targets("network") == set(found.results) == {"policy_loss", "best action"}
 
 
+@pytest.mark.slow
 def test_the_flow_of_a_recorder_is_that_of_its_losses():
     found = flow_of(registry.load("recorder", "mappo"))
     assert found.networks == ("actor", "critic")

@@ -9,24 +9,19 @@ from offmarl.testing import EnvironmentConformance
 
 from .wrapped import wrapped_by
 
-QUICK = {
-    "classic/xor",
-    "classic/bridge",
-    "probe/one-step",
-    "probe/match",
-    "probe/memory",
-    "swarm/coverage-N",
-    "jaxmarl/mpe/simple_speaker_listener_v4",
-    "matrax/climbing",
-}
-"""Environments that compile in seconds."""
+QUICK = {"classic/xor", "probe/match", "swarm/coverage-N", "matrax/climbing"}
+"""Environments that the tests by default cover: quick ones of several kinds."""
 
 DAILY = {
+    "classic/bridge",
+    "probe/one-step",
+    "probe/memory",
     "swarm/search-3",
+    "jaxmarl/mpe/simple_speaker_listener_v4",
     "jaxmarl/mpe/simple_spread_v3",
     "jaxmarl/smax/5m_vs_6m",  # sides of unequal size
 }
-"""Slow environments that CI runs every time: one of each main family. The others run nightly."""
+"""Environments that CI covers every time: one of each main family. The others run nightly."""
 
 NUMBERS = {"matrax/penalty-K": 25, "matrax/no-conflict-K": 2, "matrax/conflict-K": 5}
 """Where not every number goes."""

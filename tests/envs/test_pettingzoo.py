@@ -24,6 +24,7 @@ from offmarl.envs.translator import Translator
 from ..programs.pettingzoo import Duel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -69,6 +69,7 @@ def test_the_model_card_says_what_the_hub_and_its_readers_need(hub, run):
     assert "actions greedy, over 2 seeds of 4 episodes each" in text
 
 
+@pytest.mark.slow
 def test_without_the_hub_the_policy_on_this_machine_is_used(hub, run, monkeypatch):
     pushed = library.push_policy(run, NAME, "MIT")
     path = library.pull_policy(NAME).path
@@ -79,6 +80,7 @@ def test_without_the_hub_the_policy_on_this_machine_is_used(hub, run, monkeypatc
         library.pull_policy("org/other")
 
 
+@pytest.mark.slow
 def test_damaged_data_is_not_installed_and_the_next_pull_is_whole(hub, run):
     library.push_policy(run, NAME, "MIT")
     hub.faults.flip = True
@@ -120,6 +122,7 @@ def test_a_card_that_is_not_valid_is_refused(hub, text):
         library.pull_policy(NAME)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "licence", "message"),
     [("clone", "MIT", "named org/name"), (NAME, None, "no licence until you choose one")],

@@ -322,6 +322,7 @@ def directory_of(data):
     return shards.read_directory(lambda a, b: data[a:b], data, len(data), "it")
 
 
+@pytest.mark.slow
 def test_large_reads_are_in_parts_each_fetched_once(hub, pushed, monkeypatch):
     """Also without a cache, and with memory for fewer pages than are read."""
     whole, length = vault.open_vault(pushed[0])[:], 0

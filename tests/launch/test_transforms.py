@@ -1,5 +1,7 @@
 """Transforms in blocks give what they give in one process."""
 
+import shutil
+
 import numpy as np
 import pytest
 
@@ -123,3 +125,21 @@ def test_a_plan_has_the_sizes(sources, tmp_path):
     assert (plan["sources"], plan["steps"], plan["tasks"]) == (2, 150, 4)
     assert plan["episodes"] == sum(map(len, sources))
     assert plan["bytes"] > 0 and plan["memory of a task"] > 1e8
+
+
+def test_a_source_that_has_changed_meanwhile_is_refused(tmp_path):
+    """Its steps and episodes are as many as before; only observations differ."""
+
+    def work():
+        return TransformWork(CHANGES["cat"]([vault.open_vault(tmp_path / "a.vlt")]), out, 20)
+
+    out, (steps, *rest) = tmp_path / "c.vlt", make(SPEC, 1, 70, 0, end_every=6.0)
+    for added in (0, 0, 1):
+        shutil.rmtree(tmp_path / "a.vlt", ignore_errors=True)
+        with vault.create(tmp_path / "a.vlt", SPEC, rows=1, chunk_steps=16) as writer:
+            writer.append(steps._replace(observations=steps.observations + added), *rest)
+        if not added:
+            run_share(work(), Share(0, 2))
+            continue
+        with pytest.raises(RunError, match=r"started with sources=.*steps, episodes and checksum"):
+            run_share(work(), Share(1, 2))

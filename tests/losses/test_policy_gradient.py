@@ -72,6 +72,7 @@ def test_entropy_of_legal_actions_only():
     assert np.isfinite(jax.grad(lambda x: Categorical(x).entropy().sum())(logits)).all()
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(0, 99))
 def test_running_moments_are_those_of_all_that_was_seen(sizes, seed):
     random = np.random.default_rng(seed)

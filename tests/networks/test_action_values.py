@@ -47,6 +47,7 @@ def test_each_agents_own_action_is_replaced_in_its_value_only(shared: bool) -> N
     assert np.unique(np.asarray(found).round(5)).size == 24
 
 
+@pytest.mark.slow
 @SHARED
 @pytest.mark.parametrize("sees", ["observation", "state", "joint"])
 def test_what_the_value_of_an_agent_depends_on(shared: bool, sees: str) -> None:

@@ -82,6 +82,7 @@ def test_noise_on_continuous_actions_is_recorded_as_it_was_drawn() -> None:
     assert not action[:, 0, 1].any()  # an entry that the agent lacks
 
 
+@pytest.mark.slow
 def test_uniform_actions_and_those_without_noise() -> None:
     action, log_prob, _, _ = acted(REACH, 0.5, 1.0, 2000)
     np.testing.assert_allclose(log_prob[0], np.log([1 / 2, 1 / 4]), rtol=1e-6)

@@ -187,6 +187,7 @@ def test_patches_are_multiplied_as_xla_convolves(size: int, stride: int) -> None
         np.testing.assert_allclose(found[0, 0, 4, 5], wanted, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_frames_become_channels_of_the_same_pixels() -> None:
     frames = jnp.arange(2 * 2 * 3 * 1).reshape(2, 2, 3, 1).astype(jnp.uint8)
     stacked = jnp.moveaxis(frames[..., 0], 0, -1)

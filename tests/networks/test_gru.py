@@ -90,6 +90,7 @@ def test_finite_differences_in_double_precision() -> None:
             np.testing.assert_allclose((gradient * direction).sum(), slope, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_second_derivatives() -> None:
     weights, *rest = inputs()
 

@@ -200,6 +200,7 @@ def test_pooled_mixers_have_one_size_and_ignore_the_order_of_agents() -> None:
     assert not np.isclose(total(moved, q), total(view, q), atol=1e-6).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", [SPEC, MANY], ids=lambda spec: spec.name)
 def test_pooled_mixers_are_monotonic_in_every_agent(spec: EnvSpec) -> None:
     mixer = make_mixer(SPEC, 4, 8, "pooled")

@@ -162,6 +162,7 @@ def test_a_greedy_policy_weighs_the_episodes_that_it_would_play(random_data):
     assert found.effective["one"] == pytest.approx(equal)
 
 
+@pytest.mark.slow
 def test_few_effective_episodes_are_pointed_out(random_data):
     data = vault.open_vault(random_data("probe/match"))
     found = estimate({"one": greedy(data.spec, 1)}, data, replace(FAST, episodes=40), ("wis",))

@@ -172,6 +172,7 @@ def test_work_after_the_last_checkpoint_is_repeated(tmp_path: Path, lost: bool) 
     assert len(list(tmp_path.glob("buffer/0/*-*.npz"))) == 3  # of 1 and 2, which need 10, and of 4
 
 
+@pytest.mark.slow
 def test_a_checkpoint_whose_steps_are_damaged_is_set_aside(tmp_path: Path) -> None:
     state, checkpoints = begin(VECTORS), CaptureCheckpoints(tmp_path, keep=2)
     states = [state := grow(state, VECTORS, 5, step) for step in (1, 2)]

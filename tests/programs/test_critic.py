@@ -56,6 +56,7 @@ def test_a_critic_gives_the_values_of_its_seed(run, data, batch, seed):
     assert critic.name == "two_stage" and found.shape == batch.action.shape
 
 
+@pytest.mark.slow
 def test_a_single_window_is_one_of_a_batch(run, batch):
     critic = offmarl.load_critic(run)
     view = View(*(np.asarray(leaf)[1] for leaf in batch.view_tm1))
@@ -65,6 +66,7 @@ def test_a_single_window_is_one_of_a_batch(run, batch):
     np.testing.assert_allclose(twice[1] + 100, one[1], rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_arrays_that_are_no_windows_are_refused(run, batch):
     critic = offmarl.load_critic(run)
     with pytest.raises(ShapeError, match="two_stage takes views and actions of windows"):
@@ -87,6 +89,7 @@ def test_a_normalised_critic_takes_recorded_views_and_gives_recorded_units():
     np.testing.assert_allclose(found, [[[0.0], [3.0]]])
 
 
+@pytest.mark.slow
 def test_a_program_without_a_critic_is_named(data, tmp_path):
     bc = programs.registry.load("baseline", "bc")
     options = {"updates": 2, "env": "none", "hidden": 4, "length": 2}
@@ -95,6 +98,7 @@ def test_a_program_without_a_critic_is_named(data, tmp_path):
         offmarl.load_critic(run)
 
 
+@pytest.mark.slow
 def test_a_step_that_was_not_kept_is_named(run):
     with pytest.raises(RunError, match=r"no checkpoint of step 5, but of \[12\]"):
         offmarl.load_critic(run, step=5)

@@ -157,6 +157,7 @@ def test_medium_replay_is_the_training_data_up_to_the_medium_policy(recorded):
     assert found.provenance["policies"][-1]["training_steps"] == medium
 
 
+@pytest.mark.slow
 def test_the_run_can_be_loaded_and_read(recorded):
     out, _ = recorded
     run = out / "probe" / "observation.run" / "mappo-0"
@@ -181,6 +182,7 @@ def test_evaluations_are_kept_for_comparison(recorded):
     assert versions[-1]["return"] == pytest.approx(np.mean(last))
 
 
+@pytest.mark.slow
 def test_the_same_command_again_changes_nothing(recorded):
     out, report = recorded
     before = {file: file.stat().st_mtime_ns for file in out.rglob("*") if file.is_file()}
@@ -190,6 +192,7 @@ def test_the_same_command_again_changes_nothing(recorded):
     assert "nothing was changed" in again.data["outcome"]
 
 
+@pytest.mark.slow
 def test_other_arguments_in_the_same_place_are_refused(recorded):
     out, _ = recorded
     with pytest.raises(RunError, match="learning_rate"):
@@ -263,6 +266,7 @@ def test_a_finished_run_records_further_tiers_without_training(recorded, tmp_pat
         record_from_run(run, "good")
 
 
+@pytest.mark.slow
 def test_a_vault_of_another_recording_is_found_before_the_training(recorded, tmp_path):
     out, name = tmp_path / "copy", Path("probe") / "observation.vlt" / "mappo-0-medium"
     shutil.copytree(recorded[0] / name, out / name)

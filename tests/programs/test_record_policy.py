@@ -98,6 +98,7 @@ def test_once_ended_a_recording_changes_nothing(arguments):
     assert [entry.name for entry in path.parent.iterdir()] == ["expert"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value"), [("seed", 4), ("num_envs", 5), ("steps", 4 * 300), ("params", None)]
 )
@@ -182,6 +183,7 @@ def test_stopped_and_called_again_it_is_the_recording_that_never_stopped(
     assert digests[0] == digests[1]
 
 
+@pytest.mark.slow
 def test_a_recording_that_an_older_version_began_goes_on(arguments, tmp_path, monkeypatch):
     """In the form it has: a step of its vault has one policy id for all agents."""
     whole = arguments | {"path": tmp_path / "whole.vlt" / "expert"}

@@ -61,6 +61,7 @@ def test_episodes_are_played_again_bit_for_bit(name, tmp_path):
         np.testing.assert_array_equal(found.truncated[ends], steps.truncated[ends])
 
 
+@pytest.mark.slow
 @pytest.mark.bits
 def test_recordings_are_otherwise_the_same(swarm, tmp_path):
     env = envs.make(swarm.spec.name)
@@ -123,6 +124,7 @@ def test_bytes_of_any_state():
         states.from_bytes(rows[:, 1:], jax.eval_shape(lambda: state))
 
 
+@pytest.mark.slow
 def test_wrapped_environments_keep_what_they_have(swarm):
     env = envs.make("swarm/coverage-2")
     wrapped = envs.record_states(env)

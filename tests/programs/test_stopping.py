@@ -136,6 +136,7 @@ def test_a_checkpoint_of_each_evaluation_is_the_policy_of_a_shorter_run(kept, tm
         policy(run, step=5)
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_of_each_seed_is_kept(kept, tmp_path):
     args, every = kept
     run = bc.main(replace(args, out=tmp_path / "best", keep="best"))
@@ -199,6 +200,7 @@ def test_the_actor_of_another_program_continues_from_a_clone():
     same(state.critic, fresh.critic)
 
 
+@pytest.mark.slow
 def test_a_run_that_normalises_otherwise_is_refused(kept, tmp_path):
     args, run = kept
     with pytest.raises(OptionError, match=r"normalised nothing, and .* normalised observation"):

@@ -97,6 +97,7 @@ def every_start(
     return Start(jnp.array(row), jnp.array(age), jnp.array(after)), expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "burn_in"), [(1, 0), (4, 0), (3, 2), (12, 0)])
 def test_windows_hold_what_happened(length: int, burn_in: int) -> None:
     start, expected = every_start(length, burn_in)
@@ -121,6 +122,7 @@ def test_windows_hold_what_happened(length: int, burn_in: int) -> None:
     assert len(counted) == 2 * CAPACITY
 
 
+@pytest.mark.slow
 def test_steps_are_drawn_equally_often() -> None:
     draw = jax.jit(draw_windows, static_argnums=(2, 3, 4))
     for capture, length in (

@@ -89,6 +89,7 @@ def test_memory_bounds_what_is_gathered_ahead(dataset: Dataset) -> None:
     assert most[0] <= 4
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_in_a_thread_is_raised(dataset: Dataset) -> None:
     def produce(number: int) -> int:
         if number == 2:

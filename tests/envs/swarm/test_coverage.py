@@ -45,6 +45,7 @@ def drone_at(env, x, y):
     return state._replace(drones=at_rest(jnp.asarray([[x, y]], jnp.float32)), task=task)
 
 
+@pytest.mark.slow
 def test_the_return_is_the_staleness_removed():
     """What a cell has gained is what grew back less what was removed; growth is bounded."""
     env = envs.make("swarm/coverage-3", recovery_time=1000)

@@ -101,6 +101,7 @@ def test_a_wall_stops_only_the_motion_into_it():
     assert drones.velocity[0].tolist() == pytest.approx([0.0, 0.9])
 
 
+@pytest.mark.slow
 def test_an_obstacle_pushes_out_and_takes_the_velocity_into_it():
     obstacles = jnp.asarray([[4.0, 4.0], [7.0, 7.0]])
     drones = swarm([[3.5, 4.0], [2.0, 4.0]], [[1.0, 0.5], [1.0, 0.0]])

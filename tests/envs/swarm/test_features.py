@@ -44,6 +44,7 @@ def test_continuous_and_discrete_actions_in_two_and_three_dimensions(task, dims)
     assert state.drones.position.shape[1] == dims
 
 
+@pytest.mark.slow
 def test_a_continuous_action_is_the_command():
     discrete, continuous = (
         envs.make("swarm/coverage-2", action=kind) for kind in ("discrete", "continuous")

@@ -30,6 +30,7 @@ def slow_can_see(own, target, obstacles, radius):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dims", "dense"),
     [(2, False), *(pytest.param(*case, marks=NIGHTLY) for case in ((2, True), (3, False)))],
