@@ -171,17 +171,20 @@ class RecordWork(Work):
         return found
 
     def plan(self, tasks: int) -> dict[str, Any]:
-        """Return sizes: environment steps, bytes on disk, memory of a task."""
+        """Return sizes: environment steps, bytes on disk in whole chunks, memory of a task."""
         num_envs = self.recording.num_envs
         spec, _ = recorded(self.recording.env, first_id=1)
         step_bytes = sum(leaf.step_bytes for leaf in layout.leaves(spec).values())
-        steps = self._num_blocks * self.times * num_envs
         chunk = min(self.times, CHUNK) * num_envs * step_bytes
+        size, row = layout.default_chunk_steps(spec, num_envs), num_envs * step_bytes
+        joined, block = (
+            -(-times // size) * size * row for times in (self._num_blocks * self.times, self.times)
+        )
         return super().plan(tasks) | {
-            "steps": steps,
+            "steps": self._num_blocks * self.times * num_envs,
             "steps of a block": self.times * num_envs,
-            "bytes": steps * step_bytes,
-            "bytes while joining": 2 * steps * step_bytes,
+            "bytes": joined,
+            "bytes while joining": joined + self._num_blocks * block,
             "memory of a task": int(_PROCESS_BYTES + _BUFFERS * chunk),
         }
 

@@ -128,18 +128,19 @@ def test_a_plan_has_the_sizes(sources, tmp_path):
 
 
 def test_a_source_that_has_changed_meanwhile_is_refused(tmp_path):
-    """Its steps and episodes are as many as before; only observations differ."""
+    """It has as many steps and episodes as before; only the global state differs."""
 
     def work():
         return TransformWork(CHANGES["cat"]([vault.open_vault(tmp_path / "a.vlt")]), out, 20)
 
     out, (steps, *rest) = tmp_path / "c.vlt", make(SPEC, 1, 70, 0, end_every=6.0)
-    for added in (0, 0, 1):
+    changed = steps._replace(view=steps.view._replace(state=steps.view.state + 1))
+    for number, written in enumerate((steps, steps, changed)):
         shutil.rmtree(tmp_path / "a.vlt", ignore_errors=True)
         with vault.create(tmp_path / "a.vlt", SPEC, rows=1, chunk_steps=16) as writer:
-            writer.append(steps._replace(observations=steps.observations + added), *rest)
-        if not added:
-            run_share(work(), Share(0, 2))
+            writer.append(written, *rest)
+        if number < 2:
+            run_share(work(), Share(number, 3))
             continue
         with pytest.raises(RunError, match=r"started with sources=.*steps, episodes and checksum"):
-            run_share(work(), Share(1, 2))
+            run_share(work(), Share(2, 3))

@@ -81,10 +81,11 @@ def test_sizes_of_blocks(steps, num_envs, time_limit, block_steps, times):
     assert steps / num_envs / found <= 1024
 
 
-def test_the_plan_has_sizes(tmp_path):
+def test_the_plan_has_sizes(one, tmp_path):
     plan = work_at(tmp_path / "hover.vlt" / "random").plan(3)
     assert (plan["blocks"], plan["tasks"], plan["steps"]) == (6, 3, 480)
-    assert plan["bytes"] * 2 == plan["bytes while joining"]
+    assert 1.0 < one.num_bytes / plan["bytes"] < 1.1  # the last chunk is stored whole
+    assert plan["bytes while joining"] == 7 * plan["bytes"]
     with pytest.raises(OptionError, match="block_steps"):
         work_at(tmp_path / "hover.vlt" / "random", block_steps=0)
 
