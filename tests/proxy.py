@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 from urllib.parse import urlsplit
 
 _BLOCK = 2**16
@@ -22,12 +23,14 @@ class Proxy:
         Seconds before each request is forwarded.
     cut
         Share of requests whose connection is closed in the middle of the answer.
+    within
+        Bytes of the answer after which that happens at the latest.
     """
 
-    def __init__(self, target: str, latency: float = 0.0, cut: float = 0.0):
+    def __init__(self, target: str, latency: float = 0.0, cut: float = 0.0, within: int = 2**15):
         parts = urlsplit(target)
         self._target = parts.hostname, parts.port
-        self.latency, self.cut, self.cuts = latency, cut, 0
+        self.latency, self.cut, self.within, self.cuts = latency, cut, within, 0
         self._dice = random.Random(0)
         self._listening = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._accept, daemon=True).start()
@@ -55,7 +58,7 @@ class Proxy:
             while block := client.recv(_BLOCK):
                 time.sleep(self.latency)
                 if self._dice.random() < self.cut:
-                    state["left"] = self._dice.randrange(1, 2**15)
+                    state["left"] = self._dice.randrange(1, self.within)
                 server.sendall(block)
             server.shutdown(socket.SHUT_WR)
             answers.join()
@@ -75,8 +78,8 @@ class Proxy:
 
 
 @contextmanager
-def proxied(target: str, latency: float = 0.0, cut: float = 0.0) -> Iterator[Proxy]:
-    proxy = Proxy(target, latency, cut)
+def proxied(target: str, **faults: Any) -> Iterator[Proxy]:
+    proxy = Proxy(target, **faults)
     try:
         yield proxy
     finally:

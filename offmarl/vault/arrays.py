@@ -368,8 +368,8 @@ class Arrays:
                 pieces.append((found[name][:, inside], array[:, span]))
         largest = max((target.nbytes for target, _ in pieces), default=0)
         depth = depth_of(largest, _IN_FLIGHT_BYTES)
-        for (target, _), read in ahead(pieces, lambda piece: piece[1].read(), depth):
-            target[...] = read.result()
+        for (target, piece), read in ahead(pieces, lambda piece: piece[1].read(), depth):
+            target[...] = self._finish(piece, read)
         return found
 
     def _fetch_whole(
@@ -415,7 +415,9 @@ class Arrays:
         sizes = {name: math.prod(self.chunk(name)) for name, _ in chunks}
         bytes_of = (self._leaves[name].step_bytes * size for name, size in sizes.items())
         for key, result in ahead(chunks, read, depth_of(max(bytes_of, default=0))):
-            chunk = np.ascontiguousarray(result())
+            chunk = np.ascontiguousarray(
+                self._store.driver.finish(result, lambda key=key: read(key)())
+            )
             if checks.is_fresh(*key):
                 chunk = checks.verified(*key, chunk, partial(again, key))
             yield key, chunk
@@ -431,14 +433,21 @@ class Arrays:
             yield slice(start, stop), slice(start - steps.start, stop - steps.start)
             start = stop
 
+    def _finish(self, array: ts.TensorStore, read: ts.Future[NumpyArray]) -> NumpyArray:
+        """Return the result of a read of an array that was started."""
+        return self._store.driver.finish(read.result, lambda: array.read().result())
+
     def _gather(
         self, name: str, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int
     ) -> NumpyArray:
-        array, pairs = self.open(name), zip(rows.tolist(), starts.tolist(), strict=True)
+        array, pairs = self.open(name), list(zip(rows.tolist(), starts.tolist(), strict=True))
         with ts.Batch() as batch:  # a chunk of several windows is read and decoded once
             reads = [array[row, start : start + length].read(batch=batch) for row, start in pairs]
         shape = (length, *self._leaves[name].shape)
-        windows = [read.result() for read in reads]
+        windows = [
+            self._finish(array[row, start : start + length], read)
+            for (row, start), read in zip(pairs, reads, strict=True)
+        ]
         return np.stack(windows) if windows else np.empty((0, *shape), self._leaves[name].dtype)
 
 

@@ -7,13 +7,15 @@ the kinds are methods and flags of the driver, so the layers above do not test f
 
 import math
 import os
+import re
 import stat
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.paths import scheme_factory
@@ -35,6 +37,18 @@ from offmarl.vault.location import (
 
 if TYPE_CHECKING:
     import tensorstore as ts
+
+
+T = TypeVar("T")
+
+_EMPTY = "the file is empty"
+_CUT_SHORT = re.compile(
+    "Expected Content-Range header|OUT_OF_RANGE: Requested byte range|etag not found in response|"
+    + _EMPTY
+)
+"""What is said of an answer that ended within its headers."""
+_TRIES = 5
+_PAUSE_SECONDS = 0.1
 
 
 class Driver(ABC):
@@ -85,6 +99,14 @@ class Driver(ABC):
         OSError, ValueError
             It exists and cannot be read.
         """
+
+    def finish(self, result: Callable[[], T], again: Callable[[], T]) -> T:
+        """Return the result of a read that was started; call ``again`` if its answer was cut short.
+
+        Errors stay those of the read.
+        """
+        del again
+        return result()
 
     @property
     def digest(self) -> str | None:
@@ -185,8 +207,31 @@ class TensorStoreDriver(Driver):
 
     def read(self, name: str) -> bytes | None:
         """Return the content of a small file, or None if it does not exist."""
-        found = self.files.read(name, staleness_bound=self.staleness).result()
-        return bytes(found.value) if found.state == "value" else None
+
+        def read() -> bytes | None:
+            found = self.files.read(name, staleness_bound=self.staleness).result()
+            if self.is_remote and found.state == "value" and not found.value:
+                raise ValueError(_EMPTY)
+            return bytes(found.value) if found.state == "value" else None
+
+        return self.finish(read, read)
+
+    def finish(self, result: Callable[[], T], again: Callable[[], T]) -> T:
+        """Return the result of a read that was started; call ``again`` if its answer was cut short.
+
+        TensorStore repeats requests that fail, except those whose answer ends within its headers.
+        """
+        if not self.is_remote:
+            return result()
+        for _ in range(_TRIES):
+            try:
+                return result()
+            except ValueError as error:
+                if not _CUT_SHORT.search(str(error)):
+                    raise
+            time.sleep(_PAUSE_SECONDS)
+            result = again
+        return result()
 
     def names(self) -> list[str]:
         """Return the relative paths of all files below."""

@@ -184,13 +184,13 @@ class Store(ABC):
         if self._held is None or not is_forked():
             use_tensorstore(self.path)
         try:
-            return read()
+            return self.driver.finish(read, read)
         except (ValueError, OSError) as error:
             if not isinstance(error, ValueError) or "NOT_FOUND" not in str(error):
                 raise vault_error(error, self.path) from error
         # Outside `except`, because the exception keeps the result of the first call in memory.
         with errors_of(self.path):
-            return read()
+            return self.driver.finish(read, read)
 
 
 def store_of(driver: Driver, config: Mapping[str, Any] | None = None) -> Store:
