@@ -415,9 +415,7 @@ class Arrays:
         sizes = {name: math.prod(self.chunk(name)) for name, _ in chunks}
         bytes_of = (self._leaves[name].step_bytes * size for name, size in sizes.items())
         for key, result in ahead(chunks, read, depth_of(max(bytes_of, default=0))):
-            chunk = np.ascontiguousarray(
-                self._store.driver.finish(result, lambda key=key: read(key)())
-            )
+            chunk = np.ascontiguousarray(self._store.driver.finish(result, partial(again, key)))
             if checks.is_fresh(*key):
                 chunk = checks.verified(*key, chunk, partial(again, key))
             yield key, chunk
