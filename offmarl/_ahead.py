@@ -5,25 +5,27 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from itertools import islice
-from threading import Thread
-from typing import TypeVar
+from threading import Event, Thread, local
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 _Item = TypeVar("_Item")
 _Work = TypeVar("_Work")
 
-_LEAVE_SECONDS = 5.0
+_LEAVE_SECONDS = 10.0
 """How long the end of the interpreter waits for threads whose work was abandoned."""
 _threads: WeakSet[Thread] = WeakSet()
+_leaving = Event()
+_own = local()
 
 
 def ahead(
     items: Iterable[_Item], start: Callable[[_Item], _Work], depth: int
 ) -> Iterator[tuple[_Item, _Work]]:
-    """Yield each item with the work that was started on it, in order.
+    """Yield each item with the work that was started on it, in order; see `end_if_abandoned`.
 
     Parameters
     ----------
@@ -37,6 +39,7 @@ def ahead(
     rest = iter(items)
     waiting = deque((item, start(item)) for item in islice(rest, depth))
     while waiting:
+        end_if_abandoned()
         yield waiting.popleft()
         waiting.extend((item, start(item)) for item in islice(rest, 1))
 
@@ -44,11 +47,13 @@ def ahead(
 def in_thread(work: Callable[[], _Work], name: str) -> "Future[_Work]":
     """Do work in a thread of its own, which keeps the process alive for a few seconds at most.
 
-    Who cancels the future abandons the work: the thread goes on, and its result is dropped.
+    Who cancels the future abandons the work: its result is dropped, and the thread ends at the next
+    call of `end_if_abandoned`.
     """
     done: Future[_Work] = Future()
 
     def run() -> None:
+        _own.future = done
         with suppress(InvalidStateError):  # it was cancelled
             try:
                 found = work()
@@ -63,6 +68,16 @@ def in_thread(work: Callable[[], _Work], name: str) -> "Future[_Work]":
     return done
 
 
+def end_if_abandoned() -> None:
+    """Raise `CancelledError` in a thread whose work nobody waits for; work calls it now and then.
+
+    Nobody waits once the future of `in_thread` is cancelled, or the interpreter ends.
+    """
+    future: Future[Any] | None = getattr(_own, "future", None)
+    if future is not None and (future.cancelled() or _leaving.is_set()):
+        raise CancelledError
+
+
 def briefly(work: Callable[[], object], name: str, seconds: float) -> None:
     """Do work that may hang in a thread of its own, and wait for it so many seconds at most."""
     thread = Thread(target=work, name=name, daemon=True)
@@ -73,6 +88,7 @@ def briefly(work: Callable[[], object], name: str, seconds: float) -> None:
 @atexit.register
 def _leave() -> None:
     """Let the threads end: one that comes back from TensorStore later aborts the process."""
+    _leaving.set()
     end = time.monotonic() + _LEAVE_SECONDS
     for thread in [*_threads]:
         thread.join(max(end - time.monotonic(), 0.0))

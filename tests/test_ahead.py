@@ -2,11 +2,13 @@
 
 import subprocess
 import sys
+import threading
+import time
 from itertools import count
 
 import pytest
 
-from offmarl._ahead import ahead, depth_of
+from offmarl._ahead import ahead, depth_of, in_thread
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -47,3 +49,37 @@ def test_the_interpreter_waits_for_abandoned_work() -> None:
     """A thread that came back from TensorStore after the end aborted the process."""
     done = subprocess.run([sys.executable, "-c", ABANDONED], check=True, capture_output=True)
     assert done.stdout == b"ended\n"
+
+
+def test_abandoned_work_ends_at_its_next_item():
+    done, begun, go_on = [], threading.Event(), threading.Event()
+
+    def work():
+        for item, _ in ahead(count(), str, 2):
+            done.append(item)
+            begun.set()
+            go_on.wait()
+
+    future = in_thread(work, "endless")
+    begun.wait()
+    assert future.cancel()
+    go_on.set()
+    end = time.monotonic() + 10
+    while any(one.name == "endless" for one in threading.enumerate()):
+        assert time.monotonic() < end
+    assert done == [0]
+
+
+AT_THE_END = """
+import time
+from itertools import count
+from offmarl._ahead import ahead, in_thread
+work = lambda: [time.sleep(0.1) for _ in ahead(count(), str, 2)]
+in_thread(work, "endless")
+"""
+
+
+def test_work_that_reads_on_ends_with_the_interpreter() -> None:
+    begun = time.monotonic()
+    subprocess.run([sys.executable, "-c", AT_THE_END], check=True)
+    assert time.monotonic() - begun < 8  # it waits for 10 s at most

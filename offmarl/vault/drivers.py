@@ -17,6 +17,7 @@ from functools import cached_property
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from offmarl._ahead import end_if_abandoned
 from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.paths import scheme_factory
 from offmarl.vault import files
@@ -224,6 +225,7 @@ class TensorStoreDriver(Driver):
         if not self.is_remote:
             return result()
         for _ in range(_TRIES):
+            end_if_abandoned()
             try:
                 return result()
             except ValueError as error:
