@@ -149,7 +149,7 @@ except SystemExit as stop:
 lines = tracking.read(Path(out) / "metrics.jsonl")
 times = [(one["step"], one["wall_time"]) for one in lines if one.get("wall_time")]
 (first, begun), (last, ended) = times[0], times[-1]
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 rate = (last - first) / (ended - begun) if last > first else last / ended
 print(json.dumps({"rate": rate, "peak_gb": peak, "cache": most[0] / 1e9}))
 """
@@ -254,7 +254,7 @@ import json, resource, sys
 from offmarl import hub
 found = hub.push([sys.argv[1]], "org/smax", "CC0-1.0", name="bench/smax/3m")
 (uid,) = found.card.uids.values()
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 print(json.dumps({"files": len(uid.files), "peak_gb": peak}))
 """
 
