@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from orbax.checkpoint import multihost
 
 from offmarl._ahead import briefly
 from offmarl.errors import OptionError, ProcessLostError
@@ -242,6 +241,8 @@ def watch(process: int | None, processes: int | None, patience: float) -> Peers:
     patience
         Seconds after which a process that does not answer is lost.
     """
+    from orbax.checkpoint import multihost
+
     client = multihost.get_jax_distributed_client()
     own = jax.process_index() if process is None else process
     count = jax.process_count() if processes is None else processes
