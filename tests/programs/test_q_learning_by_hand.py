@@ -109,11 +109,12 @@ def test_the_loss_of_vdn_at_a_truncation_and_at_a_termination(options, targets):
     np.testing.assert_allclose(gradient.agent, errors @ by_action / 3, rtol=1e-6)
 
 
-def iql_learn(shared_reward):
+def iql_learn(shared_reward, steps=None):
     own = iql.Params(ONLINE.agent), iql.Params(TARGET.agent)
 
-    def loss(network, args, *rest):
-        return iql.loss(network, args, shared_reward, *rest)
+    def loss(network, args, params, target, hyper, given):
+        given = given if steps is None else steps
+        return iql.loss(network, args, shared_reward, params, target, hyper, given)
 
     return learn(loss, NETWORKS.agent, iql.Args(gamma=0.5), *own)
 
@@ -121,12 +122,13 @@ def iql_learn(shared_reward):
 def test_the_loss_of_iql_at_a_truncation_and_at_a_termination():
     gradient, metrics = iql_learn(shared_reward=False)
     # Each agent has its own reward. In the truncated step the first agent's next value is 3·1; the
-    # second agent terminates. In the second window only the first agent acts.
-    errors = np.array([1 - (1 + 4 / 2), 2 - (1 + 4 / 2), 8 - (2 + 3 / 2), 8 - 4, 2 - 4])
-    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 5)
-    np.testing.assert_allclose(metrics["q"], (1 + 2 + 8 + 8 + 2) / 5)
-    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0]])
-    np.testing.assert_allclose(gradient.agent, errors @ by_action / 5, rtol=1e-6)
+    # second agent terminates. In the second window only the first agent acts, and the end of the
+    # episode is that of both.
+    errors = np.array([1 - (1 + 4 / 2), 2 - (1 + 4 / 2), 8 - (2 + 3 / 2), 8 - 4, 2 - 4, 2 - 0])
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 6)
+    np.testing.assert_allclose(metrics["q"], (1 + 2 + 8 + 8 + 2 + 2) / 6, rtol=1e-6)
+    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0], [0, 1, 0]])
+    np.testing.assert_allclose(gradient.agent, errors @ by_action / 6, rtol=1e-6)
     # A window's error, by which it may be drawn, is the largest of its agents'.
     np.testing.assert_allclose(metrics["td_errors"][:, 0], [2, 2])
 
@@ -138,6 +140,22 @@ def test_iql_learns_what_a_team_earns_after_an_agent_s_death():
     errors = np.array([1 - 3, 2 - 3, 8 - (2 + 3 / 2), 8 - (4 + 6 / 2), 2 - 4, 2 - 0])
     np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 6)
     np.testing.assert_allclose(metrics["q"], (1 + 2 + 8 + 8 + 2 + 2) / 6, rtol=1e-6)
+    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0], [0, 1, 0]])
+    np.testing.assert_allclose(gradient.agent, errors @ by_action / 6, rtol=1e-6)
+
+
+def test_iql_learns_the_values_of_the_dead_where_they_have_not_terminated():
+    steps = batch()
+    # The second agent is dead from the second slot on; the first window does not terminate.
+    alive = steps.view.alive.at[0, 1:, 1].set(False)
+    given = steps._replace(
+        view=steps.view._replace(alive=alive),
+        terminated=steps.terminated.at[0, 1].set(False),
+        truncated=steps.truncated.at[0, 1].set(True),
+    )
+    gradient, metrics = iql_learn(shared_reward=False, steps=given)
+    errors = np.array([1 - 3, 2 - (1 + 4 / 2), 8 - (2 + 3 / 2), 8 - (4 + 6 / 2), 2 - 4, 2 - 0])
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 6)
     by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0], [0, 1, 0]])
     np.testing.assert_allclose(gradient.agent, errors @ by_action / 6, rtol=1e-6)
 
