@@ -10,7 +10,7 @@ import pytest
 
 from offmarl import envs
 from offmarl.networks import MixedParams, MixedValues, MixerWeights
-from offmarl.programs import hyperparameters
+from offmarl.programs import TD_ERRORS, hyperparameters, q_learning
 from offmarl.programs.program import structure
 from offmarl.types import Sequence, View
 from recorders import iql, qmix, vdn
@@ -230,3 +230,35 @@ def test_gradients_are_clipped(rounds):
     _, states, _ = rounds
     mean = optax.tree_utils.tree_get(states[1].optimiser, "mu")
     assert 0 < float(optax.tree.norm(mean)) <= (0.1 + 0.9 * 0.1) * 1e-3 * 1.001
+
+
+def test_the_step_size_falls_until_the_last_update_also_if_the_last_round_is_not_full():
+    """Adam's step is the step size where the gradient is constant."""
+    args = vdn.Args(
+        **{"num_envs": 2, "num_steps": 4, "updates": 4, "batch_size": 2, "length": 2, "hidden": 4},
+        **{"capacity": 4, "total_steps": 9, "schedule": "linear", "learning_rate": 0.01},
+    )
+    env, hyper = envs.make("probe/match"), hyperparameters(args)
+    program = vdn.make(env.spec, structure(args), env)
+
+    def loss(params, _target, _hyper, batch):
+        total = sum(leaf.sum() for leaf in jax.tree.leaves(params))
+        return total, {TD_ERRORS: jnp.zeros(batch.mask.shape)}
+
+    @jax.jit
+    def learned(key):
+        state = program.init(key, hyper)
+        state = state._replace(capture=state.capture._replace(buffer=filled(state.capture.buffer)))
+        after, _ = q_learning._learn(args, loss, state, key, hyper)
+        later = after._replace(iteration=after.iteration + 1)
+        return [state, after, q_learning._learn(args, loss, later, key, hyper)[0]]
+
+    states = learned(jax.random.key(0))
+    falls = [-jax.tree.leaves(state.params)[0].ravel()[0] for state in states]
+    # Two rounds of four updates: of the step size, 8, 7, 6 and 5 eighths, then 4, 3, 2 and 1.
+    np.testing.assert_allclose(np.diff(falls), [0.01 * 26 / 8, 0.01 * 10 / 8], rtol=1e-3)
+
+
+def filled(buffer):
+    """Return a buffer that holds steps, all alike."""
+    return buffer.replace(is_full=jnp.ones_like(buffer.is_full))
