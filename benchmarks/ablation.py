@@ -39,7 +39,8 @@ from offmarl import envs
 from offmarl.evaluation import evaluate
 from offmarl.networks import make_mixer
 from offmarl.programs import hyperparameters, q_learning, registry
-from offmarl.programs.loop import Schedule, collect
+from offmarl.programs.collecting import collect
+from offmarl.programs.loop import Schedule
 from offmarl.programs.windows import Start, windows_at
 
 SPREAD = (

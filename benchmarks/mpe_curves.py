@@ -24,7 +24,8 @@ from jaxtyping import Array
 from offmarl import envs
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import hyperparameters, registry
-from offmarl.programs.loop import Schedule, collect
+from offmarl.programs.collecting import collect
+from offmarl.programs.loop import Schedule
 from offmarl.rollout import init_rollout, rollout
 from offmarl.types import ArrayTree, Policy
 

@@ -30,7 +30,8 @@ import yaml
 from offmarl import envs
 from offmarl._imports import import_file
 from offmarl.programs import hyperparameters, registry
-from offmarl.programs.loop import Schedule, collect
+from offmarl.programs.collecting import collect
+from offmarl.programs.loop import Schedule
 
 SPREAD = "jaxmarl/mpe/simple_spread_v3"
 
