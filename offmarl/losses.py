@@ -129,6 +129,19 @@ def reward_ends(terminated: Bool[Array, "*b N"], shared_reward: bool) -> Bool[Ar
     return terminated
 
 
+def has_value(
+    alive_tm1: Bool[Array, "*b N"], terminated: Bool[Array, "*b N"], shared_reward: bool
+) -> Bool[Array, "*b N"]:
+    """Return the agents' steps whose values are learned: of live agents, and of some dead ones.
+
+    An agent may die and not terminate: in SMAX, what its side does is still rewarded. Targets then
+    bootstrap from its values, so these are learned until the episode has ended for all agents. The
+    values of agents that terminated when they died are never used.
+    """
+    is_over = reward_ends(terminated, shared_reward)
+    return alive_tm1 | ~is_over | terminated.all(-1, keepdims=True)
+
+
 def squared_errors(
     q_tm1: Float[Array, "K *b"],
     target_tm1: Float[Array, "*b"],

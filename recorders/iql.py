@@ -7,8 +7,9 @@ with ε-greedy exploration:
 
     L = E[ ½ (Q_i(o_i, a_i) - y_i)² ],     y_i = r_i + γ (1 - terminated_i) Q̄_i(o'_i, argmax Q_i).
 
-If the agents share a team's reward, it continues after an agent's own death, so the values of dead
-agents are learned and used too, and only the end of the episode terminates.
+If the agents share a team's reward, it continues after an agent's own death, and only the end of
+the episode terminates. The values of dead agents that have not terminated are learned and used,
+too.
 
 TD(λ) and n-step targets are options. Agents may be of several teams. The replay is the buffer that
 is recorded.
@@ -24,7 +25,7 @@ from rich.console import Console
 
 from offmarl import cli, envs
 from offmarl.distributions import select
-from offmarl.losses import masked_mean, reward_ends
+from offmarl.losses import has_value, masked_mean, reward_ends
 from offmarl.networks import AgentNetwork, agent_network, init_policy, unroll_batch
 from offmarl.programs import TD_ERRORS, Hyperparameters, Program, Recorded, record_online
 from offmarl.programs.q_learning import QArgs, bootstrap, next_values, q_config, q_program
@@ -59,19 +60,20 @@ def loss(
     hyper: Hyperparameters,
     batch: Sequence,
 ) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Return the mean of ½ (Q_i - y_i)² over the valid steps of live agents.
+    """Return the mean of ½ (Q_i - y_i)² over the valid steps of agents.
 
-    If the reward is shared, the steps of dead agents count too.
+    Those of dead agents count while their reward continues; see `offmarl.losses.has_value`.
     """
     observation, first = batch.view.observation, batch.first
     q = unroll_batch(network, params.agent, observation, first)
     q_target = unroll_batch(network, target.agent, observation, first)
-    v_t = next_values(q, q_target, batch, of_dead=shared_reward)
+    v_t = next_values(q, q_target, batch, of_dead=True)
     ended = reward_ends(batch.terminated, shared_reward)
     y = bootstrap(args, hyper, batch, batch.reward, ended, v_t)
 
     q_tm1 = select(q[:, :-1], batch.action)
-    counts = batch.mask[..., None] & (batch.view_tm1.alive | shared_reward)
+    has_values = has_value(batch.view_tm1.alive, batch.terminated, shared_reward)
+    counts = batch.mask[..., None] & has_values
     error = jnp.where(counts, q_tm1 - y, 0.0)
     value = masked_mean(0.5 * error**2, counts, batch.weight)
     metrics = {"td_loss": value, "q": masked_mean(q_tm1, counts)}

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.losses import (
     bootstrap_discounts,
+    has_value,
     masked_mean,
     reward_ends,
     squared_errors,
@@ -137,8 +138,8 @@ def td_loss(
     """Return ½ (Q_i - r_i - discount_i V_i)², summed over the critics.
 
     A truncated step bootstraps from the view that it led to; steps that led to an unknown view do
-    not count. A team reward continues after an agent's death, so that then the values of dead
-    agents are learned too, and bootstrapped from.
+    not count. Where the reward continues after an agent's death, the values of dead agents are
+    learned too, and bootstrapped from.
 
     Parameters
     ----------
@@ -169,5 +170,6 @@ def td_loss(
 
 
 def valued(spec: EnvSpec, batch: Sequence) -> Bool[Array, "B T N"]:
-    """Return the steps of agents whose values are learned: of live agents, or of a team's all."""
-    return batch.mask[..., None] & (batch.view_tm1.alive | (spec.reward == "team"))
+    """Return the steps of agents whose values are learned; see `offmarl.losses.has_value`."""
+    shared = spec.reward == "team"
+    return batch.mask[..., None] & has_value(batch.view_tm1.alive, batch.terminated, shared)

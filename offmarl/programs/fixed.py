@@ -23,8 +23,9 @@ from offmarl.teams import teams_of
 from offmarl.types import ArrayTree, Policy
 from offmarl.vault import open_vault
 
-_EVALUATE = 1
-"""Purpose of the random key of evaluations; recordings have that of the seed."""
+_EVALUATE = 1000
+"""Number that `jax.random.fold_in` makes the key of evaluations with. Small numbers give the keys
+of `split`, which recordings draw from."""
 
 
 @dataclass(frozen=True)

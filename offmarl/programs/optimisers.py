@@ -68,14 +68,14 @@ def grad_norm(grads: ArrayTree) -> Float[Array, ""]:
 
 
 def training_progress(
-    iteration: Int[Array, ""], total_steps: int, num_envs: int, num_steps: int
+    iteration: Int[Array, ""] | Float[Array, ""], total_steps: int, num_envs: int, num_steps: int
 ) -> Float[Array, ""]:
     """Return the fraction of a recorder's training that is done, from 0 to 1.
 
     Parameters
     ----------
     iteration
-        Number of updates done.
+        Number of updates done; a part of one counts, too.
     total_steps, num_envs, num_steps
         Environment steps of the training; environments and time steps of one update.
     """

@@ -239,7 +239,7 @@ def _learn(
     def step(learner: _Learner, x: tuple[Array, Array]) -> tuple[_Learner, dict[str, Array]]:
         params, target, optimiser, priorities = learner
         number, key = x
-        progress = training_progress(number, args.total_steps * args.updates, *_shape(args))
+        progress = training_progress((number - 1) / args.updates, args.total_steps, *_shape(args))
         batch, slots = _draw(args, priorities, capture, key, progress)
         grads, metrics = jax.grad(loss, has_aux=True)(params, target, hyper, batch)
         rate = scheduled(hyper.learning_rate, progress, args.schedule)

@@ -1,6 +1,6 @@
 """Windows of steps drawn from the buffer of a recorder, for programs that learn off-policy."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -146,9 +146,9 @@ def warm_start(
 ) -> Capture:
     """Return a capture whose buffer holds the newest steps of a vault, with extras of zeros.
 
-    The vault's steps are divided into one interval for each environment. An episode that crosses
-    the end of an interval is truncated there, with its true next view. Steps without a next view in
-    the vault are left out.
+    The newest steps are the last ones of each row of the vault. They are divided into one interval
+    for each environment. An episode that crosses the end of an interval is truncated there, with
+    its true next view. Steps without a next view in the vault are left out.
 
     Parameters
     ----------
@@ -170,14 +170,15 @@ def warm_start(
             f"{spec.name}."
         )
     replay = load(vault, Windows(batch_size=1, length=1))
-    starts = np.flatnonzero(jax.jit(_is_usable)(replay))
+    starts, times = _usable(replay, vault)
     steps = min(len(starts) // num_envs, capacity)
     if steps == 0:
         raise ShapeError(
             f"{vault.path} holds {len(starts)} steps with a known next view, too few to warm-start "
             f"{num_envs} environments: give fewer environments with --num-envs, or more data."
         )
-    rows = starts[-steps * num_envs :].reshape(num_envs, steps)
+    newest = np.argsort(times, kind="stable")[-steps * num_envs :]
+    rows = np.sort(starts[newest]).reshape(num_envs, steps)
     goes_on = np.pad(rows[:, 1:] == rows[:, :-1] + 1, ((0, 0), (0, 1)))
     sequence = jax.jit(lambda replay, slots: replay.at(slots))(replay, rows.ravel())
     step = jax.tree.map(
@@ -195,10 +196,21 @@ def warm_start(
     return filled._replace(total=fresh.total)  # these steps are not recorded again
 
 
-def _is_usable(replay: Replay) -> Bool[Array, "R"]:
-    """Return the slots of a replay that hold a step with a known next view."""
+def _usable(
+    replay: Replay, vault: Dataset
+) -> tuple[Int[np.ndarray, "usable"], Int[np.ndarray, "usable"]]:
+    """Return the slots that hold a step with a known next view, and the time of each in its row."""
+    found: dict[str, np.ndarray] = jax.device_get(jax.jit(_places)(replay))
+    slots = np.flatnonzero(found["usable"])
+    return slots, vault.episodes.start[found["episode"][slots]] + found["time"][slots]
+
+
+def _places(replay: Replay) -> dict[str, Any]:
+    """Return which slots of a replay hold a usable step, in which episode, and when in it."""
     windows = replay.at(jnp.arange(replay.num_slots))
-    return (windows.mask & windows.next_known)[:, 0]
+    places: dict[str, Any] = {"episode": windows.episode, "time": windows.time}
+    places["usable"] = windows.mask & windows.next_known
+    return {name: leaf[:, 0] for name, leaf in places.items()}
 
 
 def _as_step(sequence: Sequence, goes_on: jax.Array) -> Step:

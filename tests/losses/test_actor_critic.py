@@ -16,6 +16,17 @@ def test_where_values_stop_bootstrapping() -> None:
     np.testing.assert_allclose(team, [[0.9, 0.9], [0.0, 0.0]])
 
 
+def test_whose_values_are_learned() -> None:
+    # The first agent lives and the second is dead. The episode goes on; it goes on only for the
+    # living; the time limit ends it for the living; and it terminates for all.
+    terminated = jnp.array([[False, False], [False, True], [False, True], [True, True]])
+    alive = jnp.broadcast_to(jnp.array([True, False]), (4, 2))
+    own = losses.has_value(alive, terminated, shared_reward=False)
+    np.testing.assert_array_equal(own[:, 0], True)
+    np.testing.assert_array_equal(own[:, 1], [True, False, False, True])
+    assert losses.has_value(alive, terminated, shared_reward=True).all()
+
+
 def test_errors_of_several_critics_are_added() -> None:
     q = jnp.array([[1.0, 2.0, jnp.nan], [3.0, 2.0, 5.0]])
     found = losses.squared_errors(q, jnp.array([1.0, 4.0, 0.0]), jnp.array([True, True, False]))

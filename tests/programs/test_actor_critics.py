@@ -66,15 +66,17 @@ def maddpg_networks(spec: EnvSpec) -> maddpg.Networks:
 @pytest.mark.parametrize(
     ("reward", "targets", "counted"),
     [
-        ("individual", [[2, 3], [2, 3], [7, 4]], [[1, 0], [1, 1], [1, 1]]),
+        ("individual", [[2, 3], [2, 3], [7, 4]], [[1, 1], [1, 1], [1, 0]]),
         ("team", [[2, 3], [2, 3], [7, 8]], [[1, 1], [1, 1], [1, 1]]),
     ],
 )
 def test_the_critics_of_maddpg_by_hand(reward, targets, counted):
     # The target policies do nothing, and the smaller target value is the state itself. A truncated
     # step bootstraps; so does, with a team reward, one in which only a part of the team is done.
+    # The second agent is dead in the first step and in the last, where it has terminated, too.
     spec = EnvSpec("go", 2, 1, 1, Continuous(1), reward=reward)
-    batch = steps(jnp.full((3, 1, 2, 1), 0.25), alive_tm1=ALIVE.at[0, 1].set(False), alive_t=ALIVE)
+    dead = ALIVE.at[0, 1].set(False).at[2, 1].set(False)
+    batch = steps(jnp.full((3, 1, 2, 1), 0.25), alive_tm1=dead, alive_t=ALIVE)
     hyper = hyperparameters(maddpg.Args(gamma=0.5, target_noise=0.0))
     target = ActorCritics(jnp.float32(0.0), (jnp.float32(1.0), jnp.float32(2.0)))
     critics = (jnp.float32(1.0), jnp.float32(3.0))

@@ -10,7 +10,7 @@ import pytest
 
 from offmarl import envs
 from offmarl.networks import MixedParams, MixedValues, MixerWeights
-from offmarl.programs import hyperparameters
+from offmarl.programs import TD_ERRORS, hyperparameters, q_learning
 from offmarl.programs.program import structure
 from offmarl.types import Sequence, View
 from recorders import iql, qmix, vdn
@@ -109,11 +109,12 @@ def test_the_loss_of_vdn_at_a_truncation_and_at_a_termination(options, targets):
     np.testing.assert_allclose(gradient.agent, errors @ by_action / 3, rtol=1e-6)
 
 
-def iql_learn(shared_reward):
+def iql_learn(shared_reward, steps=None):
     own = iql.Params(ONLINE.agent), iql.Params(TARGET.agent)
 
-    def loss(network, args, *rest):
-        return iql.loss(network, args, shared_reward, *rest)
+    def loss(network, args, params, target, hyper, given):
+        given = given if steps is None else steps
+        return iql.loss(network, args, shared_reward, params, target, hyper, given)
 
     return learn(loss, NETWORKS.agent, iql.Args(gamma=0.5), *own)
 
@@ -121,12 +122,13 @@ def iql_learn(shared_reward):
 def test_the_loss_of_iql_at_a_truncation_and_at_a_termination():
     gradient, metrics = iql_learn(shared_reward=False)
     # Each agent has its own reward. In the truncated step the first agent's next value is 3·1; the
-    # second agent terminates. In the second window only the first agent acts.
-    errors = np.array([1 - (1 + 4 / 2), 2 - (1 + 4 / 2), 8 - (2 + 3 / 2), 8 - 4, 2 - 4])
-    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 5)
-    np.testing.assert_allclose(metrics["q"], (1 + 2 + 8 + 8 + 2) / 5)
-    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0]])
-    np.testing.assert_allclose(gradient.agent, errors @ by_action / 5, rtol=1e-6)
+    # second agent terminates. In the second window only the first agent acts, and the end of the
+    # episode is that of both.
+    errors = np.array([1 - (1 + 4 / 2), 2 - (1 + 4 / 2), 8 - (2 + 3 / 2), 8 - 4, 2 - 4, 2 - 0])
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 6)
+    np.testing.assert_allclose(metrics["q"], (1 + 2 + 8 + 8 + 2 + 2) / 6, rtol=1e-6)
+    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0], [0, 1, 0]])
+    np.testing.assert_allclose(gradient.agent, errors @ by_action / 6, rtol=1e-6)
     # A window's error, by which it may be drawn, is the largest of its agents'.
     np.testing.assert_allclose(metrics["td_errors"][:, 0], [2, 2])
 
@@ -138,6 +140,22 @@ def test_iql_learns_what_a_team_earns_after_an_agent_s_death():
     errors = np.array([1 - 3, 2 - 3, 8 - (2 + 3 / 2), 8 - (4 + 6 / 2), 2 - 4, 2 - 0])
     np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 6)
     np.testing.assert_allclose(metrics["q"], (1 + 2 + 8 + 8 + 2 + 2) / 6, rtol=1e-6)
+    by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0], [0, 1, 0]])
+    np.testing.assert_allclose(gradient.agent, errors @ by_action / 6, rtol=1e-6)
+
+
+def test_iql_learns_the_values_of_the_dead_where_they_have_not_terminated():
+    steps = batch()
+    # The second agent is dead from the second slot on; the first window does not terminate.
+    alive = steps.view.alive.at[0, 1:, 1].set(False)
+    given = steps._replace(
+        view=steps.view._replace(alive=alive),
+        terminated=steps.terminated.at[0, 1].set(False),
+        truncated=steps.truncated.at[0, 1].set(True),
+    )
+    gradient, metrics = iql_learn(shared_reward=False, steps=given)
+    errors = np.array([1 - 3, 2 - (1 + 4 / 2), 8 - (2 + 3 / 2), 8 - (4 + 6 / 2), 2 - 4, 2 - 0])
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * (errors**2).sum() / 6)
     by_action = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 2], [0, 0, 2], [0, 1, 0], [0, 1, 0]])
     np.testing.assert_allclose(gradient.agent, errors @ by_action / 6, rtol=1e-6)
 
@@ -212,3 +230,35 @@ def test_gradients_are_clipped(rounds):
     _, states, _ = rounds
     mean = optax.tree_utils.tree_get(states[1].optimiser, "mu")
     assert 0 < float(optax.tree.norm(mean)) <= (0.1 + 0.9 * 0.1) * 1e-3 * 1.001
+
+
+def test_the_step_size_falls_until_the_last_update_also_if_the_last_round_is_not_full():
+    """Adam's step is the step size where the gradient is constant."""
+    args = vdn.Args(
+        **{"num_envs": 2, "num_steps": 4, "updates": 4, "batch_size": 2, "length": 2, "hidden": 4},
+        **{"capacity": 4, "total_steps": 9, "schedule": "linear", "learning_rate": 0.01},
+    )
+    env, hyper = envs.make("probe/match"), hyperparameters(args)
+    program = vdn.make(env.spec, structure(args), env)
+
+    def loss(params, _target, _hyper, batch):
+        total = sum(leaf.sum() for leaf in jax.tree.leaves(params))
+        return total, {TD_ERRORS: jnp.zeros(batch.mask.shape)}
+
+    @jax.jit
+    def learned(key):
+        state = program.init(key, hyper)
+        state = state._replace(capture=state.capture._replace(buffer=filled(state.capture.buffer)))
+        after, _ = q_learning._learn(args, loss, state, key, hyper)
+        later = after._replace(iteration=after.iteration + 1)
+        return [state, after, q_learning._learn(args, loss, later, key, hyper)[0]]
+
+    states = learned(jax.random.key(0))
+    falls = [-jax.tree.leaves(state.params)[0].ravel()[0] for state in states]
+    # Two rounds of four updates: of the step size, 8, 7, 6 and 5 eighths, then 4, 3, 2 and 1.
+    np.testing.assert_allclose(np.diff(falls), [0.01 * 26 / 8, 0.01 * 10 / 8], rtol=1e-3)
+
+
+def filled(buffer):
+    """Return a buffer that holds steps, all alike."""
+    return buffer.replace(is_full=jnp.ones_like(buffer.is_full))

@@ -231,6 +231,13 @@ def test_random_play_is_recorded_for_one_team(tmp_path):
     assert "team" not in policy and isinstance(policy["return"], float)
 
 
+def test_fixed_policies_are_evaluated_with_another_key_than_those_they_are_recorded_with():
+    key = jax.random.key(3)
+    evaluation = jax.random.fold_in(key, fixed._EVALUATE)
+    for recording in jax.random.split(key):
+        assert (jax.random.key_data(evaluation) != jax.random.key_data(recording)).any()
+
+
 def test_the_name_of_code_is_that_of_its_function():
     assert fixed._short("path/to/mine.py:ambush") == "ambush"
     assert fixed._short("vaults/x.run/mappo-0") == "mappo-0"
