@@ -202,9 +202,8 @@ def best_scores(directory: Path, metric: str = RETURN) -> RunScores | None:
     """
     found: dict[int, dict[int, list[float]]] = {seed: {} for seed in read_run(directory)["seeds"]}
     for row in read(directory / METRICS_FILE):
-        values = row.get(metric)
-        enough = isinstance(values, list) and len(values) > 1 and None not in values
-        if enough and row["step"]:
+        values = row.get(metric) if row["step"] else None
+        if isinstance(values, list) and len(values) > 1 and None not in values:
             found[row["seed"]][row["step"]] = values
     if not found or min(map(len, found.values())) < 2:
         return None
