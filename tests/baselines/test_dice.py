@@ -44,7 +44,8 @@ PROBES = ["one-step", "two-step", "observation", "match", "memory"]
 def test_probes_from_random_data(name: str, probe: str, random_data: Callable[[str], Path]) -> None:
     network = "recurrent" if probe == "memory" else "feedforward"
     options = SMALL | PROBED[name] | {"network": network}
-    learnt = learn(name, random_data(f"probe/{probe}"), 800, **options)
+    updates = 2000 if name == "madt" else 800
+    learnt = learn(name, random_data(f"probe/{probe}"), updates, **options)
     assert mean_return(learnt, f"probe/{probe}") == pytest.approx(1.0, abs=1e-6)
 
 
