@@ -5,8 +5,9 @@ shared by all agents, is fitted to the data's actions:
 
     L = -E[ log π(a_t | R_t-K.., o_t-K.., a_t-K.., R_t, o_t) ],   R_t = r_t + r_t+1 + .. + r_T,
 
-over agents and steps. It sees at most K steps, those of the window (``--length``), and none of
-another episode; with ``--network feedforward``, K is 1. To act, it is given a return to aim for, by
+over agents and steps of complete episodes: of others, what would have followed is unknown. It sees
+at most K steps, those of the window (``--length``), and none of another episode; with ``--network
+feedforward``, K is 1. To act, it is given a return to aim for, by
 default that of the data's best episode, and each reward is subtracted from what is left. The policy
 remembers the last K steps.
 
@@ -18,7 +19,9 @@ Reference: Meng et al. 2021 (arXiv 2112.02845), with the defaults of the authors
 that it sees one step by default, and observations alone; the paper describes what is here. There,
 the previous action precedes the return-to-go, positions are learned, actions need not be legal in
 training, returns are not scaled, the target is a constant, and the second moment of Adam decays by
-0.95. Online fine-tuning, with its critic, is not here.
+0.95. There, all weights of the transformer's blocks have a standard deviation of 0.02 at first;
+ours are larger, see `offmarl.networks.transformer`. Online fine-tuning, with its critic, is not
+here.
 """
 
 from dataclasses import dataclass
@@ -206,6 +209,7 @@ def make(spec: EnvSpec, args: Args, dataset: DatasetStatistics) -> Program:
         raise OptionError("madt needs returns, and the data has no complete episode to learn from.")
     best = float(returns.max()) if args.target_return is None else args.target_return
     scale = max(float(np.abs(returns).max()), _LEAST_SCALE)
+    scored = jnp.asarray(dataset.scored())
     remembers = args.network == "recurrent"
     steps = args.length if remembers else 1
 
@@ -218,13 +222,14 @@ def make(spec: EnvSpec, args: Args, dataset: DatasetStatistics) -> Program:
     def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
         view = batch.view_tm1
         assert batch.return_to_go is not None and batch.time is not None
-        time = batch.time[:, :-1]
+        assert batch.episode is not None
+        time, known = batch.time[:, :-1], scored[batch.episode[:, :-1]]
         alone = jnp.broadcast_to(jnp.arange(time.shape[-1]), time.shape)
         episode = jnp.cumsum(batch.first[:, :-1], axis=-1) if remembers else alone
-        to_go, seen = batch.return_to_go / scale, view.observation
-        trajectory = Trajectory(to_go, seen, batch.action, time, episode)
+        to_go = jnp.where(known[..., None], batch.return_to_go / scale, 0.0)
+        trajectory = Trajectory(to_go, view.observation, batch.action, time, episode)
         logits = network.apply(params, trajectory)
-        return cloning_loss(logits, batch)
+        return cloning_loss(logits, batch._replace(mask=batch.mask & known))
 
     def update(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters

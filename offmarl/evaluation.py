@@ -130,7 +130,7 @@ def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Ar
     Returns
     -------
     For each episode the fraction of equal actions of live agents; for continuous actions, 1 minus
-    half the mean absolute difference of their entries.
+    half the mean absolute difference of the entries that an agent has.
     """
 
     def step(carry: ArrayTree, seen: _Seen) -> tuple[ArrayTree, Array]:
@@ -138,7 +138,8 @@ def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Ar
         action, _, after = policy.act(params, carry, *view, jax.random.key(0))
         if policy.log_prob is not None:  # the carry follows the recorded action
             _, after = policy.log_prob(params, carry, *view, seen.action)
-        return remember(policy, after, seen.reward, seen.done), _agreement(action, seen.action)
+        found = _agreement(action, seen.action, seen.legal_actions)
+        return remember(policy, after, seen.reward, seen.done), found
 
     return _means(policy, step, episodes)
 
@@ -205,7 +206,9 @@ def _means(
     return jax.vmap(of_episode)(episodes)
 
 
-def _agreement(action: Array, recorded: Array) -> Array:
+def _agreement(action: Array, recorded: Array, legal_actions: Bool[Array, "N A"]) -> Array:
     if jnp.issubdtype(action.dtype, jnp.integer):
         return action == recorded
-    return 1 - jnp.abs(action - recorded).mean(-1) / 2
+    # Entries that an agent lacks would always agree.
+    difference = jnp.where(legal_actions, jnp.abs(action - recorded), 0.0).sum(-1)
+    return 1 - difference / jnp.maximum(legal_actions.sum(-1), 1) / 2

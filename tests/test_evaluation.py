@@ -267,3 +267,7 @@ def test_agreement_counts_what_living_agents_did():
     continuous = episodes._replace(action=jnp.stack([blank, blank + 0.5], -1))
     policy = Policy(tuple, lambda p, carry, observation, *_: (jnp.zeros((3, 2)), None, carry))
     np.testing.assert_allclose(agreement(policy, None, continuous), [0.875, 0.875])
+    for entry, wanted in ((0, 0.75), (1, 1.0)):  # entries that agents lack do not count
+        lacks = view._replace(legal_actions=view.legal_actions.at[..., entry].set(False))
+        found = agreement(policy, None, continuous._replace(view=lacks))
+        np.testing.assert_allclose(found, [wanted, wanted])

@@ -1,15 +1,28 @@
 """Causal transformers over the steps of each agent."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.networks.inputs import AgentId, InputLayer
 from offmarl.types import ArrayTree
 
-_INIT = nn.initializers.normal(0.02)
+_INIT = nn.initializers.lecun_normal()
+"""Weights of a layer with n inputs have the standard deviation 1/sqrt(n) at first.
+
+GPT-2's 0.02 is meant for layers of 768 inputs and more. Layers of 32 inputs then change their input
+by a few percent only, and an action that depends on the return-to-go and an earlier observation
+together, but on neither alone, is not learned for thousands of updates.
+"""
+
+_TOKEN_INIT = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+"""Weights are uniform within ±1/sqrt(n), PyTorch's default."""
+
+_SMALL_INIT = nn.initializers.normal(0.02)
+"""Of actions, times and logits: they matter as far as they are learned to."""
 
 _LONGEST_PERIOD = 10_000
 """Steps of the slowest of the sines and cosines that tell the time."""
@@ -95,19 +108,27 @@ class DecisionTransformer(nn.Module):
         mask = episode[..., :, None] == episode[..., None, :]
         mask &= jnp.tril(jnp.ones(mask.shape[-2:], bool))
         rows = CausalTransformer(width, self.blocks, self.heads)(rows, mask[..., None, :, :])
-        logits = nn.Dense(self.num_actions, use_bias=False, kernel_init=_INIT)(rows[..., 1::3, :])
-        return jnp.moveaxis(logits, -3, -2)
+        logits = nn.Dense(self.num_actions, use_bias=False, kernel_init=_SMALL_INIT)
+        return jnp.moveaxis(logits(rows[..., 1::3, :]), -3, -2)
 
     def _tokens(self, trajectory: Trajectory) -> Float[Array, "*b T 3 N width"]:
         seen = trajectory.observation
         seen = seen if self.encoder is None else self.encoder(seen)
-        own = InputLayer(self.width, self.agent_id, _INIT, name="observation")(seen)
-        to_go = nn.Dense(self.width, kernel_init=_INIT, name="return_to_go")
-        action = nn.Embed(self.num_actions, self.width, embedding_init=_INIT, name="action")
-        time = nn.Dense(self.width, kernel_init=_INIT, name="time")
+        own = InputLayer(self.width, self.agent_id, _TOKEN_INIT, name="observation")(seen)
+        to_go = nn.Dense(
+            self.width, kernel_init=_TOKEN_INIT, bias_init=_token_bias, name="return_to_go"
+        )
+        small = _SMALL_INIT
+        action = nn.Embed(self.num_actions, self.width, embedding_init=small, name="action")
+        time = nn.Dense(self.width, kernel_init=small, name="time")
         kinds = to_go(trajectory.return_to_go[..., None]), own, action(trajectory.action)
         tokens = nn.tanh(jnp.stack(kinds, axis=-3))
         return tokens + time(time_features(trajectory.time, self.width))[..., None, None, :]
+
+
+def _token_bias(key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+    """Return PyTorch's default biases of a layer with one input, so that thresholds differ."""
+    return jax.random.uniform(key, shape, dtype, -1.0, 1.0)
 
 
 def time_features(time: Int[Array, "*b"], size: int) -> Float[Array, "*b size"]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
 from offmarl.errors import RunError
@@ -126,6 +126,10 @@ class DatasetStatistics:
             return found.episode_returns[chosen][found.scored[chosen]].astype(np.float32)
 
         return self.array("returns", compute)
+
+    def scored(self) -> Bool[np.ndarray, "episodes"]:
+        """Return which of all episodes are complete and have finite returns."""
+        return self.array("scored", lambda dataset: dataset.episodes.scored)
 
     def initial_views(self, most: int = 1024) -> View:
         """Return the first views of episodes, ``(M, ...)``.

@@ -187,11 +187,13 @@ def best_scores(directory: Path, metric: str = RETURN) -> RunScores | None:
     The best checkpoint is the one with the best evaluation, and the largest of many noisy means is
     too large. So the episodes of each evaluation are divided in two halves: one chooses the
     checkpoint, the other gives its score, and the result is the mean over both ways. It still is
-    the score of a policy that was chosen in the environment, which is online tuning.
+    the score of a policy that was chosen in the environment, which is online tuning. The evaluation
+    before the first update does not count, as in `offmarl.programs.load_policy`: the untrained
+    policy is no checkpoint.
 
     Returns
     -------
-    None if some seed was not evaluated more than once, with two episodes or more.
+    None if some seed was not evaluated more than once after that, with two episodes or more.
 
     Raises
     ------
@@ -200,7 +202,7 @@ def best_scores(directory: Path, metric: str = RETURN) -> RunScores | None:
     """
     found: dict[int, dict[int, list[float]]] = {seed: {} for seed in read_run(directory)["seeds"]}
     for row in read(directory / METRICS_FILE):
-        values = row.get(metric)
+        values = row.get(metric) if row["step"] else None
         if isinstance(values, list) and len(values) > 1 and None not in values:
             found[row["seed"]][row["step"]] = values
     if not found or min(map(len, found.values())) < 2:

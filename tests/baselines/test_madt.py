@@ -16,12 +16,13 @@ from offmarl.programs import DatasetStatistics, hyperparameters
 from .test_updates import SPEC, sequence
 
 RETURNS = np.array([2.0, 8.0, -4.0], np.float32)
+SCORED = np.array([True, True, True, False])
 
 
 def program_of(**options):
     options = {"length": 3, "hidden": 8, "updates": 10} | options
     args = madt.Args(Path(), **options)
-    dataset = DatasetStatistics(None, {"returns": RETURNS})
+    dataset = DatasetStatistics(None, {"returns": RETURNS, "scored": SCORED})
     return madt.make(SPEC, args, dataset), hyperparameters(args)
 
 
@@ -65,6 +66,31 @@ def test_predictions_see_what_came_before_of_their_own_agent(field, at, changed)
 
 
 @pytest.mark.slow
+def test_an_earlier_observation_and_the_return_act_together_at_first():
+    """What depends on both, but on neither alone, is learned if it has a part in the outputs."""
+    network = DecisionTransformer(3, width=32)
+
+    def outputs(params, to_go, cue):
+        seen = trajectory(0)
+        observation = jnp.zeros_like(seen.observation).at[:, 0].set(cue)
+        seen = seen._replace(return_to_go=jnp.full_like(seen.return_to_go, to_go))
+        return network.apply(params, seen._replace(observation=observation))[:, -1]
+
+    @jax.jit
+    def share(key):
+        params = network.init(key, trajectory(0))
+        high, low = (
+            [outputs(params, to_go, jnp.array(cue)) for cue in ([1.0, 0.0], [0.0, 1.0])]
+            for to_go in (1.0, 0.0)
+        )
+        together = high[0] - high[1] - low[0] + low[1]
+        return jnp.abs(together).mean() / jnp.abs(high[0] - low[0]).mean()
+
+    shares = jax.vmap(share)(jax.random.split(jax.random.key(0), 8))
+    assert shares.mean() > 0.02
+
+
+@pytest.mark.slow
 def test_predictions_see_nothing_of_another_episode():
     apply, params = transformer()
     first, second = trajectory(0, (0, 2)), trajectory(1, (0, 2))
@@ -104,6 +130,7 @@ def test_acting_predicts_what_training_does(network):
                 view=batch.view._replace(observation=observation[:, slots]),
                 return_to_go=to_go[:, part],
                 time=jnp.arange(6)[None, slots],
+                episode=jnp.zeros((1, slots.stop - slots.start), jnp.int32),
                 mask=jnp.arange(part.start, part.stop)[None] == t,
             )
             _, metrics = program.stages[0].update(state, batch, key, hyper)
@@ -135,6 +162,7 @@ def test_the_loss_by_hand():
         mask=jnp.array([[True, True], [True, False]]),
         return_to_go=jnp.zeros((2, 2, 2)),
         time=jnp.zeros((2, 3), jnp.int32),
+        episode=jnp.zeros((2, 3), jnp.int32),
     )
     _, metrics = jax.jit(program.stages[0].update)(state, batch, jax.random.key(1), hyper)
     wanted = (2 * np.log(3) + np.log(2) + 2 * np.log(3)) / 5
@@ -142,11 +170,41 @@ def test_the_loss_by_hand():
 
 
 @pytest.mark.slow
+def test_incomplete_episodes_are_not_imitated():
+    program, hyper = program_of()
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    # The first window ends with an episode without a known return, the second holds a complete one.
+    batch = sequence(
+        [[[0, 2], [1, 1]], [[2, 0], [0, 1]]],
+        return_to_go=jnp.ones((2, 2, 2)).at[0, 1].set(jnp.nan),
+        time=jnp.zeros((2, 3), jnp.int32),
+        first=jnp.array([[True, True, True]] * 2),
+        episode=jnp.array([[2, 3, 3], [0, 1, 1]]),
+    )
+    update = jax.jit(program.stages[0].update)
+    after, metrics = update(state, batch, jax.random.key(1), hyper)
+    other = batch._replace(action=batch.action.at[0, 1].set(0))
+    for leaf, same in zip(
+        jax.tree.leaves((after, metrics)),
+        jax.tree.leaves(update(state, other, jax.random.key(1), hyper)),
+        strict=True,
+    ):
+        assert np.isfinite(leaf).all()
+        np.testing.assert_array_equal(leaf, same)
+    other = batch._replace(action=batch.action.at[1, 1].set(0))
+    assert update(state, other, jax.random.key(1), hyper)[1] != metrics
+
+
+@pytest.mark.slow
 def test_linear_layers_decay_and_nothing_else():
     program, hyper = program_of(weight_decay=0.5, learning_rate=0.1)
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     nothing = sequence([[[0, 0]]], mask=jnp.zeros((1, 1), bool))
-    batch = nothing._replace(return_to_go=jnp.zeros((1, 1, 2)), time=jnp.zeros((1, 2), jnp.int32))
+    batch = nothing._replace(
+        return_to_go=jnp.zeros((1, 1, 2)),
+        time=jnp.zeros((1, 2), jnp.int32),
+        episode=jnp.zeros((1, 2), jnp.int32),
+    )
     after, _ = jax.jit(program.stages[0].update)(state, batch, jax.random.key(1), hyper)
     leaves = jax.tree_util.tree_leaves_with_path(after.actor.network)
     for (path, new), old in zip(leaves, jax.tree.leaves(state.actor.network), strict=True):

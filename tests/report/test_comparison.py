@@ -53,13 +53,17 @@ def test_a_policy_that_can_draw_its_actions_has_two_entries_too(tmp_path):
 def test_the_best_checkpoint_is_chosen_by_one_half_and_scored_by_the_other(tmp_path):
     run = write_run(tmp_path / "bc", "bc", "a/b", [[1, 2, 1, 2], [5, 5, 5, 5]])
     assert report.best_scores(run) is None  # a single evaluation
-    earlier = {0: [[9, 0, 9, 0], [1, 1, 1, 1]], 5: [[2, 3, 2, 3], [4, 4, 4, 4]]}
+    earlier = {
+        0: [[90, 90, 90, 90], [90, 90, 90, 90]],  # untrained: no checkpoint
+        3: [[9, 0, 9, 0], [1, 1, 1, 1]],
+        5: [[2, 3, 2, 3], [4, 4, 4, 4]],
+    }
     for step, returns in earlier.items():
         for seed, values in enumerate(returns):
             tracking.append(
                 run / tracking.METRICS_FILE, {"seed": seed, "step": step, RETURN: values}
             )
-    # Of seed 0 the first half chooses step 0, which the other half scores 0; that chooses step 5.
+    # Of seed 0 the first half chooses step 3, which the other half scores 0; that chooses step 5.
     np.testing.assert_array_equal(report.best_scores(run), [(0 + 2) / 2, 5])
     found = report.read_runs([run])
     (row,) = report.compare(found.scores, best=found.best).datasets["a/b"]
