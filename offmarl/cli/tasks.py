@@ -124,7 +124,7 @@ def _count(name: str, text: str) -> int:
         value = float(text)
     except ValueError:
         value = 0.0
-    if value < 1 or value != int(value):
+    if not value.is_integer() or value < 1:
         option = name.replace("_", "-")
         raise OptionError(f"--{option} must be a whole number of at least 1: got {text}.")
     return int(value)

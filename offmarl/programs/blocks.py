@@ -142,7 +142,8 @@ class RecordWork(Work):
 
     def is_complete(self) -> bool:
         """Whether the recording exists, joined."""
-        return bool(check_recipe(self.path, self.identity, partly=True).get("complete"))
+        found = check_recipe(self.path, self.identity, partly=True, hints=self.hints)
+        return bool(found.get("complete"))
 
     def join(self) -> None:
         """Write the blocks one after the other into the vault of the recording."""

@@ -15,6 +15,8 @@ BLOCKS = ["--block-steps", 16]
     ("arguments", "message"),
     [
         (["--tasks", "0"], "--tasks must be a whole number of at least 1: got 0."),
+        (["--tasks", "inf"], "--tasks must be a whole number of at least 1: got inf."),
+        (["--workers", "nan"], "--workers must be a whole number of at least 1: got nan."),
         (["--tasks"], "--tasks needs a value."),
         (["--task=3/3"], "--task must be I/N"),
         (["--launcher", "pbs"], "--launcher must be one of local, slurm, ray: got 'pbs'."),
