@@ -124,7 +124,7 @@ def _count(name: str, text: str) -> int:
         value = float(text)
     except ValueError:
         value = 0.0
-    if value < 1 or value != int(value):
+    if not value.is_integer() or value < 1:
         option = name.replace("_", "-")
         raise OptionError(f"--{option} must be a whole number of at least 1: got {text}.")
     return int(value)
@@ -204,6 +204,14 @@ def run(
     report
         Describes the result.
     """
+    if not arguments:
+        raise OptionError(f"give the command that tasks divide: see `offmarl {verb} --help`.")
+    joining = () if verb in _TRANSFORMS else ("coordinator", "processes", "process")
+    if given := given_among(joining, arguments):
+        raise OptionError(
+            f"--{given[0]} joins the processes of one program, and each task is a program of its "
+            "own: divide the work by tasks or by processes."
+        )
     entry = (verb, str(options.block_steps or ""), *arguments)
     work = work_of(entry)
     if options.dry_run:

@@ -6,6 +6,7 @@ order they are, to the bit, the vault that the transform makes in one process.
 """
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -97,10 +98,11 @@ class TransformWork(Work):
             self._copy(source, pieces, self._vault(block))
             return
         copied = self._vault(block, "copied")
-        if not copied.exists():
-            self._copy(source, pieces, copied)
         if not self._vault(block).exists():
+            if not copied.exists():
+                self._copy(source, pieces, copied)
             _map(copied, self._vault(block), self.change.function, block)
+        shutil.rmtree(copied, ignore_errors=True)
 
     def is_complete(self) -> bool:
         """Whether the vault exists, and this work made it."""

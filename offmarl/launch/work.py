@@ -125,14 +125,16 @@ class Work(ABC):
 
     def plan(self, tasks: int) -> dict[str, Any]:
         """Return the sizes of the work, for a person to read before it is run."""
-        return {"path": self.path, "blocks": self.num_blocks, "tasks": tasks}
+        count = self.num_blocks
+        return {"path": self.path, "blocks": count, "tasks": min(tasks, max(count, 1))}
 
     def notes(self, tasks: int) -> list[str]:
         """Return what a person should know before so many tasks are launched."""
         count = self.num_blocks
         if count >= tasks:
             return []
-        return [f"{self.name} has {count} blocks, so that only {count} of {tasks} tasks run."]
+        blocks, run = ("1 block", "runs") if count == 1 else (f"{count} blocks", "run")
+        return [f"{self.name} has {blocks}, so that only {count} of {tasks} tasks {run}."]
 
     def is_done(self, block: int) -> bool:
         """Whether a block is complete."""
@@ -177,7 +179,7 @@ class Work(ABC):
 
     def clean(self) -> None:
         """Remove the blocks once they are joined; the logs stay."""
-        for name in ("blocks.vlt", "blocks", _DONE, "locks"):
+        for name in ("blocks.vlt", "copied.vlt", "blocks", _DONE, "locks"):
             shutil.rmtree(self.directory / name, ignore_errors=True)
 
 

@@ -15,6 +15,7 @@ from jaxtyping import PRNGKeyArray
 from offmarl import tracking, vault
 from offmarl.envs import Environment
 from offmarl.envs.base import require_positive
+from offmarl.errors import OptionError
 from offmarl.launch import Work
 from offmarl.paths import local
 from offmarl.programs.record import (
@@ -93,7 +94,7 @@ class RecordWork(Work):
     Raises
     ------
     OptionError
-        A number is not positive.
+        A number is not positive, or the recording is divided over devices.
     """
 
     hints: ClassVar[Mapping[str, str]] = {
@@ -105,6 +106,11 @@ class RecordWork(Work):
         require_positive(steps=recording.steps, num_envs=num_envs)
         if block_steps is not None:
             require_positive(block_steps=block_steps)
+        if recording.devices is not None:
+            raise OptionError(
+                "--devices divides the environments of one program, and a task records its blocks "
+                "on one device: divide the recording by tasks or by devices."
+            )
         self.recording = recording
         self.times = block_times(recording.steps, num_envs, env.spec.time_limit, block_steps)
         row = -(-recording.steps // num_envs)
@@ -142,7 +148,8 @@ class RecordWork(Work):
 
     def is_complete(self) -> bool:
         """Whether the recording exists, joined."""
-        return bool(check_recipe(self.path, self.identity, partly=True).get("complete"))
+        found = check_recipe(self.path, self.identity, partly=True, hints=self.hints)
+        return bool(found.get("complete"))
 
     def join(self) -> None:
         """Write the blocks one after the other into the vault of the recording."""

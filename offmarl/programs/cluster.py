@@ -36,10 +36,25 @@ from offmarl.types import ArrayTree
 T = TypeVar("T")
 TreeT = TypeVar("TreeT")
 
-JOIN_SECONDS = int(os.environ.get("OFFMARL_JOIN_SECONDS", "120"))
+
+def seconds_of(variable: str, default: int) -> int:
+    """Return a time from an environment variable.
+
+    Raises
+    ------
+    OptionError
+        The variable is not a whole number of at least 1.
+    """
+    text = os.environ.get(variable, "")
+    if text and not (text.isdecimal() and int(text)):
+        raise OptionError(f"{variable} is a whole number of seconds, such as 60, not {text!r}.")
+    return int(text or default)
+
+
+JOIN_SECONDS = seconds_of("OFFMARL_JOIN_SECONDS", 120)
 """How long a process waits for the others at the start."""
 
-HEARTBEAT_SECONDS = int(os.environ.get("OFFMARL_HEARTBEAT_SECONDS", "60"))
+HEARTBEAT_SECONDS = seconds_of("OFFMARL_HEARTBEAT_SECONDS", 60)
 """How long a process may be silent before the others end the run."""
 
 AUTO = "auto"

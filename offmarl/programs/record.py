@@ -426,7 +426,12 @@ def is_complete(path: Path, recipe: Mapping[str, Any]) -> bool:
     return bool(check_recipe(path, recipe).get("complete"))
 
 
-def check_recipe(path: Path, recipe: Mapping[str, Any], partly: bool = False) -> dict[str, Any]:
+def check_recipe(
+    path: Path,
+    recipe: Mapping[str, Any],
+    partly: bool = False,
+    hints: Mapping[str, str] = {},
+) -> dict[str, Any]:
     """Return the provenance of a recording; empty if it does not exist.
 
     Parameters
@@ -437,26 +442,31 @@ def check_recipe(path: Path, recipe: Mapping[str, Any], partly: bool = False) ->
         A JSON object of what determines the recording.
     partly
         Whether the vault's recipe may have further entries.
+    hints
+        What decides an entry that no argument is named after, by the entry's name.
 
     Raises
     ------
     RunError
         The vault was recorded with another recipe.
     """
-    provenance: dict[str, Any] = on_first(lambda: _checked_provenance(path, recipe, partly))
+    provenance: dict[str, Any] = on_first(lambda: _checked_provenance(path, recipe, partly, hints))
     return provenance
 
 
-def _checked_provenance(path: Path, recipe: Mapping[str, Any], partly: bool) -> dict[str, Any]:
+def _checked_provenance(
+    path: Path, recipe: Mapping[str, Any], partly: bool, hints: Mapping[str, str]
+) -> dict[str, Any]:
     if not path.exists():
         return {}
     provenance = vault.open_vault(path).provenance
     found, wanted = provenance.get("recipe", {}), plain(recipe)
     further = tuple(found.keys() - wanted.keys()) if partly else ()
     for name, theirs, ours in differences(found, wanted, further):
+        hint = f" ({hints[name]})" if name in hints else ""
         raise RunError(
-            f"{path} was started with {name}={theirs!r}, not {ours!r}: give the same arguments to "
-            "resume it, or another path for the new recording."
+            f"{path} was started with {name}={theirs!r}, not {ours!r}{hint}: give the same "
+            "arguments to resume it, or another path for the new recording."
         )
     return dict(provenance)
 

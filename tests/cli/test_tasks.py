@@ -15,16 +15,27 @@ BLOCKS = ["--block-steps", 16]
     ("arguments", "message"),
     [
         (["--tasks", "0"], "--tasks must be a whole number of at least 1: got 0."),
+        (["--tasks", "inf"], "--tasks must be a whole number of at least 1: got inf."),
+        (["--workers", "nan"], "--workers must be a whole number of at least 1: got nan."),
         (["--tasks"], "--tasks needs a value."),
         (["--task=3/3"], "--task must be I/N"),
         (["--launcher", "pbs"], "--launcher must be one of local, slurm, ray: got 'pbs'."),
         (["--launcher-option", "gpu"], "--launcher-option must be KEY=VALUE"),
+        (["--tasks", "2", "--coordinator", "auto"], "--coordinator joins the processes of one"),
+        (["--task=0/2", "--process=1"], "--process joins the processes of one program"),
+        (["--tasks", "2", "--devices", "2"], "--devices divides the environments of one program"),
         (["--tasks", "2", "--join"], "give only one of --tasks, --task and --join."),
     ],
 )
 def test_wrong_options_of_tasks(arguments, message, offmarl):
     outcome = offmarl(*RECORD, *arguments)
     assert outcome.code == 2 and message in outcome.err
+
+
+@pytest.mark.parametrize("verb", ["record", "train", "tune", "cat"])
+def test_options_of_tasks_alone(verb, offmarl):
+    outcome = offmarl(verb, "--tasks", 2)
+    assert outcome.code == 2 and f"see `offmarl {verb} --help`" in outcome.err
 
 
 def test_options_of_tasks_are_taken_out():

@@ -103,6 +103,9 @@ def test_options_that_an_engine_does_not_have(launch):
     if launch.engine == "slurm":
         with pytest.raises(OptionError, match="submitit refuses it"):
             launch(options={"colour": "red"})
+    else:
+        with pytest.raises(OptionError, match=r"num_cpus=64: the cluster .* has 2"):
+            launch(options={"num_cpus": 64})
 
 
 # ---------------------------------------------------------------------------------- recordings

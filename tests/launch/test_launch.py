@@ -119,3 +119,17 @@ def test_cores_of_a_system_without_affinity(count, groups, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     assert cores.core_groups(count) == groups
     cores.bind(os.getpid(), groups[0])  # which does nothing
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_cpu": 1}, "the launcher ray has no 'num_cpu', but address, num_cpus"),
+        ({"num_gpus": "all"}, "num_gpus must be a number: got 'all'"),
+        ({"num_cpus": -1}, "num_cpus must be a number: got -1"),
+        ({"memory": float("nan")}, "memory must be a number: got nan"),
+    ],
+)
+def test_wrong_options_of_ray_are_refused(options, message, launch):
+    with pytest.raises(OptionError, match=message):
+        launch(launcher="ray", options=options)

@@ -93,6 +93,17 @@ def test_random_numbers_of_a_map_depend_on_the_block_and_not_on_the_task(sources
     assert len(np.unique(made[0].read()["rewards"])) > 200
 
 
+def test_a_map_keeps_no_copies_of_its_source(sources, tmp_path):
+    def work():
+        return TransformWork(CHANGES["map"](sources, reward="reward * 2"), path, 20)
+
+    path = tmp_path / "m.vlt" / "main"
+    run_share(work(), Share(0, 1))
+    assert not [*work().directory.glob("copied.vlt/*")]
+    join_work(work())
+    assert not [*work().directory.glob("*.vlt")]
+
+
 def test_blocks_are_intervals_of_episodes(sources):
     blocks = blocks_of(sources, 20)
     for number, one in enumerate(sources):
@@ -124,6 +135,9 @@ def test_a_plan_has_the_sizes(sources, tmp_path):
     plan = TransformWork(CHANGES["cat"](sources), tmp_path / "c.vlt", 20).plan(4)
     assert (plan["sources"], plan["steps"], plan["tasks"]) == (2, 150, 4)
     assert plan["episodes"] == sum(map(len, sources))
+    few = TransformWork(CHANGES["cat"](sources[:1]), tmp_path / "c.vlt")
+    assert (few.plan(4)["blocks"], few.plan(4)["tasks"]) == (1, 1)
+    assert few.notes(4) == ["cat has 1 block, so that only 1 of 4 tasks runs."]
     assert plan["bytes"] > 0 and plan["memory of a task"] > 1e8
 
 

@@ -187,3 +187,12 @@ def test_what_cannot_join(given, words, monkeypatch):
     monkeypatch.setattr(cluster, "JOIN_SECONDS", 0.1)
     with pytest.raises(OptionError, match=words):
         join(DeviceArgs(**given))
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-5", "1.5"])
+def test_times_of_the_environment_are_checked(text, monkeypatch):
+    monkeypatch.setenv("OFFMARL_JOIN_SECONDS", text)
+    with pytest.raises(OptionError, match=f"OFFMARL_JOIN_SECONDS is .* not '{text}'"):
+        cluster.seconds_of("OFFMARL_JOIN_SECONDS", 120)
+    monkeypatch.setenv("OFFMARL_JOIN_SECONDS", "")
+    assert cluster.seconds_of("OFFMARL_JOIN_SECONDS", 120) == 120
