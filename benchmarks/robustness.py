@@ -56,6 +56,9 @@ RECORD = (
     "--evaluations 4 --eval-episodes 16 --checkpoint-seconds 0.2"
 )
 
+FIXED = "--env swarm/hover-2 --steps 400000 --num-envs 16 --checkpoint-seconds 0.2"
+"""Options of the recorders that do not train."""
+
 
 class Outcome(NamedTuple):
     """The results of some damage."""
@@ -267,15 +270,16 @@ def run_command(command: str, seconds: float | None) -> None:
 
 def recorder_command(name: str) -> Callable[[Path], str]:
     """Return a function that makes the command of a recorder, given the place to record to."""
-    return lambda place: f"record {name} {RECORD} --out {place}"
+    options = FIXED if name in ("random", "scripted") else RECORD
+    return lambda place: f"record {name} {options} --out {place}"
 
 
 def recorder_result(place: Path) -> str:
-    """Return the digests of all vaults that a recorder made, and of its policy's parameters."""
+    """Return the digests of all vaults that a recorder made, and of its parameters if it trains."""
     paths = sorted(path for path, _ in vault.list_vaults(place))
     found = "".join(f"{path.name} {vault.open_vault(path).digest()}" for path in paths)
-    (run,) = (file.parent for file in place.rglob("run.json"))
-    return found + digest_of(offmarl.load_policy(run).params)
+    runs = sorted(file.parent for file in place.rglob("run.json"))
+    return found + "".join(digest_of(offmarl.load_policy(run).params) for run in runs)
 
 
 def kill_recorders(root: Path, count: int, seed: int) -> Iterator[Outcome]:
