@@ -58,20 +58,23 @@ def hyper_of(module: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("reward", "targets", "counted"),
+    ("reward", "ended", "targets", "counted"),
     [
-        ("individual", [[2, 3], [2, 3], [7, 4]], [[1, 0], [1, 1], [1, 1]]),
-        ("team", [[2, 3], [2, 3], [7, 8]], [[1, 1], [1, 1], [1, 1]]),
+        ("individual", True, [[2, 3], [2, 3], [7, 4]], [[1, 0], [1, 1], [1, 1]]),
+        ("individual", False, [[2, 3], [2, 3], [7, 4]], [[1, 1], [1, 1], [1, 1]]),
+        ("team", True, [[2, 3], [2, 3], [7, 8]], [[1, 1], [1, 1], [1, 1]]),
     ],
 )
 @pytest.mark.parametrize("known", [True, False])
-def test_critics_by_hand(reward, targets, counted, known):
+def test_critics_by_hand(reward, ended, targets, counted, known):
     # The target policies do nothing, and the smaller target value is the state itself. The second
-    # step is truncated and bootstraps, if the view that it led to is known.
+    # step is truncated and bootstraps, if the view that it led to is known. At the first step the
+    # second agent is dead: its values count if the reward continues.
     spec = EnvSpec("go", 2, 1, 1, Continuous(1), reward=reward)
     batch = steps(ACTION, alive_tm1=ALIVE.at[0, 1].set(False), alive_t=ALIVE)
     batch = batch._replace(next_known=batch.next_known.at[1].set(known))
     batch = batch._replace(weight=jnp.array([1.0, 2.0, 3.0]))
+    batch = batch._replace(terminated=batch.terminated.at[0, 0, 1].set(ended))
     hyper = hyper_of(matd3_bc, gamma=0.5, target_noise=0.0)
     target = ActorCritics(jnp.float32(0.0), (jnp.float32(1.0), jnp.float32(2.0)))
     loss, metrics = jax.jit(
