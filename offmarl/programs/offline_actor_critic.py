@@ -39,7 +39,6 @@ from offmarl.programs.actor_critic import (
     init_learner,
     learn,
     td_loss,
-    valued,
 )
 from offmarl.programs.learner import LearnerArgs, TargetState, make_optimiser, policy_config
 from offmarl.programs.program import Hyperparameters, Program, Stage, Values
@@ -277,7 +276,8 @@ def conservative_loss(
     q = networks.values(critics, batch.view_tm1, samples.action)
     q_data = networks.values(critics, batch.view_tm1, data_action(batch))
     gap = sampled_conservative_gap(q, log_density, samples.valid, q_data)
-    counts = valued(networks.spec, batch)
+    # A dead agent takes no action. In a team all values are alike, so that they are all counted.
+    counts = batch.mask[..., None] & (batch.view_tm1.alive | (networks.spec.reward == "team"))
     return jax.vmap(lambda gap: masked_mean(gap, counts, batch.weight))(gap).sum()
 
 
