@@ -438,14 +438,12 @@ class Arrays:
     def _gather(
         self, name: str, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int
     ) -> NumpyArray:
-        array, pairs = self.open(name), list(zip(rows.tolist(), starts.tolist(), strict=True))
+        array, pairs = self.open(name), zip(rows.tolist(), starts.tolist(), strict=True)
+        parts = [array[row, start : start + length] for row, start in pairs]
         with ts.Batch() as batch:  # a chunk of several windows is read and decoded once
-            reads = [array[row, start : start + length].read(batch=batch) for row, start in pairs]
+            reads = [part.read(batch=batch) for part in parts]
         shape = (length, *self._leaves[name].shape)
-        windows = [
-            self._finish(array[row, start : start + length], read)
-            for (row, start), read in zip(pairs, reads, strict=True)
-        ]
+        windows = [self._finish(part, read) for part, read in zip(parts, reads, strict=True)]
         return np.stack(windows) if windows else np.empty((0, *shape), self._leaves[name].dtype)
 
 
