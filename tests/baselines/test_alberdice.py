@@ -147,6 +147,7 @@ def test_the_loss_of_values_is_the_same_for_values_shifted_together():
     np.testing.assert_allclose(loss(jnp.float32(5.0)), loss(jnp.float32(0.0)), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_loss_of_advantages_by_hand():
     critic = OwnCritic(SPEC, 3, 1, layers=1)
     legal = jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False)

@@ -96,6 +96,7 @@ def test_weights_are_at_most_two():
     np.testing.assert_allclose(metrics["ratio"], 2.5)
 
 
+@pytest.mark.slow
 def test_where_the_data_are_all_alike_the_values_are_those_of_the_actions():
     _, hyper, state = by_hand()
 

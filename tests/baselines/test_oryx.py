@@ -226,6 +226,7 @@ def test_the_order_of_the_agents_is_drawn_for_each_update(learner: Learner) -> N
     assert len(losses) == 2
 
 
+@pytest.mark.slow
 def test_the_critic_that_is_loaded_is_that_of_the_loss(learner: Learner) -> None:
     batch = random_batch(0)
     inputs = learner.state.params, batch.view_tm1, batch.first[:, :-1], batch.action

@@ -37,6 +37,7 @@ def of_maicq() -> tuple[Any, Any, Any]:
     return program, hyper, state._replace(critic=critic)
 
 
+@pytest.mark.slow
 def test_impossible_actions_have_a_finite_loss_and_gradient() -> None:
     program, hyper, state = of_maicq()
     # The data's actions have the probability e^-200, which is 0 in float32.

@@ -191,7 +191,10 @@ MAKING = {
 
 
 @pytest.mark.parametrize("spelling", TO_MAKE)
-@pytest.mark.parametrize("verb", MAKING)
+@pytest.mark.parametrize(
+    "verb",
+    [pytest.param(verb, marks=[pytest.mark.slow] * (verb == "record")) for verb in MAKING],
+)
 def test_verbs_that_make_something(offmarl, place, spelled, light, verb, spelling):
     name = f"{verb} {spelling}.vlt".replace("record", "made")
     named = {"in": "v.vlt/main", "npz": "n.npz", "run": "run", "out": name}

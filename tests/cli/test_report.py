@@ -113,6 +113,7 @@ def test_numbers_for_programs(offmarl, tiers):
     assert [told["length"] for told in bad["windows"]] == [5, 10, 20, 50, 100]
 
 
+@pytest.mark.slow
 def test_a_vault_of_another_program_in_an_archive(offmarl, tmp_path):
     observations = np.random.default_rng(0).normal(size=(1, 18, 3, 4))
     observations[0, 4, 1, 2] = np.inf
@@ -160,6 +161,7 @@ def test_as_good_as_nothing(offmarl, tmp_path, steps):
     _Page(Path("page.html"))
 
 
+@pytest.mark.slow
 @pytest.mark.bits
 def test_recorded_episodes_are_shown(offmarl, random_data):
     path = random_data("swarm/coverage-2:time_limit=6")

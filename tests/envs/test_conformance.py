@@ -9,11 +9,12 @@ from offmarl.testing import EnvironmentConformance
 
 from .wrapped import wrapped_by
 
-QUICK = {"classic/xor", "probe/match", "swarm/coverage-N", "matrax/climbing"}
+QUICK = {"probe/match", "swarm/coverage-N", "matrax/climbing"}
 """Environments that the tests by default cover: quick ones of several kinds."""
 
 DAILY = {
     "classic/bridge",
+    "classic/xor",
     "probe/one-step",
     "probe/memory",
     "swarm/search-3",

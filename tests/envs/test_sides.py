@@ -54,7 +54,12 @@ def test_each_team_has_a_return_of_its_own(actions, cats, mice):
 
 
 class TestSides(EnvironmentConformance):
-    @pytest.fixture(params=[AS_CATS, AS_MICE], ids=["cats", "mice"])
+    @pytest.fixture(
+        params=[
+            pytest.param(AS_CATS, id="cats", marks=pytest.mark.slow),
+            pytest.param(AS_MICE, id="mice"),
+        ]
+    )
     def env(self, request):
         return request.param
 

@@ -81,6 +81,7 @@ def test_a_map_by_tasks(options, sources, tmp_path, monkeypatch):
     assert made[0].provenance["lineage"]["arguments"]["columns"] == ["reward"]
 
 
+@pytest.mark.slow
 def test_random_numbers_of_a_map_depend_on_the_block_and_not_on_the_task(sources, tmp_path):
     code = "def noisy(steps, rng):\n    return {'reward': rng.random(steps['reward'].shape)}\n"
     tmp_path.joinpath("noise.py").write_text(code)

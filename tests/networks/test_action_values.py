@@ -84,6 +84,7 @@ def test_the_values_of_several_actions_are_those_of_each(shared: bool, sees: str
         np.testing.assert_allclose(joint[:, number], wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @SHARED
 def test_a_critic_of_every_discrete_action_does_not_see_the_agents_own(shared: bool) -> None:
     critics = make_critics(PICK, outputs=2, hidden=8, share_parameters=shared)

@@ -95,6 +95,7 @@ def test_uniform_actions_and_those_without_noise() -> None:
     np.testing.assert_array_equal(certain, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("uniform", [0.0, 1.0])
 def test_discrete_actions_are_drawn_as_recorded(uniform: float) -> None:
     action, log_prob, outputs, legal = acted(PICK, 0.1, uniform, 4000)

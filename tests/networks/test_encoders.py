@@ -199,6 +199,7 @@ def test_frames_become_channels_of_the_same_pixels() -> None:
     )
 
 
+@pytest.mark.slow
 def test_each_leaf_has_its_own_encoding_in_the_order_of_names() -> None:
     encoder = Encoder(tuple(TREE.observation_leaves.items()), 4, agents=3)
     observation = views(TREE, 2).observation

@@ -71,6 +71,7 @@ def test_the_memory_before_an_episode_gets_no_gradient() -> None:
     assert d_x[4:, 2].all()
 
 
+@pytest.mark.slow
 def test_finite_differences_in_double_precision() -> None:
     with jax.enable_x64(True):
         *args, first = inputs(np.float64)
@@ -101,6 +102,7 @@ def test_second_derivatives() -> None:
     assert_close(curvature(unroll_gru), curvature(plain), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_gradients_of_several_networks_side_by_side() -> None:
     *args, first = inputs()
     several = jax.tree.map(lambda leaf: jnp.stack([leaf, 2 * leaf, -leaf]), args)

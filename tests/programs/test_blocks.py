@@ -32,7 +32,7 @@ def one(tmp_path_factory):
     return recorded_by(1, tmp_path_factory.mktemp("one") / "hover.vlt" / "random")
 
 
-@pytest.mark.parametrize("tasks", [2, 6])
+@pytest.mark.parametrize("tasks", [2, pytest.param(6, marks=pytest.mark.slow)])
 def test_the_recording_does_not_depend_on_the_number_of_tasks(tasks, one, tmp_path):
     found = recorded_by(tasks, tmp_path / "hover.vlt" / "random")
     assert found.digest() == one.digest()

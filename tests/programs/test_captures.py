@@ -216,6 +216,7 @@ def test_checkpoints_hold_no_steps_and_buffers_that_are_refilled_are_not_stored(
     assert not (tmp_path / "sampled" / "buffer").exists()
 
 
+@pytest.mark.slow
 def test_each_seed_has_its_own_files(tmp_path: Path) -> None:
     states = [grow(begin(VECTORS), VECTORS, 5, seed) for seed in (1, 2)]
     checkpoints = CaptureCheckpoints(tmp_path)

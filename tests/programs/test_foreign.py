@@ -25,6 +25,7 @@ def test_a_python_function_is_recorded(tmp_path):
     np.testing.assert_array_equal(data.behaviour_log_prob, 0)
 
 
+@pytest.mark.slow
 def test_a_function_that_returns_actions_of_another_shape_is_refused(tmp_path):
     policy = function_policy(ENV.spec, lambda *_: np.zeros(5, int))
     with pytest.raises(Exception, match=r"actions of shape \(5,\): return \(2,\)"):

@@ -50,6 +50,7 @@ def test_a_run_of_tasks_is_that_of_one_process(args, options, tmp_path):
     assert BC.main(args("tasks", **options)) == work.path  # complete
 
 
+@pytest.mark.slow
 def test_other_arguments_are_refused(args, tmp_path):
     SeedsWork(BC.main, args("run"), tmp_path / "run").check()
     with pytest.raises(RunError, match="started with arguments"):

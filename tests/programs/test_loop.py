@@ -218,6 +218,7 @@ def test_seeds_side_by_side_are_the_seeds_alone(args: bc.Args, tmp_path: Path) -
     assert not np.allclose(params(both, 0)[-1], params(both, 1)[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.bits
 def test_a_stream_trains_to_the_bits_of_the_device(
     args: bc.Args, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -134,6 +134,7 @@ def test_a_signal_saves_and_the_same_call_goes_on(arguments, tmp_path, monkeypat
     assert digests[0] == digests[1]
 
 
+@pytest.mark.slow
 def test_a_signal_at_the_end_leaves_a_complete_recording(arguments, monkeypatch):
     complete = recording.ChunkWriter.complete
 

@@ -33,7 +33,7 @@ def swarm(tmp_path_factory):
 @pytest.mark.parametrize(
     "name",
     [
-        "swarm/coverage-2:time_limit=6",
+        pytest.param("swarm/coverage-2:time_limit=6", marks=pytest.mark.slow),
         pytest.param("classic/bridge", marks=pytest.mark.nightly),
         pytest.param("probe/match", marks=pytest.mark.nightly),
         pytest.param("jaxmarl/mpe/simple_spread_v3", marks=pytest.mark.nightly),

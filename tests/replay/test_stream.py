@@ -35,7 +35,9 @@ def same(ours, theirs) -> None:
     jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
-@pytest.mark.parametrize(("batch", "length"), [(16, 1), (300, 5), (16, 100)])
+@pytest.mark.parametrize(
+    ("batch", "length"), [pytest.param(16, 1, marks=pytest.mark.slow), (300, 5), (16, 100)]
+)
 def test_the_batches_of_the_device(dataset: Dataset, batch: int, length: int) -> None:
     """Of more windows than are gathered at once, and of windows longer than a row, too."""
     replay, sample = dataset.replay(batch, length), jax.jit(lambda r, key: r.sample(key))
@@ -46,6 +48,7 @@ def test_the_batches_of_the_device(dataset: Dataset, batch: int, length: int) ->
         assert stream.step == 12
 
 
+@pytest.mark.slow
 def test_compressed_vaults_stream_the_same(dataset: Dataset, tmp_path: Path) -> None:
     vault.recode(dataset.path, tmp_path / "zstd.vlt", codec="zstd")
     vault.recode(dataset.path, tmp_path / "raw.vlt", codec="raw")
@@ -221,6 +224,7 @@ def test_data_with_more_steps_than_a_device_can_index_is_streamed(
         pass
 
 
+@pytest.mark.slow
 def test_streams_of_numpy_arrays_have_the_same_bits(dataset: Dataset) -> None:
     sizes = {"burn_in": 2, "return_to_go": 0.9, "seed": 3, "start": 70}
     with dataset.stream(16, 5, **sizes) as jax_, dataset.stream(16, 5, to="numpy", **sizes) as ours:

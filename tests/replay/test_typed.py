@@ -53,7 +53,9 @@ at = jax.jit(lambda replay, slots: replay.at(slots))
 # ---------------------------------------------------------------------------------- equality
 
 
-@pytest.mark.parametrize("length", [1, 7, 40])
+@pytest.mark.parametrize(
+    "length", [7, *(pytest.param(length, marks=pytest.mark.slow) for length in (1, 40))]
+)
 def test_device_stream_and_arrays_are_equal(typed: Dataset, length: int) -> None:
     windows = Windows(4, length, return_to_go=0.9)
     replay, drawn = load(typed, windows), WindowSource(typed, windows)

@@ -74,6 +74,7 @@ def test_readers_read_on(path):
     assert_same(concatenate([first, mapped[20:]]), whole)
 
 
+@pytest.mark.slow
 def test_stock_goes_on_after_compact_and_repair(path):
     transition = vault.open_vault(path).transitions()
     (path / "metadata.json").unlink()

@@ -194,6 +194,7 @@ def test_a_bucket_with_latency_and_cut_connections(bucket, endpoint, monkeypatch
         assert slow.cuts > 2
 
 
+@pytest.mark.slow
 def test_answers_that_end_within_their_headers(bucket, endpoint, monkeypatch):
     """TensorStore does not repeat such requests, and takes their content for empty."""
     path = f"{bucket}/a.vlt/b"

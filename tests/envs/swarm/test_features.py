@@ -91,6 +91,7 @@ def test_noise_is_of_the_size_drawn():
     assert (jnp.abs(error) < 5 * states.disturbance.noise[:, None, None]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "task", ["coverage-1001", pytest.param("pursuit-900-150", marks=pytest.mark.nightly)]
 )

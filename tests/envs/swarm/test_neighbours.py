@@ -82,6 +82,7 @@ def test_both_searches_find_the_nearest_points_also_outside_the_arena(data):
     jax.tree.map(np.testing.assert_array_equal, dense, cells)
 
 
+@pytest.mark.slow
 @pytest.mark.bits
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1.0, 5.0, SIDE]))
 def test_both_searches_give_the_same_bits_anywhere(seed, spread):
