@@ -116,6 +116,12 @@ def _options(found: Mapping[str, Sequence[str]]) -> TaskOptions:
     options = TaskOptions(**values)
     if sum((options.task is not None, options.join, "tasks" in values)) > 1:
         raise OptionError("give only one of --tasks, --task and --join.")
+    launching = [name for name in ("launcher", "workers", "launcher_option") if name in values]
+    if launching and (options.task is not None or options.join):
+        other, name = "--join" if options.join else "--task", launching[0].replace("_", "-")
+        raise OptionError(
+            f"{other} launches no tasks: give --{name} with --tasks, or leave it out."
+        )
     return options
 
 

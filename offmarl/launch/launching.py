@@ -112,6 +112,9 @@ def launch(work: Work, options: Options, entry: str, arguments: Sequence[str]) -
         tracking.notice(note)
     try:
         with FileLock(work.directory / "launch.lock", timeout=0):
+            if work.is_complete():  # another launch has just ended
+                work.clean()
+                return Launched(fresh=False)
             failed = _Launch(work, options, entry, tuple(arguments)).run()
             if not failed:
                 join_work(work)

@@ -294,6 +294,11 @@ def _locked(work: Work, name: int | str, wait_seconds: float | None = None) -> F
     return _Patient(path, timeout=wait_seconds, is_singleton=False)
 
 
+def _in_words(lock: Path) -> str:
+    """Return what a process does that holds a lock of `_locked`."""
+    return "joined the blocks" if lock.stem == "join" else f"run block {lock.stem}"
+
+
 class _Patient(FileLock):
     """A file lock whose timeout is an error that a user can understand."""
 
@@ -303,8 +308,8 @@ class _Patient(FileLock):
             return super().acquire(*args, **options)
         except Timeout:
             raise RunError(
-                f"another process has run block {Path(self.lock_file).stem} for longer than "
-                f"{WAIT_SECONDS:.0f} s: wait for it to end, or stop it."
+                f"another process has {_in_words(Path(self.lock_file))} for longer than "
+                f"{self.timeout:.0f} s: wait for it to end, or stop it."
             ) from None
 
 

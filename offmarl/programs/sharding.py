@@ -117,9 +117,10 @@ def count_devices(wanted: int | None) -> int:
         more = ""
         if jax.default_backend() == "cpu":
             more = f" (JAX_NUM_CPU_DEVICES={-(-wanted // processes)} splits a CPU into that many)"
+        kind, ending = jax.default_backend().upper(), "" if total == 1 else "s"
         raise OptionError(
-            f"--devices {wanted}: JAX has {total} {jax.default_backend()} devices{own}: give at "
-            f"most {total}{more}."
+            f"--devices {wanted}: JAX has {total} {kind} device{ending}{own}: give at most "
+            f"{total}{more}."
         )
     if wanted % processes:
         raise OptionError(

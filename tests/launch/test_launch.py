@@ -82,6 +82,18 @@ def test_two_launches_at_once_are_refused(launch, directory):
         launch()
 
 
+def test_a_launch_that_gets_the_lock_as_another_ends_runs_nothing(launch, tmp_path, monkeypatch):
+    before = Squares.check
+
+    def end_meanwhile(work):
+        before(work)
+        work.path.write_text("the result of another launch")
+
+    monkeypatch.setattr(Squares, "check", end_meanwhile)
+    assert not launch()
+    assert (tmp_path / "out").read_text() == "the result of another launch"
+
+
 def test_ctrl_c_stops_the_tasks_and_the_same_command_continues(launch, tmp_path, directory):
     def interrupt():
         while not (directory / "deaths").exists():

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from filelock import FileLock
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,6 +49,21 @@ def test_a_join_names_the_blocks_that_are_missing(tmp_path):
     work = Squares(tmp_path / "out", 4)
     run_share(work, Share(0, 2))
     with pytest.raises(RunError, match=r"2 of the 4 blocks of .*out are missing \(1, 3\)"):
+        join_work(work)
+
+
+@pytest.mark.parametrize(("lock", "doing"), [("join", "joined the blocks"), ("0", "run block 0")])
+def test_a_process_that_does_not_end_is_named(lock, doing, tmp_path, monkeypatch):
+    work = Squares(tmp_path / "out", 1)
+    if lock == "join":
+        run_share(work, Share(0, 1))
+    monkeypatch.setattr("offmarl.launch.work.WAIT_SECONDS", 0.1)
+    (work.directory / "locks").mkdir(parents=True, exist_ok=True)
+    with (
+        FileLock(work.directory / "locks" / f"{lock}.lock", is_singleton=False),
+        pytest.raises(RunError, match=f"another process has {doing} for longer"),
+    ):
+        run_share(work, Share(0, 1))
         join_work(work)
 
 
