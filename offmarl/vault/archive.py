@@ -24,7 +24,7 @@ from offmarl.vault.files import (
     workspace,
 )
 from offmarl.vault.layout import MANIFEST, METADATA
-from offmarl.vault.location import open_files, vaults_among
+from offmarl.vault.location import EMPTY, finish_remote, open_files, vaults_among
 
 _TAIL = 2**16 + 2**10
 """Bytes read from an archive's end: its end records, and the whole directory of most archives."""
@@ -204,15 +204,31 @@ def _find_end(tail: bytes) -> int:
 
 def _read_tail(archive: PurePath, size: int) -> bytes:
     files = open_files(archive.parent)
+
+    def read(part: slice | None = None) -> bytes:
+        found = files.read(archive.name, byte_range=part).result()
+        if found.state != "value":
+            raise FileNotFoundError
+        if not found.value:
+            raise ValueError(EMPTY)
+        return bytes(found.value)
+
+    def read_end() -> bytes | None:
+        """Return the last bytes; None if the archive is smaller, or the answer was cut short."""
+        try:
+            return read(slice(-size, None))
+        except ValueError as error:
+            if "OUT_OF_RANGE" not in str(error):
+                raise
+            return None
+
     try:
-        found = files.read(archive.name, byte_range=slice(-size, None)).result()
+        tail = finish_remote(read_end, read_end)
+        return finish_remote(read, read) if tail is None else tail
     except ValueError as error:
-        if "OUT_OF_RANGE" not in str(error):
+        if str(error) != EMPTY:
             raise
-        found = files.read(archive.name).result()  # it is smaller
-    if found.state != "value":
-        raise FileNotFoundError
-    return bytes(found.value)
+        return b""
 
 
 _BLOCK_BYTES = 2**20

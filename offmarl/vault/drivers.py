@@ -7,9 +7,7 @@ the kinds are methods and flags of the driver, so the layers above do not test f
 
 import math
 import os
-import re
 import stat
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -17,7 +15,6 @@ from functools import cached_property
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from offmarl._ahead import end_if_abandoned
 from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.paths import scheme_factory
 from offmarl.vault import files
@@ -27,11 +24,13 @@ from offmarl.vault.layout import MANIFEST, METADATA
 from offmarl.vault.location import (
     ARCHIVE_SUFFIX,
     BUCKETS,
+    EMPTY,
     WEB,
     Url,
     absolute,
     archive_context,
     caching_context,
+    finish_remote,
     kvstore_spec,
     vaults_among,
 )
@@ -41,15 +40,6 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-
-_EMPTY = "the file is empty"
-_CUT_SHORT = re.compile(
-    "Expected Content-Range header|OUT_OF_RANGE: Requested byte range|etag not found in response|"
-    + _EMPTY
-)
-"""What is said of an answer that ended within its headers."""
-_TRIES = 5
-_PAUSE_SECONDS = 0.1
 
 
 class Driver(ABC):
@@ -212,28 +202,14 @@ class TensorStoreDriver(Driver):
         def read() -> bytes | None:
             found = self.files.read(name, staleness_bound=self.staleness).result()
             if self.is_remote and found.state == "value" and not found.value:
-                raise ValueError(_EMPTY)
+                raise ValueError(EMPTY)
             return bytes(found.value) if found.state == "value" else None
 
         return self.finish(read, read)
 
     def finish(self, result: Callable[[], T], again: Callable[[], T]) -> T:
-        """Return the result of a read that was started; call ``again`` if its answer was cut short.
-
-        TensorStore repeats requests that fail, except those whose answer ends within its headers.
-        """
-        if not self.is_remote:
-            return result()
-        for _ in range(_TRIES):
-            end_if_abandoned()
-            try:
-                return result()
-            except ValueError as error:
-                if not _CUT_SHORT.search(str(error)):
-                    raise
-            time.sleep(_PAUSE_SECONDS)
-            result = again
-        return result()
+        """Return the result of a read that was started; call ``again`` if its answer was cut."""
+        return finish_remote(result, again) if self.is_remote else result()
 
     def names(self) -> list[str]:
         """Return the relative paths of all files below."""

@@ -3,11 +3,13 @@
 import os
 import posixpath
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from offmarl._ahead import end_if_abandoned
 from offmarl.errors import VaultError
 from offmarl.paths import local
 from offmarl.vault.layout import MANIFEST, METADATA
@@ -15,11 +17,21 @@ from offmarl.vault.layout import MANIFEST, METADATA
 if TYPE_CHECKING:
     import tensorstore as ts
 
+T = TypeVar("T")
+
 ARCHIVE_SUFFIX = ".zip"
 _CACHE_BYTES = 2**26
 _SERVICES = ("s3", "gcs", "http")
 _RETRIES = {"max_retries": 8, "initial_delay": "100ms"}
 """About half a minute, as the pauses double."""
+EMPTY = "the file is empty"
+_CUT_SHORT = re.compile(
+    "Expected Content-Range header|OUT_OF_RANGE: Requested byte range|etag not found in response|"
+    + EMPTY
+)
+"""What is said of an answer that ended within its headers."""
+_TRIES = 5
+_PAUSE_SECONDS = 0.1
 BUCKETS = ("s3", "gs")
 WEB = ("http", "https")
 HUB = "hf"
@@ -171,6 +183,25 @@ def caching_context() -> "ts.Context":
 
     retries = {f"{kind}_request_retries": _RETRIES for kind in _SERVICES}
     return ts.Context({"cache_pool": {"total_bytes_limit": _CACHE_BYTES}, **retries})
+
+
+def finish_remote(result: Callable[[], T], again: Callable[[], T]) -> T:
+    """Return the result of a read that was started; call ``again`` if its answer was cut short.
+
+    TensorStore repeats requests that fail, except those whose answer ends within its headers.
+    Errors stay those of the read. A read that may find an empty file raises a `ValueError` of
+    `EMPTY`.
+    """
+    for _ in range(_TRIES):
+        end_if_abandoned()
+        try:
+            return result()
+        except ValueError as error:
+            if not _CUT_SHORT.search(str(error)):
+                raise
+        time.sleep(_PAUSE_SECONDS)
+        result = again
+    return result()
 
 
 def open_files(path: PurePath) -> "ts.KvStore":

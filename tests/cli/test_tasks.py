@@ -26,7 +26,7 @@ BLOCKS = ["--block-steps", 16]
         (["--tasks", "2", "--devices", "2"], "--devices divides the environments of one program"),
         (["--tasks", "2", "--join"], "give only one of --tasks, --task and --join."),
         (["--task", "0/2", "--launcher=ray"], "--task launches no tasks: give --launcher with"),
-        (["--join", "--launcher-option", "a=b"], "--join launches no tasks: give --launcher-option"),
+        (["--join", "--launcher-option", "a=b"], "--join launches no tasks: give --launcher-"),
     ],
 )
 def test_wrong_options_of_tasks(arguments, message, offmarl):

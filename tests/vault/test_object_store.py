@@ -104,17 +104,35 @@ def test_a_failed_import_leaves_nothing(bucket):
     assert vault.open_vault(path).length == 20
 
 
-def test_an_archive_in_a_bucket(bucket, endpoint, tmp_path):
+@pytest.fixture
+def archived(bucket, endpoint, tmp_path):
+    """A vault in an archive of a bucket: the archive's path, and the vault's steps."""
+    steps = make(steps=2000)
     with vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=2) as writer:
-        writer.append(*make(steps=20))
+        writer.append(*steps)
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         for file in (tmp_path / "a.vlt").rglob("*"):
             archive.write(file, file.relative_to(tmp_path))
     put(f"{endpoint}/{bucket.removeprefix('s3://')}/a.zip", (tmp_path / "a.zip").read_bytes())
-    found = vault.open_vault(f"{bucket}/a.zip")
-    assert_same(found.transitions(), make(steps=20)[0])
+    return f"{bucket}/a.zip", steps[0]
+
+
+@pytest.mark.slow
+def test_an_archive_whose_answers_end_within_their_headers(archived, endpoint, monkeypatch):
+    path, steps = archived
+    with proxied(endpoint, cut=0.2, within=300) as slow:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", slow.url)
+        for _ in range(12):
+            assert_same(vault.open_vault(path).transitions(), steps)
+        assert slow.cuts > 10
+
+
+def test_an_archive_in_a_bucket(archived, bucket, endpoint):
+    path, steps = archived
+    found = vault.open_vault(path)
+    assert_same(found.transitions(), steps)
     with pytest.raises(VaultError, match="cannot be written to"):
-        vault.resume(f"{bucket}/a.zip/a.vlt/b")
+        vault.resume(f"{path}/a.vlt/b")
     put(f"{endpoint}/{bucket.removeprefix('s3://')}/empty.zip")
     with pytest.raises(VaultError, match="not a zip archive"):
         vault.open_vault(f"{bucket}/empty.zip")
