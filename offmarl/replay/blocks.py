@@ -329,7 +329,7 @@ class ShuffleBuffer:
         for name, values in recorded_fields(found).items():
             if name in self._fields:
                 array = np.asarray(values)
-                flat = array.reshape(-1, *array.shape[2:])
+                flat = array.reshape(math.prod(array.shape[:2]), *array.shape[2:])
                 self._fields[name][0, at : at + len(step)] = flat[step]
         return at + len(step)
 

@@ -1,6 +1,7 @@
 """Passes over blocks: which windows make which batch."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import offmarl
 from offmarl.errors import OptionError
 from offmarl.replay import Windows
 from offmarl.replay.blocks import _SLOT_BITS, BlockOrder, BlockTable, bytes_of_step
+from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
 
 from .test_device import write
@@ -138,3 +140,13 @@ def test_returns_to_go_and_the_ends_of_episodes(dataset: Dataset) -> None:
     for pair in found.values():
         for ours, theirs in itertools.zip_longest(*pair):
             np.testing.assert_array_equal(ours, theirs)
+
+
+def test_steps_without_a_state(tmp_path: Path) -> None:
+    spec = EnvSpec("", num_agents=2, observation_size=3, state_size=0, action=Discrete(2))
+    write(tmp_path / "data.vlt", np.random.default_rng(0).random((2, 40)) < 0.2, spec)
+    found = offmarl.open(tmp_path / "data.vlt")
+    with found.stream(8, 5, shuffle_buffer=2**20, to="numpy", epochs=1) as stream:
+        batches = [*stream]
+    assert sum(batch.mask.sum() for batch in batches) > 0
+    assert batches[0].view.state.shape[-1] == 0

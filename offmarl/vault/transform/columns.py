@@ -6,6 +6,7 @@ that episodes ended with are columns of their own, such as ``final.observation``
 """
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -118,7 +119,7 @@ class Steps(Mapping[str, Any]):
     def _read_steps(self, name: str, disk_name: str) -> Any:
         part = self._part
         read = self.vault.read(part.start, part.stop, part.rows, [disk_name])[disk_name]
-        array = read.reshape(-1, *read.shape[2:])
+        array = read.reshape(math.prod(read.shape[:2]), *read.shape[2:])
         return array != 0 if name in _MASKS else array
 
     @cached_property
