@@ -110,7 +110,7 @@ class BlockTable:
         block = (row // chunk_rows) * -(-source.length // steps) + start // steps
         order = np.lexsort((start, row, block))
         self.numbers = table.episodes[order]
-        _, first = np.unique(block[order], return_index=True)
+        first = np.flatnonzero(np.diff(block[order], prepend=-1))
         self.bounds: NDArray[np.int64] = np.append(first, len(order)).astype(np.int64)
         self.sizes = np.add.reduceat(table.lengths[order] + 1, first)
 

@@ -192,7 +192,9 @@ class SlotTable:
             raise OptionError(
                 f"{source.path} has episodes 0 to {count - 1}: choose some of these to draw from."
             )
-        if len(np.unique(chosen)) < len(chosen):
+        named = np.zeros(count, bool)
+        named[chosen] = True
+        if named.sum() < len(chosen):
             raise OptionError("an episode to draw from is named twice: name each once.")
         self.episodes = chosen
         self.lengths = source.episodes.length[chosen]

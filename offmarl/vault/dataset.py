@@ -155,9 +155,13 @@ class Dataset(EpisodeSet):
     @cached_property
     def episodes(self) -> tables.Episodes:
         """Every episode, by row and start, including unfinished ones at the end of the data."""
-        table = self._table.copy()
-        table["cause"][compat.by_limit(table, self.time_limit)] = tables.TRUNCATED
-        return tables.to_episodes(table, teams_of(self.spec))
+        table = self._table
+        cause = table["cause"].copy()
+        cause[compat.by_limit(table, self.time_limit)] = tables.TRUNCATED
+        found = tables.to_episodes(table, teams_of(self.spec), cause)
+        if self.manifest:  # its table is not read again, and large vaults have millions of episodes
+            self.__dict__.pop("_table", None)
+        return found
 
     @cached_property
     def _table(self) -> tables.Table:
@@ -166,7 +170,7 @@ class Dataset(EpisodeSet):
         start = self.manifest.head.length if self.manifest else 0
         if start < self.length or not self.manifest:
             found += compat.infer_episodes(self, self.spec.num_agents, start)
-        return np.concatenate(found)
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     @cached_property
     def _limited(self) -> NumpyArray:

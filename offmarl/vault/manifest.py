@@ -169,7 +169,8 @@ def read_episodes(store: Store, own: Manifest) -> tables.Table:
     """Return the episodes that offmarl wrote: those that ended, and the unfinished ones."""
     dtype = tables.dtype(own.schema.spec.num_agents)
     ended = read_table(store, layout.EPISODES_PREFIX, own.head.episodes, dtype)
-    return np.concatenate([ended, own.running[own.running["length"] > 0]])
+    running = own.running[own.running["length"] > 0]
+    return np.concatenate([ended, running]) if len(running) else ended
 
 
 def check_documents(store: Store, schema: Schema) -> None:

@@ -354,20 +354,32 @@ def attach_finals(
     return ended
 
 
-def to_episodes(table: Table, teams: tuple[Team, ...]) -> Episodes:
-    """Return a table as plain arrays, ordered by row and start; ``teams`` are those of its spec."""
-    table = table[np.lexsort((table["start"], table["row"]))]
-    cause = table["cause"]
+def to_episodes(
+    table: Table, teams: tuple[Team, ...], cause: Int[np.ndarray, "M"] | None = None
+) -> Episodes:
+    """Return a table as plain arrays, ordered by row and start.
+
+    Parameters
+    ----------
+    table
+        The table, in any order.
+    teams
+        The teams of its spec.
+    cause
+        How each episode ended, if not as the table says.
+    """
+    order = np.lexsort((table["start"], table["row"]))
+    cause = (table["cause"] if cause is None else cause)[order]
     return Episodes(
-        row=table["row"].astype(np.int64),
-        start=table["start"].copy(),
-        length=table["length"].copy(),
-        returns=table["returns"].copy(),
+        row=table["row"][order].astype(np.int64),
+        start=table["start"][order],
+        length=table["length"][order],
+        returns=table["returns"][order],
         terminated=cause == TERMINATED,
         truncated=(cause == TRUNCATED) | (cause == CUT),
         cause=CAUSES[cause],
-        policy_id=table["policy_id"].astype(np.int64),
-        final=table["final"].copy(),
+        policy_id=table["policy_id"][order].astype(np.int64),
+        final=table["final"][order],
         teams=teams,
     )
 

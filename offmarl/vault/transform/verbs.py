@@ -304,8 +304,7 @@ def dedup(
             hashes = episode_digests(
                 vault, policies=False, advance=lambda steps: advance(steps * vault.rows)
             )
-        first = {one: number for number, one in reversed(list(enumerate(hashes)))}
-        return [whole_episodes(vault, np.array(list(first.values()), int))]
+        return [whole_episodes(vault, np.unique(hashes, return_index=True)[1])]
 
     return pipeline.run("dedup", {}, [vault], select, path, codec, progress)
 
