@@ -227,7 +227,6 @@ def test_a_directory_that_is_no_run(tmp_path):
         load_policy(tmp_path)
 
 
-@pytest.mark.slow
 def test_likelihood_is_that_of_what_living_agents_did():
     spec, config = EnvSpec("", 2, 1, 1, Discrete(3)), PolicyConfig("recurrent", hidden=4)
     params = jax.tree.map(jnp.zeros_like, init_policy(config, spec, jax.random.key(0)))
@@ -248,7 +247,6 @@ def test_likelihood_is_that_of_what_living_agents_did():
         log_likelihood(constant_policy(2), params, episodes)
 
 
-@pytest.mark.slow
 def test_agreement_counts_what_living_agents_did():
     def act(params, carry, observation, legal_actions, key):
         return jnp.full(observation.shape[:1], params), jnp.zeros(observation.shape[:1]), carry

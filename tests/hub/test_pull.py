@@ -10,6 +10,7 @@ import pytest
 from huggingface_hub import constants
 
 from offmarl import hub as library
+from offmarl import vault
 from offmarl.errors import (
     ChecksumError,
     HubError,
@@ -130,6 +131,19 @@ def test_what_a_killed_process_left_is_used(hub, monkeypatch):
     pulled = library.pull(NAME)
     assert_whole(hub.archive, pulled.paths)
     assert pulled.fetched == len(hub.archive) - sum(written) + install.PART
+
+
+def test_what_was_unpacked_by_a_killed_process_is_replaced(hub, monkeypatch):
+    def die(*args):
+        unpack(*args)
+        raise KeyboardInterrupt
+
+    unpack = vault.unpack
+    with monkeypatch.context() as patch:
+        patch.setattr(vault, "unpack", die)
+        with pytest.raises(KeyboardInterrupt):
+            library.pull(NAME)
+    assert_whole(hub.archive, library.pull(NAME).paths)
 
 
 def test_pinned_revisions(hub):

@@ -86,6 +86,11 @@ def test_a_limit_that_is_given_is_kept(published):
             library.load_dataset(f"{NAME}/Good", time_limit=limit)
 
 
+def test_a_limit_of_one_step_is_a_limit(published):
+    path = library.pull(f"{NAME}/Good", time_limit=1).paths["Good"]
+    assert vault.open_vault(path).time_limit == 1
+
+
 def test_data_without_a_limit_keeps_its_warning(hub, packed, tmp_path):
     hub.commit(REPOSITORY, {PATH: packed})
     pulled = library.pull(f"{NAME}/Good")

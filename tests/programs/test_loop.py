@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,6 +23,8 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, ShapeError, Stopped, UnknownNameError
 from offmarl.programs import compiling, loop, registry
 from offmarl.programs.offline import _directory
+from offmarl.programs.program import Stage
+from offmarl.programs.sharding import Layout
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import open_vault
 from tests.runs import metrics_of
@@ -289,6 +292,19 @@ def evaluated(run: Path) -> list[dict]:
 
 
 @pytest.mark.nightly
+def test_a_stage_begins_with_what_it_makes_of_the_state_of_each_seed() -> None:
+    def on_start(state: dict[str, Any]) -> dict[str, Any]:
+        assert state["now"].shape == ()
+        return {"now": state["now"], "before": state["now"] + 1}
+
+    stage = Stage(lambda *_: None, on_start=on_start)  # type: ignore[arg-type,return-value]
+    learned = loop.Learned({"now": jnp.array([1.0, 5.0]), "before": jnp.zeros(2)})
+    found = loop.start_stage(stage, learned, Layout(2))
+    assert found.priorities is None
+    np.testing.assert_array_equal(found.state["now"], [1, 5])
+    np.testing.assert_array_equal(found.state["before"], [2, 6])
+
+
 def test_values_tell_no_likelihood(args: bc.Args) -> None:
     qmix_cql = registry.load("baseline", "qmix_cql")
     taken = {field.name for field in dataclasses.fields(qmix_cql.Args)}

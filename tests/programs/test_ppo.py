@@ -242,7 +242,6 @@ def one_update(args, moments=STALE, env="probe/two-step"):
     return (after, given(found)), (again, given(more))
 
 
-@pytest.mark.slow
 def test_values_are_scaled_by_stale_moments_and_targets_by_new_ones():
     args = mappo.Args(num_envs=2, num_steps=4, minibatches=1, hidden=4)
     (after, found), _ = one_update(args)
@@ -261,6 +260,7 @@ def test_values_are_scaled_by_stale_moments_and_targets_by_new_ones():
     assert int(after.iteration) == 1
 
 
+@pytest.mark.slow
 def test_without_normalised_values_their_moments_stay_empty():
     args = mappo.Args(num_envs=2, num_steps=4, minibatches=1, hidden=4, normalise_values=False)
     (after, found), _ = one_update(args, moments=None)
@@ -270,9 +270,13 @@ def test_without_normalised_values_their_moments_stay_empty():
 
 
 @pytest.mark.parametrize(
-    ("recorder", "share", "length"), [(mappo, True, None), (mappo, False, 4), (ippo, True, 4)]
+    ("recorder", "share", "length"),
+    [
+        pytest.param(mappo, True, None, marks=pytest.mark.slow),
+        (mappo, False, 4),
+        pytest.param(ippo, True, 4, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.slow
 def test_windows_start_from_the_memory_that_acting_had(recorder, share, length):
     # Episodes of three steps in rollouts of eight: the second one begins inside an episode, and
     # windows of four do, too. Where the memory is wrong, so are the log-probabilities.

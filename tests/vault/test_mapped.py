@@ -13,6 +13,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultChecksumError, VaultError
+from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import arrays, checked
 from offmarl.vault.manifest import snapshot_of
 from offmarl.vault.mmap import MappedArray, map_arrays
@@ -39,6 +40,25 @@ def test_a_vault_is_as_it_was_when_it_was_opened(tmp_path: Path) -> None:
         assert_same(found[:], first)
         assert found.length == 40
     assert_same(vault.open_vault(path)[:], concatenate([first, more[0]]))
+
+
+def test_steps_of_large_windows_go_where_they_are_asked_for(tmp_path: Path) -> None:
+    """A step's observations take 640 bytes; some windows cross the end of a chunk."""
+    spec = EnvSpec("", num_agents=2, observation_size=80, state_size=0, action=Discrete(4))
+    taken, finals = make(spec, rows=2, steps=40)
+    with vault.create(tmp_path / "data.vlt", spec, rows=2, chunk_steps=16) as writer:
+        writer.append(taken, finals)
+    found = vault.open_vault(tmp_path / "data.vlt")
+    rows, starts, length = np.array([0, 1, 1]), np.array([3, 13, 30]), 5
+    index = np.array([[0, 1, 2], [6, 7, 9], [14, 13, 12]])  # counted through all windows
+    time = (starts[:, None] + np.arange(length)).ravel()
+    wanted = taken.view.observation[rows.repeat(length), time][index]
+    for at in (None, np.array([4, 0, 2])):
+        places = np.arange(3) if at is None else at
+        out = np.full((places.max() + 1, 3, 2, 80), np.nan, np.float32)
+        found.window_fields(rows, starts, length, index, {"observation": out}, at)
+        np.testing.assert_array_equal(out[places], wanted)
+        assert np.isnan(np.delete(out, places, 0)).all()
 
 
 def test_compaction_under_a_reader(tmp_path: Path) -> None:

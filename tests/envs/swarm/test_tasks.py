@@ -259,6 +259,10 @@ def test_a_lone_drone_is_a_flock():
         ("swarm/search-3:comm=loud", "comm must be one of none, status, learned"),
         ("swarm/search-3:comm_dropout=1.5", "comm_dropout must be from 0 to 1"),
         ("swarm/search-3:obstacles=0.9", "obstacles must be from 0 to 0.25"),
+        *(
+            (f"swarm/{task}:comm=loud", "comm must be one of none, status, learned")
+            for task in ("coverage-3", "delivery-3", "flock-3", "hover-3", "pursuit-3-1")
+        ),
     ],
 )
 def test_options_that_cannot_be_are_explained(name, message):
