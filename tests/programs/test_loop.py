@@ -291,7 +291,6 @@ def evaluated(run: Path) -> list[dict]:
     return [seed["absolute_metrics"] for seed in algorithms["bc"].values()]
 
 
-@pytest.mark.nightly
 def test_a_stage_begins_with_what_it_makes_of_the_state_of_each_seed() -> None:
     def on_start(state: dict[str, Any]) -> dict[str, Any]:
         assert state["now"].shape == ()
@@ -305,6 +304,7 @@ def test_a_stage_begins_with_what_it_makes_of_the_state_of_each_seed() -> None:
     np.testing.assert_array_equal(found.state["before"], [2, 6])
 
 
+@pytest.mark.nightly
 def test_values_tell_no_likelihood(args: bc.Args) -> None:
     qmix_cql = registry.load("baseline", "qmix_cql")
     taken = {field.name for field in dataclasses.fields(qmix_cql.Args)}

@@ -319,6 +319,12 @@ def test_windows_start_from_the_memory_that_acting_had(recorder, share, length):
     np.testing.assert_allclose(after.critic_carry[running], kept, atol=1e-6)
 
 
+def test_the_critic_forgets_an_episode_that_ends_with_the_rollout():
+    args = mappo.Args(num_envs=2, num_steps=3, minibatches=1, hidden=4, network="recurrent")
+    (state, _), _ = one_update(args, env="probe/memory")  # episodes of three steps
+    np.testing.assert_array_equal(state.critic_carry, 0)
+
+
 def test_each_epoch_takes_the_windows_in_an_order_of_its_own(monkeypatch):
     # Nine windows in four minibatches of two: each epoch leaves one of them out. The loss tells
     # which are in a minibatch, and the optimiser writes that down.
