@@ -6,7 +6,6 @@ the limit, those that were not used for the longest time are removed. A page is 
 published checksum whenever it is read, from the network or from the disk.
 """
 
-import ctypes
 import hashlib
 import os
 import threading
@@ -14,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import closing, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import google_crc32c
@@ -24,6 +23,7 @@ from huggingface_hub import cached_assets_path, constants
 from numpy.typing import NDArray
 
 from offmarl._ahead import in_thread
+from offmarl._heap import return_blocks_from
 from offmarl.errors import HubChecksumError, HubError, OptionError
 from offmarl.hub.client import Connection, Remote
 from offmarl.hub.packing import PAGE
@@ -43,8 +43,6 @@ _LEFT = 0.9
 """Fraction of the limit that is left when pages are removed."""
 _TRIES = 3
 """Requests for a page whose checksum is wrong."""
-_MMAP_THRESHOLD = -3
-"""Number of glibc's option for the size from which memory is returned once it is freed."""
 
 
 def limit_bytes() -> int:
@@ -71,16 +69,6 @@ def directory() -> Path:
     return Path(
         cached_assets_path("offmarl", namespace="datasets", subfolder="streamed", assets_dir=assets)
     )
-
-
-@cache
-def _return_memory() -> None:
-    """Let the C library return pages and larger blocks of memory when they are freed.
-
-    Otherwise it keeps what each thread freed, which took 140 MB more while training.
-    """
-    with suppress(OSError, AttributeError):  # other systems have other C libraries
-        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, PAGE)
 
 
 class PageCache:
@@ -201,7 +189,7 @@ class Pages:
         self._sums: NDArray[np.uint32] | None = None
         self._lock = threading.Lock()
         self._coming: dict[int, Future[bytes]] = {}
-        _return_memory()
+        return_blocks_from(PAGE)  # otherwise training took 140 MB more
 
     @property
     def name(self) -> str:

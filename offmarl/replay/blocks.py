@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from offmarl._ahead import in_thread
 from offmarl._arrays import as_items
+from offmarl._heap import return_free
 from offmarl.errors import OptionError
 from offmarl.replay.circles import Part
 from offmarl.replay.fields import check_extras, fields_of, recorded_fields
@@ -454,6 +455,7 @@ class BlockGatherer:
         blocks = self._table.of(self._order.blocks(number))
         with self._reading:  # one at a time, for the sake of memory
             buffer = ShuffleBuffer(self._source, blocks, self._windows)
+            return_free()
         part = Part(buffer, 1.0, SlotTable(buffer), 0, 0, None, np.ones(1))
         return _Loaded(CircleReader(part, self._windows), buffer.numbers)
 
