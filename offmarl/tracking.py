@@ -10,7 +10,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -198,14 +198,27 @@ def last(path: Path, metric: str) -> float:
     return next((float(record[metric]) for record in reversed(read(path)) if metric in record), 0.0)
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Replace a file by text, atomically."""
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Replace a file, atomically.
+
+    Raises
+    ------
+    OSError
+        It cannot be written; the file stays as it was.
+    """
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        if error.filename is None:  # as for a full disk
+            raise type(error)(error.errno, error.strerror, str(path)) from error
+        raise
 
 
 def plain(value: Any) -> Any:

@@ -1,8 +1,10 @@
 """Metrics, marl-eval JSON, and progress."""
 
+import errno
 import io
 import json
 import math
+import os
 
 import jax.numpy as jnp
 import numpy as np
@@ -52,6 +54,19 @@ def test_json_is_replaced_whole_or_not_at_all(tmp_path):
         tracking.write_json(path, {"seeds": object()})
     assert path.read_text() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["run.json"]
+
+
+def test_a_file_that_cannot_be_written_stays_and_is_named(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    path = tmp_path / "page.html"
+    tracking.replace_file(path, "before")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=r"No space left on device: .*page\.html"):
+        tracking.replace_file(path, b"after")
+    assert path.read_text() == "before"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
 
 
 @pytest.mark.parametrize(

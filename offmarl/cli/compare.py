@@ -20,7 +20,7 @@ from offmarl.report.run_scores import Data, Runs
 from offmarl.report.tables import Section
 from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Reference
 from offmarl.terminal import number
-from offmarl.tracking import RETURN, acting_of, labelled, read_run
+from offmarl.tracking import RETURN, acting_of, labelled, read_run, replace_file
 
 
 def compare(
@@ -82,7 +82,8 @@ def compare(
     if html:
         html.parent.mkdir(parents=True, exist_ok=True)
         drawn = _comparison_figures(comparison, curves)
-        html.write_text(_comparison_page(drawn, sections, notes, runs, program))
+        comparison_page = _comparison_page(drawn, sections, notes, runs, program)
+        replace_file(html, comparison_page)
     written = [f"wrote {path}" for path in (html, figure) if path]
     shown = (table(columns, rows, title) for title, columns, rows in sections)
     data = _comparison_data(comparison, found, notes) | {"curves": _curve_data(curves)}

@@ -19,7 +19,7 @@ from offmarl.report.warnings import data_warnings, warnings_by_dataset
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import number, plot
-from offmarl.tracking import RUN_FILE, progress
+from offmarl.tracking import RUN_FILE, progress, replace_file
 from offmarl.vault import Dataset
 from offmarl.vault.files import errors_of
 from offmarl.vault.open import open_source, place_of
@@ -65,7 +65,7 @@ def report(
     if html:
         html.parent.mkdir(parents=True, exist_ok=True)
         text = page.dataset_page(surveys, _episode_films(surveys, played_in))
-        html.write_text(text)
+        replace_file(html, text)
     return Report(
         {"vaults": {name: _survey_data(one) for name, one in surveys.items()}, "page": html},
         Group(*_view(surveys), *([f"wrote {html}"] if html else [])),
@@ -82,7 +82,7 @@ def _run_report(runs: Sequence[Path], given: Sequence[str], html: Path | None) -
     described = run_page.describe(runs[0])
     if html:
         html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(run_page.run_page(described))
+        replace_file(html, run_page.run_page(described))
     shown = [table(columns, rows, title) for title, columns, rows in described.sections()]
     for name, curve in described.evaluations().items():
         drawn = plot(curve.steps.tolist(), curve.mean.tolist())

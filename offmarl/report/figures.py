@@ -20,6 +20,7 @@ from offmarl.report.comparison import Comparison, estimate
 from offmarl.report.curves import Curve, Curves
 from offmarl.report.run_scores import Entry, RunScores, Scores
 from offmarl.statistics import MIN_RUNS, bootstrap_interval, performance_profile
+from offmarl.tracking import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -136,7 +137,7 @@ def save(figure: Figure, path: Path) -> None:
             f".{' or .'.join(KINDS)}."
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(to_bytes(figure, kind))
+    replace_file(path, to_bytes(figure, kind))
 
 
 def to_bytes(figure: Figure, kind: str) -> bytes:

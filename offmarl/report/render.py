@@ -23,6 +23,7 @@ from offmarl.envs.swarm.dynamics import KINDS as DRONES
 from offmarl.envs.swarm.dynamics import OBSTACLE_RADIUS
 from offmarl.envs.swarm.quadrotor import to_matrix
 from offmarl.errors import OptionError
+from offmarl.tracking import replace_file
 
 if TYPE_CHECKING:
     from jaxtyping import Array, PRNGKeyArray
@@ -125,7 +126,7 @@ def save(playback: Playback, path: Path) -> None:
     if kind == "mp4":
         _save_film(playback, path)
     elif kind == "gif":
-        path.write_bytes(to_gif(playback))
+        replace_file(path, to_gif(playback))
     else:
         middle = len(playback.scenes) // 2
         frame(playback, middle).save(path)

@@ -194,3 +194,17 @@ def test_a_writer_goes_on_when_there_is_room(small_disk):
             writer.flush()
         ballast.unlink()
     assert length(path) == 200
+
+
+@pytest.mark.parametrize("free", range(0, 16, 3))
+def test_a_map_without_room_leaves_nothing(full, tmp_path, free):
+    """The disk has room for ``free`` pages; the new vault takes more."""
+    path, fill, _ = full
+    with vault.create(tmp_path / "a.vlt", SPEC, rows=2, chunk_steps=16) as writer:
+        append_on(writer, *range(8))
+    fill()
+    with (path.parents[1] / "ballast").open("r+b") as file:
+        file.truncate(file.seek(0, 2) - free * PAGE)
+    with pytest.raises(VaultFullError, match="no space left"):
+        vault.map(tmp_path / "a.vlt", path, reward="2 * reward")
+    assert not path.exists()

@@ -20,6 +20,7 @@ from offmarl.vault.chunks import compress
 from offmarl.vault.compaction import repeat_tree
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import damaged
+from offmarl.vault.files import errors_of
 from offmarl.vault.layout import METADATA, Head, NumpyArray, Schema, column_of
 from offmarl.vault.metadata import to_metadata, without_episodes
 from offmarl.vault.store import Store
@@ -148,13 +149,18 @@ def write(mapped: Mapped, store: Store, provenance: Mapping[str, Any], advance: 
     for name in schema.leaves.keys() - encoded:
         chunks.copy(vault, name)
     if schema.codec == "raw":
-        store.commit(chunks.checksums(), fence={}).result()
+        _commit(store, chunks.checksums())
     if finals:
         table.finals, table.num_finals = finals.finish()
     else:
         _copy_finals(vault.store, store)
     _write_tables(table, schema, store, provenance)
     store.driver.write(METADATA, layout.dump_json(to_metadata(schema)))
+
+
+def _commit(store: Store, values: Mapping[str, bytes]) -> None:
+    with errors_of(store.path):
+        store.commit(values, fence={}).result()
 
 
 def _check_columns(result: Result, changed: frozenset[str], part: Part) -> None:
@@ -244,7 +250,7 @@ class _Chunks:
 
     def _commit(self) -> None:
         if self._staged:
-            self._store.commit(self._staged, fence={}).result()
+            _commit(self._store, self._staged)
         self._staged, self._staged_bytes = {}, 0
 
     def finish(self) -> None:
@@ -316,7 +322,7 @@ class _Finals:
     def _commit(self) -> None:
         if self._waiting:
             block = np.concatenate(self._waiting).tobytes()
-            self._store.commit({layout.finals_key(self._written): block}, fence={}).result()
+            _commit(self._store, {layout.finals_key(self._written): block})
         self._waiting, self._written = [], self._count
 
     def finish(self) -> tuple[NumpyArray, int]:
@@ -327,7 +333,7 @@ class _Finals:
 
 def _copy_finals(source: Store, store: Store) -> None:
     for key in source.keys(layout.FINALS_PREFIX):
-        store.commit(dict(zip([key], source.get_all([key]), strict=True)), fence={}).result()
+        _commit(store, dict(zip([key], source.get_all([key]), strict=True)))
 
 
 # ---------------------------------------------------------------------------------- tables
@@ -394,5 +400,5 @@ def _write_tables(
         layout.episodes_key(first): ended[first : first + _BLOCK_RECORDS].tobytes()
         for first in range(0, len(ended), _BLOCK_RECORDS)
     }
-    store.commit(documents | blocks | {layout.RUNNING_KEY: running.tobytes()}, fence={}).result()
+    _commit(store, documents | blocks | {layout.RUNNING_KEY: running.tobytes()})
     repeat_tree(store)
