@@ -390,7 +390,7 @@ def check_room(entry: Entry, needed: int) -> None:
     free = shutil.disk_usage(entry.path).free
     if needed > free:
         raise HubError(
-            f"{entry.path} needs {needed / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free on its "
+            f"{entry.path} needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free on its "
             "disk: free some space, pull one uid, or give another --out."
         )
 

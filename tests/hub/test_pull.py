@@ -260,7 +260,7 @@ def test_what_is_no_archive_of_vaults(hub, archive, message):
 def test_no_room(hub, monkeypatch):
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage)
-    with pytest.raises(HubError, match=r"needs .* GB, and 0\.00 GB are free"):
+    with pytest.raises(HubError, match=r"needs .* GB, and .* GB are free"):
         library.pull(NAME)
     assert nothing_placed()
 
