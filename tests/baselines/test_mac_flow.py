@@ -101,6 +101,7 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
     np.testing.assert_allclose(total, sum(parts), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_update_with_discrete_actions_by_hand() -> None:
     program, model, hyper = make(SPEC, gamma=0.5)
     values, target = [1.0, 2.0, 4.0], [1.0, 3.0, 2.0]

@@ -20,6 +20,7 @@ def clean(monkeypatch):
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
+@pytest.mark.slow
 class TestEnvironment(EnvironmentConformance):
     @pytest.fixture
     def env(self, offmarl, tmp_path):

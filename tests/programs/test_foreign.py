@@ -32,6 +32,7 @@ def test_a_function_that_returns_actions_of_another_shape_is_refused(tmp_path):
         record_policy(ENV, policy, (), tmp_path / "a.vlt", 24, num_envs=2)
 
 
+@pytest.mark.slow
 def test_a_network_is_recorded_with_the_probabilities_of_its_actions(tmp_path):
     spec = ENV.spec
     weights = jax.random.normal(jax.random.key(0), (spec.observation_size, spec.num_actions))

@@ -217,6 +217,11 @@ STALE = Moments(jnp.array(10.0), jnp.array(3.0), jnp.array(40.0))
 
 def one_update(args, moments=STALE, env="probe/two-step"):
     """Return the states after each of two updates, with the arguments of `learn`."""
+    return updates(args, 2, moments, env)
+
+
+def updates(args, count, moments=STALE, env="probe/two-step"):
+    """Return the states after each of some updates, with the arguments of `learn`."""
 
     trees = []
 
@@ -237,9 +242,11 @@ def one_update(args, moments=STALE, env="probe/two-step"):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ppo_program, "learn", learn)
         update = jax.jit(program.stages[0].update)
-        after, found = update(before, None, jax.random.key(1), hyper)
-        again, more = update(after, None, jax.random.key(2), hyper)
-    return (after, given(found)), (again, given(more))
+        results, state = [], before
+        for number in range(1, count + 1):
+            state, found = update(state, None, jax.random.key(number), hyper)
+            results.append((state, given(found)))
+    return results
 
 
 def test_values_are_scaled_by_stale_moments_and_targets_by_new_ones():
@@ -289,7 +296,9 @@ def test_windows_start_from_the_memory_that_acting_had(recorder, share, length):
         length=length,
         share_parameters=share,
     )
-    (state, _), (after, found) = one_update(args, env="probe/memory")
+    (state, _), (after, found), (third, _) = updates(args, 3, env="probe/memory")
+    # The third rollout ends with an episode, which the critic forgets.
+    np.testing.assert_array_equal(third.critic_carry, 0)
     spec = envs.make("probe/memory").spec
     config = policy_config(spec, args)
     networks = Networks(
@@ -317,12 +326,6 @@ def test_windows_start_from_the_memory_that_acting_had(recorder, share, length):
     running = np.flatnonzero(~np.asarray(ended))
     kept = carries[-1, -3:][running]
     np.testing.assert_allclose(after.critic_carry[running], kept, atol=1e-6)
-
-
-def test_the_critic_forgets_an_episode_that_ends_with_the_rollout():
-    args = mappo.Args(num_envs=2, num_steps=3, minibatches=1, hidden=4, network="recurrent")
-    (state, _), _ = one_update(args, env="probe/memory")  # episodes of three steps
-    np.testing.assert_array_equal(state.critic_carry, 0)
 
 
 def test_each_epoch_takes_the_windows_in_an_order_of_its_own(monkeypatch):

@@ -375,6 +375,7 @@ def test_a_policy_is_loaded_without_its_dataset(trained, random_data):
     assert policy.after_step(carry, np.ones(2), np.zeros(2, bool)).tolist() == [1, 1]
 
 
+@pytest.mark.slow
 def test_initial_views_and_returns_are_those_of_the_episodes(random_data):
     dataset = offmarl.open(random_data("probe/two-step"))
     statistics = programs.DatasetStatistics(dataset, episodes=np.array([3, 5]))

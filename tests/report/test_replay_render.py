@@ -10,6 +10,7 @@ from offmarl.report import replay_render
 NAME = "swarm/coverage-2:time_limit=6"
 
 
+@pytest.mark.slow
 @pytest.mark.bits
 def test_episodes_are_done_again_as_they_were_recorded(random_data):
     """The first of a row, one that goes across the chunks of the recording, one that was cut."""

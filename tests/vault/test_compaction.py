@@ -85,6 +85,7 @@ def test_stock_goes_on_after_compact_and_repair(path):
     assert vault.open_vault(path).unverified == ((52, 63),)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", [None, {"id": "zstd", "level": 3}])
 def test_stock_vaults_are_compacted(tmp_path, compression):
     path = tmp_path / "s.vlt" / "Good"
