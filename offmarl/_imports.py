@@ -13,9 +13,10 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 from offmarl.errors import MissingExtraError, OptionError
@@ -53,13 +54,15 @@ def import_file(path: Path, name: str | None = None) -> ModuleType:
     """
     if path.suffix != ".py" or not path.is_file():
         raise OptionError(f"{path} is not a Python file: give the path of an existing .py file.")
+    loader = None
     if name is None:
         digest = hashlib.sha256(bytes(path) + path.read_bytes()).hexdigest()
         name = f"_offmarl_file_{path.stem}_{digest[:16]}"
+        loader = _FromSource(name, str(path))
         _add_to_path(path.parent)
     if name in sys.modules:
         return sys.modules[name]
-    spec = spec_from_file_location(name, path)
+    spec = spec_from_file_location(name, path, loader=loader)
     if spec is None or spec.loader is None:
         raise OptionError(f"{path} cannot be imported as Python code.")
     module = module_from_spec(spec)
@@ -72,6 +75,20 @@ def import_file(path: Path, name: str | None = None) -> ModuleType:
             raise
         raise OptionError(f"{path} cannot be imported: {summarize(error)}") from error
     return module
+
+
+class _FromSource(SourceFileLoader):
+    """Compiles a file each time.
+
+    Python takes compiled code for that of the file if time in seconds and size are equal. A file
+    that is changed soon after it was imported would be taken for the old one.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Return the code of the file as it is."""
+        del fullname
+        found: CodeType = self.source_to_code(self.get_data(self.path), self.path)
+        return found
 
 
 def import_module(name: str) -> ModuleType:

@@ -117,7 +117,9 @@ def test_a_file_anywhere_is_an_environment(folder, path):
     assert made["file"] == str(path) and made["factory"] == "Game" and len(made["sha256"]) == 64
 
 
-def test_a_changed_file_is_imported_again(folder):
+def test_a_changed_file_is_imported_again(folder, monkeypatch):
+    """In the same second, with as many bytes, and where Python keeps compiled code."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     before = envs.make("my games/outside_game.py:Game")
     (folder / "outside_game.py").write_text(
         CODE.replace("time_limit: int = 3", "time_limit: int = 4")
