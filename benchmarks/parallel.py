@@ -2,9 +2,10 @@
 
     taskset -c 0,1 python benchmarks/parallel.py
 
-1. One program (MAPPO) trains and records equal total steps, once in a single environment and once
-   in 64: the wall time of both commands, with everything that a user waits for, and their ratio.
-   Programs are compiled before, by a run of a few updates.
+1. A program takes and records equal total steps, once in a single environment and once in 64: the
+   wall time of both commands, with everything that a user waits for, and their ratio. MAPPO learns
+   from all of its steps; the scripted and the random policy only act. Programs are compiled
+   before, by a run of a few blocks.
 2. Environment steps a second while recording: of a fixed feed-forward policy, and of MAPPO while it
    trains and all of its data is recorded. Beside them the 40,000 a second that MALib's paper quotes
    for 32 cores (Zhou et al. 2023, arXiv 2106.07551), in another environment.
@@ -27,14 +28,18 @@ from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.programs import record_policy
 
 QUOTED = 40_000
+FIXED = ("random", "scripted")
+"""Programs whose policy is not learned."""
 
 
 @dataclass(frozen=True)
 class Args:
     env: str = "swarm/coverage-8"
     """Environment to train in."""
-    steps: int = 100_000
-    """Total environment steps of each training."""
+    programs: tuple[str, ...] = ("mappo", "scripted", "random")
+    """Programs to run in one environment and in many."""
+    steps: int = 1_000_000
+    """Total environment steps of each run."""
     num_envs: int = 64
     """Environments to compare with one."""
     recorded: tuple[str, ...] = ("swarm/coverage-8", "jaxmarl/mpe/simple_spread_v3")
@@ -45,11 +50,15 @@ class Args:
     """Recordings of each environment; the median counts."""
 
 
-def train(env: str, num_envs: int, steps: int, directory: str) -> float:
-    """Train and record in a new process; return its wall time."""
-    command = [sys.executable, "-m", "offmarl", "record", "mappo", "--env", env]
-    command += ["--tiers", "replay", "--evaluations", "1", "--eval-episodes", "8"]
-    command += ["--num-envs", str(num_envs), "--total-steps", str(steps)]
+def record(program: str, env: str, num_envs: int, steps: int, directory: str) -> float:
+    """Record in a new process, and train if the program learns; return its wall time."""
+    command = [sys.executable, "-m", "offmarl", "record", program, "--env", env]
+    command += ["--num-envs", str(num_envs)]
+    if program in FIXED:
+        command += ["--steps", str(steps)]
+    else:
+        command += ["--tiers", "replay", "--evaluations", "1", "--eval-episodes", "8"]
+        command += ["--total-steps", str(steps)]
     start = time.perf_counter()
     subprocess.run(
         [*command, "--out", directory],
@@ -60,12 +69,12 @@ def train(env: str, num_envs: int, steps: int, directory: str) -> float:
     return time.perf_counter() - start
 
 
-def training_time(env: str, num_envs: int, steps: int) -> float:
-    """Return the wall time of a training, compiled before."""
+def wall_time(program: str, env: str, num_envs: int, steps: int) -> float:
+    """Return the wall time of a run, compiled before."""
     times = []
     for size in (num_envs * 64, steps):  # 64 time steps are one update
         with tempfile.TemporaryDirectory() as directory:
-            times.append(train(env, num_envs, size, directory))
+            times.append(record(program, env, num_envs, size, directory))
     return times[-1]
 
 
@@ -88,15 +97,20 @@ def recording_speed(name: str, steps: int, rounds: int) -> float:
 def main(args: Args) -> None:
     cores = len(os.sched_getaffinity(0))
     print(f"{cores} cores, jax {jax.__version__}\n")
-    alone, together = (training_time(args.env, n, args.steps) for n in (1, args.num_envs))
-    print(f"MAPPO on {args.env}, {args.steps:,} steps, recorded: 1 environment {alone:.1f} s,")
-    print(f"{args.num_envs} environments {together:.1f} s: {alone / together:.1f} times as fast\n")
-    print("| environment | recorded | env-steps/s | of MALib's 40,000 on 32 cores |")
+    print(f"{args.env}, {args.steps:,} steps, recorded\n")
+    print(f"| program | 1 environment, s | {args.num_envs}, s | times as fast |")
+    print("|---|---:|---:|---:|")
+    for program in args.programs:
+        alone, together = (
+            wall_time(program, args.env, num, args.steps) for num in (1, args.num_envs)
+        )
+        print(f"| {program} | {alone:.1f} | {together:.1f} | {alone / together:.1f} |", flush=True)
+    print("\n| environment | recorded | env-steps/s | of MALib's 40,000 on 32 cores |")
     print("|---|---|---:|---:|")
     for name in args.recorded:
         speeds = {
             "fixed policy": recording_speed(name, args.recorded_steps, args.rounds),
-            "MAPPO in training": args.steps / training_time(name, args.num_envs, args.steps),
+            "MAPPO in training": args.steps / wall_time("mappo", name, args.num_envs, args.steps),
         }
         for what, speed in speeds.items():
             print(f"| {name} | {what} | {speed:,.0f} | {speed / QUOTED:.2f} |", flush=True)

@@ -20,25 +20,26 @@ _EVALUATED = (*tracking.EVALUATED, *tracking.OTHER_RETURN.values())
 
 def identity(cell: Cell) -> dict[str, Any]:
     """Return what the result of a cell depends on, for JSON."""
-    data, method = cell.data, cell.baseline
-    found: dict[str, Any] = tracking.plain(
-        {
-            "program": method.program,
-            "data": data.vault or f"{data.recipe}:{data.tier}",
-            "options": cell.options,
-        }
-    )
-    return found
+    program, data = cell.baseline.program, cell.data
+    found: dict[str, Any] = {"program": program, "data": data.vault, "options": cell.options}
+    if data.recipe is not None:
+        found["data"] = f"{data.recipe.name}:{data.tier}"
+        found["recorded"] = {"program": data.recipe.program, **data.recipe.options}
+    plain: dict[str, Any] = tracking.plain(found)
+    return plain
 
 
-def checksum(cell: Cell) -> str:
-    """Return a short checksum of a cell's identity, by which its runs are told apart."""
-    text = json.dumps(identity(cell), sort_keys=True)
+def checksum(identity: Any) -> str:
+    """Return a short checksum of something that is plain JSON, by which directories differ."""
+    text = json.dumps(identity, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> None:
     """Write the result of a cell.
+
+    It can be published: in place of paths on this machine it holds the plan's name of the dataset,
+    and only the name of a program's file.
 
     Parameters
     ----------
@@ -51,12 +52,16 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
     seconds
         How long its training took, with its start and its evaluations.
     """
+    about = identity(cell)
     record = tracking.read_run(run)
+    record["args"] = {**record["args"], "vault": about["data"]}
+    if record.get("file"):
+        record["file"] = Path(record["file"]).name
     rows = tracking.read(run / tracking.METRICS_FILE)
     document = {
         "dataset": cell.data.label,
         "baseline": cell.baseline.label,
-        **identity(cell),
+        **about,
         "digest": record.get("vault_digest"),
         "seeds": record["seeds"],
         "versions": record.get("versions"),

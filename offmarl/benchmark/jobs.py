@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from offmarl import tracking
-from offmarl.benchmark.cells import checksum
-from offmarl.benchmark.plan import Cell, Data, Plan, slug
+from offmarl.benchmark.cells import checksum, identity
+from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, slug
 from offmarl.errors import RunError
 from offmarl.paths import local
 from offmarl.programs.registry import load
@@ -45,7 +45,7 @@ def cell_file(plan: Plan, cell: Cell) -> Path:
 
 def run_of(plan: Plan, cell: Cell) -> Path:
     """Return the directory of a cell's run; with other options, it has another one."""
-    return plan.out / "runs" / f"{cell.slug}-{checksum(cell)}" / "run"
+    return plan.out / "runs" / f"{cell.slug}-{checksum(identity(cell))}" / "run"
 
 
 def training(plan: Plan, cell: Cell, vault: str) -> Job:
@@ -61,23 +61,24 @@ def training(plan: Plan, cell: Cell, vault: str) -> Job:
 
 def preparation(plan: Plan, data: Data) -> Job | None:
     """Return the recording or download that a dataset needs; None for a vault that exists."""
-    if data.vault is None:
-        return _recording(plan, data)
+    if data.recipe is not None:
+        return _recording(plan, data.recipe)
+    assert data.vault is not None
     if _exists(data.vault):
         return None
     place = plan.out / "datasets" / slug(data.label)
     return Job(data.label, ["pull", data.vault, "--json"], place)
 
 
-def _recording(plan: Plan, data: Data) -> Job:
-    recipe = plan.recipes[data.recipe]
-    place = plan.out / "datasets" / slug(recipe.name)
-    tiers = [one.tier for one in plan.datasets.values() if one.recipe == recipe.name]
+def _recording(plan: Plan, recipe: Recipe) -> Job:
     options = dict(recipe.options)
+    one_recording = checksum(tracking.plain({"program": recipe.program, **options}))
+    place = plan.out / "datasets" / f"{slug(recipe.name)}-{one_recording}"
+    tiers = [one.tier for one in plan.datasets.values() if one.recipe is recipe]
     if any(field.name == "tiers" for field in fields(load("recorder", recipe.program).Args)):
         options.setdefault("tiers", ",".join(dict.fromkeys(tiers)))
     command = ["record", recipe.program, "--config", str(_config_file(place))]
-    command += ["--out", str(plan.out / "vaults"), "--json"]
+    command += ["--out", str(place / "vaults"), "--json"]
     return Job(f"record {recipe.name}", command, place, _config(recipe.program, options))
 
 
@@ -96,8 +97,9 @@ def note_vaults(plan: Plan, job: Job, answer: Mapping[str, Any]) -> None:
     RunError
         A dataset is not one vault.
     """
-    found = {**_identity(job), "vaults": _vaults_of(plan, job, answer)}
+    vaults = _vaults_of(plan, job, answer)
     job.place.mkdir(parents=True, exist_ok=True)
+    found = {"config": job.config, "vaults": {x: _shortened(y, job) for x, y in vaults.items()}}
     tracking.write_json(_note(job), tracking.plain(found))
 
 
@@ -110,24 +112,26 @@ def noted_vaults(job: Job) -> dict[str, str] | None:
         found = json.loads(_note(job).read_text())
     except (FileNotFoundError, ValueError):
         return None
-    vaults: dict[str, str] = found.get("vaults", {})
-    if not vaults or not found.items() >= _identity(job).items():
+    if not found.get("vaults") or found.get("config") != job.config:
         return None
-    return vaults if all(local(path).exists() for path in vaults.values()) else None
+    vaults = {label: str(local(job.place / path)) for label, path in found["vaults"].items()}
+    return vaults if all(Path(path).exists() for path in vaults.values()) else None
 
 
 def _note(job: Job) -> Path:
     return job.place / "vaults.json"
 
 
-def _identity(job: Job) -> dict[str, Any]:
-    return {"command": [*job.command], "config": job.config}
+def _shortened(path: str, job: Job) -> str:
+    """Return a path relative to a job's directory, which may be moved, if it is below it."""
+    place, full = job.place, local(path)
+    return str(full.relative_to(place) if full.is_relative_to(place) else full)
 
 
 def _vaults_of(plan: Plan, job: Job, answer: Mapping[str, Any]) -> dict[str, str]:
     vaults = {}
     for data in plan.datasets.values():
-        if data.vault is None and job.name == f"record {data.recipe}":
+        if data.recipe is not None and job.name == f"record {data.recipe.name}":
             paths = [row["path"] for row in answer["vaults"] if row["tier"] == data.tier]
         elif data.label == job.name:
             paths = list(answer["paths"].values())

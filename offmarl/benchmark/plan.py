@@ -62,7 +62,7 @@ class Data(NamedTuple):
     label: str
     vault: str | None
     """Path of a vault, or a name for `offmarl.hub.pull`; None for a recipe's."""
-    recipe: str
+    recipe: Recipe | None
     tier: str
     options: Mapping[str, Any]
     """Options of the training on it."""
@@ -185,7 +185,7 @@ def _recipe(name: str, values: Any, shown: str) -> Recipe:
 def _data(label: str, values: Any, recipes: Mapping[str, Recipe], shown: str) -> Data:
     where = f"{shown} [datasets] {label!r}"
     if isinstance(values, str):
-        return Data(label, values, "", "", {})
+        return Data(label, values, None, "", {})
     options = _options(values, where)
     vault, recipe, tier = (options.pop(key, None) for key in ("vault", "record", "tier"))
     if (vault is None) == (recipe is None) or (recipe is None) != (tier is None):
@@ -195,7 +195,7 @@ def _data(label: str, values: Any, recipes: Mapping[str, Recipe], shown: str) ->
         )
     if recipe is not None and recipe not in recipes:
         raise OptionError(f"{where}: {unknown_name('recipe', recipe, recipes)}")
-    return Data(label, vault, recipe or "", tier or "", options)
+    return Data(label, vault, None if recipe is None else recipes[recipe], tier or "", options)
 
 
 def _baseline(label: str, values: Any, datasets: Mapping[str, Any], shown: str) -> Baseline:

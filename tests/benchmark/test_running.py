@@ -78,13 +78,38 @@ def test_all_cells_run_once_with_their_options_and_vaults(run, tmp_path):
         "program": "iql_cql",
         "seeds": 5,
         "hidden": 8,
-        "vault": "pulled/some/name/Good",
+        "vault": "some/name/Good",
     }
     one = json.loads((tmp_path / "out" / "cells" / "one--bc.json").read_text())
-    assert one["run.json"]["args"]["vault"].endswith("vaults/mappo-random")
-    assert one["options"] == {"seeds": 5} and one["data"] == "cover:random"
+    assert one["run.json"]["args"]["vault"] == one["data"] == "cover:random"
+    assert one["recorded"] == {"program": "mappo", "env": "swarm/coverage-3", "seed": 0}
+    assert one["options"] == {"seeds": 5}
+    (trained,) = (tmp_path / "out" / "runs").glob("one--bc-*/run")
+    assert tracking.read_run(trained)["args"]["vault"].endswith("/vaults/mappo-random")
+    assert str(tmp_path) not in json.dumps(one)
     assert one["seeds"] == [0, 1, 2, 3, 4]
     assert run() == (False, {})  # nothing is missing
+
+
+@pytest.mark.slow
+def test_another_recipe_is_recorded_beside_the_first_and_learned_from_again(run, tmp_path):
+    run()
+    before = {name: record_of(tmp_path, name)["process"] for name in ("one--bc", "two--bc")}
+    assert run(seed=8) == (True, {})
+    assert len([*(tmp_path / "out" / "datasets").glob("cover-*/vaults/mappo-random")]) == 2
+    after = {name: record_of(tmp_path, name)["process"] for name in before}
+    assert after["one--bc"] != before["one--bc"] and after["two--bc"] == before["two--bc"]
+
+
+@pytest.mark.slow
+def test_a_benchmark_that_is_moved_keeps_its_data_and_results(run, tmp_path):
+    run()
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "out").rename(tmp_path / "moved" / "out")
+    plan = benchmark.read_plan(tmp_path / "plan.toml", tmp_path / "moved" / "out")
+    work = CellsWork(plan, stub.call)
+    assert work.is_complete()
+    assert all(work.is_done(block) for block in range(work.num_blocks))
 
 
 @pytest.mark.slow
@@ -217,7 +242,8 @@ def test_compare_reads_cells_as_it_reads_runs(read, tmp_path):
     cells(read(), tmp_path, SCORES)
     cell = next(cell for cell in read().cells if cell.data.label == "one")
     packed, run = cell_file(read(), cell), tmp_path / cell.slug
-    assert tracking.read_run(packed) == tracking.read_run(run)
+    whole = tracking.read_run(run)
+    assert tracking.read_run(packed) == whole | {"args": whole["args"] | {"vault": "cover:random"}}
     for read in (report.scores_of, report.best_scores):
         ours, theirs = read(packed), read(run)
         assert str(ours) == str(theirs)
