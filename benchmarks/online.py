@@ -185,12 +185,24 @@ def replace_imports() -> None:
         sys.modules[name] = module
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a configuration as omegaconf does, for which 2e-3 is a number and for PyYAML a text."""
+
+    def number(value: Any) -> Any:
+        try:
+            return float(value) if isinstance(value, str) else value
+        except ValueError:
+            return value
+
+    return {name: number(value) for name, value in yaml.safe_load(path.read_text()).items()}
+
+
 def their_training(
     pair: Pair, checkout: Path, steps: int, logs: bool
 ) -> tuple[Callable[[int], Any], int]:
     """Compile JaxMARL's training; return it as a function of the seed, with its steps."""
     folder = checkout.resolve() / "baselines"
-    config = yaml.safe_load((folder / pair.config).read_text()) | dict(pair.changes)
+    config = read_config(folder / pair.config) | dict(pair.changes)
     update = config["NUM_ENVS"] * config["NUM_STEPS"]
     steps = max(steps // update, 1) * update
     config |= {"TOTAL_TIMESTEPS": steps, "SEED": 0}

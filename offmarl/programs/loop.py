@@ -92,9 +92,11 @@ class Schedule(NamedTuple):
     def next_log(self, done: int) -> int:
         """Return the update after which the next line of metrics is due.
 
-        Lines divide the time between evaluations into blocks of ``log_every`` updates and a
-        remainder; none spans two stages.
+        The first line is that of the first update. Then lines divide the time between evaluations
+        into blocks of ``log_every`` updates and a remainder; none spans two stages.
         """
+        if done == 0:
+            return 1
         evaluated = done - done % self.evaluate_every
         block = (done - evaluated) // self.log_every + 1
         later = [start for start in self.starts if start > done]
@@ -295,6 +297,7 @@ def _update_all(
         data: Replay | Batches,
         draws: Prioritised | None,
     ) -> tuple[Learned, dict[str, Array]]:
+        @partial(jax.jit, inline=True)  # traced once, for the names of the metrics and the loop
         def update(learned: Learned, index: Array) -> tuple[Learned, dict[str, Array]]:
             number = first + index
             _, update_key = split_key(key, number)
@@ -311,7 +314,7 @@ def _update_all(
         def logged_update(
             index: Array, carry: tuple[Learned, dict[str, Array]]
         ) -> tuple[Learned, dict[str, Array]]:
-            learned, found = update(carry[0], index)
+            learned, found = update(carry[0], jax.lax.convert_element_type(index, jnp.int32))
             return learned, {name: log.at[index].set(found[name]) for name, log in carry[1].items()}
 
         _, metrics = jax.eval_shape(update, learned, jnp.zeros((), jnp.int32))

@@ -93,7 +93,7 @@ def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
     greedy = {row["step"] for row in rows if tracking.GREEDY_RETURN in row}
     assert greedy == {0, 10, 20, 30, 40}
     losses = [row["step"] for row in rows if "policy_loss" in row]
-    assert losses == [step for step in (10, 20, 30, 40) for _ in (0, 1)]
+    assert losses == [step for step in (1, 10, 20, 30, 40) for _ in (0, 1)]
     scores = json.loads((run / tracking.MARL_EVAL_FILE).read_text())
     algorithms = scores["probe"]["observation/random"]
     runs, best = algorithms["bc (sampled)"], algorithms["bc (greedy)"]

@@ -87,7 +87,7 @@ def test_two_stages_find_the_optimum_of_a_probe(probe, random_data, tmp_path):
 def test_stages_follow_one_another_and_lines_end_with_them(trained):
     rows = tracking.read(trained / tracking.METRICS_FILE)
     lines = [(row["step"], row["stage"]) for row in rows if "stage" in row and row["seed"] == 0]
-    assert lines == [(5, 0), (7, 0), (10, 1), (15, 1), (17, 1)]
+    assert lines == [(1, 0), (5, 0), (7, 0), (10, 1), (15, 1), (17, 1)]
     evaluated = [row["step"] for row in rows if tracking.RETURN in row and row["seed"] == 0]
     assert evaluated == [0, 5, 10, 15, 17]
     tree, _ = Checkpoints(trained / "checkpoints").restore(
@@ -165,7 +165,7 @@ def test_a_prime_interval_is_logged_in_blocks_and_a_remainder():
     while done < schedule.updates:
         done = schedule.next_log(done)
         lines.append(done)
-    assert lines == [500, 600, 1000, 1009, 1509, 2009, 2018, 2500]
+    assert lines == [1, 500, 600, 1000, 1009, 1509, 2009, 2018, 2500]
     assert [step for step in lines if schedule.is_evaluation(step)] == [1009, 2018, 2500]
     # From anywhere within a block its end is the same.
     assert [schedule.next_log(step) for step in (501, 601, 1008, 2018)] == [600, 1000, 1009, 2500]

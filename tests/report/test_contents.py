@@ -267,7 +267,10 @@ def test_published_data(shared_data, tmp_path):
 
 @pytest.mark.nightly
 def test_memory_is_bounded(tmp_path):
-    """Of a vault of 700 MB no more than 130 are ever held: blocks, and a million keys at most."""
+    """Of a vault of 700 MB no more than 170 are ever held.
+
+    These are blocks, at most a million keys, and at most 32 MB of final views.
+    """
     spec = EnvSpec("", 8, 64, 200, Discrete(10))
     steps, finals = make(spec, 8, 1024, end_every=50.0)
     with vault.create(tmp_path / "a.vlt", spec, rows=8) as writer:
@@ -278,7 +281,7 @@ def test_memory_is_bounded(tmp_path):
     tracemalloc.start()
     try:
         found = report.survey(data)
-        assert tracemalloc.get_traced_memory()[1] < 130e6
+        assert tracemalloc.get_traced_memory()[1] < 170e6
     finally:
         tracemalloc.stop()
     assert found.coverage.pairs == 8 * 1024  # each append brings the same again
