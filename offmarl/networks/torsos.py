@@ -226,6 +226,10 @@ class Recurrent(nn.Module):
         return self.append(self.head(x))
 
 
+MIN_VARIANCE = 1e-2
+"""Lower bound of the variance by which values are normalised."""
+
+
 class Moments(NamedTuple):
     """Running mean and variance of a stream of batches of numbers."""
 
@@ -242,8 +246,14 @@ class Moments(NamedTuple):
 
     @property
     def std(self) -> Float[Array, ""]:
-        """The standard deviation; 1 without values."""
-        return jnp.where(self.weight > 0, jnp.sqrt(self.squares / self.weight.clip(1) + 1e-6), 1.0)
+        """The standard deviation, at least 0.1; 1 without values.
+
+        The bound is that of Yu et al.'s code. Without it, values relative to a deviation of almost
+        0 are huge where rewards are rare: one delivery in RobotWarehouse's first thousand steps
+        made a gradient of the critic beside which that of the actor was clipped away.
+        """
+        variance = (self.squares / self.weight.clip(1)).clip(MIN_VARIANCE)
+        return jnp.where(self.weight > 0, jnp.sqrt(variance), 1.0)
 
     def update(self, batch: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> "Moments":
         """Add a batch (Chan, Golub and LeVeque 1983); masked-out entries are not counted."""
