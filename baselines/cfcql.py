@@ -195,7 +195,8 @@ def loss(
     logits = networks.behaviour_logits(behaviour, batch)
     shares = penalty_shares(q_own, logits, legal, view.alive, hyper.divergence_weight)
     soft_maximum = jax.nn.logsumexp(mask_illegal(q_own, legal), axis=-1)
-    gap = masked_mean((shares * soft_maximum).sum(-1) - q_tot, batch.mask, batch.weight)
+    gap = (shares * soft_maximum).sum(-1) - q_tot
+    gap = masked_mean(jnp.where(view.alive.any(-1), gap, 0.0), batch.mask, batch.weight)
     metrics = {
         "td_loss": td_loss,
         "cql_loss": gap,

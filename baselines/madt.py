@@ -6,9 +6,9 @@ shared by all agents, is fitted to the data's actions:
     L = -E[ log π(a_t | R_t-K.., o_t-K.., a_t-K.., R_t, o_t) ],   R_t = r_t + r_t+1 + .. + r_T,
 
 over agents and steps of complete episodes: of others, what would have followed is unknown. It sees
-at most K steps, those of the window (``--length``), and none of another episode; with ``--network
-feedforward``, K is 1. To act, it is given a return to aim for, by
-default that of the data's best episode, and each reward is subtracted from what is left. The policy
+at most K steps, those of the window (``--burn-in`` and ``--length``), and none of another episode;
+with ``--network feedforward``, K is 1. To act, it is given a return to aim for, by default that of
+the data's best episode, and each reward is subtracted from what is left. The policy
 remembers the last K steps.
 
 Returns-to-go are divided by the largest return of the data's episodes, so ``--normalise`` must not
@@ -211,7 +211,7 @@ def make(spec: EnvSpec, args: Args, dataset: DatasetStatistics) -> Program:
     scale = max(float(np.abs(returns).max()), _LEAST_SCALE)
     scored = jnp.asarray(dataset.scored())
     remembers = args.network == "recurrent"
-    steps = args.length if remembers else 1
+    steps = args.burn_in + args.length if remembers else 1
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         seen = empty_memory(spec, steps).seen

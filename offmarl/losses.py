@@ -317,12 +317,14 @@ def soft_maximum(
 ) -> Float[Array, ""]:
     """Return α log Σ w exp(x / α), with the temperature α.
 
-    Its gradient is a distribution over the entries. Entries with the weight 0 may be NaN.
+    Its gradient is a distribution over the entries. Entries with the weight 0 may be NaN. Without
+    any weight it is 0.
     """
     exponents = jnp.where(weight > 0, x / temperature, 0.0)
     top = jax.lax.stop_gradient(exponents.max(where=weight > 0, initial=-1e30))
     total = (weight * jnp.exp(jnp.where(weight > 0, exponents - top, 0.0))).sum()
-    return temperature * (jnp.log(jnp.maximum(total, _TINY)) + top)
+    found = temperature * (jnp.log(jnp.maximum(total, _TINY)) + top)
+    return jnp.where((weight > 0).any(), found, 0.0)
 
 
 def divergence(

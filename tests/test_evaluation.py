@@ -11,6 +11,7 @@ from offmarl.errors import CheckpointError, OptionError, RunError, ShapeError
 from offmarl.evaluation import agreement, evaluate, log_likelihood
 from offmarl.networks import PolicyConfig, QParams, init_policy, make_policy
 from offmarl.programs import LoadedPolicy
+from offmarl.programs.evaluate import with_actions
 from offmarl.types import Continuous, Discrete, EnvSpec, Policy, Sequence, View
 from tests.runs import write_policy
 
@@ -262,6 +263,12 @@ def test_agreement_counts_what_living_agents_did():
     )
     found = agreement(Policy(tuple, act), jnp.array(0), episodes)
     np.testing.assert_array_equal(found, [0.5, 1.0])
+    # An episode in which nobody ever acts has no agreement, and is left out.
+    dead = episodes._replace(view=view._replace(alive=alive.at[0].set(False)))
+    assert with_actions(episodes) is episodes
+    np.testing.assert_array_equal(with_actions(dead).action, episodes.action[1:])
+    with pytest.raises(OptionError, match="no agent acts in the held-out episodes"):
+        with_actions(dead._replace(view=view._replace(alive=alive & False)))
     continuous = episodes._replace(action=jnp.stack([blank, blank + 0.5], -1))
     policy = Policy(tuple, lambda p, carry, observation, *_: (jnp.zeros((3, 2)), None, carry))
     np.testing.assert_allclose(agreement(policy, None, continuous), [0.875, 0.875])

@@ -66,20 +66,25 @@ def preparation(plan: Plan, data: Data) -> Job | None:
     assert data.vault is not None
     if _exists(data.vault):
         return None
-    place = plan.out / "datasets" / slug(data.label)
+    place = _place(plan, data.label, data.vault)
     return Job(data.label, ["pull", data.vault, "--json"], place)
 
 
 def _recording(plan: Plan, recipe: Recipe) -> Job:
     options = dict(recipe.options)
-    one_recording = checksum(tracking.plain({"program": recipe.program, **options}))
-    place = plan.out / "datasets" / f"{slug(recipe.name)}-{one_recording}"
     tiers = [one.tier for one in plan.datasets.values() if one.recipe is recipe]
     if any(field.name == "tiers" for field in fields(load("recorder", recipe.program).Args)):
         options.setdefault("tiers", ",".join(dict.fromkeys(tiers)))
+    config = _config(recipe.program, options)
+    place = _place(plan, recipe.name, config)
     command = ["record", recipe.program, "--config", str(_config_file(place))]
     command += ["--out", str(place / "vaults"), "--json"]
-    return Job(f"record {recipe.name}", command, place, _config(recipe.program, options))
+    return Job(f"record {recipe.name}", command, place, config)
+
+
+def _place(plan: Plan, label: str, content: str) -> Path:
+    """Return the directory of a dataset; with another content, it has another one."""
+    return plan.out / "datasets" / f"{slug(label)}-{checksum(content)}"
 
 
 def note_vaults(plan: Plan, job: Job, answer: Mapping[str, Any]) -> None:

@@ -140,6 +140,9 @@ def joint_behaviour(episodes: Sequence) -> Float[Array, "M T"]:
 
 
 def had_no_choice(episodes: Sequence) -> Bool[Array, "M T"]:
-    """Whether no live agent had another action in a step."""
-    view = episodes.view_tm1
-    return ((view.legal_actions.sum(-1) <= 1) | ~view.alive).all(-1)
+    """Whether no live agent had another action in a step.
+
+    Of discrete actions one is legal then; of continuous ones, the agent has no entry.
+    """
+    view, discrete = episodes.view_tm1, jnp.issubdtype(episodes.action.dtype, jnp.integer)
+    return ((view.legal_actions.sum(-1) <= int(discrete)) | ~view.alive).all(-1)

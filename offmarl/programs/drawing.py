@@ -39,6 +39,8 @@ def open_data(args: Args) -> Dataset | Mixture:
         os.environ[STREAM_CACHE] = str(args.stream_cache)
     shares = _shares(args.vault)
     if len(shares) == 1:
+        if args.share_by is not None:
+            raise OptionError("--share-by divides batches among vaults: give several with --vault.")
         return open_vault(next(iter(shares)), time_limit=args.time_limit)
     given = {path: share for path, share in shares.items() if share is not None}
     if given and len(given) < len(shares):
@@ -96,6 +98,8 @@ def drawing_of(
     OptionError
         The program cannot prioritise, or a weight is wrong.
     """
+    if args.importance is not None and args.prioritise is None:
+        raise OptionError("--importance needs --prioritise: give both.")
     windows = Windows(args.batch_size, args.length, args.burn_in, program.return_to_go)
     episodes, kind = evaluator.learned_from, args.replay
     if kind == "blocks" or (kind == "auto" and isinstance(dataset, Dataset) and dataset.is_remote):

@@ -63,8 +63,22 @@ def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     if not (fraction := _fraction(args, env, dataset)):
         return Evaluator(dataset.spec, env, None, None)
     rest, held_out = dataset.hold_out(fraction)
-    episodes = dataset.whole_episodes(_some(held_out, args.final_episodes))
+    episodes = with_actions(dataset.whole_episodes(_some(held_out, args.final_episodes)))
     return Evaluator(dataset.spec, env, episodes, rest, fraction)
+
+
+def with_actions(episodes: Sequence) -> Sequence:
+    """Return the episodes in which an agent ever acts: others have no actions to agree with.
+
+    Raises
+    ------
+    OptionError
+        There is none.
+    """
+    acts = np.asarray((episodes.mask[..., None] & episodes.view_tm1.alive).any((1, 2)))
+    if not acts.any():
+        raise OptionError("no agent acts in the held-out episodes: hold out others.")
+    return episodes if acts.all() else jax.tree.map(lambda leaf: leaf[acts], episodes)
 
 
 def _some(episodes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
@@ -116,7 +130,8 @@ def _validation(args: Args, path: Path, dataset: Dataset | Mixture) -> Sequence:
             f"{dataset.path} and {data.path} differ in {difference}: hold out episodes of the "
             "training data, with `offmarl split`."
         )
-    return data.whole_episodes(_some(np.arange(len(data.episodes.length)), args.final_episodes))
+    chosen = _some(np.arange(len(data.episodes.length)), args.final_episodes)
+    return with_actions(data.whole_episodes(chosen))
 
 
 def evaluate(

@@ -300,7 +300,7 @@ FREE = (
 )
 """Arguments that may differ when a run is resumed, because they do not change the result."""
 
-SHAPING = ("normalise", "updates", "batch_size", "length", "total_steps", "num_envs")
+SHAPING = ("normalise", "updates", "batch_size", "length", "burn_in", "total_steps", "num_envs")
 """Shared arguments that ``make`` may use; the others are the loop's."""
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import envs
 from offmarl.config import Fraction, NonNegativeInt, PositiveInt
+from offmarl.errors import OptionError
 from offmarl.losses import double_q_values, lookahead_targets, q_lambda_targets
 from offmarl.networks import PolicyConfig, QParams, make_policy
 from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
@@ -163,7 +164,14 @@ def q_program(
         `q_config` describes.
     loss
         What is minimised.
+
+    Raises
+    ------
+    OptionError
+        ``importance`` is given without ``prioritise``.
     """
+    if args.importance is not None and args.prioritise is None:
+        raise OptionError("--importance needs --prioritise: give both.")
     config = q_config(args)
     env, policy = envs.autoreset(env), make_policy(config, spec)
     capacity = max(args.capacity, args.num_steps)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from offmarl import envs, settings, tracking
 from offmarl.config import Validated
-from offmarl.errors import RunError, Stopped
+from offmarl.errors import OptionError, RunError, Stopped
 from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.cluster import Agreement, end_together, is_first, on_first
 
@@ -332,10 +332,23 @@ def watched(watcher: Watcher) -> Iterator[None]:
 
 
 def report(step: int, found: Mapping[str, NDArray[Any]]) -> None:
-    """Report an evaluation to `watched`."""
+    """Report an evaluation to `watched`.
+
+    Raises
+    ------
+    OptionError
+        The evaluation has a score for each of several teams.
+    """
     watcher = _watcher.get()
-    if watcher is not None and found:
-        watcher(step, next(found[name] for name in tracking.EVALUATED if name in found))
+    if watcher is None or not found:
+        return
+    name = next((name for name in tracking.EVALUATED if name in found), None)
+    if name is None:
+        raise OptionError(
+            f"the scores are {', '.join(found)}, one for each team, and none is that of the whole: "
+            "use --env none, which scores the agreement with held-out actions."
+        )
+    watcher(step, found[name])
 
 
 # ---------------------------------------------------------------------------------- signals

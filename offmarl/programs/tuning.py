@@ -265,8 +265,8 @@ class _Study:
                     self._write(study)
             else:
                 self._fail(study, trial, "the score is not finite")
-        scores = [one.value for one in study.get_trials(deepcopy=False) if one.value is not None]
-        return f"best {max(scores):.4g}" if scores else ""
+        best = self._best(study)
+        return "" if best is None else f"best {best.value:.4g}"
 
     def _fail(self, study: Any, trial: Any, error: str) -> None:
         """Record that values cannot be used, such as sizes that do not fit each other."""
@@ -357,7 +357,7 @@ class _Study:
             {
                 "trial": number,
                 "state": one.state.name.lower(),
-                "score": one.value,
+                "score": one.value if one.state.name == "COMPLETE" else None,
                 **one.user_attrs.get("values", {}),
             }
             for number, one in enumerate(ended, 1)

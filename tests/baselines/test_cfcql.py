@@ -86,6 +86,15 @@ def test_an_update_by_hand() -> None:
     np.testing.assert_allclose(metrics["largest_share"], expected, rtol=1e-5)
 
 
+def test_a_state_without_live_agents_is_not_penalised() -> None:
+    program, hyper = make("cfcql")
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    alive = jnp.zeros((1, 3, 2), bool)
+    batch = sequence([[[0, 2], [1, 1]]], alive=alive)
+    _, metrics = update(program, state, batch, hyper)
+    assert metrics["cql_loss"] == 0
+
+
 def test_no_gradient_through_the_shares_reaches_the_values() -> None:
     # The penalty of each agent is the same, so shares that the loss could change would not matter;
     # at other values they would.

@@ -213,6 +213,13 @@ def test_linear_layers_decay_and_nothing_else():
 
 
 @pytest.mark.slow
+def test_acting_remembers_as_many_steps_as_training_sees():
+    program, _ = program_of(length=2, burn_in=4)
+    carry = program.policy(True).initial_carry()
+    assert carry.seen.return_to_go.shape[0] == 6
+
+
+@pytest.mark.slow
 def test_the_target_is_the_best_return_or_the_one_given():
     program, hyper = program_of()
     assert program.init(jax.random.key(0), hyper).actor.target_return == 8

@@ -15,7 +15,7 @@ from filelock import FileLock
 from offmarl import benchmark, report, tracking
 from offmarl.benchmark import CellsWork
 from offmarl.benchmark.cells import pack
-from offmarl.benchmark.jobs import cell_file
+from offmarl.benchmark.jobs import cell_file, note_vaults, noted_vaults, preparation
 from offmarl.errors import RunError, Stopped
 from offmarl.launch import Options, launch
 from tests.benchmark import stub
@@ -99,6 +99,14 @@ def test_another_recipe_is_recorded_beside_the_first_and_learned_from_again(run,
     assert len([*(tmp_path / "out" / "datasets").glob("cover-*/vaults/mappo-random")]) == 2
     after = {name: record_of(tmp_path, name)["process"] for name in before}
     assert after["one--bc"] != before["one--bc"] and after["two--bc"] == before["two--bc"]
+
+
+def test_another_published_dataset_of_the_same_name_is_pulled_again(read):
+    """Its cells run again, and must not take the data of the first."""
+    plan = read()
+    jobs = [preparation(one, one.datasets["two"]) for one in (plan, read(name="some/name/Poor"))]
+    note_vaults(plan, jobs[0], stub.call(jobs[0].command))
+    assert [noted_vaults(job) is not None for job in jobs] == [True, False]
 
 
 @pytest.mark.slow

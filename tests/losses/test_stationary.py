@@ -32,6 +32,12 @@ def test_the_soft_maximum():
     np.testing.assert_allclose(gradient[1] / gradient[0], 3 * np.e, rtol=1e-5)
 
 
+def test_the_soft_maximum_of_nothing_is_0():
+    found = jax.value_and_grad(soft_maximum)(jnp.array([2.0, jnp.nan]), jnp.zeros(2), 2.0)
+    np.testing.assert_array_equal(found[0], 0.0)
+    np.testing.assert_array_equal(found[1], [0.0, 0.0])
+
+
 @pytest.mark.parametrize("shift", [-1e4, 1e4])
 def test_the_soft_maximum_of_large_numbers_at_a_low_temperature_is_the_maximum(shift):
     x, weight = shift + jnp.array([2.0, 4.0]), jnp.array([0.5, 0.5])

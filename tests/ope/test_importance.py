@@ -10,6 +10,30 @@ from offmarl.ope import (
     effective_sample_size,
     weighted_importance_sampling,
 )
+from offmarl.ope.history import had_no_choice
+from offmarl.types import Sequence, View
+
+
+def seen(action, legal):
+    """Return one episode of one step of one agent, as far as `had_no_choice` reads it."""
+    legal = jnp.array(legal)[None, None, None]
+    view = View(None, None, jnp.repeat(legal, 2, 1), jnp.ones((1, 2, 1), bool))
+    mask = jnp.ones((1, 1), bool)
+    return Sequence(view, jnp.array(action)[None, None], *[None] * 4, mask, mask, None)
+
+
+@pytest.mark.parametrize(
+    ("action", "legal", "certain"),
+    [
+        ([1], [False, True], True),
+        ([1], [True, True], False),
+        ([[0.5]], [True], False),  # any number between -1 and 1 may be taken
+        ([[0.5]], [False], True),
+    ],
+)
+def test_whether_there_was_a_choice(action, legal, certain):
+    assert had_no_choice(seen(action, legal)).all() == certain
+
 
 # Two episodes of two steps and one of one step; ratios of the steps and rewards.
 RATIO = np.array([[2.0, 0.5], [1.0, 3.0], [0.5, 1.0]])

@@ -237,6 +237,10 @@ def test_arguments_that_do_not_fit(parts, tmp_path: Path) -> None:
             open_data(bc.Args(vault=vaults))
     with pytest.raises(OptionError, match="--weight-temperature needs --weight"):
         train(bc, first, tmp_path / "run", weight_temperature=0.5)
+    with pytest.raises(OptionError, match="--importance needs --prioritise"):
+        train(bc, first, tmp_path / "run", importance=0.5)
+    with pytest.raises(OptionError, match="--share-by divides batches among vaults"):
+        open_data(bc.Args(vault=first, share_by="episode"))
     with pytest.raises(OptionError, match="no column 'speed'"):
         train(bc, first, tmp_path / "run", weight="speed")
     assert not (tmp_path / "run").exists()

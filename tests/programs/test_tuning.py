@@ -8,13 +8,15 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from offmarl import programs
+from offmarl import programs, tracking
 from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.errors import OptionError, RunError, Stopped, UnknownNameError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.programs import search, tuning
+from offmarl.programs.run import report, watched
 from offmarl.programs.search import Choices, IntRange, Range
 from offmarl.programs.tuning import Search, TrialsWork, tune
 from tests.programs import bandit, two_stage
@@ -128,6 +130,7 @@ def test_a_search_finds_the_rate_and_writes_settings(tmp_path):
     assert len(found.trials) == 8 and found.score == max(
         row["score"] for row in found.trials if row["score"] is not None
     )
+    assert all((row["score"] is None) == (row["state"] != "complete") for row in found.trials)
     assert tomllib.loads(file.read_text()) == {"bandit": {"num_envs": 4, **found.best}}
     assert f"# env: {ENV}" in file.read_text()
     args = bandit.Args.for_env(ENV, settings=file)
@@ -137,6 +140,12 @@ def test_a_search_finds_the_rate_and_writes_settings(tmp_path):
     assert tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=2)) == found
     with pytest.raises(RunError, match="was started with seeds 2, not 3"):
         tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=3))
+
+
+def test_a_score_for_each_team_is_none_of_the_whole():
+    found = {tracking.RETURN + "_red": np.ones(2), tracking.RETURN + "_blue": np.ones(2)}
+    with watched(lambda *_: None), pytest.raises(OptionError, match="one for each team"):
+        report(1, found)
 
 
 @pytest.mark.slow
