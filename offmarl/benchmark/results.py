@@ -137,9 +137,10 @@ def _column(scores: Mapping[Entry, RunScores], acting: Acting | None) -> dict[st
     if not runs:
         return {}
     best = max(estimates, key=lambda method: estimates[method].value)
+    top = estimates[best].value
     return {
-        method: Score(estimates[method], own, method == best or _may_beat(own, runs[best]))
-        for method, own in runs.items()
+        method: Score(own, runs[method], own.value == top or _may_beat(runs[method], runs[best]))
+        for method, own in estimates.items()
     }
 
 
@@ -260,7 +261,15 @@ def write_results(results: Results, failed: Mapping[str, Path] | None = None) ->
     written.append(_write(out / tracking.MARL_EVAL_FILE, tracking.to_json(_marl_eval(results))))
     body = _page(results, tables, comparison, curves, failed or {})
     written.append(_write(out / "page.html", page.document(results.plan.name, body)))
+    _remove_others(out, written)
     return written
+
+
+def _remove_others(out: Path, written: Sequence[Path]) -> None:
+    """Remove tables and figures of earlier results, such as those of a recipe that was changed."""
+    for pattern in ("tables/*", "curves/*.svg", "scores.svg"):
+        for path in set(out.glob(pattern)) - {*written}:
+            path.unlink()
 
 
 def _write(path: Path, text: str) -> Path:

@@ -294,7 +294,7 @@ def _view(found: "Estimates", data: Mapping[str, Any]) -> Iterable[Any]:
     known = any(one["true_return"] is not None for one in data["policies"].values())
     directory = _directory_of(data["policies"])
     columns = [
-        f"policy in {directory}" if directory else "policy",
+        "policy",
         *(f"{method} [95% interval]" for method in methods),
     ]
     columns += [*(["effective episodes"] if weighted else []), *(["return"] if known else [])]
@@ -305,6 +305,8 @@ def _view(found: "Estimates", data: Mapping[str, Any]) -> Iterable[Any]:
         short = label.removeprefix(f"{directory}/" if directory else "")
         rows.append([short, *cells, *([size] if weighted else []), *([value] if known else [])])
     title = f"Estimated from {found.episodes:,} episodes, whose own return is "
+    if directory:
+        yield f"Policies in {directory}"
     yield table(columns, rows, title + interval(*found.data))
     if data["ranking"]:
         yield table(
@@ -332,7 +334,7 @@ def _view(found: "Estimates", data: Mapping[str, Any]) -> Iterable[Any]:
 
 
 def _directory_of(labels: Iterable[str]) -> str:
-    """Return the directory that all policies are in, for the heading, or "" if there is none."""
+    """Return the directory that all policies are in, or "" if there is none."""
     parents = [os.path.dirname(label) for label in labels]  # noqa: PTH120 - keeps "./" and "../"
     try:
         return os.path.commonpath(parents).rstrip("/")

@@ -243,8 +243,8 @@ def carry_over(
     adam = [name for name in ours if name.startswith(("mu ", "nu ", "count"))]
     if not all(name in found and np.shape(found[name]) == np.shape(ours[name]) for name in adam):
         found = {name: leaf for name, leaf in found.items() if name not in adam}
-    kept = sorted({_part(name) for name in found})
-    new = sorted({_part(name) for name in ours} - set(kept))
+    kept = sorted({_part(name) for name in found if not name.startswith("count")})
+    new = sorted({_part(name) for name in ours if not name.startswith("count")} - set(kept))
     tracking.notice(f"continues from {run}: {', '.join(kept)}; new: {', '.join(new) or 'nothing'}")
     leaves, tree = jax.tree.flatten(state)
     for name, index in _places(program, state).items():

@@ -165,11 +165,13 @@ def _train(
         with ends_with_others(directory):
             if (parts := gathering.parts()) is None:
                 _learn(job, dataset, timer)
-                run.finish(job.stopped())
+                stopped = job.stopped()
             else:
                 stopped = gathering.gather(run, job.tree(job.begin(*job.keys()[:2])), parts)
                 run.write_marl_eval(evaluator.environment)
-                run.finish(stopped)
+            run.finish(stopped)
+        for seed, step in stopped.items():
+            tracking.notice(f"seed {seed} stopped at update {step}: --stop-on {args.stop_on}")
     return directory
 
 

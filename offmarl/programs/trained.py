@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import from_json
 from offmarl.envs.base import Environment, restart, transition
-from offmarl.errors import RunError
+from offmarl.errors import OptionError, RunError
 from offmarl.networks import blank_view
 from offmarl.paths import local
 from offmarl.programs import dataset, registry
@@ -22,8 +22,8 @@ from offmarl.programs.program import Program, hyperparameters
 from offmarl.programs.stopping import best_step
 from offmarl.types import ArrayTree, EnvSpec, Timestep, View
 
-Step = int | Literal["last", "best"] | None
-"""The checkpoint to load: its number, or by its place; None for the last."""
+Step = int | str | None
+"""The checkpoint to load: its number, "last" or "best"; None for the last."""
 
 
 class Built(NamedTuple):
@@ -86,9 +86,13 @@ class TrainedRun(NamedTuple):
 
     def _step(self, steps: list[int], seed: int, step: Step) -> int | None:
         """Return the number of the checkpoint that a user asked for."""
-        if step in (None, "last"):
+        if step is None or step == "last":
             return None
-        wanted = step if isinstance(step, int) else best_step(self.directory, seed)
+        if isinstance(step, str) and step != "best":
+            raise OptionError(
+                f'step is {step!r}: give the number of a checkpoint, as an int, "last" or "best".'
+            )
+        wanted = best_step(self.directory, seed) if step == "best" else int(step)
         if wanted not in steps:
             raise RunError(
                 f"{self.directory} has no checkpoint of step {wanted}, but of {steps or 'none'}: "

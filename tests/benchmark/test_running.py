@@ -220,6 +220,21 @@ def test_bold_is_the_best_and_what_may_be_as_good(read, tmp_path):
     assert table.rows["bc"][0].estimate.value == 12.0
 
 
+def test_of_equal_scores_all_are_bold(read, tmp_path):
+    equal = {key: [3.0, 4.0] for key in SCORES}  # too few for intervals
+    (table,) = benchmark.score_tables(cells(read(), tmp_path, equal))
+    assert all(one.bold for row in table.rows.values() for one in row)
+
+
+def test_tables_and_figures_of_other_data_are_removed(read, tmp_path):
+    written = benchmark.write_results(cells(read(), tmp_path, SCORES))
+    assert (tmp_path / "out" / "tables" / "greedy.csv") in written
+    others = benchmark.write_results(benchmark.read_results(read(seed=5, name="some/name/Poor")))
+    left = [one for one in written if one.exists() and one.suffix != ".svg"]
+    assert {*left} <= {*others} and not (tmp_path / "out" / "scores.svg").exists()
+    assert not [*(tmp_path / "out" / "curves").glob("*")]
+
+
 def test_without_enough_seeds_only_the_best_is_bold(read, tmp_path):
     few = {key: values[:2] for key, values in SCORES.items()}
     results = cells(read(), tmp_path, few)

@@ -63,7 +63,7 @@ def test_tasks_run_the_cells_and_each_dataset_is_made_once(make):
         assert (found["dataset"], found["baseline"]) == (cell.data.label, cell.baseline.label)
     configs = [Path(one[3]).read_text() for one in commands if one[0] == "train"]
     assert sum('vaults/mappo-random"' in text for text in configs) == 2
-    assert sum('vault = "pulled/some/name/Good"' in text for text in configs) == 2
+    assert sum('/pulled/some/name/Good"' in text for text in configs) == 2
     assert work.is_complete() and not join_work(work)
 
 

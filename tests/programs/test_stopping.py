@@ -132,6 +132,9 @@ def test_a_checkpoint_of_each_evaluation_is_the_policy_of_a_shorter_run(kept, tm
         same(policy(run, seed, step=6), policy(short, seed))
     assert (jax.tree.leaves(policy(run))[0] != jax.tree.leaves(policy(run, step=6))[0]).any()
     same(policy(run, step="last"), policy(run, step=12))
+    for text in ("6", "first"):
+        with pytest.raises(OptionError, match=f"step is '{text}': give the number"):
+            policy(run, step=text)
     with pytest.raises(RunError, match=r"no checkpoint of step 5, but of \[3, 6"):
         policy(run, step=5)
 
