@@ -223,7 +223,8 @@ def test_vaults_on_the_command_line(parts) -> None:
     mixed = open_data(plain)
     assert mixed.by == "episode"
     assert mixed.shares == pytest.approx([len(one) / len(mixed) for one in mixed.sources])
-    assert open_data(dataclasses.replace(plain, vault=first)).path == Path(first)
+    alone = dataclasses.replace(plain, vault=first, share_by=None)
+    assert open_data(alone).path == Path(first)
 
 
 def test_arguments_that_do_not_fit(parts, tmp_path: Path) -> None:
