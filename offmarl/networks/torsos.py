@@ -249,8 +249,7 @@ class Moments(NamedTuple):
         """The standard deviation, at least 0.1; 1 without values.
 
         The bound is that of Yu et al.'s code. Without it, values relative to a deviation of almost
-        0 are huge where rewards are rare: one delivery in RobotWarehouse's first thousand steps
-        made a gradient of the critic beside which that of the actor was clipped away.
+        0 are huge where rewards are rare, and MAPPO did not learn RobotWarehouse.
         """
         variance = (self.squares / self.weight.clip(1)).clip(MIN_VARIANCE)
         return jnp.where(self.weight > 0, jnp.sqrt(variance), 1.0)
