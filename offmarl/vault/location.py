@@ -27,7 +27,7 @@ _RETRIES = {"max_retries": 8, "initial_delay": "100ms"}
 EMPTY = "the file is empty"
 _CUT_SHORT = re.compile(
     "Expected Content-Range header|OUT_OF_RANGE: Requested byte range|etag not found in response|"
-    + EMPTY
+    r"Encoded length \(0\) is less|" + EMPTY
 )
 """What is said of an answer that ended within its headers."""
 _TRIES = 5
