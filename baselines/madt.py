@@ -8,8 +8,8 @@ shared by all agents, is fitted to the data's actions:
 over agents and steps of complete episodes: of others, what would have followed is unknown. It sees
 at most K steps, those of the window (``--burn-in`` and ``--length``), and none of another episode;
 with ``--network feedforward``, K is 1. To act, it is given a return to aim for, by default that of
-the data's best episode, and each reward is subtracted from what is left. The policy
-remembers the last K steps.
+the data's best episode, and each reward is subtracted from what is left. The policy remembers the
+last K steps.
 
 Returns-to-go are divided by the largest return of the data's episodes, so ``--normalise`` must not
 scale rewards too. A step's time is that in its episode.

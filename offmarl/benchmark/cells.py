@@ -29,9 +29,9 @@ def identity(cell: Cell) -> dict[str, Any]:
     return plain
 
 
-def checksum(identity: Any) -> str:
+def checksum(content: Any) -> str:
     """Return a short checksum of something that is plain JSON, by which directories differ."""
-    text = json.dumps(identity, sort_keys=True)
+    text = json.dumps(content, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

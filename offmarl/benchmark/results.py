@@ -266,8 +266,12 @@ def write_results(results: Results, failed: Mapping[str, Path] | None = None) ->
 
 
 def _remove_others(out: Path, written: Sequence[Path]) -> None:
-    """Remove tables and figures of earlier results, such as those of a recipe that was changed."""
-    for pattern in ("tables/*", "curves/*.svg", "scores.svg"):
+    """Remove tables and figures of earlier results, such as those of a recipe that was changed.
+
+    Files of other names in these directories are the user's.
+    """
+    tables = [f"tables/{name}.*" for name in ("greedy", "sampled", "agreement")]
+    for pattern in (*tables, "curves/*.svg", "scores.svg"):
         for path in set(out.glob(pattern)) - {*written}:
             path.unlink()
 

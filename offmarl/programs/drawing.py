@@ -18,13 +18,10 @@ from offmarl.replay.batches import lag_of
 from offmarl.replay.blocks import BUFFER_BYTES, check_unweighted
 from offmarl.replay.circles import Weighting
 from offmarl.replay.device import fits
-from offmarl.replay.priorities import Prioritised
+from offmarl.replay.priorities import Prioritised, first_importance
 from offmarl.replay.sampling import Chosen
 from offmarl.vault import Dataset, Mixture, Weights, mix, open_vault
 from offmarl.vault.weights import resolve
-
-_IMPORTANCE = 0.4
-"""β of prioritised replay at the first update, if none is given (Schaul et al. 2016)."""
 
 
 def open_data(args: Args) -> Dataset | Mixture:
@@ -98,8 +95,7 @@ def drawing_of(
     OptionError
         The program cannot prioritise, or a weight is wrong.
     """
-    if args.importance is not None and args.prioritise is None:
-        raise OptionError("--importance needs --prioritise: give both.")
+    begun = first_importance(args.prioritise, args.importance)
     windows = Windows(args.batch_size, args.length, args.burn_in, program.return_to_go)
     episodes, kind = evaluator.learned_from, args.replay
     if kind == "blocks" or (kind == "auto" and isinstance(dataset, Dataset) and dataset.is_remote):
@@ -125,7 +121,6 @@ def drawing_of(
         part = args.seeds * drawn.batch_bytes
         lag = 0 if kind == "device" else lag_of(int(args.memory * 1e9), part)
     starts: Any = jax.device_put(circles.starts)
-    begun = _IMPORTANCE if args.importance is None else args.importance
     assert args.updates is not None
     draws = Prioritised(
         starts, args.prioritise, begun, args.updates, circles.num_slots, args.batch_size, lag

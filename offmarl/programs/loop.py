@@ -314,6 +314,7 @@ def _update_all(
         def logged_update(
             index: Array, carry: tuple[Learned, dict[str, Array]]
         ) -> tuple[Learned, dict[str, Array]]:
+            # The type is that below; a weak one would trace the update again.
             learned, found = update(carry[0], jax.lax.convert_element_type(index, jnp.int32))
             return learned, {name: log.at[index].set(found[name]) for name, log in carry[1].items()}
 

@@ -17,7 +17,6 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import envs
 from offmarl.config import Fraction, NonNegativeInt, PositiveInt
-from offmarl.errors import OptionError
 from offmarl.losses import double_q_values, lookahead_targets, q_lambda_targets
 from offmarl.networks import PolicyConfig, QParams, make_policy
 from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
@@ -32,7 +31,7 @@ from offmarl.programs.optimisers import (
 from offmarl.programs.prioritised import admit, begin_priorities, learned, sample
 from offmarl.programs.program import TD_ERRORS, Hyperparameters, Program, Stage
 from offmarl.programs.windows import draw_windows
-from offmarl.replay.priorities import Priorities
+from offmarl.replay.priorities import Priorities, first_importance
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.types import EnvSpec, Sequence
 
@@ -170,8 +169,7 @@ def q_program(
     OptionError
         ``importance`` is given without ``prioritise``.
     """
-    if args.importance is not None and args.prioritise is None:
-        raise OptionError("--importance needs --prioritise: give both.")
+    first_importance(args.prioritise, args.importance)  # checked before anything runs
     config = q_config(args)
     env, policy = envs.autoreset(env), make_policy(config, spec)
     capacity = max(args.capacity, args.num_steps)
@@ -284,7 +282,7 @@ def _draw(
     """Draw windows, and return where they start if they are drawn by priorities."""
     if priorities is None:
         return draw_windows(capture, key, args.batch_size, args.length, args.burn_in), None
-    begun = 0.4 if args.importance is None else args.importance
+    begun = first_importance(args.prioritise, args.importance)
     exponent = linear_schedule(progress, begun, 1.0)
     sizes = args.batch_size, args.length
     return sample(priorities, capture, key, *sizes, exponent, args.burn_in)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
+from offmarl.errors import OptionError
 from offmarl.replay.device import probability
 from offmarl.replay.starts import Starts
 from offmarl.replay.sum_tree import SumTree
@@ -71,6 +72,21 @@ def window_priorities(
     mean = size.sum(-1) / jnp.maximum(counted.sum(-1), 1)
     mixed = _LARGEST_SHARE * size.max(-1) + (1 - _LARGEST_SHARE) * mean
     return jnp.minimum(mixed + _LEAST, _MOST) ** exponent
+
+
+def first_importance(prioritise: float | None, importance: float | None) -> float:
+    """Return the power β of the importance weights at the first update.
+
+    By default it is 0.4 (Schaul et al. 2016).
+
+    Raises
+    ------
+    OptionError
+        It is given without ``prioritise``.
+    """
+    if importance is not None and prioritise is None:
+        raise OptionError("--importance needs --prioritise: give both.")
+    return 0.4 if importance is None else importance
 
 
 def importance(
