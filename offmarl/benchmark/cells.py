@@ -1,9 +1,9 @@
 """The result of a cell: a run without its checkpoints, packed into one JSON file.
 
 Commands that read runs, such as `offmarl compare` and `offmarl report`, read packed runs, too
-(`offmarl.tracking.read_json`). Of each evaluation the file holds two numbers, the means of every
-other episode: curves and final scores need their mean, and the score of the best checkpoint needs
-both (`offmarl.report.best_scores`).
+(`offmarl.tracking.read_json`). Of each evaluation with an even number of episodes the file holds
+two numbers, the means of every other episode: curves and final scores need their mean, and the
+score of the best checkpoint needs both (`offmarl.report.best_scores`).
 """
 
 import hashlib
@@ -104,11 +104,11 @@ def _halved(tree: Any) -> Any:
 def _halves(values: Sequence[float]) -> list[float]:
     """Return the means of every other value, of which the mean is that of all values.
 
-    That is so for an even number of values. An odd number of them is replaced by its mean.
+    It would not be for an odd number of values, and those are returned as they are.
     """
-    if len(values) % 2 or not values or None in values:
-        return [sum(values) / len(values)] if values and None not in values else list(values)
-    return [sum(values[start::2]) / (len(values) // 2) for start in (0, 1)]
+    if len(values) % 2 or None in values:
+        return list(values)
+    return [sum(values[start::2]) / (len(values) // 2) for start in (0, 1)] if values else []
 
 
 def _dumps(document: Mapping[str, Any]) -> str:

@@ -137,7 +137,8 @@ def _vaults_of(plan: Plan, job: Job, answer: Mapping[str, Any]) -> dict[str, str
     vaults = {}
     for data in plan.datasets.values():
         if data.recipe is not None and job.name == f"record {data.recipe.name}":
-            paths = [row["path"] for row in answer["vaults"] if row["tier"] == data.tier]
+            tier = data.tier.partition("=")[0].strip()  # of a mixture, its name
+            paths = [row["path"] for row in answer["vaults"] if row["tier"] == tier]
         elif data.label == job.name:
             paths = list(answer["paths"].values())
         else:

@@ -30,15 +30,17 @@ without a path.
 
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from offmarl.errors import OptionError, unknown_name
+from offmarl.errors import OptionError, UnknownNameError, unknown_name
 from offmarl.paths import local
 from offmarl.programs.configs import Config
 from offmarl.programs.program import Args
 from offmarl.programs.registry import Kind, load
+from offmarl.programs.tiers import Tier, parse_tiers
 
 PLANS = Path(__file__).parent / "plans"
 """The directory of the plans that come with offmarl."""
@@ -144,7 +146,7 @@ def read_plan(path: str | Path, out: Path | None = None) -> Plan:
     """
     shown = str(path)
     file, packaged = local(path), PLANS / f"{shown}.toml"
-    if packaged.is_file() and not file.exists():
+    if packaged.is_file() and not file.is_file():
         file = packaged
     try:
         content = tomllib.loads(file.read_text())
@@ -215,6 +217,8 @@ def _check(plan: Plan, shown: str) -> None:
         _check_options(
             "recorder", recipe.program, recipe.options, f"{shown} [record.{recipe.name}]"
         )
+    for recipe in plan.recipes.values():
+        _check_tiers(recipe, [x for x in plan.datasets.values() if x.recipe is recipe], shown)
     cells = plan.cells
     for cell in cells:
         where = f"{shown}, {cell.label}"
@@ -222,6 +226,33 @@ def _check(plan: Plan, shown: str) -> None:
     for names in ([one.slug for one in cells], [slug(name) for name in plan.recipes]):
         if twice := {name for name in names if names.count(name) > 1}:
             raise OptionError(f"{shown}: two names become the file {twice.pop()}: change one.")
+
+
+def _check_tiers(recipe: Recipe, datasets: Sequence[Data], shown: str) -> None:
+    """Raise `OptionError` if the recipe's program cannot record the tiers of its datasets."""
+    names = [field.name for field in fields(load("recorder", recipe.program).Args)]
+    if not datasets or "tiers" not in names:
+        return
+    recorded = recipe.options.get("tiers")
+    given = _tiers(recorded, f"{shown} [record.{recipe.name}]") if recorded else []
+    for data in datasets:
+        where = f"{shown} [datasets] {data.label!r}"
+        found = _tiers(data.tier, where)
+        if len(found) != 1:
+            raise OptionError(f"{where}: make a dataset of each tier of {data.tier!r}.")
+        if recorded and found[0] not in given:
+            raise OptionError(
+                f"{where}: [record.{recipe.name}] has tiers = {recorded!r}, without {data.tier}: "
+                "leave tiers out, and the benchmark records those of the datasets."
+            )
+    _tiers(",".join(data.tier for data in datasets), f"{shown} [datasets] of {recipe.name}")
+
+
+def _tiers(text: str, where: str) -> list[Tier]:
+    try:
+        return parse_tiers(text)
+    except (OptionError, UnknownNameError) as error:
+        raise OptionError(f"{where}: {error}") from None
 
 
 def _check_options(kind: Kind, program: str, options: Mapping[str, Any], where: str) -> None:

@@ -1,7 +1,7 @@
 """Trajectories in a flashbax buffer on the device, written to a vault by a thread."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -311,7 +311,7 @@ class ChunkWriter:
         self._spares: deque[Capture] = deque()
         self._failed = False
 
-    def put(self, capture: Capture, num_steps: int, cut: bool = False) -> Capture:
+    def put(self, capture: Capture, num_steps: int, cut: bool = False, count: int = 1) -> Capture:
         """Write the newest steps; blocks while too many chunks wait for the disk.
 
         A buffer that holds only these steps is written without a copy, and another one takes its
@@ -322,9 +322,11 @@ class ChunkWriter:
         capture
             The capture. Each of its steps must be in exactly one chunk.
         num_steps
-            T, the number of time steps added since the last call.
+            T, the number of time steps of a chunk.
         cut
             Cut off the running episodes at the last step.
+        count
+            Number of chunks added since the last call.
 
         Returns
         -------
@@ -334,28 +336,26 @@ class ChunkWriter:
         # Programs on several devices must not be started from two threads.
         divided = len(capture.total.sharding.device_set) > 1
         if cut or divided or capture.capacity > num_steps:
-            self.put_copy(capture, num_steps, cut)
+            self.put_copy(capture, num_steps, cut, count)
             return capture
         self._make_room(capture, num_steps)
         spare = self._spares.popleft() if self._spares else _like(capture)
         self._submit(self._write_whole, capture)
         return spare._replace(total=capture.total + 0)  # a copy, because the caller donates it
 
-    def put_copy(self, capture: Capture, num_steps: int, cut: bool = False) -> None:
+    def put_copy(self, capture: Capture, num_steps: int, cut: bool = False, count: int = 1) -> None:
         """Write a copy of the newest steps, as `put`; the buffer may be overwritten at once."""
-        self._make_room(capture, num_steps)
-        self._submit(self._write, take(capture, num_steps, cut))
+        self._make_room(capture, num_steps * count)
+        self._submit(self._write, take(capture, num_steps * count, cut), count)
 
     def _make_room(self, capture: Capture, num_steps: int) -> None:
-        transition = capture.buffer.experience.transition
-        size = sum(leaf.nbytes for leaf in jax.tree.leaves(transition))
-        room = max(_WAITING_BYTES * capture.capacity // (size * num_steps), 1)
+        room = max(_waiting_steps(capture) // num_steps, 1)
         while self._pending and (self._pending[0].done() or len(self._pending) >= room):
             self._wait()
 
-    def _submit(self, write: Callable[..., None], *what: Any) -> None:
-        self._pending.append(self._thread.submit(write, self._next, *what))
-        self._next += 1
+    def _submit(self, write: Callable[..., None], what: Capture | Chunk, count: int = 1) -> None:
+        self._pending.append(self._thread.submit(write, self._next, what, count))
+        self._next += count
 
     def flush(self) -> None:
         """Block until all chunks are on disk."""
@@ -385,25 +385,28 @@ class ChunkWriter:
     def _wait(self) -> None:
         self._pending.popleft().result()
 
-    def _write_whole(self, index: int, capture: Capture) -> None:
-        self._write(index, whole(capture))
+    def _write_whole(self, index: int, capture: Capture, _count: int) -> None:
+        self._write(index, whole(capture), 1)
         self._spares.append(capture)
 
-    def _write(self, index: int, chunk: Chunk) -> None:
+    def _write(self, first: int, chunks: Chunk, count: int) -> None:
         if self._failed:
             return
         try:
-            self._check(chunk)
-            if isinstance(self._vault, Writer) and index >= self._vault.chunks(self._run):
-                transition = jax.tree.map(np.asarray, chunk.transition)
-                finals = _unpad(chunk.finals)
-                if self._whole is not None:
-                    transition, finals = self._whole(transition, finals)
-                self._vault.append(transition, finals, run=self._run, chunk=index, cut=chunk.cut)
-                self._vault.drop_pages()
+            for index, chunk in enumerate(_divided(chunks, count), first):
+                self._check(chunk)
+                if isinstance(self._vault, Writer) and index >= self._vault.chunks(self._run):
+                    self._append(self._vault, index, chunk)
         except BaseException:
             self._failed = True
             raise
+
+    def _append(self, vault: Writer, index: int, chunk: Chunk) -> None:
+        transition, finals = chunk.transition, chunk.finals
+        if self._whole is not None:
+            transition, finals = self._whole(transition, finals)
+        vault.append(transition, finals, run=self._run, chunk=index, cut=chunk.cut)
+        vault.drop_pages()
 
     def _check(self, chunk: Chunk) -> None:
         start = chunk.stop - chunk.transition.last.shape[1]
@@ -416,9 +419,35 @@ class ChunkWriter:
         self._written = chunk.stop
 
 
-def _unpad(finals: FinalObservations) -> FinalObservations:
-    count = len(finals.row)
-    return finals._replace(view=jax.tree.map(lambda leaf: np.asarray(leaf)[:count], finals.view))
+def chunks_at_once(capture: Capture, num_steps: int) -> int:
+    """Return the number of chunks of ``num_steps`` that can be given to `ChunkWriter.put` at once.
+
+    The buffer must hold them, and a quarter of the memory for chunks that wait, their copy.
+    """
+    return max(min(capture.capacity, _waiting_steps(capture) // 4) // num_steps, 1)
+
+
+def _waiting_steps(capture: Capture) -> int:
+    """Return the number of time steps of all rows that `_WAITING_BYTES` holds."""
+    transition = capture.buffer.experience.transition
+    return _WAITING_BYTES * capture.capacity // sum(x.nbytes for x in jax.tree.leaves(transition))
+
+
+def _divided(chunks: Chunk, count: int) -> Iterator[Chunk]:
+    """Divide the steps of ``count`` chunks of the same length, on the host and without padding."""
+    transition, finals = jax.tree.map(np.asarray, (chunks.transition, chunks.finals))
+    steps = transition.last.shape[1] // count
+    for index in range(count):
+        own = slice(index * steps, (index + 1) * steps)
+        ends = np.flatnonzero((finals.time >= own.start) & (finals.time < own.stop))
+        view = jax.tree.map(lambda leaf, ends=ends: leaf[ends], finals.view)
+        last = index == count - 1
+        yield Chunk(
+            jax.tree.map(lambda leaf, own=own: leaf[:, own], transition),
+            FinalObservations(finals.row[ends], finals.time[ends] - own.start, view),
+            chunks.stop - (count - 1 - index) * steps,
+            chunks.cut if last else np.zeros_like(chunks.cut),
+        )
 
 
 @jax.jit

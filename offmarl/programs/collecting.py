@@ -1,13 +1,15 @@
 """Updates of programs that collect their own steps, which are written to vaults."""
 
+import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, use_abstract_mesh
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import Array, Int, PRNGKeyArray
 
-from offmarl.programs.buffer import ChunkWriter
+from offmarl.programs.buffer import ChunkWriter, chunks_at_once
 from offmarl.programs.loop import Schedule, copied
 from offmarl.programs.program import Hyperparameters, Program
 from offmarl.programs.sharding import (
@@ -18,6 +20,12 @@ from offmarl.programs.sharding import (
     place_state,
 )
 from offmarl.types import ArrayTree
+
+MOST_AT_ONCE = 64
+"""Largest number of updates in one call of the compiled loop."""
+
+SECONDS_AT_ONCE = 0.25
+"""Duration of a call of several updates: signals are handled between calls."""
 
 
 def collect(
@@ -32,7 +40,12 @@ def collect(
 ) -> Iterator[tuple[int, list[ArrayTree], list[dict[str, Array]]]]:
     """Update a program that collects its own steps, and write every step to vaults.
 
-    The seeds share one compiled program, and their updates are in flight at the same time. (With
+    The updates run in a compiled loop: one by one at first, and then as many in a call as fit into
+    `SECONDS_AT_ONCE`, if the buffer holds the steps that are written. One compiled loop serves
+    every number, and the vault has a chunk for each update, so that neither depends on where a call
+    ended.
+
+    The seeds share the compiled program, and their calls are in flight at the same time. (With
     `jax.lax.map` or `jax.vmap` over seeds, each update would copy their buffers.) So a seed has the
     same bits alone and with others.
 
@@ -57,30 +70,79 @@ def collect(
 
     Yields
     ------
-    The number of updates done, the states after them, and the last update's metrics of each seed on
-    the device.
+    The number of updates done, the states after them, and on the device the metrics of each seed's
+    updates since the last yield: ``(MOST_AT_ONCE,)``, of which the first entries count.
     """
     meshes, writers = layout.meshes(), list(chunks)
     mesh_of = [meshes[seed % len(meshes)] for seed in range(len(states))]
     states = [place_state(*one) for one in zip(states, mesh_of, strict=True)]
     rest = [place_shared((key, hyper), mesh) for key, mesh in zip(keys, mesh_of, strict=True)]
     metrics: list[dict[str, Array]] = [{} for _ in states]
-    for number in range(done, schedule.updates):
-        stage = schedule.stage(number)
-        if number == schedule.starts[stage]:
+    sizes = _Sizes(_most_at_once(program, states, writers, layout))
+    while done < schedule.updates:
+        stage = schedule.stage(done)
+        if done == schedule.starts[stage]:
             # A copy, because donated leaves must not be aliases or kept elsewhere.
             started = [copied(program.stages[stage].on_start(state)) for state in states]
             states = [place_state(*one) for one in zip(started, mesh_of, strict=True)]
+        count = sizes.next(schedule.next_stop(done) - done)
         for seed, (state, mesh) in enumerate(zip(states, mesh_of, strict=True)):
-            key, own = rest[seed]
-            folded = jax.random.fold_in(key, number)
-            states[seed], metrics[seed] = _collect(program, stage, mesh, state, folded, own)
-        cut = number == schedule.updates - 1
+            place = done, count
+            states[seed], metrics[seed] = _collect(program, stage, mesh, state, place, *rest[seed])
+        done += count
         for seed, writer in enumerate(writers):
-            if writer is not None:  # waits for the seed's update
-                capture = writer.put(states[seed].capture, program.num_steps, cut)
+            if writer is not None:  # waits for the seed's updates
+                last = done == schedule.updates
+                capture = writer.put(states[seed].capture, program.num_steps, last, count)
                 states[seed] = states[seed]._replace(capture=capture)
-        yield number + 1, list(states), list(metrics)
+        sizes.measure(metrics)
+        yield done, list(states), list(metrics)
+
+
+class _Sizes:
+    """Chooses how many updates run in a call: one, or a number that is chosen once.
+
+    Other numbers would compile programs that copy as many steps.
+    """
+
+    def __init__(self, most: int):
+        self._most, self._several = most, 1
+        self._calls = 0
+        self._begun = time.monotonic()
+
+    def next(self, left: int) -> int:
+        """Return the number of the next call's updates; ``left`` are left until the next stop."""
+        if self._calls == 1:  # the call before this one has compiled the program
+            self._begun = time.monotonic()
+        return self._several if self._several <= left else 1
+
+    def measure(self, metrics: list[dict[str, Array]]) -> None:
+        """Choose the number after the second call, when its duration is known."""
+        self._calls += 1
+        if self._calls > 2 or self._most == 1:
+            return
+        jax.block_until_ready(metrics)  # type: ignore[no-untyped-call]
+        if self._calls == 2:
+            fitting = int(SECONDS_AT_ONCE / max(time.monotonic() - self._begun, 1e-9))
+            self._several = max(1, min(fitting, self._most))
+
+
+def _most_at_once(
+    program: Program,
+    states: list[ArrayTree],
+    writers: list[ChunkWriter | None],
+    layout: Layout,
+) -> int:
+    """Return the number of updates whose steps can be written at once."""
+    if layout.devices > 1:
+        return 1
+    pairs = zip(states, writers, strict=True)
+    held = [
+        chunks_at_once(one.capture, program.num_steps)
+        for one, writer in pairs
+        if writer is not None
+    ]
+    return min([MOST_AT_ONCE, *held])
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
@@ -89,11 +151,29 @@ def _collect(
     stage: int,
     mesh: Mesh | None,
     state: ArrayTree,
+    place: tuple[Int[Array, ""] | int, Int[Array, ""] | int],
     key: PRNGKeyArray,
     hyper: Hyperparameters,
 ) -> tuple[ArrayTree, dict[str, Array]]:
-    if mesh is None:
-        return program.stages[stage].update(state, None, key, hyper)
-    with use_abstract_mesh(mesh.abstract_mesh):
-        state, metrics = program.stages[stage].update(state, None, key, hyper)
-    return keep_divided(state, mesh), metrics
+    """Make ``count`` updates from the number ``first`` on; ``place`` holds both."""
+    first, count = place
+
+    @partial(jax.jit, inline=True)  # traced once, for the names of the metrics and the loop
+    def update(state: ArrayTree, index: Array) -> tuple[ArrayTree, dict[str, Array]]:
+        own_key = jax.random.fold_in(key, first + index)
+        if mesh is None:
+            return program.stages[stage].update(state, None, own_key, hyper)
+        with use_abstract_mesh(mesh.abstract_mesh):
+            state, metrics = program.stages[stage].update(state, None, own_key, hyper)
+        return keep_divided(state, mesh), metrics
+
+    def logged_update(
+        index: Array, carry: tuple[ArrayTree, dict[str, Array]]
+    ) -> tuple[ArrayTree, dict[str, Array]]:
+        # The type is that below; a weak one would trace the update again.
+        state, found = update(carry[0], jax.lax.convert_element_type(index, jnp.int32))
+        return state, {name: log.at[index].set(found[name]) for name, log in carry[1].items()}
+
+    _, metrics = jax.eval_shape(update, state, jnp.zeros((), jnp.int32))
+    logs = {name: jnp.zeros((MOST_AT_ONCE, *x.shape), x.dtype) for name, x in metrics.items()}
+    return jax.lax.fori_loop(0, count, logged_update, (state, logs))

@@ -99,9 +99,13 @@ class Schedule(NamedTuple):
             return 1
         evaluated = done - done % self.evaluate_every
         block = (done - evaluated) // self.log_every + 1
+        return min(evaluated + block * self.log_every, self.next_stop(done))
+
+    def next_stop(self, done: int) -> int:
+        """Return the update before which the work must pause: for an evaluation or a stage."""
+        evaluated = done - done % self.evaluate_every
         later = [start for start in self.starts if start > done]
-        after = evaluated + min(block * self.log_every, self.evaluate_every)
-        return min(after, self.updates, *later)
+        return min(evaluated + self.evaluate_every, self.updates, *later)
 
     def is_evaluation(self, done: int) -> bool:
         """Whether the policy is evaluated after this update: at intervals, and at the end."""

@@ -1,6 +1,6 @@
 """Online training with evaluation: what a recorder runs, and the files of its run."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -362,6 +362,31 @@ def _progress(runs: Sequence[Recorder], start: int) -> AbstractContextManager[tr
     return tracking.progress(f"train {runs[0].name}{seeds}", total, start * steps)
 
 
+class _Lines(NamedTuple):
+    """Lines of metrics, one for each update and seed."""
+
+    done: int
+    """The number of updates done after the last of them."""
+    updates: int
+    """The number of updates."""
+    metrics: Sequence[Mapping[str, Any]]
+    """Of each seed: an entry for each update, and perhaps more, which do not count."""
+    times: dict[str, float]
+    """`tracking.TIMES` after the last update."""
+
+    def expand(self, unit: int, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Return the lines; ``unit`` is the number of steps of an update."""
+        metrics = jax.device_get(self.metrics)
+        for index in range(self.updates):
+            later = (self.updates - 1 - index) * unit
+            times = dict(self.times)
+            if times:
+                times[tracking.WALL_TIME] -= later / times[tracking.SPEED]
+            for seed, own in zip(seeds, metrics, strict=True):
+                found = {name: values[index] for name, values in own.items()}
+                yield {"seed": seed, "step": self.done * unit - later, **found, **times}
+
+
 class _Journal:
     """The files of a training run: metrics, checkpoints to resume from, policies to record."""
 
@@ -370,7 +395,7 @@ class _Journal:
     def __init__(self, runs: Sequence[Recorder], opened: Run):
         self._runs = runs
         self._opened, self._metrics = opened, opened.metrics
-        self._unwritten: list[dict[str, Any]] = []
+        self._unwritten: list[_Lines] = []
         self._policies = runs[0].policies()
         self.checkpoints = opened.checkpoints(keep=2)
         self.versions: list[list[Version]] = [[] for _ in runs]
@@ -386,18 +411,13 @@ class _Journal:
         if info:
             self.versions = _from_json(info)
 
-    def add(self, done: int, metrics: Sequence[Mapping[str, Any]], _count: int) -> None:
-        """Keep metrics, without waiting for the device."""
-        step = done * self._runs[0].iteration_steps
-        self._unwritten += [
-            {"seed": run.seed, "step": step, **own}
-            for run, own in zip(self._runs, metrics, strict=True)
-        ]
+    def add(self, done: int, metrics: Sequence[Mapping[str, Any]], count: int) -> None:
+        """Keep the metrics of ``count`` updates, without waiting for the device."""
+        self._unwritten.append(_Lines(done, count, metrics, {}))
 
     def log(self, _done: int, times: Mapping[str, float]) -> None:
         """Add the times to the lines; `save` writes them."""
-        for line in self._unwritten[-len(self._runs) :]:
-            line.update(times)
+        self._unwritten[-1].times.update(times)
 
     def evaluate(self, done: int, states: Sequence[ArrayTree]) -> None:
         """Evaluate the policies, and keep them as a version."""
@@ -410,7 +430,8 @@ class _Journal:
             first, *others = (one.tolist() for one in own)
             versions.append(Version(done, first, tuple(others)))
         names = names_by_team(tracking.RETURN, teams_of(self._runs[0].env.spec))
-        self.add(done, [dict(zip(names, own, strict=True)) for own in returns], 0)
+        found = [{name: one[None] for name, one in zip(names, own, strict=True)} for own in returns]
+        self.add(done, found, 1)
         shared = stacked(gathered(policies))
         if is_first() and done not in self._policies.steps():
             self._policies.save(done, {"policy": shared}, {})
@@ -420,7 +441,9 @@ class _Journal:
         for chunks in self.chunks:
             if chunks is not None:
                 chunks.flush()
-        tracking.append(self._metrics, *self._unwritten)
+        unit, seeds = self._runs[0].iteration_steps, [run.seed for run in self._runs]
+        lines = (line for some in self._unwritten for line in some.expand(unit, seeds))
+        tracking.append(self._metrics, *lines)
         self._unwritten.clear()
         tree = {"policy": stacked(self._policies_of(states)), "state": list(states)}
         versions = [[list(version) for version in own] for own in self.versions]

@@ -3,6 +3,7 @@
 import pytest
 
 from offmarl.benchmark import read_plan
+from offmarl.benchmark.jobs import note_vaults, noted_vaults, preparation
 from offmarl.benchmark.plan import PLANS
 from offmarl.errors import OptionError, UnknownNameError
 
@@ -86,6 +87,45 @@ def test_plans_that_come_with_offmarl_are_named(name, tmp_path, monkeypatch):
     assert plan.name == name and len(plan.cells) >= 9
     (tmp_path / name).write_text(PLAN)
     assert read_plan(name).name == "small"  # a file takes precedence
+
+
+def test_a_directory_of_the_name_of_a_plan_does_not_hide_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "six").mkdir()
+    assert read_plan("six").name == "six"
+
+
+MIXED = "mixed=medium:0.5+expert:0.5"
+
+
+@pytest.mark.parametrize(
+    ("tiers", "tier", "message"),
+    [
+        ("", "medum", "coverage random.*did you mean medium"),
+        ("", "medium,expert", "a dataset of each tier of 'medium,expert'"),
+        ("", "mixed=medium:0.5+expert", "is not a mixture"),
+        ('tiers = "random,expert"', "medium", "has tiers = 'random,expert', without"),
+        (f'tiers = "{MIXED}"', "mixed=medium:1+expert:2", "without mixed=medium:1"),
+    ],
+)
+def test_a_tier_that_the_recipe_does_not_record_is_named(path, tiers, tier, message):
+    content = PLAN.replace('program = "random"', f'program = "mappo"\n{tiers}')
+    path.write_text(content.replace('tier = "random"', f'tier = "{tier}"'))
+    with pytest.raises(OptionError, match=message):
+        read_plan(path)
+
+
+def test_a_mixture_is_found_among_the_vaults_of_its_recipe(path):
+    content = PLAN.replace('program = "random"', 'program = "mappo"')
+    path.write_text(content.replace('tier = "random"', f'tier = "{MIXED}"'))
+    plan = read_plan(path)
+    job = preparation(plan, plan.datasets["coverage random"])
+    assert f'tiers = "{MIXED}"' in job.config
+    vault = path.parent / "mixed"
+    vault.mkdir()
+    rows = [{"tier": "medium", "path": "medium"}, {"tier": "mixed", "path": str(vault)}]
+    note_vaults(plan, job, {"vaults": rows})
+    assert noted_vaults(job) == {"coverage random": str(vault)}
 
 
 def test_a_missing_plan_names_those_that_come_with_offmarl():

@@ -276,12 +276,13 @@ def test_compare_reads_cells_as_it_reads_runs(read, tmp_path):
         tracking.read_json(packed, "no.json")
 
 
-def test_a_packed_run_scores_its_best_checkpoint_as_the_run_does(read, tmp_path):
+@pytest.mark.parametrize("episodes", [8, 7])
+def test_a_packed_run_scores_its_best_checkpoint_as_the_run_does(read, tmp_path, episodes):
     run = write_run(tmp_path / "run", "bc", "data", RETURNS)
     rng = np.random.default_rng(0)
     for step in (20, 30, 40):
         for seed in range(5):
-            values = rng.normal(size=8).tolist()
+            values = rng.normal(size=episodes).tolist()
             tracking.append(
                 run / "metrics.jsonl", {"seed": seed, "step": step, "episode_return": values}
             )

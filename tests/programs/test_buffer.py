@@ -96,6 +96,22 @@ def test_what_comes_out_is_what_went_in(capacity, sizes, sampled, seed):
     check_recording(capacity, sizes, sampled, seed)
 
 
+def test_several_chunks_at_once_are_those_of_one_by_one():
+    """The buffer wraps within them, and episodes end in them."""
+    rng, buffer = np.random.default_rng(0), make_buffer(E, 7)
+    capture, at_once, one_by_one = init_capture(buffer, SPEC, sampled=True), Memory(), Memory()
+    with ChunkWriter(at_once, "run") as several, ChunkWriter(one_by_one, "run") as single:
+        for number in range(9):
+            capture = add(buffer, capture, *stretch(2 * number, 2, rng))
+            cut = number == 8
+            single.put(capture, 2, cut)
+            if number % 3 == 2:
+                several.put(capture, 2, cut, 3)
+    assert len(at_once.records) == len(one_by_one.records) == 9
+    assert sum(len(finals.row) for _, finals in at_once.records) > 5
+    jax.tree.map(np.testing.assert_array_equal, at_once.records, one_by_one.records)
+
+
 @pytest.mark.nightly
 @settings(max_examples=50)
 @RECORDINGS

@@ -24,11 +24,11 @@ from offmarl.errors import (
     RunError,
     UnknownNameError,
 )
-from offmarl.programs import online, record_from_run
+from offmarl.programs import collecting, online, record_from_run
 from offmarl.programs.collecting import collect
 from offmarl.programs.loop import Schedule, stage_starts
 from offmarl.programs.program import Hyperparameters, Program, Stage
-from recorders import mappo
+from recorders import mappo, vdn
 from tests.runs import metrics_of
 
 from .learning import Dial, learn
@@ -109,6 +109,40 @@ def content(out):
 def recorded(tmp_path_factory):
     out = tmp_path_factory.mktemp("whole")
     return out, mappo.main(small(out))
+
+
+@pytest.mark.slow
+def test_several_updates_in_a_call_have_the_bits_of_single_ones(tmp_path, monkeypatch):
+    """Of the data, the parameters and the metrics; the buffer wraps, and evaluations divide it."""
+    options = {"tiers": "replay", "total_steps": 2000, "num_envs": 4, "num_steps": 5, "updates": 1}
+    options |= {"capacity": 64, "evaluations": 3, "network": "feedforward", "length": 3}
+    args = vdn.Args(env="probe/observation", eval_episodes=2, hidden=4, **options)
+    yielded, found = [], []
+    for seconds in (0.0, 1e3):
+        monkeypatch.setattr(collecting, "SECONDS_AT_ONCE", seconds)
+        monkeypatch.setattr(
+            online,
+            "collect",
+            lambda *given: (yielded.append(one[0]) or one for one in collect(*given)),
+        )
+        out = tmp_path / str(seconds)
+        vdn.main(replace(args, out=out))
+        found.append(content(out))
+    assert yielded[:100] == list(range(1, 101))
+    assert yielded[100:] == [
+        1,
+        2,
+        14,
+        26,
+        *range(27, 35),
+        46,
+        58,
+        *range(59, 69),
+        80,
+        92,
+        *range(93, 101),
+    ]
+    assert found[0] == found[1]
 
 
 @pytest.mark.slow
@@ -338,7 +372,7 @@ def test_damaged_checkpoints_are_made_anew_as_the_errors_advise(recorded, tmp_pa
 KILLED = """
 import json, sys
 from pathlib import Path
-from recorders import mappo
+from recorders import mappo, vdn
 settings = json.loads(sys.argv[1])
 mappo.main(mappo.Args(**settings | {"out": Path(settings["out"])}))
 """
