@@ -11,7 +11,6 @@ for data and environments is replaced by stand-ins. Each program has a process o
 processes take turns, and the times are those of their CPU.
 """
 
-import importlib
 import os
 import subprocess
 import sys
@@ -21,25 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+
+from tensorflow_programs import SYSTEMS, load_module
 
 AGENTS, ACTIONS, OBSERVATION, STATE, BATCH, STEPS = 8, 14, 205, 192, 32, 20
-
-SYSTEMS = {"maicq": "MAICQSystem", "qmix_cql": "QMIXCQLSystem", "iql_cql": "IQLCQLSystem"}
-
-ABSENT = (
-    "chex",
-    "hydra",
-    "jax",
-    "omegaconf",
-    "og_marl.environments",
-    "og_marl.loggers",
-    "og_marl.replay_buffers",
-    "og_marl.vault_utils",
-    "og_marl.vault_utils.download_vault",
-    "og_marl.wrapped_environments",
-    "og_marl.wrapped_environments.base",
-)
 
 
 @dataclass(frozen=True)
@@ -61,9 +45,7 @@ def tensorflow_updates(program: str, updates: int, checkout: str) -> Callable[[]
     import numpy as np
     import tensorflow as tf
 
-    sys.path.insert(0, checkout)
-    sys.modules.update({name: MagicMock() for name in ABSENT})
-    module = importlib.import_module(f"og_marl.baselines.tf2_systems.offline.{program}")
+    module = load_module(program, checkout)
     names = [f"agent_{number}" for number in range(AGENTS)]
     environment = SimpleNamespace(agents=names, num_actions=ACTIONS)
     system: Any = getattr(module, SYSTEMS[program])(environment, None)

@@ -12,6 +12,7 @@ read from the checkout and run as they are. What they import for settings, logs 
 jaxmarl, flax and flashbax.
 """
 
+import inspect
 import statistics
 import sys
 import time
@@ -82,6 +83,16 @@ PAIRS = {
         PPO | {"learning_rate": 2.5e-4, "activation": "tanh", "agent_id": "none"},
         "IPPO/ippo_ff_mpe.py",
         "IPPO/config/ippo_ff_mpe.yaml",
+    ),
+    "ippo feed-forward, halfcheetah_6x1": Pair(
+        "ippo",
+        "jaxmarl/mabrax/halfcheetah_6x1",
+        PPO
+        | {"num_envs": 64, "num_steps": 300, "learning_rate": 1e-3, "activation": "tanh"}
+        | {"entropy": 2e-6, "value_weight": 4.5, "agent_id": "none"},
+        "IPPO/ippo_ff_mabrax.py",
+        "IPPO/config/ippo_ff_mabrax.yaml",
+        (("ENV_NAME", "halfcheetah_6x1"),),
     ),
     "mappo recurrent, simple_spread": Pair(
         "mappo",
@@ -163,6 +174,25 @@ class Categorical:
         return -(jnp.exp(self._log_probs) * self._log_probs).sum(-1)
 
 
+class Gaussian:
+    """The methods of distrax's distribution for continuous actions."""
+
+    def __init__(self, mean: jax.Array, deviation: jax.Array):
+        self._mean, self._deviation = mean, jnp.broadcast_to(deviation, mean.shape)
+
+    def sample(self, seed: jax.Array) -> jax.Array:
+        """Draw actions."""
+        return self._mean + self._deviation * jax.random.normal(seed, self._mean.shape)
+
+    def log_prob(self, action: jax.Array) -> jax.Array:
+        """Return the log-densities of actions."""
+        return jax.scipy.stats.norm.logpdf(action, self._mean, self._deviation).sum(-1)
+
+    def entropy(self) -> jax.Array:
+        """Return the entropies."""
+        return (jnp.log(self._deviation) + 0.5 * jnp.log(2 * jnp.pi * jnp.e)).sum(-1)
+
+
 LOGGED: list[dict[str, Any]] = []
 """What the script in training gave to wandb.log."""
 
@@ -178,7 +208,7 @@ def replace_imports() -> None:
         "hydra": {"main": lambda **_: lambda function: function},
         "omegaconf": {"OmegaConf": None},
         "wandb": {"log": log},
-        "distrax": {"Categorical": Categorical},
+        "distrax": {"Categorical": Categorical, "MultivariateNormalDiag": Gaussian},
     }
     for name, content in contents.items():
         module = ModuleType(name)
@@ -213,6 +243,8 @@ def their_training(
         if not logs:
             config["LEARNING_STARTS"] = 0
         train = module.make_train(config, module.env_from_config(config)[0])
+    elif "rng_init" in inspect.signature(module.make_train).parameters:
+        train = module.make_train(config, jax.random.PRNGKey(0))  # seeds share their first weights
     else:
         train = module.make_train(config)
     compiled = jax.jit(train).lower(jax.random.PRNGKey(0)).compile()

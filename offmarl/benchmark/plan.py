@@ -195,6 +195,9 @@ def _data(label: str, values: Any, recipes: Mapping[str, Recipe], shown: str) ->
             f"{where} must be the path or name of a vault, {{ vault = ... }}, or "
             '{ record = "RECIPE", tier = "medium" }.'
         )
+    for name, value in (("vault", vault), ("record", recipe), ("tier", tier)):
+        if not isinstance(value, str | None):
+            raise OptionError(f"{where}: {name} must be a text, not {value!r}.")
     if recipe is not None and recipe not in recipes:
         raise OptionError(f"{where}: {unknown_name('recipe', recipe, recipes)}")
     return Data(label, vault, None if recipe is None else recipes[recipe], tier or "", options)
@@ -218,6 +221,7 @@ def _check(plan: Plan, shown: str) -> None:
             "recorder", recipe.program, recipe.options, f"{shown} [record.{recipe.name}]"
         )
     for recipe in plan.recipes.values():
+        _check_seeds(recipe, shown)
         _check_tiers(recipe, [x for x in plan.datasets.values() if x.recipe is recipe], shown)
     cells = plan.cells
     for cell in cells:
@@ -226,6 +230,15 @@ def _check(plan: Plan, shown: str) -> None:
     for names in ([one.slug for one in cells], [slug(name) for name in plan.recipes]):
         if twice := {name for name in names if names.count(name) > 1}:
             raise OptionError(f"{shown}: two names become the file {twice.pop()}: change one.")
+
+
+def _check_seeds(recipe: Recipe, shown: str) -> None:
+    """Raise `OptionError` if a recipe would make several vaults of a tier."""
+    if (seeds := recipe.options.get("seeds", 1)) != 1:
+        raise OptionError(
+            f"{shown} [record.{recipe.name}]: seeds = {seeds} makes as many vaults of each tier, "
+            "and a dataset is one: write a recipe for each seed, with seed = 0, seed = 1 and so on."
+        )
 
 
 def _check_tiers(recipe: Recipe, datasets: Sequence[Data], shown: str) -> None:

@@ -9,6 +9,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -30,6 +31,7 @@ from offmarl.tracking import RETURN, Acting
 Kind = Literal["md", "tex", "csv"]
 
 _SEED = 0  # of all bootstrap draws
+_WRITTEN = "written.json"
 
 
 class Score(NamedTuple):
@@ -268,12 +270,14 @@ def write_results(results: Results, failed: Mapping[str, Path] | None = None) ->
 def _remove_others(out: Path, written: Sequence[Path]) -> None:
     """Remove tables and figures of earlier results, such as those of a recipe that was changed.
 
-    Files of other names in these directories are the user's.
+    A list of what was written is kept, so that the user's own files beside them are not removed.
     """
-    tables = [f"tables/{name}.*" for name in ("greedy", "sampled", "agreement")]
-    for pattern in (*tables, "curves/*.svg", "scores.svg"):
-        for path in set(out.glob(pattern)) - {*written}:
-            path.unlink()
+    listed = out / _WRITTEN
+    with suppress(FileNotFoundError, ValueError):
+        for path in {out / name for name in json.loads(listed.read_text())} - {*written}:
+            path.unlink(missing_ok=True)
+    names = [path.relative_to(out).as_posix() for path in written]
+    tracking.replace_file(listed, json.dumps(names, indent=1) + "\n")
 
 
 def _write(path: Path, text: str) -> Path:

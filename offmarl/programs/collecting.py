@@ -10,6 +10,7 @@ from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from offmarl.programs.buffer import ChunkWriter, chunks_at_once
+from offmarl.programs.cluster import from_first
 from offmarl.programs.loop import Schedule, copied
 from offmarl.programs.program import Hyperparameters, Program
 from offmarl.programs.sharding import (
@@ -40,12 +41,11 @@ def collect(
 ) -> Iterator[tuple[int, list[ArrayTree], list[dict[str, Array]]]]:
     """Update a program that collects its own steps, and write every step to vaults.
 
-    The updates run in a compiled loop: one by one at first, and then as many in a call as fit into
-    `SECONDS_AT_ONCE`, if the buffer holds the steps that are written. One compiled loop serves
-    every number, and the vault has a chunk for each update, so that neither depends on where a call
-    ended.
+    The updates run in a compiled loop, as many in a call as fit into `SECONDS_AT_ONCE`, if the
+    buffer holds the steps that are written. One compiled loop serves every number, and the vault
+    has a chunk for each update, so that neither depends on where a call ended.
 
-    The seeds share the compiled program, and their calls are in flight at the same time. (With
+    The seeds share the compiled program, and their calls run at the same time. (With
     `jax.lax.map` or `jax.vmap` over seeds, each update would copy their buffers.) So a seed has the
     same bits alone and with others.
 
@@ -78,64 +78,41 @@ def collect(
     states = [place_state(*one) for one in zip(states, mesh_of, strict=True)]
     rest = [place_shared((key, hyper), mesh) for key, mesh in zip(keys, mesh_of, strict=True)]
     metrics: list[dict[str, Array]] = [{} for _ in states]
-    sizes = _Sizes(_most_at_once(program, states, writers, layout))
+    most, size = _most_at_once(program, states, writers), 1
     while done < schedule.updates:
         stage = schedule.stage(done)
         if done == schedule.starts[stage]:
             # A copy, because donated leaves must not be aliases or kept elsewhere.
             started = [copied(program.stages[stage].on_start(state)) for state in states]
-            states = [place_state(*one) for one in zip(started, mesh_of, strict=True)]
-        count = sizes.next(schedule.next_stop(done) - done)
+            states, size = [place_state(*one) for one in zip(started, mesh_of, strict=True)], 1
+        # Few numbers, so that few programs that copy steps out of the buffer are compiled.
+        count = _power_of_two(min(size, most, schedule.next_stop(done) - done))
+        begun = time.monotonic()
         for seed, (state, mesh) in enumerate(zip(states, mesh_of, strict=True)):
             place = done, count
             states[seed], metrics[seed] = _collect(program, stage, mesh, state, place, *rest[seed])
+        jax.block_until_ready(states)  # type: ignore[no-untyped-call]
+        seconds = (time.monotonic() - begun) / count
+        # Several processes make the same number: there are collective operations in an update.
+        size = from_first(max(1, min(2 * size, int(SECONDS_AT_ONCE / max(seconds, 1e-9)))))
         done += count
         for seed, writer in enumerate(writers):
-            if writer is not None:  # waits for the seed's updates
+            if writer is not None:
                 last = done == schedule.updates
                 capture = writer.put(states[seed].capture, program.num_steps, last, count)
                 states[seed] = states[seed]._replace(capture=capture)
-        sizes.measure(metrics)
         yield done, list(states), list(metrics)
 
 
-class _Sizes:
-    """Chooses how many updates run in a call: one, or a number that is chosen once.
-
-    Other numbers would compile programs that copy as many steps.
-    """
-
-    def __init__(self, most: int):
-        self._most, self._several = most, 1
-        self._calls = 0
-        self._begun = time.monotonic()
-
-    def next(self, left: int) -> int:
-        """Return the number of the next call's updates; ``left`` are left until the next stop."""
-        if self._calls == 1:  # the call before this one has compiled the program
-            self._begun = time.monotonic()
-        return self._several if self._several <= left else 1
-
-    def measure(self, metrics: list[dict[str, Array]]) -> None:
-        """Choose the number after the second call, when its duration is known."""
-        self._calls += 1
-        if self._calls > 2 or self._most == 1:
-            return
-        jax.block_until_ready(metrics)  # type: ignore[no-untyped-call]
-        if self._calls == 2:
-            fitting = int(SECONDS_AT_ONCE / max(time.monotonic() - self._begun, 1e-9))
-            self._several = max(1, min(fitting, self._most))
+def _power_of_two(number: int) -> int:
+    """Return the largest power of two that is at most ``number``."""
+    return 1 << (number.bit_length() - 1)
 
 
 def _most_at_once(
-    program: Program,
-    states: list[ArrayTree],
-    writers: list[ChunkWriter | None],
-    layout: Layout,
+    program: Program, states: list[ArrayTree], writers: list[ChunkWriter | None]
 ) -> int:
     """Return the number of updates whose steps can be written at once."""
-    if layout.devices > 1:
-        return 1
     pairs = zip(states, writers, strict=True)
     held = [
         chunks_at_once(one.capture, program.num_steps)

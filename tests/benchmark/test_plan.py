@@ -60,6 +60,9 @@ def test_cells_are_baselines_on_datasets_with_the_options_of_both(path, tmp_path
         ("bc = {}", "bc = 3", "must be a table"),
         ('"deep bc"', '"deep/bc" = { program = "bc" }\n"deep bc"', "two names become the file"),
         ("[datasets]", "[datasets", "is not valid TOML"),
+        ('tier = "random"', "tier = 5", "coverage random.*tier must be a text, not 5"),
+        ('vault = "a.vlt"', "vault = 5", "mine.*vault must be a text, not 5"),
+        ('program = "random"', 'program = "mappo"\nseeds = 2', "seeds = 2 makes as many vaults"),
         ('env = "swarm/coverage-3"', "envs = 3", r"record.coverage.*did you mean env"),
     ],
 )
