@@ -3,8 +3,8 @@
 #
 # `record_policy` records any policy in an environment: the steps, the log-probability of each
 # action, the last observation of each episode, and where the data comes from. A recording that is
-# stopped goes on when the same call is repeated. Recordings need three things: the environment, the
-# policy, and its parameters.
+# stopped goes on when the same call is repeated; with other parameters, or another Python function,
+# it is refused. Recordings need three things: the environment, the policy, and its parameters.
 
 # %%
 import flax.linen as nn

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from offmarl import tracking
-from offmarl.benchmark.cells import checksum, identity
+from offmarl.benchmark.cells import checksum, identity, is_current
 from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, slug
 from offmarl.errors import RunError
 from offmarl.paths import local
 from offmarl.programs.registry import load
+from offmarl.vault import open_vault
 
 
 class Job(NamedTuple):
@@ -147,6 +148,16 @@ def _vaults_of(plan: Plan, job: Job, answer: Mapping[str, Any]) -> dict[str, str
             raise RunError(f"{data.label} is {len(paths)} vaults, and must be one: {paths}")
         vaults[data.label] = str(paths[0])
     return vaults
+
+
+def require_vaults(plan: Plan) -> None:
+    """Raise `VaultError` if an unfinished cell needs a vault at a path where there is none."""
+    for cell in plan.cells:
+        vault = cell.data.vault
+        if vault is None or "://" in vault or not _exists(vault) or local(vault).exists():
+            continue
+        if not is_current(cell, cell_file(plan, cell)):
+            open_vault(local(vault))  # names what is near
 
 
 def _exists(vault: str) -> bool:

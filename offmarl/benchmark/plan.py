@@ -249,6 +249,8 @@ def _check_tiers(recipe: Recipe, datasets: Sequence[Data], shown: str) -> None:
     recorded = recipe.options.get("tiers")
     given = _tiers(recorded, f"{shown} [record.{recipe.name}]") if recorded else []
     for data in datasets:
+        if data.tier in [tier.name for tier in given]:
+            continue  # a mixture may be named without its shares
         where = f"{shown} [datasets] {data.label!r}"
         found = _tiers(data.tier, where)
         if len(found) != 1:
@@ -258,7 +260,8 @@ def _check_tiers(recipe: Recipe, datasets: Sequence[Data], shown: str) -> None:
                 f"{where}: [record.{recipe.name}] has tiers = {recorded!r}, without {data.tier}: "
                 "leave tiers out, and the benchmark records those of the datasets."
             )
-    _tiers(",".join(data.tier for data in datasets), f"{shown} [datasets] of {recipe.name}")
+    if not recorded:
+        _tiers(",".join(data.tier for data in datasets), f"{shown} [datasets] of {recipe.name}")
 
 
 def _tiers(text: str, where: str) -> list[Tier]:

@@ -17,7 +17,7 @@ from offmarl import tracking
 from offmarl.cli import tasks
 from offmarl.cli.output import Report, as_is, table
 from offmarl.cli.parse import UsageExit, parse
-from offmarl.errors import OptionError
+from offmarl.errors import OptionError, VaultError
 from offmarl.launch import Launched, Work
 
 if TYPE_CHECKING:
@@ -50,10 +50,16 @@ def benchmark(
     """
     if jobs is not None and jobs < 1:
         raise OptionError(f"--jobs must be at least 1: got {jobs}.")
-    if dry_run:
-        from offmarl import benchmark as benchmarks  # takes a while to import
+    from offmarl import benchmark as benchmarks  # takes a while to import
 
-        return _results(benchmarks.read_plan(file, out), {})
+    plan = benchmarks.read_plan(file, out)
+    if dry_run:
+        try:
+            benchmarks.require_vaults(plan)
+        except VaultError as error:
+            tracking.notice(f"warning: {error}")
+        return _results(plan, {})
+    benchmarks.require_vaults(plan)
     arguments = [file, *(["--out", str(out)] if out else [])]
     return tasks.run("benchmark", arguments, tasks.TaskOptions(workers=jobs), report_benchmark)
 

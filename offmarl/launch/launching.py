@@ -233,7 +233,8 @@ class _Launch:
     def _give_up(self, call: Call, reason: str) -> None:
         self._failed[call.number] = reason
         self._ended.add(call.number)
-        tracking.notice(f"{self._name(call.number)} failed: {reason} See {call.log}")
+        first, *_ = reason.splitlines() or [""]
+        tracking.notice(f"{self._name(call.number)} failed: {first} See {call.log}")
 
     def _name(self, number: int) -> str:
         """Return the name of a task: that of its block if it has one of its own."""

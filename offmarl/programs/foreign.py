@@ -4,7 +4,11 @@
 >>> record_policy(env, policy, (), "vaults/first.vlt", steps=1000)
 """
 
+import hashlib
 from collections.abc import Callable
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +36,9 @@ def function_policy(
     function
         ``function(observation, legal_actions)`` returns the actions of all agents of one
         environment: whole numbers ``(N,)``, or ``(N, A)`` in [-1, 1]. It must depend on nothing
-        else: a recording that is resumed calls it again.
+        else: a recording that is resumed calls it again. The vault keeps a checksum of its code
+        and of the numbers, texts and arrays that it closes over; with another one, the recording is
+        not resumed.
 
     Raises
     ------
@@ -65,7 +71,43 @@ def function_policy(
         )
         return action, jnp.zeros(spec.num_agents), carry
 
+    vars(act)["code"] = code_checksum(function)
     return Policy(tuple, act, draws=lambda _params: False)
+
+
+def code_checksum(function: Callable[..., Any]) -> str:
+    """Return a SHA-256 of a function's code, its defaults and the plain values in its closure.
+
+    Of an object with a method ``__call__`` it is that of the method. Functions that it calls, and
+    objects other than numbers, texts and arrays, do not count.
+    """
+    digest = hashlib.sha256()
+    _add_code(digest, function)
+    return digest.hexdigest()
+
+
+def _add_code(digest: Any, value: Any) -> None:
+    if isinstance(value, partial):
+        _add_code(digest, value.func)
+        _add_code(digest, (value.args, sorted(value.keywords.items())))
+    elif isinstance(value, CodeType):
+        digest.update(value.co_code)
+        _add_code(digest, (value.co_consts, value.co_names))
+    elif isinstance(value, tuple | list):
+        for part in value:
+            _add_code(digest, part)
+    elif isinstance(value, np.ndarray | jax.Array | np.generic):
+        digest.update(f"{value.dtype}{value.shape}".encode() + np.asarray(value).tobytes())
+    elif isinstance(value, str | bytes | int | float | complex | None):
+        digest.update(f"{type(value).__name__} {value!r}".encode())
+    elif isinstance(value, FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        plain = [one for one in cells if not callable(one)]
+        _add_code(digest, (value.__code__, value.__defaults__, plain))
+    elif isinstance(value, MethodType):
+        _add_code(digest, value.__func__)
+    elif isinstance(call := vars(type(value)).get("__call__"), FunctionType):
+        _add_code(digest, call)
 
 
 def network_policy(

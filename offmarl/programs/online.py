@@ -211,6 +211,11 @@ def record_from_run(
         module.make, args, learning_environment(args), origin, directory, source, layout
     )
     for run in runs:
+        if any(tier.name == "replay" for tier in chosen) and not run.vault("replay").exists():
+            raise RunError(
+                f"{directory} kept no training data: they are kept while a run trains with replay "
+                "or medium-replay among its --tiers, and cannot be recorded after it."
+            )
         check_vaults(run, chosen)
     return _record_all(runs, _versions(runs, directory), chosen)
 

@@ -182,19 +182,21 @@ def record_players(
     path = local(path)
     num_envs, layout = sum(player.rows for player in players), recorder_layout(1, devices)
     check_divisible("--num-envs", num_envs, layout)
-    row = -(-steps // num_envs)
-    num_chunks = -(-row // CHUNK)
+    num_chunks, chunk_steps = chunks_of(steps, num_envs)
     parts = tuple((player.policy, player.rows) for player in players)
     grouped = len(parts) == 1 and (devices is not None or jax.process_count() > 1)
-    program = _fixed(env, parts, -(-row // num_chunks))  # type: ignore[arg-type]
+    program = _fixed(env, parts, chunk_steps)  # type: ignore[arg-type]
     params = tuple(player.params for player in players)
     recipe = {
         "env": env.spec.name,
         "policy": fingerprint(params if len(params) > 1 else params[0]),
         "num_envs": num_envs,
-        "chunks": [num_chunks, program.num_steps],
+        "chunks": [num_chunks, chunk_steps],
         **identity,
     } | environment_source(env.spec.name)
+    codes = [code for one in players if (code := getattr(one.policy.act, "code", None))]
+    if codes:
+        recipe["functions"] = codes
     spec, whole = recorded(env, first_id=len(players))
     if grouped:
         recipe["groups"] = groups_of(num_envs, layout.shards)
@@ -207,11 +209,22 @@ def record_players(
         (player,) = players
         collect_steps = partial(_collected_in_groups, autoreset(env), player, layout)
     with ends_with_others(path):
-        if is_complete(path, recipe):
+        if check_recipe(path, recipe, hints=HINTS).get("complete"):
             return False
-        with checkpoint_timer(checkpoint_seconds, "step") as timer:
+        with checkpoint_timer(checkpoint_seconds, "step", f"the recording {path.name}") as timer:
             _record(program, collect_steps, key, path, (spec, whole), recipe, provenance, timer)
     return True
+
+
+HINTS = {"chunks": "steps decides it", "functions": "the code of the Python function"}
+"""What decides entries of a recipe, for the errors of `check_recipe`."""
+
+
+def chunks_of(steps: int, num_envs: int) -> tuple[int, int]:
+    """Return the number of a recording's chunks, and of the time steps in each."""
+    row = -(-steps // num_envs)
+    num_chunks = -(-row // CHUNK)
+    return num_chunks, -(-row // num_chunks)
 
 
 _Collected = Iterator[tuple[int, Callable[[], _State]]]

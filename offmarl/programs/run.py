@@ -370,10 +370,13 @@ class CheckpointTimer:
         Time between checkpoints.
     unit
         Unit of positions, such as "update".
+    work
+        What is stopped, for messages, if it is a part of what the command does.
     """
 
-    def __init__(self, seconds: float, unit: str):
+    def __init__(self, seconds: float, unit: str, work: str = ""):
         self._seconds, self._unit = seconds, unit
+        self._of = f" of {work}" if work else ""
         self._saved: int | None = None
         self._begun = self._unsaved = False
         self._signal: int | None = None
@@ -435,9 +438,12 @@ class CheckpointTimer:
 
     def _stopped(self, signum: int) -> Stopped:
         if self._saved is not None:
-            where = f"at {self._unit} {self._saved:,}: the same command resumes there."
+            where = f"at {self._unit} {self._saved:,}{self._of}: the same command resumes there."
         elif self._begun:
-            where = f"before the first checkpoint: the same command starts at {self._unit} 0."
+            where = (
+                f"before the first checkpoint{self._of}: the same command starts at "
+                f"{self._unit} 0{self._of}."
+            )
         else:
             where = f"before the first {self._unit}: repeat the command to start again."
         return Stopped(f"stopped {where}", signum)
@@ -462,7 +468,7 @@ def more_to_come(more: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def checkpoint_timer(seconds: float, unit: str) -> Iterator[CheckpointTimer]:
+def checkpoint_timer(seconds: float, unit: str, work: str = "") -> Iterator[CheckpointTimer]:
     """Handle SIGINT and SIGTERM by saving, while the block runs.
 
     It has no effect outside the main thread, which Python delivers signals to. Signals that are
@@ -470,10 +476,10 @@ def checkpoint_timer(seconds: float, unit: str) -> Iterator[CheckpointTimer]:
 
     Parameters
     ----------
-    seconds, unit
+    seconds, unit, work
         As for `CheckpointTimer`.
     """
-    timer = CheckpointTimer(seconds, unit)
+    timer = CheckpointTimer(seconds, unit, work)
     before = {}
     if threading.current_thread() is threading.main_thread():
         for signum in _SIGNALS:

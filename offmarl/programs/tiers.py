@@ -16,8 +16,10 @@ from offmarl.errors import NotLearnedError, OptionError, RunError, unknown_name
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs.cluster import on_first
 from offmarl.programs.record import (
+    HINTS,
     Player,
     check_recipe,
+    chunks_of,
     is_complete,
     record_players,
 )
@@ -251,15 +253,21 @@ def check_vaults(run: Recorder, tiers: Sequence[Tier]) -> None:
             raise OptionError(f"{tier.name} is for several teams that learn at once.")
         if tier.shares:
             rows_of(tier.shares, run.args.num_envs)
-        check_recipe(run.vault(tier.name), _recipe(run, tier), partly=True)
+        _provenance(run, tier)
 
 
 def are_complete(run: Recorder, tiers: Sequence[Tier]) -> bool:
     """Whether all tiers of a training seed are recorded."""
-    return all(
-        check_recipe(run.vault(tier.name), _recipe(run, tier), partly=True).get("complete")
-        for tier in tiers
-    )
+    return all(_provenance(run, tier).get("complete") for tier in tiers)
+
+
+def _provenance(run: Recorder, tier: Tier) -> dict[str, Any]:
+    """Return the provenance of a tier's vault, if it exists and is of this recording."""
+    recipe = _recipe(run, tier)
+    if tier.name not in REPLAY_TIERS:
+        recipe["chunks"] = list(chunks_of(run.args.steps, run.args.num_envs))
+    hints = HINTS | {"chunks": "--steps decides it"}
+    return check_recipe(run.vault(tier.name), recipe, partly=True, hints=hints)
 
 
 def _recipe(run: Recorder, tier: Tier) -> dict[str, Any]:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from offmarl.benchmark import read_plan
+from offmarl.benchmark import read_plan, require_vaults
 from offmarl.benchmark.jobs import note_vaults, noted_vaults, preparation
 from offmarl.benchmark.plan import PLANS
-from offmarl.errors import OptionError, UnknownNameError
+from offmarl.errors import OptionError, UnknownNameError, VaultError
 
 PLAN = """
 name = "small"
@@ -116,6 +116,19 @@ def test_a_tier_that_the_recipe_does_not_record_is_named(path, tiers, tier, mess
     path.write_text(content.replace('tier = "random"', f'tier = "{tier}"'))
     with pytest.raises(OptionError, match=message):
         read_plan(path)
+
+
+def test_a_mixture_of_the_recipe_may_be_named_without_its_shares(path):
+    content = PLAN.replace('program = "random"', f'program = "mappo"\ntiers = "random,{MIXED}"')
+    path.write_text(content.replace('tier = "random"', 'tier = "mixed"'))
+    assert read_plan(path).datasets["coverage random"].tier == "mixed"
+
+
+def test_a_vault_that_an_unfinished_cell_needs_must_exist(path):
+    with pytest.raises(VaultError, match=r"no vault at .*a\.vlt"):
+        require_vaults(read_plan(path))
+    path.write_text(PLAN.replace('"mine" = { vault = "a.vlt"', '"mine" = { vault = "s3://a/b.vlt"'))
+    require_vaults(read_plan(path))  # looked up when it is due
 
 
 def test_a_mixture_is_found_among_the_vaults_of_its_recipe(path):

@@ -1,12 +1,16 @@
 """Policies of other programs: a Python function, and a network with parameters."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from offmarl import envs, vault
+from offmarl.errors import RunError
 from offmarl.programs import function_policy, network_policy, record_policy
+from offmarl.programs.foreign import code_checksum
 
 ENV = envs.make("probe/observation")
 
@@ -23,6 +27,38 @@ def test_a_python_function_is_recorded(tmp_path):
     data = vault.open_vault(tmp_path / "a.vlt").transitions()
     np.testing.assert_array_equal(data.action, data.view.observation.sum(-1) > 1)
     np.testing.assert_array_equal(data.behaviour_log_prob, 0)
+
+
+@pytest.mark.slow
+def test_a_recording_does_not_go_on_with_another_function(tmp_path):
+    def record(action):
+        policy = function_policy(ENV.spec, lambda *_: np.full(2, action))
+        return record_policy(ENV, policy, (), tmp_path / "a.vlt", 24, num_envs=2)
+
+    assert record(0) and not record(0)
+    with pytest.raises(RunError, match=r"functions.*the code of the Python function"):
+        record(1)
+
+
+class Constant:
+    def __init__(self, action):
+        self.action = action
+
+    def __call__(self, _observation, _legal_actions):
+        return self.action
+
+
+def test_the_code_and_the_values_of_a_function_count():
+    def closed(value):
+        return lambda observation, _legal: observation + value
+
+    same = [closed(1), closed(1), partial(closed(1)), Constant(1), Constant(2)]
+    others = [closed(2), closed(np.ones(2)), closed(np.zeros(2)), partial(closed(1), 3), np.argmax]
+    others += [lambda observation, _legal: observation - 1, lambda o, _, value=1: o + value]
+    sums = [code_checksum(one) for one in same + others]
+    assert sums[0] == sums[1] == sums[2]
+    assert sums[3] == sums[4]  # an object's attributes do not count
+    assert len({sums[0], *sums[3:]}) == len(sums) - 3
 
 
 @pytest.mark.slow

@@ -69,6 +69,20 @@ def test_without_work_to_save_a_signal_stops_at_once(begun, says):
     assert str(stopped.value) == f"stopped {says}"
 
 
+@pytest.mark.parametrize(
+    ("begun", "says"),
+    [
+        (0, "before the first checkpoint of expert: the same command starts at step 0 of expert."),
+        (70, "at step 70 of expert: the same command resumes there."),
+    ],
+)
+def test_a_part_of_the_work_is_named(begun, says):
+    with pytest.raises(Stopped) as stopped, checkpoint_timer(30.0, "step", "expert") as timer:
+        timer.begin(begun)
+        signal.raise_signal(signal.SIGTERM)
+    assert str(stopped.value) == f"stopped {says}"
+
+
 @pytest.mark.parametrize("second", SIGNALS)
 def test_a_second_signal_stops_at_once(second):
     with (

@@ -175,6 +175,13 @@ def test_tiers_are_recorded_with_what_they_come_from(recorded):
 
 
 @pytest.mark.slow
+def test_tiers_of_another_length_are_refused(recorded):
+    out, _ = recorded
+    with pytest.raises(RunError, match=r"chunks=\[1, 50\], not \[2, 50\] \(--steps decides it\)"):
+        mappo.main(small(out, steps=800))
+
+
+@pytest.mark.slow
 def test_medium_replay_is_the_training_data_up_to_the_medium_policy(recorded):
     out, _ = recorded
     directory = out / "probe" / "observation.vlt"

@@ -125,7 +125,10 @@ def test_a_signal_saves_and_the_same_call_goes_on(arguments, tmp_path, monkeypat
 
     # As of a process in the foreground, whatever started the tests.
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)
-    with monkeypatch.context() as patch, pytest.raises(Stopped, match="at step 352: the same"):
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(Stopped, match="at step 352 of the recording expert: the same"),
+    ):
         patch.setattr(recording, "collect", signalling)
         record_policy(**arguments)
     assert vault.open_vault(arguments["path"]).num_steps == 352  # two chunks of 44 by 4
