@@ -21,7 +21,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tensorflow_programs import SYSTEMS, load_module
+from tensorflow_programs import QUIET, SYSTEMS, load_module
 
 AGENTS, ACTIONS, OBSERVATION, STATE, BATCH, STEPS = 8, 14, 205, 192, 32, 20
 
@@ -96,10 +96,9 @@ def measure(run: Callable[[], None]) -> None:
 
 
 def started(python: str, *words: str) -> "subprocess.Popen[str]":
-    quiet = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
         [python, __file__, *words],
-        env={**os.environ, **quiet},
+        env={**os.environ, **QUIET},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

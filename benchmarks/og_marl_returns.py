@@ -8,7 +8,7 @@
 They run with the settings of their own configuration files. As from their replay buffer, batches
 are 32 windows of 20 consecutive steps of the stream of episodes, all equally likely. The policies
 act greedily, which is how OG-MARL evaluates them, in the environment of the vault. offmarl's
-returns after as many updates are those of a plan such as `six`.
+returns are those of `offmarl train` with as many updates.
 """
 
 import os
@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from tensorflow_programs import SYSTEMS, load_module
+from tensorflow_programs import QUIET, SYSTEMS, load_module
 
 BATCH, STEPS = 32, 20
 NOT_ALLOWED = -1e8
@@ -69,11 +69,12 @@ class Peer:
         tf.random.set_seed(seed)
         self._rng = np.random.default_rng(seed)
         self._system: Any = getattr(module, SYSTEMS[program])(environment, None, **config)
-        self._act = tf.function(self._network())
+        acting = "policy_network" if hasattr(self._system, "policy_network") else "q_network"
+        self._network: Any = getattr(self._system, acting)
+        self._act = tf.function(self._greedy())
 
-    def _network(self) -> Any:
-        tf, system = self._tf, self._system
-        network = system.policy_network if hasattr(system, "policy_network") else system.q_network
+    def _greedy(self) -> Any:
+        tf, network = self._tf, self._network
 
         def act(observation: Any, legal: Any, carry: Any) -> Any:
             envs = tf.shape(observation)[0]
@@ -106,11 +107,7 @@ class Peer:
     def act(self, observation: Any, legal: Any, reset: bool) -> Any:
         """Choose actions greedily in all environments."""
         if reset:
-            system = self._system
-            network = (
-                system.policy_network if hasattr(system, "policy_network") else system.q_network
-            )
-            self._carry = network.initial_state(len(observation) * self._agents)
+            self._carry = self._network.initial_state(len(observation) * self._agents)
         actions, self._carry = self._act(observation, legal, self._carry)
         return actions.numpy()
 
@@ -170,11 +167,10 @@ def evaluate(call: Any, env: Any, episodes: int) -> float:
 
 def started(python: Path, *words: str) -> "subprocess.Popen[bytes]":
     """Start a peer."""
-    quiet = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     rest = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.Popen(
         [str(python), __file__, "worker", *words],
-        env=rest | quiet,
+        env=rest | QUIET,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

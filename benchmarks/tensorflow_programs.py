@@ -7,6 +7,9 @@ from unittest.mock import MagicMock
 
 SYSTEMS = {"maicq": "MAICQSystem", "qmix_cql": "QMIXCQLSystem", "iql_cql": "IQLCQLSystem"}
 
+QUIET = {"TF_USE_LEGACY_KERAS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+"""Environment variables of a process with TensorFlow."""
+
 ABSENT = (
     "chex",
     "hydra",

@@ -106,9 +106,9 @@ def _halves(values: Sequence[float]) -> list[float]:
 
     It would not be for an odd number of values, and those are returned as they are.
     """
-    if len(values) % 2 or None in values:
+    if len(values) % 2 or not values or None in values:
         return list(values)
-    return [sum(values[start::2]) / (len(values) // 2) for start in (0, 1)] if values else []
+    return [sum(values[start::2]) / (len(values) // 2) for start in (0, 1)]
 
 
 def _dumps(document: Mapping[str, Any]) -> str:

@@ -220,7 +220,6 @@ def _check(plan: Plan, shown: str) -> None:
         _check_options(
             "recorder", recipe.program, recipe.options, f"{shown} [record.{recipe.name}]"
         )
-    for recipe in plan.recipes.values():
         _check_seeds(recipe, shown)
         _check_tiers(recipe, [x for x in plan.datasets.values() if x.recipe is recipe], shown)
     cells = plan.cells

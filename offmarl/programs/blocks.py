@@ -22,7 +22,7 @@ from offmarl.programs.record import (
     CHUNK,
     Player,
     check_recipe,
-    fingerprint,
+    identity_of,
     record_players,
     record_policy,
     recorded,
@@ -112,13 +112,14 @@ class RecordWork(Work):
                 "on one device: divide the recording by tasks or by devices."
             )
         self.recording = recording
+        self._player = Player(recording.policy, recording.params, num_envs)
         self.times = block_times(recording.steps, num_envs, env.spec.time_limit, block_steps)
         row = -(-recording.steps // num_envs)
         self._num_blocks = -(-row // self.times)
         path = local(recording.path)
         identity = {
             "env": env.spec.name,
-            "policy": fingerprint(recording.params),
+            **identity_of([self._player]),
             "num_envs": num_envs,
             "seed": recording.seed,
             "blocks": [self._num_blocks, self.times],
@@ -136,7 +137,7 @@ class RecordWork(Work):
         recording = self.recording
         record_players(
             recording.env,
-            [Player(recording.policy, recording.params, recording.num_envs)],
+            [self._player],
             self._vault(block),
             self.times * recording.num_envs,
             block_key(recording.seed, block),

@@ -340,21 +340,21 @@ class ChunkWriter:
             return capture
         self._make_room(capture, num_steps)
         spare = self._spares.popleft() if self._spares else _like(capture)
-        self._submit(self._write_whole, capture)
+        self._submit(1, self._write_whole, capture)
         return spare._replace(total=capture.total + 0)  # a copy, because the caller donates it
 
     def put_copy(self, capture: Capture, num_steps: int, cut: bool = False, count: int = 1) -> None:
         """Write a copy of the newest steps, as `put`; the buffer may be overwritten at once."""
         self._make_room(capture, num_steps * count)
-        self._submit(self._write, take(capture, num_steps * count, cut), count)
+        self._submit(count, self._write, take(capture, num_steps * count, cut), count)
 
     def _make_room(self, capture: Capture, num_steps: int) -> None:
         room = max(_waiting_steps(capture) // num_steps, 1)
         while self._pending and (self._pending[0].done() or len(self._pending) >= room):
             self._wait()
 
-    def _submit(self, write: Callable[..., None], what: Capture | Chunk, count: int = 1) -> None:
-        self._pending.append(self._thread.submit(write, self._next, what, count))
+    def _submit(self, count: int, write: Callable[..., None], *what: Any) -> None:
+        self._pending.append(self._thread.submit(write, self._next, *what))
         self._next += count
 
     def flush(self) -> None:
@@ -385,7 +385,7 @@ class ChunkWriter:
     def _wait(self) -> None:
         self._pending.popleft().result()
 
-    def _write_whole(self, index: int, capture: Capture, _count: int) -> None:
+    def _write_whole(self, index: int, capture: Capture) -> None:
         self._write(index, whole(capture), 1)
         self._spares.append(capture)
 

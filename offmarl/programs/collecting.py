@@ -5,13 +5,11 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from offmarl.programs.buffer import ChunkWriter, chunks_at_once
-from offmarl.programs.cluster import from_first
-from offmarl.programs.loop import Schedule, copied
+from offmarl.programs.loop import Schedule, copied, logged_loop, next_size
 from offmarl.programs.program import Hyperparameters, Program
 from offmarl.programs.sharding import (
     ONE_DEVICE,
@@ -93,8 +91,8 @@ def collect(
             states[seed], metrics[seed] = _collect(program, stage, mesh, state, place, *rest[seed])
         jax.block_until_ready(states)  # type: ignore[no-untyped-call]
         seconds = (time.monotonic() - begun) / count
-        # Several processes make the same number: there are collective operations in an update.
-        size = from_first(max(1, min(2 * size, int(SECONDS_AT_ONCE / max(seconds, 1e-9)))))
+        if most > 1:
+            size = next_size(size, seconds, SECONDS_AT_ONCE)
         done += count
         for seed, writer in enumerate(writers):
             if writer is not None:
@@ -135,7 +133,6 @@ def _collect(
     """Make ``count`` updates from the number ``first`` on; ``place`` holds both."""
     first, count = place
 
-    @partial(jax.jit, inline=True)  # traced once, for the names of the metrics and the loop
     def update(state: ArrayTree, index: Array) -> tuple[ArrayTree, dict[str, Array]]:
         own_key = jax.random.fold_in(key, first + index)
         if mesh is None:
@@ -144,13 +141,4 @@ def _collect(
             state, metrics = program.stages[stage].update(state, None, own_key, hyper)
         return keep_divided(state, mesh), metrics
 
-    def logged_update(
-        index: Array, carry: tuple[ArrayTree, dict[str, Array]]
-    ) -> tuple[ArrayTree, dict[str, Array]]:
-        # The type is that below; a weak one would trace the update again.
-        state, found = update(carry[0], jax.lax.convert_element_type(index, jnp.int32))
-        return state, {name: log.at[index].set(found[name]) for name, log in carry[1].items()}
-
-    _, metrics = jax.eval_shape(update, state, jnp.zeros((), jnp.int32))
-    logs = {name: jnp.zeros((MOST_AT_ONCE, *x.shape), x.dtype) for name, x in metrics.items()}
-    return jax.lax.fori_loop(0, count, logged_update, (state, logs))
+    return logged_loop(update, state, count, MOST_AT_ONCE)

@@ -42,6 +42,7 @@ SECONDS_AT_ONCE = 1.0
 """Duration of a call of the compiled loop: signals are handled between calls."""
 
 T = TypeVar("T")
+StateT = TypeVar("StateT")
 
 _MOST_PROGRAMS = 8
 _programs: dict[Hashable, Program] = {}
@@ -250,9 +251,66 @@ def updates(
         metrics = {name: value[:seeds, :count] for name, value in found.items()}
         seconds = (time.monotonic() - begun) / count
         done += count
-        fitting = min(2 * size, int(SECONDS_AT_ONCE / max(seconds, 1e-9)), LOG_EVERY)
-        size = max(1, from_first(fitting))
+        size = min(next_size(size, seconds, SECONDS_AT_ONCE), LOG_EVERY)
         yield done, learned, metrics
+
+
+def next_size(size: int, seconds: float, at_once: float) -> int:
+    """Return how many updates the next call makes: at most twice as many as the last one.
+
+    All processes get the number of the first, because an update has collective operations.
+
+    Parameters
+    ----------
+    size
+        The number that the last call was allowed.
+    seconds
+        Duration of each of its updates.
+    at_once
+        Duration of a call to aim at, in seconds.
+    """
+    return from_first(max(1, min(2 * size, int(at_once / max(seconds, 1e-9)))))
+
+
+def logged_loop(
+    update: Callable[[StateT, Int[Array, ""]], tuple[StateT, dict[str, Array]]],
+    state: StateT,
+    count: Int[Array, ""] | int,
+    most: int,
+) -> tuple[StateT, dict[str, Array]]:
+    """Make updates in a compiled loop, and keep the metrics of each.
+
+    One compiled loop serves every ``count``, so that an update has the same bits wherever a run was
+    interrupted.
+
+    Parameters
+    ----------
+    update
+        ``update(state, index) -> (state, metrics)``; the metrics are always the same ones. It is
+        traced once.
+    state
+        The first state.
+    count
+        Number of updates, at most ``most``.
+
+    Returns
+    -------
+    The last state, and the metrics, ``(most, ...)``; those from ``count`` on are zero.
+    """
+    update = partial(jax.jit, inline=True)(update)  # traced for the metrics' names and the loop
+
+    def logged_update(
+        index: Array, carry: tuple[StateT, dict[str, Array]]
+    ) -> tuple[StateT, dict[str, Array]]:
+        # The type is that below; a weak one would trace the update again.
+        state, found = update(carry[0], jax.lax.convert_element_type(index, jnp.int32))
+        return state, {name: log.at[index].set(found[name]) for name, log in carry[1].items()}
+
+    _, metrics = jax.eval_shape(update, state, jnp.zeros((), jnp.int32))
+    logs = {name: jnp.zeros((most, *x.shape), x.dtype) for name, x in metrics.items()}
+    done: tuple[StateT, dict[str, Array]]
+    done = jax.lax.fori_loop(0, count, logged_update, (state, logs))
+    return done
 
 
 def placed(layout: Layout, data: Replay | Batches) -> Replay | Batches:
@@ -288,8 +346,7 @@ def _update_all(
 ) -> tuple[Learned, dict[str, Float[Array, "seeds most"]]]:
     """Sample and update ``count`` times, at most `LOG_EVERY`, for all seeds.
 
-    One compiled loop serves every ``count``, so that an update has the same bits wherever a run was
-    interrupted. All seeds sample the same replay. Streamed batches are ``(seeds, most, ...)`` and
+    All seeds sample the same replay. Streamed batches are ``(seeds, most, ...)`` and
     used from ``offset`` on. Metrics beyond ``count`` are zero.
     """
     first, offset, count = place
@@ -301,7 +358,6 @@ def _update_all(
         data: Replay | Batches,
         draws: Prioritised | None,
     ) -> tuple[Learned, dict[str, Array]]:
-        @partial(jax.jit, inline=True)  # traced once, for the names of the metrics and the loop
         def update(learned: Learned, index: Array) -> tuple[Learned, dict[str, Array]]:
             number = first + index
             _, update_key = split_key(key, number)
@@ -311,20 +367,12 @@ def _update_all(
             state, found = program.stages[stage].update(learned.state, batch, update_key, hyper)
             metrics = dict(found)
             errors = metrics.pop(TD_ERRORS, None)
+            metrics = {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
             if draws is not None and errors is not None:
                 priorities = draws.learned(priorities, slots, errors, batch.mask & batch.next_known)
             return Learned(state, priorities), metrics
 
-        def logged_update(
-            index: Array, carry: tuple[Learned, dict[str, Array]]
-        ) -> tuple[Learned, dict[str, Array]]:
-            # The type is that below; a weak one would trace the update again.
-            learned, found = update(carry[0], jax.lax.convert_element_type(index, jnp.int32))
-            return learned, {name: log.at[index].set(found[name]) for name, log in carry[1].items()}
-
-        _, metrics = jax.eval_shape(update, learned, jnp.zeros((), jnp.int32))
-        logs = {name: jnp.zeros(LOG_EVERY) for name in metrics}
-        return jax.lax.fori_loop(0, count, logged_update, (learned, logs))
+        return logged_loop(update, learned, count, LOG_EVERY)
 
     if isinstance(data, Replay):
         return map_seeds(layout, seed_updates, (learned, *rest), data, draws)

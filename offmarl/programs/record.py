@@ -189,14 +189,11 @@ def record_players(
     params = tuple(player.params for player in players)
     recipe = {
         "env": env.spec.name,
-        "policy": fingerprint(params if len(params) > 1 else params[0]),
+        **identity_of(players),
         "num_envs": num_envs,
         "chunks": [num_chunks, chunk_steps],
         **identity,
     } | environment_source(env.spec.name)
-    codes = [code for one in players if (code := getattr(one.policy.act, "code", None))]
-    if codes:
-        recipe["functions"] = codes
     spec, whole = recorded(env, first_id=len(players))
     if grouped:
         recipe["groups"] = groups_of(num_envs, layout.shards)
@@ -419,6 +416,14 @@ def fingerprint(tree: ArrayTree) -> str:
         digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+def identity_of(players: Sequence[Player]) -> dict[str, Any]:
+    """Return what a recipe says of policies: their parameters, and the code of Python functions."""
+    params = tuple(player.params for player in players)
+    codes = [code for one in players if (code := getattr(one.policy.act, "code", None))]
+    identity = {"policy": fingerprint(params if len(params) > 1 else params[0])}
+    return identity | ({"functions": codes} if codes else {})
 
 
 def is_complete(path: Path, recipe: Mapping[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from offmarl import envs, vault
 from offmarl.errors import OptionError, RunError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.networks import PolicyConfig, make_policy
+from offmarl.programs import function_policy
 from offmarl.programs.blocks import Recording, RecordWork, block_times
 
 ENV = envs.make("swarm/hover-2")
@@ -108,3 +109,13 @@ def test_blocks_of_another_size_are_explained(tmp_path):
     words = r"blocks=\[6, 20\], not \[3, 40\] \(their number and time steps, which --steps and"
     with pytest.raises(RunError, match=words):
         work_at(tmp_path / "a.vlt" / "b", block_steps=160).check()
+
+
+def test_another_python_function_is_another_recording(tmp_path):
+    def identity(action):
+        policy = function_policy(ENV.spec, lambda *_: np.full(ENV.spec.num_agents, action))
+        own = Recording(ENV, policy, (), tmp_path / "a.vlt", 24, 2, 0, dict)
+        return RecordWork(own).identity
+
+    assert identity(0) == identity(0)
+    assert identity(0) != identity(1)

@@ -24,7 +24,7 @@ from offmarl.errors import (
     RunError,
     UnknownNameError,
 )
-from offmarl.programs import collecting, online, record_from_run
+from offmarl.programs import collecting, loop, online, record_from_run
 from offmarl.programs.collecting import collect
 from offmarl.programs.loop import Schedule, stage_starts
 from offmarl.programs.program import Hyperparameters, Program, Stage
@@ -63,7 +63,7 @@ def test_a_recorder_may_begin_a_stage_with_leaves_that_are_one_another():
 
 def test_all_processes_make_the_updates_that_the_first_chooses(monkeypatch):
     """Whatever the others measure: with collective operations they would wait for one another."""
-    monkeypatch.setattr(collecting, "from_first", lambda _own: 4)
+    monkeypatch.setattr(loop, "from_first", lambda _own: 4)
     program = Program(
         lambda *_: None,
         (Stage(lambda state, *_: (state + 1, {"state": state})),),
