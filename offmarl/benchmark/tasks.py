@@ -11,6 +11,7 @@ from offmarl.benchmark.jobs import (
     note_vaults,
     noted_vaults,
     preparation,
+    require_vaults,
     run_of,
     training,
 )
@@ -71,7 +72,14 @@ class CellsWork(Work):
         return [] if found is None else [found]
 
     def check(self) -> None:
-        """Make the directory: cells and datasets are compared one by one, so a plan may change."""
+        """Make the directory: cells and datasets are compared one by one, so a plan may change.
+
+        Raises
+        ------
+        VaultError
+            A cell without a result needs a vault that does not exist.
+        """
+        require_vaults(self.benchmark_plan)
         self.directory.mkdir(parents=True, exist_ok=True)
 
     def run(self, block: int) -> None:

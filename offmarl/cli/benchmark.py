@@ -52,14 +52,13 @@ def benchmark(
         raise OptionError(f"--jobs must be at least 1: got {jobs}.")
     from offmarl import benchmark as benchmarks  # takes a while to import
 
-    plan = benchmarks.read_plan(file, out)
     if dry_run:
+        plan = benchmarks.read_plan(file, out)
         try:
             benchmarks.require_vaults(plan)
         except VaultError as error:
             tracking.notice(f"warning: {error}")
         return _results(plan, {})
-    benchmarks.require_vaults(plan)
     arguments = [file, *(["--out", str(out)] if out else [])]
     return tasks.run("benchmark", arguments, tasks.TaskOptions(workers=jobs), report_benchmark)
 

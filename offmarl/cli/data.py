@@ -157,7 +157,7 @@ def _facts(data: vault.Dataset) -> dict[str, Any]:
             {team: spread(found) for team, found in episodes.complete_team_returns.items()}
         ),
         "length": spread(episodes.length),
-        "policies": sorted(set(episodes.policy_id.tolist()) - {-1}),
+        "policies": list(data.policy_ids),
         "bytes": data.num_bytes,
         "digest": data.digest(),
     }

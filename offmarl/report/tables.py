@@ -250,7 +250,7 @@ def _saco(found: Survey) -> str | None:
 def _facts(found: Survey) -> dict[str, str]:
     vault, spec = found.vault, found.spec
     size = vault.num_bytes
-    policies = len(set(found.episodes.policy_id.tolist()) - {-1})
+    policies = len(vault.policy_ids)
     acted = int(found.alive.sum())
     return {
         "vault": f"{vault.name}.vlt/{vault.uid}",

@@ -163,6 +163,20 @@ class Dataset(EpisodeSet):
             self.__dict__.pop("_table", None)
         return found
 
+    @property
+    def policy_ids(self) -> tuple[int, ...]:
+        """The known ids of the policies that acted, in ascending order.
+
+        The episode table has the ids of the first agent alone, so those of other teams are the ids
+        in the provenance.
+        """
+        found = {*self.episodes.policy_id.tolist()} - {-1}
+        if len(self.episodes.teams) > 1:
+            named = self.provenance.get("policies") or ()
+            listed = (one.get("policy_id") for one in named if isinstance(one, Mapping))
+            found |= {one for one in listed if isinstance(one, int)}
+        return tuple(sorted(found))
+
     @cached_property
     def _table(self) -> tables.Table:
         """Every episode, its end as it is on disk."""

@@ -55,7 +55,7 @@ class Episodes(NamedTuple):
     cause: np.ndarray[Any, np.dtype[np.str_]]
     """One of `CAUSES` each."""
     policy_id: Int[np.ndarray, "M"]
-    """The policy of the first step; -1 where unknown."""
+    """The policy of the first agent in the first step; -1 where unknown."""
     final: Int[np.ndarray, "M"]
     """Index into the vault's final views, or -1."""
     teams: tuple[Team, ...]

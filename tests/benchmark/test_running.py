@@ -16,8 +16,8 @@ from offmarl import benchmark, report, tracking
 from offmarl.benchmark import CellsWork
 from offmarl.benchmark.cells import pack
 from offmarl.benchmark.jobs import cell_file, note_vaults, noted_vaults, preparation
-from offmarl.errors import RunError, Stopped
-from offmarl.launch import Options, launch
+from offmarl.errors import RunError, Stopped, VaultError
+from offmarl.launch import Options, Share, launch, run_share
 from tests.benchmark import stub
 from tests.runs import write_run
 
@@ -99,6 +99,14 @@ def test_another_recipe_is_recorded_beside_the_first_and_learned_from_again(run,
     assert len([*(tmp_path / "out" / "datasets").glob("cover-*/vaults/mappo-random")]) == 2
     after = {name: record_of(tmp_path, name)["process"] for name in before}
     assert after["one--bc"] != before["one--bc"] and after["two--bc"] == before["two--bc"]
+
+
+def test_a_missing_vault_is_named_before_anything_runs(run, read, tmp_path):
+    with pytest.raises(VaultError, match=r"no vault at .*gone\.vlt"):
+        run(name="gone.vlt")
+    with pytest.raises(VaultError, match=r"no vault at .*gone\.vlt"):
+        run_share(CellsWork(read(name="gone.vlt"), stub.call), Share(0, 2))
+    assert not (tmp_path / "out" / "datasets").exists()
 
 
 def test_another_published_dataset_of_the_same_name_is_pulled_again(read):

@@ -217,6 +217,7 @@ def test_fixed_policies_are_recorded_by_team(tmp_path, policy, name):
     np.testing.assert_allclose(chance, -np.log(3), rtol=1e-6)
     known = data.provenance["policies"]
     assert [(one["team"], one["policy_id"]) for one in known] == [("cats", 0), ("mice", 1)]
+    assert data.policy_ids == (0, 1)
     assert program.main(args).data["outcome"].startswith("complete already")
 
 
