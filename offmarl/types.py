@@ -485,6 +485,8 @@ class Policy(NamedTuple):
     ``done`` marks agents that terminated or were truncated. None if the carry does not use it."""
     draws: Callable[[ArrayTree], bool] = lambda _params: True
     """Whether the policy with these parameters samples its actions, so that it needs a key."""
+    code: str | None = None
+    """A checksum of the code that acts, if a recording by other code must not be resumed."""
 
 
 def remember(

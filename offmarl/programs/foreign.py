@@ -71,8 +71,7 @@ def function_policy(
         )
         return action, jnp.zeros(spec.num_agents), carry
 
-    vars(act)["code"] = code_checksum(function)
-    return Policy(tuple, act, draws=lambda _params: False)
+    return Policy(tuple, act, draws=lambda _params: False, code=code_checksum(function))
 
 
 def code_checksum(function: Callable[..., Any]) -> str:

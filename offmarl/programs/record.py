@@ -421,7 +421,7 @@ def fingerprint(tree: ArrayTree) -> str:
 def identity_of(players: Sequence[Player]) -> dict[str, Any]:
     """Return what a recipe says of policies: their parameters, and the code of Python functions."""
     params = tuple(player.params for player in players)
-    codes = [code for one in players if (code := getattr(one.policy.act, "code", None))]
+    codes = [one.policy.code for one in players if one.policy.code]
     identity = {"policy": fingerprint(params if len(params) > 1 else params[0])}
     return identity | ({"functions": codes} if codes else {})
 
