@@ -130,8 +130,7 @@ def _report_work(
 
 
 def _recorded(recorded: Any) -> Report:
-    title = "{run}: {outcome}".format(**recorded.data)
-    return Report(recorded.data, records(recorded.data["vaults"], title))
+    return Report(recorded.data, recorded.view)
 
 
 def record_tiers(

@@ -496,16 +496,21 @@ def elsewhere(path: Path) -> Recorded:
 
 def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> Recorded:
     """Return a summary of vaults from a row for each; see `describe`."""
-    view = Table(title=f"{directory}: {outcome}", box=box.SIMPLE_HEAD)
+    view = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     columns = [column for column in rows[0] if column != "path"]
     for column in columns:
-        view.add_column(column, overflow="fold", no_wrap=True)
+        is_number = isinstance(rows[0][column], int | float)
+        view.add_column(column.replace("_", " "), justify="right" if is_number else "left")
     for row in rows:
         view.add_row(*(number(row[column]) for column in columns))
     # Users copy paths from here, so these are never broken into lines.
-    paths = [Text(row["path"], no_wrap=True, overflow="ignore") for row in rows]
+    title, *paths = (
+        Text(line, no_wrap=True, overflow="ignore")
+        for line in (f"{directory}: {outcome}", *(row["path"] for row in rows))
+    )
+    title.stylize("bold")
     data = {"run": str(directory), "outcome": outcome, "vaults": rows}
-    return Recorded(data, Group(view, *paths))
+    return Recorded(data, Group(title, view, *paths))
 
 
 def describe(path: Path, tier: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +15,7 @@ from offmarl.cli import output, programs
 from offmarl.cli.parse import TASK_OPTIONS, documented, parse_script
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, VaultError
 from offmarl.programs import registry
+from offmarl.programs.online import summarise
 from tests.runs import write_run
 
 
@@ -363,9 +364,10 @@ def test_numbers_stay_whole_beside_names_that_fill_half_the_line(offmarl, monkey
 
 
 def test_recorded_paths_can_be_copied_from_a_narrow_terminal(offmarl, monkeypatch):
-    path = "vaults/swarm/coverage-3.vlt/mappo-0-medium"
-    row = {"tier": "medium", "steps": 100_352, "episodes": 1, "mean_return": 1.0, "path": path}
-    recorded = SimpleNamespace(data={"run": "r", "outcome": "recorded", "vaults": [row]})
+    path = "vaults/jaxmarl/mpe/simple_spread_v3.vlt/recurrent-mappo-with-a-long-name-0-medium"
+    returns = {"pursuers": 14.55, "evaders": -14.14}
+    row = {"tier": "medium", "steps": 100_352, "episodes": 1, "mean_return": returns, "path": path}
+    recorded = summarise(Path("r"), [row], "recorded")
     monkeypatch.setattr(programs, "_run", lambda *_: recorded)
     monkeypatch.setattr(output._out, "width", 80)
     outcome = offmarl("record", "mappo")
