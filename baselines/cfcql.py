@@ -97,10 +97,8 @@ class State(NamedTuple):
     behaviour: ArrayTree
     optimiser: ArrayTree
     behaviour_optimiser: ArrayTree
-    cloned: Int[Array, ""]
-    """Updates of the behaviour network."""
     updates: Int[Array, ""]
-    """Updates of the values."""
+    """Updates of the behaviour network, and then of the values."""
 
 
 # ---------------------------------------------------------------------------------- penalty
@@ -224,7 +222,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         params = networks.values.init(spec, agent_key, mixer_key)
         behaviour = init_policy(behaviour_config, spec, behaviour_key)
         adam, zero = programs.make_optimiser(args, hyper), jnp.zeros((), jnp.int32)
-        return State(params, params, behaviour, adam.init(params), adam.init(behaviour), zero, zero)
+        return State(params, params, behaviour, adam.init(params), adam.init(behaviour), zero)
 
     def clone(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
@@ -232,12 +230,12 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         value, gradient = jax.value_and_grad(partial(behaviour_loss, networks))(
             state.behaviour, batch
         )
-        adam = programs.make_optimiser(args, hyper, state.cloned, updates=cloning)
+        adam = programs.make_optimiser(args, hyper, state.updates, updates=cloning)
         step, optimiser = adam.update(gradient, state.behaviour_optimiser)
         state = state._replace(
             behaviour=optax.apply_updates(state.behaviour, step),
             behaviour_optimiser=optimiser,
-            cloned=state.cloned + 1,
+            updates=state.updates + 1,
         )
         return state, {"behaviour_loss": value, "grad_norm": programs.grad_norm(gradient)}
 
@@ -247,14 +245,15 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         gradient, metrics = jax.grad(partial(loss, networks), has_aux=True)(
             state.params, state.target, state.behaviour, batch, hyper
         )
-        left = max(updates - cloning, 1)
-        adam = programs.make_optimiser(args, hyper, state.updates, updates=left)
+        left, done = max(updates - cloning, 1), state.updates - cloning
+        adam = programs.make_optimiser(args, hyper, done, updates=left)
         step, optimiser = adam.update(gradient, state.optimiser)
-        params, done = optax.apply_updates(state.params, step), state.updates + 1
-        target = optax.periodic_update(params, state.target, done, args.target_every)
+        params = optax.apply_updates(state.params, step)
+        target = optax.periodic_update(params, state.target, done + 1, args.target_every)
         metrics["grad_norm"] = programs.grad_norm(gradient)
-        state = state._replace(params=params, target=target, optimiser=optimiser, updates=done)
-        return state, metrics
+        return state._replace(
+            params=params, target=target, optimiser=optimiser, updates=state.updates + 1
+        ), metrics
 
     return Program(
         init,

@@ -99,7 +99,8 @@ class Actor(NamedTuple):
 class State(NamedTuple):
     """What learns."""
 
-    actor: Actor
+    network: ArrayTree
+    target_return: Float[Array, ""]
     optimiser: ArrayTree
     updates: Int[Array, ""]
 
@@ -208,7 +209,7 @@ def make(spec: EnvSpec, args: Args, dataset: DatasetStatistics) -> Program:
     if not len(returns):
         raise OptionError("madt needs returns, and the data has no complete episode to learn from.")
     best = float(returns.max()) if args.target_return is None else args.target_return
-    scale = max(float(np.abs(returns).max()), _LEAST_SCALE)
+    scale = max(dataset.return_scale(), _LEAST_SCALE)
     scored = jnp.asarray(dataset.scored())
     remembers = args.network == "recurrent"
     steps = args.burn_in + args.length if remembers else 1
@@ -217,7 +218,7 @@ def make(spec: EnvSpec, args: Args, dataset: DatasetStatistics) -> Program:
         seen = empty_memory(spec, steps).seen
         params = network.init(key, seen)
         optimiser = programs.make_optimiser(args, hyper).init(params)
-        return State(Actor(params, jnp.float32(best)), optimiser, jnp.zeros((), jnp.int32))
+        return State(params, jnp.float32(best), optimiser, jnp.zeros((), jnp.int32))
 
     def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
         view = batch.view_tm1
@@ -234,22 +235,23 @@ def make(spec: EnvSpec, args: Args, dataset: DatasetStatistics) -> Program:
     def update(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
-        params = state.actor.network
+        params = state.network
         value, gradient = jax.value_and_grad(loss)(params, batch)
         adam = programs.make_optimiser(args, hyper, state.updates)
         step, optimiser = adam.update(gradient, state.optimiser, params)
         shrink = step_size(args, hyper, state.updates) * hyper.weight_decay
         step = jax.tree_util.tree_map_with_path(partial(_decayed, shrink), step, params)
-        actor = state.actor._replace(network=optax.apply_updates(params, step))
+        params = optax.apply_updates(params, step)
         metrics = {"policy_loss": value, "grad_norm": programs.grad_norm(gradient)}
-        return State(actor, optimiser, state.updates + 1), metrics
+        return State(params, state.target_return, optimiser, state.updates + 1), metrics
 
     return Program(
         init,
         stages=(Stage(update),),
         policy=partial(make_policy, network, spec, steps, scale),
-        policy_params=lambda state: state.actor,
+        policy_params=lambda state: Actor(state.network, state.target_return),
         return_to_go=1.0,
+        given=("target_return",),
     )
 
 

@@ -194,6 +194,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         policy=partial(constrained_policy, networks.agent, behaviour, spec.num_agents),
         policy_params=lambda state: Actor(state.params.agent, state.behaviour, state.threshold),
         td_errors=True,
+        given=("threshold",),
         values=Values(lambda state: state.params, networks.of_joint_actions),
     )
 

@@ -162,10 +162,13 @@ class _Launch:
         with ExitStack() as stack:
             launcher = _launcher(self._work, self._options)
             stack.callback(launcher.close)
-            stopped = stack.enter_context(stopping(launcher.cancel))
+            stopped, cancelled = stack.enter_context(stopping()), False
             names = {number: self._name(number) for number in self._calls}
             table = stack.enter_context(TaskTable(self._work.name, self._calls, names))
             while len(self._ended) < len(self._calls):
+                if stopped() and not cancelled:  # not in the handler, which may interrupt `start`
+                    launcher.cancel()
+                    cancelled = True
                 if not stopped() and (ready := self._release()):
                     launcher.start(ready)
                 for one in launcher.poll(_POLL_SECONDS):
@@ -277,10 +280,8 @@ def _launcher(work: Work, options: Options) -> Launcher:
 
 
 @contextmanager
-def stopping(cancel: Callable[[], object]) -> Iterator[Callable[[], int]]:
-    """Handle SIGINT and SIGTERM by a function, while the block runs.
-
-    A second signal raises `Stopped` immediately.
+def stopping() -> Iterator[Callable[[], int]]:
+    """Note SIGINT and SIGTERM while the block runs; a second one raises `Stopped` immediately.
 
     Yields
     ------
@@ -294,7 +295,6 @@ def stopping(cancel: Callable[[], object]) -> Iterator[Callable[[], int]]:
         received[0] = signum
         if not tracking.is_quiet():  # unbuffered: the program may hold the buffer's lock
             os.write(2, b"\nstopping: tasks save what they have. Again stops at once.\n")
-        cancel()
 
     before = {one: signal.signal(one, handle) for one in (signal.SIGINT, signal.SIGTERM)}
     try:

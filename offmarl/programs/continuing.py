@@ -6,7 +6,7 @@ parts of the policy, wherever the two programs keep them; other networks by thei
 that they belong to. What the run lacks starts anew.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,8 +86,8 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
 def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
     """Return what a baseline's arguments ask to start from.
 
-    A run with normalised observations or states goes on with the statistics of that run, by which
-    its networks know them.
+    What its networks know observations, states, rewards and returns by, such as the moments that
+    these are normalised by, stays that of the run.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
         return Start({}, lambda _program, state, _number: state)
     run = _Source.of(args.init, spec, args.normalise)
     kept = dataset.read(local(args.init) / dataset.STATISTICS_FILE)
-    statistics = {name: kept[name] for name in kept if dataset.is_of_normalisation(name)}
+    statistics = {name: kept[name] for name in kept if dataset.is_scale(name, args.normalise)}
 
     def begin(program: Program, state: ArrayTree, number: int) -> ArrayTree:
         return carry_over(run.program, run.state(number), program, state, run.name)
@@ -199,10 +199,13 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
 # ---------------------------------------------------------------------------------- matching
 
 
-def learned(state: ArrayTree) -> dict[str, ArrayTree]:
-    """Return what was learned of a state: the fields that another run can continue from."""
-    fields = getattr(state, "_fields", ())
-    names = _ONLINE if "capture" in fields else [name for name in fields if name != _COUNT]
+def learned(state: ArrayTree, given: Sequence[str] = ()) -> dict[str, ArrayTree]:
+    """Return what was learned of a state: the fields that another run can continue from.
+
+    ``given`` are `Program.given`.
+    """
+    fields, others = getattr(state, "_fields", ()), {_COUNT, *given}
+    names = _ONLINE if "capture" in fields else [name for name in fields if name not in others]
     return {name: getattr(state, name) for name in names if name in fields}
 
 
@@ -226,7 +229,8 @@ def carry_over(
         A network that both have differs; the message names the parameter.
     """
     if _alike(trained, state):
-        whole = state._replace(**learned(trained)) if hasattr(state, "_fields") else trained
+        named = hasattr(state, "_fields")
+        whole = state._replace(**learned(trained, program.given)) if named else trained
         tracking.notice(f"continues from {run}: everything")
         return jax.tree.map(jax.numpy.asarray, whole)
     theirs, ours = _named(source, trained), _named(program, state)
@@ -298,7 +302,7 @@ def _places(program: Program, state: ArrayTree) -> dict[str, int]:
     """Return the index of each learned leaf among the leaves of a state, by a name of its own."""
     paths = [path for path, _ in tree_flatten_with_path(state)[0]]
     fields = {_name(path[:1]) for path in paths}
-    kept = set(learned(state)) or fields
+    kept = set(learned(state, program.given)) or fields
     names: dict[str, int] = {}
     params: dict[str, str] = {}
     acting, unclear = _policy_leaves(program, state), False

@@ -1,6 +1,6 @@
 """Statistics of a dataset that a program uses: moments, returns, initial views."""
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -120,12 +120,15 @@ class DatasetStatistics:
 
     def returns(self) -> Float[np.ndarray, "episodes"]:
         """Return the undiscounted return of each complete episode, averaged over agents."""
+        return self.array("returns", self._returns)
+
+    def return_scale(self) -> float:
+        """Return the largest absolute return of a complete episode."""
 
         def compute(dataset: Dataset | Mixture) -> NDArray[Any]:
-            found, chosen = dataset.episodes, self._chosen(dataset)
-            return found.episode_returns[chosen][found.scored[chosen]].astype(np.float32)
+            return np.abs(self._returns(dataset)).max(initial=0.0)
 
-        return self.array("returns", compute)
+        return float(self.array("return_scale", compute))
 
     def scored(self) -> Bool[np.ndarray, "episodes"]:
         """Return which of all episodes are complete and have finite returns."""
@@ -159,6 +162,10 @@ class DatasetStatistics:
         """Reject later reads, and return a key of the arrays used so far."""
         self._frozen = True
         return tuple((name, array.tobytes()) for name, array in sorted(self.used.items()))
+
+    def _returns(self, dataset: Dataset | Mixture) -> NDArray[np.float32]:
+        found, chosen = dataset.episodes, self._chosen(dataset)
+        return found.episode_returns[chosen][found.scored[chosen]].astype(np.float32)
 
     def _chosen(self, dataset: Dataset | Mixture) -> NDArray[np.int64]:
         every = np.arange(len(dataset.episodes.length))
@@ -247,9 +254,14 @@ def save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
         partial.replace(path)
 
 
-def is_of_normalisation(name: str) -> bool:
-    """Whether a statistic is one that `offmarl.programs.normalisation` uses."""
-    return name.endswith("_moments") or name in ("reward_std", "returns")
+
+def is_scale(name: str, normalised: Collection[str]) -> bool:
+    """Whether networks know something of their data by a statistic, and not only the new data.
+
+    ``normalised`` are the values of ``--normalise``.
+    """
+    of = {"reward_std": "reward", "returns": "return"}
+    return name.endswith("_moments") or name == "return_scale" or of.get(name) in normalised
 
 
 def read(path: Path) -> dict[str, NDArray[Any]]:

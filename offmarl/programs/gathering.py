@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import asdict
-from itertools import zip_longest
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,9 @@ from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import RunError
 from offmarl.launch import Work
-from offmarl.programs.program import FREE, Args
-from offmarl.programs.run import Run
+from offmarl.programs.program import FREE, Args, Keep
+from offmarl.programs.run import MAY_DIFFER, Run, differences
+from offmarl.programs.stopping import best_of
 from offmarl.types import ArrayTree
 
 _parts: ContextVar[Sequence[Path] | None] = ContextVar("parts", default=None)
@@ -47,7 +48,13 @@ def parts() -> Sequence[Path] | None:
     return _parts.get()
 
 
-def gather(run: Run, like: Mapping[str, ArrayTree], runs: Sequence[Path]) -> dict[str, int]:
+def gather(
+    run: Run,
+    like: Mapping[str, ArrayTree],
+    runs: Sequence[Path],
+    keep: Keep,
+    evaluate: Callable[[int, ArrayTree, bool], Mapping[str, Any]],
+) -> dict[str, int]:
     """Write the checkpoints and metrics of runs of one seed each into one run.
 
     Parameters
@@ -58,42 +65,114 @@ def gather(run: Run, like: Mapping[str, ArrayTree], runs: Sequence[Path]) -> dic
         The tree of a checkpoint of all seeds.
     runs
         The finished runs.
+    keep
+        Which checkpoints the run keeps.
+    evaluate
+        ``evaluate(step, states, last)``: an evaluation of all seeds, for those that stopped early.
 
     Returns
     -------
     The step at which each seed stopped early, by its number; empty if none did.
+
+    Raises
+    ------
+    RunError
+        A run is not finished, or was trained with other data or code than the record has.
     """
-    found = [_Part.read(directory) for directory in runs]
+    found = [_Part.read(directory, run.record) for directory in runs]
     one = jax.tree.map(lambda leaf: leaf[:1], like)
     latest = max(part.last for part in found)
-    shared = set.intersection(*({*part.checkpoints.steps()} for part in found)) | {latest}
-    with_all = run.checkpoints()
-    for step in sorted(shared - {*with_all.steps()}):
+    with_all, tree = run.checkpoints(), like
+    done = {*with_all.steps()} - {latest}
+    for step in sorted(_kept_by_all(found, keep) - done | {latest}):
         restored = [part.checkpoints.restore(one, min(step, part.last)) for part in found]
         trees = [tree for tree, _ in restored]
         tree = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
-        with_all.save(step, tree, _joined([info for _, info in restored]))
+        if step not in with_all.steps():
+            with_all.save(step, tree, _joined([info for _, info in restored]))
     with_all.close()
-    _write_metrics(run.metrics, found)
+    rows = [row for part in found for row in part.rows]
+    if any(part.last < latest for part in found):
+        rows = _evaluated_to_the_end(found, partial(evaluate, states=tree["state"]))
+    _write_metrics(run.metrics, rows)
     return {seed: step for part in found for seed, step in part.stopped.items()}
 
 
 class _Part(NamedTuple):
     """A finished run of one seed."""
 
+    seed: int
     checkpoints: Checkpoints
     last: int
     rows: list[dict[str, Any]]
     stopped: Mapping[str, int]
 
     @classmethod
-    def read(cls, directory: Path) -> "_Part":
+    def read(cls, directory: Path, wanted: Mapping[str, Any]) -> "_Part":
         record, checkpoints = tracking.read_run(directory), Run(directory, {}, True).checkpoints()
         last = checkpoints.latest()
         if not record.get("complete") or last is None:
             raise RunError(f"the run in {directory} is not finished: run its task again.")
+        for path, theirs, ours in differences(record, tracking.plain(wanted), _OF_A_SEED):
+            raise RunError(
+                f"{directory} was trained with {path} {theirs!r}, which is {ours!r} now: remove it "
+                "and run its task again."
+            )
         rows = tracking.read(directory / tracking.METRICS_FILE)
-        return cls(checkpoints, last, rows, record.get("stopped", {}))
+        return cls(record["seeds"][0], checkpoints, last, rows, record.get("stopped", {}))
+
+
+_OF_A_SEED = (
+    *MAY_DIFFER,
+    "args.seed",
+    "args.seeds",
+    "complete",
+    "seeds",
+    "seeds_at_once",
+    "stopped",
+)
+"""Entries of a record in which the run of a seed differs from that of all."""
+
+
+def _kept_by_all(found: Sequence[_Part], keep: Keep) -> set[int]:
+    """Return the steps whose checkpoints the run of all seeds keeps, beside the last one."""
+    if keep == "best":
+        best = (best_of(part.rows, part.seed) for part in found)
+        return {step for step in best if step is not None}
+    steps = [{*part.checkpoints.steps()} for part in found]
+    return {
+        step
+        for step in set.union(*steps)
+        if all(step in own or step > part.last for own, part in zip(steps, found, strict=True))
+    }
+
+
+def _evaluated_to_the_end(
+    found: Sequence[_Part], evaluate: Callable[..., Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the rows of all seeds, with the evaluations of a seed after it stopped early.
+
+    One process evaluates the kept policies of such seeds until the last seed ends. A task ends with
+    its only seed, and takes more episodes in its last evaluation.
+    """
+    latest = max(part.last for part in found)
+    early = {place: part for place, part in enumerate(found) if part.last < latest}
+    begins = min(part.last for part in early.values())
+    rows = [
+        row
+        for part in found
+        for row in part.rows
+        if part.last == latest or row["step"] < part.last or _is_of_updates(row)
+    ]
+    steps = {row["step"] for part in found for row in part.rows if not _is_of_updates(row)}
+    for step in sorted(step for step in steps if step >= begins):
+        values = evaluate(step, last=step == latest)
+        rows += [
+            {"seed": part.seed, "step": step} | {name: x[place] for name, x in values.items()}
+            for place, part in early.items()
+            if step >= part.last
+        ]
+    return rows
 
 
 def _joined(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -101,13 +180,23 @@ def _joined(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sums = {
         name: [one for info in infos for one in info["sums"][name]] for name in infos[0]["sums"]
     }
-    return {**infos[0], "sums": sums}
+    joined = {**infos[0], "sums": sums}
+    if "stopping" in joined:
+        found = [info["stopping"] for info in infos]
+        steps = {str(x): one["steps"]["0"] for x, one in enumerate(found) if one["steps"]}
+        joined["stopping"] = {"values": [one["values"][0] for one in found], "steps": steps}
+    return joined
 
 
-def _write_metrics(path: Path, found: Sequence[_Part]) -> None:
+def _write_metrics(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write the lines of all seeds in the order in which one process writes them."""
-    rows = [row for rows in zip_longest(*(part.rows for part in found)) for row in rows if row]
+    rows = sorted(rows, key=lambda row: (row["step"], not _is_of_updates(row), row["seed"]))
     tracking.replace_file(path, "".join(f"{tracking.to_json(row)}\n" for row in rows))
+
+
+def _is_of_updates(row: Mapping[str, Any]) -> bool:
+    """Whether a line of metrics has the means of updates; the others have evaluations."""
+    return tracking.WALL_TIME in row
 
 
 # ---------------------------------------------------------------------------------- tasks
@@ -139,7 +228,10 @@ class SeedsWork(Work):
     def run(self, block: int) -> None:
         """Train a seed, or continue its training."""
         seed = self._args.seed + block
-        self._main(_changed(self._args, seeds=1, seed=seed, out=self._run(block), track=()))
+        # Each seed has another best step, at which the run has the states of all of them.
+        keep = "all" if self._args.keep == "best" else self._args.keep
+        changes = {"seeds": 1, "seed": seed, "out": self._run(block), "track": (), "keep": keep}
+        self._main(_changed(self._args, **changes))
 
     def is_complete(self) -> bool:
         """Whether the run of all seeds exists; if it is another one, `join` raises `RunError`."""

@@ -167,7 +167,8 @@ def _train(
                 _learn(job, dataset, timer)
                 stopped = job.stopped()
             else:
-                stopped = gathering.gather(run, job.tree(job.begin(*job.keys()[:2])), parts)
+                like = job.tree(job.begin(*job.keys()[:2]))
+                stopped = gathering.gather(run, like, parts, args.keep, job.evaluate)
                 run.write_marl_eval(evaluator.environment)
             run.finish(stopped)
         for seed, step in stopped.items():
@@ -252,6 +253,15 @@ class _Job(NamedTuple):
         """Return the step at which seeds stopped early, by their numbers."""
         return {str(self.args.seed + seed): step for seed, step in self.stopping.steps.items()}
 
+    def evaluate(
+        self, done: int, states: ArrayTree, last: bool
+    ) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
+        """Evaluate the policies of states after some updates; ``last`` takes more episodes."""
+        episodes = self.args.final_episodes if last else self.args.evaluate_episodes
+        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys()[2], done)
+        params = self.program.policy_params(states)
+        return evaluate(self.evaluator, self.program, self.layout, params, keys, episodes)
+
     def tree(self, learned: Learned) -> dict[str, ArrayTree]:
         """Return what a checkpoint holds: one state for each seed, without added copies."""
         seeds, learned = self.args.seeds, self.stopping.apply(gathered(learned))
@@ -274,21 +284,22 @@ def _begin_priorities(draws: Prioritised, keys: Key[Array, "seeds"]) -> Prioriti
 def _learn(job: _Job, dataset: Dataset | Mixture, timer: CheckpointTimer) -> None:
     """Update, log, evaluate and checkpoint until the run is complete."""
     run, schedule = job.run, job.schedule
-    start_keys, update_keys, evaluate_keys = job.keys()
+    start_keys, update_keys, _ = job.keys()
     learners = Learners(job.program, job.hyper(), update_keys, job.layout)
-    journal = _Journal(job, evaluate_keys)
+    journal = _Journal(job)
     done, states = journal.begin(job.begin(start_keys, update_keys))
     if not done:
         journal.evaluate(0, states)
     timer.begin(done)
-    with (
-        journal.trackers,
-        _batches(job, dataset, update_keys, done) as batches,
-        tracking.progress(run.record["program"], schedule.updates, done) as advance,
-    ):
-        work = updates(learners, states, batches, schedule, done)
-        elapsed = tracking.last(run.metrics, tracking.WALL_TIME)
-        learn(work, journal, schedule, done, timer, advance, elapsed=elapsed)
+    if not journal.over:  # a run that has stopped early may have been killed before its end
+        with (
+            journal.trackers,
+            _batches(job, dataset, update_keys, done) as batches,
+            tracking.progress(run.record["program"], schedule.updates, done) as advance,
+        ):
+            work = updates(learners, states, batches, schedule, done)
+            elapsed = tracking.last(run.metrics, tracking.WALL_TIME)
+            learn(work, journal, schedule, done, timer, advance, elapsed=elapsed)
     journal.close()
     run.write_marl_eval(job.evaluator.environment)
 
@@ -314,8 +325,8 @@ def _batches(
 class _Journal:
     """Metrics, evaluations and checkpoints of all seeds."""
 
-    def __init__(self, job: _Job, keys: Key[Array, "seeds"]):
-        self._job, self._keys = job, keys
+    def __init__(self, job: _Job):
+        self._job = job
         self._checkpoints = job.run.checkpoints(keep=2)
         self._means = Means()
         self.note = ""
@@ -328,9 +339,11 @@ class _Journal:
         if found is not None:
             done, states = found.step, Learned(found.tree["state"], found.tree.get("priorities"))
             self._means = Means(found.info.get("sums", {}), found.info.get("count", 0))
+            if (stopping := found.info.get("stopping")) is not None:
+                self._job.stopping.resume(stopping, states)
+                self.over = self._job.stopping.over
         run = self._job.run
         tracking.cut(run.metrics, -1 if found is None else done)
-        self._job.stopping.resume(tracking.read(run.metrics), states)
         track = self._job.args.track if is_first() else ()
         self.trackers = Trackers(track, run.directory, run.record)
         return done, states
@@ -353,25 +366,17 @@ class _Journal:
         Before the first update, too, so that learning curves begin with the untrained policy.
         """
         job, stopping = self._job, self._job.stopping
-        found = self._evaluated(done, learned, last=done == job.schedule.updates)
+        states = stopping.apply(learned).state
+        found = job.evaluate(done, states, last=done == job.schedule.updates)
         stopping.observe(done, found, learned)
         if stopping.over and done < job.schedule.updates:
-            self.over, found = True, self._evaluated(done, learned, last=True)
+            self.over, found = True, job.evaluate(done, states, last=True)
         if found:
             self._write(done, found)
             self.keeps = done > 0 and (job.args.keep == "all" or done in self._best())
         if done:  # a search of settings does not judge by the untrained policy
             report(done, found)
         self.note = summary(found)
-
-    def _evaluated(
-        self, done: int, learned: Learned, last: bool
-    ) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
-        job = self._job
-        episodes = job.args.final_episodes if last else job.args.evaluate_episodes
-        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self._keys, done)
-        params = job.program.policy_params(job.stopping.apply(learned).state)
-        return evaluate(job.evaluator, job.program, job.layout, params, keys, episodes)
 
     def _best(self) -> set[int]:
         """Return the steps of the best evaluation of each seed, if they are kept."""
@@ -383,6 +388,7 @@ class _Journal:
     def save(self, done: int, learned: Learned) -> None:
         """Write a checkpoint, with the metrics not yet logged."""
         info = {"sums": self._means.sums, "count": self._means.count}
+        info |= {"stopping": self._job.stopping.info} if self._job.args.stop_on else {}
         every, schedule = self._job.args.keep == "all", self._job.schedule
         steps = filter(schedule.is_evaluation, self._checkpoints.steps() if every else ())
         self._checkpoints.kept, self.keeps = {*steps, *self._best()}, False

@@ -90,6 +90,9 @@ from offmarl.types import ArrayTree, Policy, View
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
 
+Keep = Literal["last", "best", "all"]
+"""Which checkpoints of its evaluations a baseline keeps."""
+
 TD_ERRORS = "td_errors"
 """Name of the temporal-difference errors ``(B, T)`` among the metrics of an update. They are not
 logged; prioritised replay draws windows by them."""
@@ -221,7 +224,7 @@ class Args(_Configurable):
     init: Path | None = None
     """Run to start from, of any baseline or recorder: the networks and the optimisers that the
     programs share start as they ended there."""
-    keep: Literal["last", "best", "all"] = "last"
+    keep: Keep = "last"
     """Checkpoints to keep. last: only that of the last update; best: also the one with the best
     evaluation of each seed; all: one of each evaluation. `offmarl.load_policy(step=...)` loads
     any."""
@@ -478,3 +481,6 @@ class Program(NamedTuple):
     depends on its content, such as priorities. It is not compiled."""
     values: Values | None = None
     """Its critic, which `load_critic` loads; None if it has none."""
+    given: tuple[str, ...] = ()
+    """Fields of its state that are not learned, but come from the arguments or the data. A run that
+    continues from another has its own."""

@@ -34,7 +34,7 @@ from offmarl.programs.cluster import Agreement, end_together, is_first, on_first
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
 
-_MAY_DIFFER = (
+MAY_DIFFER = (
     "offmarl",
     "versions",
     "hardware",
@@ -188,7 +188,7 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
         return dict(record), False, {}, ""
     found = tracking.read_run(directory)
     complete, stopped = bool(found.pop("complete", False)), found.pop("stopped", {})
-    for path, theirs, ours in differences(found, record, _MAY_DIFFER):
+    for path, theirs, ours in differences(found, record, MAY_DIFFER):
         raise RunError(
             f"{directory} holds a run with {path} {theirs!r}, not {ours!r}: choose another "
             "directory with --out, or give the arguments of that run to resume it."

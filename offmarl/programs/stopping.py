@@ -51,17 +51,16 @@ class Stopping:
         """Whether all seeds have stopped."""
         return len(self.steps) == self._seeds
 
-    def resume(self, rows: Sequence[Mapping[str, Any]], states: ArrayTree) -> None:
-        """Take the evaluations among the lines of a run, whose states were saved after them."""
-        if self._metric is None:
-            return
-        found: dict[int, dict[str, dict[int, list[float]]]] = {}
-        for row in rows:
-            for name in filter(lambda name: name.startswith(self._metric or ""), row):
-                found.setdefault(row["step"], {}).setdefault(name, {})[row["seed"]] = row[name]
-        for step in sorted(found):
-            by_name = {name: np.array([*own.values()]) for name, own in found[step].items()}
-            self.observe(step, by_name, states)
+    @property
+    def info(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the states, for `resume`; JSON."""
+        return {"values": self._values, "steps": {str(x): step for x, step in self.steps.items()}}
+
+    def resume(self, info: Mapping[str, Any], states: ArrayTree) -> None:
+        """Go on from a checkpoint, with its `info` and its states."""
+        self._values = [[*values] for values in info["values"]]
+        self.steps = {int(seed): step for seed, step in info["steps"].items()}
+        self._kept = {seed: self._of(states, seed) for seed in self.steps}
 
     def observe(self, step: int, found: Mapping[str, NDArray[Any]], states: ArrayTree) -> None:
         """Take an evaluation, ``(seeds, episodes)`` by metric; keep the states that stop.
@@ -80,7 +79,11 @@ class Stopping:
             values.append(float(mean))
             if len(values) - 1 - int(np.argmax(values)) >= self._patience:
                 self.steps[seed] = step
-                self._kept[seed] = jax.tree.map(lambda leaf, seed=seed: leaf[seed], states)
+                self._kept[seed] = self._of(states, seed)
+
+    @staticmethod
+    def _of(states: ArrayTree, seed: int) -> ArrayTree:
+        return jax.tree.map(lambda leaf: leaf[seed], states)
 
     def apply(self, states: ArrayTree) -> ArrayTree:
         """Return states, ``(seeds, ...)``, in which those of stopped seeds are the kept ones."""

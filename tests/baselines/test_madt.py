@@ -22,7 +22,7 @@ SCORED = np.array([True, True, True, False])
 def program_of(**options):
     options = {"length": 3, "hidden": 8, "updates": 10} | options
     args = madt.Args(Path(), **options)
-    dataset = DatasetStatistics(None, {"returns": RETURNS, "scored": SCORED})
+    dataset = DatasetStatistics(None, {"returns": RETURNS, "scored": SCORED, "return_scale": np.array(8.0)})
     return madt.make(SPEC, args, dataset), hyperparameters(args)
 
 
@@ -144,7 +144,7 @@ def test_acting_predicts_what_training_does(network):
 
 def zero(state):
     """A network whose logits are all 0."""
-    return state._replace(actor=state.actor._replace(network=_zeros(state.actor.network)))
+    return state._replace(network=_zeros(state.network))
 
 
 def _zeros(params):
@@ -206,8 +206,8 @@ def test_linear_layers_decay_and_nothing_else():
         episode=jnp.zeros((1, 2), jnp.int32),
     )
     after, _ = jax.jit(program.stages[0].update)(state, batch, jax.random.key(1), hyper)
-    leaves = jax.tree_util.tree_leaves_with_path(after.actor.network)
-    for (path, new), old in zip(leaves, jax.tree.leaves(state.actor.network), strict=True):
+    leaves = jax.tree_util.tree_leaves_with_path(after.network)
+    for (path, new), old in zip(leaves, jax.tree.leaves(state.network), strict=True):
         kept = 0.95 if path[-1].key == "kernel" else 1.0
         np.testing.assert_allclose(new, kept * old, rtol=1e-6)
 
@@ -222,7 +222,7 @@ def test_acting_remembers_as_many_steps_as_training_sees():
 @pytest.mark.slow
 def test_the_target_is_the_best_return_or_the_one_given():
     program, hyper = program_of()
-    assert program.init(jax.random.key(0), hyper).actor.target_return == 8
+    assert program.init(jax.random.key(0), hyper).target_return == 8
     program, hyper = program_of(target_return=-1.5)
     state = program.init(jax.random.key(0), hyper)
     policy, legal = program.policy(True), jnp.ones((2, 3), bool)

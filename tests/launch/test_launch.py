@@ -13,6 +13,7 @@ from offmarl import launch as launching
 from offmarl.errors import MissingExtraError, OptionError, RunError, Stopped
 from offmarl.launch import Options, cores
 from offmarl.launch.launching import MOST_DEATHS
+from offmarl.launch.local import LocalLauncher
 from tests.launch.toy import ENTRY, Squares
 
 BLOCKS = 8
@@ -104,6 +105,21 @@ def test_ctrl_c_stops_the_tasks_and_the_same_command_continues(launch, tmp_path,
     with pytest.raises(Stopped, match="of 8 blocks done: the same command continues"):
         launch("wait:6")
     assert launch("wait:6") and is_whole(tmp_path)
+
+
+def test_ctrl_c_while_a_worker_starts(launch, tmp_path, monkeypatch, capfd):
+    start = LocalLauncher._new_worker
+
+    def interrupted(self):
+        worker = start(self)
+        os.kill(os.getpid(), signal.SIGINT)
+        return worker
+
+    with monkeypatch.context() as patch, pytest.raises(Stopped, match="with 0 of 8 blocks"):
+        patch.setattr(LocalLauncher, "_new_worker", interrupted)
+        launch(workers=1)
+    assert "Traceback" not in capfd.readouterr().err
+    assert launch() and is_whole(tmp_path)
 
 
 def test_engines_that_are_not_there(launch, monkeypatch, tmp_path):

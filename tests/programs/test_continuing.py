@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from baselines import bc, iql_cql, qmix_cql
+from baselines import bc, cfcql, iql_cql, madt, qmix_bcq, qmix_cql
 from offmarl import envs, load_policy, tracking, vault
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import hyperparameters, online, record_policy
 from offmarl.programs.continuing import _common_parts, carry_over, learned
+from offmarl.programs.dataset import DatasetStatistics, is_scale
 from offmarl.programs.normalisation import make_program
 from recorders import isac, maddpg, mappo, masac, qmix, vdn
 
@@ -20,6 +21,7 @@ ENV = envs.make("probe/observation")
 ONLINE = {"num_envs": 4, "num_steps": 8}
 BUFFER = {"length": 4, "batch_size": 4, "capacity": 64}
 REPLAY = ONLINE | {"updates": 1, "batch_size": 4, "capacity": 64}
+STATISTICS = {"returns": np.ones(2), "return_scale": np.ones(()), "scored": np.ones(2, bool)}
 SIZES = {
     maddpg: REPLAY,
     masac: REPLAY,
@@ -35,7 +37,8 @@ def built(program, **options):
     offline = program not in SIZES
     sizes = SIZES.get(program, {"vault": "a.vlt"})
     args = program.Args(**sizes | {"hidden": 8} | options)
-    made = make_program(program.make, ENV.spec, args, None if offline else ENV)
+    data = DatasetStatistics(None, STATISTICS) if offline else ENV
+    made = make_program(program.make, ENV.spec, args, data)
     state = jax.jit(made.init)(jax.random.key(0 if offline else 1), hyperparameters(args))
     return made, state
 
@@ -44,8 +47,8 @@ def trained(program, **options):
     """Return a program and a state after training, of which every leaf has values of its own."""
     made, state = built(program, **options)
     numbers = iter(range(1, 1000))
-    parts = jax.tree.map(lambda leaf: jnp.full_like(leaf, next(numbers)), learned(state))
-    return made, state._replace(**parts)
+    parts = jax.tree.map(lambda leaf: jnp.full_like(leaf, next(numbers)), learned(state, made.given))
+    return made, state._replace(**parts, **dict.fromkeys(made.given, jnp.float32(-1)))
 
 
 def same(found, expected):
@@ -94,6 +97,43 @@ def test_actor_critics_continue_from_a_run_of_their_own_with_everything(program)
     state = carry_over(source, run, made, fresh, "run")
     for name in ("params", "target", "optimiser"):
         same(getattr(state, name), getattr(run, name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", [cfcql, madt, qmix_bcq])
+def test_counters_and_what_the_arguments_give_are_those_of_the_new_run(program):
+    (source, run), (made, fresh) = trained(program), built(program)
+    state = carry_over(source, run, made, fresh, "run")
+    for name in ("updates", *made.given):
+        same(getattr(state, name), getattr(fresh, name))
+    for name in state._fields:
+        if name not in ("updates", *made.given):
+            same(getattr(state, name), getattr(run, name))
+            assert all(leaf.ndim for leaf in jax.tree.leaves(getattr(state, name))) or (
+                "optimiser" in name
+            )
+
+
+def test_the_threshold_of_a_continued_run_is_its_own():
+    (source, run), (made, fresh) = trained(qmix_bcq), built(qmix_bcq, threshold=0.9)
+    state = carry_over(source, run, made, fresh, "run")
+    assert made.policy_params(state).threshold == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("name", "normalised", "kept"),
+    [
+        ("observation_moments", (), True),
+        ("return_scale", (), True),
+        ("returns", (), False),
+        ("returns", ("reward",), False),
+        ("returns", ("return",), True),
+        ("reward_std", ("reward",), True),
+        ("scored", ("return",), False),
+    ],
+)
+def test_scales_of_the_networks_are_kept_and_facts_of_the_data_are_not(name, normalised, kept):
+    assert is_scale(name, normalised) == kept
 
 
 @pytest.mark.slow

@@ -1,14 +1,17 @@
 """Seeds that tasks train become one run, as if one process had trained them."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
 
-from offmarl import tracking
+from offmarl import envs, tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import RunError
 from offmarl.launch import Share, join_work, run_share
-from offmarl.programs import load_policy, registry
+from offmarl.networks import PolicyConfig, make_policy
+from offmarl.programs import load_policy, record_policy, registry
 from offmarl.programs.gathering import SeedsWork
 
 BC = registry.load("baseline", "bc")
@@ -26,7 +29,7 @@ def args(random_data, tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("options", [{}, {"keep": "all"}])
+@pytest.mark.parametrize("options", [{}, {"keep": "all"}, {"keep": "best"}])
 def test_a_run_of_tasks_is_that_of_one_process(args, options, tmp_path):
     one = BC.main(args("one", batching="map", **options))
     work = SeedsWork(BC.main, args("tasks", **options), tmp_path / "tasks")
@@ -44,10 +47,48 @@ def test_a_run_of_tasks_is_that_of_one_process(args, options, tmp_path):
     assert (one / name).read_text() == (work.path / name).read_text()
     steps = [Checkpoints(run / tracking.CHECKPOINTS).steps() for run in (one, work.path)]
     assert steps[0][-1] == steps[1][-1] == 6 and {*steps[1]} <= {*steps[0]}
-    for seed in (4, 6):
+    for seed in (4, 5, 6):
+        for step in (None, "best") if "keep" in options else (None,):
+            params = [load_policy(run, seed, step=step).params for run in (one, work.path)]
+            jax.tree.map(np.testing.assert_array_equal, *params)
+    assert BC.main(args("tasks", **options)) == work.path  # complete
+
+
+@pytest.mark.slow
+def test_seeds_that_stop_early_are_evaluated_to_the_end(args, tmp_path):
+    options = {"updates": 60, "evaluate_every": 3, "stop_on": "return", "patience": 2}
+    options |= {"evaluate_episodes": 3, "final_episodes": 5, "learning_rate": 1e-6}
+    one = BC.main(args("one", batching="map", **options))
+    work = SeedsWork(BC.main, args("tasks", **options), tmp_path / "tasks")
+    run_share(work, Share(0, 1))
+    assert join_work(work)
+    stopped = [tracking.read_run(run)["stopped"] for run in (one, work.path)]
+    assert stopped[0] == stopped[1] and len({*stopped[0].values()}) > 1
+    rows = [tracking.read(run / tracking.METRICS_FILE) for run in (one, work.path)]
+    evaluations = [[row for row in found if tracking.RETURN in row] for found in rows]
+    assert evaluations[0] == evaluations[1]
+    name = tracking.MARL_EVAL_FILE
+    assert (one / name).read_text() == (work.path / name).read_text()
+    for seed in (4, 5, 6):
         params = [load_policy(run, seed).params for run in (one, work.path)]
         jax.tree.map(np.testing.assert_array_equal, *params)
-    assert BC.main(args("tasks", **options)) == work.path  # complete
+
+
+@pytest.mark.slow
+def test_seeds_of_other_data_are_not_joined(args, random_data, tmp_path):
+    data, first = tmp_path / "data.vlt", random_data("probe/observation").parent
+    second = tmp_path / "second.vlt" / "random"
+    env = envs.make("probe/observation")
+    policy = make_policy(PolicyConfig("random"), env.spec)
+    record_policy(env, policy, (), second, steps=512, num_envs=16)
+    data.symlink_to(first)
+    work = SeedsWork(BC.main, replace(args("run"), vault=data), tmp_path / "run")
+    run_share(work, Share(0, 2))
+    data.unlink()
+    data.symlink_to(second.parent)
+    run_share(work, Share(1, 2))
+    with pytest.raises(RunError, match="was trained with vault_digest"):
+        join_work(work)
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Which checkpoints a run keeps, when its seeds stop early, and what other runs start from."""
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,13 +67,10 @@ def test_a_seed_stops_after_two_evaluations_without_a_better_one():
 
 
 def test_a_resumed_run_knows_which_seeds_have_stopped():
-    found, rows = stopping(2), []
+    before, found = stopping(2), stopping(2)
     for step in range(3):
-        for seed in (0, 1):
-            values = returns(step)[tracking.RETURN][seed].tolist()
-            rows += [{"seed": seed, "step": 10 * step + 10, "loss": 0.0}]
-            rows += [{"seed": seed, "step": 10 * step + 10, tracking.RETURN: values}]
-    found.resume(rows, jnp.array([5, -2]))
+        before.observe(10 * step + 10, returns(step), jnp.array([step, -step]))
+    found.resume(json.loads(json.dumps(before.info)), before.apply(jnp.array([5, 5])))
     assert found.steps == {1: 30}
     found.observe(40, returns(3), jnp.array([6, 6]))
     assert found.steps == {0: 40, 1: 30}
@@ -98,6 +97,19 @@ def early(random_data, tmp_path_factory):
     args = arguments(random_data(ENV), out, updates=30, learning_rate=1e-9, held_out=0.2)
     args = replace(args, stop_on="agreement", patience=2, keep="all")
     return args, bc.main(args)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_after_all_seeds_have_stopped_is_only_finished(early, tmp_path):
+    args, run = early
+    again = tmp_path / "again"
+    shutil.copytree(run, again)
+    record = json.loads((again / tracking.RUN_FILE).read_text())
+    del record["stopped"]
+    (again / tracking.RUN_FILE).write_text(json.dumps(record | {"complete": False}))
+    bc.main(replace(args, out=again))
+    assert metrics_of(again) == metrics_of(run)
+    assert tracking.read_run(again)["stopped"] == tracking.read_run(run)["stopped"]
 
 
 @pytest.mark.slow
