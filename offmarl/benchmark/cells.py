@@ -9,24 +9,52 @@ score of the best checkpoint needs both (`offmarl.report.best_scores`).
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from offmarl import tracking
 from offmarl.benchmark.plan import Cell
+from offmarl.errors import VaultError
+from offmarl.paths import local
+from offmarl.vault import digest as vaults
+from offmarl.vault import open_vault
+from offmarl.vault.layout import MANIFEST
 
 _EVALUATED = (*tracking.EVALUATED, *tracking.OTHER_RETURN.values())
 
 
 def identity(cell: Cell) -> dict[str, Any]:
-    """Return what the result of a cell depends on, for JSON."""
+    """Return what the result of a cell depends on beside the content of its vault, for JSON."""
     program, data = cell.baseline.program, cell.data
     found: dict[str, Any] = {"program": program, "data": data.vault, "options": cell.options}
+    if program.endswith(".py") and local(program).is_file():
+        found["sha256"] = hashlib.sha256(local(program).read_bytes()).hexdigest()
     if data.recipe is not None:
         found["data"] = f"{data.recipe.name}:{data.tier}"
         found["recorded"] = {"program": data.recipe.program, **data.recipe.options}
     plain: dict[str, Any] = tracking.plain(found)
     return plain
+
+
+def fingerprint(cell: Cell) -> str | None:
+    """Return what identifies the content of a cell's vault, without reading its steps.
+
+    None for data that the plan records or downloads, and for a vault that is not here.
+    """
+    place = None if cell.data.vault is None else local(cell.data.vault)
+    if place is None or not place.exists():
+        return None
+    manifests = (*place.glob(MANIFEST), *place.glob(f"*/{MANIFEST}"))
+    return _fingerprint(place, max(one.stat().st_mtime_ns for one in (place, *manifests)))
+
+
+@lru_cache(maxsize=256)
+def _fingerprint(place: Path, _changed: int) -> str | None:
+    try:
+        return vaults.fingerprint(open_vault(place))
+    except VaultError:  # its training says why
+        return None
 
 
 def checksum(content: Any) -> str:
@@ -63,6 +91,7 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
         "baseline": cell.baseline.label,
         **about,
         "digest": record.get("vault_digest"),
+        "fingerprint": fingerprint(cell),
         "seeds": record["seeds"],
         "versions": record.get("versions"),
         "hardware": record.get("hardware"),
@@ -80,12 +109,25 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
 
 
 def is_current(cell: Cell, path: Path) -> bool:
-    """Whether a file holds the result of a cell with its present options."""
+    """Whether a file holds the result of a cell with its present options, code and vault.
+
+    Without the vault, which need not be where the results are, that part is not checked.
+    """
     try:
         found = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         return False
-    return isinstance(found, dict) and found.items() >= identity(cell).items()
+    if not isinstance(found, dict) or not found.items() >= identity(cell).items():
+        return False
+    if (now := fingerprint(cell)) in (None, found.get("fingerprint")):
+        return True
+    assert now is not None and cell.data.vault is not None
+    return found.get("digest") == _digest(local(cell.data.vault), now)  # the same in other chunks
+
+
+@lru_cache(maxsize=256)
+def _digest(place: Path, _fingerprint: str) -> str:
+    return open_vault(place).digest()
 
 
 def _evaluation(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from offmarl import tracking
-from offmarl.benchmark.cells import checksum, identity, is_current
+from offmarl.benchmark.cells import checksum, fingerprint, identity, is_current
 from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, slug
 from offmarl.errors import RunError
 from offmarl.paths import local
@@ -45,8 +45,11 @@ def cell_file(plan: Plan, cell: Cell) -> Path:
 
 
 def run_of(plan: Plan, cell: Cell) -> Path:
-    """Return the directory of a cell's run; with other options, it has another one."""
-    return plan.out / "runs" / f"{cell.slug}-{checksum(identity(cell))}" / "run"
+    """Return the directory of a cell's run; with other options or data, it has another one."""
+    content = identity(cell)
+    if (data := fingerprint(cell)) is not None:
+        content["fingerprint"] = data
+    return plan.out / "runs" / f"{cell.slug}-{checksum(content)}" / "run"
 
 
 def training(plan: Plan, cell: Cell, vault: str) -> Job:

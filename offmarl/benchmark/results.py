@@ -398,9 +398,18 @@ def notes(results: Results, failed: Mapping[str, Path]) -> Iterator[str]:
         yield f"{name} failed: see {log}."
     if missing := [name for name in results.missing if name not in failed]:
         yield f"Not run, and empty in the tables: {', '.join(missing)}."
+    for label, found in results.files.items():
+        for what, of in (("data", _digest), ("environments", _environment)):
+            if len({of(path) for path in found.values()}) > 1:
+                named = ", ".join(f"{method} {of(path)}" for method, path in found.items())
+                yield f"Do not compare the methods on {label}, whose {what} differ: {named}."
     machines = {_machine(path) for found in results.files.values() for path in found.values()}
     if len(machines) > 1:
         yield f"The cells ran on different machines: {'; '.join(sorted(machines))}."
+
+
+def _digest(path: Path) -> str:
+    return str(json.loads(path.read_text())["digest"])[:8]
 
 
 def _machine(path: Path) -> str:

@@ -254,7 +254,6 @@ def save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
         partial.replace(path)
 
 
-
 def is_scale(name: str, normalised: Collection[str]) -> bool:
     """Whether networks know something of their data by a statistic, and not only the new data.
 

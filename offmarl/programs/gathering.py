@@ -53,7 +53,7 @@ def gather(
     like: Mapping[str, ArrayTree],
     runs: Sequence[Path],
     keep: Keep,
-    evaluate: Callable[[int, ArrayTree, bool], Mapping[str, Any]],
+    evaluate: Callable[[ArrayTree, int, bool], Mapping[str, Any]],
 ) -> dict[str, int]:
     """Write the checkpoints and metrics of runs of one seed each into one run.
 
@@ -68,7 +68,7 @@ def gather(
     keep
         Which checkpoints the run keeps.
     evaluate
-        ``evaluate(step, states, last)``: an evaluation of all seeds, for those that stopped early.
+        ``evaluate(states, step, last)``: an evaluation of all seeds, for those that stopped early.
 
     Returns
     -------
@@ -93,7 +93,7 @@ def gather(
     with_all.close()
     rows = [row for part in found for row in part.rows]
     if any(part.last < latest for part in found):
-        rows = _evaluated_to_the_end(found, partial(evaluate, states=tree["state"]))
+        rows = _evaluated_to_the_end(found, partial(evaluate, tree["state"]))
     _write_metrics(run.metrics, rows)
     return {seed: step for part in found for seed, step in part.stopped.items()}
 
@@ -148,7 +148,7 @@ def _kept_by_all(found: Sequence[_Part], keep: Keep) -> set[int]:
 
 
 def _evaluated_to_the_end(
-    found: Sequence[_Part], evaluate: Callable[..., Mapping[str, Any]]
+    found: Sequence[_Part], evaluate: Callable[[int, bool], Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """Return the rows of all seeds, with the evaluations of a seed after it stopped early.
 
@@ -166,7 +166,7 @@ def _evaluated_to_the_end(
     ]
     steps = {row["step"] for part in found for row in part.rows if not _is_of_updates(row)}
     for step in sorted(step for step in steps if step >= begins):
-        values = evaluate(step, last=step == latest)
+        values = evaluate(step, step == latest)
         rows += [
             {"seed": part.seed, "step": step} | {name: x[place] for name, x in values.items()}
             for place, part in early.items()

@@ -254,7 +254,7 @@ class _Job(NamedTuple):
         return {str(self.args.seed + seed): step for seed, step in self.stopping.steps.items()}
 
     def evaluate(
-        self, done: int, states: ArrayTree, last: bool
+        self, states: ArrayTree, done: int, last: bool
     ) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
         """Evaluate the policies of states after some updates; ``last`` takes more episodes."""
         episodes = self.args.final_episodes if last else self.args.evaluate_episodes
@@ -367,10 +367,10 @@ class _Journal:
         """
         job, stopping = self._job, self._job.stopping
         states = stopping.apply(learned).state
-        found = job.evaluate(done, states, last=done == job.schedule.updates)
+        found = job.evaluate(states, done, last=done == job.schedule.updates)
         stopping.observe(done, found, learned)
         if stopping.over and done < job.schedule.updates:
-            self.over, found = True, job.evaluate(done, states, last=True)
+            self.over, found = True, job.evaluate(states, done, last=True)
         if found:
             self._write(done, found)
             self.keeps = done > 0 and (job.args.keep == "all" or done in self._best())

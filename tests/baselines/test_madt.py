@@ -22,7 +22,9 @@ SCORED = np.array([True, True, True, False])
 def program_of(**options):
     options = {"length": 3, "hidden": 8, "updates": 10} | options
     args = madt.Args(Path(), **options)
-    dataset = DatasetStatistics(None, {"returns": RETURNS, "scored": SCORED, "return_scale": np.array(8.0)})
+    dataset = DatasetStatistics(
+        None, {"returns": RETURNS, "scored": SCORED, "return_scale": np.array(8.0)}
+    )
     return madt.make(SPEC, args, dataset), hyperparameters(args)
 
 

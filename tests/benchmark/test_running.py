@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -12,12 +13,14 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
-from offmarl import benchmark, report, tracking
+from offmarl import benchmark, report, tracking, vault
 from offmarl.benchmark import CellsWork
-from offmarl.benchmark.cells import pack
-from offmarl.benchmark.jobs import cell_file, note_vaults, noted_vaults, preparation
+from offmarl.benchmark.cells import is_current, pack
+from offmarl.benchmark.jobs import cell_file, note_vaults, noted_vaults, preparation, run_of
 from offmarl.errors import RunError, Stopped, VaultError
 from offmarl.launch import Options, Share, launch, run_share
+from offmarl.programs import registry
+from offmarl.vault.digest import fingerprint
 from tests.benchmark import stub
 from tests.runs import write_run
 
@@ -301,6 +304,59 @@ def test_a_packed_run_scores_its_best_checkpoint_as_the_run_does(read, tmp_path,
     pack(cell, run, tmp_path / "cell.json")
     best = [report.best_scores(one) for one in (run, tmp_path / "cell.json")]
     np.testing.assert_allclose(*best, rtol=1e-12)
+
+
+@pytest.fixture
+def local_cell(tmp_path, random_data, monkeypatch):
+    """The finished cell of a local vault and of a program in a file, and its plan."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(random_data("probe/observation").parent, tmp_path / "mine.vlt")
+    shutil.copy(registry.find("baseline")["bc"], tmp_path / "mine.py")
+    text = '[datasets]\n"mine" = { vault = "mine.vlt" }\n[baselines]\n'
+    (tmp_path / "plan.toml").write_text(text + '"custom" = { program = "mine.py" }\n')
+    plan = benchmark.read_plan(tmp_path / "plan.toml", tmp_path / "out")
+    (cell,) = plan.cells
+    digest = vault.open_vault("mine.vlt").digest()
+    run = write_run(tmp_path / "run", "mine", "data", RETURNS, vault_digest=digest)
+    pack(cell, run, cell_file(plan, cell))
+    return plan, cell
+
+
+def test_a_cell_of_the_same_data_is_current_wherever_it_is(local_cell, tmp_path, random_data):
+    plan, cell = local_cell
+    assert is_current(cell, cell_file(plan, cell))
+    shutil.rmtree(tmp_path / "mine.vlt")
+    assert is_current(cell, cell_file(plan, cell))
+    again = vault.cat([random_data("probe/observation")], tmp_path / "mine.vlt" / "again")
+    assert fingerprint(again) != json.loads(cell_file(plan, cell).read_text())["fingerprint"]
+    assert is_current(cell, cell_file(plan, cell))  # in other chunks
+
+
+def test_a_cell_of_other_data_under_the_same_path_is_not_current(local_cell, tmp_path, random_data):
+    plan, cell = local_cell
+    before = run_of(plan, cell)
+    shutil.rmtree(tmp_path / "mine.vlt")
+    shutil.copytree(random_data("probe/two-step").parent, tmp_path / "mine.vlt")
+    assert not is_current(cell, cell_file(plan, cell))
+    assert run_of(plan, cell) != before
+
+
+def test_a_cell_of_other_code_in_the_same_file_is_not_current(local_cell, tmp_path):
+    plan, cell = local_cell
+    before = run_of(plan, cell)
+    with (tmp_path / "mine.py").open("a") as file:
+        file.write("# changed\n")
+    assert not is_current(cell, cell_file(plan, cell))
+    assert run_of(plan, cell) != before
+
+
+def test_methods_with_different_data_are_noted(read, tmp_path):
+    plan = read()
+    for number, cell in enumerate(plan.cells):
+        run = write_run(tmp_path / cell.slug, "bc", "data", RETURNS, vault_digest=f"{number // 3}")
+        pack(cell, run, cell_file(plan, cell))
+    (note,) = (one for one in benchmark.notes(benchmark.read_results(plan), {}) if "differ" in one)
+    assert note.startswith("Do not compare the methods on two, whose data differ: bc 0, deep")
 
 
 WHOLE = """

@@ -47,7 +47,9 @@ def trained(program, **options):
     """Return a program and a state after training, of which every leaf has values of its own."""
     made, state = built(program, **options)
     numbers = iter(range(1, 1000))
-    parts = jax.tree.map(lambda leaf: jnp.full_like(leaf, next(numbers)), learned(state, made.given))
+    parts = jax.tree.map(
+        lambda leaf: jnp.full_like(leaf, next(numbers)), learned(state, made.given)
+    )
     return made, state._replace(**parts, **dict.fromkeys(made.given, jnp.float32(-1)))
 
 
