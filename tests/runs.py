@@ -26,13 +26,14 @@ def write_run(
     *,
     env: str = "swarm/coverage-3",
     sampled_returns: Sequence | None = None,
+    metric: str = tracking.RETURN,
     **record: Any,
 ) -> Path:
     """Write a finished run with the final returns given, ``(seeds, episodes)``.
 
     A run with ``greedy_returns`` is one of a policy that draws its actions, as
     ``greedy=False`` is; ``sampled_returns`` are those of one that could. ``record`` is added to
-    what ``run.json`` says.
+    what ``run.json`` says. ``metric`` is that of ``returns``.
     """
     seeds = list(range(len(returns)))
     run = runs.open_run(
@@ -52,7 +53,7 @@ def write_run(
         | record,
     )
     evaluated = {
-        tracking.RETURN: returns,
+        metric: returns,
         tracking.GREEDY_RETURN: greedy_returns,
         tracking.SAMPLED_RETURN: sampled_returns,
     }

@@ -115,10 +115,12 @@ def _notes(comparison: Comparison, found: Runs, metric: str, pool_settings: bool
             f"normalised: give them with --references {given}."
             + ("" if comparison.pooled else " Without them the datasets are not summarised.")
         )
-    yield from _caveats(comparison, found, pool_settings)
+    yield from _caveats(comparison, found, metric, pool_settings)
 
 
-def _caveats(comparison: Comparison, found: Runs, pool_settings: bool) -> Iterator[str]:
+def _caveats(
+    comparison: Comparison, found: Runs, metric: str, pool_settings: bool
+) -> Iterator[str]:
     """Point out equal names, other settings, how policies acted, and too few seeds."""
     names = [data.name for data in found.data.values()]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
@@ -133,12 +135,16 @@ def _caveats(comparison: Comparison, found: Runs, pool_settings: bool) -> Iterat
                 else "such runs are not summarised together, unless --pool-settings is given."
             )
         )
+    yield from _left_out(comparison)
     yield from _about_acting(comparison)
     if any(row.best for rows in comparison.datasets.values() for row in rows):
         yield (
             "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes and "
-            "scored by the other half. To choose it takes the environment, so it is no result of "
-            "offline training."
+            "scored by the other half."
+        ) + (
+            " To choose it takes the environment, so it is no result of offline training."
+            if metric == RETURN
+            else ""
         )
     few = min(len(runs) for one in comparison.scores.values() for runs in one.values())
     if few < MIN_RUNS:
@@ -148,6 +154,23 @@ def _caveats(comparison: Comparison, found: Runs, pool_settings: bool) -> Iterat
             f"warning: some runs have {few} seed{'s' if few > 1 else ''}. Below {ENOUGH_RUNS} "
             "seeds, intervals cover less often than 95%, and a difference may be chance."
         )
+
+
+def _left_out(comparison: Comparison) -> Iterator[str]:
+    """Name the entries that cannot be summarised over the datasets, and why."""
+    counts: dict[str, dict[str, int]] = {}
+    for dataset, found in comparison.scores.items():
+        for entry, runs in found.items():
+            if entry not in comparison.common:
+                counts.setdefault(entry.label, {})[dataset] = len(runs)
+    for label, seeds in counts.items():
+        absent = [name for name in comparison.scores if name not in seeds]
+        why = (
+            f"it was not run on {', '.join(absent)}"
+            if absent
+            else f"its numbers of seeds differ ({', '.join(map(str, seeds.values()))})"
+        )
+        yield f"{label} is in no summary over the datasets and no probability: {why}."
 
 
 def _about_acting(comparison: Comparison) -> Iterator[str]:

@@ -38,6 +38,8 @@ class Evaluator(NamedTuple):
     """Numbers of the episodes to train on; None for all."""
     fraction: float = 0.0
     """Fraction of the episodes that is held out."""
+    validation: str = ""
+    """Digest of the vault of held-out episodes, if they are not of the dataset."""
 
     @property
     def environment(self) -> str:
@@ -59,7 +61,10 @@ def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     """
     env = _environment(args, dataset)
     if args.validation is not None:
-        return Evaluator(dataset.spec, env, _validation(args, args.validation, dataset), None)
+        data = _validation(args, args.validation, dataset)
+        chosen = _some(np.arange(len(data.episodes.length)), args.final_episodes)
+        held_out = with_actions(data.whole_episodes(chosen))
+        return Evaluator(dataset.spec, env, held_out, None, validation=data.digest())
     if not (fraction := _fraction(args, env, dataset)):
         return Evaluator(dataset.spec, env, None, None)
     rest, held_out = dataset.hold_out(fraction)
@@ -118,8 +123,8 @@ def _environment(args: Args, dataset: Dataset | Mixture) -> Environment | None:
     return env
 
 
-def _validation(args: Args, path: Path, dataset: Dataset | Mixture) -> Sequence:
-    """Return held-out episodes, at most as many as the last evaluation has."""
+def _validation(args: Args, path: Path, dataset: Dataset | Mixture) -> Dataset:
+    """Open the vault of held-out episodes."""
     if args.held_out:
         raise OptionError("give --validation or --held-out, not both.")
     data = open_vault(path)
@@ -130,8 +135,7 @@ def _validation(args: Args, path: Path, dataset: Dataset | Mixture) -> Sequence:
             f"{dataset.path} and {data.path} differ in {difference}: hold out episodes of the "
             "training data, with `offmarl split`."
         )
-    chosen = _some(np.arange(len(data.episodes.length)), args.final_episodes)
-    return with_actions(data.whole_episodes(chosen))
+    return data
 
 
 def evaluate(

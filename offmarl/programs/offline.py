@@ -149,6 +149,7 @@ def _train(
         "greedy": program.greedy,
         "vault": f"{dataset.name}/{dataset.uid}",
         "vault_digest": dataset.digest(),
+        **({"validation_digest": evaluator.validation} if evaluator.validation else {}),
         "seeds": list(range(args.seed, args.seed + args.seeds)),
         "seeds_at_once": layout.at_once,
         **shards_record(layout),

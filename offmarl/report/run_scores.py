@@ -61,7 +61,8 @@ class Data(NamedTuple):
     digest: str
     """Digest of the dataset's content; empty if the run does not record it."""
     environment: str
-    """The environment that the policies were evaluated in."""
+    """The environment that the policies were evaluated in, or the held-out episodes that their
+    actions were compared with."""
 
 
 class Runs(NamedTuple):
@@ -125,7 +126,7 @@ def read_runs(
         A directory is not a run, or the run has not been evaluated.
     """
     runs = {path: read_run(path) for path in dict.fromkeys(map(local, directories))}
-    data = {path: _data(run) for path, run in runs.items()}
+    data = {path: _data(run, metric) for path, run in runs.items()}
     labels = _labels(data.values())
     groups = _grouped(runs, lambda path: labels[_key(data[path])])
     names, settings = _names(runs, groups.values(), pool_settings)
@@ -300,10 +301,15 @@ def _absolute_metrics(
     return found
 
 
-def _data(run: Mapping[str, Any]) -> Data:
-    spec = run["spec"]["name"]
-    environment = run.get("args", {}).get("env") or spec
-    if code := run.get("environment_source", {}).get("sha256"):
+def _data(run: Mapping[str, Any], metric: str) -> Data:
+    spec, args = run["spec"]["name"], run.get("args", {})
+    environment = args.get("env") or spec
+    if metric == AGREEMENT:
+        share = f"{args.get('held_out') or 0:.0%} of the episodes"
+        environment = (
+            f"data {run.get('validation_digest', '')[:8]}" if args.get("validation") else share
+        )
+    elif code := run.get("environment_source", {}).get("sha256"):
         environment = labelled(environment, f"code {code[:8]}")
     return Data(str(run.get("vault") or spec), run.get("vault_digest") or "", environment)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from offmarl import cli
+from offmarl import cli, tracking
 from offmarl.cli import output, programs
 from offmarl.cli.parse import TASK_OPTIONS, documented, parse_script
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, VaultError
@@ -160,6 +160,26 @@ def test_compare(offmarl, tmp_path):
     assert improvement["bc (greedy)"]["maicq (greedy)"]["value"] == 1.0
     assert "bc (sampled)" not in improvement  # nothing else was sampled
     assert data["data"][name]["digest"] == "a" * 64
+
+
+def test_compare_names_what_the_summary_leaves_out(offmarl, tmp_path):
+    cells = [("bc", "a/x", 3), ("bc", "a/y", 3), ("omar", "a/x", 3), ("omar", "a/y", 4)]
+    for place, (program, vault, seeds) in enumerate([*cells, ("maicq", "a/x", 3)]):
+        write_run(tmp_path / f"{place}", program, vault, [[1, 2]] * seeds, vault_digest=vault)
+    notes = offmarl("compare", *range(5), "--json").json["notes"]
+    found = [note.partition(" is in no summary")[::2] for note in notes if "no summary" in note]
+    assert [one for one, _ in found] == ["omar (greedy)", "maicq (greedy)"]
+    assert "its numbers of seeds differ (3, 4)" in found[0][1]
+    assert "it was not run on a/y" in found[1][1]
+
+
+def test_the_best_checkpoint_by_agreement_takes_no_environment(offmarl, tmp_path):
+    run = write_run(tmp_path / "bc", "bc", "a/x", [[0.5, 0.6]] * 3, metric=tracking.AGREEMENT)
+    for seed in range(3):
+        row = {"seed": seed, "step": 5, tracking.AGREEMENT: [0.4, 0.5]}
+        tracking.append(run / tracking.METRICS_FILE, row)
+    (note,) = (one for one in offmarl("compare", "bc", "--json").json["notes"] if "Best" in one)
+    assert "environment" not in note
 
 
 def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_path):

@@ -10,7 +10,7 @@ from offmarl.errors import OptionError, RunError
 from offmarl.hub.card import references
 from offmarl.report import Entry
 from offmarl.statistics import Reference
-from offmarl.tracking import RETURN
+from offmarl.tracking import AGREEMENT, RETURN
 from tests.runs import write_run
 
 LOW, HIGH = np.array([0.0, 1.0, 2.0, 3.0]), np.array([2.0, 3.0, 4.0, 5.0])
@@ -164,6 +164,22 @@ def test_runs_evaluated_in_different_environments_are_kept_apart(tmp_path):
     assert list(report.read_runs(runs).scores) == [
         "a/b (evaluated in swarm/coverage-3)",
         "a/b (evaluated in swarm/coverage-3:time_limit=9)",
+    ]
+
+
+def test_agreement_with_other_held_out_episodes_is_kept_apart(tmp_path):
+    digest, held_out = {"vault_digest": "1" * 64}, [{"held_out": 0.05}, {"held_out": 0.3}]
+    validation = {"held_out": 0.0, "validation": "x.vlt"}
+    runs = [
+        write_run(tmp_path / str(i), "bc", "a/b", [[1]], metric=AGREEMENT, args=args, **digest, **e)
+        for i, (args, e) in enumerate(
+            [(one, {}) for one in held_out] + [(validation, {"validation_digest": "abcdefghij"})]
+        )
+    ]
+    assert list(report.read_runs(runs, AGREEMENT).scores) == [
+        "a/b (evaluated in 5% of the episodes)",
+        "a/b (evaluated in 30% of the episodes)",
+        "a/b (evaluated in data abcdefgh)",
     ]
 
 
