@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -98,6 +98,24 @@ def read_run(directory: Path) -> dict[str, Any]:
         The directory is not that of a run, or the file is damaged.
     """
     return read_json(directory, RUN_FILE)
+
+
+_PATHS = ("vault", "validation", "init")
+"""Arguments that name vaults and runs by their paths."""
+
+
+def publishable(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of a run with the ends of paths, which say nothing of this machine."""
+    args = record["args"]
+    short = {name: _end(args[name]) for name in _PATHS if args.get(name) is not None}
+    file = {"file": PurePath(record["file"]).name} if record.get("file") else {}
+    return {**record, "args": {**args, **short}, **file}
+
+
+def _end(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_end(one) for one in value]
+    return "/".join(PurePath(value).parts[-2:]) if isinstance(value, str) else value
 
 
 def recorded(directory: Path) -> dict[str, Any]:

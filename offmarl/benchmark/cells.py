@@ -81,10 +81,8 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
         How long its training took, with its start and its evaluations.
     """
     about = identity(cell)
-    record = tracking.read_run(run)
-    record["args"] = {**record["args"], "vault": about["data"]}
-    if record.get("file"):
-        record["file"] = Path(record["file"]).name
+    record = tracking.publishable(tracking.read_run(run))
+    record["args"]["vault"] = about["data"]
     rows = tracking.read(run / tracking.METRICS_FILE)
     document = {
         "dataset": cell.data.label,

@@ -27,7 +27,7 @@ from offmarl.hub.install import Download, check_whole
 from offmarl.hub.licences import check_link, hub_metadata, licence_named
 from offmarl.hub.push import commit_files, file_of, pack, repository_of, staging
 from offmarl.paths import local
-from offmarl.statistics import mean_interval
+from offmarl.statistics import MIN_RUNS, bootstrap_interval, mean
 from offmarl.terminal import number
 
 CARD = "offmarl-policy.toml"
@@ -111,7 +111,10 @@ def push_policy(
     api, url = HfApi(endpoint=endpoint), f"{endpoint}/{repository}"
     with staging(repository) as place, client.errors_of(repository):
         parent = repository_of(api, repository, private, "model")
-        pack([(path, name) for name, path in _members(directory).items()], place / ARCHIVE)
+        record = tracking.publishable(record)
+        tracking.write_json(place / tracking.RUN_FILE, record)
+        members = _members(directory) | {tracking.RUN_FILE: place / tracking.RUN_FILE}
+        pack([(path, name) for name, path in members.items()], place / ARCHIVE)
         card = _card(directory, record, repository, terms, summary)
         card["file"] = asdict(file_of(place / ARCHIVE, place))
         texts = {CARD: tomli_w.dumps(card), "README.md": _readme(card, licence_link)}
@@ -148,8 +151,8 @@ def _card(
     directory: Path, record: Mapping[str, Any], repository: str, licence: str, summary: str
 ) -> dict[str, Any]:
     spec, args = record["spec"], record["args"]
-    data = record.get("vault") or "its environment"
-    about = f"{record['program']}, trained on {data}" if record.get("vault") else record["program"]
+    offline = record["kind"] == "baseline"
+    about = f"{record['program']}, trained on {record['vault'] if offline else spec['name']}"
     return {
         "name": repository,
         "summary": summary or f"{about}, to act in {spec['name'] or 'an unknown environment'}.",
@@ -158,6 +161,7 @@ def _card(
         "environment": spec["name"],
         "agents": spec["num_agents"],
         "seeds": record["seeds"],
+        "offline": offline,
         "dataset": record.get("vault") or "",
         "dataset_digest": record.get("vault_digest") or "",
         "licence": licence,
@@ -181,8 +185,10 @@ def _returns(directory: Path) -> dict[str, Any]:
     if not found:
         return {}
     means = np.array([np.mean(values) for values in found.values()])
-    ends = mean_interval(means)
-    interval = {"low": ends.low, "high": ends.high} if ends.low is not None else {}
+    interval = {}
+    if len(means) >= MIN_RUNS:
+        low, high = bootstrap_interval(mean, means[:, None], seed=0)
+        interval = {"low": float(low), "high": float(high)}
     each = {"seeds": means.tolist(), "episodes": len(next(iter(found.values())))}
     return {"mean": float(means.mean()), **interval, **each}
 
@@ -213,6 +219,14 @@ def _readme(card: Mapping[str, Any], licence_link: str | None) -> str:
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{_text(card)}"))
 
 
+_CHOICES = {
+    None: "Its returns are those of the last update, and were not used to choose a checkpoint.",
+    "agreement": "Its agreement with held-out actions chose the update at which training stopped.",
+    "return": "Returns in the environment chose the update at which training stopped.",
+}
+"""How the published checkpoint was chosen, by ``--stop-on``."""
+
+
 def _text(card: Mapping[str, Any]) -> str:
     returns, name = card["returns"], card["name"]
     rows = "".join(f"| `{key}` | {value} |\n" for key, value in card["arguments"].items())
@@ -234,12 +248,16 @@ def _text(card: Mapping[str, Any]) -> str:
         if card["own_file"]
         else ""
     )
-    trained = f"`{card['dataset']}` (digest `{card['dataset_digest'][:12]}`)"
+    where = card["environment"] or "unknown"
+    trained, choice = f"online in `{where}`", ""
+    if card["offline"]:
+        trained = f"on `{card['dataset']}` (digest `{card['dataset_digest'][:12]}`)"
+        choice = " The policy was trained offline. " + _CHOICES[card["arguments"].get("stop_on")]
     return f"""# {name}
 
 {card["summary"]}
 
-{card["agents"]} agents in `{card["environment"] or "unknown"}`, trained on {trained} by offmarl
+{card["agents"]} agents in `{where}`, trained {trained} by offmarl
 {card["offmarl"]}. {score}
 
 ## Use
@@ -260,9 +278,7 @@ action, carry = policy(observation, legal_actions)
 
 ## Intended use and limits
 
-The policy was trained offline, for the environment named above. Its returns elsewhere, or after
-changes of the environment, are unknown. The returns above are those of the last update; they were
-not used to choose a checkpoint.
+Returns in other environments, or after changes of the environment, are unknown.{choice}
 
 ## Arguments
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import zipfile
 
 import jax
@@ -12,6 +13,7 @@ import yaml
 import offmarl
 from baselines import iql_cql
 from offmarl import hub as library
+from offmarl import tracking
 from offmarl.errors import (
     CardError,
     HubChecksumError,
@@ -21,6 +23,7 @@ from offmarl.errors import (
     RunError,
 )
 from offmarl.hub import policies
+from tests.runs import write_run
 
 NAME = "org/clone"
 
@@ -67,6 +70,36 @@ def test_the_model_card_says_what_the_hub_and_its_readers_need(hub, run):
     for words in ("A test.", "2 agents in `probe/two-step`", "| `hidden` | 4 |"):
         assert words in text
     assert "actions greedy, over 2 seeds of 4 episodes each" in text
+
+
+@pytest.mark.slow
+def test_nothing_published_names_a_directory_of_this_machine(hub, run):
+    library.push_policy(run, NAME, "MIT")
+    files = hub.files(NAME, "main")[1]
+    archive = zipfile.ZipFile(io.BytesIO(files[policies.ARCHIVE]))
+    texts = [archive.read(name) for name in archive.namelist() if name.endswith((".json", "jsonl"))]
+    for text in (*texts, files["README.md"], files[policies.CARD]):
+        assert str(run.parent).encode() not in text and b"/pytest-" not in text
+    assert json.loads(archive.read("run.json"))["args"]["vault"] == "probe-two-step.vlt/random"
+
+
+@pytest.mark.parametrize(
+    ("kind", "stop_on", "words"),
+    [
+        ("baseline", None, ["trained on `data` (digest `abc`)", "were not used to choose"]),
+        ("baseline", "agreement", ["trained offline", "agreement with held-out actions chose"]),
+        ("baseline", "return", ["Returns in the environment chose the update"]),
+        ("recorder", None, ["trained online in `swarm/coverage-3`"]),
+    ],
+)
+def test_the_card_says_how_the_policy_was_trained(tmp_path, kind, stop_on, words):
+    vault = "data" if kind == "baseline" else None
+    options = {"args": {"stop_on": stop_on}, "vault_digest": "abc", "kind": kind}
+    run = write_run(tmp_path / "run", "x", vault, [[1.0, 2.0]] * 3, **options)
+    card = policies._card(run, tracking.read_run(run), NAME, "MIT", "")
+    text = policies._text(card | {"file": {}})
+    assert all(one in text for one in words)
+    assert ("offline" in text.replace("-offline", "")) == (kind == "baseline")
 
 
 @pytest.mark.slow
