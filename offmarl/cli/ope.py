@@ -72,7 +72,8 @@ def ope(
 ) -> Report:
     """Estimate the returns of trained policies from a dataset, without the environment.
 
-    Where the runs were evaluated in an environment, the estimates are compared with the returns.
+    Where the runs were evaluated in an environment, the order of the estimates, which are
+    discounted, is compared with that of the returns, which are not.
 
     Parameters
     ----------
@@ -133,7 +134,8 @@ def ope(
     returns = {one.label: known for one in candidates if (known := _returns(one, act)) is not None}
     data = _data(found, candidates, returns, options.seed)
     about = {"vault": dataset.path, "digest": dataset.digest(), "gamma": gamma, "horizon": horizon}
-    return Report({**about, **data}, Group(*_view(found, data)))
+    data = {**about, **data}
+    return Report(data, Group(*_view(found, data)))
 
 
 # ---------------------------------------------------------------------------------- policies
@@ -297,14 +299,16 @@ def _view(found: "Estimates", data: Mapping[str, Any]) -> Iterable[Any]:
         "policy",
         *(f"{method} [95% interval]" for method in methods),
     ]
-    columns += [*(["effective episodes"] if weighted else []), *(["return"] if known else [])]
+    actual = "return" if data["gamma"] == 1 else "return, not discounted"
+    columns += [*(["effective episodes"] if weighted else []), *([actual] if known else [])]
     rows = []
     for label, one in data["policies"].items():
         cells = [one[method] and interval(*one[method].values()) for method in methods]
         size, value = one["effective_sample_size"], one["true_return"]
         short = label.removeprefix(f"{directory}/" if directory else "")
         rows.append([short, *cells, *([size] if weighted else []), *([value] if known else [])])
-    title = f"Estimated from {found.episodes:,} episodes, whose own return is "
+    discounted = "" if data["gamma"] == 1 else f", discounted by {data['gamma']:g}"
+    title = f"Estimated from {found.episodes:,} episodes{discounted}; their own return is "
     if directory:
         yield f"Policies in {directory}"
     yield table(columns, rows, title + interval(*found.data))

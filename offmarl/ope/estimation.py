@@ -141,7 +141,7 @@ def estimate(
         effective[name], weighted = _weighted(wanted, fitted, number, one, data, options)
         for method, value in weighted.items():
             values[method][name] = value
-    notes += _cautions(effective, data)
+    notes += [*_cautions_of_fqe(values.get("fqe", {}), data, options), *_cautions(effective, data)]
     return Estimates(values, effective, data.behaviour(options), len(data.lengths), tuple(notes))
 
 
@@ -244,9 +244,14 @@ class _Data(NamedTuple):
 
     def behaviour(self, options: Options) -> Value:
         """Return the mean discounted return of the complete episodes, with Student's t interval."""
-        discounts = options.gamma ** np.arange(self.reward.shape[1])
-        returns = (self.reward * discounts).sum(1)[self.complete]
+        returns = self.returns(options)
         return Value(*mean_interval(returns)) if len(returns) else Value(float("nan"))
+
+    def returns(self, options: Options) -> Float[np.ndarray, "complete"]:
+        """Return the discounted return of each complete episode."""
+        discounts = options.gamma ** np.arange(self.reward.shape[1])
+        found: NDArray[Any] = (self.reward * discounts).sum(1)[self.complete]
+        return found
 
 
 def _recorded(part: slice, episodes: Sequence) -> tuple[NDArray[Any], ...]:
@@ -421,6 +426,24 @@ def _critic_values(
     goes_on = data.truncated & (options.horizon == "infinite")
     exists = (slots < data.lengths[:, None]) | (goes_on[:, None] & (slots == data.lengths[:, None]))
     return np.where(data.mask, q, 0), np.where(exists, v, 0)
+
+
+def _cautions_of_fqe(values: Mapping[str, Value], data: _Data, options: Options) -> list[str]:
+    """Return notes on estimates by critics: impossible ones, and those without an interval."""
+    notes, returns = [], data.returns(options)
+    if values and not len(data.resamples):
+        notes.append(f"fqe has no intervals with fewer than {MIN_RUNS} members.")
+    if options.horizon == "infinite" or not len(returns):
+        return notes
+    low, high = float(returns.min()), float(returns.max())
+    beyond = [name for name, one in values.items() if not low <= one.value <= high]
+    if beyond:
+        notes.append(
+            f"fqe of {', '.join(beyond)} is outside the returns of all episodes ({low:.4g} to "
+            f"{high:.4g}): its critics have not converged, or judge actions that the data lack. Do "
+            "not rely on it; more updates may help."
+        )
+    return notes
 
 
 def _cautions(effective: Mapping[str, float], data: _Data) -> list[str]:

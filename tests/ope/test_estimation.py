@@ -12,7 +12,7 @@ from offmarl import envs, vault
 from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.ope import Options, estimate
+from offmarl.ope import Options, Value, estimate, estimation
 from offmarl.programs import record_policy
 from offmarl.types import Discrete, EnvSpec, Policy, View
 
@@ -175,6 +175,18 @@ def deterministic(tmp_path_factory):
     path = tmp_path_factory.mktemp("greedy") / "data.vlt"
     record_policy(env, greedy(env.spec, 1).policy, jnp.int32(1), path, steps=64, num_envs=16)
     return vault.open_vault(path)
+
+
+def test_values_outside_the_returns_of_all_episodes_are_pointed_out(random_data):
+    data = vault.open_vault(random_data("probe/two-step"))
+    found = estimation._Data.read(data, Options(members=2))
+    low, high = found.returns(Options()).min(), found.returns(Options()).max()
+    values = {"low": Value(low - 0.1), "right": Value((low + high) / 2), "high": Value(high + 0.1)}
+    members, beyond = estimation._cautions_of_fqe(values, found, Options())
+    assert "no intervals with fewer than 3 members" in members
+    assert "fqe of low, high is outside the returns" in beyond
+    assert len(estimation._cautions_of_fqe(values, found, Options(horizon="infinite"))) == 1
+    assert not estimation._cautions_of_fqe({}, found, Options())
 
 
 def test_deterministic_data_say_nothing_of_other_actions(deterministic):
