@@ -137,9 +137,14 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
             return _packed(directory, name)
         data = json.loads((directory / name).read_text())
     except (FileNotFoundError, NotADirectoryError):
+        if name != RUN_FILE and (directory / RUN_FILE).is_file():
+            raise RunError(
+                f"the run in {directory} is not finished, so it has no {name}: repeat its command "
+                "to finish it."
+            ) from None
         raise RunError(
-            f"{directory} is not the directory of a finished run: it has no {name}. Give a "
-            "directory that `offmarl train` or `offmarl record` wrote."
+            f"{directory} is not the directory of a run: it has no {name}. Give a directory that "
+            "`offmarl train` or `offmarl record` wrote."
         ) from None
     except ValueError as error:
         raise RunError(f"{directory / name} is damaged ({error}): run it again.") from None

@@ -166,9 +166,8 @@ def require_vaults(plan: Plan) -> None:
 def _exists(vault: str) -> bool:
     """Whether a dataset is a path here, and not the name of one to pull."""
     place = local(vault)
-    return (
-        place.exists() or "://" in vault or place.suffix == ".vlt" or vault.startswith((".", "/"))
-    )
+    in_vault = any(part.endswith(".vlt") for part in place.parts)
+    return place.exists() or "://" in vault or in_vault or vault.startswith((".", "/"))
 
 
 # ---------------------------------------------------------------------------------- configurations

@@ -156,7 +156,7 @@ def _facts(data: vault.Dataset) -> dict[str, Any]:
         "return": only_or_all(
             {team: spread(found) for team, found in episodes.complete_team_returns.items()}
         ),
-        "length": spread(episodes.length),
+        "length": spread(episodes.length[episodes.complete]),
         "policies": list(data.policy_ids),
         "bytes": data.num_bytes,
         "digest": data.digest(),
@@ -179,7 +179,7 @@ def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, str]:
         "steps": f"{number(data.num_steps)} = {number(data.length)} x {data.rows} environments; "
         + _size(facts["bytes"]),
         "episodes": f"{number(facts['episodes'])}: {ends}",
-        "length": _spread_line(facts["length"]),
+        "length": f"{_spread_line(facts['length'])} {_left_out(facts, 'incomplete')}".strip(),
         **_described_returns(data.episodes, _left_out(facts)),
         "policies": number(len(facts["policies"])) if facts["policies"] else "unknown",
         **({"recorded": recording} if (recording := recorded_as(data.provenance)) else {}),
@@ -219,13 +219,15 @@ def _spread_line(values: Mapping[str, float]) -> str:
     )
 
 
-def _left_out(facts: Mapping[str, Any]) -> str:
-    """Return which episodes the returns exclude."""
-    reasons = {
-        "incomplete": "that the environment did not end",
-        "episodes_without_return": "with rewards that are not finite",
-    }
-    parts = [f"{number(facts[name])} {why}" for name, why in reasons.items() if facts[name]]
+_REASONS = {
+    "incomplete": "that the environment did not end",
+    "episodes_without_return": "with rewards that are not finite",
+}
+
+
+def _left_out(facts: Mapping[str, Any], *reasons: str) -> str:
+    """Return which episodes the returns exclude; or only those excluded for some reasons."""
+    parts = [f"{number(facts[x])} {_REASONS[x]}" for x in reasons or _REASONS if facts[x]]
     return f"(without {' and '.join(parts)})" if parts else ""
 
 

@@ -62,9 +62,9 @@ def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     env = _environment(args, dataset)
     if args.validation is not None:
         data = _validation(args, args.validation, dataset)
-        chosen = _some(np.arange(len(data.episodes.length)), args.final_episodes)
-        held_out = with_actions(data.whole_episodes(chosen))
-        return Evaluator(dataset.spec, env, held_out, None, validation=data.digest())
+        every = np.arange(len(data.episodes.length))
+        episodes = with_actions(data.whole_episodes(_some(every, args.final_episodes)))
+        return Evaluator(dataset.spec, env, episodes, None, validation=data.digest())
     if not (fraction := _fraction(args, env, dataset)):
         return Evaluator(dataset.spec, env, None, None)
     rest, held_out = dataset.hold_out(fraction)

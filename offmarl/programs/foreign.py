@@ -5,7 +5,8 @@
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.distributions import Distribution, categorical
-from offmarl.errors import ShapeError
+from offmarl.errors import InvalidValueError, ShapeError
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
 
 
@@ -42,14 +43,14 @@ def function_policy(
 
     Raises
     ------
-    ShapeError
-        While recording: the actions have another shape.
+    ShapeError, InvalidValueError
+        While recording: the actions have another shape, or are not whole numbers.
     """
     continuous = isinstance(spec.action, Continuous)
     shape = (spec.num_agents, spec.action_size) if continuous else (spec.num_agents,)
     result = jax.ShapeDtypeStruct(shape, np.float32 if continuous else np.int32)  # type: ignore[no-untyped-call]
 
-    def call(observation: ArrayTree, legal_actions: Array) -> np.ndarray:
+    def checked(observation: ArrayTree, legal_actions: Array) -> np.ndarray:
         views = jax.tree.map(np.asarray, observation)
         actions = np.asarray(function(views, np.asarray(legal_actions)))
         if actions.shape != shape:
@@ -57,7 +58,20 @@ def function_policy(
                 f"the function returned actions of shape {actions.shape}: return {shape}, the "
                 "actions of all agents of one environment."
             )
+        whole = np.isfinite(actions) & (np.floor(actions) == actions)
+        if not continuous and not whole.all():
+            raise InvalidValueError(
+                f"the function returned the action {actions[~whole][0]}: return whole numbers, one "
+                "for each agent."
+            )
         return actions.astype(result.dtype)
+
+    def call(observation: ArrayTree, legal_actions: Array) -> np.ndarray:
+        try:
+            return checked(observation, legal_actions)
+        except Exception as error:
+            _errors.append(error)
+            raise
 
     def act(
         _params: ArrayTree,
@@ -72,6 +86,24 @@ def function_policy(
         return action, jnp.zeros(spec.num_agents), carry
 
     return Policy(tuple, act, draws=lambda _params: False, code=code_checksum(function))
+
+
+_errors: list[Exception] = []
+"""What functions of policies have raised, in the threads in which JAX calls them."""
+
+
+@contextmanager
+def errors_of_functions() -> Iterator[None]:
+    """Raise what the function of a policy raised, in place of JAX's error about it."""
+    _errors.clear()
+    try:
+        yield
+    except jax.errors.JaxRuntimeError:
+        if _errors:
+            raise _errors[0] from None
+        raise
+    finally:
+        _errors.clear()
 
 
 def code_checksum(function: Callable[..., Any]) -> str:

@@ -509,6 +509,12 @@ def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> 
         for line in (f"{directory}: {outcome}", *(row["path"] for row in rows))
     )
     title.stylize("bold")
+    for row in rows:
+        if row["incomplete"] == row["episodes"]:
+            tracking.notice(
+                f"warning: no episode of {row['path']} is complete, so it has no returns: record "
+                "more --steps, or in fewer environments (--num-envs)."
+            )
     data = {"run": str(directory), "outcome": outcome, "vaults": rows}
     return Recorded(data, Group(title, view, *paths))
 

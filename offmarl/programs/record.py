@@ -32,6 +32,7 @@ from offmarl.programs.captures import CaptureCheckpoints
 from offmarl.programs.cluster import any_process, is_first, on_first
 from offmarl.programs.collecting import collect
 from offmarl.programs.compiling import keep_compiled_programs
+from offmarl.programs.foreign import errors_of_functions
 from offmarl.programs.grouped import GroupState, collect_in_groups, groups_of
 from offmarl.programs.loop import Schedule, copied
 from offmarl.programs.peers import ends_with_others
@@ -205,7 +206,7 @@ def record_players(
     if grouped:
         (player,) = players
         collect_steps = partial(_collected_in_groups, autoreset(env), player, layout)
-    with ends_with_others(path):
+    with ends_with_others(path), errors_of_functions():
         if check_recipe(path, recipe, hints=HINTS).get("complete"):
             return False
         with checkpoint_timer(checkpoint_seconds, "step", f"the recording {path.name}") as timer:
@@ -477,15 +478,18 @@ def _checked_provenance(
 ) -> dict[str, Any]:
     if not path.exists():
         return {}
-    provenance = vault.open_vault(path).provenance
+    existing = vault.open_vault(path)
+    provenance = existing.provenance
     found, wanted = provenance.get("recipe", {}), plain(recipe)
     further = tuple(found.keys() - wanted.keys()) if partly else ()
     for name, theirs, ours in differences(found, wanted, further):
         hint = f" ({hints[name]})" if name in hints else ""
-        raise RunError(
-            f"{path} was started with {name}={theirs!r}, not {ours!r}{hint}: give the same "
-            "arguments to resume it, or another path for the new recording."
+        advice = (
+            "give the same arguments to resume it, or another path for the new recording."
+            if existing.length
+            else "it holds no steps, so remove it to start again."
         )
+        raise RunError(f"{path} was started with {name}={theirs!r}, not {ours!r}{hint}: {advice}")
     return dict(provenance)
 
 

@@ -31,6 +31,7 @@ from offmarl.config import Validated
 from offmarl.errors import OptionError, RunError, Stopped
 from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.cluster import Agreement, end_together, is_first, on_first
+from offmarl.vault.layout import MANIFEST
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
 
@@ -183,12 +184,14 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
     """Return the record of a run, how it ended, and its lines of metrics."""
     record = tracking.plain(record)
     if not (directory / tracking.RUN_FILE).exists():
-        directory.mkdir(parents=True, exist_ok=True)
+        _make(directory)
         tracking.write_json(directory / tracking.RUN_FILE, {**record, "complete": False})
         return dict(record), False, {}, ""
     found = tracking.read_run(directory)
     complete, stopped = bool(found.pop("complete", False)), found.pop("stopped", {})
-    for path, theirs, ours in differences(found, record, MAY_DIFFER):
+    for path, theirs, ours in sorted(
+        differences(found, record, MAY_DIFFER), key=lambda one: one[0].startswith("args.")
+    ):  # what the arguments are of comes first
         raise RunError(
             f"{directory} holds a run with {path} {theirs!r}, not {ours!r}: choose another "
             "directory with --out, or give the arguments of that run to resume it."
@@ -196,6 +199,23 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
     metrics = directory / tracking.METRICS_FILE
     rows = metrics.read_text() if jax.process_count() > 1 and metrics.exists() else ""
     return dict(record), complete, stopped, rows
+
+
+def _make(directory: Path) -> None:
+    """Make the directory of a run, which must not be in a vault."""
+    for place in (directory.resolve(), *directory.resolve().parents):
+        holds = [place / MANIFEST, *(place.glob(f"*/{MANIFEST}") if place.suffix == ".vlt" else ())]
+        if any(one.exists() for one in holds):
+            raise RunError(
+                f"{directory} is in the vault {place}: give the run another directory with --out."
+            )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(
+            f"the run cannot be written to {directory} ({error.strerror}): choose another "
+            "directory with --out."
+        ) from None
 
 
 def machine() -> dict[str, Any]:

@@ -188,6 +188,8 @@ class Ladder:
         if low > high:
             return
         run = self._run
+        replay = run.vault("replay")
+        kept = f" Its training data is in {replay}." if replay.exists() else ""
         steps = [version.iteration * run.iteration_steps for version in self._versions]
         curve = plot(steps, [version.mean for version in self._versions], random.mean)
         raise NotLearnedError(
@@ -198,7 +200,7 @@ class Ladder:
             "Train longer (--total-steps), or with other settings (--learning-rate and others; "
             "`offmarl tune` finds some), or evaluate on more episodes (--eval-episodes) if the "
             f"curve rises. The run is kept in {run.directory}; record what it has with "
-            f"`offmarl record --from-run {quote(str(run.directory))} --tiers random`."
+            f"`offmarl record --from-run {quote(str(run.directory))} --tiers random`.{kept}"
         )
 
 

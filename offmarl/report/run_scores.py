@@ -17,6 +17,7 @@ from offmarl.tracking import (
     METRICS_FILE,
     OTHER_RETURN,
     RETURN,
+    TIMES,
     Acting,
     acting_of,
     holds,
@@ -245,7 +246,7 @@ def last_metrics(directory: Path) -> dict[str, float]:
     """Return the training metrics that a run logged last, such as losses: means over seeds."""
     rows = [row for row in read(directory / METRICS_FILE) if not UNITS.keys() & row.keys()]
     last = [row for row in rows if row["step"] == rows[-1]["step"]]
-    names = [name for name in last[0] if name not in ("seed", "step")] if last else []
+    names = [name for name in last[0] if name not in ("seed", "step", *TIMES)] if last else []
     values = {name: [row[name] for row in last if row.get(name) is not None] for name in names}
     return {name: float(np.mean(value)) for name, value in values.items() if value}
 

@@ -36,6 +36,9 @@ from offmarl.errors import (
 from offmarl.vault.layout import LOCK
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
+_CUT_FILE = "Requested byte range"
+"""What TensorStore says of a file that is shorter than its references."""
+
 _NO_ROOM = ("No space left", "ENOSPC", "File too large", "EFBIG", "EDQUOT", "quota exceeded")
 _LOST_CHUNK = re.compile(r'NOT_FOUND: chunk .* stored at "([^"]+)"')
 _MOST_TEXT = 1000
@@ -139,6 +142,11 @@ def vault_error(error: ValueError | OSError, path: PurePath) -> VaultError:
         return VaultFormatError(
             f"{path} has lost {lost[1]}: `offmarl verify` lists the damage, and `offmarl repair` "
             "recovers the intact data."
+        )
+    if _CUT_FILE in text:
+        return VaultFormatError(
+            f"{path} has a data file that was cut off: `offmarl verify` lists the damage, and "
+            "`offmarl repair` recovers the intact data."
         )
     if any(sign in text for sign in _NO_ROOM):
         return full(path)

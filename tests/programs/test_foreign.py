@@ -1,5 +1,6 @@
 """Policies of other programs: a Python function, and a network with parameters."""
 
+import shutil
 from functools import partial
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from offmarl import envs, vault
-from offmarl.errors import RunError
+from offmarl.errors import InvalidValueError, RunError, ShapeError
 from offmarl.programs import function_policy, network_policy, record_policy
 from offmarl.programs.foreign import code_checksum
 
@@ -78,3 +79,28 @@ def test_a_network_is_recorded_with_the_probabilities_of_its_actions(tmp_path):
     log_probs = jax.nn.log_softmax(jnp.asarray(data.view.observation) @ weights)
     chosen = np.take_along_axis(np.asarray(log_probs), data.action[..., None], -1)[..., 0]
     np.testing.assert_allclose(data.behaviour_log_prob, chosen, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (lambda _o, _l: np.array([0.0, 1.5]), InvalidValueError, "returned the action 1.5"),
+        (lambda _o, _l: np.array([0.0, np.nan]), InvalidValueError, "returned the action nan"),
+        (
+            lambda _o, _l: np.zeros(3),
+            ShapeError,
+            r"shape \(3,\): return \(2,\), the actions of all",
+        ),
+        (lambda _o: np.zeros(2), TypeError, "positional argument"),
+    ],
+)
+def test_what_a_function_gets_wrong_is_said_and_can_be_put_right(
+    tmp_path, function, error, message
+):
+    path, right = tmp_path / "a.vlt" / "mine", function_policy(ENV.spec, lambda _o, _l: np.ones(2))
+    with pytest.raises(error, match=message):
+        record_policy(ENV, function_policy(ENV.spec, function), (), path, steps=8, num_envs=2)
+    with pytest.raises(RunError, match="holds no steps, so remove it to start again"):
+        record_policy(ENV, right, (), path, steps=8, num_envs=2)
+    shutil.rmtree(path)
+    assert record_policy(ENV, right, (), path, steps=8, num_envs=2)
