@@ -23,6 +23,8 @@ class _Console(Console):
 
 _out = _Console(highlight=False)
 _err = _Console(stderr=True, highlight=False)
+_LEAST_TEXT = 16
+"""Width that a column of text gets at least, if its cells are as long."""
 _credentials: list[str] = []
 """User names and passwords in URLs among the arguments, which are never printed."""
 
@@ -168,14 +170,18 @@ def _fit(grid: Table, widths: Sequence[int]) -> None:
         column.overflow = "fold"  # a truncated path is useless
         if narrow and column.no_wrap:
             column.header = str(column.header).replace(" ", "\n")
-    # Users copy names from here, so they wrap only if they would fill more than half the line or
-    # leave too little space for the numbers, which would be cut off.
-    rigid = widths[0] + sum(
-        1 + max(width, *map(len, str(column.header).split("\n")))
-        for column, width in zip(grid.columns, widths, strict=True)
-        if column.no_wrap
+    # Users copy names from here, so they wrap only if they would leave too little space for the
+    # numbers, which would be cut off, or for other text.
+    needed = widths[0] + sum(
+        1 + (_widest(width, column.header) if column.no_wrap else min(width, _LEAST_TEXT))
+        for column, width in zip(grid.columns[1:], widths[1:], strict=True)
     )
-    grid.columns[0].no_wrap = widths[0] <= _out.width // 2 and rigid <= _out.width
+    grid.columns[0].no_wrap = needed <= _out.width
+
+
+def _widest(width: int, heading: Any) -> int:
+    """Return the width of a column, of which the heading may have several lines."""
+    return max(width, *map(len, str(heading).split("\n")))
 
 
 def grid(facts: Mapping[str, Any]) -> Table:

@@ -386,7 +386,8 @@ def test_numbers_stay_whole_beside_names_that_fill_half_the_line(offmarl, monkey
 def test_recorded_paths_can_be_copied_from_a_narrow_terminal(offmarl, monkeypatch):
     path = "vaults/jaxmarl/mpe/simple_spread_v3.vlt/recurrent-mappo-with-a-long-name-0-medium"
     returns = {"pursuers": 14.55, "evaders": -14.14}
-    row = {"tier": "medium", "steps": 100_352, "episodes": 1, "mean_return": returns, "path": path}
+    row = {"tier": "medium", "steps": 100_352, "episodes": 1, "incomplete": 0}
+    row |= {"mean_return": returns, "path": path}
     recorded = summarise(Path("r"), [row], "recorded")
     monkeypatch.setattr(programs, "_run", lambda *_: recorded)
     monkeypatch.setattr(output._out, "width", 80)
