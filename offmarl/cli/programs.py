@@ -384,6 +384,10 @@ def _only_first_reports() -> None:
 
 def _parsed(kind: Kind, name: str, arguments: list[str]) -> tuple[ModuleType, Any]:
     """Return a program, and its arguments."""
+    if name.startswith("-"):
+        raise OptionError(
+            f"give the name of a {kind} before its options: `offmarl {VERBS[kind]} NAME {name} ...`."
+        )
     program = load(kind, name)
     if (config := config_among(arguments)) is not None:
         config.program_for(name)

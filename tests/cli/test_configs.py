@@ -95,3 +95,8 @@ def test_a_run_from_a_file_and_again_from_what_it_wrote(offmarl, file, random_da
     assert records[0]["args"]["normalise"] == ["observation"] and records[0]["args"]["greedy"]
     outcome = offmarl("train", "maicq", "--config", file)
     assert outcome.code == 2 and "is for bc, not for maicq" in outcome.err
+
+
+def test_the_name_of_a_program_comes_first(offmarl):
+    outcome = offmarl("train", "--vault", "x.vlt", "bc")
+    assert outcome.code != 0 and "give the name of a baseline before its options" in outcome.err
