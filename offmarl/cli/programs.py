@@ -386,7 +386,7 @@ def _parsed(kind: Kind, name: str, arguments: list[str]) -> tuple[ModuleType, An
     """Return a program, and its arguments."""
     if name.startswith("-"):
         raise OptionError(
-            f"give the name of a {kind} before its options: `offmarl {VERBS[kind]} NAME {name} ...`."
+            f"give the name of a {kind} before its options: `offmarl {VERBS[kind]} NAME {name}`."
         )
     program = load(kind, name)
     if (config := config_among(arguments)) is not None:
