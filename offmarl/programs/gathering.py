@@ -1,6 +1,7 @@
 """One run from runs of single seeds, which tasks trained: their checkpoints, metrics and scores.
 
-The run has the bits of one process that trains the seeds one after the other.
+The run has the bits of one process that trains the seeds one after the other, but for the losses of
+a seed that has stopped early, which one process goes on to write.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
