@@ -33,6 +33,10 @@ class Args:
     """Updates between the checkpoints of an algorithm."""
     updates: int = 5_000
     """Updates of the critics of `offmarl ope`."""
+    members: int = 5
+    """Critics of resampled episodes, which take most of the time; 1 for none."""
+    episodes: int = 4_096
+    """Episodes of the returns: with 256, chance decides the order of similar policies."""
     out: Path = Path("runs/ranking")
     """Directory for the vaults and the runs."""
 
@@ -58,7 +62,8 @@ def train(name: str, env: str, vault: Path, args: Args) -> Path:
             out=args.out / "runs" / env / name,
             updates=CHECKPOINTS[name] * args.every,
             evaluate_every=args.every,
-            evaluate_episodes=256,
+            evaluate_episodes=args.episodes,
+            final_episodes=args.episodes,
             keep="all",
         )
     )
@@ -71,7 +76,12 @@ def main() -> None:
         own, other = record(env, args)
         runs = tuple(train(name, env, own, args) for name in CHECKPOINTS)
         found = ope(
-            runs, vault=str(other), methods=("fqe",), checkpoints="all", updates=args.updates
+            runs,
+            vault=str(other),
+            methods=("fqe",),
+            checkpoints="all",
+            updates=args.updates,
+            members=args.members,
         )
         Console(width=120).print(env, found.text)
         ranking = found.data["ranking"]["fqe"]

@@ -66,6 +66,7 @@ def ope(
     episodes: int | None = None,
     updates: int = 5000,
     members: int = 5,
+    hidden: int = 256,
     seed: int = 0,
     time_limit: int | None = None,
     program: Annotated[tuple[Path, ...], arg(metavar="[PATH ...]")] = (),
@@ -105,6 +106,9 @@ def ope(
         Gradient updates of the critics.
     members
         Critics that learn from resampled episodes, for the intervals of fqe; 1 for no intervals.
+    hidden
+        Width of the critics' layers. Narrow critics take policies that differ from the data's for
+        better than they are.
     seed
         Random seed.
     time_limit
@@ -125,6 +129,7 @@ def ope(
         mixer=mixer,
         updates=updates,
         members=members,
+        hidden=hidden,
         seed=seed,
     )
     dataset = open_vault(vault, time_limit=time_limit)

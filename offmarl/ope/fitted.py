@@ -58,8 +58,9 @@ class Options(Validated):
     mixer: bool = False
     """Factorise the critic: agents' values, mixed monotonically as in QMIX. By default the critic
     sees the joint action."""
-    hidden: PositiveInt = 64
-    """Width of the critic's layers."""
+    hidden: PositiveInt = 256
+    """Width of the critic's layers. Narrow critics take policies that differ from the data's for
+    better than they are."""
     updates: PositiveInt = 5000
     """Gradient updates of the critics."""
     pretrain: Fraction = 0.2
