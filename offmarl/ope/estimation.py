@@ -441,7 +441,7 @@ def _cautions_of_fqe(values: Mapping[str, Value], data: _Data, options: Options)
         notes.append(
             f"fqe of {', '.join(beyond)} is outside the returns of all episodes ({low:.4g} to "
             f"{high:.4g}): its critics have not converged, or judge actions that the data lack. Do "
-            "not rely on it; more updates may help."
+            "not rely on it: other numbers of updates, another width or a mixer may help."
         )
     return notes
 
