@@ -1,5 +1,6 @@
 """Seeds that tasks train become one run, as if one process had trained them."""
 
+import shutil
 from dataclasses import replace
 
 import jax
@@ -87,8 +88,15 @@ def test_seeds_of_other_data_are_not_joined(args, random_data, tmp_path):
     data.unlink()
     data.symlink_to(second.parent)
     run_share(work, Share(1, 2))
-    with pytest.raises(RunError, match="was trained with vault_digest"):
+    with pytest.raises(RunError, match="seed-4 was trained with vault_digest"):
         join_work(work)
+    shutil.rmtree(work.directory / "blocks" / "seed-4")  # as the message says
+    run_share(work, Share(0, 2))
+    with pytest.raises(RunError, match="seed-6 was trained with vault_digest"):
+        join_work(work)
+    shutil.rmtree(work.directory / "blocks" / "seed-6")
+    run_share(work, Share(0, 2))
+    assert join_work(work)
 
 
 @pytest.mark.slow

@@ -1,3 +1,4 @@
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -90,7 +91,7 @@ class Numbered(Recorder):
 def make_recorder(returns, seed=0):
     return Numbered(
         origin=SimpleNamespace(name="learner"),
-        args=SimpleNamespace(num_envs=10),
+        args=SimpleNamespace(num_envs=10, side=None, out=Path("vaults"), env="probe/observation"),
         env=SimpleNamespace(spec=envs.make("probe/observation").spec),
         program=SimpleNamespace(num_steps=10),
         policy=make_policy(PolicyConfig("random"), envs.make("probe/observation").spec),
