@@ -190,8 +190,8 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
     found = tracking.read_run(directory)
     complete, stopped = bool(found.pop("complete", False)), found.pop("stopped", {})
     for path, theirs, ours in sorted(
-        differences(found, record, MAY_DIFFER), key=lambda one: one[0].startswith("args.")
-    ):  # what the arguments are of comes first
+        differences(found, record, MAY_DIFFER), key=lambda one: _order(one[0])
+    ):
         raise RunError(
             f"{directory} holds a run with {path} {theirs!r}, not {ours!r}: choose another "
             "directory with --out, or give the arguments of that run to resume it."
@@ -199,6 +199,11 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
     metrics = directory / tracking.METRICS_FILE
     rows = metrics.read_text() if jax.process_count() > 1 and metrics.exists() else ""
     return dict(record), complete, stopped, rows
+
+
+def _order(path: str) -> int:
+    """Order in which differences are named: what the arguments are of, them, what follows."""
+    return 2 if path == "weights_digest" else int(path.startswith("args."))
 
 
 def _make(directory: Path) -> None:

@@ -228,9 +228,9 @@ def test_the_target_is_the_best_return_or_the_one_given():
     program, hyper = program_of(target_return=-1.5)
     state = program.init(jax.random.key(0), hyper)
     policy, legal = program.policy(True), jnp.ones((2, 3), bool)
-    memory, key = policy.initial_carry(), jax.random.key(0)
+    actor, memory, key = program.policy_params(state), policy.initial_carry(), jax.random.key(0)
     for reward in (1.0, 3.0):
-        _, _, memory = policy.act(state.actor, memory, jnp.zeros((2, 2)), legal, key)
+        _, _, memory = policy.act(actor, memory, jnp.zeros((2, 2)), legal, key)
         memory = policy.after_step(memory, jnp.array([reward, 0.0]), jnp.zeros(2, bool))
     np.testing.assert_allclose(memory.seen.return_to_go[:, 0], [0, -1.5, -2.5])
     np.testing.assert_allclose(memory.to_go, [-5.5, -1.5])
@@ -240,12 +240,13 @@ def test_the_target_is_the_best_return_or_the_one_given():
 def test_only_legal_actions_are_taken():
     program, hyper = program_of()
     state = zero(jax.jit(program.init)(jax.random.key(0), hyper))
+    actor = program.policy_params(state)
     legal = jnp.array([[False, True, False], [False, True, True]])
 
     @jax.jit
     def actions(key):
         policy = program.policy(False)
-        found = policy.act(state.actor, policy.initial_carry(), jnp.zeros((2, 2)), legal, key)
+        found = policy.act(actor, policy.initial_carry(), jnp.zeros((2, 2)), legal, key)
         return found[:2]
 
     action, log_prob = jax.vmap(actions)(jax.random.split(jax.random.key(0), 64))
