@@ -58,7 +58,7 @@ def number(cell: Any) -> str:
         case int():
             return f"{cell:,}"
         case float():
-            return f"{cell:,.0f}" if abs(cell) >= 1e3 else f"{cell:#.4g}"
+            return f"{cell:,.0f}" if abs(cell) >= 999.95 else f"{cell:#.4g}"
         case Mapping():
             return ", ".join(f"{name} {number(entry)}" for name, entry in cell.items())
         case _:

@@ -107,14 +107,15 @@ _PATHS = ("vault", "validation", "init")
 def publishable(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a run with the ends of paths, which say nothing of this machine."""
     args = record["args"]
-    short = {name: _end(args[name]) for name in _PATHS if args.get(name) is not None}
+    short = {name: path_end(args[name]) for name in _PATHS if args.get(name) is not None}
     file = {"file": PurePath(record["file"]).name} if record.get("file") else {}
     return {**record, "args": {**args, **short}, **file}
 
 
-def _end(value: Any) -> Any:
+def path_end(value: Any) -> Any:
+    """Return the last two parts of a path, or of each path in a list; anything else as it is."""
     if isinstance(value, list | tuple):
-        return [_end(one) for one in value]
+        return [path_end(one) for one in value]
     return "/".join(PurePath(value).parts[-2:]) if isinstance(value, str) else value
 
 

@@ -25,16 +25,32 @@ _EVALUATED = (*tracking.EVALUATED, *tracking.OTHER_RETURN.values())
 
 
 def identity(cell: Cell) -> dict[str, Any]:
-    """Return what the result of a cell depends on beside the content of its vault, for JSON."""
+    """Return what the result of a cell depends on beside the content of its vault, for JSON.
+
+    Of absolute paths it has the ends: the code of a program and the content of a vault have
+    checksums of their own.
+    """
     program, data = cell.baseline.program, cell.data
-    found: dict[str, Any] = {"program": program, "data": data.vault, "options": cell.options}
+    found: dict[str, Any] = {
+        "program": program,
+        "data": _public(data.vault),
+        "options": {name: _public(value) for name, value in cell.options.items()},
+    }
     if program.endswith(".py") and local(program).is_file():
+        found["program"] = Path(program).name
         found["sha256"] = hashlib.sha256(local(program).read_bytes()).hexdigest()
     if data.recipe is not None:
         found["data"] = f"{data.recipe.name}:{data.tier}"
         found["recorded"] = {"program": data.recipe.program, **data.recipe.options}
     plain: dict[str, Any] = tracking.plain(found)
     return plain
+
+
+def _public(value: Any) -> Any:
+    """Return an option without the directories of this machine."""
+    if isinstance(value, str) and Path(value).is_absolute():
+        return tracking.path_end(value)
+    return value
 
 
 def fingerprint(cell: Cell) -> str | None:

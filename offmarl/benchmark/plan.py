@@ -226,7 +226,8 @@ def _check(plan: Plan, shown: str) -> None:
     for cell in cells:
         where = f"{shown}, {cell.label}"
         _check_options("baseline", cell.baseline.program, cell.options, where)
-    for names in ([one.slug for one in cells], [slug(name) for name in plan.recipes]):
+    slugs = [[slug(label) for label in labels] for labels in (plan.datasets, plan.recipes)]
+    for names in ([one.slug for one in cells], *slugs):
         if twice := {name for name in names if names.count(name) > 1}:
             raise OptionError(f"{shown}: two names become the file {twice.pop()}: change one.")
 

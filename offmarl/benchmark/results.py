@@ -2,7 +2,8 @@
 
 A method is bold on a dataset if it may be the best one there: the 95% interval of the probability
 that one of its runs beats a run of the best method (the one with the highest interquartile mean)
-includes one half. With fewer seeds than an interval needs, only the best method is bold.
+is not entirely below one half. With fewer seeds than an interval needs, only the best method is
+bold.
 """
 
 import csv
@@ -12,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from offmarl import __version__, statistics, tracking
 from offmarl import report as reports
@@ -72,6 +75,8 @@ class Results(NamedTuple):
     """The metric of each dataset's scores."""
     environments: dict[str, str]
     """The environment of each dataset's evaluations."""
+    broken: dict[str, str]
+    """Why finished cells have no score, by their names."""
 
     @property
     def missing(self) -> list[str]:
@@ -79,16 +84,22 @@ class Results(NamedTuple):
         return [
             cell.label
             for cell in self.plan.cells
-            if cell.baseline.label not in self.files.get(cell.data.label, {})
+            if cell.label not in self.broken
+            and cell.baseline.label not in self.files.get(cell.data.label, {})
         ]
 
 
 def read_results(plan: Plan) -> Results:
     """Read the finished cells of a plan."""
     files: dict[str, dict[str, Path]] = {}
+    broken: dict[str, str] = {}
     for cell in plan.cells:
         path = cell_file(plan, cell)
-        if is_current(cell, path):
+        if not is_current(cell, path):
+            continue
+        if seeds := _not_finite(path):
+            broken[cell.label] = f"the final evaluation of seed {', '.join(seeds)} is not finite"
+        else:
             files.setdefault(cell.data.label, {})[cell.baseline.label] = path
     metrics = {label: reports.metric_of(found.values()) for label, found in files.items()}
     scores = {
@@ -102,7 +113,15 @@ def read_results(plan: Plan) -> Results:
     environments = {
         label: _environment(next(iter(found.values()))) for label, found in files.items()
     }
-    return Results(plan, files, scores, metrics, environments)
+    return Results(plan, files, scores, metrics, environments, broken)
+
+
+def _not_finite(path: Path) -> list[str]:
+    """Return the seeds of a cell whose scores are not finite."""
+    metrics = reports.final_metrics(path) & {*UNITS, *tracking.OTHER_RETURN.values()}
+    finals = [reports.final_returns(path, metric) for metric in metrics]
+    seeds = {seed for found in finals for seed, own in found.items() if not np.isfinite(own).all()}
+    return [str(seed) for seed in sorted(seeds)]
 
 
 def _environment(path: Path) -> str:
@@ -209,6 +228,13 @@ def _latex(table: ScoreTable) -> str:
 
 _SPECIAL = {**{one: f"\\{one}" for one in "&%$#_{}"}, "\\": r"\textbackslash{}"}
 _SPECIAL |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi o pi rho"
+_SPECIAL |= {  # pdflatex has no Greek letters in text
+    chr(ord("α") + number): f"\\ensuremath{{\\{name}}}" if name != "o" else "o"
+    for number, name in enumerate(
+        [*_GREEK.split(), "varsigma", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega"]
+    )
+}
 
 
 def _escaped(text: str) -> str:
@@ -384,16 +410,19 @@ def _cells(results: Results) -> Iterator[list[str]]:
 def notes(results: Results, failed: Mapping[str, Path]) -> Iterator[str]:
     """Say what bold means, and name what is missing, failed or not comparable."""
     seeds = {len(runs) for found in results.scores.values() for runs in found.values()}
-    if seeds and min(seeds) >= MIN_RUNS:
+    if seeds and max(seeds) >= MIN_RUNS:
         yield (
             "Bold (* on the page): the best method of a dataset, and every method whose "
-            "probability of improvement over it has a 95% interval that includes one half."
+            "probability of improvement over it has a 95% interval that is not entirely below one "
+            "half."
         )
-    elif seeds:
+    if seeds and min(seeds) < MIN_RUNS:
         yield (
-            f"Intervals need at least {MIN_RUNS} seeds: bold (* on the page) is only the method "
-            "with the highest score."
+            f"Intervals need at least {MIN_RUNS} seeds: a method with fewer is bold (* on the page)"
+            " only if it has the highest score, and so are the others if that method has fewer."
         )
+    for name, why in results.broken.items():
+        yield f"{name} is empty in the tables: {why}."
     for name, log in failed.items():
         yield f"{name} failed: see {log}."
     if missing := [name for name in results.missing if name not in failed]:

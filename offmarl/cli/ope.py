@@ -1,7 +1,7 @@
 """``offmarl ope``: estimate what policies are worth from recorded episodes alone."""
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -210,6 +210,8 @@ def _data(
         settings.setdefault(one.setting, []).append(one.label)
     complete = len(returns) == len(candidates)
     means = {label: float(x.mean()) for label, x in returns.items()}
+    finite = {label: x for label, x in returns.items() if np.isfinite(x).all()}
+    known = {label: means[label] for label in finite} if complete else {}
     return {
         "episodes": found.episodes,
         "data_return": found.data._asdict(),
@@ -226,14 +228,26 @@ def _data(
         "chosen": {
             method: choice
             for method, values in found.values.items()
-            if (choice := _choice(values, settings, means if complete else {})) is not None
+            if (choice := _choice(values, settings, known)) is not None
         },
-        "ranking": {method: _ranking(values, means) for method, values in found.values.items()}
-        if complete and len(candidates) > 1
+        "ranking": {method: _ranking(values, known) for method, values in found.values.items()}
+        if len(known) > 1
         else {},
-        "tuning": _tuning(returns, seed) if complete and len(candidates) > 1 else None,
-        "notes": found.notes,
+        "tuning": _tuning(finite, seed) if len(known) > 1 else None,
+        "notes": (*found.notes, *_not_finite(found, returns.keys() - finite.keys())),
     }
+
+
+def _not_finite(found: "Estimates", returns: Set[str]) -> Iterator[str]:
+    """Name the policies that rankings and choices leave out."""
+    where = {"its return": returns}
+    for method, values in found.values.items():
+        where[f"its estimate by {method}"] = {
+            label for label, one in values.items() if not np.isfinite(one.value)
+        }
+    for what, labels in where.items():
+        for label in sorted(labels):
+            yield f"{label} is left out of choices and rankings: {what} is not finite."
 
 
 def _value(value: "Value | None") -> dict[str, Any] | None:
@@ -245,11 +259,18 @@ def _choice(
 ) -> dict[str, Any] | None:
     """Return the setting with the best mean estimate over its seeds.
 
-    None if there is only one, or if a policy has no estimate. Where returns are known, also what
-    the choice earns and the best would.
+    None if there is only one, or if a policy has no estimate. Settings with an estimate that is not
+    finite are left out. Where returns are known, also what the choice earns and the best would.
     """
     every = [label for labels in settings.values() for label in labels]
     if len(settings) < 2 or any(label not in values for label in every):
+        return None
+    settings = {
+        setting: labels
+        for setting, labels in settings.items()
+        if all(np.isfinite(values[label].value) for label in labels)
+    }
+    if not settings:
         return None
 
     def mean(of: Mapping[str, float], labels: Iterable[str]) -> float:
@@ -259,7 +280,7 @@ def _choice(
     scores = {setting: mean(estimates, labels) for setting, labels in settings.items()}
     best = max(scores, key=lambda setting: scores[setting])
     choice: dict[str, Any] = {"setting": best, "estimate": scores[best]}
-    if means:
+    if means and all(label in means for labels in settings.values() for label in labels):
         known = {setting: mean(means, labels) for setting, labels in settings.items()}
         choice |= {"true_return": known[best], "best_true_return": max(known.values())}
     return choice
@@ -269,7 +290,7 @@ def _ranking(values: Mapping[str, "Value"], means: Mapping[str, float]) -> dict[
     """Return how well a method orders the policies that it evaluated."""
     from offmarl.ope import rank_correlation, regret
 
-    labels = [label for label in values if np.isfinite(values[label].value)]
+    labels = [x for x in values if np.isfinite(values[x].value) and x in means]
     estimates = np.array([values[label].value for label in labels])
     returns = np.array([means[label] for label in labels])
     return {

@@ -270,7 +270,7 @@ def _run_share(work: Work, share: Share) -> Report:
         with progress(f"task {share.number} of {share.of}", blocks) as advance:
             shown = [0]
 
-            def show(done: int, _total: int) -> None:
+            def show(done: int, _total: int, _block: int | None) -> None:
                 advance(done - shown[0])
                 shown[0] = done
 

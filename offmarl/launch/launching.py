@@ -142,6 +142,8 @@ class _Launch:
         self._held = dict(self._calls)
         """The tasks that have not begun, because of what their blocks need."""
         self._deaths = dict.fromkeys(self._calls, 0)
+        self._died: dict[int, str] = {}
+        """How tasks died that go on without the blocks in which they did."""
         self._failed: dict[int, str] = {}
         self._ended: set[int] = set()
 
@@ -220,18 +222,43 @@ class _Launch:
         status = read_status(call)
         if is_stopping or (status.state == "done" and not one.died):
             self._ended.add(one.number)
+            if one.number in self._died and not is_stopping:
+                self._failed[one.number] = self._died[one.number]
         elif status.state == "failed":
             self._give_up(call, status.error)
+        elif status.state == "stopped" and not one.died:  # by a signal from elsewhere
+            self._again(call, launcher, "was stopped")
         else:
             self._deaths[one.number] += 1
             how = one.died or status.error or "it ended early"
             if launcher.retries or self._deaths[one.number] == MOST_DEATHS:
-                self._give_up(call, f"it died {MOST_DEATHS} times, at last: {how}")
+                reason = f"it died {MOST_DEATHS} times, at last: {how}"
+                self._bury(call, status.block, reason, launcher)
             else:
-                name = self._name(call.number)
-                tracking.notice(f"{name} died ({how}) and is started again: {call.log}")
-                call.status.unlink(missing_ok=True)
-                launcher.start([call])
+                self._again(call, launcher, f"died ({how})")
+
+    def _again(self, call: Call, launcher: Launcher, why: str) -> None:
+        """Start a task again."""
+        tracking.notice(f"{self._name(call.number)} {why} and is started again: {call.log}")
+        call.status.unlink(missing_ok=True)
+        launcher.start([call])
+
+    def _bury(self, call: Call, block: int | None, reason: str, launcher: Launcher) -> None:
+        """Give up a task that died too often, or only the block in which it did."""
+        left = [
+            one
+            for one in self._blocks[call.number]
+            if one != block and one not in call.skip and not self._work.is_done(one)
+        ]
+        if not self._work.goes_on or block is None or self._work.is_done(block) or not left:
+            self._give_up(call, reason)
+            return
+        name = self._work.label(block)
+        tracking.notice(f"{name} failed: {reason}. See {call.log}")
+        self._died.setdefault(call.number, reason)
+        self._deaths[call.number] = 0
+        self._calls[call.number] = call._replace(skip=(*call.skip, block))
+        self._again(self._calls[call.number], launcher, f"goes on without {name}")
 
     def _give_up(self, call: Call, reason: str) -> None:
         self._failed[call.number] = reason

@@ -20,6 +20,9 @@ import offmarl
 from offmarl.launch import cores
 from offmarl.launch.task import Call
 
+_END_SECONDS = 2.0
+"""How long a process may take to end once it has nothing to do or nobody waits for its task."""
+
 
 class Ended(NamedTuple):
     """A task whose process or job has ended."""
@@ -163,8 +166,12 @@ class _Worker:
             self._process.send_signal(signum)
 
     def end(self) -> None:
-        """End the process, and wait for it."""
+        """End the process, and wait for it. A task that runs is killed if it does not stop soon."""
         with suppress(BrokenPipeError):  # it has died
             self._input.close()  # it stops a task that runs
-        self._process.wait()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:  # compiled code serves no signals
+            self._process.kill()
+            self._process.wait()
         self.output.close()

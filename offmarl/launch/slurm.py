@@ -24,6 +24,8 @@ _GENERAL = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes")
 _COMMANDS = ("sbatch", "srun", "squeue", "scancel")
 _PREEMPTION = signal.SIGUSR2
 """The signal that submitit lets SLURM send some time before it ends a job."""
+_TIMEOUTS = 10_000
+"""How often a task that has reached its time limit is requeued."""
 _MINUTES = 240
 """Default time limit of a task. A task that reaches it is requeued, and continues."""
 _MOST = 1_000
@@ -33,24 +35,27 @@ _MOST = 1_000
 class _Requeued:
     """Runs a task; when SLURM preempts it or its time is over, submitit queues it again.
 
-    submitit ignores SIGTERM, which `scancel` sends, and ends the process at the signal of a
-    preemption. Here the task saves a checkpoint at either.
+    submitit ignores SIGTERM, which SLURM sends for `scancel` and before it takes the machine away,
+    and ends the process at the signal of a preemption. Here the task saves a checkpoint at either.
+    After SIGTERM it ends without a result, so that SLURM decides whether the job is queued again.
     """
 
     def __call__(self, call: Call) -> State:
         """Run the task."""
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
         requeue = signal.getsignal(_PREEMPTION)
-        preempted: list[int] = []
+        received: list[int] = []
 
         def stop(signum: int, _frame: FrameType | None) -> None:
-            preempted.append(signum)
+            received.append(signum)
             signal.raise_signal(signal.SIGINT)
 
-        signal.signal(_PREEMPTION, stop)
+        for one in (_PREEMPTION, signal.SIGTERM):
+            signal.signal(one, stop)
         state = run_task(call)
-        if preempted and state == "stopped" and callable(requeue):
-            requeue(preempted[0], None)
+        if state == "stopped" and signal.SIGTERM in received:
+            raise SystemExit(128 + signal.SIGTERM)
+        if state == "stopped" and received and callable(requeue):
+            requeue(_PREEMPTION, None)
         if state == "crashed":
             raise RuntimeError(f"task {call.number} crashed: see {call.log}")
         return state
@@ -98,7 +103,9 @@ class SlurmLauncher:
                 )
         self._submitted = directory / "slurm-jobs.txt"
         self._refuse_running()
-        self._executor = self._submitit.AutoExecutor(directory / "slurm", cluster="slurm")
+        self._executor = self._submitit.AutoExecutor(
+            directory / "slurm", cluster="slurm", slurm_max_num_timeout=_TIMEOUTS
+        )
         self._update(name, workers, options)
         self._jobs: dict[int, Any] = {}
         self._left: dict[int, float] = {}

@@ -34,6 +34,14 @@ class Call(NamedTuple):
     directory: str
     """That of the work."""
     cwd: str
+    skip: tuple[int, ...] = ()
+    """Blocks that are left out."""
+
+    @classmethod
+    def read(cls, line: str) -> "Call":
+        """Read a call that was written as JSON."""
+        call = cls(*json.loads(line))
+        return call._replace(arguments=tuple(call.arguments), skip=tuple(call.skip))
 
     @property
     def log(self) -> Path:
@@ -57,6 +65,8 @@ class Status(NamedTuple):
     pid: int = 0
     since: float = 0.0
     """When the task was started, in seconds since 1970."""
+    block: int | None = None
+    """The block that it runs."""
 
 
 def read_status(call: Call) -> Status:
@@ -92,7 +102,8 @@ def _note(text: str) -> None:
 def _outcome(call: Call, status: "_Reporter") -> tuple[State, str]:
     try:
         work = _work(call.entry, call.arguments)
-        run_share(work, Share(call.number, call.of), status)
+        status.names_blocks = work.goes_on
+        run_share(work, Share(call.number, call.of), status, call.skip)
     except OffmarlError as error:
         return "failed", str(error)
     except KeyboardInterrupt as stop:
@@ -114,21 +125,33 @@ def _work(entry: str, arguments: tuple[str, ...]) -> Work:
 
 
 class _Reporter:
-    """Writes the state of a task to its file."""
+    """Writes the state of a task to its file.
+
+    Attributes
+    ----------
+    names_blocks
+        Whether every block is written when it begins, however short the last one was: the launcher
+        leaves out a block in which the task dies.
+    """
 
     def __init__(self, call: Call):
+        self.names_blocks = False
         self._path = call.status
         self._status = Status(
             "running", host=socket.gethostname(), pid=os.getpid(), since=time.time()
         )
-        self._written = 0.0
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._write()
 
-    def __call__(self, done: int, total: int) -> None:
-        """Record how many blocks are done."""
-        self._status = self._status._replace(done=done, total=total)
-        if time.monotonic() - self._written > _SECONDS_BETWEEN_REPORTS:
+    def __call__(self, done: int, total: int, block: int | None) -> None:
+        """Record how many blocks are done, and which one is run."""
+        first = not self._status.total
+        self._status = self._status._replace(done=done, total=total, block=block)
+        if (
+            first
+            or self.names_blocks
+            or time.monotonic() - self._written > _SECONDS_BETWEEN_REPORTS
+        ):
             self._write()
 
     def end(self, state: State, error: str) -> None:

@@ -4,7 +4,7 @@ import json
 import shutil
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,8 +19,9 @@ _IDENTITY = "job.json"
 WAIT_SECONDS = 600.0
 """How long a task waits for another process that runs the same block."""
 
-Report = Callable[[int, int], None]
-"""Called with the number of a share's blocks that are done, and their total."""
+Report = Callable[[int, int, int | None], None]
+"""Called with the number of a share's blocks that are done, their total, and the block that is run
+next, if there is one."""
 
 
 class Share(NamedTuple):
@@ -183,10 +184,23 @@ class Work(ABC):
             shutil.rmtree(self.directory / name, ignore_errors=True)
 
 
-def run_share(work: Work, share: Share, report: Report | None = None) -> int:
+def run_share(
+    work: Work, share: Share, report: Report | None = None, skip: Collection[int] = ()
+) -> int:
     """Run the blocks of a share that are missing; return how many this call ran.
 
     A block that needs others waits until they are complete, after the blocks that can run at once.
+
+    Parameters
+    ----------
+    work
+        The work.
+    share
+        Which of its blocks.
+    report
+        Is called before each block, and at the end.
+    skip
+        Blocks to leave out.
 
     Raises
     ------
@@ -195,23 +209,27 @@ def run_share(work: Work, share: Share, report: Report | None = None) -> int:
     """
     work.check()
     mine, missing = share.blocks(work.num_blocks), set(work.missing())
-    left, ran = [block for block in mine if block in missing], 0
+    left, ran = [block for block in mine if block in missing and block not in skip], 0
     report, failed = report or _no_report, dict[int, Exception]()
+    done = len(mine) - len(missing.intersection(mine))
     while left:
-        report(len(mine) - len(left), len(mine))
         block = next((one for one in left if is_ready(work, one)), left[0])
+        report(done, len(mine), block)
         left.remove(block)
+        if block in failed:  # another block needed it
+            continue
         try:
             ran += _run_with_needs(work, block, failed)
+            done += 1
         except Exception as error:
             failed[block] = error
             if not work.goes_on:
                 raise
             _note_failure(work.label(block), error)
+    report(done, len(mine), None)
     if failed:
         bugs = (error for error in failed.values() if not isinstance(error, OffmarlError))
         raise next(bugs, next(iter(failed.values())))
-    report(len(mine), len(mine))
     return ran
 
 
@@ -220,18 +238,25 @@ def is_ready(work: Work, block: int) -> bool:
     return all(work.is_done(need) for need in work.needs(block))
 
 
-def _run_with_needs(work: Work, block: int, failed: Mapping[int, Exception]) -> bool:
+def _run_with_needs(work: Work, block: int, failed: dict[int, Exception]) -> bool:
     """Run a block after those that it needs; False if it is done.
 
     Raises
     ------
     RunError
-        A block that it needs is among those that have failed.
+        A block that it needs is among those that have failed, or fails and is added to them.
     """
     for need in work.needs(block):
+        if need not in failed:
+            try:
+                _run_block(work, need, -1)  # its process may take any time
+            except Exception as error:
+                failed[need] = error
+                if not work.goes_on:
+                    raise
+                _note_failure(work.label(need), error)
         if need in failed:
             raise RunError(f"it needs {work.label(need)}, which failed: {failed[need]}")
-        _run_block(work, need, -1)  # its process may take any time
     return _run_block(work, block)
 
 
@@ -253,7 +278,7 @@ def _run_block(work: Work, block: int, wait_seconds: float | None = None) -> boo
     return True
 
 
-def _no_report(done: int, total: int) -> None:
+def _no_report(done: int, total: int, block: int | None) -> None:
     """No-op `Report`."""
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from offmarl.losses import Scalar
+from offmarl.statistics import MIN_RUNS
 
 _RESAMPLED = 2**24
 """Largest number of entries of an array of resamples."""
@@ -156,8 +157,10 @@ def bootstrap(
     draw: np.random.Generator,
     resamples: int = 2000,
     confidence: float = 0.95,
-) -> tuple[float, float, float]:
+) -> tuple[float, float | None, float | None]:
     """Return an estimate and its percentile interval over resampled episodes.
+
+    Fewer episodes than `offmarl.statistics.MIN_RUNS` have no interval: its ends are None.
 
     Parameters
     ----------
@@ -174,6 +177,8 @@ def bootstrap(
     """
     found = []
     value = float(estimator(jnp.ones(episodes)))
+    if episodes < MIN_RUNS:
+        return value, None, None
     block = max(min(_RESAMPLED // episodes, resamples), 1)
     for start in range(0, resamples, block):
         count = min(block, resamples - start)

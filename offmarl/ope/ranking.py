@@ -40,7 +40,7 @@ def regret(estimates: Float[np.ndarray, "P"], returns: Float[np.ndarray, "P"], k
     """Return regret@k: what is lost by trying only the k policies with the best estimates.
 
     The best return of all policies minus the best among these k, in the unit of the returns (Fu et
-    al. 2021, arXiv 2103.16596).
+    al. 2021, arXiv 2103.16596). Of policies with equal estimates the worse are tried first.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def regret(estimates: Float[np.ndarray, "P"], returns: Float[np.ndarray, "P"], k
     estimates, returns = _checked(estimates, returns)
     if not 1 <= k <= len(estimates):
         raise ShapeError(f"regret@{k} of {len(estimates)} policies: give 1 to {len(estimates)}.")
-    tried = np.argsort(-estimates, kind="stable")[:k]
+    tried = np.lexsort((returns, -estimates))[:k]
     return float(returns.max() - returns[tried].max())
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Num
 
 from offmarl.report.accumulators import BINS, ContinuousActions, DiscreteActions
 from offmarl.report.contents import Survey
-from offmarl.report.figures import COLOURS, make_figure
+from offmarl.report.figures import COLOURS, make_figure, plain
 from offmarl.vault.ranges import Ranges
 from offmarl.vault.tables import CAUSES
 
@@ -68,7 +68,7 @@ def figure_order(surveys: Surveys) -> Figure:
             place = (np.arange(len(parts)) + 0.5) / len(parts)
             means = [part.mean() if len(part) else np.nan for part in parts]
             marker = "o" if len(parts) == 1 else ""
-            axes.plot(place, means, label=_plain(label), marker=marker, **_line(number))
+            axes.plot(place, means, label=plain(label), marker=marker, **_line(number))
 
     return _chart(draw, len(surveys) > 1)
 
@@ -94,7 +94,7 @@ def figure_training(surveys: Surveys) -> Figure:
         for number, (label, found) in enumerate(surveys.items()):
             steps, returns = training_of(found)
             marker = "o" if len(steps) < 3 else ""
-            axes.plot(steps, returns, label=_plain(label), marker=marker, **_line(number))
+            axes.plot(steps, returns, label=plain(label), marker=marker, **_line(number))
 
     return _chart(draw, len(surveys) > 1)
 
@@ -111,7 +111,7 @@ def figure_ends(surveys: Surveys) -> Figure:
         for cause, colour in _CAUSE_COLOURS.items():
             share = np.array([_share(surveys[label].episodes.cause == cause) for label in labels])
             if share.any():
-                axes.barh(list(map(_plain, labels)), share, 0.6, left, label=cause, color=colour)
+                axes.barh(list(map(plain, labels)), share, 0.6, left, label=cause, color=colour)
                 left += share
         axes.set_xlim(0, 1)
         if len(labels) == 1:
@@ -130,7 +130,7 @@ def figure_curve(surveys: Surveys) -> Figure:
         for number, (label, found) in enumerate(surveys.items()):
             rewards = found.rewards
             place = (np.arange(len(rewards.curve)) + 0.5) * rewards.stretch
-            axes.plot(place, rewards.curve, label=_plain(label), **_line(number))
+            axes.plot(place, rewards.curve, label=plain(label), **_line(number))
 
     return _chart(draw, len(surveys) > 1)
 
@@ -149,7 +149,7 @@ def figure_repeats(surveys: Surveys) -> Figure:
             often, many = found.coverage.repeats.T
             colour = COLOURS[number % len(COLOURS)]
             axes.scatter(
-                often, many, s=14, color=colour, alpha=0.7, linewidth=0, label=_plain(label)
+                often, many, s=14, color=colour, alpha=0.7, linewidth=0, label=plain(label)
             )
 
     return _chart(draw, len(surveys) > 1)
@@ -171,7 +171,7 @@ def figure_agents(surveys: Surveys) -> Figure:
             spans = [middle - low, high - middle]
             colour = COLOURS[number % len(COLOURS)]
             axes.errorbar(
-                place, middle, spans, fmt="o", markersize=4, color=colour, label=_plain(label)
+                place, middle, spans, fmt="o", markersize=4, color=colour, label=plain(label)
             )
         axes.locator_params(axis="x", integer=True)
 
@@ -244,12 +244,6 @@ def _label_counts(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _plain(label: str) -> str:
-    """Escape a name for matplotlib, which reads ``$`` as a formula and hides leading ``_``."""
-    shown = label.replace("$", r"\$")
-    return f" {shown}" if shown.startswith("_") else shown
-
-
 def _share(truths: Any) -> float:
     return float(truths.mean()) if len(truths) else 0.0
 
@@ -271,7 +265,7 @@ def _histograms(
                 shares = np.histogram(some, edges)[0] / len(some)
                 colour = COLOURS[number % len(COLOURS)]
                 axes.stairs(shares, edges, fill=True, color=colour, alpha=0.25)
-                axes.stairs(shares, edges, label=_plain(label), **_line(number))
+                axes.stairs(shares, edges, label=plain(label), **_line(number))
 
     return _chart(draw, len(values) > 1)
 

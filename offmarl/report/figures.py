@@ -1,7 +1,8 @@
 """Figures of the demo and of comparisons.
 
 The colours are those of Okabe and Ito, which can be distinguished with any kind of colour vision.
-Each algorithm also has its own marker, which is hollow if its actions were sampled.
+Each algorithm also has its own marker, which is hollow if its actions were sampled, and from the
+eighth on other dashes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ if TYPE_CHECKING:
 KINDS = ("png", "svg", "pdf")
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+_MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
+_Dashes = Literal["-", "--", "-.", ":"] | tuple[int, tuple[int, ...]]
+_LINES: tuple[tuple[_Dashes, _Dashes], ...] = (
+    ("-", "--"),
+    ("-.", ":"),
+    ((0, (9, 2)), (0, (3, 5))),
+)
+"""Lines of greedy and of sampled actions, for the first seven algorithms, the next seven and so on.
+"""
 _DATA = "#6b7280"
 
 _STYLE: dict[Any, Any] = {
@@ -101,7 +110,7 @@ def figure_curves(curves: Curves, unit: str) -> Figure:
             for entry, curve in found.items():
                 look = looks[entry]
                 draw_curve(axes, curve, look.colour, look.line)
-            axes.set_title(dataset)
+            axes.set_title(plain(dataset))
             axes.set_xlabel("steps")
         plots[0].set_ylabel(unit)
         handles = [_handle(entry.label, look, marked=False) for entry, look in looks.items()]
@@ -110,16 +119,16 @@ def figure_curves(curves: Curves, unit: str) -> Figure:
     return make_figure(draw, (min(6.0 * len(curves) + 1.0, 15), 4.0))
 
 
-def draw_curve(axes: Axes, curve: Curve, colour: str, line: str = "-") -> None:
+def draw_curve(axes: Axes, curve: Curve, colour: str, line: _Dashes = "-") -> None:
     """Draw the mean over seeds and its interval; with few seeds each seed instead."""
     interval = curve.interval()
     if interval is None:
         for values in curve.values if len(curve.values) > 1 else ():
-            axes.plot(curve.steps, values, line, color=colour, linewidth=0.8, alpha=0.4)
+            axes.plot(curve.steps, values, ls=line, color=colour, linewidth=0.8, alpha=0.4)
     else:
         axes.fill_between(curve.steps, *interval, color=colour, alpha=0.15, linewidth=0)
     marker = "." if len(curve.steps) < 3 else ""
-    axes.plot(curve.steps, curve.mean, line, color=colour, linewidth=1.6, marker=marker)
+    axes.plot(curve.steps, curve.mean, ls=line, color=colour, linewidth=1.6, marker=marker)
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -180,7 +189,7 @@ def _draw_returns(axes: Axes, returns: Mapping[str, Float[np.ndarray, "episodes"
             fontsize=9,
             color="#374151",
         )
-    axes.set_xticks(range(len(returns)), list(returns))
+    axes.set_xticks(range(len(returns)), list(map(plain, returns)))
     axes.set_xlim(-0.6, len(returns) - 0.25)
 
 
@@ -195,6 +204,7 @@ class _Look(NamedTuple):
 
     colour: str
     marker: str
+    lines: tuple[_Dashes, _Dashes]
     sampled: bool
 
     @property
@@ -202,8 +212,8 @@ class _Look(NamedTuple):
         return "white" if self.sampled else self.colour
 
     @property
-    def line(self) -> Literal["-", "--"]:
-        return "--" if self.sampled else "-"
+    def line(self) -> _Dashes:
+        return self.lines[self.sampled]
 
 
 def _looks(scores: Scores | Curves) -> dict[Entry, _Look]:
@@ -214,6 +224,7 @@ def _looks(scores: Scores | Curves) -> dict[Entry, _Look]:
         entry: _Look(
             COLOURS[number % len(COLOURS)],
             _MARKERS[number % len(_MARKERS)],
+            _LINES[number // len(COLOURS) % len(_LINES)],
             entry.acting == "sampled",
         )
         for entry, number in numbers.items()
@@ -266,11 +277,9 @@ def _draw_profiles(axes: Axes, comparison: Comparison) -> None:
     axes.set_ylabel("fraction of runs above τ")
     axes.set_ylim(-0.02, 1.05)
     if not comparison.common or not comparison.pooled:
-        why = (
-            "no algorithm ran on\nall datasets"
-            if comparison.pooled
-            else "no reference returns:\nno common scale"
-        )
+        why = "no reference returns:\nno common scale"
+        if comparison.pooled:
+            why = "no algorithm ran on all\ndatasets with as many seeds"
         axes.text(0.5, 0.5, why, ha="center", va="center", color=_DATA, transform=axes.transAxes)
         return
     everything = np.concatenate([runs.ravel() for runs in comparison.common.values()])
@@ -280,7 +289,7 @@ def _draw_profiles(axes: Axes, comparison: Comparison) -> None:
     for entry, runs in comparison.common.items():
         colour, line = looks[entry].colour, looks[entry].line
         profile = performance_profile(runs, taus)
-        axes.step(taus, profile, line, where="post", color=colour, label=entry.label)
+        axes.step(taus, profile, ls=line, where="post", color=colour)
         if len(runs) >= MIN_RUNS:
             low, high = bootstrap_interval(
                 partial(performance_profile, thresholds=taus), runs, seed=0, resamples=1000
@@ -304,7 +313,7 @@ def _draw_improvement(axes: Axes, comparison: Comparison) -> None:
     axes.grid(visible=False)
     if entries:
         axes.imshow(matrix, cmap="PuOr_r", vmin=-0.3, vmax=1.3)
-    names = [entry.label for entry in entries]
+    names = [plain(entry.label) for entry in entries]
     slanted: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(len(names)), names, **(slanted if len(names) > 2 else {}))
     axes.set_yticks(range(len(names)), names)
@@ -322,7 +331,7 @@ def _handle(label: str, look: _Look, marked: bool = True) -> Any:
         markerfacecolor=look.face,
         markersize=7,
         linewidth=1.8,
-        label=label,
+        label=plain(label),
     )
 
 
@@ -334,4 +343,10 @@ def _line(label: str) -> Any:
 
 def _wrapped(label: str) -> str:
     """Break the name of a vault at its slashes, so that neighbours do not overlap."""
-    return label.replace("/", "/\n")
+    return plain(label).replace("/", "/\n")
+
+
+def plain(text: str) -> str:
+    """Escape a name for matplotlib, which reads ``$`` as a formula and hides leading ``_``."""
+    shown = text.replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown

@@ -95,6 +95,11 @@ def metric_of(directories: Iterable[Path]) -> str:
     for metric in UNITS:
         if all(metric in metrics for metrics in found):
             return metric
+    if any(name.startswith(f"{RETURN}_") for metrics in found for name in metrics):
+        raise RunError(
+            "these runs have a return for each team, and no single score to compare: "
+            "`offmarl report RUN` shows the returns of each team of a run."
+        )
     raise RunError(
         "some of these runs were evaluated in an environment and some with held-out episodes, so "
         "they cannot be compared: train all with the same --env and --held-out."
@@ -158,7 +163,7 @@ def _metrics(entry: Entry, metric: str) -> dict[Entry, str]:
 
 
 def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entry, RunScores]:
-    """Return the final scores of one run, by entry; raises what `final_returns` raises.
+    """Return the final scores of one run, by entry.
 
     Parameters
     ----------
@@ -168,6 +173,12 @@ def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entr
         A key of `UNITS`.
     run
         `Entry.run` of its entries.
+
+    Raises
+    ------
+    RunError
+        The directory is not a run, the run has not finished its evaluation, or scores are not
+        finite.
     """
     record = read_run(directory)
     found: dict[Acting | None, dict[int, Float[np.ndarray, "episodes"]]] = {}
@@ -177,10 +188,21 @@ def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entr
             found[other_acting(record)] = others
     else:
         found[None] = final_returns(directory, metric)
+    for returns in found.values():
+        _refuse_not_finite(directory, returns)
     return {
         Entry(record["program"], how, run): np.array([one.mean() for one in returns.values()])
         for how, returns in found.items()
     }
+
+
+def _refuse_not_finite(directory: Path, returns: Mapping[int, Float[np.ndarray, "_"]]) -> None:
+    if broken := [seed for seed, own in returns.items() if not np.isfinite(own).all()]:
+        named = f"seed{'s' if len(broken) > 1 else ''} {', '.join(map(str, broken))}"
+        raise RunError(
+            f"the final evaluation of {directory} is not finite for {named}, so it has no score: "
+            "leave the run out, or train it with other settings, such as a smaller learning rate."
+        )
 
 
 def best_scores(directory: Path, metric: str = RETURN) -> RunScores | None:

@@ -284,7 +284,8 @@ def _rewards(found: Survey) -> list[Any]:
     rewards, ranges = found.rewards, found.rewards.ranges
     if not ranges.finite.any():
         return [None] * 6
-    spreads = [ranges.mean.mean(), np.sqrt((ranges.std**2).mean())]
+    mean = ranges.mean.mean()  # of all agents together, as is the standard deviation
+    spreads = [mean, np.sqrt((ranges.std**2 + (ranges.mean - mean) ** 2).mean())]
     values = [*spreads, np.nanmin(ranges.low), np.nanmax(ranges.high)]
     zero = only_or_all(
         {team: percent(int((x == 0).sum()), len(x)) for team, x in found.team_returns.items()}

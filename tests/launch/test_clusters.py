@@ -99,6 +99,36 @@ def test_a_task_that_slurm_preempts_is_queued_again(launch, tmp_path):
     assert (tmp_path / ".out.tasks" / "deaths").read_text() == "xx"  # it ran twice
 
 
+def test_a_task_that_slurm_ends_by_sigterm_leaves_no_result(launch, tmp_path, monkeypatch):
+    if launch.engine != "slurm":
+        pytest.skip("a feature of SLURM")
+    monkeypatch.setattr("offmarl.launch.slurm._LOST_SECONDS", 1.0)
+
+    def terminate():
+        deaths = tmp_path / ".out.tasks" / "deaths"
+        while not deaths.exists():
+            time.sleep(0.05)
+        state = json.loads((tmp_path / ".out.tasks" / "state" / "task-1.json").read_text())
+        os.kill(state["pid"], signal.SIGTERM)
+
+    threading.Thread(target=terminate).start()
+    assert launch("wait:4") and is_whole(tmp_path)  # SLURM did not requeue it: the launcher does
+    assert (tmp_path / ".out.tasks" / "deaths").read_text() == "xx"  # it ran twice
+
+
+def test_an_earlier_launch_that_slurm_still_runs_is_refused(launch, tmp_path, monkeypatch):
+    if launch.engine != "slurm":
+        pytest.skip("a feature of SLURM")
+    submitted = tmp_path / ".out.tasks" / "slurm-jobs.txt"
+    submitted.parent.mkdir()
+    submitted.write_text("7_0\n7_1\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("offmarl.launch.slurm._active", lambda jobs: jobs & {"7_1"})
+        with pytest.raises(RunError, match="wait for job 7, or cancel it with `scancel 7`"):
+            launch()
+    assert launch() and is_whole(tmp_path)
+
+
 def test_options_that_an_engine_does_not_have(launch):
     if launch.engine == "slurm":
         with pytest.raises(OptionError, match="submitit refuses it"):

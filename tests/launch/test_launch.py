@@ -14,7 +14,7 @@ from offmarl.errors import MissingExtraError, OptionError, RunError, Stopped
 from offmarl.launch import Options, cores
 from offmarl.launch.launching import MOST_DEATHS
 from offmarl.launch.local import LocalLauncher
-from tests.launch.toy import ENTRY, Squares
+from tests.launch.toy import ENTRY, Squares, Tolerant
 
 BLOCKS = 8
 
@@ -74,6 +74,19 @@ def test_a_task_that_fails_is_named_and_the_rest_is_kept(
     assert launch() and is_whole(tmp_path)  # the same command, without the bug
 
 
+@pytest.mark.parametrize("mishap", ["die:2", "crash:2"])
+def test_work_that_goes_on_leaves_out_only_the_block_in_which_it_dies(
+    mishap, launch, tmp_path, directory
+):
+    arguments = (str(tmp_path / "out"), str(BLOCKS), mishap)
+    entry = ENTRY.replace("make", "make_tolerant")
+    work = Tolerant(tmp_path / "out", BLOCKS)
+    found = launching.launch(work, Options(1), entry, arguments)
+    assert found.failed == {"block 2": directory / "logs" / "task-0.log"}
+    assert work.missing() == [2]
+    assert (directory / "deaths").read_text() == "x" * MOST_DEATHS
+
+
 def test_two_launches_at_once_are_refused(launch, directory):
     directory.mkdir()
     with (
@@ -105,6 +118,22 @@ def test_ctrl_c_stops_the_tasks_and_the_same_command_continues(launch, tmp_path,
     with pytest.raises(Stopped, match="of 8 blocks done: the same command continues"):
         launch("wait:6")
     assert launch("wait:6") and is_whole(tmp_path)
+
+
+def test_a_second_ctrl_c_stops_a_task_that_serves_no_signals(launch, tmp_path, directory):
+    def interrupt():
+        while not (directory / "deaths").exists():
+            time.sleep(0.05)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+
+    threading.Thread(target=interrupt).start()
+    begun = time.monotonic()
+    with pytest.raises(Stopped, match="the same command continues"):
+        launch("deaf:6")
+    assert time.monotonic() - begun < 30  # the task sleeps for longer
+    assert launch("deaf:6") and is_whole(tmp_path)
 
 
 def test_ctrl_c_while_a_worker_starts(launch, tmp_path, monkeypatch, capfd):

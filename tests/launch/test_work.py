@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from offmarl.errors import OptionError, RunError
 from offmarl.launch import Share, join_work, once, run_share
-from tests.launch.toy import Squares
+from tests.launch.toy import Squares, Tolerant
 
 
 @given(blocks=st.integers(0, 200), tasks=st.integers(1, 50))
@@ -43,6 +43,21 @@ def test_only_what_is_missing_is_run(tmp_path):
     assert run_share(work, Share(1, 2)) == 0
     assert work.missing() == [0, 2, 4, 6, 8]
     assert run_share(work, Share(0, 1)) == 5  # by another number of tasks
+
+
+def test_a_block_that_others_need_fails_once(tmp_path):
+    work, seen = Tolerant(tmp_path / "out", 5, "fail:0"), []
+    work.need = 0
+    with pytest.raises(OptionError, match="cannot be run"):
+        run_share(work, Share(1, 2), lambda *report: seen.append(report))  # blocks 1 and 3
+    assert (work.directory / "deaths").read_text() == "x"
+    assert seen[-1] == (0, 2, None)  # what failed is not done
+
+
+def test_blocks_that_are_skipped_are_not_run(tmp_path):
+    work = Tolerant(tmp_path / "out", 5, "fail:1")
+    assert run_share(work, Share(0, 1), skip=[1]) == 4
+    assert work.missing() == [1]
 
 
 def test_a_join_names_the_blocks_that_are_missing(tmp_path):

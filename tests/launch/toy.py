@@ -38,6 +38,9 @@ class Squares(Work):
             raise OptionError("the block cannot be run.")
         if kind == "crash":
             raise RuntimeError("a bug")
+        if kind == "deaf" and not before:  # as compiled code is
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            time.sleep(60)
         if kind == "wait" and not before:
             for _ in range(600):  # Ray interrupts tasks between calls
                 time.sleep(0.1)
@@ -48,6 +51,21 @@ class Squares(Work):
     def join(self):
         found = (self.directory / "blocks" / str(block) for block in range(self.count))
         self.path.write_text("".join(one.read_text() for one in found))
+
+
+class Tolerant(Squares):
+    """Goes on after a failure; ``need`` is a block that all others need."""
+
+    goes_on = True
+    need: int | None = None
+
+    def needs(self, block):
+        return () if self.need in (None, block) else (self.need,)
+
+
+def make_tolerant(arguments):
+    path, count, mishap = arguments
+    return Tolerant(Path(path), int(count), mishap)
 
 
 def make(arguments):
