@@ -21,6 +21,9 @@ arXiv 2502.02538). Defaults are those of DongsuLeeTech/mac-flow at 6245080 (agen
 discrete actions too. Differences from that code:
 
 - The flow is that of the joint action, as in the paper; theirs is one flow for each agent.
+- Their code for discrete actions (agents/discrete_macflow.py at e47e324) has settings of its own: α
+  3, γ 0.99, width 256, an LSTM, and values that are not divided by E |Q_tot|. Its critics learn the
+  sum of the agents' values, and its policies act without noise when they are evaluated.
 - The value of discrete actions has a gradient; theirs, of an argmax, has none.
 - Critics have two hidden layers, without normalisation, and networks use ReLU.
 - A step whose next view is unknown is left out of the critic's loss.

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from offmarl.cli import output
 from offmarl.errors import OffmarlError
-from offmarl.terminal import one_line, plot, printable
+from offmarl.terminal import number, one_line, plot, printable
 
 HOSTILE = {
     "\x1b[2J": r"\x1b[2J",  # clears the screen
@@ -77,3 +77,8 @@ def test_a_curve_is_drawn_with_its_reference():
         "       0     100",
     ]
     assert plot([3], [1.0], width=4, height=3).splitlines()[0].endswith("|*")
+
+
+def test_numbers_round_to_four_digits():
+    values = [999.94, 999.96, -999.96, 12.345678, 1234.5, 7]
+    assert list(map(number, values)) == ["999.9", "1,000", "-1,000", "12.35", "1,234", "7"]

@@ -9,8 +9,7 @@ from rich.console import Group
 from rich.text import Text
 from tyro.conf import Positional, arg
 
-from offmarl import report as reports
-from offmarl.cli.output import Report, table
+from offmarl.cli.output import Report, as_is, table
 from offmarl.errors import OffmarlError, OptionError, ShapeError, VaultError
 from offmarl.report import page, run_page, tables
 from offmarl.report.contents import LENGTHS, Survey, survey
@@ -86,8 +85,9 @@ def _run_report(runs: Sequence[Path], given: Sequence[str], html: Path | None) -
     shown = [table(columns, rows, title) for title, columns, rows in described.sections()]
     for name, curve in described.evaluations().items():
         drawn = plot(curve.steps.tolist(), curve.mean.tolist())
-        shown += [Text(f"{reports.UNITS[name]} by step", style="bold"), Text(drawn)]
-    data = {"run": runs[0], "record": described.record, "page": html}
+        shown += [Text(f"{run_page.unit_of(name)} by step", style="bold"), Text(drawn)]
+    shown += map(as_is, described.notes())
+    data = {"run": runs[0], "record": described.record, "page": html, "notes": described.notes()}
     data |= {"curves": {name: curve.data() for name, curve in described.curves.items()}}
     return Report(data, Group(*shown, *([f"wrote {html}"] if html else [])))
 

@@ -287,7 +287,9 @@ def _by_step(
     for row in rows:
         if metric in row:
             found.setdefault(row["step"], {})[row["seed"]] = row[metric]
-    return [(step, np.array([found[step][seed] for seed in seeds])) for step in sorted(found)]
+    return [  # a null of JSON, which stands for a number that is not finite, becomes NaN
+        (step, np.array([found[step][seed] for seed in seeds], float)) for step in sorted(found)
+    ]
 
 
 def _add_to_steps(runs: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:

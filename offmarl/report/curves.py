@@ -82,11 +82,31 @@ def curves_of(directory: Path) -> dict[str, Curve]:
     return {name: curve for name, curve in found.items() if len(curve.steps)}
 
 
+def broken_of(directory: Path) -> dict[str, list[int]]:
+    """Return the seeds whose last number of a metric is not finite, by metric.
+
+    Curves lack the steps at which a seed has no finite number, so that they end before these.
+    """
+    last: dict[str, dict[int, Any]] = {}
+    for row in read(directory / METRICS_FILE):
+        for name in row.keys() - {"seed", "step"}:
+            last.setdefault(name, {})[row["seed"]] = row[name]
+    found = {
+        name: sorted(seed for seed, value in seeds.items() if not _is_finite(value))
+        for name, seeds in sorted(last.items())
+    }
+    return {name: seeds for name, seeds in found.items() if seeds}
+
+
+def _is_finite(value: Any) -> bool:
+    return value is not None and None not in np.ravel(value).tolist()
+
+
 def _curve(rows: Iterable[Mapping[str, Any]], name: str, seeds: list[int]) -> Curve:
     points: dict[int, dict[int, float]] = {}
     for row in rows:
         value = row[name]
-        if value is not None and value != [] and None not in np.ravel(value).tolist():
+        if value != [] and _is_finite(value):
             points.setdefault(row["step"], {})[row["seed"]] = float(np.mean(value))
     whole = sorted(step for step, found in points.items() if len(found) == len(seeds))
     values = np.array([[points[step][seed] for step in whole] for seed in seeds], float)

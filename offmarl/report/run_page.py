@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offmarl import __version__
 from offmarl.report import page, tables
-from offmarl.report.curves import Curve, curves_of
+from offmarl.report.curves import Curve, broken_of, curves_of
 from offmarl.report.figures import COLOURS, draw_curve, make_figure
 from offmarl.report.run_scores import UNITS, Entry
 from offmarl.report.tables import Section
@@ -29,6 +29,8 @@ class RunReport(NamedTuple):
     """Content of ``run.json``."""
     curves: Mapping[str, Curve]
     """By metric."""
+    broken: Mapping[str, list[int]]
+    """The seeds whose last number of a metric is not finite, by metric."""
 
     @property
     def title(self) -> str:
@@ -38,7 +40,15 @@ class RunReport(NamedTuple):
 
     def evaluations(self) -> dict[str, Curve]:
         """Return the curves of the evaluations."""
-        return {name: curve for name, curve in self.curves.items() if name in UNITS}
+        return {name: curve for name, curve in self.curves.items() if unit_of(name)}
+
+    def notes(self) -> list[str]:
+        """Say which curves end early because training diverged."""
+        return [
+            f"{name} has no finite value at the end of seed {', '.join(map(str, seeds))}: its "
+            "curve lacks these steps."
+            for name, seeds in self.broken.items()
+        ]
 
     def sections(self) -> Iterator[Section]:
         """Yield the tables of the report."""
@@ -46,7 +56,7 @@ class RunReport(NamedTuple):
         for name, curve in self.evaluations().items():
             acting = acting_of(self.record) if name == RETURN else None
             entry = Entry(self.record["program"], acting)
-            table = tables.learning_curves({UNITS[name]: {entry: curve}})
+            table = tables.learning_curves({unit_of(name) or name: {entry: curve}})
             yield table._replace(columns=["metric", *table.columns[1:]])
         yield self._metrics()
         yield self._arguments()
@@ -70,7 +80,7 @@ class RunReport(NamedTuple):
         rows = [
             [name, float(curve.mean[0]), float(curve.mean[-1]), int(curve.steps[-1])]
             for name, curve in self.curves.items()
-            if name not in UNITS
+            if not unit_of(name)
         ]
         return Section("Metrics, mean over seeds", ["metric", "first", "last", "steps"], rows)
 
@@ -91,7 +101,14 @@ def describe(directory: Path) -> RunReport:
     RunError
         The directory is not a run.
     """
-    return RunReport(directory, read_run(directory), curves_of(directory))
+    return RunReport(directory, read_run(directory), curves_of(directory), broken_of(directory))
+
+
+def unit_of(metric: str) -> str | None:
+    """Return what an evaluation measures; None for a metric of the training."""
+    if metric.startswith(f"{RETURN}_"):
+        return f"{UNITS[RETURN]} of {metric.removeprefix(f'{RETURN}_')}"
+    return UNITS.get(metric)
 
 
 def run_page(run: RunReport) -> str:
@@ -101,10 +118,11 @@ def run_page(run: RunReport) -> str:
     small = [
         page.image(_figure(name, curve, small=True), name)
         for name, curve in run.curves.items()
-        if name not in UNITS
+        if not unit_of(name)
     ]
     body = [
         page.table(*_cells(facts)),
+        page.notes(("", note) for note in run.notes()),
         *([page.heading("Learning curves"), *figures] if figures else []),
         *([page.heading("Metrics"), page.charts(small)] if small else []),
     ]
@@ -122,6 +140,6 @@ def _figure(name: str, curve: Curve, small: bool = False) -> Figure:
         axes = figure.subplots()
         draw_curve(axes, curve, COLOURS[0])
         axes.set_xlabel("steps")
-        axes.set_ylabel(UNITS.get(name, name))
+        axes.set_ylabel(unit_of(name) or name)
 
     return make_figure(draw, (4.4, 3.0) if small else (8.0, 4.0))

@@ -59,6 +59,7 @@ def test_cells_are_baselines_on_datasets_with_the_options_of_both(path, tmp_path
         ('datasets = ["mine"]', 'datasets = ["min"]', "did you mean mine"),
         ("bc = {}", "bc = 3", "must be a table"),
         ('"deep bc"', '"deep/bc" = { program = "bc" }\n"deep bc"', "two names become the file"),
+        ("[datasets]", '[datasets]\n"a b" = "a.vlt"\n"a_b" = "b.vlt"', "become the file a_b"),
         ("[datasets]", "[datasets", "is not valid TOML"),
         ('tier = "random"', "tier = 5", "coverage random.*tier must be a text, not 5"),
         ('vault = "a.vlt"', "vault = 5", "mine.*vault must be a text, not 5"),

@@ -231,6 +231,40 @@ def test_bold_is_the_best_and_what_may_be_as_good(read, tmp_path):
     assert table.rows["bc"][0].estimate.value == 12.0
 
 
+def test_a_method_is_bold_whose_interval_of_beating_the_best_includes_one_half(read, tmp_path):
+    close = {("one", "bc"): [10.0, 11, 12, 13, 14], ("one", "deep & wide"): [11.0, 12, 13, 14, 15]}
+    apart = {("two", "bc"): [1.0, 2, 3, 4, 6.5], ("two", "deep & wide"): [6.0, 7, 8, 8.5, 10]}
+    (table,) = benchmark.score_tables(cells(read(), tmp_path, close | apart))
+    assert [one.bold for one in table.rows["deep & wide"]] == [True, True]
+    # It wins 6 and draws 4 of 25 pairs, which is 0.32, and on the second 1, which is 0.04.
+    assert [one.bold for one in table.rows["bc"]] == [True, False]
+
+
+def test_a_cell_whose_evaluation_is_not_finite_is_empty_and_named(read, tmp_path):
+    diverged = SCORES | {("one", "bc"): [10.0, float("nan"), 12, float("inf"), 14]}
+    results = cells(read(), tmp_path, diverged)
+    (table,) = benchmark.score_tables(results)
+    assert table.rows["bc"][0] is None and table.rows["deep & wide"][0].bold
+    text = " ".join(benchmark.notes(results, {}))
+    assert "bc on one is empty in the tables: the final evaluation of seed 1, 3 is not" in text
+    assert not results.missing and "Not run" not in text
+    assert benchmark.write_results(results)
+
+
+def test_labels_are_escaped_and_drawn_as_they_are(read, tmp_path):
+    text = PLAN.format(seed=0, hidden=8, name="x")
+    text = text.replace('"one"', '"cost $x^$ | a_b"').replace('"deep & wide"', '"λ_1 $"')
+    (tmp_path / "plan.toml").write_text(text)
+    plan = benchmark.read_plan(tmp_path / "plan.toml", tmp_path / "out")
+    scores = {("cost $x^$ | a_b", "bc"): [1.0, 2, 3], ("two", "λ_1 $"): [1.0, 2, 3]}
+    benchmark.write_results(cells(plan, tmp_path, scores))
+    latex = (tmp_path / "out" / "tables" / "greedy.tex").read_text()
+    assert r" & cost \$x\textasciicircum{}\$ | a\_b & two \\" in latex
+    assert r"\ensuremath{\lambda}\_1 \$ & " in latex
+    markdown = (tmp_path / "out" / "tables" / "greedy.md").read_text()
+    assert r"| method | cost $x^$ \| a_b | two |" in markdown
+
+
 def test_of_equal_scores_all_are_bold(read, tmp_path):
     equal = {key: [3.0, 4.0] for key in SCORES}  # too few for intervals
     (table,) = benchmark.score_tables(cells(read(), tmp_path, equal))
@@ -269,6 +303,7 @@ def test_the_three_forms_of_a_table_hold_the_same_numbers(read, tmp_path):
     rows = list(csv.DictReader(tables["csv"].read_text().splitlines()))
     assert [float(row["iqm"]) for row in rows] == [12, 3, 12, 13]
     assert [row["bold"] for row in rows] == ["1", "0", "1", "1"]
+    assert all(float(row["low"]) < float(row["iqm"]) < float(row["high"]) for row in rows)
     assert [float(x) for x in rows[0]["runs"].split()] == SCORES["one", "bc"]
     whole = json.loads((results.plan.out / "marl_eval.json").read_text())
     assert set(whole["classic"]) == {"one", "two"}
@@ -348,6 +383,24 @@ def test_a_cell_of_other_code_in_the_same_file_is_not_current(local_cell, tmp_pa
         file.write("# changed\n")
     assert not is_current(cell, cell_file(plan, cell))
     assert run_of(plan, cell) != before
+
+
+def test_a_packed_cell_holds_no_directories(local_cell, tmp_path):
+    found = []
+    for place in (tmp_path, tmp_path / "elsewhere"):
+        place.mkdir(exist_ok=True)
+        shutil.copy(registry.find("baseline")["bc"], place / "own.py")
+        text = f'[datasets]\n"mine" = "{tmp_path}/mine.vlt"\n[baselines]\n'
+        (place / "plan.toml").write_text(text + f'own = {{ program = "{place}/own.py" }}\n')
+        plan = benchmark.read_plan(place / "plan.toml", tmp_path / "out")
+        (cell,) = plan.cells
+        record = {"file": f"{place}/own.py"}
+        run = write_run(place / "own run", "own", "data", RETURNS, **record)
+        pack(cell, run, cell_file(plan, cell))
+        assert is_current(cell, cell_file(plan, cell))
+        found.append(json.loads(cell_file(plan, cell).read_text()))
+        assert str(tmp_path) not in json.dumps(found)
+    assert found[0]["program"] == "own.py" and found[0]["data"].endswith("/mine.vlt")
 
 
 def test_methods_with_different_data_are_noted(read, tmp_path):

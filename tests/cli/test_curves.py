@@ -100,6 +100,35 @@ def test_a_run_has_a_page(offmarl, tmp_path):
     assert found["record"]["program"] == "bc"
 
 
+def test_the_first_and_the_last_value_of_a_metric(tmp_path):
+    described = run_page.describe(learned(tmp_path / "run", "bc", 3))
+    (metrics,) = (one for one in described.sections() if one.title.startswith("Metrics"))
+    assert metrics.columns == ["metric", "first", "last", "steps"]
+    assert metrics.rows[0] == ["loss", 5.0, 1.0, 40]
+
+
+def test_a_seed_that_diverged_is_named(offmarl, tmp_path):
+    run = learned(tmp_path / "run", "bc", 3)
+    for seed in range(3):
+        value = None if seed == 1 else 0.5
+        row = {"seed": seed, "step": 60, "loss": value, tracking.RETURN: [1.0, value]}
+        tracking.append(run / tracking.METRICS_FILE, row)
+    outcome = offmarl("report", run, "--html", tmp_path / "page.html")
+    for text in (" ".join(outcome.out.split()), (tmp_path / "page.html").read_text()):
+        assert "episode_return has no finite value at the end of seed 1: its" in text
+        assert "loss has no finite value at the end of seed 1: its" in text
+
+
+def test_a_run_of_several_teams_has_curves_and_no_single_score(offmarl, tmp_path):
+    run = learned(tmp_path / "run", "bc", 3)
+    for name in (tracking.METRICS_FILE, tracking.MARL_EVAL_FILE):
+        text = (run / name).read_text().replace('"episode_return"', '"episode_return_red"')
+        (run / name).write_text(text)
+    assert "episode return of red by step" in offmarl("report", run).out
+    outcome = offmarl("compare", run)
+    assert outcome.code == 1 and "a return for each team" in outcome.err
+
+
 def test_several_runs_are_for_compare(offmarl, tmp_path):
     runs = [learned(tmp_path / name, name, 1) for name in ("bc", "maicq")]
     outcome = offmarl("report", *runs)

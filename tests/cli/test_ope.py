@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from offmarl import envs, tracking
+from offmarl.cli.ope import _choice
 from offmarl.networks import PolicyConfig
+from offmarl.ope import Value
 from tests import plain
 from tests.runs import write_policy
 
@@ -66,6 +68,27 @@ def test_estimates_beside_returns(offmarl, runs, random_data):
     text = offmarl(*given).out
     assert "\n first, seed 0" in text  # the directory stands in the heading
     assert "chosen by wis" in text and "rank correlation" in text and "episodes played" in text
+
+
+def test_the_choice_is_the_best_mean_over_seeds():
+    settings = {"even": ["a", "b"], "lucky": ["c", "d"], "diverged": ["e"]}
+    values = {name: Value(x) for name, x in zip("abcde", (2.0, 3.0, 4.0, 0.0, np.nan), strict=True)}
+    assert _choice(values, settings, {}) == {"setting": "even", "estimate": 2.5}
+    returns = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 2.0, "e": 0.0}
+    known = {"true_return": 1.5, "best_true_return": 2.5}
+    assert _choice(values, settings, returns) == {"setting": "even", "estimate": 2.5} | known
+
+
+@pytest.mark.slow
+def test_a_policy_without_a_finite_return_is_left_out_of_the_ranking(offmarl, runs, random_data):
+    evaluate(runs[0], [[0.5, 0.7], [0.2, None]])
+    evaluate(runs[1], [[0.9, 0.9], [0.8, 1.0]])
+    data = random_data("probe/two-step")
+    given = ("ope", *runs, "--vault", data, "--program", plain.__file__, "--methods", "wis", *FAST)
+    found = offmarl(*given, "--json").json
+    assert found["ranking"]["wis"]["policies"] == 3 and len(found["tuning"]["mean"]) == 200
+    assert found["policies"][f"{runs[0]}, seed 1"]["true_return"] is None
+    assert "seed 1 is left out of choices and rankings: its return" in " ".join(found["notes"])
 
 
 @pytest.mark.nightly

@@ -63,6 +63,50 @@ def remembering(spec, chance):
     return Loaded(Policy(lambda: jnp.zeros(2), act, log_prob), jnp.float32(chance), spec)
 
 
+class Chosen:
+    """Critics whose values are chosen: each member has its own."""
+
+    def __init__(self, starts):
+        self.starts = starts
+
+    def start_values(self, policy, episodes, action):
+        return np.pad(self.starts, [(0, 0), (0, len(episodes.mask) - self.starts.shape[1])])
+
+    def step_values(self, policy, member, episodes, action):
+        steps = episodes.mask.shape[1]
+        return tuple(np.full((len(episodes.mask), n), float(member)) for n in (steps, steps + 1))
+
+
+@pytest.fixture
+def observed(random_data):
+    """The data of twelve episodes, and what a policy would do in them."""
+    options = replace(FAST, episodes=12)
+    dataset = vault.open_vault(random_data("probe/two-step"))
+    data = estimation._Data.read(dataset, options)
+    slots = data.mask.shape[1] + 1
+    action = np.zeros((12, slots, 1, dataset.spec.num_agents), np.int32)
+    return data, estimation._Followed(np.zeros(data.mask.shape), action), options
+
+
+def test_the_interval_of_critics_is_that_of_one_member(observed):
+    data, followed, _ = observed
+    data = data._replace(resamples=np.ones((3, 12), np.float32))
+    starts = np.repeat([[5.0], [0.0], [2.0], [7.0]], 12, axis=1)  # the first one has all episodes
+    value, low, high = estimation._fitted_value(Chosen(starts), 0, followed, data)
+    half = 4.302653 * np.std([0, 2, 7], ddof=1)  # Student's t with two degrees of freedom
+    assert [value, low, high] == pytest.approx([5, 5 - half, 5 + half])
+
+
+def test_each_episode_is_valued_by_the_critics_of_the_other_half(observed):
+    """Member 1 learned from the episodes outside half 0, member 2 from those outside half 1."""
+    data, followed, options = observed
+    q, v = estimation._critic_values(Chosen(np.zeros((3, 12))), 0, followed, data, options)
+    assert {*data.folds} == {0, 1}
+    for fold in (0, 1):
+        own = data.folds == fold
+        assert (q[own][data.mask[own]] == fold + 1).all() and (v[own][:, 0] == fold + 1).all()
+
+
 @pytest.mark.slow
 def test_two_steps_by_all_methods(random_data):
     """An agent earns .5 at once or 1 in the second step: .5 (1 - p) + γ p."""

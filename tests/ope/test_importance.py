@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from offmarl.ope import (
     Ratios,
@@ -11,6 +12,7 @@ from offmarl.ope import (
     weighted_importance_sampling,
 )
 from offmarl.ope.history import had_no_choice
+from offmarl.ope.importance import bootstrap
 from offmarl.types import Sequence, View
 
 
@@ -115,3 +117,21 @@ def test_with_exact_values_ratios_do_not_matter():
     for weight in ([2.0, 0.0, 0.0], [1.0, 5.0, 0.1]):
         found = Ratios.of(jnp.log(jnp.array(weight)[:, None]), jnp.zeros((3, 1)), reward >= 0)
         np.testing.assert_allclose(doubly_robust(found, reward, q, v, 1.0, ALL), 1.0, rtol=1e-6)
+
+
+def test_the_bootstrap_of_a_mean_is_as_wide_as_its_standard_error():
+    values = np.random.default_rng(0).normal(3.0, 2.0, 400)
+
+    def mean(counts):
+        return (counts * values).sum(-1) / counts.sum(-1)
+
+    for confidence in (0.95, 0.5):
+        draw = np.random.default_rng(1)
+        value, low, high = bootstrap(mean, 400, draw, confidence=confidence)
+        half = norm.ppf((1 + confidence) / 2) * values.std() / 400**0.5
+        assert value == pytest.approx(values.mean(), rel=1e-5)
+        assert [value - low, high - value] == pytest.approx([half, half], rel=0.1)
+
+
+def test_two_episodes_have_no_interval():
+    assert bootstrap(lambda counts: counts.sum(-1), 2, np.random.default_rng(0)) == (2, None, None)

@@ -37,6 +37,8 @@ def test_regret_is_lost_by_trying_the_best_estimates_only():
     estimates = np.array([3.0, 0.0, 2.0, 1.0])
     assert [regret(estimates, RETURNS, k) for k in (1, 2, 3, 4)] == [4.0, 3.0, 1.0, 0.0]
     assert regret(RETURNS, RETURNS) == 0
+    for returns in ([0.0, 5.0, 10.0], [10.0, 5.0, 0.0]):  # the order of ties does not matter
+        assert [regret(np.ones(3), np.array(returns), k) for k in (1, 2, 3)] == [10.0, 5.0, 0.0]
     with pytest.raises(ShapeError, match=r"regret@5 of 4 policies"):
         regret(estimates, RETURNS, 5)
     with pytest.raises(ShapeError, match=r"\(3,\) and returns \(4,\)"):

@@ -8,6 +8,7 @@ import pytest
 
 from offmarl import report, vault
 from offmarl.errors import VaultError
+from offmarl.report import tables
 from offmarl.report.warnings import data_warnings
 from offmarl.types import Continuous, Discrete, EnvSpec, map_tree
 from offmarl.vault.open import open_source
@@ -143,6 +144,16 @@ def test_rewards(discrete, found, steps):
         for time in range(length):
             bins[time // told.stretch].append(rewards[row, start + time])
     np.testing.assert_allclose(told.curve, [np.mean(values) for values in bins], atol=1e-6)
+    (row,) = tables.rewards({"up": found}).rows
+    assert row[2:4] == pytest.approx([steps.reward.mean(), steps.reward.std()], rel=1e-5)
+
+
+def test_the_spread_of_rewards_is_that_of_all_agents(tmp_path):
+    transition, finals = make(CONTINUOUS, 1, 20)
+    reward = np.broadcast_to(np.float32([1, -1]), transition.reward.shape)
+    opposed = write(tmp_path / "a.vlt", CONTINUOUS, transition._replace(reward=reward), finals, 1)
+    (row,) = tables.rewards({"a": report.survey(opposed)}).rows
+    assert row[2:6] == [0, 1, -1, 1]
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 30, STEPS + 1])

@@ -74,6 +74,46 @@ def test_sampled_entries_are_hollow_and_dashed_in_their_algorithms_colour():
     assert (greedy.get_markerfacecolor(), sampled.get_markerfacecolor()) == ("#0072B2", "white")
 
 
+def test_many_algorithms_look_different():
+    scores = {"medium": {Entry(f"m{i}", "greedy"): np.array([float(i)]) for i in range(20)}}
+    figure = report.figure_comparison(report.compare(scores))
+    lines = figure.legends[0].get_lines()
+    looks = {(x.get_color(), x.get_marker(), str(x._dash_pattern)) for x in lines}
+    drawn = {(x.get_color(), str(x._dash_pattern)) for x in lines}  # of curves, without markers
+    assert len(looks) == len(drawn) == 20
+
+
+def test_the_numbers_that_are_drawn():
+    scores = {"medium": {BC: np.array([1.0, 2.0, 6.0]), MAICQ: np.array([3.0, 5.0, 7.0])}}
+    _, profiles, matrix = report.figure_comparison(report.compare(scores)).axes
+    (first, second) = profiles.get_lines()
+    taus, above = first.get_data()
+    assert above[0] == 1 and above[-1] == 0 and above[np.searchsorted(taus, 1.5)] == 2 / 3
+    assert second.get_ydata()[np.searchsorted(taus, 6.5)] == 1 / 3
+    texts = {one.get_position()[::-1]: one.get_text() for one in matrix.texts}
+    assert texts[0, 1] == "0.22" and texts[1, 0] == "0.78"  # bc wins 2 of 9 pairs
+    assert [one.get_text() for one in matrix.get_yticklabels()] == ["bc (greedy)", "maicq (greedy)"]
+
+
+def test_curves_are_the_means_of_the_seeds():
+    curve = report.Curve(np.array([10, 20, 30]), np.array([[0.0, 1, 2], [2.0, 3, 4], [1.0, 5, 9]]))
+    (axes,) = report.figure_curves({"data $": {BC: curve}}, "return").axes
+    (line,) = axes.get_lines()
+    np.testing.assert_array_equal(line.get_data(), [[10, 20, 30], [1, 3, 5]])
+    assert axes.get_title("left") == r"data \$" and axes.get_ylabel() == "return"
+
+
+def test_formulas_are_not_drawn(tmp_path):
+    scores = {"a $x^$": {Entry("m $x^$", "greedy"): np.array([1.0, 2.0, 3.0])}}
+    report.save(report.figure_comparison(report.compare(scores)), tmp_path / "figure.svg")
+    report.figure_demo({"a $x^$": [1.0, 2.0]}, scores, tmp_path / "demo.svg")
+
+
+def test_folded_text_is_escaped():
+    text = page.folded("<b>", "<script>")
+    assert "<b>" not in text and "<script>" not in text and "&lt;script&gt;" in text
+
+
 @pytest.mark.slow
 def test_page_is_self_contained_and_reproducible():
     def write() -> str:
