@@ -11,12 +11,14 @@ A run's checkpoint is a mapping of named pytrees, at least these two:
 
 import errno
 import json
+import logging
 import os
 import re
 import shutil
 import tempfile
 import warnings
 from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -103,6 +105,8 @@ class Checkpoints:
 
         Raises
         ------
+        OSError
+            The disk is full or cannot be written; the earlier checkpoints are intact.
         RunError
             Another file has the name of the checkpoint. A checkpoint that has lost a part is
             renamed to ``<step>.damaged``, with a warning.
@@ -136,7 +140,13 @@ class Checkpoints:
         )
         self._directory.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()  # otherwise orbax warns about its own
-        self._checkpointer.save(path, args.Composite(**parts, **{_ABOUT: args.JsonSave(about)}))
+        try:
+            with _raised_not_logged():
+                self._checkpointer.save(
+                    path, args.Composite(**parts, **{_ABOUT: args.JsonSave(about)})
+                )
+        except ValueError as error:  # TensorStore's, of a full disk
+            raise _of_system(error, path) or error from error
         self.remove_old()
 
     def exists(self) -> bool:
@@ -426,6 +436,29 @@ def _is_of_system(error: BaseException) -> bool:
         or any(int(number) != errno.ENOENT for number in _OS_ERROR.findall(str(one)))
         for one in _chain(error)
     )
+
+
+@contextmanager
+def _raised_not_logged() -> Iterator[None]:
+    """Leave out the tracebacks that orbax's threads log of errors that it raises, too."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "_SignalingThread" not in str(record.msg)
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
+
+
+def _of_system(error: ValueError, path: Path) -> OSError | None:
+    """Return the error of the operating system that an error of TensorStore is about, if any."""
+    for one in _chain(error):
+        for number in map(int, _OS_ERROR.findall(str(one))):
+            return OSError(number, os.strerror(number), str(path))
+    return None
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -240,9 +240,8 @@ def replace_file(path: Path, content: str | bytes) -> None:
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        if error.filename is None:  # as for a full disk
-            raise type(error)(error.errno, error.strerror, str(path)) from error
-        raise
+        # The name is missing for a full disk, and that of the partial file tells users nothing.
+        raise type(error)(error.errno, error.strerror, str(path)) from error
 
 
 def plain(value: Any) -> Any:

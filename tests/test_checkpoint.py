@@ -126,6 +126,24 @@ def test_a_checkpoint_of_another_program_is_refused(tmp_path, like, says):
 # ---------------------------------------------------------------------------------- other files
 
 
+def test_a_disk_that_takes_no_more_is_an_error_of_the_system(tmp_path, capfd):
+    checkpoints = Checkpoints(tmp_path / "run")
+    checkpoints.save(1, {"policy": np.zeros(4), "state": np.zeros(4)}, {})
+    large = np.random.default_rng(0).normal(size=100_000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # Python ignores SIGXFSZ
+    try:
+        with pytest.raises(OSError, match="File too large") as error:
+            checkpoints.save(2, {"policy": large, "state": large}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert error.value.filename == str(tmp_path / "run" / "2")
+    assert "Traceback" not in capfd.readouterr().err
+    assert checkpoints.steps() == [1]
+    checkpoints.save(2, {"policy": large, "state": large}, {})
+    assert checkpoints.steps() == [1, 2]
+
+
 def test_files_of_the_user_are_left_alone(tmp_path):
     """Only whole checkpoints count, and saving removes only what a killed save left."""
     directory, elsewhere = tmp_path / "c", tmp_path / "elsewhere"

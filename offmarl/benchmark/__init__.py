@@ -6,7 +6,7 @@ all of it.
 """
 
 from offmarl.benchmark.cells import pack
-from offmarl.benchmark.jobs import require_vaults
+from offmarl.benchmark.jobs import require_environments, require_vaults
 from offmarl.benchmark.plan import Cell, Plan, read_plan
 from offmarl.benchmark.results import (
     Results,
@@ -27,6 +27,7 @@ __all__ = [
     "pack",
     "read_plan",
     "read_results",
+    "require_environments",
     "require_vaults",
     "rows_of",
     "score_tables",

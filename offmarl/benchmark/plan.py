@@ -163,7 +163,9 @@ def read_plan(path: str | Path, out: Path | None = None) -> Plan:
     if not datasets or not baselines:
         raise OptionError(f"{shown} needs the tables [datasets] and [baselines]: add both.")
     recipes = {name: _recipe(name, x, shown) for name, x in record.items()}
-    name = str(content.get("name", Path(path).stem))
+    name = content.get("name", Path(path).stem)
+    if not isinstance(name, str) or not name or slug(name) != slug(Path(name).name):
+        raise OptionError(f"{shown}: name must be a text without slashes, not {name!r}.")
     plan = Plan(
         name,
         local(out or content.get("out") or Path("runs") / slug(name)),
@@ -188,6 +190,11 @@ def _data(label: str, values: Any, recipes: Mapping[str, Recipe], shown: str) ->
     where = f"{shown} [datasets] {label!r}"
     if isinstance(values, str):
         return Data(label, values, None, "", {})
+    if not isinstance(values, dict):
+        raise OptionError(
+            f"{where} must be the path or name of a vault, {{ vault = ... }}, or "
+            f'{{ record = "RECIPE", tier = "medium" }}, not {values!r}.'
+        )
     options = _options(values, where)
     vault, recipe, tier = (options.pop(key, None) for key in ("vault", "record", "tier"))
     if (vault is None) == (recipe is None) or (recipe is None) != (tier is None):
@@ -207,6 +214,8 @@ def _baseline(label: str, values: Any, datasets: Mapping[str, Any], shown: str) 
     where = f"{shown} [baselines] {label!r}"
     options = _options(values, where)
     chosen = options.pop("datasets", None)
+    if chosen is not None and not isinstance(chosen, list):
+        raise OptionError(f'{where}: datasets must be a list, such as ["NAME"], not {chosen!r}.')
     for one in chosen or ():
         if one not in datasets:
             raise OptionError(f"{where}: {unknown_name('dataset', one, datasets)}")

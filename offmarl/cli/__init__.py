@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from offmarl import __version__
 from offmarl._ahead import briefly
-from offmarl.cli import output
+from offmarl.cli import interrupts, output
 from offmarl.cli.output import Report
 from offmarl.cli.parse import UsageExit, parse
 from offmarl.cli.parse import parse_script as parse_script
@@ -75,12 +75,12 @@ VERBS = {
     "compare": Verb(
         "compare",
         "Compare runs: IQM with intervals, profiles, a figure, a page",
-        example="runs/*/*/medium/* --html report.html",
+        example="runs/swarm/coverage-3/*-medium/* --html report.html",
     ),
     "ope": Verb(
         "ope",
         "Estimate the returns of trained policies from a dataset, without the environment",
-        example="runs/*/*/medium/* --vault vaults/swarm/coverage-3.vlt/mappo-0-replay",
+        example="runs/swarm/coverage-3/*/* --vault vaults/swarm/coverage-3.vlt/mappo-0-replay",
     ),
     "ls": Verb(
         "data",
@@ -181,6 +181,7 @@ def exit_codes(as_json: bool = False) -> Iterator[None]:
 
     The programs in ``baselines/`` and ``recorders/`` use it when they run as scripts.
     """
+    interrupts.repeat_lost()
     try:
         with _errors_shown(as_json):
             yield

@@ -17,7 +17,7 @@ from offmarl import tracking
 from offmarl.cli import tasks
 from offmarl.cli.output import Report, as_is, table
 from offmarl.cli.parse import UsageExit, parse
-from offmarl.errors import OptionError, VaultError
+from offmarl.errors import OffmarlError, OptionError
 from offmarl.launch import Launched, Work
 
 if TYPE_CHECKING:
@@ -52,13 +52,15 @@ def benchmark(
         raise OptionError(f"--jobs must be at least 1: got {jobs}.")
     from offmarl import benchmark as benchmarks  # takes a while to import
 
+    plan = benchmarks.read_plan(file, out)
     if dry_run:
-        plan = benchmarks.read_plan(file, out)
-        try:
-            benchmarks.require_vaults(plan)
-        except VaultError as error:
-            tracking.notice(f"warning: {error}")
+        for check in (benchmarks.require_vaults, benchmarks.require_environments):
+            try:
+                check(plan)
+            except OffmarlError as error:
+                tracking.notice(f"warning: {error}")
         return _results(plan, {})
+    benchmarks.require_environments(plan)
     arguments = [file, *(["--out", str(out)] if out else [])]
     return tasks.run("benchmark", arguments, tasks.TaskOptions(workers=jobs), report_benchmark)
 

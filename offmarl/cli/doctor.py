@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import platform
 import re
 import shutil
@@ -112,9 +113,12 @@ def _launchers() -> dict[str, str]:
 
 
 def _cache() -> str:
-    found = cache.entries()
-    size, free = sum(one.size for one in found), shutil.disk_usage(cache.root()).free
-    return f"{cache.root()}: {len(found)} datasets, {size / 1e9:.2f} GB; {free / 1e9:.1f} GB free"
+    found, root = cache.entries(), cache.root()
+    there = next(place for place in (root, *root.parents) if place.is_dir())
+    if not os.access(there, os.W_OK):
+        return f"{root} cannot be written: set HF_HOME to a directory that can"
+    size, free = sum(one.size for one in found), shutil.disk_usage(there).free
+    return f"{root}: {len(found)} datasets, {size / 1e9:.2f} GB; {free / 1e9:.1f} GB free"
 
 
 def completion(shell: Annotated[Literal["bash", "zsh"], Positional]) -> Report:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal
 
 from rich.console import Group
@@ -64,7 +65,7 @@ def pull(
         *map(as_is, pulled.paths.values()),
         grid(facts | checks),
         as_is(f"\n{pulled.card.citation.strip()}".rstrip("\n")),
-        as_is(f"Next: offmarl show {next(iter(pulled.paths.values()))}"),
+        as_is(f"Next: offmarl show {quote(str(next(iter(pulled.paths.values()))))}"),
     )
     data = {"name": pulled.card.name, **pulled._asdict(), "card": _plain(pulled.card)}
     return Report(data, text)
@@ -78,7 +79,7 @@ def _pulled_policy(name: str, out: Path | None) -> Report:
         "commit": pulled.commit,
         "fetched": _size(pulled.fetched),
     }
-    following = as_is(f"\nNext: offmarl evaluate {pulled.path}")
+    following = as_is(f"\nNext: offmarl evaluate {quote(str(pulled.path))}")
     return Report(pulled._asdict(), Group(as_is(pulled.path), grid(facts), following))
 
 
@@ -152,7 +153,9 @@ def push(
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": _size(pushed.sent)}
     facts |= {"summary": pushed.card.summary, "licence": _licence(pushed.card)}
     text = Group(
-        table(["uid", "digest", "files"], rows), grid(facts), as_is(f"\nNext: offmarl pull {to}")
+        table(["uid", "digest", "files"], rows),
+        grid(facts),
+        as_is(f"\nNext: offmarl pull {quote(to)}"),
     )
     return Report({**pushed._asdict(), "card": _plain(pushed.card)}, text)
 
@@ -161,7 +164,7 @@ def _pushed_policy(pushed: hub.PushedPolicy) -> Report:
     card = pushed.card
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": _size(pushed.sent)}
     facts |= {"summary": card["summary"], "licence": card["licence"]}
-    following = as_is(f"\nNext: offmarl pull {card['name']} --policy")
+    following = as_is(f"\nNext: offmarl pull {quote(card['name'])} --policy")
     return Report(pushed._asdict(), Group(grid(facts), following))
 
 

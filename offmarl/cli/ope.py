@@ -105,7 +105,8 @@ def ope(
     updates
         Gradient updates of the critics.
     members
-        Critics that learn from resampled episodes, for the intervals of fqe; 1 for no intervals.
+        Critics that learn from resampled episodes, for the intervals of fqe; fewer than 3
+        for none.
     hidden
         Width of the critics' layers. Narrow critics take policies that differ from the data's for
         better than they are.

@@ -1,7 +1,10 @@
 """Output of the command line: reports on standard output, all else on standard error."""
 
+import errno
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich import box
@@ -80,12 +83,27 @@ class _Printable:
 
 def show_error(error: Exception, as_json: bool) -> None:
     """Print an error: in red on standard error, or as a JSON object on standard output."""
+    text = f"{error}{_advice(error)}"
     if as_json:
-        data = {"error": {"type": type(error).__name__, "message": str(error)}}
+        data = {"error": {"type": type(error).__name__, "message": text}}
         _out.out(hidden(to_json(data, indent=2)))
     else:
-        message = printable(hidden(str(error)))
+        message = printable(hidden(text))
         _err.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
+
+
+def _advice(error: Exception) -> str:
+    """Return what to do about an error of the operating system, which says only what it is."""
+    if not isinstance(error, OSError):
+        return ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ": free some space, and repeat the command."
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error.filename:
+        home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+        place = Path(os.fsdecode(error.filename))
+        if place in (home, *home.parents) or home in place.parents:
+            return ": set HF_HOME to a directory that can be written."
+    return ""
 
 
 def ask(question: str) -> bool:

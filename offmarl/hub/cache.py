@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from filelock import FileLock, Timeout
-from huggingface_hub import cached_assets_path, constants
 
 from offmarl import tracking
 from offmarl.errors import (
@@ -30,6 +29,7 @@ from offmarl.errors import (
 )
 from offmarl.hub import card as cards
 from offmarl.hub.card import Card
+from offmarl.hub.client import kept_in
 from offmarl.paths import local
 from offmarl.vault.drivers import driver_of
 from offmarl.vault.manifest import RECORD
@@ -92,10 +92,7 @@ class Entry(NamedTuple):
 
 def root() -> Path:
     """Return the directory of all pulled datasets."""
-    assets = constants.HF_ASSETS_CACHE
-    return Path(
-        cached_assets_path("offmarl", namespace="datasets", subfolder="pulled", assets_dir=assets)
-    )
+    return kept_in("datasets", "pulled")
 
 
 def entry(name: str, commit: str, scenario: str) -> Entry:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -64,6 +65,11 @@ class Remote(NamedTuple):
     """Bytes."""
     sha256: str | None
     """The hub's own hash, which it has for every large file."""
+
+
+def kept_in(*parts: str) -> Path:
+    """Return a directory of offmarl in the hub's directory of assets, which need not exist."""
+    return Path(constants.HF_ASSETS_CACHE, "offmarl", *parts)
 
 
 def endpoints() -> tuple[str, ...]:

@@ -19,13 +19,12 @@ from pathlib import Path
 import google_crc32c
 import numpy as np
 from filelock import FileLock
-from huggingface_hub import cached_assets_path, constants
 from numpy.typing import NDArray
 
 from offmarl._ahead import in_thread
 from offmarl._heap import return_blocks_from
 from offmarl.errors import HubChecksumError, HubError, OptionError
-from offmarl.hub.client import Connection, Remote
+from offmarl.hub.client import Connection, Remote, kept_in
 from offmarl.hub.packing import PAGE
 from offmarl.paths import STREAM_CACHE
 
@@ -65,10 +64,7 @@ def limit_bytes() -> int:
 
 def directory() -> Path:
     """Return the directory of the cache, beside that of the pulled datasets."""
-    assets = constants.HF_ASSETS_CACHE
-    return Path(
-        cached_assets_path("offmarl", namespace="datasets", subfolder="streamed", assets_dir=assets)
-    )
+    return kept_in("datasets", "streamed")
 
 
 class PageCache:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tomli_w
 from filelock import FileLock
-from huggingface_hub import CommitOperationAdd, HfApi, cached_assets_path, constants
+from huggingface_hub import CommitOperationAdd, HfApi
 
 from offmarl import tracking
 from offmarl.errors import CardError, HubError, HubUnreachableError, OptionError, RunError
@@ -331,10 +331,7 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
 
 
 def _root() -> Path:
-    assets = constants.HF_ASSETS_CACHE
-    return Path(
-        cached_assets_path("offmarl", namespace="policies", subfolder="pulled", assets_dir=assets)
-    )
+    return client.kept_in("policies", "pulled")
 
 
 def _lock_of(place: Path) -> Path:

@@ -262,7 +262,7 @@ def _find_pushed(target: Target, out: str | os.PathLike[str] | None) -> _Source:
     except HubError as error:
         raise UnknownNameError(
             f"{target.name} is neither in the catalogue (`offmarl ls --remote`) nor a dataset that "
-            f"`offmarl push` published: {error}"
+            f"`offmarl push` published (a policy is pulled with --policy): {error}"
         ) from error
     card = card or cards.parse(text or "", name)
     if target.uid is not None and target.uid not in card.uids:

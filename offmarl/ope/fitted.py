@@ -73,7 +73,7 @@ class Options(Validated):
     tau: Positive = 0.01
     """How far each update brings the target critics to the critics."""
     members: PositiveInt = 5
-    """Critics that learn from resampled episodes, for the interval; 1 for no interval."""
+    """Critics that learn from resampled episodes, for the interval; fewer than 3 for none."""
     resamples: PositiveInt = 2000
     """Resamples of the episodes for the intervals of importance sampling."""
     seed: Seed = 0

@@ -38,7 +38,10 @@ def open_data(args: Args) -> Dataset | Mixture:
     if len(shares) == 1:
         if args.share_by is not None:
             raise OptionError("--share-by divides batches among vaults: give several with --vault.")
-        return open_vault(next(iter(shares)), time_limit=args.time_limit)
+        ((path, share),) = shares.items()
+        if share == 0:
+            raise OptionError(f"{path} has the share 0, and there is no other vault: leave it out.")
+        return open_vault(path, time_limit=args.time_limit)
     given = {path: share for path, share in shares.items() if share is not None}
     if given and len(given) < len(shares):
         missing = next(path for path in shares if path not in given)

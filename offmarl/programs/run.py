@@ -192,9 +192,11 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
     for path, theirs, ours in sorted(
         differences(found, record, MAY_DIFFER), key=lambda one: _order(one[0])
     ):
+        saved = complete or (directory / tracking.CHECKPOINTS).is_dir()
+        rest = "" if saved else " It has saved nothing yet: if it is not running, remove it."
         raise RunError(
             f"{directory} holds a run with {path} {theirs!r}, not {ours!r}: choose another "
-            "directory with --out, or give the arguments of that run to resume it."
+            f"directory with --out, or give the arguments of that run to resume it.{rest}"
         )
     metrics = directory / tracking.METRICS_FILE
     rows = metrics.read_text() if jax.process_count() > 1 and metrics.exists() else ""

@@ -74,7 +74,7 @@ class TrainedRun(NamedTuple):
         seeds = self.record["seeds"]
         seed = seeds[0] if seed is None else seed
         if seed not in seeds:
-            raise RunError(f"{self.directory} has no seed {seed}: its seeds are {seeds}.")
+            raise RunError(f"{self.directory} has no seed {seed!r}: its seeds are {seeds}.")
         stacked = jax.eval_shape(
             lambda tree: jax.tree.map(lambda leaf: jnp.stack([leaf] * len(seeds)), tree), like
         )

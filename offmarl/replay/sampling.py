@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
+from offmarl._episodes import episode_numbers
 from offmarl.errors import OptionError, ShapeError
 from offmarl.types import EnvSpec, Transition, View
 
@@ -187,7 +188,7 @@ class SlotTable:
         if source.rows * source.length == 0:
             raise ShapeError(f"{source.path} holds no steps yet: record into it first.")
         count = len(source.episodes.length)
-        chosen = np.arange(count) if episodes is None else np.asarray(episodes, np.int64)
+        chosen = np.arange(count) if episodes is None else episode_numbers(episodes, count)
         if not len(chosen) or chosen.min() < 0 or chosen.max() >= count:
             raise OptionError(
                 f"{source.path} has episodes 0 to {count - 1}: choose some of these to draw from."

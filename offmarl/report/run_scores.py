@@ -91,7 +91,8 @@ def metric_of(directories: Iterable[Path]) -> str:
     RunError
         The runs have no metric in common, or have not been evaluated.
     """
-    found = [final_metrics(directory) for directory in directories]
+    paths = [*directories]
+    found = [final_metrics(directory) for directory in paths]
     for metric in UNITS:
         if all(metric in metrics for metrics in found):
             return metric
@@ -100,9 +101,12 @@ def metric_of(directories: Iterable[Path]) -> str:
             "these runs have a return for each team, and no single score to compare: "
             "`offmarl report RUN` shows the returns of each team of a run."
         )
+    some = next(x for x, metrics in zip(paths, found, strict=True) if RETURN in metrics)
+    other = next(x for x, metrics in zip(paths, found, strict=True) if RETURN not in metrics)
     raise RunError(
-        "some of these runs were evaluated in an environment and some with held-out episodes, so "
-        "they cannot be compared: train all with the same --env and --held-out."
+        f"{some} was evaluated in an environment and {other} with held-out episodes, so they "
+        "cannot be compared: compare each kind on its own, or train all with the same --env and "
+        "--held-out."
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from offmarl._episodes import episode_numbers
 from offmarl.errors import VaultError
 from offmarl.teams import teams_of
 from offmarl.terminal import Progress, quiet
@@ -414,7 +415,7 @@ class Dataset(EpisodeSet):
         return self.episode(index)
 
     def _located(self, episodes: Chosen) -> "tuple[Dataset, Chosen]":
-        return self, episodes
+        return self, None if episodes is None else episode_numbers(episodes, len(self))
 
     def blocks(
         self, leaves: Iterable[str] | None = None, start: int = 0, rows: int | None = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
+from offmarl._episodes import episode_numbers
 from offmarl.types import Episode, Sequence
 from offmarl.vault import bounds, tables
 from offmarl.vault.weights import WeightsLike, resolve
@@ -60,7 +61,8 @@ class EpisodeSet(ABC):
         Parameters
         ----------
         episodes
-            Their numbers, as `episodes` counts them, each at most once, in any order.
+            Their numbers, as `episodes` counts them, each at most once, in any order; or a truth
+            for each episode.
 
         Raises
         ------
@@ -69,10 +71,10 @@ class EpisodeSet(ABC):
 
         Examples
         --------
-        >>> best = dataset.subset(np.flatnonzero(dataset.episodes.episode_returns > 10))
+        >>> best = dataset.subset(dataset.episodes.episode_returns > 10)
         >>> replay = best.replay(256, 20)
         """
-        chosen = np.array([*episodes], np.int64)
+        chosen = episode_numbers(episodes, len(self))
         bounds.check_chosen(chosen, len(self), self._located(None)[0].path)
         dataset, numbers = self._located(np.sort(chosen))
         assert numbers is not None
@@ -144,7 +146,8 @@ class EpisodeSet(ABC):
         length
             Steps in a window.
         episodes
-            Numbers of the episodes to draw from, as `episodes` counts them; all by default.
+            Numbers of the episodes to draw from, as `episodes` counts them, or a truth for each;
+            all by default.
         burn_in
             Steps added before each window's to fill a recurrent memory; their mask is false.
         return_to_go
@@ -473,6 +476,6 @@ class Subset(EpisodeSet):
     def _located(self, episodes: Chosen) -> "tuple[Dataset | Mixture, Chosen]":
         if episodes is None:
             return self.dataset, self.numbers
-        chosen = np.asarray(episodes, np.int64)
+        chosen = episode_numbers(episodes, len(self))
         bounds.check_chosen(chosen, len(self), self.dataset.path)
         return self.dataset, self.numbers[chosen]

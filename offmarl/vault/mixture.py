@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
+from offmarl._episodes import episode_numbers
 from offmarl.errors import OptionError, ShapeError
 from offmarl.types import EnvSpec, Episode
 from offmarl.vault import bounds, layout, tables
@@ -154,7 +155,7 @@ class Mixture(EpisodeSet):
         return hashlib.sha256(layout.dump_json([self.by, parts])).hexdigest()
 
     def _located(self, episodes: Chosen) -> tuple["Mixture", Chosen]:
-        return self, episodes
+        return self, None if episodes is None else episode_numbers(episodes, len(self))
 
 
 def mix(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from offmarl.benchmark import read_plan, require_vaults
+from offmarl.benchmark import read_plan, require_environments, require_vaults
 from offmarl.benchmark.jobs import note_vaults, noted_vaults, preparation
 from offmarl.benchmark.plan import PLANS
 from offmarl.errors import OptionError, UnknownNameError, VaultError
@@ -58,6 +58,9 @@ def test_cells_are_baselines_on_datasets_with_the_options_of_both(path, tmp_path
         ('program = "random"', "", "names no recorder"),
         ('datasets = ["mine"]', 'datasets = ["min"]', "did you mean mine"),
         ("bc = {}", "bc = 3", "must be a table"),
+        ('datasets = ["mine"]', 'datasets = "mine"', "datasets must be a list"),
+        ("[datasets]", "[datasets]\nx = 3", "must be the path or name of a vault.*not 3"),
+        ('name = "small"', 'name = "../x"', "name must be a text without slashes"),
         ('"deep bc"', '"deep/bc" = { program = "bc" }\n"deep bc"', "two names become the file"),
         ("[datasets]", '[datasets]\n"a b" = "a.vlt"\n"a_b" = "b.vlt"', "become the file a_b"),
         ("[datasets]", "[datasets", "is not valid TOML"),
@@ -130,6 +133,13 @@ def test_a_vault_that_an_unfinished_cell_needs_must_exist(path):
         require_vaults(read_plan(path))
     path.write_text(PLAN.replace('"mine" = { vault = "a.vlt"', '"mine" = { vault = "s3://a/b.vlt"'))
     require_vaults(read_plan(path))  # looked up when it is due
+
+
+def test_an_environment_that_there_is_not_is_found_before_anything_runs(path):
+    require_environments(read_plan(path))
+    path.write_text(PLAN.replace('env = "swarm/coverage-3"', 'env = "swarm/covrage-3"'))
+    with pytest.raises(UnknownNameError, match="did you mean"):
+        require_environments(read_plan(path))
 
 
 def test_a_mixture_is_found_among_the_vaults_of_its_recipe(path):

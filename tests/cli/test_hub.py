@@ -145,6 +145,12 @@ def test_doctor(offmarl, hub):  # noqa: F811
     assert "python" in offmarl("doctor").out
 
 
+def test_a_home_that_cannot_be_written(offmarl, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_ASSETS_CACHE", "/proc/none/assets")
+    assert "no dataset was pulled" in offmarl("cache", "ls").out
+    assert "no vault at" in offmarl("show", "og_marl/smac_v1/3m/Good").err
+
+
 @pytest.mark.slow
 def test_completion(offmarl, tmp_path):
     script = tmp_path / "offmarl.bash"

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -65,8 +66,27 @@ def test_views_are_the_parts_that_split_writes(dataset: Dataset, tmp_path: Path)
     np.testing.assert_array_equal(views["validation"].numbers, held_out)
 
 
+def test_a_mask_chooses_what_its_numbers_do(dataset: Dataset) -> None:
+    mask = np.arange(len(dataset)) % 3 == 1
+    numbers = np.flatnonzero(mask)
+    for one in (mask, mask.tolist()):
+        np.testing.assert_array_equal(dataset.subset(one).numbers, numbers)
+    np.testing.assert_array_equal(
+        dataset.subset(numbers).subset([False, True] + [False] * (len(numbers) - 2)).numbers,
+        numbers[1:2],
+    )
+    wholes = (dataset.whole_episodes(one) for one in (mask, numbers))
+    chex.assert_trees_all_equal(*wholes)
+    replays = (dataset.replay(4, 2, one).sample(jax.random.key(0)) for one in (mask, numbers))
+    chex.assert_trees_all_equal(*replays)
+
+
 @pytest.mark.untyped
 def test_what_cannot_be_chosen(dataset: Dataset) -> None:
+    with pytest.raises(OptionError, match=r"shape \(2,\): give a truth for each of the"):
+        dataset.subset([True, False])
+    with pytest.raises(OptionError, match="values of type float64: give their numbers"):
+        dataset.whole_episodes(np.array([0.9, 1.9]))
     for wrong in ([], [-1], [10_000], [[0]]):
         with pytest.raises(OptionError, match=r"choose some of these"):
             dataset.subset(wrong)
