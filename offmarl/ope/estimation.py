@@ -242,6 +242,17 @@ class _Data(NamedTuple):
             }
         return {}
 
+    def reward_bounds(self) -> Float[np.ndarray, "2"]:
+        """Return the smallest and the largest reward of a step; 0 follows a termination."""
+        rewards = self.reward[self.mask]
+        after = [] if (self.truncated | ~self.complete).all() else [0.0]
+        return np.array([min([rewards.min(), *after]), max([rewards.max(), *after])])
+
+    def is_limited(self, options: Options) -> bool:
+        """Whether values end at a time limit, which the longest episode has reached."""
+        longest = self.lengths == self.lengths.max()
+        return options.horizon == "episode" and bool(self.truncated[longest].any())
+
     def behaviour(self, options: Options) -> Value:
         """Return the mean discounted return of the complete episodes, with Student's t interval."""
         returns = self.returns(options)
@@ -341,6 +352,8 @@ def _fit(
         jnp.asarray(np.concatenate([np.stack(weights), data.resamples]), jnp.float32),
         jnp.float32(scale if scale > 0 else 1.0),
         jnp.float32(data.histories.longest),
+        jnp.asarray(data.reward_bounds() / (scale if scale > 0 else 1.0), jnp.float32),
+        jnp.asarray(data.is_limited(options)),
     )
     critic = make_critic(dataset.spec, options.hidden, options.mixer)
     return fit(critic, transitions, options, progress)

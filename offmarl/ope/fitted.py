@@ -113,6 +113,7 @@ def make_critic(spec: EnvSpec, hidden: int = 64, mixer: bool = False) -> Critic:
         agent_id="onehot" if mixer else "none",
         observation=observation_encoder(spec, hidden),
         state=None if mixer else state_encoder(spec, hidden),
+        normalised=True,
     )
     valued = jnp.arange(spec.num_agents if mixer else 1)
     mixing = make_mixer(spec, hidden=hidden)
@@ -162,6 +163,11 @@ class Transitions(NamedTuple):
     """Rewards are divided by it."""
     longest: Float[Array, ""]
     """Steps of the longest episode."""
+    rewards: Float[Array, "2"]
+    """The smallest and the largest reward of a step, divided by the scale: with 0, which follows
+    the end of an episode, unless all end at the time limit."""
+    limited: Bool[Array, ""]
+    """Whether the longest episode ended at the environment's time limit, which ends values."""
 
 
 class _Learner(NamedTuple):
@@ -263,6 +269,9 @@ def _state_values(
 def fit(critic: Critic, data: Transitions, options: Options, progress: Progress = quiet) -> FittedQ:
     """Learn the critics of all policies.
 
+    The values that critics bootstrap from are bounded by what the rewards allow, so that critics
+    cannot diverge.
+
     Parameters
     ----------
     critic
@@ -309,12 +318,13 @@ def _learn(
 
     def update(number: Array, learner: _Learner) -> _Learner:
         batch = _draw(data, options, jax.random.fold_in(key, number))
+        bounds = _bounds(data, options.gamma, batch.time_t)
         progress = number / options.updates
         rate = options.learning_rate * (1 - progress)
 
         def of_member(learner: _Learner, weight: Array, next_action: Array) -> _Learner:
             pretraining = progress < options.pretrain
-            loss = partial(_loss, critic, batch, weight, next_action, pretraining)
+            loss = partial(_loss, critic, batch, bounds, weight, next_action, pretraining)
             gradient = jax.grad(loss)(learner.params, learner.target)
             step, optimiser = optax.adam(rate).update(gradient, learner.optimiser)
             params = optax.apply_updates(learner.params, step)
@@ -328,9 +338,19 @@ def _learn(
     return jax.lax.fori_loop(first, first + count, update, learner)
 
 
+def _bounds(data: Transitions, gamma: float, time: Float[Array, "B"]) -> Float[Array, "2 B"]:
+    """Return the smallest and the largest value that the rewards allow from some times on."""
+    left = data.longest * (1 - time)
+    until_limit = left if gamma == 1 else (1 - gamma**left) / (1 - gamma)
+    steps = jnp.where(data.limited, until_limit, jnp.inf if gamma == 1 else 1 / (1 - gamma))
+    rewards = data.rewards[:, None]
+    return jnp.where(rewards == 0, 0.0, rewards * steps)
+
+
 def _loss(
     critic: Critic,
     batch: _Batch,
+    bounds: Float[Array, "2 B"],
     weight: Float[Array, "B"],
     next_action: Array,
     pretraining: Bool[Array, ""],
@@ -338,6 +358,7 @@ def _loss(
     target: ArrayTree,
 ) -> Float[Array, ""]:
     v_t = critic.values(target, batch.view_t, batch.time_t, next_action)
+    v_t = jnp.clip(v_t, *bounds)
     y = jnp.where(pretraining, batch.to_go, td_targets(batch.reward, batch.discount, v_t))
     error = critic.values(params, batch.view_tm1, batch.time_tm1, batch.action) - y
     known = jnp.where(pretraining, batch.counts, batch.known)

@@ -12,7 +12,7 @@ from offmarl import envs, vault
 from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.ope import Options, Value, estimate, estimation
+from offmarl.ope import Options, Value, estimate, estimation, fitted
 from offmarl.programs import record_policy
 from offmarl.types import Discrete, EnvSpec, Policy, View
 
@@ -105,6 +105,47 @@ def test_each_episode_is_valued_by_the_critics_of_the_other_half(observed):
     for fold in (0, 1):
         own = data.folds == fold
         assert (q[own][data.mask[own]] == fold + 1).all() and (v[own][:, 0] == fold + 1).all()
+
+
+@pytest.mark.parametrize(
+    ("gamma", "limited", "bounds"),
+    [
+        (1.0, True, [[-8.0, -4.0], [0.0, 0.0]]),
+        (0.5, True, [[-3.75, -3.0], [0.0, 0.0]]),  # four steps left, and two
+        (0.5, False, [[-4.0, -4.0], [0.0, 0.0]]),
+        (1.0, False, [[-np.inf, -np.inf], [0.0, 0.0]]),
+    ],
+)
+def test_values_are_bounded_by_what_the_rewards_allow(gamma, limited, bounds):
+    blank = dict.fromkeys(fitted.Transitions._fields)
+    blank |= {"longest": jnp.float32(8), "rewards": jnp.array([-2.0, 0.0]), "limited": limited}
+    data = fitted.Transitions(**blank)
+    np.testing.assert_allclose(fitted._bounds(data, gamma, jnp.array([0.5, 0.75])), bounds)
+
+
+def test_targets_bootstrap_from_bounded_values():
+    """A critic whose value is its parameter; the target's has diverged."""
+    critic = fitted.Critic(None, lambda params, view, time, action: jnp.full(len(time), params))
+    blank = dict.fromkeys(fitted._Batch._fields)
+    ones = dict.fromkeys(("time_tm1", "time_t", "reward", "to_go"), jnp.ones(3))
+    truths = dict.fromkeys(("known", "counts"), jnp.ones(3, bool))
+    some = {"discount": jnp.array([0.5, 0.5, 0.0]), **truths}
+    batch = fitted._Batch(**(blank | ones | some))
+    bounds = jnp.array([[-3.0] * 3, [5.0, 4.0, 5.0]])
+    found = fitted._loss(critic, batch, bounds, jnp.ones(3), None, jnp.array(False), 0.0, 1e6)
+    assert found == pytest.approx(np.mean(np.square([1 + 2.5, 1 + 2.0, 1])))
+    low = fitted._loss(critic, batch, bounds, jnp.ones(3), None, jnp.array(False), 0.0, -1e6)
+    assert low == pytest.approx(np.mean(np.square([1 - 1.5, 1 - 1.5, 1])))
+
+
+def test_the_rewards_of_a_dataset_bound_values(observed):
+    data, _, options = observed
+    assert data.reward_bounds()[0] == 0  # what follows the end
+    assert data.reward_bounds()[1] == data.reward[data.mask].max() > 0
+    assert not data.is_limited(options)  # episodes terminate
+    ends = data._replace(truncated=np.ones(12, bool), reward=data.reward + 1)
+    assert ends.reward_bounds()[0] == ends.reward[ends.mask].min() >= 1
+    assert ends.is_limited(options) and not ends.is_limited(replace(options, horizon="infinite"))
 
 
 @pytest.mark.slow
