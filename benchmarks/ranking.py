@@ -31,10 +31,10 @@ class Args:
     """Steps that VDN records with each seed."""
     every: int = 500
     """Updates between the checkpoints of an algorithm."""
-    updates: int = 5_000
+    updates: int = 15_000
     """Updates of the critics of `offmarl ope`."""
-    members: int = 5
-    """Critics of resampled episodes, which take most of the time; 1 for none."""
+    members: int = 1
+    """Critics of resampled episodes, for intervals, of which a ranking needs none."""
     episodes: int = 4_096
     """Episodes of the returns: with 256, chance decides the order of similar policies."""
     out: Path = Path("runs/ranking")

@@ -64,7 +64,7 @@ def ope(
     horizon: Literal["episode", "infinite"] = "episode",
     mixer: bool = False,
     episodes: int | None = None,
-    updates: int = 5000,
+    updates: int = 15_000,
     members: int = 5,
     hidden: int = 256,
     seed: int = 0,

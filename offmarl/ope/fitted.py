@@ -61,8 +61,9 @@ class Options(Validated):
     hidden: PositiveInt = 256
     """Width of the critic's layers. Narrow critics take policies that differ from the data's for
     better than they are."""
-    updates: PositiveInt = 5000
-    """Gradient updates of the critics."""
+    updates: PositiveInt = 15_000
+    """Gradient updates of the critics. With fewer, policies that differ from the data's seem better
+    than they are."""
     pretrain: Fraction = 0.2
     """Fraction of the updates in which critics learn the returns of the data, which they start
     from."""
