@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.paths import scheme_factory
+from offmarl.tracking import RUN_FILE
 from offmarl.vault import files
 from offmarl.vault.files import WriterLock, errors_of
 from offmarl.vault.forking import use_tensorstore
@@ -305,6 +306,11 @@ class Directory(TensorStoreDriver):
             return VaultFormatError(
                 f"{self.path} is a file, and a vault is a directory: give a vault, or make one of "
                 "a file of another project with `offmarl convert`."
+            )
+        if (self.directory / RUN_FILE).is_file():
+            return VaultFormatError(
+                f"{self.path} is the directory of a run, and not a vault: `offmarl report` and "
+                "`offmarl compare` describe runs."
             )
         if self.directory.exists():
             return VaultFormatError(

@@ -7,6 +7,7 @@ PROGRAM = """
 import gc, os, signal, sys, time
 from offmarl.cli import interrupts
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, as by nohup
 interrupts.repeat_lost()
 
 def busy(phase, info):

@@ -50,6 +50,18 @@ def launch(request, tmp_path, monkeypatch):
     return run
 
 
+def signal_task(tmp_path, signum):
+    """Send task 1 a signal, once it runs the block with a mishap."""
+
+    def send():
+        while not (tmp_path / ".out.tasks" / "deaths").exists():
+            time.sleep(0.05)
+        state = json.loads((tmp_path / ".out.tasks" / "state" / "task-1.json").read_text())
+        os.kill(state["pid"], signum)
+
+    threading.Thread(target=send).start()
+
+
 def is_whole(tmp_path):
     return (tmp_path / "out").read_text().split() == [str(block**2) for block in range(BLOCKS)]
 
@@ -87,31 +99,15 @@ def test_a_task_that_slurm_preempts_is_queued_again(launch, tmp_path):
     if launch.engine != "slurm":
         pytest.skip("a feature of SLURM")
 
-    def preempt():
-        deaths = tmp_path / ".out.tasks" / "deaths"
-        while not deaths.exists():
-            time.sleep(0.05)
-        state = json.loads((tmp_path / ".out.tasks" / "state" / "task-1.json").read_text())
-        os.kill(state["pid"], signal.SIGUSR2)
-
-    threading.Thread(target=preempt).start()
+    signal_task(tmp_path, signal.SIGUSR2)
     assert launch("wait:4") and is_whole(tmp_path)
     assert (tmp_path / ".out.tasks" / "deaths").read_text() == "xx"  # it ran twice
 
 
-def test_a_task_that_slurm_ends_by_sigterm_leaves_no_result(launch, tmp_path, monkeypatch):
+def test_a_task_that_slurm_ends_by_sigterm_leaves_no_result(launch, tmp_path):
     if launch.engine != "slurm":
         pytest.skip("a feature of SLURM")
-    monkeypatch.setattr("offmarl.launch.slurm._LOST_SECONDS", 1.0)
-
-    def terminate():
-        deaths = tmp_path / ".out.tasks" / "deaths"
-        while not deaths.exists():
-            time.sleep(0.05)
-        state = json.loads((tmp_path / ".out.tasks" / "state" / "task-1.json").read_text())
-        os.kill(state["pid"], signal.SIGTERM)
-
-    threading.Thread(target=terminate).start()
+    signal_task(tmp_path, signal.SIGTERM)
     assert launch("wait:4") and is_whole(tmp_path)  # SLURM did not requeue it: the launcher does
     assert (tmp_path / ".out.tasks" / "deaths").read_text() == "xx"  # it ran twice
 

@@ -49,6 +49,10 @@ def test_nothing_there(tmp_path, path):
 
 
 def test_not_a_vault(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").touch()
+    with pytest.raises(VaultFormatError, match=r"directory of a run.*`offmarl report`"):
+        vault.open_vault(tmp_path / "run")
     with pytest.raises(VaultFormatError, match="is not a vault"):
         vault.open_vault(tmp_path)
 
