@@ -10,7 +10,7 @@ import pytest
 from baselines import alberdice, bc
 from offmarl.envs.conformance import QUICKLY
 from offmarl.errors import OptionError
-from offmarl.networks import OwnCritic, view_of_agent
+from offmarl.networks import Inputs, OwnCritic, view_of_agent
 from offmarl.programs import Hyperparameters, hyperparameters
 
 from .test_updates import SPEC, sequence
@@ -125,6 +125,25 @@ def test_the_loss_of_values_by_hand():
     start = 0.5 * (1 + 2 + 3 + 4) / 4
     slope = 3.0 * 1  # ν rises by the first number of the state
     np.testing.assert_allclose(found, 2 * np.log(total) + start + slope, rtol=1e-6)
+
+
+@pytest.mark.untyped
+def test_the_slope_of_values_is_taken_between_pairs_of_steps():
+    """ν(s) = s² / 2, whose squared slope is s², with half of the states at 0 and half at 2."""
+
+    class Square:
+        def apply(self, params, inputs, method):
+            return (inputs.shared**2 / 2).sum(-1)
+
+    state = jnp.tile(jnp.array([0.0, 2.0]), (100, 20))[..., None]
+    inputs, mask = Inputs(state, jnp.zeros((100, 40, 1, 1))), jnp.ones((100, 40), bool)
+    found = alberdice.squared_slope({}, Square(), inputs, mask, jax.random.key(0))
+    # Half of the pairs are equal, with the mean 2; between 0 and 2 the mean of s² is 4 / 3.
+    np.testing.assert_allclose(found, (2 + 4 / 3) / 2, rtol=0.03)
+    masked = alberdice.squared_slope(
+        {}, Square(), inputs, mask & (state[..., 0] > 0), jax.random.key(0)
+    )
+    np.testing.assert_allclose(masked, 4, rtol=1e-6)  # only pairs of steps that exist
 
 
 @pytest.mark.slow

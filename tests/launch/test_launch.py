@@ -165,6 +165,18 @@ def test_engines_that_are_not_there(launch, monkeypatch, tmp_path):
         launch(tasks=0)
 
 
+@pytest.mark.skipif(len(cores.own_cores()) < 2, reason="needs two cores")
+def test_workers_run_on_cores_of_their_own():
+    launcher = LocalLauncher(2)
+    try:
+        workers = [launcher._new_worker() for _ in range(2)]
+        found = [os.sched_getaffinity(worker._process.pid) for worker in workers]
+    finally:
+        launcher.close()
+    assert found == [set(group) for group in cores.core_groups(2)]
+    assert found[0] and found[1] and not found[0] & found[1]
+
+
 @pytest.mark.parametrize(
     ("count", "groups"),
     [(None, [(0,), (1,), (2,), (3,)]), (2, [(0, 2), (1, 3)]), (5, [(-1 - i,) for i in range(5)])],
