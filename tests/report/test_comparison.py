@@ -8,8 +8,9 @@ import pytest
 from offmarl import report, tracking
 from offmarl.errors import OptionError, RunError
 from offmarl.hub.card import references
-from offmarl.report import Entry
+from offmarl.report import Entry, tables
 from offmarl.statistics import Reference
+from offmarl.terminal import interval
 from offmarl.tracking import AGREEMENT, RETURN
 from tests.runs import write_run
 
@@ -26,6 +27,19 @@ def test_runs_are_read_by_dataset_and_entry(tmp_path):
     np.testing.assert_array_equal(found.scores["coverage-3/medium"][MAICQ], [1.5, 3.5])
     (entry,) = found.scores["swarm/coverage-3"]
     assert entry == Entry("mappo", "sampled") and entry.label == "mappo (sampled)"
+
+
+def test_the_numbers_of_the_table():
+    runs = np.array([0.0, 0.0, 1.0, 3.0, 11.0])
+    comparison = report.compare({"data": {BC: runs, MAICQ: runs + 4}})
+    summary, beats, *_ = tables.comparison_tables(comparison)
+    (bc, maicq) = (dict(zip(summary.columns, row, strict=True)) for row in summary.rows)
+    assert (bc["algorithm"], bc["seeds"], bc["mean"], bc["median"]) == ("bc (greedy)", 5, 3, 1)
+    assert (maicq["mean"], maicq["median"]) == (7, 5)
+    value = interval(*report.estimate(runs))
+    assert bc["IQM [95% interval]"] == value and value.startswith("1.333 [")
+    assert [row[0] for row in beats.rows] == ["bc (greedy)", "maicq (greedy)"]
+    assert beats.rows[0][2].startswith("0.16 [") and beats.rows[1][1].startswith("0.84 [")
 
 
 def test_a_policy_that_draws_its_actions_has_two_entries(tmp_path):
