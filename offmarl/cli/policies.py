@@ -42,8 +42,11 @@ def load(
     seeds: Sequence[int],
     greedy: bool | None,
     program: Path | None,
+    checkpoint: int | str = "last",
 ) -> tuple[Environment, dict[int, LoadedPolicy]]:
     """Return an environment, by default that of a run, and the policies of training seeds for it.
+
+    The arguments are those of `load_policy`, with ``checkpoint`` for its ``step``.
 
     Raises
     ------
@@ -55,7 +58,7 @@ def load(
     if side := record["args"].get("side"):
         environment = side_of(environment, side, record["args"]["opponents"])
     return environment, {
-        seed: load_policy(run, seed, greedy, program, environment) for seed in seeds
+        seed: load_policy(run, seed, greedy, program, environment, checkpoint) for seed in seeds
     }
 
 

@@ -58,6 +58,10 @@ _MORE = {
 """Metrics that are shown beside the main one, and their headings."""
 
 
+Checkpoint = int | Literal["last", "best"]
+"""The checkpoint of a run whose policy a command takes."""
+
+
 def record(arguments: list[str]) -> Report:
     """Train agents online and record them at several tiers, or record a trained policy."""
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -177,6 +181,7 @@ def trained_recording(
     num_envs: int = 64,
     seed: int = 0,
     training_seed: int | None = None,
+    checkpoint: Checkpoint = "last",
     greedy: bool = False,
     program: Path | None = None,
     env_states: bool = False,
@@ -196,7 +201,8 @@ def trained_recording(
     out
         Directory for the vault ENV.vlt/NAME.
     name
-        Name of the recording; by default PROGRAM-SEED of the program and the training seed.
+        Name of the recording; by default PROGRAM-SEED of the program and the training seed, with
+        the checkpoint if it is not the last.
     env
         Environment to record in; by default the one of the run. It may have another number of
         agents if the policy was trained with --agent-id sinusoidal or none.
@@ -206,6 +212,9 @@ def trained_recording(
         Random seed of the recording.
     training_seed
         The training seed whose policy is recorded; by default the run's first.
+    checkpoint
+        The checkpoint whose policy is recorded: last, best (of the seed's evaluations), or the
+        number of a step, if the run kept it (train --keep).
     greedy
         Take the best action instead of drawing one from the policy.
     program
@@ -236,18 +245,21 @@ def trained_recording(
     )
     use_cores_for(device_args)
     facts = {"steps": steps, "seed": seed, "num_envs": num_envs, "env": env, "greedy": greedy}
-    join(device_args, facts | {"training_seed": training_seed, "env_states": env_states})
+    facts |= {"training_seed": training_seed, "checkpoint": checkpoint, "env_states": env_states}
+    join(device_args, facts)
 
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
-    environment, policies = load(policy, env, [trained], greedy, program)
+    environment, policies = load(policy, env, [trained], greedy, program, checkpoint)
     loaded = policies[trained]
     named = below(f"{environment.spec.name}.vlt", option="--env")
     origin = {"program": loaded.name, "run": str(policy), "training_seed": trained}
+    ending = "" if checkpoint == "last" else f"-{checkpoint}"
+    origin |= {"checkpoint": checkpoint} if ending else {}
     return Recording(
         envs.record_states(environment) if env_states else environment,
         loaded.policy,
         loaded.params,
-        out / named / (name or below(f"{loaded.name}-{trained}", option="--name")),
+        out / named / (name or below(f"{loaded.name}-{trained}{ending}", option="--name")),
         steps,
         num_envs,
         seed,
@@ -304,6 +316,7 @@ def evaluate(
     episodes: int = 320,
     seed: int = 0,
     act: Literal["as-trained", "greedy", "sample"] = "as-trained",
+    checkpoint: Checkpoint = "last",
     render: Path | None = None,
     program: Path | None = None,
 ) -> Report:
@@ -323,6 +336,10 @@ def evaluate(
     act
         How the policy acts. greedy: it takes the best action. sample: it samples actions.
         as-trained: as in the run's own evaluations.
+    checkpoint
+        The checkpoint whose policies play: last, best, or the number of a step, if the run kept it
+        (train --keep). best: for each seed the one with its best evaluation, which is online
+        tuning: its return is not that of an offline method.
     render
         File for an episode of the first training seed: GIF or MP4, or PNG for its middle step.
     program
@@ -337,14 +354,17 @@ def evaluate(
     from offmarl.report.render import save
 
     greedy = None if act == "as-trained" else act == "greedy"
-    environment, loaded = policies.load(run, env, seeds, greedy, program)
+    environment, loaded = policies.load(run, env, seeds, greedy, program, checkpoint)
     first = loaded[seeds[0]]
     if render:
         save(policies.watch(environment, first, seed), render)
     returns = policies.play(environment, loaded, episodes, seed)
     acting = acting_of(record if greedy is None else {"greedy": greedy})
-    title = f"{labelled(first.name, acting)} of {run} in {environment.spec.name}: returns"
-    about = {"run": run, "env": environment.spec.name, "acting": acting}
+    policy = labelled(first.name, acting)
+    if checkpoint != "last":
+        policy += ", best checkpoints" if checkpoint == "best" else f", step {checkpoint}"
+    title = f"{policy} of {run} in {environment.spec.name}: returns"
+    about = {"run": run, "env": environment.spec.name, "acting": acting, "checkpoint": checkpoint}
     return _returns_report(title, about, returns)
 
 
