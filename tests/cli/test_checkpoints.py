@@ -1,9 +1,9 @@
 """``--checkpoint`` of ``evaluate`` and ``record --policy``: the policies before the last."""
 
 import pytest
-from offmarl.programs.stopping import best_step
 
 from baselines import bc
+from offmarl.programs.stopping import best_step
 
 ENV = "classic/bridge"
 
