@@ -6,7 +6,8 @@ all of it.
 """
 
 from offmarl.benchmark.cells import pack
-from offmarl.benchmark.jobs import require_environments, require_vaults
+from offmarl.benchmark.fit import require_environments, require_fit
+from offmarl.benchmark.jobs import require_vaults
 from offmarl.benchmark.plan import Cell, Plan, read_plan
 from offmarl.benchmark.results import (
     Results,
@@ -28,6 +29,7 @@ __all__ = [
     "read_plan",
     "read_results",
     "require_environments",
+    "require_fit",
     "require_vaults",
     "rows_of",
     "score_tables",

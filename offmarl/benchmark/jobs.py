@@ -163,20 +163,6 @@ def require_vaults(plan: Plan) -> None:
             open_vault(local(vault))  # names what is near
 
 
-def require_environments(plan: Plan) -> None:
-    """Raise what `offmarl.envs.make` raises if an environment that the plan names cannot be made.
-
-    Such are unknown names, and environments of packages that are not installed.
-    """
-    from offmarl import envs  # takes a while to import
-
-    options = [one.options for one in plan.recipes.values()]
-    options += [cell.options for cell in plan.cells]
-    for name in dict.fromkeys(one.get("env") for one in options):
-        if name not in (None, "none"):
-            envs.make(name)
-
-
 def _exists(vault: str) -> bool:
     """Whether a dataset is a path here, and not the name of one to pull."""
     place = local(vault)

@@ -50,17 +50,23 @@ def benchmark(
     """
     if jobs is not None and jobs < 1:
         raise OptionError(f"--jobs must be at least 1: got {jobs}.")
+    import jax
+
     from offmarl import benchmark as benchmarks  # takes a while to import
 
+    config: Any = jax.config
+    config.update("jax_platforms", "cpu")  # an accelerator's memory is for the cells' processes
     plan = benchmarks.read_plan(file, out)
+    checks = benchmarks.require_vaults, benchmarks.require_environments, benchmarks.require_fit
     if dry_run:
-        for check in (benchmarks.require_vaults, benchmarks.require_environments):
+        for check in checks:
             try:
                 check(plan)
             except OffmarlError as error:
                 tracking.notice(f"warning: {error}")
         return _results(plan, {})
-    benchmarks.require_environments(plan)
+    for check in checks:
+        check(plan)
     arguments = [file, *(["--out", str(out)] if out else [])]
     return tasks.run("benchmark", arguments, tasks.TaskOptions(workers=jobs), report_benchmark)
 

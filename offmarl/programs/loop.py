@@ -21,6 +21,7 @@ from offmarl.programs.compiling import compiler_options
 from offmarl.programs.normalisation import make_program
 from offmarl.programs.program import (
     TD_ERRORS,
+    Args,
     ArgsT,
     Hyperparameters,
     OnlineArgs,
@@ -147,6 +148,25 @@ def online_schedule(program: Program, args: OnlineArgs) -> Schedule:
             f"{error}: give more --total-steps, or other lengths of the stages."
         ) from None
     return Schedule(iterations, -(-iterations // args.evaluations), 1, starts)
+
+
+def offline_schedule(program: Program, args: Args) -> Schedule:
+    """Return when a baseline logs, evaluates and changes its stage.
+
+    Raises
+    ------
+    OptionError
+        The stages do not add up to the run.
+    """
+    assert args.updates is not None and args.evaluate_every is not None
+    try:
+        starts = stage_starts(program.stages, args.updates)
+    except ValueError as error:
+        raise OptionError(
+            f"--updates {args.updates} does not fit the program, which has {error}: give more "
+            "--updates, or other lengths of the stages."
+        ) from None
+    return Schedule(args.updates, args.evaluate_every, LOG_EVERY, starts)
 
 
 # ---------------------------------------------------------------------------------- updates

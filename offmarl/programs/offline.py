@@ -13,7 +13,6 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl import __version__, settings, tracking
-from offmarl.errors import OptionError
 from offmarl.paths import below, local
 from offmarl.programs import dataset as data
 from offmarl.programs import gathering
@@ -36,7 +35,7 @@ from offmarl.programs.loop import (
     Schedule,
     build,
     learn,
-    stage_starts,
+    offline_schedule,
     start,
     updates,
 )
@@ -124,7 +123,7 @@ def _train(
     directory = _directory(origin.name, args, dataset)
     args = settled(args, directory)
     origins = settings.used(args).record()
-    args = _resolved(args, dataset.spec)
+    args = resolved(args, dataset.spec)
     evaluator = make_evaluator(args, dataset)
     args = replace(args, held_out=evaluator.fraction)
     kept = data.read(directory / data.STATISTICS_FILE)
@@ -157,7 +156,7 @@ def _train(
         **begun.source,
         **(environment_source(evaluator.env.spec.name) if evaluator.env else {}),
     }
-    schedule, stopping = _schedule(args, program), Stopping(args, evaluator)
+    schedule, stopping = offline_schedule(program, args), Stopping(args, evaluator)
     check_same("the dataset", record["vault_digest"], "give all of them the same vault.")
     run = open_run(directory, record)
     data.save(run.directory / data.STATISTICS_FILE, statistics.used)
@@ -177,24 +176,12 @@ def _train(
     return directory
 
 
-def _resolved(args: Args, spec: EnvSpec) -> Args:
-    """Resolve the defaults that depend on the data."""
+def resolved(args: Args, spec: EnvSpec) -> Args:
+    """Return arguments with the defaults that depend on the data."""
     small = spec.name.startswith(("classic/", "probe/"))
     updates = (3_000 if small else 100_000) if args.updates is None else args.updates
     every = max(updates // 20, 1) if args.evaluate_every is None else args.evaluate_every
     return replace(args, updates=updates, evaluate_every=every)
-
-
-def _schedule(args: Args, program: Program) -> Schedule:
-    assert args.updates is not None and args.evaluate_every is not None
-    try:
-        starts = stage_starts(program.stages, args.updates)
-    except ValueError as error:
-        raise OptionError(
-            f"--updates {args.updates} does not fit the program, which has {error}: give more "
-            "--updates, or other lengths of the stages."
-        ) from None
-    return Schedule(args.updates, args.evaluate_every, LOG_EVERY, starts)
 
 
 def _recorded(directory: Path, name: str) -> int | None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from offmarl.benchmark import read_plan, require_environments, require_vaults
+from offmarl.benchmark import read_plan, require_environments, require_fit, require_vaults
 from offmarl.benchmark.jobs import note_vaults, noted_vaults, preparation
 from offmarl.benchmark.plan import PLANS
 from offmarl.errors import OptionError, UnknownNameError, VaultError
@@ -140,6 +140,22 @@ def test_an_environment_that_there_is_not_is_found_before_anything_runs(path):
     path.write_text(PLAN.replace('env = "swarm/coverage-3"', 'env = "swarm/covrage-3"'))
     with pytest.raises(UnknownNameError, match="did you mean"):
         require_environments(read_plan(path))
+
+
+def test_a_baseline_for_other_data_is_found_before_anything_runs(path, random_data):
+    both = PLAN + "maicq = {}\n"
+    path.write_text(both)
+    require_fit(read_plan(path))  # of the vault that is not there, nothing is known
+    recorded = both.replace("coverage-3", "coverage-3:action=continuous")
+    here = both.replace("a.vlt", str(random_data("swarm/coverage-2:action=continuous")))
+    for content, where in ((recorded, "coverage random"), (here, "mine")):
+        path.write_text(content)
+        message = f"maicq on {where}: .* needs discrete ones.* maicq a list of `datasets`"
+        with pytest.raises(OptionError, match=message):
+            require_fit(read_plan(path))
+    path.write_text(PLAN.replace("bc = {}", "cfcql = { behaviour_updates = 30 }"))
+    with pytest.raises(OptionError, match="cfcql on coverage random: --updates 20 does not fit"):
+        require_fit(read_plan(path))
 
 
 def test_a_mixture_is_found_among_the_vaults_of_its_recipe(path):

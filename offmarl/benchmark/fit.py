@@ -1,0 +1,84 @@
+"""Whether the baselines of a plan can learn from its data, before anything is recorded."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from offmarl import envs
+from offmarl.benchmark.cells import is_current
+from offmarl.benchmark.jobs import cell_file
+from offmarl.benchmark.plan import Cell, Data, Plan
+from offmarl.errors import OffmarlError, OptionError
+from offmarl.paths import local
+from offmarl.programs.configs import Config
+from offmarl.programs.dataset import DatasetStatistics
+from offmarl.programs.loop import offline_schedule
+from offmarl.programs.normalisation import make_program
+from offmarl.programs.offline import resolved
+from offmarl.programs.registry import load
+from offmarl.types import EnvSpec
+from offmarl.vault import open_vault
+
+
+def require_environments(plan: Plan) -> None:
+    """Raise what `offmarl.envs.make` raises if an environment that the plan names cannot be made.
+
+    Such are unknown names, and environments of packages that are not installed.
+    """
+    options = [one.options for one in plan.recipes.values()]
+    options += [cell.options for cell in plan.cells]
+    for name in dict.fromkeys(one.get("env") for one in options):
+        if name not in (None, "none"):
+            envs.make(name)
+
+
+def require_fit(plan: Plan) -> None:
+    """Raise `OptionError` if an unfinished cell's baseline cannot learn from data of its kind.
+
+    An example is a baseline for discrete actions on data with continuous ones. Data that has yet to
+    be downloaded is not checked, and neither is a baseline that reads its data when it is built.
+    """
+    specs: dict[str, EnvSpec | None] = {}
+    for cell in plan.cells:
+        label = cell.data.label
+        if is_current(cell, cell_file(plan, cell)):
+            continue
+        if label not in specs:
+            specs[label] = _spec_of(cell.data)
+        if (spec := specs[label]) is not None:
+            _require_fit(cell, spec)
+
+
+def _spec_of(data: Data) -> EnvSpec | None:
+    """Return the sizes of data; None if they are not known here."""
+    if data.recipe is not None:
+        env = data.recipe.options.get("env")
+        return None if env is None else envs.make(env).spec
+    assert data.vault is not None
+    return open_vault(local(data.vault)).spec if local(data.vault).exists() else None
+
+
+def _require_fit(cell: Cell, spec: EnvSpec) -> None:
+    module = load("baseline", cell.baseline.program)
+    options = Config(cell.label, None, cell.options).arguments(module.Args)
+    args = resolved(module.Args(**options, vault="unknown"), spec)
+    try:
+        offline_schedule(make_program(module.make, spec, args, _Unread(None)), args)
+    except _NeedsDataError:
+        return
+    except OffmarlError as error:
+        raise OptionError(
+            f"{cell.label}: {error} Or give {cell.baseline.label} a list of `datasets` that does "
+            "without it."
+        ) from None
+
+
+class _NeedsDataError(Exception):
+    """The program reads its data."""
+
+
+class _Unread(DatasetStatistics):
+    """Statistics of data that is not there yet."""
+
+    def array(self, name: str, compute: Callable[[Any], Any]) -> NoReturn:  # noqa: ARG002
+        """Stop the program."""
+        raise _NeedsDataError(name)
