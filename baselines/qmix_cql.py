@@ -28,9 +28,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from offmarl import cli, programs
 from offmarl.config import NonNegative, PositiveInt
-from offmarl.distributions import select
+from offmarl.distributions import select, select_each
 from offmarl.losses import conservative_gap, double_q_values, masked_mean, sample_legal_actions
-from offmarl.networks import MixedParams, make_policy, mix
+from offmarl.networks import MixedParams, make_policy, mix, mix_each
 from offmarl.programs import (
     TD_ERRORS,
     DatasetStatistics,
@@ -94,8 +94,8 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         td_loss = masked_mean(0.5 * error**2, known, batch.weight)
 
         others = sample_legal_actions(key, view_tm1.legal_actions, args.cql_samples)
-        q_others = jax.vmap(lambda a: select(q_tm1, a) * view_tm1.alive)(others)
-        q_tot_others = jax.vmap(mix, in_axes=(None, 0))(weights_tm1, q_others)
+        q_others = select_each(q_tm1, others) * view_tm1.alive[..., None]
+        q_tot_others = mix_each(weights_tm1, q_others)
         gap = masked_mean(conservative_gap(q_tot_others, q_tot_tm1), batch.mask, batch.weight)
         metrics = {
             "td_loss": td_loss,

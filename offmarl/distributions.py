@@ -68,6 +68,12 @@ def select(values: Float[Array, "*b A"], action: Int[Array, "*b"]) -> Float[Arra
     return jnp.where(taken, values, 0.0).sum(-1)
 
 
+def select_each(values: Float[Array, "*b A"], actions: Int[Array, "*b K"]) -> Float[Array, "*b K"]:
+    """Return the values of K actions each, as `select` does for one."""
+    shape = *actions.shape, values.shape[-1]
+    return select(jnp.broadcast_to(values[..., None, :], shape), actions)
+
+
 class Categorical(NamedTuple):
     """A softmax distribution; `categorical` makes one from scores and legal actions."""
 

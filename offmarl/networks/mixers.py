@@ -232,6 +232,17 @@ def mix(weights: MixerWeights, q: Float[Array, "*b N"]) -> Float[Array, "*b"]:
     return (hidden * weights.w2).sum(-1) + weights.b2
 
 
+def mix_each(weights: MixerWeights, q: Float[Array, "*b N K"]) -> Float[Array, "*b K"]:
+    """Return Q_tot of K joint actions under each mixing function.
+
+    The result is that of `mix` for each of them. With the joint actions side by side, both layers
+    and their gradients are products of matrices, which on a CPU are faster than `mix` under
+    `jax.vmap`.
+    """
+    hidden = nn.elu(jnp.einsum("...nk,...ne->...ke", q, weights.w1) + weights.b1[..., None, :])
+    return jnp.einsum("...ke,...e->...k", hidden, weights.w2) + weights.b2[..., None]
+
+
 class MixedParams(NamedTuple):
     """Parameters of the agents' action values, and of the mixer that makes Q_tot of them."""
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offmarl.distributions import select_each
 from offmarl.losses import (
     conservative_gap,
     cross_entropy,
@@ -21,24 +22,30 @@ def test_sampled_actions_are_legal(seed: int) -> None:
     key, legal_key = jax.random.split(jax.random.key(seed))
     legal = jax.random.bernoulli(legal_key, 0.3, (7, 3, 6)).at[..., 2].set(True)
     actions = sample_legal_actions(key, legal, 5)
-    assert actions.shape == (5, 7, 3)
-    assert jnp.take_along_axis(jnp.broadcast_to(legal, (5, 7, 3, 6)), actions[..., None], -1).all()
+    assert actions.shape == (7, 3, 5)
+    assert jnp.take_along_axis(legal, actions, -1).all()
 
 
 def test_sampled_actions_are_uniform_over_the_legal_ones_and_differ_between_agents() -> None:
     legal = jnp.array([[True, False, True, True], [True, True, True, True]])
     actions = np.asarray(sample_legal_actions(jax.random.key(0), legal, 40_000))
-    frequency = [np.bincount(actions[:, i], minlength=4) / 40_000 for i in range(2)]
+    frequency = [np.bincount(actions[i], minlength=4) / 40_000 for i in range(2)]
     np.testing.assert_allclose(frequency[0], [1 / 3, 0, 1 / 3, 1 / 3], atol=0.01)
     np.testing.assert_allclose(frequency[1], [0.25] * 4, atol=0.01)
     # Independent agents: the joint frequency is the product of the two.
-    both = (actions == 0).all(-1).mean()
+    both = (actions == 0).all(0).mean()
     assert both == pytest.approx(1 / 12, abs=0.01)
+
+
+def test_the_values_of_several_actions_by_hand() -> None:
+    values = jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    found = select_each(values, jnp.array([[2, 0], [1, 1]]))
+    np.testing.assert_allclose(found, [[3.0, 1.0], [5.0, 5.0]])
 
 
 def test_conservative_gap_by_hand() -> None:
     # log(e^0 + e^1 + e^2) - 2 with the data's own action worth 2.
-    gap = conservative_gap(jnp.array([[0.0], [1.0]]), jnp.array([2.0]))
+    gap = conservative_gap(jnp.array([[0.0, 1.0]]), jnp.array([2.0]))
     np.testing.assert_allclose(gap, np.log(1 + np.e + np.e**2) - 2, rtol=1e-6)
 
 

@@ -12,15 +12,36 @@ from offmarl.networks import (
     make_linear_mixer,
     mix,
     mix_counterfactuals,
+    mix_each,
     mix_linearly,
 )
 from offmarl.types import Discrete, EnvSpec, View
 
 
+def draw(*shape: int) -> jax.Array:
+    rng = np.random.default_rng(sum(shape))
+    return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+
+def some_weights() -> MixerWeights:
+    return MixerWeights(jnp.abs(draw(4, 3, 5)), draw(4, 5), jnp.abs(draw(4, 5)), draw(4))
+
+
+def test_several_joint_actions_are_mixed_as_each_of_them() -> None:
+    weights, q = some_weights(), draw(4, 3, 7)
+    found = jax.jit(mix_each)(weights, q)
+    wanted = jnp.stack([mix(weights, q[..., k]) for k in range(7)], -1)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    slopes, wanted = (
+        jax.jit(jax.grad(lambda w, q, each=each: (each(w, q) ** 2).sum(), (0, 1)))(weights, q)
+        for each in (mix_each, jax.vmap(mix, in_axes=(None, -1), out_axes=-1))
+    )
+    for one, other in zip(jax.tree.leaves(slopes), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
 def test_counterfactual_values_are_those_of_the_joint_actions() -> None:
-    rng = np.random.default_rng(0)
-    draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)  # noqa: E731
-    weights = MixerWeights(jnp.abs(draw(4, 3, 5)), draw(4, 5), jnp.abs(draw(4, 5)), draw(4))
+    weights = some_weights()
     taken, q = draw(4, 3), draw(4, 3, 6)
     found = jax.jit(mix_counterfactuals)(weights, taken, q)
     for agent in range(3):
