@@ -84,6 +84,22 @@ def test_comadice_by_hand():
 
 
 @pytest.mark.slow
+def test_a_dead_agent_has_no_part_in_the_policies():
+    program, hyper, state = by_hand()
+    batch = sequence(
+        [[[1, 1], [1, 1]]],
+        alive=jnp.ones((1, 3, 2), bool).at[0, 0, 1].set(False),
+        legal_actions=jnp.ones((1, 3, 2, 3), bool).at[0, 0, 1, 2].set(False),
+    )
+    _, metrics = jax.jit(program.stages[0].update)(state, batch, jax.random.key(1), hyper)
+    # A is 1 - 2, and twice that of the second agent in the second step; three losses are log 3.
+    ratios = np.exp([-0.5, -1.5])
+    np.testing.assert_allclose(metrics["ratio"], ratios.mean(), rtol=1e-6)
+    wanted = np.log(3) * (ratios[0] + 2 * ratios[1]) / 3
+    np.testing.assert_allclose(metrics["policy_loss"], wanted, rtol=1e-6)
+
+
+@pytest.mark.slow
 def test_weights_are_at_most_two():
     program, hyper, state = by_hand()
     better = state.params.value, jnp.array([[[2, 2], [2, 2]]])  # A is 1 + 2 above ν_i = 2

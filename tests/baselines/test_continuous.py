@@ -250,6 +250,19 @@ def test_the_policies_of_omar_imitate_what_the_search_finds(sign):
     assert metrics["found_better"] == 1.0
 
 
+def test_the_policies_of_omar_stay_where_the_search_finds_nothing_better():
+    def values(scales, view, action, own):
+        q = -10 * (own[..., 0] - jnp.tanh(0.3 * view.state)) ** 2
+        return jnp.stack([q, q])[..., None]
+
+    args = omar.Args(vault=Path(), search_weight=0.75, regularise=0.5, search_samples=20)
+    networks, hyper = fake_networks(values=values), hyperparameters(args)
+    found, metrics = gradient_of(partial(omar.actor_loss, networks, args, hyper))
+    wanted = 0.5 * 2 * POLICY * X * (1 - POLICY**2)  # of the squares alone
+    assert found == pytest.approx(wanted.mean(), rel=1e-5)
+    assert metrics["found_better"] == 0.0
+
+
 def test_the_search_by_hand():
     entries = jnp.array([[True, True], [True, False]])
     weights = np.array([[1.0, -2.0], [3.0, 5.0]])

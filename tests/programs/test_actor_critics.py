@@ -96,8 +96,12 @@ def test_target_actions_are_smoothed_only_with_twin_critics():
     batch = steps(jnp.zeros((3, 1, 2, 1)), alive_tm1=ALIVE, alive_t=ALIVE)
     hyper = hyperparameters(maddpg.Args(gamma=0.5, target_noise=5.0, target_limit=0.25))
 
+    # The second agent lacks the entry of the third step.
+    legal = batch.view.legal_actions.at[2, :, 1].set(False)
+    batch = batch._replace(view=batch.view._replace(legal_actions=legal))
+
     def seen(count: int) -> list[float]:
-        """Return the largest action that the target critics are given."""
+        """Return the sizes of the actions that the target critics are given."""
         given = []
 
         def values(params, view, action, own=None):
@@ -108,6 +112,7 @@ def test_target_actions_are_smoothed_only_with_twin_critics():
         critics = (jnp.float32(1.0),) * count
         target = ActorCritics(jnp.float32(0.0), critics)
         maddpg.critic_loss(networks, hyper, critics, None, target, batch, jax.random.key(0))
+        assert not given[0][2, :, 1].any()
         return np.unique(abs(np.asarray(given[0])).round(6)).tolist()
 
     assert seen(1) == [0.0]

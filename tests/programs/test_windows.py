@@ -243,6 +243,15 @@ def test_prioritised_windows_start_at_the_slots_of_the_buffer() -> None:
     same = unpack(capture, Start(row, age, rest % 2 == 1), length)
     jax.tree.map(np.testing.assert_array_equal, batch._replace(weight=None), same)
     np.testing.assert_allclose(batch.weight, 1.0)
+    # Whatever they were, windows that now hold new steps are as important as the most important.
+    every, quarter = jnp.arange(4 * CAPACITY), jnp.asarray(0.25 * exist.ravel(), jnp.float32)
+    low = priorities.tree.put(every, quarter, jnp.zeros_like(quarter))
+    again = admit(priorities._replace(tree=low), capture, 3, length)
+    newest = [(10 - age) % CAPACITY for age in range(3 + length - 1)]
+    wanted = 0.25 * exist
+    wanted[:, newest] = exist[:, newest]
+    values = again.tree.values(every, 1.0)
+    np.testing.assert_array_equal(values.reshape(exist.shape), wanted)
     errors = jnp.full((64, length), 2.0)
     after = learned(priorities, slots, errors, jnp.ones((64, length), bool), 0.5)
     np.testing.assert_allclose(after.largest, np.sqrt(2), rtol=1e-4)

@@ -221,7 +221,8 @@ class Delivery(SwarmEnv):
         distance = jnp.where(known, length_of(offset), jnp.inf)
         grips, moves = distance[:, 0] <= _GRIP, carried[:, 0]
         others = self._offsets(see["neighbours"])
-        busy = see["neighbours"][..., -3] > 0
+        # Without the neighbours' messages, nothing tells which of them grip a load.
+        busy = (see["neighbours"][..., -3] > 0) & (self.comm == "status")
         near = length_of(others[:, :, None] - offset[:, None]) <= _GRIP
         held = (busy[..., None] & near).any(1)
         worth = ~carried & (heavy | ~held)

@@ -257,13 +257,12 @@ class SwarmEnv(SwarmObservations):
     ) -> Array:
         """Return the actions closest to the desired velocities, without a message."""
         velocity = own[:, self.dims : 2 * self.dims]
+        top_speed = jnp.asarray([[kind.top_speed] for kind in self._kinds[: self._num_acting]])
         if self.dynamics == "quadrotor":
-            kinds = self._kinds[: self._num_acting]
-            top_speed = jnp.asarray([[kind.top_speed] for kind in kinds])
             rotation, spin = own[:, 6:15].reshape(-1, 3, 3), own[:, 15:18]
             command = self._command_quadrotors(desired, velocity, rotation, spin, top_speed)
         else:
-            command = dynamics.command_towards(desired, velocity, self.dynamics)
+            command = dynamics.command_towards(desired, velocity / top_speed, self.dynamics)
         if self.action == "continuous":
             silent = jnp.zeros((len(own), legal_actions.shape[-1] - self._command_size))
             return jnp.concatenate([command, silent], -1)

@@ -247,9 +247,12 @@ class Pursuit(SwarmEnv):
         return describe(jnp.isfinite(near.distance), offset, relative)
 
     def _status(self, state: SwarmState) -> Float[Array, "N C"]:
-        nearest = self._sense(state)["opponents"][:, 0]
+        nearest = self._sense(state)["opponents"][:, :1]
         sight = state.params.sight[: self._num_acting, None]
-        return jnp.concatenate([nearest[:, : self.dims] * sight / 10, nearest[:, -1:]], -1)
+        # Along the arena's axes: others do not know the heading of the sender.
+        heading = state.drones.heading[: self._num_acting]
+        offset = self._in_frame(-heading, nearest[..., : self.dims])[:, 0] * sight / 10
+        return jnp.concatenate([offset, nearest[:, 0, -1:]], -1)
 
     def _summary(self, state: SwarmState) -> Float[Array, "S"]:
         alive = state.alive.astype(jnp.float32)

@@ -129,9 +129,9 @@ class Search(SwarmEnv):
         task = seen.task
         features = jnp.concatenate([task.velocity, task.strength[:, None] / _HOLD_STRENGTH], -1)
         targets = self._sense_points(seen, task.position, _TARGETS_SEEN, features)
-        dims = self.dims
-        velocity = self._in_frame(seen.drones.heading, seen.drones.velocity[:, None])
-        relative = targets[..., dims : 2 * dims] - velocity * targets[..., -1:]
+        dims, drones = self.dims, seen.drones
+        own = drones.velocity[:, None] * targets[..., -1:]
+        relative = self._in_frame(drones.heading, targets[..., dims : 2 * dims] - own)
         return {"targets": targets.at[..., dims : 2 * dims].set(relative)}
 
     def _status(self, state: SwarmState) -> Float[Array, "N C"]:

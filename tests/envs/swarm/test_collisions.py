@@ -47,6 +47,14 @@ def test_two_drones_meet_in_the_middle_of_a_step(restitution, mass, left, right)
     assert collided.all()
 
 
+def test_two_drones_meet_after_a_quarter_of_a_step():
+    """They are 0.875 apart and close 1.5 in a step, and exchange their velocities."""
+    drones, _ = bump([[4.0, 5.0], [4.875, 5.0]], [[1.0, 0.0], [-0.5, 0.0]], [1.0, 1.0], 1.0)
+    np.testing.assert_allclose(drones.velocity, [[-0.5, 0], [1, 0]], atol=1e-6)
+    expected = [[4.25 - 0.375, 5], [4.75 + 0.75, 5]]
+    np.testing.assert_allclose(drones.position, expected, atol=1e-6)
+
+
 def test_only_the_velocity_along_the_line_of_centres_changes():
     offset = 2 * RADIUS * np.array([0.6, 0.8])
     drones, _ = bump([[5.0, 5.0], 5 + offset], [[1.0, 0.0], [0.0, 0.0]], [1.0, 1.0], 1.0)

@@ -89,6 +89,74 @@ def test_noise_is_of_the_size_drawn():
     error = (own[..., :2] + 1) * env.side / 2 - states.drones.position
     assert error.any()
     assert (jnp.abs(error) < 5 * states.disturbance.noise[:, None, None]).all()
+    slower = own[..., 2:4] - states.drones.velocity
+    assert (jnp.abs(slower) < 5 * states.disturbance.noise[:, None, None]).all()
+    assert (jnp.abs(slower - error) > 1e-4).any()  # it has noise of its own
+
+
+def quarter(env, points):
+    """Turn points by a quarter around the middle of the arena."""
+    x, y = jnp.moveaxis(points, -1, 0)
+    return jnp.stack([env.side - y, x], -1)
+
+
+def turned(vectors):
+    """Turn vectors by a quarter."""
+    x, y = jnp.moveaxis(vectors, -1, 0)
+    return jnp.stack([-y, x], -1)
+
+
+def among_things(env):
+    """Return a state in which drones move, and are next to the things of their task."""
+    state, _ = reset(env, KEY)
+    velocity, heading = state.drones.velocity, state.drones.heading
+    drones = state.drones._replace(
+        velocity=jax.random.normal(KEY, velocity.shape) / 2,
+        heading=jax.random.uniform(KEY, heading.shape, maxval=6.0),
+    )
+    state = state._replace(drones=drones)
+    if "position" in state.task._fields:
+        near = drones.position[: len(state.task.position)] + 0.5
+        state = state._replace(task=state.task._replace(position=near))
+    return state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["search-4", "delivery-4", "pursuit-4-2", "flock-4"])
+def test_unicycles_observe_the_same_in_a_world_that_is_turned(name):
+    """Whatever is along the axes of the arena is seen in each drone's own frame."""
+    env = envs.make(f"swarm/{name}:dynamics=unicycle,comm=none,randomise=none,sensing_range=3")
+    state = among_things(env)
+    points = {"position", "sites", "beacon"} & {*state.task._fields}
+    moved = {field: quarter(env, getattr(state.task, field)) for field in points}
+    if "velocity" in state.task._fields:
+        moved["velocity"] = turned(state.task.velocity)
+    around = state._replace(
+        drones=state.drones._replace(
+            position=quarter(env, state.drones.position),
+            velocity=turned(state.drones.velocity),
+            heading=state.drones.heading + jnp.pi / 2,
+        ),
+        task=state.task._replace(**moved),
+        obstacles=None if state.obstacles is None else quarter(env, state.obstacles),
+    )
+    one, other = (env.read(look(env, each).observation) for each in (state, around))
+    own, theirs = one.pop("own"), other.pop("own")
+    np.testing.assert_allclose(own[:, 2:4], theirs[:, 2:4], atol=1e-5)  # its velocity
+    for part in one:
+        assert one[part].any() or part == "time", part
+        np.testing.assert_allclose(one[part], other[part], atol=1e-5, err_msg=part)
+
+
+@pytest.mark.parametrize("name", ["search-4", "pursuit-4-2"])
+def test_what_unicycles_tell_does_not_depend_on_their_heading(name):
+    """The others do not know it."""
+    env = envs.make(f"swarm/{name}:dynamics=unicycle,comm=status,sensing_range=3")
+    state = among_things(env)
+    drones = state.drones._replace(heading=state.drones.heading + jnp.pi / 2)
+    told, later = (env._status(state._replace(drones=x)) for x in (state.drones, drones))
+    assert told.any()
+    np.testing.assert_allclose(told, later, atol=1e-5)
 
 
 @pytest.mark.slow

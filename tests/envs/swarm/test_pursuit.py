@@ -14,6 +14,17 @@ KEY = jax.random.key(0)
 
 
 @pytest.mark.slow
+def test_a_drone_at_the_speed_that_it_should_have_does_not_accelerate():
+    """Evaders, too, whose top speed is not that of the others."""
+    env = envs.make("swarm/pursuit-1-1:evaders=learned,dynamics=acceleration,action=continuous")
+    fastest = jnp.asarray([[kind.top_speed, 0.0] for kind in env._kinds])
+    assert fastest[0, 0] != fastest[1, 0]
+    own = jnp.concatenate([jnp.zeros((2, 2)), fastest], -1)
+    legal = jnp.ones((2, 2), bool)
+    action = env._encode(jnp.asarray([[1.0, 0.0]] * 2), own, legal)
+    np.testing.assert_allclose(action, 0.0, atol=1e-6)
+
+
 def test_agents_and_state_show_the_time():
     env = envs.make("swarm/pursuit-2-1", evaders="learned", time_limit=4)
     state, first = env.reset(KEY)
