@@ -86,7 +86,7 @@ class State(NamedTuple):
 class Actor(NamedTuple):
     """Parameters of the policy: those of both networks, and the threshold τ."""
 
-    agent: ArrayTree
+    network: ArrayTree
     behaviour: ArrayTree
     threshold: Float[Array, ""]
 
@@ -111,7 +111,7 @@ def constrained_policy(
     def act(
         actor: Actor, carry: ArrayTree, observation: ArrayTree, legal: Array, _key: PRNGKeyArray
     ) -> tuple[Array, Array, ArrayTree]:
-        q, memory = network.apply(actor.agent, carry[0], observation)
+        q, memory = network.apply(actor.network, carry[0], observation)
         logits, behaviour_memory = behaviour.apply(actor.behaviour, carry[1], observation)
         allowed = allowed_actions(logits, legal, actor.threshold)
         action = mask_illegal(q, allowed).argmax(-1)

@@ -20,7 +20,15 @@ from offmarl.report.run_scores import Data, Runs
 from offmarl.report.tables import Section
 from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Reference
 from offmarl.terminal import number
-from offmarl.tracking import RETURN, acting_of, labelled, read_run, replace_file
+from offmarl.tracking import (
+    MARL_EVAL_FILE,
+    RETURN,
+    RUN_FILE,
+    acting_of,
+    labelled,
+    read_run,
+    replace_file,
+)
 
 
 def compare(
@@ -36,7 +44,8 @@ def compare(
     """Compare runs: IQM with intervals, profiles, a figure, a page.
 
     The last policies are compared, by their final evaluations: greedy policies with greedy ones,
-    sampled policies with sampled ones. The best checkpoints stand beside them.
+    sampled policies with sampled ones. The best checkpoints stand beside them. Runs that are not
+    finished are left out, and named.
 
     Parameters
     ----------
@@ -59,6 +68,9 @@ def compare(
     """
     if not runs:
         raise RunError("no runs to compare: give the directory of at least one run.")
+    unfinished = [run for run in runs if _is_unfinished(run)]
+    if len(unfinished) < len(runs):  # or the error says what to do
+        runs = tuple(run for run in runs if run not in unfinished)
     metric = reports.metric_of(runs)
     found = reports.read_runs(runs, metric, pool_settings)
     known = _known(references) if metric == RETURN else {}
@@ -73,6 +85,7 @@ def compare(
         list(tables.comparison_tables(comparison)),
         list(_notes(comparison, found, metric, pool_settings)),
     )
+    notes += [f"{run} is not finished, and left out: repeat its command." for run in unfinished]
     if curves:
         sections.append(tables.learning_curves(curves))
     if metric != RETURN:
@@ -87,7 +100,14 @@ def compare(
     written = [f"wrote {path}" for path in (html, figure) if path]
     shown = (table(columns, rows, title) for title, columns, rows in sections)
     data = _comparison_data(comparison, found, notes) | {"curves": _curve_data(curves)}
+    data["unfinished"] = unfinished
     return Report(data, Group(*shown, *notes, *written))
+
+
+def _is_unfinished(run: Path) -> bool:
+    """Whether a run has begun, and has no final evaluation yet."""
+    begun = run.is_dir() and (run / RUN_FILE).is_file() and not (run / MARL_EVAL_FILE).exists()
+    return begun and not read_run(run).get("complete", False)
 
 
 def _known(given: Iterable[tuple[str, float, float]]) -> dict[str, Reference]:

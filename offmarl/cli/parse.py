@@ -8,7 +8,18 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from offmarl.cli.output import hidden
 from offmarl.config import REPEATED, Validated, Vaults
@@ -418,8 +429,21 @@ def parameter_texts(target: Callable[..., Any]) -> dict[str, str]:
     }
 
 
+def _without_rules(hint: Any) -> Any:
+    """Return a union of types without the rules of its parts, which tyro's errors would print.
+
+    The arguments check them.
+    """
+    if get_origin(hint) not in (Union, UnionType):
+        return hint
+    parts = [get_args(one)[0] if get_origin(one) is Annotated else one for one in get_args(hint)]
+    return Union[tuple(parts)]  # noqa: UP007
+
+
 def _annotated(hint: Any, default: Any, text: str) -> Any:
     from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
+
+    hint = _without_rules(hint)
 
     options: dict[str, Any] = {"help": text} if text else {}
     if default is False or default in (None, "", ()):

@@ -40,12 +40,17 @@ _ONLINE = ("params", "target", "moments", "optimiser")
 
 _COUNT = "updates"
 
+_SHAPING = ("network", "hidden", "layers", "activation", "agent_id", "share_parameters")
+"""Arguments that the networks of policies depend on."""
+
 
 class Start(NamedTuple):
     """What training starts from."""
 
     source: dict[str, Any]
     """What the run's record says of it; empty if it starts from nothing."""
+    check: Callable[[Program, ArrayTree], None]
+    """``check(program, shapes)``: raises what ``begin`` would, from the shapes of a fresh state."""
     begin: Callable[[Program, ArrayTree, int], ArrayTree]
     """``begin(program, state, number)``: the state of a seed, from its fresh one and its number."""
     statistics: dict[str, NDArray[Any]] | None = None
@@ -75,12 +80,18 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
     if data is not None:
         source["replay"] = {"vault": f"{data.name}/{data.uid}", "digest": data.digest()}
 
+    def check(program: Program, state: ArrayTree) -> None:
+        if run is not None:
+            run.check(program, state)
+        if data is not None:
+            _check_replay(state)
+
     def begin(program: Program, state: ArrayTree, number: int) -> ArrayTree:
         if run is not None:
-            state = carry_over(run.program, run.state(number), program, state, run.name)
+            state = run.carry_over(program, state, number)
         return state if data is None else _filled(program, state, env.spec, data)
 
-    return Start(source, begin)
+    return Start(source, check, begin)
 
 
 def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
@@ -99,15 +110,12 @@ def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
         It does not normalise as the arguments ask.
     """
     if args.init is None:
-        return Start({}, lambda _program, state, _number: state)
+        return Start({}, lambda _program, _state: None, lambda _program, state, _number: state)
     run = _Source.of(args.init, spec, args.normalise)
     kept = dataset.read(local(args.init) / dataset.STATISTICS_FILE)
     statistics = {name: kept[name] for name in kept if dataset.is_scale(name, args.normalise)}
 
-    def begin(program: Program, state: ArrayTree, number: int) -> ArrayTree:
-        return carry_over(run.program, run.state(number), program, state, run.name)
-
-    return Start({"init": run.about}, begin, statistics)
+    return Start({"init": run.about}, run.check, run.carry_over, statistics)
 
 
 def started(start: Start, program: Program, states: ArrayTree) -> ArrayTree:
@@ -119,16 +127,20 @@ def started(start: Start, program: Program, states: ArrayTree) -> ArrayTree:
 
 def _filled(program: Program, state: ArrayTree, spec: EnvSpec, data: Dataset) -> ArrayTree:
     """Fill the buffer of a state from a vault."""
+    _check_replay(state)
     capture = state.capture
-    if capture.next_views is not None:
-        raise OptionError(
-            "this program learns from its newest steps alone, and has no replay to fill: leave out "
-            "--replay."
-        )
     num_envs = capture.buffer.experience.transition.last.shape[0]
     buffer = make_buffer(num_envs, capture.capacity)
     filled = warm_start(buffer, num_envs, capture.capacity, spec, data)
     return program.on_replay(state._replace(capture=filled))
+
+
+def _check_replay(state: ArrayTree) -> None:
+    if state.capture.next_views is not None:
+        raise OptionError(
+            "this program learns from its newest steps alone, and has no replay to fill: leave out "
+            "--replay."
+        )
 
 
 # ---------------------------------------------------------------------------------- the run
@@ -142,6 +154,8 @@ class _Source(NamedTuple):
     states: list[ArrayTree]
     """Shapes, or arrays, of each seed's state."""
     about: dict[str, Any]
+    sizes: str
+    """What the network of its policy depends on, for messages."""
 
     @classmethod
     def of(cls, path: Path, spec: EnvSpec, normalise: Iterable[str] = ()) -> "_Source":
@@ -169,11 +183,23 @@ class _Source(NamedTuple):
             "seeds": record["seeds"],
             "state": fingerprint([learned(state) for state in states]),
         }
-        return cls(str(directory), program, states, about)
+        given = {name: x for name, x in record["args"].items() if name in _SHAPING}
+        sizes = ", ".join(f"{name}={x}" for name, x in given.items())
+        return cls(str(directory), program, states, about, sizes)
 
-    def state(self, number: int) -> ArrayTree:
-        """Return the state that a training seed starts from: they take turns."""
-        return self.states[number % len(self.states)]
+    def check(self, program: Program, state: ArrayTree) -> None:
+        """Raise `ShapeError` if a program, with the shapes of its state, cannot continue it."""
+        if not _alike(self.states[0], state):
+            theirs, ours = _named(self.program, self.states[0]), _named(program, state)
+            _common_parts(theirs, ours, self.name, self.sizes)
+
+    def carry_over(self, program: Program, state: ArrayTree, number: int) -> ArrayTree:
+        """Return the state of a training seed, with what the run has learned.
+
+        The run's seeds take turns.
+        """
+        trained = self.states[number % len(self.states)]
+        return carry_over(self.program, trained, program, state, self.name, self.sizes)
 
 
 def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[ArrayTree]]:
@@ -210,9 +236,17 @@ def learned(state: ArrayTree, given: Sequence[str] = ()) -> dict[str, ArrayTree]
 
 
 def carry_over(
-    source: Program, trained: ArrayTree, program: Program, state: ArrayTree, run: str
+    source: Program,
+    trained: ArrayTree,
+    program: Program,
+    state: ArrayTree,
+    run: str,
+    sizes: str = "",
 ) -> ArrayTree:
     """Return a fresh state with what a run has learned.
+
+    What acts must have the same sizes in both. Other networks, such as critics, start anew where
+    their sizes differ.
 
     Parameters
     ----------
@@ -220,13 +254,13 @@ def carry_over(
         The run's program and the state of one of its seeds.
     program, state
         The program that continues, and its fresh state.
-    run
-        Name of the run, for messages.
+    run, sizes
+        Name of the run, and the arguments that its policy's network depends on, for messages.
 
     Raises
     ------
     ShapeError
-        A network that both have differs; the message names the parameter.
+        The network of the policy differs; the message names the parameter.
     """
     if _alike(trained, state):
         named = hasattr(state, "_fields")
@@ -234,8 +268,8 @@ def carry_over(
         tracking.notice(f"continues from {run}: everything")
         return jax.tree.map(jax.numpy.asarray, whole)
     theirs, ours = _named(source, trained), _named(program, state)
-    common = _common_parts(theirs, ours, run)
-    found = {name: theirs[name] for name in ours if _part(name) in common}
+    common, others = _common_parts(theirs, ours, run, sizes)
+    found = {name: theirs[name] for name in ours if name in theirs and _part(name) in common}
     # A target network that the run lacks is the copy of its network.
     found |= {
         name: found[name.removeprefix("target ")]
@@ -249,6 +283,7 @@ def carry_over(
         found = {name: leaf for name, leaf in found.items() if name not in adam}
     kept = sorted({_part(name) for name in found if not name.startswith("count")})
     new = sorted({_part(name) for name in ours if not name.startswith("count")} - set(kept))
+    new = [f"{part} (of other sizes there)" if part in others else part for part in new]
     tracking.notice(f"continues from {run}: {', '.join(kept)}; new: {', '.join(new) or 'nothing'}")
     leaves, tree = jax.tree.flatten(state)
     for name, index in _places(program, state).items():
@@ -267,20 +302,34 @@ def _alike(trained: ArrayTree, state: ArrayTree) -> bool:
     return not online and shapes(trained) == shapes(state)
 
 
-def _common_parts(theirs: Mapping[str, Any], ours: Mapping[str, Any], run: str) -> set[str]:
-    """Return the parts that both states have; `ShapeError` if a network's parameters differ."""
+def _common_parts(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any], run: str, sizes: str
+) -> tuple[set[str], set[str]]:
+    """Return the parts that both states have in the same sizes, and in others.
+
+    `ShapeError` if the policy is among the others. A policy of theirs may hold more than ours, such
+    as the behaviour by which ``qmix_bcq`` chooses among actions.
+    """
     common = {_part(name) for name in theirs} & {_part(name) for name in ours} | {_POLICY}
+    others: set[str] = set()
     for name in [*ours, *theirs]:
-        if _part(name) not in common or name.startswith(("mu ", "nu ", "count")):
+        part = _part(name)
+        more = name not in ours and part in (_POLICY, f"target {_POLICY}")
+        if part not in common or more or name.startswith(("mu ", "nu ", "count")):
             continue
         shapes = [np.shape(side[name]) if name in side else None for side in (theirs, ours)]
-        if shapes[0] != shapes[1]:
+        if shapes[0] == shapes[1]:
+            continue
+        if part == _POLICY:
             there, here = ("absent" if shape is None else shape for shape in shapes)
             raise ShapeError(
-                f"{name} is {there} in {run}, and {here} in the new program: train it with the "
-                "sizes of that run (--hidden, --network, --agent-id ...), or leave out --init."
+                f"the policy of {run} has another network than that of the new program: {name} is "
+                f"{there} there, and {here} here. Give the new program the arguments of that run "
+                f"({sizes or '--hidden, --network, --agent-id ...'}), if it has them, or leave out "
+                "--init."
             )
-    return common
+        others.add(part)
+    return common - others, others
 
 
 def _part(name: str) -> str:

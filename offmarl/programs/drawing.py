@@ -96,7 +96,7 @@ def drawing_of(
     Raises
     ------
     OptionError
-        The program cannot prioritise, or a weight is wrong.
+        The program cannot prioritise, a weight is wrong, or windows are longer than the data.
     """
     begun = first_importance(args.prioritise, args.importance)
     windows = Windows(args.batch_size, args.length, args.burn_in, program.return_to_go)
@@ -107,6 +107,11 @@ def drawing_of(
         return Drawing("blocks", windows, None, None, {"shuffle_buffer": size}, size)
     weights, record = _weights(args, dataset, episodes), _recorded_vaults(dataset)
     circles = Circles(dataset, windows, episodes, weights)
+    if args.length > circles.num_slots:
+        raise OptionError(
+            f"--length {args.length} is more than the data has ({circles.num_slots:,} steps, with "
+            "a view after each episode): give windows that fit."
+        )
     if kind == "auto":
         kind = "device" if fits(circles) else "stream"
     if weights is not None:

@@ -55,6 +55,7 @@ from offmarl.programs.run import (
     checkpoint_timer,
     environment_source,
     machine,
+    no_run_without_checkpoint,
     open_run,
     report,
     settled,
@@ -158,11 +159,13 @@ def _train(
     }
     schedule, stopping = offline_schedule(program, args), Stopping(args, evaluator)
     check_same("the dataset", record["vault_digest"], "give all of them the same vault.")
+    if args.init is not None:
+        begun.check(program, _state_shapes(program, args))
     run = open_run(directory, record)
     data.save(run.directory / data.STATISTICS_FILE, statistics.used)
     if not run.complete or run.lacks_checkpoint(schedule.updates):
         job = _Job(run, program, evaluator, args, schedule, layout, drawing, begun, stopping)
-        with ends_with_others(directory):
+        with ends_with_others(directory), no_run_without_checkpoint(run):
             if (parts := gathering.parts()) is None:
                 _learn(job, dataset, timer)
                 stopped = job.stopped()
@@ -174,6 +177,10 @@ def _train(
         for seed, step in stopped.items():
             tracking.notice(f"seed {seed} stopped at update {step}: --stop-on {args.stop_on}")
     return directory
+
+
+def _state_shapes(program: Program, args: Args) -> ArrayTree:
+    return jax.eval_shape(program.init, jax.random.key(0), hyperparameters(args))
 
 
 def resolved(args: Args, spec: EnvSpec) -> Args:

@@ -51,6 +51,7 @@ from offmarl.programs.run import (
     checkpoint_timer,
     environment_source,
     more_to_come,
+    no_run_without_checkpoint,
     open_run,
     settled,
 )
@@ -142,11 +143,16 @@ def _record_online(
     for run in runs:
         check_vaults(run, tiers)
     check_shards(directory, "environments", layout)
+    start.check(runs[0].program, runs[0].state_shapes())
     opened = open_run(directory, _record(runs[0]))
     trained = opened.complete and not opened.lacks_checkpoint(runs[0].iterations)
     if trained and all(are_complete(run, tiers) for run in runs):
         return _summary(runs, tiers, "complete already, nothing was changed")
-    with checkpoint_timer(args.checkpoint_seconds, "step") as timer, more_to_come():
+    with (
+        no_run_without_checkpoint(opened),
+        checkpoint_timer(args.checkpoint_seconds, "step") as timer,
+        more_to_come(),
+    ):
         keep = any(tier.name in REPLAY_TIERS for tier in tiers)
         versions = _train(runs, start, opened, timer, keep)
     opened.write_marl_eval(runs[0].env.spec.name)

@@ -204,8 +204,26 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
 
 
 def _order(path: str) -> int:
-    """Order in which differences are named: what the arguments are of, them, what follows."""
-    return 2 if path == "weights_digest" else int(path.startswith("args."))
+    """Order in which differences are named: the program, its data, the arguments, what follows."""
+    if path in ("kind", "program"):
+        return 0
+    return 3 if path == "weights_digest" else 1 + path.startswith("args.")
+
+
+@contextmanager
+def no_run_without_checkpoint(run: Run) -> Iterator[None]:
+    """Leave no run behind if the block fails before its first checkpoint.
+
+    There is nothing to resume then, and ``run.json`` would refuse the command with other arguments,
+    by which a user corrects it.
+    """
+    try:
+        yield
+    except BaseException:
+        if is_first() and not run.complete and not (run.directory / tracking.CHECKPOINTS).is_dir():
+            for name in (tracking.METRICS_FILE, tracking.RUN_FILE):
+                (run.directory / name).unlink(missing_ok=True)
+        raise
 
 
 def _make(directory: Path) -> None:

@@ -305,7 +305,7 @@ def test_qmix_bcq_acts_by_allowed_actions_too() -> None:
     program, hyper = make("qmix_bcq", threshold=0.3)
     actor = program.policy_params(program.init(jax.random.key(0), hyper))
     actor = actor._replace(
-        agent=values_of(actor.agent, [1.0, 2.0, 4.0]),
+        network=values_of(actor.network, [1.0, 2.0, 4.0]),
         behaviour=values_of(actor.behaviour, np.log([1.0, 0.5, 0.2]).tolist()),
     )
     policy = program.policy(True)

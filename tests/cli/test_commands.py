@@ -227,6 +227,26 @@ def test_compare_says_what_was_not_evaluated(offmarl, tmp_path):
     assert outcome.code == 1 and "bc was trained without an evaluation" in outcome.err
 
 
+def test_compare_leaves_out_what_is_not_finished(offmarl, tmp_path):
+    for name in ("bc", "maicq"):
+        write_run(tmp_path / name, name, "coverage-3/medium", [[1, 2]])
+    (tmp_path / "maicq" / "marl_eval.json").unlink()
+    record = json.loads((tmp_path / "maicq" / "run.json").read_text())
+    (tmp_path / "maicq" / "run.json").write_text(json.dumps(record | {"complete": False}))
+    outcome = offmarl("compare", "bc", "maicq", "--json").json
+    assert outcome["unfinished"] == ["maicq"]
+    assert [*outcome["datasets"]["coverage-3/medium"]] == ["bc (greedy)"]
+    assert "maicq is not finished, and left out" in outcome["notes"][-1]
+    alone = offmarl("compare", "maicq")
+    assert alone.code == 1 and "is not finished" in alone.err
+
+
+def test_a_value_of_the_wrong_type_is_named_without_the_rules_of_its_option(offmarl):
+    outcome = offmarl("train", "bc", "--vault", "data", "--updates", "3.5")
+    assert outcome.code == 2 and "3.5" in outcome.err
+    assert "Rule" not in outcome.err and "Annotated" not in outcome.err
+
+
 def test_what_cannot_be_typed_is_told_to_programs_too(offmarl):
     none = offmarl("evaluate", "run", "--episodes", 0)
     assert (none.code, none.err) == (2, "error: --episodes must be at least 1: got 0.\n")

@@ -13,7 +13,7 @@ import offmarl as library
 from offmarl import programs, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.cli import policies
-from offmarl.errors import OptionError, VaultError
+from offmarl.errors import OptionError, RunError, VaultError
 from offmarl.networks import PolicyConfig, init_policy
 from offmarl.paths import local
 from offmarl.programs import run as runs
@@ -278,6 +278,26 @@ def test_a_run_goes_on_with_its_vault_written_in_another_way(tmp_path):
     runs.open_run(tmp_path / "run", record)
     again = {**record, "args": {"vault": "../a.vlt/main", "updates": 3}}
     assert not runs.open_run(tmp_path / "run", again).complete
+
+
+def test_another_program_is_the_first_difference_of_a_run(tmp_path):
+    runs.open_run(tmp_path / "run", {"greedy": True, "program": "omiga", "args": {"a": 1}})
+    with pytest.raises(RunError, match="holds a run with program 'omiga', not 'bc'"):
+        runs.open_run(tmp_path / "run", {"greedy": False, "program": "bc", "args": {"b": 1}})
+
+
+def test_a_run_that_failed_before_its_first_checkpoint_leaves_nothing_in_the_way(tmp_path):
+    record = {"program": "bc", "args": {"length": 9}}
+    run = runs.open_run(tmp_path / "run", record)
+    with pytest.raises(MemoryError), runs.no_run_without_checkpoint(run):
+        run.metrics.write_text("{}\n")
+        raise MemoryError
+    assert not any((tmp_path / "run").iterdir())
+    run = runs.open_run(tmp_path / "run", {**record, "args": {"length": 3}})
+    (run.directory / "checkpoints").mkdir()
+    with pytest.raises(MemoryError), runs.no_run_without_checkpoint(run):
+        raise MemoryError
+    assert (tmp_path / "run" / "run.json").exists()  # to be resumed
 
 
 # ---------------------------------------------------------------------------------- what is odd

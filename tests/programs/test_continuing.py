@@ -139,10 +139,29 @@ def test_scales_of_the_networks_are_kept_and_facts_of_the_data_are_not(name, nor
 
 
 @pytest.mark.slow
-def test_masac_refuses_the_critics_of_isac():
-    (source, run), (program, fresh) = trained(isac), built(masac)
-    with pytest.raises(ShapeError, match="critics/0/params"):
-        carry_over(source, run, program, fresh, "run")
+@pytest.mark.parametrize(
+    ("source", "options", "program", "part"),
+    [(isac, {}, masac, "critics"), (qmix_cql, {"mixer_embed": 16}, qmix, "mixer")],
+)
+def test_critics_and_mixers_of_other_sizes_start_anew(source, options, program, part, monkeypatch):
+    said = []
+    monkeypatch.setattr(tracking, "notice", said.append)
+    (theirs, run), (ours, fresh) = trained(source, **options), built(program)
+    state = carry_over(theirs, run, ours, fresh, "run")
+    same(getattr(state.params, part), getattr(fresh.params, part))
+    same(getattr(state.target, part), getattr(fresh.target, part))
+    acting = "actor" if part == "critics" else "agent"
+    same(getattr(state.params, acting), getattr(run.params, acting))
+    (line,) = said
+    assert f"{part} (of other sizes there)" in line and f"target {part} (of other" in line
+
+
+@pytest.mark.slow
+def test_qmix_continues_from_qmix_bcq_without_its_behaviour():
+    (source, run), (program, fresh) = trained(qmix_bcq), built(qmix)
+    state = carry_over(source, run, program, fresh, "run")
+    for name in ("params", "target"):
+        same(getattr(state, name)._asdict(), getattr(run, name)._asdict())
 
 
 @pytest.mark.skipif(not hasattr(mappo.Args, "network"), reason="mappo is feed-forward")
@@ -162,11 +181,10 @@ def test_mappo_continues_from_a_clone_with_its_actor():
             qmix_cql,
             {"hidden": 16},
             qmix,
-            r"policy/network/params/\S+ is \(16,\) in run, and \(8,\)",
+            r"policy/network/params/\S+ is \(16,\) there, and \(8,\)",
         ),
-        (qmix_cql, {"mixer_embed": 16}, qmix, r"mixer/params/\S+ is .* in run, and .* --init"),
-        (bc, {}, qmix, r"policy/\S+ is absent in run"),
-        (bc, {}, mappo, r"policy/\S+ is .* in run, and .*--network"),
+        (bc, {}, qmix, r"policy/\S+ is absent there"),
+        (bc, {}, mappo, r"policy/\S+ is .* there, and .*--network"),
     ],
 )
 @pytest.mark.slow
@@ -176,9 +194,28 @@ def test_networks_that_differ_are_named(source, options, program, message):
 
 
 def test_a_number_is_not_absent():
-    theirs, ours = {"moments/mean": np.float32(0)}, {"moments/mean": np.zeros(2)}
-    with pytest.raises(ShapeError, match=r"mean is \(\) in run, and \(2,\)"):
-        _common_parts(theirs, ours, "run")
+    theirs, ours = {"policy/scale": np.float32(0)}, {"policy/scale": np.zeros(2)}
+    with pytest.raises(ShapeError, match=r"scale is \(\) there, and \(2,\) here.*\(hidden=3\)"):
+        _common_parts(theirs, ours, "run", "hidden=3")
+
+
+def test_windows_longer_than_the_data_are_refused(before, tmp_path):
+    args = iql_cql.Args(vault=before[0], out=tmp_path / "new", updates=2, env="none", length=10_000)
+    with pytest.raises(OptionError, match=r"--length 10000 is more than the data has \(\d+ steps"):
+        iql_cql.main(args)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_refused_start_leaves_no_run_behind(before, tmp_path):
+    data, run = before
+    args = iql_cql.Args(vault=data, out=tmp_path / "new", updates=2, hidden=4, init=run, env="none")
+    with pytest.raises(ShapeError, match=r"another network.*\(.*hidden=8"):
+        iql_cql.main(args)
+    assert not (tmp_path / "new").exists()
+    online_args = qmix.Args(env="probe/observation", out=tmp_path / "online", hidden=4, init=run)
+    with pytest.raises(ShapeError, match="another network"):
+        qmix.main(online_args)
+    assert not any((tmp_path / "online").rglob("run.json"))
 
 
 @pytest.fixture(scope="module")
