@@ -22,7 +22,7 @@ from typing import (
 )
 
 from offmarl.cli.output import hidden
-from offmarl.config import REPEATED, Validated, Vaults
+from offmarl.config import REPEATED, Rule, Validated, Vaults
 from offmarl.errors import OffmarlError
 from offmarl.paths import expanded
 from offmarl.programs.configs import Config, read_config
@@ -436,7 +436,9 @@ def _without_rules(hint: Any) -> Any:
     """
     if get_origin(hint) not in (Union, UnionType):
         return hint
-    parts = [get_args(one)[0] if get_origin(one) is Annotated else one for one in get_args(hint)]
+    has_rule = [isinstance(getattr(x, "__metadata__", (None,))[0], Rule) for x in get_args(hint)]
+    pairs = zip(get_args(hint), has_rule, strict=True)
+    parts = [get_args(one)[0] if ruled else one for one, ruled in pairs]
     return Union[tuple(parts)]  # noqa: UP007
 
 

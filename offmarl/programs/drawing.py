@@ -71,6 +71,10 @@ def _share(text: str) -> tuple[str, float | None]:
         return str(text), None
 
 
+_SHORT = 100
+"""Windows of so many steps may go around tiny data more than once."""
+
+
 class Drawing(NamedTuple):
     """How a run draws its batches."""
 
@@ -107,7 +111,7 @@ def drawing_of(
         return Drawing("blocks", windows, None, None, {"shuffle_buffer": size}, size)
     weights, record = _weights(args, dataset, episodes), _recorded_vaults(dataset)
     circles = Circles(dataset, windows, episodes, weights)
-    if args.length > circles.num_slots:
+    if args.length > max(circles.num_slots, _SHORT):
         raise OptionError(
             f"--length {args.length} is more than the data has ({circles.num_slots:,} steps, with "
             "a view after each episode): give windows that fit."

@@ -215,11 +215,11 @@ def no_run_without_checkpoint(run: Run) -> Iterator[None]:
     """Leave no run behind if the block fails before its first checkpoint.
 
     There is nothing to resume then, and ``run.json`` would refuse the command with other arguments,
-    by which a user corrects it.
+    by which a user corrects it. A signal is no failure: the same command is repeated.
     """
     try:
         yield
-    except BaseException:
+    except Exception:
         if is_first() and not run.complete and not (run.directory / tracking.CHECKPOINTS).is_dir():
             for name in (tracking.METRICS_FILE, tracking.RUN_FILE):
                 (run.directory / name).unlink(missing_ok=True)

@@ -33,7 +33,7 @@ class Chase:
 """
 
 
-class Ended(Exception):
+class Ended(KeyboardInterrupt):
     """Work that a test leaves out."""
 
 
