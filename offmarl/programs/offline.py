@@ -47,6 +47,7 @@ from offmarl.programs.program import (
     Hyperparameters,
     Program,
     hyperparameters,
+    state_shapes,
 )
 from offmarl.programs.registry import origin_of, program_of
 from offmarl.programs.run import (
@@ -160,7 +161,7 @@ def _train(
     schedule, stopping = offline_schedule(program, args), Stopping(args, evaluator)
     check_same("the dataset", record["vault_digest"], "give all of them the same vault.")
     if args.init is not None:
-        begun.check(program, _state_shapes(program, args))
+        begun.check(program, state_shapes(program, args))
     run = open_run(directory, record)
     data.save(run.directory / data.STATISTICS_FILE, statistics.used)
     if not run.complete or run.lacks_checkpoint(schedule.updates):
@@ -177,10 +178,6 @@ def _train(
         for seed, step in stopped.items():
             tracking.notice(f"seed {seed} stopped at update {step}: --stop-on {args.stop_on}")
     return directory
-
-
-def _state_shapes(program: Program, args: Args) -> ArrayTree:
-    return jax.eval_shape(program.init, jax.random.key(0), hyperparameters(args))
 
 
 def resolved(args: Args, spec: EnvSpec) -> Args:

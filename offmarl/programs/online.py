@@ -33,6 +33,7 @@ from offmarl.programs.program import (
     OnlineArgs,
     Program,
     hyperparameters,
+    state_shapes,
 )
 from offmarl.programs.record import is_complete, open_for_recording, recorded
 from offmarl.programs.recorder import (
@@ -143,7 +144,8 @@ def _record_online(
     for run in runs:
         check_vaults(run, tiers)
     check_shards(directory, "environments", layout)
-    start.check(runs[0].program, runs[0].state_shapes())
+    if args.init is not None or args.replay is not None:
+        start.check(runs[0].program, state_shapes(runs[0].program, args))
     opened = open_run(directory, _record(runs[0]))
     trained = opened.complete and not opened.lacks_checkpoint(runs[0].iterations)
     if trained and all(are_complete(run, tiers) for run in runs):
@@ -326,7 +328,7 @@ def _resume(
 ) -> tuple[int, list[ArrayTree], dict[str, Any]]:
     """Return the number of updates done, the states of all seeds, and the checkpoint's info."""
     init = jax.jit(runs[0].program.init)
-    like = [jax.eval_shape(init, run.key(INIT), hyper) for run in runs]
+    like = [state_shapes(runs[0].program, runs[0].args)] * len(runs)
     found = checkpoints.resume({"state": like})
     if found is None:
         fresh = [init(run.key(INIT), hyper) for run in runs]

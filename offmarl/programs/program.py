@@ -355,6 +355,11 @@ def hyperparameters(args: Validated) -> Hyperparameters:
     )
 
 
+def state_shapes(program: "Program", args: Validated) -> ArrayTree:
+    """Return the shapes of the state of one seed."""
+    return jax.eval_shape(program.init, jax.random.key(0), hyperparameters(args))
+
+
 def structure(args: ArgsT) -> ArgsT:
     """Return arguments in which those that must not shape a program are unusable.
 

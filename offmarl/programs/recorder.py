@@ -188,10 +188,6 @@ class Recorder(NamedTuple):
         """Return the checkpoints of all evaluated versions of the policies."""
         return Checkpoints(self.directory / "policies")
 
-    def state_shapes(self) -> ArrayTree:
-        """Return the shapes of a seed's state."""
-        return jax.eval_shape(self.program.init, self.key(INIT), hyperparameters(self.args))
-
     def policy_shapes(self) -> ArrayTree:
         """Return the shapes of the parameters of all seeds' policies, ``(seeds, ...)``."""
 

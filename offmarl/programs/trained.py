@@ -18,7 +18,7 @@ from offmarl.networks import blank_view
 from offmarl.paths import local
 from offmarl.programs import dataset, registry
 from offmarl.programs.normalisation import make_program
-from offmarl.programs.program import Program, hyperparameters
+from offmarl.programs.program import Program, state_shapes
 from offmarl.programs.stopping import best_step
 from offmarl.types import ArrayTree, EnvSpec, Timestep, View
 
@@ -138,7 +138,7 @@ def builder_of(
             source = dataset.DatasetStatistics(None, statistics)
         program: Program = make_program(module.make, spec, args, source)
 
-        state = jax.eval_shape(program.init, jax.random.key(0), hyperparameters(args))
+        state = state_shapes(program, args)
         return Built(program, jax.eval_shape(program.policy_params, state), state)
 
     return build
