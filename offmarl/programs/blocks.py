@@ -157,11 +157,13 @@ class RecordWork(Work):
         blocks = [vault.open_vault(self._vault(block)) for block in range(self._num_blocks)]
         about = dict(self.recording.provenance())
         about |= {"recipe": self.identity, "software": software()}
+        spec, rows, length = blocks[0].spec, blocks[0].rows, sum(block.length for block in blocks)
         join_rows(
             blocks,
             self.path,
             lambda joined: {**about, "complete": True, "recorded": recorded_return(joined)},
             tracking.progress,
+            chunk_steps=layout.default_chunk_steps(spec, rows, length),
         )
 
     def notes(self, tasks: int) -> list[str]:
@@ -184,9 +186,9 @@ class RecordWork(Work):
         spec, _ = recorded(self.recording.env, first_id=1)
         step_bytes = sum(leaf.step_bytes for leaf in layout.leaves(spec).values())
         chunk = min(self.times, CHUNK) * num_envs * step_bytes
-        size, row = layout.default_chunk_steps(spec, num_envs), num_envs * step_bytes
         joined, block = (
-            -(-times // size) * size * row for times in (self._num_blocks * self.times, self.times)
+            layout.stored_bytes(spec, num_envs, times)
+            for times in (self._num_blocks * self.times, self.times)
         )
         return super().plan(tasks) | {
             "steps": self._num_blocks * self.times * num_envs,

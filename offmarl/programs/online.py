@@ -365,7 +365,8 @@ def _replay(run: Recorder, start: int, keep: bool) -> AbstractContextManager[Chu
     provenance = run.provenance("replay") | {"policy_id": "iterations of training"}
     # Versions of the learner's policy have the ids from 0 to the number of iterations.
     spec, whole = recorded(run.env, first_id=run.iterations + 1)
-    writer = open_for_recording(path, spec, run.args.num_envs, run.recipe, provenance)
+    size = run.args.num_envs, run.iterations * run.program.num_steps
+    writer = open_for_recording(path, spec, size, run.recipe, provenance)
     return ChunkWriter(writer, "replay", start, start * run.program.num_steps, whole)
 
 

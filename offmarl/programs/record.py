@@ -332,7 +332,8 @@ def _record(
     timer.begin(start * recipe["num_envs"] * recipe["chunks"][1])
     num_chunks, num_steps = recipe["chunks"]
     spec, whole = recording
-    writer = open_for_recording(path, spec, recipe["num_envs"], recipe, provenance)
+    steps = num_chunks * num_steps
+    writer = open_for_recording(path, spec, (recipe["num_envs"], steps), recipe, provenance)
     with (
         ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
         progress(f"record {path.name}", num_chunks * num_steps, start * num_steps) as advance,
@@ -496,12 +497,13 @@ def _checked_provenance(
 def open_for_recording(
     path: Path,
     spec: EnvSpec,
-    rows: int,
+    size: tuple[int, int],
     recipe: Mapping[str, Any],
     provenance: Mapping[str, Any],
 ) -> vault.Writer | NoWriter:
     """Create the vault of a recording, or resume it, in the process that writes it.
 
+    ``size`` is its rows, and the steps that each of them will have.
     The provenance is stored with the data, with the recipe (see `is_complete`), the versions of the
     software and, for an environment that is not one of offmarl, the source of its code
     (``environment_source``).
@@ -513,7 +515,8 @@ def open_for_recording(
     about = dict(provenance) | {"recipe": dict(recipe), "software": software(), "complete": False}
     if source := envs.source(spec.name):
         about["environment_source"] = source
-    return vault.create(path, spec, rows=rows, provenance=about)
+    rows, steps = size
+    return vault.create(path, spec, rows=rows, expected_steps=steps, provenance=about)
 
 
 def software() -> dict[str, str]:

@@ -32,6 +32,7 @@ def create(
     rows: SupportsIndex,
     provenance: Mapping[str, Any] | None = None,
     chunk_steps: SupportsIndex | None = None,
+    expected_steps: SupportsIndex | None = None,
     codec: Codec = "raw",
     on_invalid: OnInvalid = "raise",
 ) -> Writer:
@@ -53,6 +54,9 @@ def create(
         rows take at most 32 MB (with images, 1 MB). One chunk is held in memory. `Writer.flush`
         writes an unfinished chunk as a whole, so flush at multiples of this number if you flush
         often.
+    expected_steps
+        Steps that each row will have, if you know it. Without ``chunk_steps``, chunks are then
+        shorter so that little of the last one stays empty. More or fewer steps are accepted.
     codec
         "raw": uncompressed, with a CRC32C for each chunk. "zstd": compressed frames with checksums.
     on_invalid
@@ -70,20 +74,26 @@ def create(
         A leaf of the spec is empty or has too many axes, or there are too many leaves.
     """
     place = destination(path)
-    schema = _schema(spec, rows, chunk_steps, codec)
+    schema = _schema(spec, rows, chunk_steps, expected_steps, codec)
     make = _create_and_move if place.can_rename else _create_in_place
     with errors_of(place.path):
         return make(place, schema, provenance or {}, on_invalid)
 
 
 def _schema(
-    spec: EnvSpec, rows: SupportsIndex, chunk_steps: SupportsIndex | None, codec: Codec
+    spec: EnvSpec,
+    rows: SupportsIndex,
+    chunk_steps: SupportsIndex | None,
+    expected_steps: SupportsIndex | None,
+    codec: Codec,
 ) -> Schema:
     """Return a new vault's schema; `VaultError` if an option is invalid."""
     spec = _plain(spec)
     count = _at_least_one("rows", rows)
+    if expected_steps is not None:
+        expected_steps = _at_least_one("expected_steps", expected_steps)
     if chunk_steps is None:
-        chunk_steps = layout.default_chunk_steps(spec, count)
+        chunk_steps = layout.default_chunk_steps(spec, count, expected_steps)
     steps = _at_least_one("chunk_steps", chunk_steps)
     if codec not in get_args(Codec):
         raise VaultError(f"codec must be {' or '.join(get_args(Codec))}, not {codec!r}.")
@@ -144,6 +154,7 @@ def create_whole(
     rows: SupportsIndex,
     provenance: Mapping[str, Any] | None = None,
     chunk_steps: SupportsIndex | None = None,
+    expected_steps: SupportsIndex | None = None,
     codec: Codec = "raw",
     on_invalid: OnInvalid = "raise",
 ) -> Iterator[Writer]:
@@ -152,7 +163,7 @@ def create_whole(
     Takes the parameters of `create`.
     """
     place = free_place(path)
-    schema = _schema(spec, rows, chunk_steps, codec)
+    schema = _schema(spec, rows, chunk_steps, expected_steps, codec)
     whole = _build_and_move if place.can_rename else _build_in_place
     with whole(place, schema, provenance or {}, on_invalid) as writer:
         yield writer

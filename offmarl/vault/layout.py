@@ -34,6 +34,7 @@ MAX_STOCK_LENGTH = 2**31 - 1
 """Largest valid length that stock programs can read, which is an int32."""
 MAX_ROWS = 2**24
 MAX_CHUNK_BYTES = 2**32
+_LEAST_CHUNK_STEPS = 64
 """Maximum bytes of a chunk; a forged vault with larger chunks could fill the memory."""
 MAX_LEAVES = 256
 """Maximum leaves of observations, states and extras together."""
@@ -323,15 +324,29 @@ def disk_name_of(column: str) -> str:
     return _DISK_NAMES.get(field, field) + dot + rest
 
 
-def default_chunk_steps(spec: EnvSpec, rows: int) -> int:
+def default_chunk_steps(spec: EnvSpec, rows: int, expected: int | None = None) -> int:
     """Return the default steps of a chunk: 1024, or a smaller power of two.
 
     The chunks of all rows and arrays take at most 32 MB. With images they take about 1 MB at most:
     the last chunk is stored whole, and could otherwise take much more than the steps in it.
+
+    If ``expected``, the steps that each row will have, is known, the same number of chunks is
+    shorter: these steps almost fill the last one. Chunks keep 64 steps, for data that is appended.
     """
     step_bytes = rows * sum(leaf.step_bytes for leaf in leaves(spec).values())
     most = 2**25 if spec.is_vector else 2**20
-    return 1 << max(0, min(1024, most // step_bytes).bit_length() - 1)
+    steps = 1 << max(0, min(1024, most // step_bytes).bit_length() - 1)
+    if expected is None:
+        return steps
+    number = -(-expected // steps)
+    return max(-(-expected // max(number, 1)), min(steps, _LEAST_CHUNK_STEPS))
+
+
+def stored_bytes(spec: EnvSpec, rows: int, steps: int) -> int:
+    """Return the bytes of a new vault whose rows have ``steps`` steps each, in whole chunks."""
+    size = default_chunk_steps(spec, rows, steps)
+    step_bytes = sum(leaf.step_bytes for leaf in leaves(spec).values())
+    return -(-steps // size) * size * rows * step_bytes
 
 
 def default_chunk_rows(rows: int, chunk_steps: int) -> int:

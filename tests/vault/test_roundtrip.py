@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 import sys
 import threading
 
@@ -8,8 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from offmarl import vault
+from offmarl import ArraySpec, vault
+from offmarl.errors import VaultError
 from offmarl.types import FinalObservations, View
+from offmarl.vault import layout
 
 from .experience import (
     CONTINUOUS,
@@ -110,6 +113,37 @@ def test_any_slice_of_time_rows_and_leaves(tmp_path):
     assert found[60:].last.shape == (3, 0)
     assert list(found.read(0, 1)) == list(found.leaves)
     assert found.leaves["infos.legals"] == (np.dtype("f4"), (2, 4))
+
+
+@given(rows=st.integers(1, 512), steps=st.integers(1, 10**6), images=st.booleans())
+def test_little_of_the_last_chunk_stays_empty_in_expected_steps(rows, steps, images):
+    spec = SPEC
+    if images:
+        spec = dataclasses.replace(SPEC, observation=ArraySpec((8, 8, 3), "uint8"))
+    default = layout.default_chunk_steps(spec, rows)
+    size = layout.default_chunk_steps(spec, rows, steps)
+    number = -(-steps // size)
+
+    assert number == -(-steps // default)
+    assert size == default or size >= min(64, default)
+    assert number * size - steps < max(number, 64)
+    step_bytes = sum(leaf.step_bytes for leaf in layout.leaves(spec).values())
+    assert layout.stored_bytes(spec, rows, steps) == number * size * rows * step_bytes
+
+
+def test_more_steps_than_expected(tmp_path):
+    transition, finals = make(steps=300, rows=2)
+    found = write(tmp_path / "v.vlt", [(transition, finals)], expected_steps=90)
+
+    assert found.manifest.schema.chunk_steps == 90
+    assert_same(found[:], transition)
+
+
+@pytest.mark.parametrize("expected", [0, -1, 2.5, "many"])
+def test_expected_steps_must_be_a_whole_number(tmp_path, expected):
+    with pytest.raises(VaultError, match="expected_steps must be a whole number of at least 1"):
+        vault.create(tmp_path / "v.vlt", SPEC, rows=1, expected_steps=expected)
+    assert not (tmp_path / "v.vlt").exists()
 
 
 def test_facts_of_a_vault(tmp_path):

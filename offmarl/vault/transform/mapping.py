@@ -72,7 +72,7 @@ def schema_of(vault: Dataset) -> Schema:
     """Return the schema of a vault with the same rows: the vault's own if it is current."""
     if vault.manifest and is_current(vault):
         return vault.manifest.schema
-    steps = layout.default_chunk_steps(vault.spec, vault.rows)
+    steps = layout.default_chunk_steps(vault.spec, vault.rows, vault.length)
     rows = layout.default_chunk_rows(vault.rows, steps)
     return Schema(vault.spec, vault.rows, rows, steps, "raw")
 

@@ -159,7 +159,7 @@ def rewrite(
     progress: Progress,
 ) -> Dataset:
     """Make a vault with the same content and rows."""
-    with _create([vault], path, codec, chunk_steps, vault.rows) as writer:
+    with _create([vault], path, codec, chunk_steps, vault.rows, vault.length) as writer:
         (source,) = examine_all([vault], progress)
         with progress("recode", vault.num_steps) as advance:
             copy_rows(vault, writer, advance)
@@ -230,6 +230,7 @@ def _create(
     codec: Codec | None,
     chunk_steps: int | None = None,
     rows: int = 1,
+    length: int = 0,
 ) -> AbstractContextManager[Writer]:
     # The sources were checked when they were recorded, or imported as they are: keep all values.
     return create_whole(
@@ -238,6 +239,7 @@ def _create(
         rows=rows,
         codec=codec_of(vaults, codec),
         chunk_steps=chunk_steps,
+        expected_steps=length or None,
         on_invalid="keep",
     )
 
