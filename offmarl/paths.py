@@ -37,6 +37,19 @@ def local(path: str | os.PathLike[str]) -> Path:
     return _without_parents(full)
 
 
+def cache(name: str) -> Path:
+    """Return the directory ``~/.cache/offmarl/name``, which need not exist.
+
+    ``XDG_CACHE_HOME`` replaces ``~/.cache``.
+    """
+    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "offmarl" / name
+
+
+def is_off(variable: str) -> bool:
+    """Whether an environment variable turns something off: it is ``off``, ``0`` or ``no``."""
+    return os.environ.get(variable, "").lower() in ("off", "0", "no")
+
+
 def expanded(text: str) -> Path:
     """Return a path with ``~`` and ``~user`` expanded, if the user exists."""
     return Path(os.path.expanduser(text))  # noqa: PTH111 - Path.expanduser raises for others

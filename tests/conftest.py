@@ -40,6 +40,8 @@ if (
     # Writes to memory do not wait for a disk. No test cuts the power, which is when they differ.
     os.environ["TMPDIR"] = tempfile.tempdir = "/dev/shm"
 
+os.environ["OFFMARL_DIGEST_CACHE"] = "off"  # tests leave nothing in the home directory
+
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     # Workers, and the commands that tests start, compile the same programs: each once a run.
     _programs = tempfile.mkdtemp(prefix="offmarl-programs-")

@@ -159,7 +159,7 @@ def _facts(data: vault.Dataset) -> dict[str, Any]:
         "length": spread(episodes.length[episodes.complete]),
         "policies": list(data.policy_ids),
         "bytes": data.num_bytes,
-        "digest": data.digest(),
+        "digest": data.known_digest(),
     }
 
 

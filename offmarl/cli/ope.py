@@ -139,7 +139,12 @@ def ope(
     found = estimate(policies, dataset, options, methods or None, progress)
     returns = {one.label: known for one in candidates if (known := _returns(one, act)) is not None}
     data = _data(found, candidates, returns, options.seed)
-    about = {"vault": dataset.path, "digest": dataset.digest(), "gamma": gamma, "horizon": horizon}
+    about = {
+        "vault": dataset.path,
+        "digest": dataset.known_digest(),
+        "gamma": gamma,
+        "horizon": horizon,
+    }
     data = {**about, **data}
     return Report(data, Group(*_view(found, data)))
 

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
+from offmarl import paths
 from offmarl.launch.cores import own_cores
 
 _DEVICE_COUNT = "xla_force_host_platform_device_count"
@@ -67,8 +68,7 @@ def compilation_cache() -> Path:
 
     ``XDG_CACHE_HOME`` replaces ``~/.cache``.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(home).expanduser() / "offmarl" / "compiled"
+    return paths.cache("compiled")
 
 
 def keep_compiled_programs() -> None:
@@ -82,8 +82,7 @@ def keep_compiled_programs() -> None:
     entry = "Error (reading|writing) persistent compilation cache entry"
     warnings.filterwarnings("ignore", entry)
     config: Any = jax.config
-    off = os.environ.get(_OFF, "").lower() in ("off", "0", "no")
-    if off or config.jax_compilation_cache_dir:
+    if paths.is_off(_OFF) or config.jax_compilation_cache_dir:
         return
     directory = compilation_cache()
     try:

@@ -157,7 +157,7 @@ def _recorded_vaults(dataset: Dataset | Mixture) -> dict[str, Any]:
     parts = zip(dataset.sources, dataset.shares, strict=True)
     return {
         "vaults": [
-            {"vault": f"{one.name}/{one.uid}", "share": share, "digest": one.digest()}
+            {"vault": f"{one.name}/{one.uid}", "share": share, "digest": one.known_digest()}
             for one, share in parts
         ]
     }

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl import envs, evaluation, tracking
@@ -18,7 +19,7 @@ from offmarl.programs.cluster import gathered
 from offmarl.programs.program import Args, Program
 from offmarl.programs.sharding import Layout, map_seeds
 from offmarl.teams import Team, names_by_team, teams_of
-from offmarl.types import ArrayTree, EnvSpec, Sequence
+from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, remember
 from offmarl.vault import Dataset, Mixture, open_vault
 
 HELD_OUT = 0.1
@@ -64,7 +65,7 @@ def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
         data = _validation(args, args.validation, dataset)
         every = np.arange(len(data.episodes.length))
         episodes = with_actions(data.whole_episodes(_some(every, args.final_episodes)))
-        return Evaluator(dataset.spec, env, episodes, None, validation=data.digest())
+        return Evaluator(dataset.spec, env, episodes, None, validation=data.known_digest())
     if not (fraction := _fraction(args, env, dataset)):
         return Evaluator(dataset.spec, env, None, None)
     rest, held_out = dataset.hold_out(fraction)
@@ -174,12 +175,14 @@ def evaluate(
     if evaluator.held_out is not None:
         found |= _imitation(program, layout, params, evaluator.held_out)
     if evaluator.env is not None:
-        returns = partial(play, program, evaluator.env, layout, episodes)
-        teams = teams_of(evaluator.env.spec)
-        found |= _by_name(tracking.RETURN, teams, returns(program.greedy, params, keys))
+        modes = {tracking.RETURN: program.greedy}
         if not program.greedy or _can_sample(program, params):
             name = tracking.OTHER_RETURN["sampled" if program.greedy else "greedy"]
-            found |= _by_name(name, teams, returns(not program.greedy, params, keys))
+            modes[name] = not program.greedy
+        ways, teams = tuple(modes.values()), teams_of(evaluator.env.spec)
+        returns = play(program, evaluator.env, layout, episodes, ways, params, keys)
+        for mode, name in enumerate(modes):
+            found |= _by_name(name, teams, returns[:, mode])
     return {name: values[:seeds] for name, values in jax.device_get(gathered(found)).items()}
 
 
@@ -218,20 +221,53 @@ def play(
     env: Environment,
     layout: Layout,
     episodes: int,
-    greedy: bool,
+    modes: tuple[bool, ...],
     params: ArrayTree,
     keys: Key[Array, "seeds"],
-) -> Float[Array, "seeds episodes teams"]:
+) -> Float[Array, "seeds modes episodes teams"]:
     """Play episodes with the policies of all seeds, and return the returns of each team.
 
-    The arguments are those of `evaluate`.
+    ``modes`` says for each way of acting whether it is greedy: all of them play the same episodes.
+    The other arguments are those of `evaluate`.
     """
-    policy = program.policy(greedy)
+    policy = _one_of([program.policy(greedy) for greedy in modes])
 
-    def of_seed(params: ArrayTree, key: PRNGKeyArray) -> Float[Array, "episodes teams"]:
-        return evaluation.evaluate(env, policy, params, key, episodes).team_returns
+    def of_seed(params: ArrayTree, key: PRNGKeyArray) -> Float[Array, "modes episodes teams"]:
+        def of_mode(mode: Int[Array, ""]) -> Float[Array, "episodes teams"]:
+            return evaluation.evaluate(env, policy, (mode, params), key, episodes).team_returns
+
+        return jax.lax.map(of_mode, jnp.arange(len(modes)))
 
     return map_seeds(layout, of_seed, (params, keys))
+
+
+def _one_of(policies: list[Policy]) -> Policy:
+    """Return a policy that acts as one of several; its parameters are ``(which, params)``.
+
+    The environment around it is then traced, and compiled, once for all of them. Each policy has
+    its own carry.
+    """
+
+    def act(
+        chosen: tuple[Int[Array, ""], ArrayTree], carries: tuple[ArrayTree, ...], *seen: Any
+    ) -> tuple[Array, Array, tuple[ArrayTree, ...]]:
+        def acting(number: int) -> tuple[Array, Array, tuple[ArrayTree, ...]]:
+            action, log_prob, carry = policies[number].act(chosen[1], carries[number], *seen)
+            return action, log_prob, (*carries[:number], carry, *carries[number + 1 :])
+
+        ways = [partial(acting, number) for number in range(len(policies))]
+        found: tuple[Array, Array, tuple[ArrayTree, ...]] = jax.lax.switch(chosen[0], ways)
+        return found
+
+    def after_step(carries: tuple[ArrayTree, ...], *outcome: Any) -> tuple[ArrayTree, ...]:
+        return tuple(
+            remember(policy, carry, *outcome)
+            for policy, carry in zip(policies, carries, strict=True)
+        )
+
+    return Policy(
+        lambda: tuple(policy.initial_carry() for policy in policies), act, after_step=after_step
+    )
 
 
 def summary(found: Mapping[str, Float[np.ndarray, "seeds episodes"]]) -> str:

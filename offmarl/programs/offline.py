@@ -149,7 +149,7 @@ def _train(
         "spec": dataset.spec.to_json(),
         "greedy": program.greedy,
         "vault": f"{dataset.name}/{dataset.uid}",
-        "vault_digest": dataset.digest(),
+        "vault_digest": dataset.known_digest(),
         **({"validation_digest": evaluator.validation} if evaluator.validation else {}),
         "seeds": list(range(args.seed, args.seed + args.seeds)),
         "seeds_at_once": layout.at_once,

@@ -70,8 +70,8 @@ def learning_curve(
         if schedule.is_evaluation(done):
             at = jax.vmap(jax.random.fold_in, in_axes=(0, None))(evaluate_keys, done)
             params, at = layout.place((program.policy_params(states), at), per_seed=True)
-            returns = play(program, env, layout, args.eval_episodes, False, params, at)
-            report(done * unit, np.asarray(returns)[:seeds, :, 0])
+            returns = play(program, env, layout, args.eval_episodes, (False,), params, at)
+            report(done * unit, np.asarray(returns)[:seeds, 0, :, 0])
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)

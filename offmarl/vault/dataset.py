@@ -506,6 +506,15 @@ class Dataset(EpisodeSet):
 
         return self.store.driver.digest or digest(self)
 
+    def known_digest(self) -> str:
+        """Return the digest, without reading the data again if this user computed it before.
+
+        See `offmarl.vault.digest.known_digest`.
+        """
+        from offmarl.vault.digest import known_digest
+
+        return known_digest(self)
+
 
 def _open(kind: type[Dataset], path: PurePath, checked: bool, time_limit: int | None) -> Dataset:
     return kind(Store.open(path), checked, time_limit)

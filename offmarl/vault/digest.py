@@ -2,18 +2,29 @@
 
 import hashlib
 import math
+import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from offmarl.errors import VaultError
+from offmarl.paths import cache, is_off
 from offmarl.terminal import Advance, silent
 from offmarl.types import EnvSpec, Transition, flatten_view
 from offmarl.vault import encoding, layout
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault.manifest import read_manifest
+
+KEPT = "digests"
+"""The directory of `offmarl.paths.cache` in which `known_digest` keeps digests."""
+_KEPT_VERSION = 1
+_OFF = "OFFMARL_DIGEST_CACHE"
+_HEXADECIMAL = re.compile("[0-9a-f]{64}")
 
 
 def digest(vault: Dataset, advance: Advance = silent) -> str:
@@ -30,6 +41,56 @@ def digest(vault: Dataset, advance: Advance = silent) -> str:
     total = hashlib.sha256(layout.dump_json(shapes))
     total.update(np.sort(episode_digests(vault, advance=advance)).data)
     return total.hexdigest()
+
+
+def known_digest(vault: Dataset, advance: Advance = silent) -> str:
+    """Return the `digest`, from `KEPT` if this user computed it of the same commit before.
+
+    So only the first use of a vault reads all of it. Without checksums for all of its chunks, it is
+    always read: with them, data that was damaged since raises an error when it is used. To compare
+    data with a digest, call `digest`.
+    """
+    if vault.store.driver.digest:
+        return vault.store.driver.digest
+    name = None if is_off(_OFF) else _commit(vault)
+    if name is None:
+        return digest(vault, advance)
+    kept = cache(KEPT) / name
+    with suppress(OSError, ValueError):
+        found = kept.read_text()
+        if _HEXADECIMAL.fullmatch(found):
+            return found
+    found = digest(vault, advance)
+    with suppress(OSError):
+        _keep(kept, found)
+    return found
+
+
+def _commit(vault: Dataset) -> str | None:
+    """Return what identifies the content of a vault without reading it; None if nothing does.
+
+    It is a checksum of the file that says where the last commit is stored. Names of data files are
+    random, and what was written to one is never changed, so no other commit is in the same place.
+    """
+    driver, own = vault.store.driver, vault.manifest
+    if own is None or vault.unchecked:
+        return None
+    with suppress(OSError, ValueError, VaultError):
+        stored = driver.read(layout.MANIFEST)
+        now = read_manifest(vault.store)
+        written = now is None or (now.head, now.stock_length) != (own.head, own.stock_length)
+        if stored is None or written or stored != driver.read(layout.MANIFEST):
+            return None  # a program has written to the vault since it was opened
+        about = layout.dump_json([_KEPT_VERSION, vault.time_limit])
+        return hashlib.sha256(about + stored).hexdigest()
+    return None
+
+
+def _keep(path: Path, found: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}")
+    part.write_text(found)
+    part.replace(path)
 
 
 def fingerprint(vault: Dataset) -> str:

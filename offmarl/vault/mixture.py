@@ -111,7 +111,7 @@ class Mixture(EpisodeSet):
     def uid(self) -> str:
         """The names of the vaults, or a short one if these are long."""
         joined = "+".join(one.uid for one in self.sources)
-        return joined if len(joined) <= _LONGEST_UID else f"mix-{self.digest()[:8]}"
+        return joined if len(joined) <= _LONGEST_UID else f"mix-{self.known_digest()[:8]}"
 
     def episode(self, number: int) -> Episode:
         """Read one episode; see `Dataset.episode`."""
@@ -151,7 +151,14 @@ class Mixture(EpisodeSet):
 
     def digest(self) -> str:
         """Return the SHA-256 of the vaults' digests and shares."""
-        parts = [[one.digest(), x] for one, x in zip(self.sources, self.shares, strict=True)]
+        return self._of_all([one.digest() for one in self.sources])
+
+    def known_digest(self) -> str:
+        """Return the digest, from digests of the vaults that this user computed before."""
+        return self._of_all([one.known_digest() for one in self.sources])
+
+    def _of_all(self, digests: list[str]) -> str:
+        parts = [[one, x] for one, x in zip(digests, self.shares, strict=True)]
         return hashlib.sha256(layout.dump_json([self.by, parts])).hexdigest()
 
     def _located(self, episodes: Chosen) -> tuple["Mixture", Chosen]:

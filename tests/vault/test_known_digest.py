@@ -1,0 +1,139 @@
+"""Digests that are kept are those of the data, whatever happens to the vault."""
+
+import shutil
+
+import pytest
+
+from offmarl import mix, vault
+from offmarl.errors import VaultError
+from offmarl.vault import digest as module
+
+from .experience import SPEC, make
+from .test_stock import append_with_stock, open_stock
+
+
+@pytest.fixture(autouse=True)
+def kept(monkeypatch, tmp_path):
+    monkeypatch.delenv("OFFMARL_DIGEST_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "offmarl" / module.KEPT
+
+
+@pytest.fixture
+def computed(monkeypatch):
+    """The vaults whose digests were computed, in order."""
+    found, compute = [], module.digest
+
+    def counting(one, *rest):
+        found.append(one.path.name)
+        return compute(one, *rest)
+
+    monkeypatch.setattr(module, "digest", counting)
+    return found
+
+
+def write(path, steps=40, seed=0, **options):
+    with vault.create(path, SPEC, rows=2, chunk_steps=8, **options) as writer:
+        writer.append(*make(steps=steps, seed=seed))
+    return path
+
+
+def test_a_commit_is_read_once(tmp_path, computed, kept):
+    path = write(tmp_path / "a.vlt")
+    first = vault.open_vault(path).known_digest()
+    assert vault.open_vault(path).known_digest() == first == vault.open_vault(path).digest()
+    assert len(computed) == 2  # the last of them by ``digest``, which always reads
+    assert len(list(kept.iterdir())) == 1
+
+    copy = shutil.copytree(path, tmp_path / "b.vlt")
+    assert vault.open_vault(copy).known_digest() == first
+    assert len(computed) == 2
+
+
+def test_what_is_appended_is_read(tmp_path, computed):
+    path = write(tmp_path / "a.vlt")
+    before = vault.open_vault(path)
+    first = before.known_digest()
+    with vault.resume(path) as writer:
+        writer.append(*make(steps=24, seed=1))
+    assert before.known_digest() == first  # it still shows the data that it was opened with
+    after = vault.open_vault(path)
+    assert after.known_digest() == after.digest() != first
+
+
+def test_a_vault_opened_before_a_commit_keeps_nothing_for_the_next(tmp_path, kept):
+    path = write(tmp_path / "a.vlt")
+    before = vault.open_vault(path)
+    with vault.resume(path) as writer:
+        writer.append(*make(steps=24, seed=1))
+    assert before.known_digest() == before.digest()
+    assert not kept.exists()
+    after = vault.open_vault(path)
+    assert after.known_digest() == after.digest() != before.digest()
+
+
+def test_steps_of_another_program_are_always_read(tmp_path, computed, kept):
+    path = write(tmp_path / "a.vlt" / "main")
+    before = vault.open_vault(path)
+    append_with_stock(open_stock(path), make(steps=16, seed=1)[0])
+    for _ in range(2):
+        found = vault.open_vault(path)
+        assert found.length == 56
+        assert found.known_digest() == found.digest()
+    assert before.known_digest() == before.digest() != found.digest()
+    assert len(computed) == 7
+    assert not kept.exists()
+
+
+def test_unchecked_reads_keep_nothing(tmp_path, kept):
+    path = write(tmp_path / "a.vlt")
+    found = vault.open_vault(path, checked=False)
+    assert found.known_digest() == found.digest()
+    assert not kept.exists()
+
+
+def test_other_data_of_the_same_shape(tmp_path):
+    paths = [write(tmp_path / f"{seed}.vlt", seed=seed) for seed in range(3)]
+    digests = [vault.open_vault(path).known_digest() for path in paths * 2]
+    assert len(set(digests)) == 3
+    assert digests[:3] == digests[3:]
+    both = mix([vault.open_vault(path) for path in paths[:2]])
+    assert both.known_digest() == both.digest()
+
+
+@pytest.mark.parametrize("codec", ["raw", "zstd"])
+def test_damage_is_found_when_it_is_read(tmp_path, codec):
+    path = write(tmp_path / "a.vlt", steps=400, codec=codec)
+    first = vault.open_vault(path).known_digest()
+    file = max(
+        (path / "d").iterdir() if (path / "d").is_dir() else path.glob("*/d/*"),
+        key=lambda one: one.stat().st_size,
+    )
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    damaged = vault.open_vault(path)
+    assert damaged.known_digest() == first
+    with pytest.raises(VaultError):
+        damaged.digest()
+    with pytest.raises(VaultError):
+        damaged.transitions()
+
+
+def test_what_is_kept_may_be_damaged_or_impossible_to_write(tmp_path, computed, kept):
+    path = write(tmp_path / "a.vlt")
+    first = vault.open_vault(path).known_digest()
+    (file,) = kept.iterdir()
+    file.write_text(first[:30])
+    assert vault.open_vault(path).known_digest() == first
+    assert file.read_text() == first
+    shutil.rmtree(kept)
+    kept.write_text("a file in place of the directory")
+    assert vault.open_vault(path).known_digest() == first
+    assert len(computed) == 3
+
+
+def test_it_can_be_turned_off(tmp_path, monkeypatch, kept):
+    monkeypatch.setenv("OFFMARL_DIGEST_CACHE", "off")
+    vault.open_vault(write(tmp_path / "a.vlt")).known_digest()
+    assert not kept.exists()
