@@ -9,6 +9,7 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl import report as reports
+from offmarl.cli.files import check_file, write_page
 from offmarl.cli.output import Report, table
 from offmarl.cli.report import episodes_section
 from offmarl.errors import OffmarlError, RunError
@@ -27,7 +28,6 @@ from offmarl.tracking import (
     acting_of,
     labelled,
     read_run,
-    replace_file,
 )
 
 
@@ -68,6 +68,8 @@ def compare(
     """
     if not runs:
         raise RunError("no runs to compare: give the directory of at least one run.")
+    check_file(html, "--html", "comparison.html")
+    check_file(figure, "--figure", "comparison.png")
     unfinished = [run for run in runs if _is_unfinished(run)]
     if len(unfinished) < len(runs):  # or the error says what to do
         runs = tuple(run for run in runs if run not in unfinished)
@@ -93,10 +95,8 @@ def compare(
     if figure:
         reports.save(reports.figure_comparison(comparison), figure)
     if html:
-        html.parent.mkdir(parents=True, exist_ok=True)
         drawn = _comparison_figures(comparison, curves)
-        comparison_page = _comparison_page(drawn, sections, notes, runs, program)
-        replace_file(html, comparison_page)
+        write_page(html, _comparison_page(drawn, sections, notes, runs, program))
     written = [f"wrote {path}" for path in (html, figure) if path]
     shown = (table(columns, rows, title) for title, columns, rows in sections)
     data = _comparison_data(comparison, found, notes) | {"curves": _curve_data(curves)}

@@ -1,7 +1,6 @@
 """``offmarl envs``."""
 
 import re
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,9 +13,11 @@ from rich.table import Table
 from tyro.conf import Positional, arg
 
 from offmarl import envs as registry
+from offmarl.cli.files import check_file
 from offmarl.cli.output import Report
 from offmarl.cli.output import grid as facts
 from offmarl.envs.catalogue import EnvInfo
+from offmarl.paths import cache
 from offmarl.terminal import number
 from offmarl.types import Discrete, EnvSpec
 
@@ -63,12 +64,13 @@ def envs(
     picture
         File for a picture, if the environment can be drawn; the agents follow its scripted
         controller if it has one, and act at random otherwise. A .png shows one instant, a .gif or
-        .mp4 an episode. By default a .png in the directory for temporary files.
+        .mp4 an episode. By default a .png in ~/.cache/offmarl/pictures.
     """
     known = registry.describe()
     listed = {family: about for family, about in known.items() if family.startswith(name)}
     if listed and (name not in known or known[name].choices):
         return _list(listed)
+    check_file(picture, "--picture", "picture.gif")
     return _describe(name, seconds, picture)
 
 
@@ -100,7 +102,7 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
         **_in_words(env.spec),
         "traits": ", ".join(about.traits) or ("none" if about.action else "unknown"),
         "speed": f"{speed} with random actions",
-        "picture": str(drawn or "none: it cannot be drawn"),
+        "picture": str(drawn or _no_picture(env)),
     }
     data = {
         "spec": env.spec.to_json(),
@@ -111,6 +113,12 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
     return Report(data, facts(view))
 
 
+def _no_picture(env: Any) -> str:
+    if hasattr(env, "scene"):
+        return f"none: {cache('pictures')} cannot be written; give --picture FILE"
+    return "none: it cannot be drawn"
+
+
 def _draw(env: Any, picture: Path | None) -> Path | None:
     """Draw an environment if it can be drawn; raise an error only for an explicit picture."""
     import jax
@@ -118,15 +126,18 @@ def _draw(env: Any, picture: Path | None) -> Path | None:
     from offmarl.networks import PolicyConfig, make_policy
     from offmarl.report import render
 
-    if picture is None:
-        if not hasattr(env, "scene"):
-            return None
-        file = re.sub(r"[^\w=.]+", "-", env.spec.name) + ".png"
-        picture = Path(tempfile.gettempdir()) / "offmarl" / file
+    if picture is None and not hasattr(env, "scene"):
+        return None
+    file = cache("pictures") / (re.sub(r"[^\w=.]+", "-", env.spec.name) + ".png")
     scripted = hasattr(env, "scripted")
     policy = env.scripted() if scripted else make_policy(PolicyConfig("random"), env.spec)
-    render.save(render.play(env, policy, (), jax.random.key(0)), picture)
-    return picture
+    try:
+        render.save(render.play(env, policy, (), jax.random.key(0)), picture or file)
+    except OSError:  # a home directory that cannot be written
+        if picture is not None:
+            raise
+        return None
+    return picture or file
 
 
 def _in_words(spec: EnvSpec) -> dict[str, str]:

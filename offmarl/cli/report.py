@@ -9,6 +9,7 @@ from rich.console import Group
 from rich.text import Text
 from tyro.conf import Positional, arg
 
+from offmarl.cli.files import check_file, write_page
 from offmarl.cli.output import Report, as_is, table
 from offmarl.errors import OffmarlError, OptionError, ShapeError, VaultError
 from offmarl.report import page, run_page, tables
@@ -18,7 +19,7 @@ from offmarl.report.warnings import data_warnings, warnings_by_dataset
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import number, plot
-from offmarl.tracking import RUN_FILE, progress, replace_file
+from offmarl.tracking import RUN_FILE, progress
 from offmarl.vault import Dataset
 from offmarl.vault.files import errors_of
 from offmarl.vault.open import open_source, place_of
@@ -48,8 +49,7 @@ def report(
     time_limit
         For vaults of other programs that flag the time limit as a termination: the limit.
     """
-    if html and html.is_dir():
-        raise OptionError(f"{html} is a directory: give a file name, such as {html / 'page.html'}.")
+    check_file(html, "--html", "page.html")
     if env and not html:
         raise OptionError("--env plays episodes again for a page: give --html, too.")
     if runs := [Path(path) for path in vaults if (Path(path) / RUN_FILE).is_file()]:
@@ -62,9 +62,7 @@ def report(
     if len(vaults) == 1:  # one path may stand for several vaults: sort them by return
         surveys = dict(sorted(surveys.items(), key=lambda item: _mean_return(item[1])))
     if html:
-        html.parent.mkdir(parents=True, exist_ok=True)
-        text = page.dataset_page(surveys, _episode_films(surveys, played_in))
-        replace_file(html, text)
+        write_page(html, page.dataset_page(surveys, _episode_films(surveys, played_in)))
     return Report(
         {"vaults": {name: _survey_data(one) for name, one in surveys.items()}, "page": html},
         Group(*_view(surveys), *([f"wrote {html}"] if html else [])),
@@ -80,8 +78,7 @@ def _run_report(runs: Sequence[Path], given: Sequence[str], html: Path | None) -
         )
     described = run_page.describe(runs[0])
     if html:
-        html.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(html, run_page.run_page(described))
+        write_page(html, run_page.run_page(described))
     shown = [table(columns, rows, title) for title, columns, rows in described.sections()]
     for name, curve in described.evaluations().items():
         drawn = plot(curve.steps.tolist(), curve.mean.tolist())

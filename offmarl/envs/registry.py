@@ -285,6 +285,9 @@ def _find(base: str) -> tuple[Family, tuple[Option, ...]]:
 
 
 def _not_found(base: str) -> UnknownNameError:
+    if full := [name for family in _families() for name in _longer(family, base)]:
+        hint = f"did you mean {' or '.join(full[:3])}?"
+        return UnknownNameError(f"no environment named {base!r}: {hint} See `offmarl envs`.")
     for family in _families():
         if re.sub(r"(-[A-Z])+$", "", family.name) == re.sub(r"-[^/]*$", "", base):
             return UnknownNameError(
@@ -300,6 +303,15 @@ def _not_found(base: str) -> UnknownNameError:
             "is the class or function that returns the environment."
         )
     return unknown_name("environment", base, names(), see="offmarl envs")
+
+
+def _longer(family: Family, base: str) -> list[str]:
+    """Return the names of a family's environment that end in a name, such as ``coverage-3``."""
+    above = [
+        "/".join(family.stem.split("/")[: end + 1]) for end in range(family.stem.count("/") + 1)
+    ]
+    full = [f"{stem}/{base}" for stem in above if stem]
+    return [name for name in full if family.match(name) is not None]
 
 
 def _overlap(one: Family, other: Family) -> bool:

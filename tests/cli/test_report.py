@@ -245,3 +245,22 @@ def test_mistakes_are_named(offmarl, tiers, arguments, message, code):
     outcome = offmarl("report", "--html", "page.html", *arguments)
     assert outcome.code == code and message in outcome.err and outcome.err.count("\n") == 1
     assert not Path("page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("report", "--html"), ("compare", "--html"), ("compare", "--figure"), ("envs", "--picture")],
+)
+def test_files_that_cannot_be_written_are_refused_before_any_work(
+    offmarl, tmp_path, command, option
+):
+    given = "swarm/coverage-3" if command == "envs" else str(tmp_path / "missing")
+    (tmp_path / "file").write_text("")
+    for place, words in (
+        (tmp_path, "is a directory: give a file name with"),
+        (tmp_path / "file" / "below" / "page.gif", f"cannot be written: {tmp_path}/file is a file"),
+    ):
+        found = offmarl(command, given, option, place)
+        assert found.code == 2
+        assert words in found.err
+        assert option in found.err

@@ -57,6 +57,11 @@ def test_keywords_win_over_the_name():
     ("name", "error", "message"),
     [
         ("swarm/coverge-8", UnknownNameError, "did you mean swarm/coverage-N"),
+        ("coverage-8", UnknownNameError, r"did you mean swarm/coverage-8\? See `offmarl envs`"),
+        ("pursuit-4-2", UnknownNameError, r"did you mean swarm/pursuit-4-2\?"),
+        ("smax/3m", UnknownNameError, r"did you mean jaxmarl/smax/3m\?"),
+        ("simple_spread_v3", UnknownNameError, r"did you mean jaxmarl/mpe/simple_spread_v3\?"),
+        ("swarm/swarm/coverage-8", UnknownNameError, "did you mean swarm/coverage-N"),
         ("classic/xro", UnknownNameError, "did you mean classic/xor"),
         ("nothing", UnknownNameError, "offmarl envs"),
         ("swarm/coverage", UnknownNameError, "write it swarm/coverage-N"),
