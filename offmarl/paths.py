@@ -37,12 +37,13 @@ def local(path: str | os.PathLike[str]) -> Path:
     return _without_parents(full)
 
 
-def cache(name: str) -> Path:
+def cache(name: str) -> Path | None:
     """Return the directory ``~/.cache/offmarl/name``, which need not exist.
 
-    ``XDG_CACHE_HOME`` replaces ``~/.cache``.
+    ``XDG_CACHE_HOME`` replaces ``~/.cache``. None for a user without a home directory.
     """
-    return expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "offmarl" / name
+    home = expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return home / "offmarl" / name if home.is_absolute() else None
 
 
 def is_off(variable: str) -> bool:

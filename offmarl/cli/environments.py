@@ -115,8 +115,13 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
 
 def _no_picture(env: Any) -> str:
     if hasattr(env, "scene"):
-        return f"none: {cache('pictures')} cannot be written; give --picture FILE"
+        return "none: the home directory cannot be written; give --picture FILE"
     return "none: it cannot be drawn"
+
+
+def _picture_of(spec: EnvSpec) -> Path | None:
+    directory = cache("pictures")
+    return directory and directory / (re.sub(r"[^\w=.]+", "-", spec.name) + ".png")
 
 
 def _draw(env: Any, picture: Path | None) -> Path | None:
@@ -128,16 +133,20 @@ def _draw(env: Any, picture: Path | None) -> Path | None:
 
     if picture is None and not hasattr(env, "scene"):
         return None
-    file = cache("pictures") / (re.sub(r"[^\w=.]+", "-", env.spec.name) + ".png")
+    file = _picture_of(env.spec)
+    if picture is None and file is None:
+        return None
     scripted = hasattr(env, "scripted")
     policy = env.scripted() if scripted else make_policy(PolicyConfig("random"), env.spec)
+    path = picture or file
+    assert path is not None
     try:
-        render.save(render.play(env, policy, (), jax.random.key(0)), picture or file)
+        render.save(render.play(env, policy, (), jax.random.key(0)), path)
     except OSError:  # a home directory that cannot be written
         if picture is not None:
             raise
         return None
-    return picture or file
+    return path
 
 
 def _in_words(spec: EnvSpec) -> dict[str, str]:

@@ -63,10 +63,10 @@ _OFF = "OFFMARL_COMPILATION_CACHE"
 _CACHE_BYTES = 2 * 2**30
 
 
-def compilation_cache() -> Path:
+def compilation_cache() -> Path | None:
     """Return the directory where compiled programs are kept: ``~/.cache/offmarl/compiled``.
 
-    ``XDG_CACHE_HOME`` replaces ``~/.cache``.
+    ``XDG_CACHE_HOME`` replaces ``~/.cache``. None for a user without a home directory.
     """
     return paths.cache("compiled")
 
@@ -82,9 +82,9 @@ def keep_compiled_programs() -> None:
     entry = "Error (reading|writing) persistent compilation cache entry"
     warnings.filterwarnings("ignore", entry)
     config: Any = jax.config
-    if paths.is_off(_OFF) or config.jax_compilation_cache_dir:
-        return
     directory = compilation_cache()
+    if directory is None or paths.is_off(_OFF) or config.jax_compilation_cache_dir:
+        return
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError:  # the home directory is not writable: programs are compiled each time

@@ -15,11 +15,12 @@ from offmarl import envs, evaluation, tracking
 from offmarl.envs.base import Environment
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, log_likelihood
+from offmarl.networks import blank_view
 from offmarl.programs.cluster import gathered
 from offmarl.programs.program import Args, Program
 from offmarl.programs.sharding import Layout, map_seeds
 from offmarl.teams import Team, names_by_team, teams_of
-from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, remember
+from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, View, remember
 from offmarl.vault import Dataset, Mixture, open_vault
 
 HELD_OUT = 0.1
@@ -230,34 +231,58 @@ def play(
     ``modes`` says for each way of acting whether it is greedy: all of them play the same episodes.
     The other arguments are those of `evaluate`.
     """
-    policy = _one_of([program.policy(greedy) for greedy in modes])
+    policies = [program.policy(greedy) for greedy in modes]
+    played = partial(evaluation.evaluate, env, num_episodes=episodes)
 
     def of_seed(params: ArrayTree, key: PRNGKeyArray) -> Float[Array, "modes episodes teams"]:
         def of_mode(mode: Int[Array, ""]) -> Float[Array, "episodes teams"]:
-            return evaluation.evaluate(env, policy, (mode, params), key, episodes).team_returns
+            return played(_one_of(policies), (mode, params), key).team_returns
 
-        return jax.lax.map(of_mode, jnp.arange(len(modes)))
+        if _are_alike(policies, params, env.spec):
+            return jax.lax.map(of_mode, jnp.arange(len(policies)))
+        return jnp.stack([played(policy, params, key).team_returns for policy in policies])
 
     return map_seeds(layout, of_seed, (params, keys))
+
+
+_MOST_CARRY_BYTES = 2**15
+"""Largest carry of `_one_of`: each of its steps copies the carries, which takes longer than the
+step itself if they are as large as those of attention or retention over time."""
+
+
+def _are_alike(policies: list[Policy], params: ArrayTree, spec: EnvSpec) -> bool:
+    """Whether `_one_of` fits policies: their actions have one type, and their carries are small."""
+
+    def acting(policy: Policy, params: ArrayTree, view: View) -> tuple[Array, ArrayTree]:
+        carry, key = policy.initial_carry(), jax.random.key(0)
+        action, _, carry = policy.act(params, carry, view.observation, view.legal_actions, key)
+        return action, carry
+
+    found = [jax.eval_shape(partial(acting, one), params, blank_view(spec)) for one in policies]
+    carried = sum(
+        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves([x[1] for x in found])
+    )
+    types = {(action.shape, action.dtype) for action, _ in found}
+    return len(types) == 1 and carried <= _MOST_CARRY_BYTES
 
 
 def _one_of(policies: list[Policy]) -> Policy:
     """Return a policy that acts as one of several; its parameters are ``(which, params)``.
 
     The environment around it is then traced, and compiled, once for all of them. Each policy has
-    its own carry.
+    its own carry. Log-probabilities are zeros.
     """
 
     def act(
         chosen: tuple[Int[Array, ""], ArrayTree], carries: tuple[ArrayTree, ...], *seen: Any
     ) -> tuple[Array, Array, tuple[ArrayTree, ...]]:
-        def acting(number: int) -> tuple[Array, Array, tuple[ArrayTree, ...]]:
-            action, log_prob, carry = policies[number].act(chosen[1], carries[number], *seen)
-            return action, log_prob, (*carries[:number], carry, *carries[number + 1 :])
+        def acting(number: int) -> tuple[Array, tuple[ArrayTree, ...]]:
+            action, _, carry = policies[number].act(chosen[1], carries[number], *seen)
+            return action, (*carries[:number], carry, *carries[number + 1 :])
 
         ways = [partial(acting, number) for number in range(len(policies))]
-        found: tuple[Array, Array, tuple[ArrayTree, ...]] = jax.lax.switch(chosen[0], ways)
-        return found
+        action, carries = jax.lax.switch(chosen[0], ways)
+        return action, jnp.zeros(action.shape[:1]), carries
 
     def after_step(carries: tuple[ArrayTree, ...], *outcome: Any) -> tuple[ArrayTree, ...]:
         return tuple(

@@ -18,7 +18,7 @@ from offmarl.report.accumulators import (
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, Transition, flatten_tree, map_tree
 from offmarl.vault import Dataset, Episodes
-from offmarl.vault.digest import digest
+from offmarl.vault.digest import known_digest
 from offmarl.vault.leaf_statistics import Statistics, StatisticsAccumulator, keep, stored
 from offmarl.vault.ranges import Ranges
 
@@ -157,7 +157,7 @@ class Survey(NamedTuple):
 def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
     """Compute the statistics of a vault.
 
-    The vault is read twice, a block at a time: for the statistics and for the digest.
+    The vault is read a block at a time, twice unless its digest is known.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
             leaves = fresh.statistics
             keep(vault, leaves)
         assert leaves is not None
-        return accumulator.survey(digest(vault, advance), leaves)
+        return accumulator.survey(known_digest(vault, advance), leaves)
 
 
 class StatsAccumulator:

@@ -17,6 +17,8 @@ from offmarl.terminal import Advance, silent
 from offmarl.types import EnvSpec, Transition, flatten_view
 from offmarl.vault import encoding, layout
 from offmarl.vault.dataset import Dataset
+from offmarl.vault.drivers import Driver, TensorStoreDriver
+from offmarl.vault.forking import is_forked
 from offmarl.vault.layout import Leaf, NumpyArray
 from offmarl.vault.manifest import read_manifest
 
@@ -52,13 +54,14 @@ def known_digest(vault: Dataset, advance: Advance = silent) -> str:
     """
     if vault.store.driver.digest:
         return vault.store.driver.digest
-    name = None if is_off(_OFF) else _commit(vault)
-    if name is None:
+    directory, name = cache(KEPT), None if is_off(_OFF) else _commit(vault)
+    if directory is None or name is None:
         return digest(vault, advance)
-    kept = cache(KEPT) / name
+    kept = directory / name
     with suppress(OSError, ValueError):
         found = kept.read_text()
         if _HEXADECIMAL.fullmatch(found):
+            advance(vault.length)
             return found
     found = digest(vault, advance)
     with suppress(OSError):
@@ -73,7 +76,7 @@ def _commit(vault: Dataset) -> str | None:
     random, and what was written to one is never changed, so no other commit is in the same place.
     """
     driver, own = vault.store.driver, vault.manifest
-    if own is None or vault.unchecked:
+    if own is None or vault.unchecked or not _shows_commits(driver):
         return None
     with suppress(OSError, ValueError, VaultError):
         stored = driver.read(layout.MANIFEST)
@@ -81,9 +84,15 @@ def _commit(vault: Dataset) -> str | None:
         written = now is None or (now.head, now.stock_length) != (own.head, own.stock_length)
         if stored is None or written or stored != driver.read(layout.MANIFEST):
             return None  # a program has written to the vault since it was opened
-        about = layout.dump_json([_KEPT_VERSION, vault.time_limit])
+        length = [own.head._asdict(), own.stock_length]
+        about = layout.dump_json([_KEPT_VERSION, vault.time_limit, length])
         return hashlib.sha256(about + stored).hexdigest()
     return None
+
+
+def _shows_commits(driver: Driver) -> bool:
+    """Whether reads see later commits. A fork of a process that read the vault sees the old one."""
+    return isinstance(driver, TensorStoreDriver) and driver.staleness is None and not is_forked()
 
 
 def _keep(path: Path, found: str) -> None:

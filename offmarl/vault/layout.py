@@ -34,8 +34,9 @@ MAX_STOCK_LENGTH = 2**31 - 1
 """Largest valid length that stock programs can read, which is an int32."""
 MAX_ROWS = 2**24
 MAX_CHUNK_BYTES = 2**32
-_LEAST_CHUNK_STEPS = 64
 """Maximum bytes of a chunk; a forged vault with larger chunks could fill the memory."""
+_LEAST_CHUNK_STEPS = 64
+"""Least steps of a chunk that `default_chunk_steps` chooses, unless its steps are larger."""
 MAX_LEAVES = 256
 """Maximum leaves of observations, states and extras together."""
 MAX_STEP_BYTES = 2**30

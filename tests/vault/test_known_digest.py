@@ -1,6 +1,7 @@
 """Digests that are kept are those of the data, whatever happens to the vault."""
 
 import shutil
+from contextlib import suppress
 
 import pytest
 
@@ -9,6 +10,7 @@ from offmarl.errors import VaultError
 from offmarl.vault import digest as module
 
 from .experience import SPEC, make
+from .test_forking import in_fork
 from .test_stock import append_with_stock, open_stock
 
 
@@ -136,4 +138,41 @@ def test_what_is_kept_may_be_damaged_or_impossible_to_write(tmp_path, computed, 
 def test_it_can_be_turned_off(tmp_path, monkeypatch, kept):
     monkeypatch.setenv("OFFMARL_DIGEST_CACHE", "off")
     vault.open_vault(write(tmp_path / "a.vlt")).known_digest()
+    assert not kept.exists()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")  # of threads, which the child never uses
+def test_a_forked_process_keeps_nothing(tmp_path, kept):
+    path = write(tmp_path / "a.vlt")
+    before = vault.open_vault(path)
+    before.prepare_fork()
+    with vault.resume(path) as writer:
+        writer.append(*make(steps=24, seed=1))
+    assert in_fork(before.known_digest) == before.digest()  # it sees the old commit
+    assert not kept.exists()
+    after = vault.open_vault(path)
+    assert after.known_digest() == after.digest() != before.digest()
+
+
+def test_an_archive_that_is_replaced_is_always_read(tmp_path, kept):
+    path, archive = write(tmp_path / "a.vlt" / "main"), tmp_path / "a.zip"
+
+    def pack():
+        shutil.make_archive(str(tmp_path / "next"), "zip", tmp_path, "a.vlt")
+        (tmp_path / "next.zip").replace(archive)
+        return vault.open_vault(archive / "a.vlt" / "main")
+
+    before = pack()
+    with vault.resume(path) as writer:
+        writer.append(*make(steps=24, seed=1))
+    after = pack()
+    with suppress(VaultError):
+        before.known_digest()
+    assert after.known_digest() == after.digest() == vault.open_vault(path).known_digest()
+
+
+def test_without_a_home_directory(tmp_path, monkeypatch, kept):
+    monkeypatch.setattr("offmarl.vault.digest.cache", lambda _: None)
+    found = vault.open_vault(write(tmp_path / "a.vlt"))
+    assert found.known_digest() == found.digest()
     assert not kept.exists()
