@@ -26,6 +26,8 @@ class _Console(Console):
 
 _out = _Console(highlight=False)
 _err = _Console(stderr=True, highlight=False)
+_EDGES, _GAP = 2, 2
+"""Width of a table's left and right edge together, and of the space between two columns."""
 _LEAST_TEXT = 16
 """Width that a column of text gets at least, if its cells are as long."""
 _credentials: list[str] = []
@@ -190,9 +192,13 @@ def _fit(grid: Table, widths: Sequence[int]) -> None:
             column.header = str(column.header).replace(" ", "\n")
     # Users copy names from here, so they wrap only if they would leave too little space for the
     # numbers, which would be cut off, or for other text.
-    needed = widths[0] + sum(
-        1 + (_widest(width, column.header) if column.no_wrap else min(width, _LEAST_TEXT))
-        for column, width in zip(grid.columns[1:], widths[1:], strict=True)
+    needed = (
+        _EDGES
+        + _widest(widths[0], grid.columns[0].header)
+        + sum(
+            _GAP + (_widest(width, column.header) if column.no_wrap else min(width, _LEAST_TEXT))
+            for column, width in zip(grid.columns[1:], widths[1:], strict=True)
+        )
     )
     grid.columns[0].no_wrap = needed <= _out.width
 

@@ -12,6 +12,7 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl.cli import tasks
+from offmarl.cli.files import check_file
 from offmarl.cli.output import Report, records, table
 from offmarl.cli.parse import TASK_OPTIONS, config_among, given_among, parse, parse_program
 from offmarl.errors import OptionError
@@ -78,8 +79,11 @@ def record(arguments: list[str]) -> Report:
     recording = parse(trained_recording, "record", _TRAINED, asked, TASK_OPTIONS)
     recording.record()
     _only_first_reports()
+    from offmarl import vault
     from offmarl.cli.data import show  # imports the hub's libraries, which training does without
+    from offmarl.programs.online import warn_of
 
+    warn_of(vault.open_vault(recording.path))
     return show(str(recording.path))
 
 
@@ -348,6 +352,7 @@ def evaluate(
     """
     if episodes < 1:
         raise OptionError(f"--episodes must be at least 1: got {episodes}.")
+    check_file(render, "--render", "episode.gif")
     record = read_run(run)
     seeds = record["seeds"]
     from offmarl.cli import policies  # imports JAX, which --help does without

@@ -518,19 +518,28 @@ def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> 
         for line in (f"{directory}: {outcome}", *(row["path"] for row in rows))
     )
     title.stylize("bold")
-    for row in rows:
-        if row["incomplete"] == row["episodes"]:
-            tracking.notice(
-                f"warning: no episode of {row['path']} is complete, so it has no returns: record "
-                "more --steps, or in fewer environments (--num-envs)."
-            )
     data = {"run": str(directory), "outcome": outcome, "vaults": rows}
     return Recorded(data, Group(title, view, *paths))
+
+
+def warn_of(recorded: vault.Dataset) -> None:
+    """Warn if a recording has no complete episode, and if other programs appended to it."""
+    episodes, own = recorded.episodes, recorded.manifest
+    if episodes.incomplete == len(episodes.row):
+        tracking.notice(
+            f"warning: no episode of {recorded.path} is complete, so it has no returns: record "
+            "more --steps, or in fewer environments (--num-envs)."
+        )
+    if own is not None and (len(own.head.runs) > 1 or own.unverified):
+        tracking.notice(
+            f"warning: {recorded.path} also holds steps that were appended to the recording."
+        )
 
 
 def describe(path: Path, tier: str) -> dict[str, Any]:
     """Return what a vault holds, for a summary."""
     found = vault.open_vault(path)
+    warn_of(found)
     return {
         "tier": tier,
         "steps": found.num_steps,

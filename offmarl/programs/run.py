@@ -192,6 +192,13 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
     for path, theirs, ours in sorted(
         differences(found, record, MAY_DIFFER), key=lambda one: _order(one[0])
     ):
+        same_vault = found.get("vault") == record.get("vault") and "vaults" not in record
+        if path == "vault_digest" and same_vault:
+            raise RunError(
+                f"{directory} holds a run on other data: the content of {record['vault']} was "
+                f"another ({path} {theirs!r}, now {ours!r}). Choose another directory with --out "
+                "to train on what it holds now."
+            )
         saved = complete or (directory / tracking.CHECKPOINTS).is_dir()
         rest = "" if saved else " It has saved nothing yet: if it is not running, remove it."
         raise RunError(

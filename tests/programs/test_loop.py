@@ -259,6 +259,17 @@ def test_a_directory_with_another_run_is_refused(args: bc.Args) -> None:
         bc.main(dataclasses.replace(args, hidden=16))
 
 
+def test_a_run_on_data_that_has_changed_is_refused(args: bc.Args, tmp_path: Path) -> None:
+    own = shutil.copytree(args.vault, tmp_path / "own.vlt" / "a")
+    args = dataclasses.replace(args, vault=str(own))
+    bc.main(args)
+    steps = vault.open_vault(own).transitions(0, 3)
+    with vault.resume(own) as writer:
+        writer.append(steps)
+    with pytest.raises(RunError, match=r"the content of own/a was another"):
+        bc.main(args)
+
+
 @pytest.mark.slow
 def test_without_an_environment_episodes_are_held_out(args: bc.Args, tmp_path: Path) -> None:
     args = dataclasses.replace(args, env="none", final_episodes=10_000)

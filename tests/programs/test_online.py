@@ -30,10 +30,37 @@ from offmarl.programs.loop import Schedule, stage_starts
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from recorders import mappo, vdn
 from tests.runs import metrics_of
+from tests.vault.experience import SPEC, make
 
 from .learning import Dial, learn
 
 ROOT = Path(__file__).parents[2]
+
+
+def test_a_recording_that_others_appended_to_is_noticed(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(tracking, "notice", said.append)
+    with vault.create(tmp_path / "v.vlt", SPEC, rows=2) as writer:
+        writer.append(*make(steps=40), run="policy", chunk=0)
+    online.describe(tmp_path / "v.vlt", "expert")
+    assert said == []
+    with vault.resume(tmp_path / "v.vlt") as writer:
+        writer.append(*make(steps=8))
+    found = online.describe(tmp_path / "v.vlt", "expert")
+    assert found["steps"] == 96
+    assert said == [
+        f"warning: {tmp_path}/v.vlt/main also holds steps that were appended to the recording."
+    ]
+
+
+def test_a_recording_without_a_complete_episode_is_noticed(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(tracking, "notice", said.append)
+    with vault.create(tmp_path / "v.vlt", SPEC, rows=2) as writer:
+        writer.append(make(steps=5, end_every=1e9)[0])
+    online.warn_of(vault.open_vault(tmp_path / "v.vlt"))
+    assert len(said) == 1
+    assert "no episode of" in said[0]
 
 
 def test_a_recorder_may_begin_a_stage_with_leaves_that_are_one_another():

@@ -173,7 +173,9 @@ def parse_condition(condition: str, by: Unit) -> Expression:
         It is not a condition, or uses unknown names.
     """
     names = OF_EPISODES if by == "episodes" else OF_STEPS
-    hints = dict.fromkeys(OF_STEPS.keys() - names, "Only steps have it: select by steps.")
+    hints = dict.fromkeys(
+        OF_STEPS.keys() - names, "Only steps have it: select by steps (--by steps)."
+    )
     return expression.parse(condition, names, hints, percentiles=by == "episodes")
 
 
