@@ -105,6 +105,7 @@ def _advice(error: Exception) -> str:
         place = Path(os.fsdecode(error.filename))
         if place in (home, *home.parents) or home in place.parents:
             return ": set HF_HOME to a directory that can be written."
+        return ": choose a place that you may use, or change its permissions."
     return ""
 
 

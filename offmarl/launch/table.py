@@ -80,7 +80,8 @@ class TaskTable:
         counts = ", ".join(f"{states[one]} {one}" for one in reversed(_ORDER) if states[one])
         done = sum(status.done for status in self._found.values())
         unit = "task" if len(self._calls) == 1 else "tasks"
-        return f"{len(self._calls)} {unit}: {counts}; {done} blocks done"
+        blocks = "block" if done == 1 else "blocks"
+        return f"{len(self._calls)} {unit}: {counts}; {done} {blocks} done"
 
     def _table(self) -> Table:
         table = Table("task", "state", "blocks", "time", "host", "last line of the log", box=None)
