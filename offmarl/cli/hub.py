@@ -22,6 +22,7 @@ from offmarl.terminal import number
 from offmarl.tracking import RUN_FILE
 
 _NOTHING = "no dataset was pulled."
+_NOT_ASKED = "the hub could not be reached, so a newer version may exist."
 
 
 def pull(
@@ -60,7 +61,7 @@ def pull(
     facts = _about(pulled.card) | limit | about
     checks = {f"{uid} checked by": check for uid, check in pulled.checks.items()}
     if not pulled.asked:
-        facts["note"] = "the hub could not be reached, so a newer version may exist."
+        facts["note"] = _NOT_ASKED
     text = Group(
         *map(as_is, pulled.paths.values()),
         grid(facts | checks),
@@ -79,6 +80,8 @@ def _pulled_policy(name: str, out: Path | None) -> Report:
         "commit": pulled.commit,
         "fetched": _size(pulled.fetched),
     }
+    if not pulled.asked:
+        facts["note"] = _NOT_ASKED
     following = as_is(f"\nNext: offmarl evaluate {quote(str(pulled.path))}")
     return Report(pulled._asdict(), Group(as_is(pulled.path), grid(facts), following))
 

@@ -252,6 +252,7 @@ def trained_recording(
     facts |= {"training_seed": training_seed, "checkpoint": checkpoint, "env_states": env_states}
     join(device_args, facts)
 
+    policy = _named(policy)
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
     environment, policies = load(policy, env, [trained], greedy, program, checkpoint)
     loaded = policies[trained]
@@ -329,7 +330,7 @@ def evaluate(
     Parameters
     ----------
     run
-        Directory of a run.
+        Directory of a run, or the name of a policy that `offmarl pull --policy` downloaded.
     env
         Environment to play in; by default the one that the run's data was recorded in. It may have
         another number of agents if the policy was trained with --agent-id sinusoidal or none.
@@ -353,6 +354,7 @@ def evaluate(
     if episodes < 1:
         raise OptionError(f"--episodes must be at least 1: got {episodes}.")
     check_file(render, "--render", "episode.gif")
+    run = _named(run)
     record = read_run(run)
     seeds = record["seeds"]
     from offmarl.cli import policies  # imports JAX, which --help does without
@@ -371,6 +373,13 @@ def evaluate(
     title = f"{policy} of {run} in {environment.spec.name}: returns"
     about = {"run": run, "env": environment.spec.name, "acting": acting, "checkpoint": checkpoint}
     return _returns_report(title, about, returns)
+
+
+def _named(run: Path) -> Path:
+    """Return the directory of a run, which may be the name of a pulled policy."""
+    from offmarl.hub.policies import run_named  # imports the hub's libraries
+
+    return run if run.exists() else run_named(run)
 
 
 def overview(kind: Kind, usage: str) -> Report:

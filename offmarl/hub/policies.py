@@ -49,6 +49,9 @@ class PushedPolicy(NamedTuple):
     """Content of `CARD`."""
 
 
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+
 class PulledPolicy(NamedTuple):
     """The result of `pull_policy`."""
 
@@ -58,6 +61,8 @@ class PulledPolicy(NamedTuple):
     fetched: int
     """Bytes downloaded."""
     card: dict[str, Any]
+    asked: bool = True
+    """Whether the hub was contacted; a policy on this machine is returned if it cannot be."""
 
 
 def push_policy(
@@ -97,7 +102,7 @@ def push_policy(
     HubError, HubUnreachableError
         As for `offmarl.hub.push`.
     """
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+    if not _NAME.fullmatch(repository):
         raise OptionError(f"a repository is named org/name: got {repository!r}.")
     if licence is None:
         raise OptionError(
@@ -312,7 +317,7 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
         ``out`` holds something else.
     """
     repository, _, revision = name.partition("@")
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+    if not _NAME.fullmatch(repository):
         raise OptionError(f"a policy is named org/name: got {repository!r}.")
     place = _root() / repository
     try:
@@ -330,6 +335,18 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
     return PulledPolicy(run, remote.commit, fetched, card)
 
 
+def run_named(name: str | os.PathLike[str]) -> Path:
+    """Return the run of a pulled policy, by its name; anything else is returned as a path.
+
+    An existing path takes precedence. Of several revisions, the one pulled last is meant.
+    """
+    path, text = Path(name), os.fspath(name)
+    if path.exists() or not _NAME.fullmatch(text):
+        return path
+    found = _kept(_root() / text, "", None)
+    return path if found is None else found.path
+
+
 def _root() -> Path:
     return client.kept_in("policies", "pulled")
 
@@ -345,7 +362,7 @@ def _kept(place: Path, revision: str, out: Any) -> PulledPolicy | None:
     wanted = [path for path in found if path.parent.name.startswith(revision)]
     if out is not None or not wanted:
         return None
-    return _installed(wanted[-1], "", wanted[-1].parent.name)
+    return _installed(wanted[-1], "", wanted[-1].parent.name)._replace(asked=False)
 
 
 def _installed(run: Path, repository: str, commit: str) -> PulledPolicy:

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import zipfile
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -108,6 +109,10 @@ def test_without_the_hub_the_policy_on_this_machine_is_used(hub, run, monkeypatc
     path = library.pull_policy(NAME).path
     hub.close()
     assert library.pull_policy(NAME).path == path
+    assert not library.pull_policy(NAME).asked
+    assert policies.run_named(NAME) == path
+    assert policies.run_named("org/other") == Path("org/other")
+    assert policies.run_named(path) == path
     assert library.pull_policy(f"{NAME}@{pushed.commit[:8]}").path == path
     with pytest.raises(HubUnreachableError):
         library.pull_policy("org/other")
