@@ -119,9 +119,10 @@ def _no_picture(env: Any) -> str:
     return "none: it cannot be drawn"
 
 
-def _picture_of(spec: EnvSpec) -> Path | None:
-    directory = cache("pictures")
-    return directory and directory / (re.sub(r"[^\w=.]+", "-", spec.name) + ".png")
+def _default_picture(env: Any) -> Path | None:
+    """Return where an environment is drawn; None if it cannot be, or without a home directory."""
+    directory = cache("pictures") if hasattr(env, "scene") else None
+    return directory and directory / (re.sub(r"[^\w=.]+", "-", env.spec.name) + ".png")
 
 
 def _draw(env: Any, picture: Path | None) -> Path | None:
@@ -131,15 +132,11 @@ def _draw(env: Any, picture: Path | None) -> Path | None:
     from offmarl.networks import PolicyConfig, make_policy
     from offmarl.report import render
 
-    if picture is None and not hasattr(env, "scene"):
-        return None
-    file = _picture_of(env.spec)
-    if picture is None and file is None:
+    path = picture or _default_picture(env)
+    if path is None:
         return None
     scripted = hasattr(env, "scripted")
     policy = env.scripted() if scripted else make_policy(PolicyConfig("random"), env.spec)
-    path = picture or file
-    assert path is not None
     try:
         render.save(render.play(env, policy, (), jax.random.key(0)), path)
     except OSError:  # a home directory that cannot be written

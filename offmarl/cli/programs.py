@@ -377,9 +377,11 @@ def evaluate(
 
 def _named(run: Path) -> Path:
     """Return the directory of a run, which may be the name of a pulled policy."""
+    if run.exists():
+        return run
     from offmarl.hub.policies import run_named  # imports the hub's libraries
 
-    return run if run.exists() else run_named(run)
+    return run_named(run)
 
 
 def overview(kind: Kind, usage: str) -> Report:

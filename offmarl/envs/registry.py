@@ -307,10 +307,8 @@ def _not_found(base: str) -> UnknownNameError:
 
 def _longer(family: Family, base: str) -> list[str]:
     """Return the names of a family's environment that end in a name, such as ``coverage-3``."""
-    above = [
-        "/".join(family.stem.split("/")[: end + 1]) for end in range(family.stem.count("/") + 1)
-    ]
-    full = [f"{stem}/{base}" for stem in above if stem]
+    parts = family.stem.split("/")
+    full = ["/".join([*parts[:end], base]) for end in range(1, len(parts) + 1)]
     return [name for name in full if family.match(name) is not None]
 
 

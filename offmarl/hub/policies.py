@@ -33,6 +33,7 @@ from offmarl.terminal import number
 CARD = "offmarl-policy.toml"
 ARCHIVE = "run.zip"
 
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = (tracking.RUN_FILE, tracking.METRICS_FILE, tracking.MARL_EVAL_FILE, "dataset.npz")
 _MOST_BYTES = 10 * 2**30
 """Largest size of an unpacked policy."""
@@ -47,9 +48,6 @@ class PushedPolicy(NamedTuple):
     """Bytes."""
     card: dict[str, Any]
     """Content of `CARD`."""
-
-
-_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class PulledPolicy(NamedTuple):

@@ -332,11 +332,11 @@ def _record(
     timer.begin(start * recipe["num_envs"] * recipe["chunks"][1])
     num_chunks, num_steps = recipe["chunks"]
     spec, whole = recording
-    steps = num_chunks * num_steps
+    steps = num_chunks * num_steps  # of each environment
     writer = open_for_recording(path, spec, (recipe["num_envs"], steps), recipe, provenance)
     with (
         ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
-        progress(f"record {path.name}", num_chunks * num_steps, start * num_steps) as advance,
+        progress(f"record {path.name}", steps, start * num_steps) as advance,
     ):
         for done, state in collect_steps(begin, key, range(start, num_chunks), chunks):
             timer.work_done()

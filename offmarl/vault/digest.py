@@ -2,11 +2,9 @@
 
 import hashlib
 import math
-import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +12,7 @@ import numpy as np
 from offmarl.errors import VaultError
 from offmarl.paths import cache, is_off
 from offmarl.terminal import Advance, silent
+from offmarl.tracking import replace_file
 from offmarl.types import EnvSpec, Transition, flatten_view
 from offmarl.vault import encoding, layout
 from offmarl.vault.dataset import Dataset
@@ -65,7 +64,8 @@ def known_digest(vault: Dataset, advance: Advance = silent) -> str:
             return found
     found = digest(vault, advance)
     with suppress(OSError):
-        _keep(kept, found)
+        directory.mkdir(parents=True, exist_ok=True)
+        replace_file(kept, found)
     return found
 
 
@@ -93,13 +93,6 @@ def _commit(vault: Dataset) -> str | None:
 def _shows_commits(driver: Driver) -> bool:
     """Whether reads see later commits. A fork of a process that read the vault sees the old one."""
     return isinstance(driver, TensorStoreDriver) and driver.staleness is None and not is_forked()
-
-
-def _keep(path: Path, found: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}")
-    part.write_text(found)
-    part.replace(path)
 
 
 def fingerprint(vault: Dataset) -> str:
