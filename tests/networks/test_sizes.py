@@ -157,16 +157,20 @@ def test_pools_begin_as_means_and_leave_out_the_dead() -> None:
     assert np.isfinite(pool.apply(params, x, ~everyone)).all()
 
 
-def test_attention_weighs_by_the_softmax_of_queries_and_keys() -> None:
-    pool, x = AttentionPool(2, heads=1), numbers(4, 3)
-    params = pool.init(jax.random.key(0), x, jnp.ones(4, bool))["params"]
-    params["Dense_1"]["kernel"] = numbers(2, 1, seed=5)
+@pytest.mark.parametrize("heads", [1, 2])
+def test_attention_weighs_values_by_the_softmax_of_queries_and_keys(heads: int) -> None:
+    pool, x = AttentionPool(4, heads=heads), numbers(5, 3)
+    params = pool.init(jax.random.key(0), x, jnp.ones(5, bool))["params"]
+    params["Dense_1"]["kernel"] = numbers(4, heads, seed=5)
+    params["Dense_2"]["bias"] = numbers(4, seed=6)
     hidden = np.maximum(x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"], 0)
-    logits = (hidden @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"])[:, 0]
-    weights = np.exp(logits) / np.exp(logits).sum()
-    expected = np.maximum(weights @ (hidden @ params["Dense_2"]["kernel"]), 0)
-    found = pool.apply({"params": params}, x, jnp.ones(4, bool))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    logits = hidden @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
+    weights = np.exp(logits) / np.exp(logits).sum(0)
+    values = hidden @ params["Dense_2"]["kernel"] + params["Dense_2"]["bias"]
+    parts = np.split(np.asarray(values), heads, axis=-1)
+    means = [weights[:, head] @ parts[head] for head in range(heads)]
+    found = pool.apply({"params": params}, x, jnp.ones(5, bool))
+    np.testing.assert_allclose(found, np.maximum(np.concatenate(means), 0), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
