@@ -51,12 +51,9 @@ class AttentionPool(nn.Module):
         hidden = nn.relu(Dense(self.features, kernel_init=nn.initializers.he_normal())(x))
         logits = Dense(self.heads, kernel_init=nn.initializers.zeros)(hidden)
         weights = jax.nn.softmax(jnp.where(mask[..., None], logits, -1e9), axis=-2)
-        # The weights of a head add up to 1, so the mean of the values is the value layer's output
-        # for the mean of its inputs, which is one product for all agents.
-        means = jnp.einsum("...nh,...nf->...hf", weights, hidden)
-        values = Dense(self.features)(means)
+        values = Dense(self.features)(hidden)
         values = values.reshape(*values.shape[:-1], self.heads, -1)
-        pooled = jnp.einsum("...hhf->...hf", values)
+        pooled = jnp.einsum("...nh,...nhf->...hf", weights, values)
         return nn.relu(pooled.reshape(*pooled.shape[:-2], -1))
 
 
