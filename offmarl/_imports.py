@@ -149,8 +149,18 @@ def _add_to_path(directory: Path) -> None:
 # ------------------------------------------------------------------------- optional packages
 
 
-def import_optional(module: str, extra: str) -> ModuleType:
+def import_optional(module: str, extra: str, parents_on_use: bool = False) -> ModuleType:
     """Import a module of an optional package, such as an environment's.
+
+    Parameters
+    ----------
+    module
+        Its full name.
+    extra
+        The extra of offmarl that installs the package.
+    parents_on_use
+        Whether the ``__init__`` of the packages around the module runs only when one of their names
+        is first used. It may import much that the module does not need.
 
     Raises
     ------
@@ -161,6 +171,8 @@ def import_optional(module: str, extra: str) -> ModuleType:
     try:
         with _untouched_streams(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # packages warn about each other
+            if parents_on_use:
+                _defer_parents(module)
             return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != package:
@@ -168,6 +180,55 @@ def import_optional(module: str, extra: str) -> ModuleType:
         raise MissingExtraError(
             f"{package} is not installed: run `pip install 'offmarl[{extra}]'`."
         ) from error
+
+
+_NOT_DEFINED = ("__wrapped__", "__warningregistry__")
+"""Names that Python looks for in every module, and that no package defines."""
+
+
+def _defer_parents(module: str) -> None:
+    parents = module.split(".")[:-1]
+    for size in range(1, len(parents) + 1):
+        _defer(".".join(parents[:size]))
+
+
+def _defer(package: str) -> None:
+    """Add a package to the imported ones without running its ``__init__``.
+
+    The ``__init__`` runs when a name is looked up that is not one of the package's modules: for
+    other code the package is the same as if it had been imported. No-op if it is imported already.
+    """
+    if package in sys.modules or (spec := find_spec(package)) is None or spec.loader is None:
+        return
+    module, loader = module_from_spec(spec), spec.loader
+    untouched = dict(vars(module))
+
+    def load(name: str) -> Any:
+        if name in _NOT_DEFINED:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if not name.startswith("__") and find_spec(f"{package}.{name}"):
+            return importlib.import_module(f"{package}.{name}")
+        run()
+        return getattr(module, name)
+
+    def names() -> list[str]:
+        run()
+        return sorted(vars(module))
+
+    def run() -> None:
+        del hooks["__getattr__"], hooks["__dir__"]
+        try:
+            loader.exec_module(module)
+        except BaseException:
+            hooks.update(untouched, __getattr__=load, __dir__=names)
+            raise
+
+    hooks = vars(module)
+    hooks.update(__getattr__=load, __dir__=names)
+    sys.modules[package] = module
+    parent, _, name = package.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], name, module)
 
 
 @contextmanager

@@ -210,7 +210,7 @@ def _jaxmarl(
     name
         Below ``jaxmarl/``.
     env_class
-        Its class in ``jaxmarl.registration``.
+        The name of its class.
     compat
         Key in the adapter's table of differences.
     sizes
@@ -332,7 +332,7 @@ def _overcooked(name: str, env_class: str, agents: str, choices: tuple[str, ...]
     return _jaxmarl(
         f"{name}/LAYOUT",
         env_class,
-        "overcooked",
+        name,
         "layout",
         env_id=name,
         summary="cooks share a kitchen",

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -59,7 +60,7 @@ _NOT_OPTIONS = {
     "num_enemies",
 }
 
-_GRIDS = ("overcooked", "coin_game", "storm", "storm_2p", "storm_np")
+_GRIDS = ("overcooked", "overcooked_v2", "coin_game", "storm", "storm_2p", "storm_np")
 """Kinds of environments whose observations are, or can be, grids."""
 
 _SET_BY_MPE_SUBCLASSES = {"num_agents", "num_landmarks", "action_type", "dim_c", "dim_p"}
@@ -82,7 +83,7 @@ class JaxMarl:
     name
         The name in offmarl.
     env_id, env_class
-        JaxMARL's id of the environment, and the name of its class in ``jaxmarl.registration``.
+        JaxMARL's id of the environment, and the name of its class.
     compat
         Key of its entry in the table of differences.
     arguments
@@ -297,7 +298,16 @@ def _arguments(cls: Any) -> tuple[dict[str, Any], bool]:
 def _load_class(env_class: str, compat: str) -> Any:
     if compat == "mabrax":
         import_optional("brax", "mabrax")
-    return getattr(import_optional("jaxmarl.registration", "envs"), env_class)
+    return getattr(_package(compat), env_class)
+
+
+def _package(compat: str) -> ModuleType:
+    """Import the environments of one kind.
+
+    JaxMARL imports all of its environments at once, some of which take seconds.
+    """
+    name = f"jaxmarl.environments.{COMPAT[compat].package}"
+    return import_optional(name, "envs", parents_on_use=True)
 
 
 def _construct(env: JaxMarl) -> Any:
@@ -315,11 +325,9 @@ def _convert(env: JaxMarl, arguments: Mapping[str, Option]) -> dict[str, Any]:
     """Return the arguments for the class: objects where a name holds only a word."""
     given: dict[str, Any] = {k: v for k, v in arguments.items() if k != "flat"}
     if "SMAX" in env.env_class:
-        smax = import_optional("jaxmarl.environments.smax", "envs")
-        given["scenario"] = smax.map_name_to_scenario(given["scenario"])
+        given["scenario"] = _package(env.compat).map_name_to_scenario(given["scenario"])
     if env.env_class == "Overcooked":
-        layouts = import_optional("jaxmarl.environments", "envs").overcooked_layouts
-        given["layout"] = layouts[given["layout"]]
+        given["layout"] = _package(env.compat).overcooked_layouts[given["layout"]]
     if given.get("agent_view_size") == 0:
         given["agent_view_size"] = None
     if COMPAT[env.compat].time_limit is inner_steps:

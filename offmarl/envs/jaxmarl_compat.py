@@ -59,6 +59,8 @@ def _army(agent: str) -> str:
 class Compat(NamedTuple):
     """How the adapter reads one kind of environment; functions take JaxMARL's environment first."""
 
+    package: str
+    """The package below ``jaxmarl.environments`` that defines the environments' classes."""
     time_limit: Callable[[Any], int]
     """Steps after which an episode is truncated if it has not ended before."""
     terminal: Callable[[Any, State, Any, State], Bool[Array, ""]] = _never
@@ -168,6 +170,7 @@ def _whole_numbers(grid: Float[Array, "height width channels"]) -> Array:
 
 
 _SMAX = Compat(
+    "smax",
     _one_more,
     _one_side_is_dead,
     "team",
@@ -177,23 +180,31 @@ _SMAX = Compat(
 )
 
 COMPAT = {
-    "mpe": Compat(_one_more),
-    "mpe_team": Compat(_one_more, reward="team"),
-    "mpe_rivals": Compat(_one_more, team_of=_side),
-    "mpe_facmac": Compat(_one_more, state=_predators_and_prey, team_of=_side),
+    "mpe": Compat("mpe", _one_more),
+    "mpe_team": Compat("mpe", _one_more, reward="team"),
+    "mpe_rivals": Compat("mpe", _one_more, team_of=_side),
+    "mpe_facmac": Compat("mpe", _one_more, state=_predators_and_prey, team_of=_side),
     "smax": _SMAX,
     "smax_self_play": _SMAX._replace(reward="individual", team_of=_army),
-    "overcooked": Compat(_max_steps, reward="team"),
-    "jaxnav": Compat(_max_steps, _robots_are_done, state=_map_and_robots, alive=_robots_alive),
-    "hanabi": Compat(
-        _longest_game, _always, "team", legal=lambda env, state: env.get_legal_moves(state)
+    "overcooked": Compat("overcooked", _max_steps, reward="team"),
+    "overcooked_v2": Compat("overcooked_v2", _max_steps, reward="team"),
+    "jaxnav": Compat(
+        "jaxnav", _max_steps, _robots_are_done, state=_map_and_robots, alive=_robots_alive
     ),
-    "switch_riddle": Compat(_max_steps, _announced, "team"),
-    "coin_game": Compat(inner_steps),
-    "storm": Compat(inner_steps, split=_with_inventory),
-    "storm_2p": Compat(inner_steps, split=_pair_with_inventory, tuple_of_actions=True),
-    "storm_np": Compat(inner_steps, split=_grids),
+    "hanabi": Compat(
+        "hanabi",
+        _longest_game,
+        _always,
+        "team",
+        legal=lambda env, state: env.get_legal_moves(state),
+    ),
+    "switch_riddle": Compat("switch_riddle", _max_steps, _announced, "team"),
+    "coin_game": Compat("coin_game", inner_steps),
+    "storm": Compat("storm", inner_steps, split=_with_inventory),
+    "storm_2p": Compat("storm", inner_steps, split=_pair_with_inventory, tuple_of_actions=True),
+    "storm_np": Compat("storm", inner_steps, split=_grids),
     "mabrax": Compat(
+        "mabrax",
         lambda env: int(env.episode_length),
         lambda env, before, action, after: after.info["truncation"] == 0,
         "team",

@@ -422,5 +422,4 @@ class MultiCvrp(Jumanji):
 
 
 def _environment(module: str) -> Any:
-    import_optional("jumanji", "envs")
-    return import_optional(f"jumanji.environments.{module}", "envs")
+    return import_optional(f"jumanji.environments.{module}", "envs", parents_on_use=True)

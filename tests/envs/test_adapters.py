@@ -197,6 +197,25 @@ assert sys.stderr is sys.__stderr__ and sys.__stdout__ is not mine
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "package"), [("smax/3m", "smax"), ("overcooked/cramped_room", "overcooked")]
+)
+def test_jaxmarl_imports_one_kind_of_environment_and_is_whole_when_it_is_used(name, package):
+    code = f"""
+import sys
+from offmarl import envs
+env = envs.make("jaxmarl/{name}")
+assert "jaxmarl.environments.{package}" in sys.modules
+assert "jaxmarl.environments.storm" not in sys.modules and "brax" not in sys.modules
+import jaxmarl
+assert isinstance(env.wrapped, jaxmarl.environments.MultiAgentEnv)
+jaxmarl.make("storm")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.nightly
 def test_dead_soldiers_do_not_end_the_battle():
     step = record(envs.make("jaxmarl/smax/3m"), wrapped_by).steps.timestep

@@ -34,9 +34,9 @@ class HoverTask(NamedTuple):
 class Hover(SwarmEnv):
     """N drones, by default quadrotors that collide elastically, fly to goals and hover there.
 
-    Each drone has a goal of its own, 2 cells from other goals where there is room, and 0.75 from
-    the nearest obstacle. It hovers if it is within 0.5 cells of its goal and slower than 0.25 cells
-    per step.
+    Each drone has a goal of its own, outside of obstacles; where there is room, it is 2 cells from
+    other goals and 0.75 from the surface of the nearest obstacle. The drone hovers if it is within
+    0.5 cells of its goal and slower than 0.25 cells per step.
 
     The team's reward is ``20 / time_limit`` times the fraction of drones that hover, plus 5 times
     the decrease of the mean distance to the goals over the arena's side, minus ``10 / time_limit``
