@@ -7,9 +7,10 @@ environment. The penalty decreases the values of legal actions, and increases th
     y_i = r_i + γ (1 - terminated_i) Q̄_i(o_i', argmax over legal a of Q_i(o_i', a)),
 
 with parameters shared by all agents. If the agents share a team's reward, it continues after an
-agent's own death, and only the end of the episode terminates. The values of dead agents are then
-learned and used too. Nothing depends on the actions that the data has for dead agents: their value
-is that of action 0, and they have no penalty.
+agent's own death, and only the end of the episode terminates. An agent with a reward of its own may
+also die and not terminate. While their reward continues, the values of dead agents are learned and
+used too. Nothing depends on the actions that the data has for dead agents: their value is that of
+action 0, and they have no penalty.
 
 References: independent Q-learning, Tan 1993; CQL, Kumar et al. 2020 (arXiv 2006.04779). Defaults
 are those of ``iql_cql.yaml`` of OG-MARL (github.com/instadeepai/og-marl, commit f4eb8f0; Formanek
@@ -29,7 +30,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl import cli, programs
 from offmarl.config import NonNegative
 from offmarl.distributions import mask_illegal, select
-from offmarl.losses import bootstrap_discounts, double_q_values, masked_mean, td_targets
+from offmarl.losses import (
+    bootstrap_discounts,
+    double_q_values,
+    has_value,
+    masked_mean,
+    td_targets,
+)
 from offmarl.networks import agent_network, init_policy, make_policy, unroll_batch
 from offmarl.programs import (
     TD_ERRORS,
@@ -75,13 +82,13 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         q_target = unroll_batch(network, target, observation, batch.first)
         q_tm1 = select(q[:, :-1], jnp.where(view_tm1.alive, batch.action, 0))
         of_living = double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions)
-        of_dead = q_target[:, 1:, :, 0] if shares_reward else 0.0
-        v_t = jnp.where(view_t.alive, of_living, of_dead)
+        v_t = jnp.where(view_t.alive, of_living, q_target[:, 1:, :, 0])
         discount_t = bootstrap_discounts(hyper.gamma, batch.terminated, shares_reward)
         target_tm1 = td_targets(batch.reward, discount_t, v_t)
 
         acts = batch.mask[..., None] & view_tm1.alive
-        learns = batch.mask[..., None] & (view_tm1.alive | shares_reward)
+        learns = has_value(view_tm1.alive, batch.terminated, shares_reward)
+        learns &= batch.mask[..., None]
         known = learns & (batch.next_known[..., None] | (discount_t == 0))
         error = jnp.where(known, q_tm1 - target_tm1, 0.0)
         td_loss = masked_mean(0.5 * error**2, known, batch.weight)

@@ -179,6 +179,7 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
     mask = np.array([[True, True], [True, False], [True, False]])
     terminated = np.zeros((3, 2, 2), bool)
     terminated[1, 0] = True
+    terminated[0, :, 1] = True
     next_known = np.array([[True, True], [True, True], [False, True]])
     meant = np.ones((3, 3), bool)  # views that anything follows from
     meant[1:, 1:] = False
@@ -211,7 +212,8 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
             first=jnp.zeros((3, 3), bool),
         )
 
-    # With a reward of the team, iql_cql also learns the values of dead agents.
+    # With a reward of the team, iql_cql also learns the values of dead agents; with one of its own,
+    # those of an agent that did not terminate when it died.
     program, hyper = make(name, replace(SPEC, reward="individual"))
     state = jax.jit(program.init)(jax.random.key(0), hyper)
     step = jax.jit(program.stages[-1].update)
@@ -229,10 +231,11 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
     [
         # Window by window, step by step: 1 against 1 + ½ 3, the target's value of the best action
         # that is legal in the next step; 4 against 2 + ½ 2. What the second step led to is not
-        # known. 4 against 5, terminated. 4 against 6, as agent 1 dies; 2 against 0 + ½ 3.
-        ("individual", [1 - 2.5, 4 - 3, 4 - 5, 4 - 6, 2 - 1.5]),
-        # The dead agent's value, that of action 0, is learned too: 1 against 9. The third window
-        # goes on after agent 1 has died: 4 against 6 + ½ 1.
+        # known. 4 against 5, terminated; agent 2 died before and terminates now, so that its value,
+        # that of action 0, is learned too: 1 against 9. 4 against 6, as agent 1 dies and
+        # terminates; 2 against 0 + ½ 3.
+        ("individual", [1 - 2.5, 4 - 3, 4 - 5, 1 - 9, 4 - 6, 2 - 1.5]),
+        # The third window goes on after agent 1 has died: 4 against 6 + ½ 1.
         ("team", [1 - 2.5, 4 - 3, 4 - 5, 1 - 9, 4 - 6.5, 2 - 1.5]),
     ],
 )
@@ -266,6 +269,26 @@ def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
     # Dead agents have no penalty.
     gaps = [every - 1, every - 4, some - 2, every - 2, every - 4, every - 4, every - 2]
     np.testing.assert_allclose(metrics["cql_loss"], np.mean(gaps), rtol=1e-6)
+
+
+def test_iql_cql_rewards_an_agent_that_is_dead_and_not_terminated() -> None:
+    """The second agent dies in the first step; what its side earns in the second is its reward."""
+    program, hyper = make("iql_cql", replace(SPEC, reward="individual"), gamma=0.5, cql_weight=0)
+    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    state = state._replace(
+        params=values_of(state.params, [1.0, 2.0, 4.0]),
+        target=values_of(state.target, [1.0, 3.0, 2.0]),
+    )
+    batch = sequence(
+        [[[2, 2], [2, 1]]],
+        alive=jnp.ones((1, 3, 2), bool).at[0, 1:, 1].set(False),
+        reward=jnp.array([[[0.0, 0.0], [7.0, 7.0]]]),
+        terminated=jnp.zeros((1, 2, 2), bool).at[0, 1].set(True),
+    )
+    _, metrics = update(program, state, batch, hyper)
+    # The values of the dead are those of action 0: the target's 1, and 1 against 7.
+    errors = [4 - 0.5 * 2, 4 - 0.5 * 1, 4 - 7, 1 - 7]
+    np.testing.assert_allclose(metrics["td_loss"], 0.5 * np.square(errors).mean(), rtol=1e-6)
 
 
 @pytest.mark.slow
