@@ -12,7 +12,7 @@ from offmarl._mesh import DATA, by_shards, spec
 from offmarl.envs.base import Environment, EnvState, require_positive
 from offmarl.errors import OptionError, ShapeError
 from offmarl.teams import by_team, teams_of
-from offmarl.types import ArrayTree, Policy, Sequence, View, remember
+from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, View, remember
 
 
 class Evaluation(NamedTuple):
@@ -44,6 +44,22 @@ class _Episode(NamedTuple):
     length: Array
 
 
+def require_time_limit(spec: EnvSpec) -> int:
+    """Return the most steps of an episode.
+
+    Raises
+    ------
+    ShapeError
+        The environment has no time limit, so that an episode has no largest length.
+    """
+    if spec.time_limit is None:
+        raise ShapeError(
+            f"{spec.name} has no time limit, so its episodes cannot be played side by side: give "
+            "its spec a time_limit."
+        )
+    return spec.time_limit
+
+
 def evaluate(
     env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray, num_episodes: int
 ) -> Evaluation:
@@ -68,12 +84,7 @@ def evaluate(
         The environment has no time limit, so that an episode has no largest length.
     """
     require_positive(num_episodes=num_episodes)
-    time_limit, teams = env.spec.time_limit, teams_of(env.spec)
-    if time_limit is None:
-        raise ShapeError(
-            f"{env.spec.name} has no time limit, so its episodes cannot be played side by side: "
-            "give its spec a time_limit."
-        )
+    time_limit, teams = require_time_limit(env.spec), teams_of(env.spec)
 
     def play(params: ArrayTree, key: PRNGKeyArray) -> Evaluation:
         reset_key, key = jax.random.split(key)

@@ -13,10 +13,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import offmarl
 from offmarl import tracking
 from offmarl.benchmark.plan import Cell
 from offmarl.errors import VaultError
 from offmarl.paths import local
+from offmarl.programs import registry
 from offmarl.vault import digest as vaults
 from offmarl.vault import open_vault
 from offmarl.vault.layout import MANIFEST
@@ -79,6 +81,25 @@ def checksum(content: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
+@lru_cache(maxsize=1)
+def _code() -> str:
+    """Return a checksum of the source of offmarl and its baselines.
+
+    It tells the results of two commits apart that have the same version.
+    """
+    package, programs = Path(offmarl.__file__).parent, registry.find("baseline")
+    files = {
+        path
+        for path in package.rglob("*.py")
+        # Only in a wheel are the programs inside the package.
+        if path.relative_to(package).parts[0] not in ("baselines", "recorders")
+    }
+    digest = hashlib.sha256()
+    for path in (*sorted(files), *(programs[name] for name in sorted(programs))):
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
 def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> None:
     """Write the result of a cell.
 
@@ -107,6 +128,7 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
         "digest": record.get("vault_digest"),
         "fingerprint": fingerprint(cell),
         "seeds": record["seeds"],
+        "code": _code(),
         "versions": record.get("versions"),
         "hardware": record.get("hardware"),
         "seconds": tracking.last(run / tracking.METRICS_FILE, tracking.WALL_TIME),

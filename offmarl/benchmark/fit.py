@@ -15,6 +15,7 @@ from offmarl.programs.loop import offline_schedule
 from offmarl.programs.normalisation import make_program
 from offmarl.programs.offline import resolved
 from offmarl.programs.registry import load
+from offmarl.teams import teams_of
 from offmarl.types import EnvSpec
 from offmarl.vault import open_vault
 
@@ -61,6 +62,12 @@ def _require_fit(cell: Cell, spec: EnvSpec) -> None:
     module = load("baseline", cell.baseline.program)
     options = Config(cell.label, None, cell.options).arguments(module.Args)
     args = resolved(module.Args(**options, vault="unknown"), spec)
+    if len(teams_of(spec)) > 1 and args.env != "none":
+        raise OptionError(
+            f"{cell.data.label} has a return for each team, and no single score that tables could "
+            'show: leave it out, or compare agreement with held-out actions (env = "none" and '
+            "held_out)."
+        )
     try:
         offline_schedule(make_program(module.make, spec, args, _Unread(None)), args)
     except _NeedsDataError:

@@ -9,6 +9,7 @@ bold.
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,13 +22,14 @@ from offmarl import report as reports
 from offmarl.benchmark.cells import is_current
 from offmarl.benchmark.jobs import cell_file
 from offmarl.benchmark.plan import Plan, slug
+from offmarl.errors import RunError
 from offmarl.hub.card import references
 from offmarl.report import page
 from offmarl.report.comparison import Comparison, Estimate
 from offmarl.report.curves import Curves
 from offmarl.report.run_scores import UNITS, Entry, RunScores
-from offmarl.report.tables import Section, comparison_tables
-from offmarl.statistics import MIN_RUNS, Reference
+from offmarl.report.tables import BEST_CHECKPOINT, Section, comparison_tables, few_seeds
+from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Reference
 from offmarl.terminal import interval, number
 from offmarl.tracking import RETURN, Acting
 
@@ -45,6 +47,9 @@ class Score(NamedTuple):
     runs: RunScores
     bold: bool
     """Whether it may be the best of the dataset."""
+    best: Estimate | None = None
+    """The same of the best checkpoint of each seed, which is online tuning; see
+    `offmarl.report.best_scores`. None where it is unknown."""
 
 
 class ScoreTable(NamedTuple):
@@ -71,6 +76,8 @@ class Results(NamedTuple):
     """File of each finished cell, by the labels of dataset and method."""
     scores: dict[str, dict[Entry, RunScores]]
     """By dataset, and by method and way of acting."""
+    best: dict[str, dict[Entry, RunScores]]
+    """Scores of the best checkpoints, for the cells that were evaluated more than once."""
     metrics: dict[str, str]
     """The metric of each dataset's scores."""
     environments: dict[str, str]
@@ -101,19 +108,29 @@ def read_results(plan: Plan) -> Results:
             broken[cell.label] = f"the final evaluation of seed {', '.join(seeds)} is not finite"
         else:
             files.setdefault(cell.data.label, {})[cell.baseline.label] = path
-    metrics = {label: reports.metric_of(found.values()) for label, found in files.items()}
-    scores = {
-        label: {
-            entry._replace(algorithm=method): runs
-            for method, path in found.items()
-            for entry, runs in reports.scores_of(path, metrics[label]).items()
+    metrics, incomparable = {}, {}
+    for label, found in files.items():
+        try:
+            metrics[label] = reports.metric_of(found.values())
+        except RunError as error:
+            incomparable[label] = str(error)
+    for label, why in incomparable.items():
+        broken |= {f"{method} on {label}": why for method in files.pop(label)}
+    scores, best = (
+        {
+            label: {
+                entry._replace(algorithm=method): runs
+                for method, path in found.items()
+                for entry, runs in of_run(path, metrics[label]).items()
+            }
+            for label, found in files.items()
         }
-        for label, found in files.items()
-    }
+        for of_run in (reports.scores_of, reports.best_of_run)
+    )
     environments = {
         label: _environment(next(iter(found.values()))) for label, found in files.items()
     }
-    return Results(plan, files, scores, metrics, environments, broken)
+    return Results(plan, files, scores, best, metrics, environments, broken)
 
 
 def _not_finite(path: Path) -> list[str]:
@@ -146,21 +163,34 @@ def _score_table(results: Results, acting: Acting | None) -> ScoreTable:
         if any(entry.acting == acting for entry in results.scores.get(label, {}))
         or label not in results.scores
     ]
-    by_column = [_column(results.scores.get(label, {}), acting) for label in columns]
+    by_column = [
+        _column(results.scores.get(label, {}), results.best.get(label, {}), acting)
+        for label in columns
+    ]
     rows = {method: [found.get(method) for found in by_column] for method in results.plan.baselines}
     return ScoreTable(acting, columns, rows)
 
 
-def _column(scores: Mapping[Entry, RunScores], acting: Acting | None) -> dict[str, Score]:
+def _column(
+    scores: Mapping[Entry, RunScores], of_best: Mapping[Entry, RunScores], acting: Acting | None
+) -> dict[str, Score]:
     """Return the scores of a dataset, by method."""
-    runs = {entry.algorithm: own for entry, own in scores.items() if entry.acting == acting}
+    runs, best_runs = (
+        {entry.algorithm: own for entry, own in found.items() if entry.acting == acting}
+        for found in (scores, of_best)
+    )
     estimates = {method: reports.estimate(own) for method, own in runs.items()}
     if not runs:
         return {}
     best = max(estimates, key=lambda method: estimates[method].value)
     top = estimates[best].value
     return {
-        method: Score(own, runs[method], own.value == top or _may_beat(runs[method], runs[best]))
+        method: Score(
+            own,
+            runs[method],
+            own.value == top or _may_beat(runs[method], runs[best]),
+            reports.estimate(best_runs[method]) if method in best_runs else None,
+        )
         for method, own in estimates.items()
     }
 
@@ -199,6 +229,17 @@ def rows_of(table: ScoreTable) -> list[list[str]]:
         return "" if score is None else _words(score) + (" *" if score.bold else "")
 
     return [[method, *map(cell, row)] for method, row in table.rows.items()]
+
+
+def rows_of_best(table: ScoreTable) -> list[list[str]]:
+    """Return the rows of the best checkpoints as text; empty if none is known."""
+    known = [score.best for row in table.rows.values() for score in row if score is not None]
+    if not any(known):
+        return []
+    return [
+        [method, *(interval(*score.best) if score and score.best else "" for score in row)]
+        for method, row in table.rows.items()
+    ]
 
 
 def _words(score: Score) -> str:
@@ -245,16 +286,20 @@ def _csv(table: ScoreTable) -> str:
     """Return a line for each cell, with the score of each seed."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(["dataset", "method", "acting", "seeds", "iqm", "low", "high", "bold", "runs"])
+    head = ["dataset", "method", "acting", "seeds", "iqm", "low", "high", "bold", "runs"]
+    writer.writerow([*head, *(f"best_checkpoint_{name}" for name in ("iqm", "low", "high"))])
     for method, row in table.rows.items():
         for dataset, score in zip(table.columns, row, strict=True):
             start = [dataset, method, table.acting or ""]
             if score is None:
-                writer.writerow([*start, *[""] * 6])
+                writer.writerow([*start, *[""] * 9])
                 continue
-            known = ["" if one is None else repr(float(one)) for one in score.estimate]
+            known, best = (
+                ["" if one is None else repr(float(one)) for one in estimate or [None] * 3]
+                for estimate in (score.estimate, score.best)
+            )
             runs = " ".join(repr(float(one)) for one in score.runs)
-            writer.writerow([*start, len(score.runs), *known, int(score.bold), runs])
+            writer.writerow([*start, len(score.runs), *known, int(score.bold), runs, *best])
     return file.getvalue()
 
 
@@ -330,13 +375,14 @@ def compared(results: Results) -> Comparison | None:
 
 def read_curves(results: Results) -> Curves:
     """Return the learning curves, by dataset and method."""
-    found: dict[str, dict[Entry, reports.Curve]] = {}
+    found: dict[str, Mapping[Entry, reports.Curve]] = {}
     for dataset, files in results.files.items():
         metric = results.metrics[dataset]
+        entries = {}
         for method, path in files.items():
-            if (curve := reports.curves_of(path).get(metric)) is not None:
-                acting = tracking.acting_of(tracking.read_run(path)) if metric == RETURN else None
-                found.setdefault(dataset, {})[Entry(method, acting)] = curve
+            acting = tracking.acting_of(tracking.read_run(path)) if metric == RETURN else None
+            entries[Entry(method, acting)] = path
+        found |= reports.read_curves({dataset: entries}, metric)
     return found
 
 
@@ -371,6 +417,9 @@ def _page(
     for table in tables:
         yield page.heading(table.title)
         yield page.table(["method", *table.columns], rows_of(table))
+        if rows := rows_of_best(table):
+            yield page.heading(f"{table.title}, of the best checkpoint of each seed")
+            yield page.table(["method", *table.columns], rows)
     if comparison is not None:
         caption = "Scores, performance profiles and probabilities of improvement."
         yield page.image(reports.figure_comparison(comparison), caption)
@@ -421,24 +470,46 @@ def notes(results: Results, failed: Mapping[str, Path]) -> Iterator[str]:
             f"Intervals need at least {MIN_RUNS} seeds: a method with fewer is bold (* on the page)"
             " only if it has the highest score, and so are the others if that method has fewer."
         )
+    if seeds and min(seeds) < ENOUGH_RUNS:
+        yield few_seeds("some cells", min(seeds))
+    if any(rows_of_best(table) for table in score_tables(results)):
+        yield "The best checkpoints are on the page and in the CSV. " + BEST_CHECKPOINT
     for name, why in results.broken.items():
         yield f"{name} is empty in the tables: {why}."
     for name, log in failed.items():
         yield f"{name} failed: see {log}."
     if missing := [name for name in results.missing if name not in failed]:
         yield f"Not run, and empty in the tables: {', '.join(missing)}."
-    for label, found in results.files.items():
+    yield from _differences(results.files)
+
+
+def _differences(files: Mapping[str, Mapping[str, Path]]) -> Iterator[str]:
+    """Name what the cells differ in beside their data and methods."""
+    for label, found in files.items():
         for what, of in (("data", _digest), ("environments", _environment)):
             if len({of(path) for path in found.values()}) > 1:
                 named = ", ".join(f"{method} {of(path)}" for method, path in found.items())
                 yield f"Do not compare the methods on {label}, whose {what} differ: {named}."
-    machines = {_machine(path) for found in results.files.values() for path in found.values()}
+    for what, of_cell in (("code of offmarl", _code), ("versions of JAX", _jax)):
+        cells = [of_cell(path) for found in files.values() for path in found.values()]
+        if len(counts := Counter(cells)) > 1:
+            named = ", ".join(f"{name} ({n} cells)" for name, n in counts.most_common())
+            yield f"The cells were made with different {what}: {named}."
+    machines = {_machine(path) for found in files.values() for path in found.values()}
     if len(machines) > 1:
         yield f"The cells ran on different machines: {'; '.join(sorted(machines))}."
 
 
 def _digest(path: Path) -> str:
     return str(json.loads(path.read_text())["digest"])[:8]
+
+
+def _code(path: Path) -> str:
+    return str(json.loads(path.read_text()).get("code") or "unknown")[:8]
+
+
+def _jax(path: Path) -> str:
+    return str((json.loads(path.read_text())["versions"] or {}).get("jax"))
 
 
 def _machine(path: Path) -> str:

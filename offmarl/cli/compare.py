@@ -158,22 +158,13 @@ def _caveats(
     yield from _left_out(comparison)
     yield from _about_acting(comparison)
     if any(row.best for rows in comparison.datasets.values() for row in rows):
-        yield (
-            "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes and "
-            "scored by the other half."
-        ) + (
-            " To choose it takes the environment, so it is no result of offline training."
-            if metric == RETURN
-            else ""
-        )
+        sentences = tables.BEST_CHECKPOINT.partition(" To choose")
+        yield tables.BEST_CHECKPOINT if metric == RETURN else sentences[0]
     few = min(len(runs) for one in comparison.scores.values() for runs in one.values())
     if few < MIN_RUNS:
         yield f"Intervals need at least {MIN_RUNS} seeds."
     if few < ENOUGH_RUNS:
-        yield (
-            f"warning: some runs have {few} seed{'s' if few > 1 else ''}. Below {ENOUGH_RUNS} "
-            "seeds, intervals cover less often than 95%, and a difference may be chance."
-        )
+        yield tables.few_seeds("some runs", few)
 
 
 def _left_out(comparison: Comparison) -> Iterator[str]:

@@ -15,6 +15,7 @@ from offmarl.cli.output import Report, table
 from offmarl.errors import RunError
 from offmarl.terminal import interval
 from offmarl.tracking import (
+    EVALUATED,
     METRICS_FILE,
     OTHER_RETURN,
     RETURN,
@@ -91,8 +92,8 @@ def ope(
         How the policies act. greedy: they take the best action. sample: they sample actions.
         as-trained: as in the runs' own evaluations.
     checkpoints
-        Which checkpoints of each run are evaluated; all: those that the run kept (train --keep
-        all).
+        Which checkpoints of each run are evaluated; all: those of its evaluations that the run kept
+        (train --keep all).
     gamma
         Discount of rewards.
     horizon
@@ -137,7 +138,11 @@ def ope(
     candidates = [one for run in dict.fromkeys(runs) for one in _candidates(run, checkpoints)]
     policies = _load(candidates, act, program)
     found = estimate(policies, dataset, options, methods or None, progress)
-    returns = {one.label: known for one in candidates if (known := _returns(one, act)) is not None}
+    returns = {
+        one.label: known
+        for one in candidates
+        if (known := _returns(one, act, _draws(policies[one.label]))) is not None
+    }
     data = _data(found, candidates, returns, options.seed)
     about = {
         "vault": dataset.path,
@@ -163,6 +168,11 @@ def _candidates(run: Path, checkpoints: str) -> list[Candidate]:
     steps = Checkpoints(run / CHECKPOINTS).steps()
     if not steps:
         raise RunError(f"{run} has no checkpoint: give the directory of a finished run.")
+    # Others are those that a stopped run resumes from.
+    evaluated = {
+        row["step"] for row in read(run / METRICS_FILE) if not row.keys().isdisjoint(EVALUATED)
+    }
+    steps = [step for step in steps if step in evaluated] or steps
     return [Candidate(run, seed, step) for step in steps for seed in seeds]
 
 
@@ -182,14 +192,21 @@ def _load(candidates: Sequence[Candidate], act: str, programs: Sequence[Path]) -
     return loaded
 
 
-def _returns(one: Candidate, act: str) -> Float[np.ndarray, "episodes"] | None:
+def _draws(policy: Any) -> bool:
+    """Whether a policy draws its actions."""
+    found: bool = policy.policy.draws(policy.params)
+    return found
+
+
+def _returns(one: Candidate, act: str, draws: bool) -> Float[np.ndarray, "episodes"] | None:
     """Return the returns of a policy's evaluation in its run; None if there was none.
 
-    They are those of the way it acts, at the step of its checkpoint.
+    They are those of the way it acts, at the step of its checkpoint. One that never draws its
+    actions has the same returns if it is asked to sample them.
     """
     record = read_run(one.run)
     own = acting_of(record)
-    asked = {"greedy": "greedy", "sample": "sampled"}.get(act, own)
+    asked = {"greedy": "greedy", "sample": "sampled" if draws else own}.get(act, own)
     metric = RETURN if asked == own else OTHER_RETURN["greedy" if own == "sampled" else "sampled"]
     rows = [
         row
@@ -214,10 +231,9 @@ def _data(
     settings: dict[str, list[str]] = {}
     for one in candidates:
         settings.setdefault(one.setting, []).append(one.label)
-    complete = len(returns) == len(candidates)
     means = {label: float(x.mean()) for label, x in returns.items()}
     finite = {label: x for label, x in returns.items() if np.isfinite(x).all()}
-    known = {label: means[label] for label in finite} if complete else {}
+    known = {label: means[label] for label in finite}
     return {
         "episodes": found.episodes,
         "data_return": found.data._asdict(),
@@ -240,8 +256,22 @@ def _data(
         if len(known) > 1
         else {},
         "tuning": _tuning(finite, seed) if len(known) > 1 else None,
-        "notes": (*found.notes, *_not_finite(found, returns.keys() - finite.keys())),
+        "notes": (
+            *found.notes,
+            *_not_finite(found, returns.keys() - finite.keys()),
+            *_unknown([one.label for one in candidates], returns.keys()),
+        ),
     }
+
+
+def _unknown(policies: Sequence[str], returns: Set[str]) -> Iterator[str]:
+    """Name the policies that were not evaluated in an environment, if others were."""
+    for label in policies:
+        if returns and label not in returns:
+            yield (
+                f"{label} is left out of the order and the tuning curve: its run has no return of "
+                "it, acting in this way."
+            )
 
 
 def _not_finite(found: "Estimates", returns: Set[str]) -> Iterator[str]:

@@ -113,7 +113,10 @@ def _load(name: str, arguments: list[str]) -> ModuleType:
     vault = bool(given_among(("vault",), arguments))
     kinds: list[Kind] = ["baseline", "recorder"] if vault else ["recorder", "baseline"]
     kind = next((kind for kind in kinds if name in find(kind)), kinds[0])
-    return load(kind, name)
+    program = load(kind, name)
+    if not hasattr(program.Args, "for_env"):
+        raise OptionError(f"{name} learns nothing, so it has no settings to search.")
+    return program
 
 
 def _space(program: ModuleType, args: Any, file: Path | None, only: tuple[str, ...]) -> Space:

@@ -158,7 +158,8 @@ def _train(
         **begun.source,
         **(environment_source(evaluator.env.spec.name) if evaluator.env else {}),
     }
-    schedule, stopping = offline_schedule(program, args), Stopping(args, evaluator)
+    schedule = offline_schedule(program, args)
+    stopping = Stopping(args, evaluator, schedule.starts[-1])
     check_same("the dataset", record["vault_digest"], "give all of them the same vault.")
     if args.init is not None:
         begun.check(program, state_shapes(program, args))

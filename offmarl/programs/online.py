@@ -210,14 +210,16 @@ def record_from_run(
     origin = registry.Origin(record["program"], record["file"], record["sha256"])
     module = registry.load_origin("recorder", origin, directory, program)
     args = from_json(module.Args, record["args"])
-    args = replace(args, env=env or args.env, tiers=tiers, steps=steps or args.steps)
+    args = replace(
+        args, env=env or args.env, tiers=tiers, steps=args.steps if steps is None else steps
+    )
     args = replace(args, out=_out_of(directory, args, origin.name) if out is None else local(out))
     source = {name: record[name] for name in _SOURCES if name in record}
+    played = learning_environment(args)
+    _require_same_opponents(source, environment_source(played.spec.name) | opponents_of(played))
     args, layout = replace(args, devices=devices), recorder_layout(args.seeds, devices)
     check_divisible("--num-envs", args.num_envs, layout)
-    runs = _recorders(
-        module.make, args, learning_environment(args), origin, directory, source, layout
-    )
+    runs = _recorders(module.make, args, played, origin, directory, source, layout)
     for run in runs:
         if any(tier.name == "replay" for tier in chosen) and not run.vault("replay").exists():
             raise RunError(
@@ -230,6 +232,17 @@ def record_from_run(
 
 _SOURCES = ("environment_source", "opponents", "init", "replay")
 """Entries of a run's record that make `Recorder.source`."""
+
+
+def _require_same_opponents(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise `RunError` if the environment's code or the opponents are not those of the training."""
+    for name, what in (("environment_source", "code of the environment"), ("opponents",) * 2):
+        if name in recorded and name in now and recorded[name] != now[name]:
+            raise RunError(
+                f"the run was trained with {what} that changed since ({recorded[name]}, now "
+                f"{now[name]}): its tiers would be recorded in another environment. Put back what "
+                "it was trained with, or train again."
+            )
 
 
 def _out_of(directory: Path, args: OnlineArgs, name: str) -> Path:

@@ -220,7 +220,8 @@ class Args(_Configurable):
     the actions of held-out episodes, or the return in the environment. Choosing by returns in the
     environment is online tuning: report it as such."""
     patience: PositiveInt | None = None
-    """With --stop-on: evaluations without an improvement after which a seed stops; by default 5."""
+    """With --stop-on: evaluations without an improvement after which a seed stops; by default 5.
+    Those before the last stage of a program do not count."""
     init: Path | None = None
     """Run to start from, of any baseline or recorder: the networks and the optimisers that the
     programs share start as they ended there."""

@@ -15,6 +15,7 @@ from offmarl.envs import Environment
 from offmarl.envs.scripted import SCRIPTED, scripted_policies, scripted_policy
 from offmarl.envs.sides import Seat, Side, TeamPolicy, compose, play_side
 from offmarl.errors import OptionError, ShapeError, unknown_name
+from offmarl.evaluation import require_time_limit
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.paths import local
 from offmarl.programs.policy import load_policy
@@ -159,9 +160,16 @@ def learning_environment(args: OnlineArgs) -> Environment:
     Raises
     ------
     OptionError, UnknownNameError, ShapeError, RunError, CheckpointError
-        There is no such environment, or as for `side_of`.
+        There is no such environment, or it has no time limit; there are opponents and no side; or
+        as for `side_of`.
     """
+    if args.opponents != OnlineArgs.opponents and not args.side:
+        raise OptionError(
+            "--opponents play against one side that learns: give --side with its team, or leave "
+            "out --opponents."
+        )
     env = envs.make(args.env)
+    require_time_limit(env.spec)
     env = envs.record_states(env) if args.env_states else env
     return side_of(env, args.side, args.opponents) if args.side else env
 

@@ -31,6 +31,9 @@ class Stopping:
         The program's arguments.
     evaluator
         Tells which metrics are evaluated.
+    start
+        Updates before the last stage of the program. Evaluations up to there do not count: what the
+        policy acts by may not have been learned yet.
 
     Raises
     ------
@@ -38,7 +41,8 @@ class Stopping:
         The metric to stop on is not evaluated, or --patience has no metric.
     """
 
-    def __init__(self, args: Args, evaluator: Evaluator):
+    def __init__(self, args: Args, evaluator: Evaluator, start: int = 0):
+        self._start = start
         self._seeds, self._metric = args.seeds, _metric(args, evaluator)
         self._patience = args.patience or _PATIENCE
         self._values: list[list[float]] = [[] for _ in range(args.seeds)]
@@ -65,9 +69,9 @@ class Stopping:
     def observe(self, step: int, found: Mapping[str, NDArray[Any]], states: ArrayTree) -> None:
         """Take an evaluation, ``(seeds, episodes)`` by metric; keep the states that stop.
 
-        The evaluation before the first update does not count.
+        Those before the first update of the last stage do not count.
         """
-        if self._metric is None or not step:  # the untrained policy is no step back
+        if self._metric is None or step <= self._start:  # the untrained policy is no step back
             return
         names = [name for name in found if name.startswith(self._metric)]
         if not names:

@@ -180,6 +180,18 @@ class Ladder:
         about = self._run.about(version) | _evaluated(self.again(version))
         return self._run.policy, self._run.load(version), about
 
+    def warn(self, tiers: Sequence[str]) -> None:
+        """Print which tiers one version plays, so that their data are alike."""
+        played: dict[int, list[str]] = {}
+        for tier in tiers:
+            played.setdefault(self.version(tier).iteration, []).append(tier)
+        for names in played.values():
+            if len(names) > 1:
+                tracking.notice(
+                    f"warning: one version of the policy plays {' and '.join(names)}, because no "
+                    "other was evaluated at their returns. More --evaluations tell them apart."
+                )
+
     def check(self) -> None:
         """Raise `NotLearnedError` if the expert is not better than uniform legal actions."""
         random, expert = mean_interval(self.random), mean_interval(self.again(self._top))
@@ -297,6 +309,7 @@ def record_tiers(run: Recorder, versions: Sequence[Version], tiers: Sequence[Tie
     for number, ladder in enumerate(ladders):
         if any(_needs_ladder(run, tier, number) for tier in tiers):
             ladder.check()
+            ladder.warn([x.name for x in tiers if x.name in (*FRACTIONS, "expert")])
     for tier in tiers:
         with more_to_come(tier != tiers[-1]):
             if tier.name not in REPLAY_TIERS:

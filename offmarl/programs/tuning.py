@@ -26,11 +26,12 @@ from offmarl.config import PositiveInt, Seed, Validated
 from offmarl.errors import OffmarlError, OptionError, RunError, Stopped
 from offmarl.launch import Work, once
 from offmarl.paths import local
+from offmarl.programs.drawing import open_data
 from offmarl.programs.program import FREE, SHAPING, Args, OnlineArgs, shared_names
 from offmarl.programs.registry import program_of
 from offmarl.programs.run import watched
 from offmarl.programs.search import Space
-from offmarl.programs.unrecorded import learning_curve
+from offmarl.programs.unrecorded import learning_curve, scored_environment
 
 Score = Literal["last", "area"]
 
@@ -124,6 +125,29 @@ def tune(
         raise RunError(f"another process writes {study.file}: wait for it to end.") from None
 
 
+def _require_file(file: Path) -> None:
+    """Raise `OptionError` if a search cannot write its settings there."""
+    if file.suffix != ".toml" or file.is_dir():
+        raise OptionError(
+            f"--out {file} is not the name of a TOML file: give one that ends in .toml."
+        )
+    stored = file.with_suffix(".db").exists() or file.with_suffix(".journal").exists()
+    if file.exists() and not stored:
+        raise OptionError(
+            f"{file} exists, and has no trials beside it to continue: the search would replace it. "
+            "Give another --out."
+        )
+
+
+def _require_source(args: Validated) -> None:
+    """Raise what every trial would: there is no such environment or data, or it has no score."""
+    if isinstance(args, OnlineArgs):
+        scored_environment(args)
+    else:
+        assert isinstance(args, Args)
+        open_data(args)
+
+
 class _Study:
     """A search: its trials and its files."""
 
@@ -135,6 +159,8 @@ class _Study:
         if not space:
             raise OptionError("there is no argument to search: give a table [search] of ranges.")
         _require_fresh(args, space)
+        _require_file(file)
+        _require_source(args)
         self._optuna: Any = import_optional("optuna", "tune")
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         self._work, self._writes = file.with_suffix(".trial"), True

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key
 
+from offmarl.envs import Environment
 from offmarl.errors import OptionError
 from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.evaluate import play
@@ -19,6 +20,23 @@ from offmarl.programs.sharding import Layout, layout_of, map_seeds
 from offmarl.programs.sides import learning_environment
 from offmarl.teams import teams_of
 from offmarl.types import ArrayTree
+
+
+def scored_environment(args: OnlineArgs) -> Environment:
+    """Return the environment that a recorder learns in, whose returns are one number.
+
+    Raises
+    ------
+    OptionError
+        It has several teams, and the arguments name no side.
+    """
+    env = learning_environment(args)
+    if len(teams := teams_of(env.spec)) > 1:
+        raise OptionError(
+            f"{env.spec.name} has {len(teams)} teams, whose returns are not one number: give "
+            f"--side with one of {', '.join(team.name for team in teams)}."
+        )
+    return env
 
 
 def learning_curve(
@@ -44,12 +62,7 @@ def learning_curve(
         An argument is invalid, or the program's stages do not add up to the run.
     """
     keep_compiled_programs()
-    env = learning_environment(args)
-    if len(teams := teams_of(env.spec)) > 1:
-        raise OptionError(
-            f"{env.spec.name} has {len(teams)} teams, whose returns are not one number: give "
-            f"--side with one of {', '.join(team.name for team in teams)}."
-        )
+    env = scored_environment(args)
     program = build(make, env.spec, args, env, lambda: cast(Hashable, env))
     layout = layout_of(seeds, "auto")
     keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed), 3))(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from offmarl.report.run_scores import Entry
+from offmarl.report.run_scores import Entry, metrics_of
 from offmarl.statistics import MIN_RUNS, bootstrap_interval
 from offmarl.tracking import METRICS_FILE, read, read_run
 
@@ -55,16 +55,20 @@ Curves = Mapping[str, Mapping[Entry, Curve]]
 
 
 def read_curves(runs: Mapping[str, Mapping[Entry, Path]], metric: str) -> Curves:
-    """Return the curves of a metric of runs, by dataset and entry; without those that have none."""
-    found = {
-        dataset: {entry: curves_of(path).get(metric) for entry, path in entries.items()}
-        for dataset, entries in runs.items()
-    }
-    return {
-        dataset: kept
-        for dataset, entries in found.items()
-        if (kept := {entry: curve for entry, curve in entries.items() if curve is not None})
-    }
+    """Return the curves of a metric of runs, by dataset and entry; without those that have none.
+
+    Those of returns are of the best actions, for a fair comparison: a program that samples its
+    actions has its own returns only where its best actions were not evaluated.
+    """
+    found: dict[str, dict[Entry, Curve]] = {}
+    for dataset, entries in runs.items():
+        for entry, path in entries.items():
+            curves, ways = curves_of(path), metrics_of(entry, metric)
+            for one in sorted(ways, key=lambda one: one.acting != "greedy"):
+                if ways[one] in curves:
+                    found.setdefault(dataset, {})[one] = curves[ways[one]]
+                    break
+    return found
 
 
 def curves_of(directory: Path) -> dict[str, Curve]:

@@ -150,16 +150,18 @@ def read_runs(
             acting = acting_of(runs[path]) if metric == RETURN else None
             entry = Entry(runs[path]["program"], acting, names[path])
             trained.setdefault(label, {})[entry] = path
-            for one, name in _metrics(entry, metric).items():
-                if (of_best := best_scores(path, name)) is not None:
-                    best.setdefault(label, {})[one] = of_best
+            if of_best := best_of_run(path, metric, names[path]):
+                best.setdefault(label, {}).update(of_best)
         scores[label] = dict(sorted(found.items(), key=lambda item: item[0].acting == "sampled"))
     named = {label: data[alike[0]] for label, alike in groups.items()}
     return Runs(scores, named, trained, best, settings)
 
 
-def _metrics(entry: Entry, metric: str) -> dict[Entry, str]:
-    """Return the entries of a run, and the metric of each, of which some may not exist."""
+def metrics_of(entry: Entry, metric: str) -> dict[Entry, str]:
+    """Return the entries of a run, and the metric of each, of which some may not exist.
+
+    ``entry`` is that of the way its program acts.
+    """
     if entry.acting is None:
         return {entry: metric}
     other: Acting = "sampled" if entry.acting == "greedy" else "greedy"
@@ -207,6 +209,17 @@ def _refuse_not_finite(directory: Path, returns: Mapping[int, Float[np.ndarray, 
             f"the final evaluation of {directory} is not finite for {named}, so it has no score: "
             "leave the run out, or train it with other settings, such as a smaller learning rate."
         )
+
+
+def best_of_run(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entry, RunScores]:
+    """Return the scores of the best checkpoints of one run, by entry; see `best_scores`.
+
+    The parameters are those of `scores_of`.
+    """
+    record = read_run(directory)
+    entry = Entry(record["program"], acting_of(record) if metric == RETURN else None, run)
+    found = {one: best_scores(directory, name) for one, name in metrics_of(entry, metric).items()}
+    return {one: scores for one, scores in found.items() if scores is not None}
 
 
 def best_scores(directory: Path, metric: str = RETURN) -> RunScores | None:

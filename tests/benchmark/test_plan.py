@@ -158,6 +158,12 @@ def test_a_baseline_for_other_data_is_found_before_anything_runs(path, random_da
         require_fit(read_plan(path))
 
 
+def test_data_of_several_teams_is_found_before_anything_runs(path):
+    path.write_text(PLAN.replace("swarm/coverage-3", "swarm/pursuit-2-1:evaders=learned"))
+    with pytest.raises(OptionError, match="coverage random has a return for each team, and no"):
+        require_fit(read_plan(path))
+
+
 def test_a_mixture_is_found_among_the_vaults_of_its_recipe(path):
     content = PLAN.replace('program = "random"', 'program = "mappo"')
     path.write_text(content.replace('tier = "random"', f'tier = "{MIXED}"'))

@@ -251,6 +251,40 @@ def test_a_cell_whose_evaluation_is_not_finite_is_empty_and_named(read, tmp_path
     assert benchmark.write_results(results)
 
 
+def test_a_dataset_without_a_common_score_leaves_the_others(read, tmp_path):
+    plan = read()
+    for cell in plan.cells:
+        run = write_run(tmp_path / cell.slug, cell.baseline.program, "data", RETURNS)
+        if cell.data.label == "two":
+            text = (run / "marl_eval.json").read_text()
+            (run / "marl_eval.json").write_text(text.replace("episode_return", "episode_return_a"))
+        pack(cell, run, cell_file(plan, cell))
+    results = benchmark.read_results(plan)
+    (table,) = benchmark.score_tables(results)
+    assert table.rows["bc"][table.columns.index("one")] is not None
+    note = "bc on two is empty in the tables: these runs have a return for each team"
+    assert note in " ".join(benchmark.notes(results, {})) and benchmark.write_results(results)
+
+
+def test_cells_of_other_code_are_noted(read, tmp_path):
+    results = cells(read(), tmp_path, SCORES)
+    assert "different" not in " ".join(benchmark.notes(results, {}))
+    path = results.files["one"]["bc"]
+    cell = json.loads(path.read_text())
+    assert len(cell["code"]) == 64
+    path.write_text(json.dumps(cell | {"code": "f" * 64}))
+    text = " ".join(benchmark.notes(results, {}))
+    assert "The cells were made with different code of offmarl: " in text
+    assert "ffffffff (1 cells)" in text
+
+
+def test_fewer_than_five_seeds_are_warned_of(read, tmp_path):
+    few = SCORES | {("two", "bc"): [1.0, 2, 3, 4]}
+    text = " ".join(benchmark.notes(cells(read(), tmp_path / "few", few), {}))
+    assert "warning: some cells have 4 seeds. Below 5" in text
+    assert "warning" not in " ".join(benchmark.notes(cells(read(), tmp_path, SCORES), {}))
+
+
 def test_labels_are_escaped_and_drawn_as_they_are(read, tmp_path):
     text = PLAN.format(seed=0, hidden=8, name="x")
     text = text.replace('"one"', '"cost $x^$ | a_b"').replace('"deep & wide"', '"λ_1 $"')

@@ -40,6 +40,7 @@ def test_a_file_is_written_that_programs_take(offmarl, tmp_path):
         ([BANDIT, "--tiers", "random"], "--tiers"),
         ([BANDIT, "--init", "run"], "start from nothing: leave out init"),
         ([BANDIT, "--replay", "vault"], "start from nothing: leave out replay"),
+        (["random"], "random learns nothing, so it has no settings to search"),
         ([BANDIT, "--trials", "0"], "trials must be at least 1, not 0"),
     ],
 )

@@ -1,5 +1,6 @@
 """Environments in files of the same name: other code makes another run."""
 
+import json
 import sys
 
 import pytest
@@ -76,6 +77,19 @@ def test_a_recorder_refuses_the_run_of_another_environment(chase, tmp_path, monk
     assert "environment_source" not in record["args"]
     with pytest.raises(RunError, match=r"holds a run with environment_source\.sha256"):
         mappo.main(mappo.Args(env=chase("b", 2.0), out=tmp_path / "out", num_envs=4))
+
+
+def test_further_tiers_are_recorded_in_the_same_environment_only(chase, tmp_path, monkeypatch):
+    monkeypatch.setattr(online, "_train", leave_out)
+    monkeypatch.setattr(online, "_versions", leave_out)
+    with pytest.raises(Ended):
+        mappo.main(mappo.Args(env=chase("a", 1.0), out=tmp_path / "out", num_envs=4))
+    (path,) = tmp_path.rglob("run.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"complete": True}))
+    with pytest.raises(Ended):
+        online.record_from_run(path.parent, "random", env=chase("a", 1.0))
+    with pytest.raises(RunError, match="trained with code of the environment that changed since"):
+        online.record_from_run(path.parent, "random", env=chase("a", 100.0))
 
 
 def test_a_baseline_refuses_the_run_of_another_environment(chase, tmp_path, monkeypatch):

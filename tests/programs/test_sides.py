@@ -136,6 +136,7 @@ def test_the_expert_of_a_team_is_checked_if_a_tier_depends_on_it(given, checked)
         ("expert-vs-random-vs-poor", {}, r"names 3 tiers, and there are 2 teams \(cats, mice\)"),
         ("mixed=medium:0.5+expert:0.5", {}, "mixes policies, and 2 teams learn"),
         ("expert-vs-random", {"side": "cats"}, "is for several teams that learn at once"),
+        ("random", {"opponents": ("random",)}, "give --side with its team, or leave out"),
         ("random", {"side": "cats", "replay": Path("a.vlt")}, "Leave out --replay, or --side"),
     ],
 )

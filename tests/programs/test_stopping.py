@@ -43,9 +43,9 @@ def policy(run: Path, seed: int = 0, step: Any = None) -> Any:
 # ---------------------------------------------------------------------------------- stopping
 
 
-def stopping(seeds: int) -> Stopping:
+def stopping(seeds: int, start: int = 0) -> Stopping:
     args = bc.Args(vault="x", seeds=seeds, **PATIENT)
-    return Stopping(args, Evaluator(None, object(), None, None))
+    return Stopping(args, Evaluator(None, object(), None, None), start)
 
 
 RETURNS = [[1.0, 1.0], [2.0, 0.5], [2.0, 0.9], [1.5, 5.0], [9.0, 5.0], [0.0, 5.0]]
@@ -64,6 +64,17 @@ def test_a_seed_stops_after_two_evaluations_without_a_better_one():
     # The first equals its best at 30 and is below it at 40; the second stopped before its rise.
     assert found.steps == {0: 40, 1: 30} and found.over
     np.testing.assert_array_equal(found.apply(jnp.array([7, 7, 7])), [3, -2, 7])
+
+
+def test_evaluations_before_the_last_stage_do_not_count():
+    found = stopping(1, start=30)
+    for step in (10, 20, 30):  # the values are not learned yet
+        found.observe(step, {tracking.RETURN: np.ones((1, 2))}, jnp.zeros(1))
+    for step in (40, 50):
+        found.observe(step, {tracking.RETURN: np.zeros((1, 2))}, jnp.zeros(1))
+        assert not found.over
+    found.observe(60, {tracking.RETURN: np.zeros((1, 2))}, jnp.zeros(1))
+    assert found.steps == {0: 60}
 
 
 def test_a_resumed_run_knows_which_seeds_have_stopped():

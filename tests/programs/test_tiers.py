@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from offmarl import envs
+from offmarl import envs, tracking
 from offmarl.errors import NotLearnedError, OptionError, UnknownNameError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs.recorder import RECORD, TRAIN, Recorder, Version
@@ -128,6 +128,18 @@ def test_returns_may_be_negative():
 
 def test_where_none_reaches_the_best_stands_in():
     assert chosen("good", [1.0, 3.0, 2.0], 0.0, 40.0) == 1
+
+
+def test_tiers_that_one_version_plays_are_warned_of(monkeypatch):
+    said = []
+    monkeypatch.setattr(tracking, "notice", said.append)
+    versions = [Version(i, [float(x)] * 2) for i, x in enumerate([0, 4, 10])]
+    returns = {(): [0.0, 0.0], 1: [4.0, 4.0], 2: [10.0, 10.0]}
+    ladder = Ladder(make_recorder(returns), versions)
+    ladder.warn(["poor", "medium", "expert"])
+    assert len(said) == 1 and "one version of the policy plays medium and expert" in said[0]
+    ladder.warn(["poor", "expert"])
+    assert len(said) == 1
 
 
 def test_a_tier_is_described_by_its_evaluation_on_fresh_seeds():

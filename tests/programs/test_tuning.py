@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +140,30 @@ def test_a_search_finds_the_rate_and_writes_settings(tmp_path):
     assert tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=2)) == found
     with pytest.raises(RunError, match="was started with seeds 2, not 3"):
         tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=3))
+
+
+@pytest.mark.parametrize("name", ["tuned.db", "tuned", "tuned.journal", "directory.toml"])
+def test_settings_are_written_to_a_toml_file(tmp_path, name):
+    (tmp_path / "directory.toml").mkdir()
+    with pytest.raises(OptionError, match=r"give one that ends in \.toml"):
+        tune(bandit, arguments(), SPACE, tmp_path / name)
+
+
+def test_a_file_of_the_users_is_not_replaced(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text("[qmix]\nhidden = 8\n")
+    with pytest.raises(OptionError, match="has no trials beside it to continue"):
+        tune(bandit, arguments(), SPACE, file)
+    assert "hidden" in file.read_text()
+
+
+def test_what_no_trial_can_do_is_found_before_the_first(tmp_path):
+    file = tmp_path / "tuned.toml"
+    with pytest.raises(UnknownNameError, match="swarm/absent"):
+        tune(bandit, replace(arguments(), env="swarm/absent"), SPACE, file)
+    with pytest.raises(OptionError, match="has 2 teams"):
+        tune(bandit, replace(arguments(), env="swarm/pursuit-2-1:evaders=learned"), SPACE, file)
+    assert not file.with_suffix(".db").exists()
 
 
 def test_a_score_for_each_team_is_none_of_the_whole():
