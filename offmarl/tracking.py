@@ -36,6 +36,7 @@ RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 MARL_EVAL_FILE = "marl_eval.json"
 CHECKPOINTS = "checkpoints"
+POLICIES = "policies"
 
 Acting = Literal["greedy", "sampled"]
 """How a policy acts: with its best actions, or with sampled ones."""

@@ -10,12 +10,13 @@ from jaxtyping import Array, Float
 from offmarl import envs, evaluation
 from offmarl.envs import Environment
 from offmarl.errors import ShapeError
+from offmarl.paths import local
 from offmarl.programs import LoadedPolicy, load_policy
-from offmarl.programs.sides import side_of
+from offmarl.programs.sides import near, opponents_of, side_of
 from offmarl.report import render
 from offmarl.teams import only_or_all, teams_of
 from offmarl.terminal import number
-from offmarl.tracking import progress, read_run
+from offmarl.tracking import notice, progress, read_run
 from offmarl.types import ArrayTree, EnvSpec
 
 
@@ -56,7 +57,13 @@ def load(
     record = read_run(run)
     environment = envs.make_for(EnvSpec.from_json(record["spec"]), env)
     if side := record["args"].get("side"):
-        environment = side_of(environment, side, record["args"]["opponents"])
+        environment = side_of(environment, side, near(record["args"]["opponents"], local(run)))
+        now = opponents_of(environment)["opponents"]
+        if now != record.get("opponents", now):
+            notice(
+                "warning: the opponents have changed since the run was trained, so these returns "
+                "are not against those that it learned to play."
+            )
     return environment, {
         seed: load_policy(run, seed, greedy, program, environment, checkpoint) for seed in seeds
     }

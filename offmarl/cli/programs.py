@@ -218,7 +218,8 @@ def trained_recording(
         The training seed whose policy is recorded; by default the run's first.
     checkpoint
         The checkpoint whose policy is recorded: last, best (of the seed's evaluations), or the
-        number of a step, if the run kept it (train --keep).
+        number of a step, if the run kept it (train --keep). Recorders keep the policies of all
+        their evaluations; their steps are those of the environment.
     greedy
         Take the best action instead of drawing one from the policy.
     program
@@ -343,7 +344,8 @@ def evaluate(
         as-trained: as in the run's own evaluations.
     checkpoint
         The checkpoint whose policies play: last, best, or the number of a step, if the run kept it
-        (train --keep). best: for each seed the one with its best evaluation, which is online
+        (train --keep); recorders keep the policies of all their evaluations, by steps of the
+        environment. best: for each seed the one with its best evaluation, which is online
         tuning: its return is not that of an offline method.
     render
         File for an episode of the first training seed: GIF or MP4, or PNG for its middle step.

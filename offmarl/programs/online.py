@@ -64,7 +64,7 @@ from offmarl.programs.sharding import (
     recorder_layout,
     shards_record,
 )
-from offmarl.programs.sides import learning_environment, opponents_of
+from offmarl.programs.sides import learning_environment, near, opponents_of
 from offmarl.programs.tiers import (
     REPLAY_TIERS,
     Tier,
@@ -215,7 +215,7 @@ def record_from_run(
     )
     args = replace(args, out=_out_of(directory, args, origin.name) if out is None else local(out))
     source = {name: record[name] for name in _SOURCES if name in record}
-    played = learning_environment(args)
+    played = learning_environment(replace(args, opponents=near(args.opponents, directory)))
     _require_same_opponents(source, environment_source(played.spec.name) | opponents_of(played))
     args, layout = replace(args, devices=devices), recorder_layout(args.seeds, devices)
     check_divisible("--num-envs", args.num_envs, layout)

@@ -253,7 +253,9 @@ def load_policy(
     step
         The number of a checkpoint in ``checkpoints/``, or "best" for the one with the seed's best
         evaluation, if the run kept it (``--keep``). Choosing it by returns in the environment is
-        online tuning: its return is not that of an offline method.
+        online tuning: its return is not that of an offline method. A recorder keeps the policies of
+        all its evaluations in ``policies/``; there, the number is that of environment steps, as in
+        ``metrics.jsonl``, and "best" is the version with the highest return of that evaluation.
 
     Raises
     ------

@@ -186,7 +186,7 @@ class Recorder(NamedTuple):
 
     def policies(self) -> Checkpoints:
         """Return the checkpoints of all evaluated versions of the policies."""
-        return Checkpoints(self.directory / "policies")
+        return Checkpoints(self.directory / tracking.POLICIES)
 
     def policy_shapes(self) -> ArrayTree:
         """Return the shapes of the parameters of all seeds' policies, ``(seeds, ...)``."""
@@ -210,7 +210,7 @@ class Recorder(NamedTuple):
             tree, _ = policies.restore(like, iteration)
         except CheckpointError as error:
             raise CheckpointError(
-                self.directory / "policies" / str(iteration),
+                self.directory / tracking.POLICIES / str(iteration),
                 error.reason,
                 f"delete {self.directory} and repeat the command: it keeps the recorded data and "
                 "repeats the training.",

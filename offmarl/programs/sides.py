@@ -5,6 +5,7 @@ A name is ``random`` (uniform legal actions), a scripted policy of the environme
 of a run, whose last policy then acts with fixed parameters.
 """
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +26,9 @@ from offmarl.teams import Team, find_team, spec_of, teams_of
 from offmarl.types import ArrayTree, Policy
 
 RANDOM = "random"
+
+_CODE = re.compile(r".*\.py:.+|[\w.]+:[\w.]+")
+"""A function in a file or in a module. The directories of runs may have a colon, too."""
 
 
 def team_policy(source: str, env: Environment, team: Team) -> TeamPolicy:
@@ -56,7 +60,7 @@ def team_policy(source: str, env: Environment, team: Team) -> TeamPolicy:
     if (local(source) / tracking.RUN_FILE).exists():
         return _of_run(local(source), env, team)
     offered = scripted_policies(env)
-    if source not in offered and ":" not in source:
+    if source not in offered and not _CODE.fullmatch(source):
         raise unknown_name(
             f"policy for {team.name} of {env.spec.name}", source, [RANDOM, *offered, "RUN"]
         )
@@ -152,6 +156,24 @@ def side_of(env: Environment, team: str, opponents: Sequence[str]) -> Side:
     own = find_team(env.spec, team)
     others = [one for one in teams_of(env.spec) if one != own]
     return play_side(env, team, policies_by_team(opponents, env, others))
+
+
+def near(sources: Sequence[str], run_dir: Path) -> tuple[str, ...]:
+    """Return names of policies that a run recorded, with runs as they are found from here.
+
+    The path of a run was typed where the recorder was started, which by default is a directory
+    above its run.
+    """
+
+    def found(source: str) -> str:
+        team, sign, name = source.rpartition("=")
+        if (local(name) / tracking.RUN_FILE).exists():
+            return source
+        places = (above / name for above in run_dir.parents)
+        there = next((one for one in places if (one / tracking.RUN_FILE).exists()), None)
+        return source if there is None else f"{team}{sign}{there}"
+
+    return tuple(map(found, sources))
 
 
 def learning_environment(args: OnlineArgs) -> Environment:

@@ -78,14 +78,25 @@ class TrainedRun(NamedTuple):
         stacked = jax.eval_shape(
             lambda tree: jax.tree.map(lambda leaf: jnp.stack([leaf] * len(seeds)), tree), like
         )
-        checkpoints = Checkpoints(self.directory / tracking.CHECKPOINTS)
-        number = self._step(checkpoints.steps(), seed, step)
+        checkpoints, unit = Checkpoints(self.directory / tracking.CHECKPOINTS), 1
+        if part == "policy" and step not in (None, "last") and self.record["kind"] == "recorder":
+            checkpoints.close()
+            checkpoints, unit = Checkpoints(self.directory / tracking.POLICIES), self._round()
+        number = self._step(checkpoints.steps(), seed, step, unit)
         tree, _ = checkpoints.restore({part: stacked}, number)
         checkpoints.close()
         return jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree[part])
 
-    def _step(self, steps: list[int], seed: int, step: Step) -> int | None:
-        """Return the number of the checkpoint that a user asked for."""
+    def _round(self) -> int:
+        """Return the environment steps of one update of a recorder."""
+        num_steps = self.build(self.spec).program.num_steps
+        return num_steps * int(self.record["args"]["num_envs"])
+
+    def _step(self, numbers: list[int], seed: int, step: Step, unit: int) -> int | None:
+        """Return the number of the checkpoint that a user asked for.
+
+        Steps are those of the metrics, ``unit`` times the numbers of checkpoints.
+        """
         if step is None or step == "last":
             return None
         if isinstance(step, str) and step != "best":
@@ -93,12 +104,18 @@ class TrainedRun(NamedTuple):
                 f'step is {step!r}: give the number of a checkpoint, as an int, "last" or "best".'
             )
         wanted = best_step(self.directory, seed) if step == "best" else int(step)
+        steps = [unit * number for number in numbers]
         if wanted not in steps:
+            again = (
+                ""
+                if self.record["kind"] == "recorder"
+                else (", or train again with --keep all (or best)")
+            )
             raise RunError(
                 f"{self.directory} has no checkpoint of step {wanted}, but of {steps or 'none'}: "
-                "give one of these, or train again with --keep all (or best)."
+                f"give one of these{again}."
             )
-        return wanted
+        return wanted // unit
 
 
 def builder_of(

@@ -242,6 +242,20 @@ def test_the_run_can_be_loaded_and_read(recorded):
 
 
 @pytest.mark.slow
+def test_the_policies_of_all_evaluations_can_be_loaded_by_their_steps(recorded):
+    out, _ = recorded
+    run = out / "probe" / "observation.run" / "mappo-0"
+    rows = [row for row in tracking.read(run / tracking.METRICS_FILE) if tracking.RETURN in row]
+    best = max(rows, key=lambda row: np.mean(row[tracking.RETURN]))["step"]
+    found = [load_policy(run, step=step).params for step in (best, "best", 512, None)]
+    jax.tree.map(np.testing.assert_array_equal, found[0], found[1])
+    differ = jax.tree.map(lambda one, other: (one != other).any(), found[2], found[3])
+    assert any(jax.tree.leaves(differ))
+    with pytest.raises(RunError, match=r"no checkpoint of step 500, but of \[512, 1024, "):
+        load_policy(run, step=500)
+
+
+@pytest.mark.slow
 def test_evaluations_are_kept_for_comparison(recorded):
     out, _ = recorded
     run = out / "probe" / "observation.run" / "mappo-0"

@@ -13,7 +13,7 @@ from offmarl.networks import PolicyConfig
 from offmarl.programs import fixed, hyperparameters, load_policy, online, registry, tiers
 from offmarl.programs.continuing import start_of
 from offmarl.programs.recorder import Recorder
-from offmarl.programs.sides import joint_policy, policies_by_team, side_of
+from offmarl.programs.sides import joint_policy, near, policies_by_team, side_of
 from offmarl.teams import teams_of
 from tests.runs import write_policy
 
@@ -178,12 +178,26 @@ def test_policies_are_given_to_all_teams_or_to_each(sources, teams, expected):
         (["cats=random", "cats=scripted", "mice=random"], OptionError, "cats was given two"),
         (["cats=random", "mice"], OptionError, "'mice' is not a policy of a team"),
         (["clever"], UnknownNameError, "policy for cats of .* named 'clever'.*RUN, random"),
+        (["cats=a/b:c.run/mappo-0", "mice=random"], UnknownNameError, "named 'a/b:c.run/mappo-0'"),
         (["cats=random", "dogs=random"], UnknownNameError, "team of .* named 'dogs'"),
     ],
 )
 def test_mistakes_in_policies_are_named(sources, error, message):
     with pytest.raises(error, match=message):
         policies_by_team(sources, ENV, (CATS, MICE))
+
+
+def test_recorded_opponents_are_found_from_another_directory(tmp_path, monkeypatch):
+    spec = envs.make("probe/match").spec
+    (tmp_path / "elsewhere").mkdir()
+    write_policy(tmp_path / "opp" / "e:a.run" / "mappo-0", PolicyConfig("feedforward"), spec, [0])
+    learner = tmp_path / "vaults" / "e:a.run" / "mappo-cats-0"
+    typed = ("scripted", "opp/e:a.run/mappo-0", "mice=opp/e:a.run/mappo-0", "gone/run")
+    monkeypatch.chdir(tmp_path)
+    assert near(typed, learner) == typed
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    there = str(tmp_path / "opp" / "e:a.run" / "mappo-0")
+    assert near(typed, learner) == ("scripted", there, f"mice={there}", "gone/run")
 
 
 def test_a_run_of_other_sizes_cannot_act(tmp_path):
