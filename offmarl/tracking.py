@@ -101,6 +101,11 @@ def read_run(directory: Path) -> dict[str, Any]:
     return read_json(directory, RUN_FILE)
 
 
+def is_run(path: Path) -> bool:
+    """Whether a path is the directory of a run, or a packed run; see `read_json`."""
+    return (path / RUN_FILE).is_file() or (path.suffix == ".json" and path.is_file())
+
+
 _PATHS = ("vault", "validation", "init")
 """Arguments that name vaults and runs by their paths."""
 

@@ -26,6 +26,7 @@ from offmarl.tracking import (
     RETURN,
     RUN_FILE,
     acting_of,
+    is_run,
     labelled,
     read_run,
 )
@@ -50,7 +51,8 @@ def compare(
     Parameters
     ----------
     runs
-        Directories of runs, as `offmarl train` writes them.
+        Directories of runs, as `offmarl train` writes them; or the directory of a benchmark, which
+        stands for all of its finished cells.
     html
         Write a self-contained page here, with an episode of each run whose environment can be
         drawn.
@@ -70,6 +72,7 @@ def compare(
         raise RunError("no runs to compare: give the directory of at least one run.")
     check_file(html, "--html", "comparison.html")
     check_file(figure, "--figure", "comparison.png")
+    runs = tuple(one for run in runs for one in _each(run))
     unfinished = [run for run in runs if _is_unfinished(run)]
     if len(unfinished) < len(runs):  # or the error says what to do
         runs = tuple(run for run in runs if run not in unfinished)
@@ -102,6 +105,14 @@ def compare(
     data = _comparison_data(comparison, found, notes) | {"curves": _curve_data(curves)}
     data["unfinished"] = unfinished
     return Report(data, Group(*shown, *notes, *written))
+
+
+def _each(path: Path) -> list[Path]:
+    """Return a run, or the packed runs of a benchmark's directory, or of its cells."""
+    if is_run(path):
+        return [path]
+    cells = sorted((path / "cells").glob("*.json")) or sorted(path.glob("*--*.json"))
+    return cells or [path]
 
 
 def _is_unfinished(run: Path) -> bool:

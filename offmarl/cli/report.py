@@ -19,7 +19,7 @@ from offmarl.report.warnings import data_warnings, warnings_by_dataset
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import number, plot
-from offmarl.tracking import RUN_FILE, progress
+from offmarl.tracking import is_run, progress
 from offmarl.vault import Dataset
 from offmarl.vault.files import errors_of
 from offmarl.vault.open import open_source, place_of
@@ -39,7 +39,8 @@ def report(
     ----------
     vaults
         Vaults of any program, in directories, archives or buckets; a path that ends in .vlt stands
-        for all the vaults in it. Or the directory of one run, whose learning curves are shown.
+        for all the vaults in it. Or the directory of one run, or one cell of a benchmark, whose
+        learning curves are shown.
     html
         Write a self-contained page here, with figures, and with animated episodes if the
         environment can play them again.
@@ -52,7 +53,7 @@ def report(
     check_file(html, "--html", "page.html")
     if env and not html:
         raise OptionError("--env plays episodes again for a page: give --html, too.")
-    if runs := [Path(path) for path in vaults if (Path(path) / RUN_FILE).is_file()]:
+    if runs := [Path(path) for path in vaults if is_run(Path(path))]:
         return _run_report(runs, vaults, html)
     found = [open_source(path, time_limit=time_limit) for path in dict.fromkeys(_each(vaults))]
     if not found:

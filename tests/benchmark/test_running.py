@@ -317,6 +317,18 @@ def test_tables_and_figures_of_other_data_are_removed(read, tmp_path):
     assert [*(tmp_path / "out" / "curves").glob("*")] == own[:1] and own[1].exists()
 
 
+def test_a_whole_benchmark_is_compared_and_a_cell_described(offmarl, read, tmp_path):
+    one = {key: values for key, values in SCORES.items() if key[0] == "one"}
+    cells(read(), tmp_path, one)
+    whole = offmarl("compare", "out", "--json")
+    assert whole.code == 0, whole.err
+    each = offmarl("compare", *sorted((tmp_path / "out" / "cells").iterdir()), "--json")
+    assert len(whole.json["datasets"]) == 1 and whole.json["datasets"] == each.json["datasets"]
+    cell = offmarl("report", "out/cells/one--bc.json")
+    assert cell.code == 0 and "bc" in cell.out
+    assert offmarl("compare", "template/../out/nothing").code == 1
+
+
 def test_without_enough_seeds_only_the_best_is_bold(read, tmp_path):
     few = {key: values[:2] for key, values in SCORES.items()}
     results = cells(read(), tmp_path, few)
