@@ -30,6 +30,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from offmarl import cli, programs
+from offmarl.errors import OptionError
 from offmarl.losses import masked_mean
 from offmarl.networks import (
     agent_head,
@@ -76,7 +77,16 @@ class State(NamedTuple):
 
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
-    squared = args.mse and isinstance(spec.action, Continuous)
+    squared = args.mse
+    if (args.mse or args.tanh) and not isinstance(spec.action, Continuous):
+        raise OptionError(
+            f"--mse and --tanh are for continuous actions, and {spec.name} has discrete ones: "
+            "leave them out."
+        )
+    if args.mse and args.tanh:
+        raise OptionError(
+            "--mse fits no Gaussian, so it has no use for --tanh: leave one of them out."
+        )
     head_name = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
     config = programs.policy_config(args, "deterministic" if squared else head_name)
     network, head = agent_network(config, spec), agent_head(config)

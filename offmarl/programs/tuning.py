@@ -125,6 +125,12 @@ def tune(
         raise RunError(f"another process writes {study.file}: wait for it to end.") from None
 
 
+def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a search must be continued with, without nesting."""
+    own = {name: value for name, value in identity.items() if name != "arguments"}
+    return {**json.loads(identity["arguments"]), **own}
+
+
 def _require_file(file: Path) -> None:
     """Raise `OptionError` if a search cannot write its settings there."""
     if file.suffix != ".toml" or file.is_dir():
@@ -235,10 +241,11 @@ class _Study:
         if found is None:
             study.set_user_attr("identity", identity)
         elif found != identity:
-            name = next(key for key in identity if found.get(key) != identity[key])
+            theirs, ours = _flat(found), _flat(identity)
+            name = next(key for key in ours if theirs.get(key) != ours[key])
             raise RunError(
-                f"{self.file} was started with {name} {found.get(name)!r}, not "
-                f"{identity[name]!r}: give the same arguments to continue, or another --out."
+                f"{self.file} was started with {name} {theirs.get(name)!r}, not {ours[name]!r}: "
+                "give the same arguments to continue, or another --out."
             )
 
     def work_in(self, directory: Path) -> None:

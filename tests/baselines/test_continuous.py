@@ -302,6 +302,19 @@ def test_the_search_finds_the_higher_of_two_peaks():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("spec", "options"),
+    [
+        (EnvSpec("go", 2, 1, 1, Discrete(3)), {"mse": True}),
+        (EnvSpec("go", 2, 1, 1, Discrete(3)), {"tanh": True}),
+        (GO, {"mse": True, "tanh": True}),
+    ],
+)
+def test_options_of_bc_without_an_effect_are_refused(spec, options):
+    with pytest.raises(OptionError, match="leave"):
+        bc.make(spec, bc.Args(vault="x", **options), DatasetStatistics(None))
+
+
 @pytest.mark.parametrize("loss", ["clipped", "tanh", "mse"])
 def test_the_losses_of_cloning_by_hand(loss):
     # A network without weights, whose mean is 0.3. The first action lies at the end of the range.

@@ -140,6 +140,8 @@ def test_a_search_finds_the_rate_and_writes_settings(tmp_path):
     assert tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=2)) == found
     with pytest.raises(RunError, match="was started with seeds 2, not 3"):
         tune(bandit, arguments(), SPACE, file, Search(trials=8, seeds=3))
+    with pytest.raises(RunError, match="was started with num_envs 4, not 8: give the same"):
+        tune(bandit, arguments(num_envs=8), SPACE, file, Search(trials=8, seeds=2))
 
 
 @pytest.mark.parametrize("name", ["tuned.db", "tuned", "tuned.journal", "directory.toml"])
