@@ -77,7 +77,6 @@ class State(NamedTuple):
 
 def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     """Build the program for one kind of data."""
-    squared = args.mse
     if (args.mse or args.tanh) and not isinstance(spec.action, Continuous):
         raise OptionError(
             f"--mse and --tanh are for continuous actions, and {spec.name} has discrete ones: "
@@ -88,7 +87,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
             "--mse fits no Gaussian, so it has no use for --tanh: leave one of them out."
         )
     head_name = stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian")
-    config = programs.policy_config(args, "deterministic" if squared else head_name)
+    config = programs.policy_config(args, "deterministic" if args.mse else head_name)
     network, head = agent_network(config, spec), agent_head(config)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
@@ -98,10 +97,10 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
 
     def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
         view = batch.view_tm1
-        weights = params.network if squared else params
+        weights = params.network if args.mse else params
         outputs = unroll_batch(network, weights, view.observation, batch.first[:, :-1])
         mask = batch.mask[..., None] & view.alive
-        if squared:
+        if args.mse:
             errors = (squash(outputs, view.legal_actions) - batch.action) ** 2
             return masked_mean(errors, mask[..., None] & view.legal_actions, batch.weight)
         losses = -head(outputs, view.legal_actions).log_prob(batch.action)
@@ -122,7 +121,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         stages=(Stage(update),),
         policy=partial(make_policy, config, spec),
         policy_params=lambda state: state.params,
-        greedy=args.greedy or squared,
+        greedy=args.greedy or args.mse,
     )
 
 

@@ -30,13 +30,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl import cli, programs
 from offmarl.config import NonNegative
 from offmarl.distributions import mask_illegal, select
-from offmarl.losses import (
-    bootstrap_discounts,
-    double_q_values,
-    has_value,
-    masked_mean,
-    td_targets,
-)
+from offmarl.losses import bootstrap_discounts, double_q_values, masked_mean, td_targets
 from offmarl.networks import agent_network, init_policy, make_policy, unroll_batch
 from offmarl.programs import (
     TD_ERRORS,
@@ -47,6 +41,7 @@ from offmarl.programs import (
     TargetState,
     Values,
 )
+from offmarl.programs.actor_critic import valued
 from offmarl.programs.offline_q_learning import QLearningArgs, greedy_params
 from offmarl.types import ArrayTree, EnvSpec, Sequence, View
 
@@ -87,9 +82,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         target_tm1 = td_targets(batch.reward, discount_t, v_t)
 
         acts = batch.mask[..., None] & view_tm1.alive
-        learns = has_value(view_tm1.alive, batch.terminated, shares_reward)
-        learns &= batch.mask[..., None]
-        known = learns & (batch.next_known[..., None] | (discount_t == 0))
+        known = valued(spec, batch) & (batch.next_known[..., None] | (discount_t == 0))
         error = jnp.where(known, q_tm1 - target_tm1, 0.0)
         td_loss = masked_mean(0.5 * error**2, known, batch.weight)
         legal = mask_illegal(q[:, :-1], view_tm1.legal_actions)

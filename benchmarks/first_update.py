@@ -9,7 +9,6 @@ policy, whose line comes first. The peer is the same command of an earlier commi
 ``--checkout``: its package is imported in place of the installed one.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -21,9 +20,13 @@ from pathlib import Path
 import numpy as np
 import tyro
 
+from offmarl import tracking
+
 
 @dataclass(frozen=True)
 class Args:
+    """Settings."""
+
     vault: tyro.conf.Positional[Path]
     """Vault to learn from."""
     programs: tuple[str, ...] = ("bc", "maicq")
@@ -38,17 +41,8 @@ class Args:
 
 def start(args: Args, program: str, extra: tuple[str, ...], directory: Path) -> dict[str, float]:
     """Start a run, and stop it after its first loss; return the times of the first lines."""
-    code = "import sys; from offmarl.cli import main; sys.exit(main())"
-    command = [
-        sys.executable,
-        "-P",
-        "-c",
-        code,
-        "train",
-        program,
-        "--vault",
-        str(args.vault.resolve()),
-    ]
+    command = [sys.executable, "-P", "-m", "offmarl", "train", program]
+    command += ["--vault", str(args.vault.resolve())]
     command += ["--updates", str(args.updates), "--out", str(directory / "run"), *extra]
     env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     env |= {"XDG_CACHE_HOME": str(directory.parent / "cache")}
@@ -61,18 +55,12 @@ def start(args: Args, program: str, extra: tuple[str, ...], directory: Path) -> 
         while "loss" not in times:
             if run.poll() is not None:
                 raise SystemExit(run.stderr.read().decode() if run.stderr else "")
-            for line in lines(directory / "run" / "metrics.jsonl"):
+            for line in tracking.read(directory / "run" / tracking.METRICS_FILE):
                 kind = "loss" if any("loss" in name for name in line) else "evaluation"
                 times.setdefault(kind, time.monotonic() - begun)
             time.sleep(0.02)
         run.kill()
     return times
-
-
-def lines(path: Path) -> list[dict[str, float]]:
-    """Return the whole lines of a file that is being written."""
-    whole = path.read_text().rpartition("\n")[0] if path.exists() else ""
-    return [json.loads(line) for line in whole.splitlines()]
 
 
 def main(args: Args) -> None:

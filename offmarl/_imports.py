@@ -201,7 +201,6 @@ def _defer(package: str) -> None:
     if package in sys.modules or (spec := find_spec(package)) is None or spec.loader is None:
         return
     module, loader = module_from_spec(spec), spec.loader
-    untouched = dict(vars(module))
 
     def load(name: str) -> Any:
         if name in _NOT_DEFINED:
@@ -220,7 +219,7 @@ def _defer(package: str) -> None:
         try:
             loader.exec_module(module)
         except BaseException:
-            hooks.update(untouched, __getattr__=load, __dir__=names)
+            hooks.update(__getattr__=load, __dir__=names)
             raise
 
     hooks = vars(module)

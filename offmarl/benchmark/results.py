@@ -28,7 +28,7 @@ from offmarl.report import page
 from offmarl.report.comparison import Comparison, Estimate
 from offmarl.report.curves import Curves
 from offmarl.report.run_scores import UNITS, Entry, RunScores
-from offmarl.report.tables import BEST_CHECKPOINT, Section, comparison_tables, few_seeds
+from offmarl.report.tables import Section, about_best, comparison_tables, few_seeds
 from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Reference
 from offmarl.terminal import interval, number
 from offmarl.tracking import RETURN, Acting
@@ -113,9 +113,11 @@ def read_results(plan: Plan) -> Results:
         try:
             metrics[label] = reports.metric_of(found.values())
         except RunError as error:
-            incomparable[label] = str(error)
+            incomparable[label] = str(error).removesuffix(".")
     for label, why in incomparable.items():
-        broken |= {f"{method} on {label}": why for method in files.pop(label)}
+        done = files.pop(label)
+        cells = (cell for cell in plan.cells if cell.data.label == label)
+        broken |= {cell.label: why for cell in cells if cell.baseline.label in done}
     scores, best = (
         {
             label: {
@@ -472,8 +474,9 @@ def notes(results: Results, failed: Mapping[str, Path]) -> Iterator[str]:
         )
     if seeds and min(seeds) < ENOUGH_RUNS:
         yield few_seeds("some cells", min(seeds))
-    if any(rows_of_best(table) for table in score_tables(results)):
-        yield "The best checkpoints are on the page and in the CSV. " + BEST_CHECKPOINT
+    if any(results.best.values()):
+        explained = about_best(RETURN in results.metrics.values())
+        yield f"The best checkpoints are on the page and in the CSV. {explained}"
     for name, why in results.broken.items():
         yield f"{name} is empty in the tables: {why}."
     for name, log in failed.items():

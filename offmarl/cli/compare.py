@@ -169,8 +169,7 @@ def _caveats(
     yield from _left_out(comparison)
     yield from _about_acting(comparison)
     if any(row.best for rows in comparison.datasets.values() for row in rows):
-        sentences = tables.BEST_CHECKPOINT.partition(" To choose")
-        yield tables.BEST_CHECKPOINT if metric == RETURN else sentences[0]
+        yield tables.about_best(metric == RETURN)
     few = min(len(runs) for one in comparison.scores.values() for runs in one.values())
     if few < MIN_RUNS:
         yield f"Intervals need at least {MIN_RUNS} seeds."

@@ -216,7 +216,7 @@ def record_from_run(
     args = replace(args, out=_out_of(directory, args, origin.name) if out is None else local(out))
     source = {name: record[name] for name in _SOURCES if name in record}
     played = learning_environment(replace(args, opponents=near(args.opponents, directory)))
-    _require_same_opponents(source, environment_source(played.spec.name) | opponents_of(played))
+    _require_same_environment(source, environment_source(played.spec.name) | opponents_of(played))
     args, layout = replace(args, devices=devices), recorder_layout(args.seeds, devices)
     check_divisible("--num-envs", args.num_envs, layout)
     runs = _recorders(module.make, args, played, origin, directory, source, layout)
@@ -234,9 +234,10 @@ _SOURCES = ("environment_source", "opponents", "init", "replay")
 """Entries of a run's record that make `Recorder.source`."""
 
 
-def _require_same_opponents(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def _require_same_environment(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise `RunError` if the environment's code or the opponents are not those of the training."""
-    for name, what in (("environment_source", "code of the environment"), ("opponents",) * 2):
+    named = {"environment_source": "code of the environment", "opponents": "opponents"}
+    for name, what in named.items():
         if name in recorded and name in now and recorded[name] != now[name]:
             raise RunError(
                 f"the run was trained with {what} that changed since ({recorded[name]}, now "

@@ -69,7 +69,7 @@ class Stopping:
     def observe(self, step: int, found: Mapping[str, NDArray[Any]], states: ArrayTree) -> None:
         """Take an evaluation, ``(seeds, episodes)`` by metric; keep the states that stop.
 
-        Those before the first update of the last stage do not count.
+        Evaluations before the first update of the last stage do not count.
         """
         if self._metric is None or step <= self._start:  # the untrained policy is no step back
             return

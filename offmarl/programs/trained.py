@@ -78,10 +78,10 @@ class TrainedRun(NamedTuple):
         stacked = jax.eval_shape(
             lambda tree: jax.tree.map(lambda leaf: jnp.stack([leaf] * len(seeds)), tree), like
         )
-        checkpoints, unit = Checkpoints(self.directory / tracking.CHECKPOINTS), 1
+        kept, unit = tracking.CHECKPOINTS, 1
         if part == "policy" and step not in (None, "last") and self.record["kind"] == "recorder":
-            checkpoints.close()
-            checkpoints, unit = Checkpoints(self.directory / tracking.POLICIES), self._round()
+            kept, unit = tracking.POLICIES, self._round()
+        checkpoints = Checkpoints(self.directory / kept)
         number = self._step(checkpoints.steps(), seed, step, unit)
         tree, _ = checkpoints.restore({part: stacked}, number)
         checkpoints.close()
@@ -106,14 +106,10 @@ class TrainedRun(NamedTuple):
         wanted = best_step(self.directory, seed) if step == "best" else int(step)
         steps = [unit * number for number in numbers]
         if wanted not in steps:
-            again = (
-                ""
-                if self.record["kind"] == "recorder"
-                else (", or train again with --keep all (or best)")
-            )
+            keeps = self.record["kind"] == "baseline"
             raise RunError(
                 f"{self.directory} has no checkpoint of step {wanted}, but of {steps or 'none'}: "
-                f"give one of these{again}."
+                f"give one of these{', or train again with --keep all (or best)' if keeps else ''}."
             )
         return wanted // unit
 

@@ -29,7 +29,7 @@ from offmarl.paths import local
 from offmarl.programs.drawing import open_data
 from offmarl.programs.program import FREE, SHAPING, Args, OnlineArgs, shared_names
 from offmarl.programs.registry import program_of
-from offmarl.programs.run import watched
+from offmarl.programs.run import differences, watched
 from offmarl.programs.search import Space
 from offmarl.programs.unrecorded import learning_curve, scored_environment
 
@@ -125,10 +125,9 @@ def tune(
         raise RunError(f"another process writes {study.file}: wait for it to end.") from None
 
 
-def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a search must be continued with, without nesting."""
-    own = {name: value for name, value in identity.items() if name != "arguments"}
-    return {**json.loads(identity["arguments"]), **own}
+def _nested(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a search must be continued with, with the arguments as an object."""
+    return {**identity, "arguments": json.loads(identity["arguments"])}
 
 
 def _require_file(file: Path) -> None:
@@ -241,11 +240,10 @@ class _Study:
         if found is None:
             study.set_user_attr("identity", identity)
         elif found != identity:
-            theirs, ours = _flat(found), _flat(identity)
-            name = next(key for key in ours if theirs.get(key) != ours[key])
+            path, theirs, ours = differences(_nested(found), _nested(identity))[0]
             raise RunError(
-                f"{self.file} was started with {name} {theirs.get(name)!r}, not {ours[name]!r}: "
-                "give the same arguments to continue, or another --out."
+                f"{self.file} was started with {path.removeprefix('arguments.')} {theirs!r}, not "
+                f"{ours!r}: give the same arguments to continue, or another --out."
             )
 
     def work_in(self, directory: Path) -> None:

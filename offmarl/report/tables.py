@@ -20,10 +20,16 @@ _BARS = 30
 """Most bars of a learning curve in a table."""
 
 
-BEST_CHECKPOINT = (
-    "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes and scored "
-    "by the other half. To choose it takes the environment, so it is no result of offline training."
-)
+def about_best(in_environment: bool) -> str:
+    """Return what the scores of best checkpoints are; see `offmarl.report.best_scores`."""
+    return (
+        "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes and "
+        "scored by the other half."
+    ) + (
+        " To choose it takes the environment, so it is no result of offline training."
+        if in_environment
+        else ""
+    )
 
 
 def few_seeds(what: str, count: int) -> str:
