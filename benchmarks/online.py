@@ -48,6 +48,11 @@ RECURRENT = {"network": "recurrent", "hidden": 128, "layers": 2, "learning_rate"
     "clip_separately": True
 }
 
+MABRAX = {
+    **{"num_envs": 64, "num_steps": 300, "learning_rate": 1e-3, "activation": "tanh"},
+    **{"entropy": 2e-6, "value_weight": 4.5, "agent_id": "none"},
+}
+
 # Their sequences hold 26 or 128 observations; windows of length T hold T + 1.
 Q_MPE = {
     **{"num_envs": 8, "num_steps": 26, "updates": 1, "batch_size": 32, "length": 25},
@@ -87,12 +92,18 @@ PAIRS = {
     "ippo feed-forward, halfcheetah_6x1": Pair(
         "ippo",
         "jaxmarl/mabrax/halfcheetah_6x1",
-        PPO
-        | {"num_envs": 64, "num_steps": 300, "learning_rate": 1e-3, "activation": "tanh"}
-        | {"entropy": 2e-6, "value_weight": 4.5, "agent_id": "none"},
+        PPO | MABRAX,
         "IPPO/ippo_ff_mabrax.py",
         "IPPO/config/ippo_ff_mabrax.yaml",
         (("ENV_NAME", "halfcheetah_6x1"),),
+    ),
+    "ippo feed-forward, continuous simple_spread": Pair(
+        "ippo",
+        f"{SPREAD}:action_type=Continuous",
+        PPO | MABRAX,
+        "IPPO/ippo_ff_mabrax.py",
+        "IPPO/config/ippo_ff_mabrax.yaml",
+        (("ENV_NAME", "MPE_simple_spread_v3"), ("ENV_KWARGS", {"action_type": "Continuous"})),
     ),
     "mappo recurrent, simple_spread": Pair(
         "mappo",
@@ -153,6 +164,8 @@ class Returns:
     """Environment steps."""
     seeds: int = 1
     """Seeds, one after the other."""
+    seed: int = 0
+    """The first of the seeds."""
 
 
 class Categorical:
@@ -311,7 +324,7 @@ def train_theirs(options: Returns) -> None:
     """Print means of what JaxMARL's scripts log, over tenths of the training."""
     for name in options.pairs:
         train, steps = their_training(PAIRS[name], options.jaxmarl, options.steps, logs=True)
-        for seed in range(options.seeds):
+        for seed in range(options.seed, options.seed + options.seeds):
             LOGGED.clear()
             begun = time.perf_counter()
             train(seed)

@@ -138,12 +138,13 @@ def ope(
     candidates = [one for run in dict.fromkeys(runs) for one in _candidates(run, checkpoints)]
     policies = _load(candidates, act, program)
     found = estimate(policies, dataset, options, methods or None, progress)
+    draws = {label: _draws(policy) for label, policy in policies.items()}
     returns = {
         one.label: known
         for one in candidates
-        if (known := _returns(one, act, _draws(policies[one.label]))) is not None
+        if (known := _returns(one, act, draws[one.label])) is not None
     }
-    data = _data(found, candidates, returns, options.seed)
+    data = _data(found, candidates, returns, draws, options.seed)
     about = {
         "vault": dataset.path,
         "digest": dataset.known_digest(),
@@ -225,6 +226,7 @@ def _data(
     found: "Estimates",
     candidates: Sequence[Candidate],
     returns: Mapping[str, Float[np.ndarray, "episodes"]],
+    draws: Mapping[str, bool],
     seed: int,
 ) -> dict[str, Any]:
     """Return everything but the dataset, for JSON."""
@@ -258,10 +260,21 @@ def _data(
         "tuning": _tuning(finite, seed) if len(known) > 1 else None,
         "notes": (
             *found.notes,
+            *_acting(candidates, draws),
             *_not_finite(found, returns.keys() - finite.keys()),
             *_unknown([one.label for one in candidates], returns.keys()),
         ),
     }
+
+
+def _acting(candidates: Sequence[Candidate], draws: Mapping[str, bool]) -> Iterator[str]:
+    """Tell which runs' policies sample their actions, if others take the best ones."""
+    sampled = dict.fromkeys(str(one.run) for one in candidates if draws[one.label])
+    if sampled and not all(draws.values()):
+        yield (
+            f"Policies of {', '.join(sampled)} sample their actions, and the others take the best "
+            "ones: --act greedy compares like with like."
+        )
 
 
 def _unknown(policies: Sequence[str], returns: Set[str]) -> Iterator[str]:

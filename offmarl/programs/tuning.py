@@ -208,7 +208,7 @@ class _Study:
         if not self._journal_file.exists() and self.file.with_suffix(".db").exists():
             self._optuna.copy_study(
                 from_study_name=_NAME,
-                from_storage=f"sqlite:///{self.file.with_suffix('.db')}",
+                from_storage=self._database(),
                 to_storage=self._journal(),
             )
         return len(self.ended(self.open_shared()))
@@ -217,7 +217,13 @@ class _Study:
         """Return the storage of a search in one process, or that of tasks if there is one."""
         if self._journal_file.exists():
             return self._journal()
-        return f"sqlite:///{self.file.with_suffix('.db')}"
+        return self._database()
+
+    def _database(self) -> str:
+        """Return the address of the trials of one process, in which "?" does not end the path."""
+        from sqlalchemy import URL
+
+        return URL.create("sqlite", database=str(self.file.with_suffix(".db"))).render_as_string()
 
     @property
     def _journal_file(self) -> Path:

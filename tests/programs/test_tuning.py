@@ -201,7 +201,9 @@ def test_searches_with_neighbouring_seeds_share_no_proposals(tmp_path):
 @pytest.mark.slow
 def test_values_that_do_not_fit_are_failed_trials(tmp_path):
     space = {"width": Choices((13, 14))}
-    found = tune(bandit, arguments(), space, tmp_path / "a.toml", Search(trials=5, seeds=1))
+    file = tmp_path / "what? it's 100%.toml"
+    found = tune(bandit, arguments(), space, file, Search(trials=5, seeds=1))
+    assert file.with_suffix(".db").is_file() and not (tmp_path / "what").exists()
     assert {row["width"]: row["state"] for row in found.trials} == {13: "fail", 14: "complete"}
     with pytest.raises(OptionError, match="no trial was completed: 13 is not possible"):
         tune(bandit, arguments(), {"width": Choices((13,))}, tmp_path / "b.toml", Search(trials=1))
