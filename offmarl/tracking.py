@@ -161,7 +161,10 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
 
 
 def _packed(path: Path, name: str) -> dict[str, Any]:
-    """Return a file of a packed run; an error as if it were not there if the run lacks it."""
+    """Return a file of a packed run, with the label that a benchmark's plan gave to the run.
+
+    If the run lacks the file, the error is that of a file that is not there.
+    """
     try:
         document = json.loads(path.read_text())
     except ValueError:
@@ -169,7 +172,8 @@ def _packed(path: Path, name: str) -> dict[str, Any]:
     found = document.get(name) if isinstance(document, dict) else None
     if not isinstance(found, dict):
         raise FileNotFoundError(name)
-    return found
+    labelled = name == RUN_FILE and "baseline" in document
+    return {"label": document["baseline"], **found} if labelled else found
 
 
 def holds(directory: Path, name: str) -> bool:

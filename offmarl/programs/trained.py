@@ -105,11 +105,16 @@ class TrainedRun(NamedTuple):
             )
         wanted = best_step(self.directory, seed) if step == "best" else int(step)
         steps = [unit * number for number in numbers]
+        if not steps:
+            raise RunError(
+                f"{self.directory} holds no policy of before the last, as runs that were published "
+                'do not: leave the step out, or give "last".'
+            )
         if wanted not in steps:
             keeps = self.record["kind"] == "baseline"
             raise RunError(
-                f"{self.directory} has no checkpoint of step {wanted}, but of {steps or 'none'}: "
-                f"give one of these{', or train again with --keep all (or best)' if keeps else ''}."
+                f"{self.directory} has no checkpoint of step {wanted}, but of {steps}: give one of "
+                f"these{', or train again with --keep all (or best)' if keeps else ''}."
             )
         return wanted // unit
 

@@ -39,7 +39,8 @@ class Entry(NamedTuple):
     acting: Acting | None = None
     """None if the policy did not act, as for the agreement with held-out actions."""
     run: str = ""
-    """The end of the run's path, if several runs have the same algorithm and dataset."""
+    """What a benchmark's plan calls the run, or the end of its path if several runs have the same
+    algorithm and dataset; empty if that is the algorithm's name, or the run is the only one."""
 
     @property
     def label(self) -> str:
@@ -382,6 +383,23 @@ def _grouped(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[
     return groups
 
 
+def _planned(
+    runs: Mapping[Path, Mapping[str, Any]], paths: Sequence[Path]
+) -> dict[Path, str] | None:
+    """Return what a benchmark's plan calls runs of one program; None if that tells them not apart.
+
+    The label that is the program's name adds nothing, so it is left out.
+    """
+    labels = [runs[path].get("label") for path in paths]
+    if None in labels or len(set(labels)) < len(labels):
+        return None
+    program = runs[paths[0]]["program"]
+    return {
+        path: "" if label == program else str(label)
+        for path, label in zip(paths, labels, strict=True)
+    }
+
+
 def _distinguish(paths: Sequence[Path]) -> dict[Path, str]:
     """Return the shortest distinguishing suffix of each path; empty for a single path."""
     if len(paths) == 1:
@@ -423,7 +441,7 @@ def _names(
     names: dict[Path, str] = {}
     for alike in groups:
         for same in _grouped(alike, lambda path: runs[path]["program"]).values():
-            names |= _distinguish(same)
+            names |= _planned(runs, same) or _distinguish(same)
     differing: dict[str, list[str]] = {}
     for (program, _), paths in _grouped(names, lambda p: (runs[p]["program"], names[p])).items():
         settings = {path: _settings(runs[path]) for path in paths}

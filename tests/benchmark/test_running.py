@@ -209,7 +209,7 @@ def cells(plan, tmp_path, scores):
         cell = next(c for c in plan.cells if (c.data.label, c.baseline.label) == (dataset, method))
         pairs = [[value - 1, value + 1] for value in returns]
         program = cell.baseline.program
-        run = write_run(tmp_path / cell.slug, program, "data", pairs, env="classic/xor")
+        run = write_run(tmp_path / cell.slug, program, dataset, pairs, env="classic/xor")
         pack(cell, run, cell_file(plan, cell))
     return benchmark.read_results(plan)
 
@@ -329,6 +329,13 @@ def test_a_whole_benchmark_is_compared_and_a_cell_described(offmarl, read, tmp_p
     assert offmarl("compare", "template/../out/nothing").code == 1
 
 
+def test_compare_names_the_runs_of_a_plan_as_the_plan_does(read, tmp_path):
+    cells(read(), tmp_path, SCORES)
+    found = report.read_runs((tmp_path / "out" / "cells").iterdir())
+    for scores in found.scores.values():  # one name on both datasets, so that they are pooled
+        assert {entry.label for entry in scores} == {"bc (greedy)", "iql_cql (deep & wide, greedy)"}
+
+
 def test_without_enough_seeds_only_the_best_is_bold(read, tmp_path):
     few = {key: values[:2] for key, values in SCORES.items()}
     results = cells(read(), tmp_path, few)
@@ -361,7 +368,9 @@ def test_compare_reads_cells_as_it_reads_runs(read, tmp_path):
     cell = next(cell for cell in read().cells if cell.data.label == "one")
     packed, run = cell_file(read(), cell), tmp_path / cell.slug
     whole = tracking.read_run(run)
-    assert tracking.read_run(packed) == whole | {"args": whole["args"] | {"vault": "cover:random"}}
+    packed_args = whole["args"] | {"vault": "cover:random"}
+    label = {"label": cell.baseline.label}
+    assert tracking.read_run(packed) == whole | {"args": packed_args} | label
     for read in (report.scores_of, report.best_scores):
         ours, theirs = read(packed), read(run)
         assert str(ours) == str(theirs)

@@ -242,7 +242,7 @@ def test_the_run_can_be_loaded_and_read(recorded):
 
 
 @pytest.mark.slow
-def test_the_policies_of_all_evaluations_can_be_loaded_by_their_steps(recorded):
+def test_the_policies_of_all_evaluations_can_be_loaded_by_their_steps(recorded, tmp_path):
     out, _ = recorded
     run = out / "probe" / "observation.run" / "mappo-0"
     rows = [row for row in tracking.read(run / tracking.METRICS_FILE) if tracking.RETURN in row]
@@ -253,6 +253,9 @@ def test_the_policies_of_all_evaluations_can_be_loaded_by_their_steps(recorded):
     assert any(jax.tree.leaves(differ))
     with pytest.raises(RunError, match=r"no checkpoint of step 500, but of \[512, 1024, "):
         load_policy(run, step=500)
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns(tracking.POLICIES))
+    with pytest.raises(RunError, match="holds no policy of before the last"):
+        load_policy(tmp_path / "run", step="best")
 
 
 @pytest.mark.slow
