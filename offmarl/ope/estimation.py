@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from offmarl.errors import OptionError, ShapeError
 from offmarl.ope.fitted import FittedQ, Options, Transitions, fit, make_critic
-from offmarl.ope.history import Histories, follow, had_no_choice, joint_behaviour
+from offmarl.ope.history import (
+    Histories,
+    at_ends,
+    follow,
+    had_no_choice,
+    joint_behaviour,
+    was_certain_inside,
+)
 from offmarl.ope.importance import (
     Ratios,
     bootstrap,
@@ -141,7 +148,8 @@ def estimate(
         effective[name], weighted = _weighted(wanted, fitted, number, one, data, options)
         for method, value in weighted.items():
             values[method][name] = value
-    notes += [*_cautions_of_fqe(values.get("fqe", {}), data, options), *_cautions(effective, data)]
+    notes += _cautions_of_fqe(values.get("fqe", {}), data, options)
+    notes += _cautions(effective, followed, data)
     return Estimates(values, effective, data.behaviour(options), len(data.lengths), tuple(notes))
 
 
@@ -177,6 +185,10 @@ class _Data(NamedTuple):
     mask: Bool[np.ndarray, "M T"]
     certain: Bool[np.ndarray, "M T"]
     """Steps whose joint action was taken with probability 1, although there were others."""
+    at_ends: Bool[np.ndarray, "M T"]
+    certain_inside: Bool[np.ndarray, "M T"]
+    """Steps of continuous actions that some policies take with probability 0; see `at_ends` and
+    `was_certain_inside`."""
     complete: Bool[np.ndarray, "M"]
     truncated: Bool[np.ndarray, "M"]
     """Complete episodes that the environment truncated."""
@@ -195,7 +207,8 @@ class _Data(NamedTuple):
         chosen = np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
         histories = Histories(dataset, chosen)
         blocks = [_recorded(part, episodes) for part, episodes in histories.blocks()]
-        reward, log_prob, mask, certain = map(np.concatenate, zip(*blocks, strict=True))
+        joined = map(np.concatenate, zip(*blocks, strict=True))
+        reward, log_prob, mask, certain, ends, certain_inside = joined
         draw = np.random.default_rng(options.seed)
         number = len(chosen)
         folds = draw.permutation(number) % 2
@@ -209,6 +222,8 @@ class _Data(NamedTuple):
             log_prob,
             mask,
             certain,
+            ends,
+            certain_inside,
             complete,
             complete & table.truncated[chosen],
             folds,
@@ -242,10 +257,17 @@ class _Data(NamedTuple):
             }
         return {}
 
-    def reward_bounds(self) -> Float[np.ndarray, "2"]:
-        """Return the smallest and the largest reward of a step; 0 follows a termination."""
-        rewards = self.reward[self.mask]
-        after = [] if (self.truncated | ~self.complete).all() else [0.0]
+    def reward_bounds(self, options: Options) -> Float[np.ndarray, "2"]:
+        """Return the smallest and the largest reward of a step; 0 follows an end.
+
+        A time limit is no such end: where values end at it, `is_limited` tells how many rewards are
+        left, provided that it is the same for all episodes.
+        """
+        rewards, lengths = self.reward[self.mask], self.lengths[self.complete]
+        limits = (self.truncated | ~self.complete).all()
+        if options.horizon == "episode":
+            limits &= len(np.unique(lengths)) <= 1
+        after = [] if limits else [0.0]
         return np.array([min([rewards.min(), *after]), max([rewards.max(), *after])])
 
     def is_limited(self, options: Options) -> bool:
@@ -271,7 +293,8 @@ def _recorded(part: slice, episodes: Sequence) -> tuple[NDArray[Any], ...]:
     certain = mask & (log_prob == 0) & ~had_no_choice(episodes)
     reward = jnp.where(mask, episodes.reward.mean(-1), 0.0)
     size = part.stop - part.start
-    return tuple(np.asarray(x)[:size] for x in (reward, log_prob, mask, certain))
+    steps = certain, at_ends(episodes), was_certain_inside(episodes)
+    return tuple(np.asarray(x)[:size] for x in (reward, log_prob, mask, *steps))
 
 
 # ---------------------------------------------------------------------------------- policies
@@ -283,6 +306,22 @@ class _Followed(NamedTuple):
     log_prob: Float[np.ndarray, "M T"]
     action: NDArray[Any]
     """``(M, T + 1, K, ...)``"""
+
+    @property
+    def reaches_ends(self) -> bool:
+        """Whether it draws continuous actions at an end of the interval: it clips its actions."""
+        return bool((np.abs(self.action) >= 1).any())
+
+    def without_impossible(self, data: _Data) -> "_Followed":
+        """Return it with minus infinity for recorded actions that it takes with probability 0.
+
+        Ratios compare probabilities with probabilities, and densities with densities.
+        """
+        impossible = data.certain_inside
+        if not self.reaches_ends:
+            impossible = impossible | data.at_ends
+        known = impossible & ~np.isnan(self.log_prob)
+        return self._replace(log_prob=np.where(known, -np.inf, self.log_prob))
 
 
 def _follow_all(
@@ -304,10 +343,11 @@ def _follow_all(
                     action = np.repeat(action, samples, axis=2)
                 found[name].append(_Followed(np.asarray(done.log_prob)[:size], action))
                 advance(size)
-    return {
+    joined = {
         name: _Followed(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
         for name, blocks in found.items()
     }
+    return {name: one.without_impossible(data) for name, one in joined.items()}
 
 
 def _small(action: NDArray[Any]) -> NDArray[Any]:
@@ -352,7 +392,7 @@ def _fit(
         jnp.asarray(np.concatenate([np.stack(weights), data.resamples]), jnp.float32),
         jnp.float32(scale if scale > 0 else 1.0),
         jnp.float32(data.histories.longest),
-        jnp.asarray(data.reward_bounds() / (scale if scale > 0 else 1.0), jnp.float32),
+        jnp.asarray(data.reward_bounds(options) / (scale if scale > 0 else 1.0), jnp.float32),
         jnp.asarray(data.is_limited(options)),
     )
     critic = make_critic(dataset.spec, options.hidden, options.mixer)
@@ -459,13 +499,23 @@ def _cautions_of_fqe(values: Mapping[str, Value], data: _Data, options: Options)
     return notes
 
 
-def _cautions(effective: Mapping[str, float], data: _Data) -> list[str]:
+def _cautions(
+    effective: Mapping[str, float], followed: Mapping[str, _Followed], data: _Data
+) -> list[str]:
+    """Return notes on estimates by ratios, for the policies with an effective sample size."""
     notes = []
     few = [name for name, size in effective.items() if size < _FEW_EFFECTIVE]
     if few:
         notes.append(
             f"the data weigh as much as fewer than {_FEW_EFFECTIVE} episodes of {', '.join(few)}: "
             "do not rely on wis and dr there."
+        )
+    inside = [name for name in effective if not followed[name].reaches_ends]
+    if inside and data.at_ends.any():
+        share = data.at_ends.sum() / data.mask.sum()
+        notes.append(
+            f"{', '.join(inside)} never draw an action at -1 or 1, as {share:.1%} of the recorded "
+            "joint actions have: wis and dr give no weight to what follows these."
         )
     if effective and data.certain.any():
         share = data.certain.sum() / data.mask.sum()

@@ -139,6 +139,32 @@ def joint_behaviour(episodes: Sequence) -> Float[Array, "M T"]:
     return jnp.where(episodes.mask, log_prob, 0.0)
 
 
+def at_ends(episodes: Sequence) -> Bool[Array, "M T"]:
+    """Whether a live agent's action was at an end of the interval, for continuous actions.
+
+    A policy that clips its actions takes an end with a probability. Others, such as a squashed
+    Gaussian, have only a density there, and take it with probability 0.
+    """
+    view = episodes.view_tm1
+    if jnp.issubdtype(episodes.action.dtype, jnp.integer):
+        return jnp.zeros_like(episodes.mask)
+    ends = (jnp.abs(episodes.action) >= 1) & view.legal_actions
+    return (ends.any(-1) & view.alive).any(-1) & episodes.mask
+
+
+def was_certain_inside(episodes: Sequence) -> Bool[Array, "M T"]:
+    """Whether a live agent took a continuous action between the ends with probability 1.
+
+    A policy that draws its actions from a density takes it with probability 0.
+    """
+    view = episodes.view_tm1
+    if jnp.issubdtype(episodes.action.dtype, jnp.integer):
+        return jnp.zeros_like(episodes.mask)
+    inside = ((jnp.abs(episodes.action) < 1) & view.legal_actions).any(-1)
+    certain = inside & view.alive & (episodes.behaviour_log_prob == 0)
+    return certain.any(-1) & episodes.mask
+
+
 def had_no_choice(episodes: Sequence) -> Bool[Array, "M T"]:
     """Whether no live agent had another action in a step.
 

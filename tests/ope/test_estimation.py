@@ -7,14 +7,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from offmarl import envs, vault
+from offmarl.distributions import ClippedGaussian, TanhGaussian
 from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.ope import Options, Value, estimate, estimation, fitted
 from offmarl.programs import record_policy
-from offmarl.types import Discrete, EnvSpec, Policy, View
+from offmarl.types import Continuous, Discrete, EnvSpec, Policy, View
 
 GAMMA = 0.8
 FAST = Options(
@@ -140,11 +142,16 @@ def test_targets_bootstrap_from_bounded_values():
 
 def test_the_rewards_of_a_dataset_bound_values(observed):
     data, _, options = observed
-    assert data.reward_bounds()[0] == 0  # what follows the end
-    assert data.reward_bounds()[1] == data.reward[data.mask].max() > 0
+    assert data.reward_bounds(options)[0] == 0  # what follows the end
+    assert data.reward_bounds(options)[1] == data.reward[data.mask].max() > 0
     assert not data.is_limited(options)  # episodes terminate
     ends = data._replace(truncated=np.ones(12, bool), reward=data.reward + 1)
-    assert ends.reward_bounds()[0] == ends.reward[ends.mask].min() >= 1
+    assert ends.reward_bounds(options)[0] == ends.reward[ends.mask].min() >= 1
+    # Episodes of other limits end where others go on.
+    lengths = np.where(np.arange(12) < 6, 1, 2)
+    uneven = ends._replace(lengths=lengths, mask=ends.mask & (np.arange(2) < lengths[:, None]))
+    assert uneven.reward_bounds(options)[0] == 0
+    assert uneven.reward_bounds(replace(options, horizon="infinite"))[0] >= 1
     assert ends.is_limited(options) and not ends.is_limited(replace(options, horizon="infinite"))
 
 
@@ -245,6 +252,76 @@ def test_a_greedy_policy_weighs_the_episodes_that_it_would_play(random_data):
     assert found.values["wis"]["one"] == (1.0, 1.0, 1.0)
     equal = sum(bool((episode.transition.action == 1).all()) for episode in data)
     assert found.effective["one"] == pytest.approx(equal)
+
+
+def drawing(spec, distribution, mean, std):
+    """The agent draws from a distribution that does not depend on what it observes."""
+
+    def of(params):
+        return distribution(
+            *jnp.broadcast_to(params[:, None, None], (2, 1, 1)), jnp.ones((1, 1), bool)
+        )
+
+    def act(params, carry, observation, legal_actions, key):
+        return *of(params).sample_and_log_prob(key), carry
+
+    def log_prob(params, carry, observation, legal_actions, action):
+        return of(params).log_prob(action), carry
+
+    return Loaded(Policy(tuple, act, log_prob), jnp.array([mean, std]), spec)
+
+
+@dataclass(frozen=True)
+class Below:
+    """One step, which earns 1 for an action below 0.9."""
+
+    spec = EnvSpec("below", 1, 1, 1, Continuous(1), time_limit=1)
+
+    def view(self):
+        return View(jnp.ones((1, 1)), jnp.ones(1), jnp.ones((1, 1), bool), jnp.ones(1, bool))
+
+    def reset(self, key):
+        return (), restart(self.view())
+
+    def step(self, key, state, action):
+        over = jnp.ones(1, bool)
+        return state, transition(self.view(), jnp.float32(action[:, 0] < 0.9), over, ~over)
+
+
+@pytest.mark.slow
+def test_actions_at_the_ends_have_probability_0_for_a_policy_that_does_not_clip(tmp_path):
+    """42% of the data lie at 1, where the policy has a density of 115, but no probability."""
+    env = Below()
+    clipped = drawing(env.spec, ClippedGaussian, 0.9, 0.5)
+    record_policy(
+        env, clipped.policy, clipped.params, tmp_path / "data.vlt", steps=4096, num_envs=64
+    )
+    data = vault.open_vault(tmp_path / "data.vlt")
+    policies = {
+        "squashed": drawing(env.spec, TanhGaussian, 2.0, 1.5),
+        "clipped": drawing(env.spec, ClippedGaussian, 0.7, 0.5),
+    }
+    found = estimate(policies, data, FAST, methods=("wis",))
+    squashed, clipped = found.values["wis"].values()
+    assert squashed.value == pytest.approx(norm.cdf((np.arctanh(0.9) - 2) / 1.5), abs=0.1)
+    assert squashed.low < 0.362 < squashed.high
+    assert clipped.value == pytest.approx(norm.cdf((0.9 - 0.7) / 0.5), abs=0.03)
+    assert found.effective["clipped"] > 2000 > found.effective["squashed"]
+    (note,) = found.notes
+    assert note.startswith("squashed never draw") and "4" in note
+
+
+def test_a_certain_action_inside_the_interval_has_no_ratio(observed):
+    data, followed, _ = observed
+    actions = np.full((*followed.action.shape, 1), 1.0)
+    steps = np.arange(data.mask.size).reshape(data.mask.shape)
+    mixed = data._replace(certain_inside=steps == 0, at_ends=steps == 1)
+    reaching = followed._replace(action=actions).without_impossible(mixed).log_prob
+    assert (reaching == -np.inf).sum() == 1 and reaching[0, 0] == -np.inf
+    inside = followed._replace(action=0.9 * actions).without_impossible(mixed).log_prob
+    assert (inside == -np.inf).sum() == 2
+    unknown = followed._replace(log_prob=np.full(data.mask.shape, np.nan), action=actions)
+    assert np.isnan(unknown.without_impossible(mixed).log_prob).all()
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from offmarl.ope import (
     effective_sample_size,
     weighted_importance_sampling,
 )
-from offmarl.ope.history import had_no_choice
+from offmarl.ope.history import at_ends, had_no_choice, was_certain_inside
 from offmarl.ope.importance import bootstrap
 from offmarl.types import Sequence, View
 
@@ -35,6 +35,24 @@ def seen(action, legal):
 )
 def test_whether_there_was_a_choice(action, legal, certain):
     assert had_no_choice(seen(action, legal)).all() == certain
+
+
+@pytest.mark.parametrize(
+    ("action", "legal", "log_prob", "end", "certain"),
+    [
+        ([1], [True, True], 0.0, False, False),  # discrete
+        ([[0.5, 1.0]], [True, True], -1.0, True, False),
+        ([[0.5, 1.0]], [True, False], -1.0, False, False),  # an entry that is not the agent's
+        ([[0.5, -1.0]], [True, True], 0.0, True, True),
+        ([[1.0, -1.0]], [True, True], 0.0, True, False),  # an end has a probability
+        ([[0.0, 0.0]], [False, False], 0.0, False, False),
+    ],
+)
+def test_actions_that_have_a_density_for_some_policies(action, legal, log_prob, end, certain):
+    episode = seen(action, legal)._replace(behaviour_log_prob=jnp.full((1, 1, 1), log_prob))
+    assert at_ends(episode).all() == end and was_certain_inside(episode).all() == certain
+    dead = episode._replace(view=episode.view._replace(alive=jnp.zeros((1, 2, 1), bool)))
+    assert not at_ends(dead).any() and not was_certain_inside(dead).any()
 
 
 # Two episodes of two steps and one of one step; ratios of the steps and rewards.
