@@ -277,6 +277,12 @@ class Checkpoints:
         """Return the number of a checkpoint, by default of the newest, or raise `RunError`."""
         step = self.latest() if step is None else step
         if step is None or step not in self.steps():
+            if self._directory.parent.is_file():
+                raise RunError(
+                    f"{self._directory.parent} is a file, as the cells of a benchmark are, and "
+                    "holds no checkpoints: give the directory of a run, such as one of those in "
+                    "`runs` beside a benchmark's `cells`."
+                )
             raise RunError(
                 f"{self._directory} has no checkpoint{'' if step is None else f' {step}'}: "
                 "give the directory of a run that has saved one."

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -121,15 +121,26 @@ def only_or_all(values: Mapping[str, Any]) -> Any:
     return next(iter(values.values())) if len(values) == 1 else dict(values)
 
 
-def require_one_team(spec: EnvSpec, program: str) -> None:
+_INSTEAD = {
+    "recorder": "let one team learn with --side, against a fixed opponent, or use a program whose "
+    "agents have values of their own, such as mappo, ippo, iql or maddpg.",
+    "baseline": "use a program whose agents have values of their own: bc or iql_cql, or with "
+    "continuous actions one whose critic sees an agent's own action, as its options offer.",
+}
+"""What to do in place of one value for several teams, by the kind of program."""
+
+
+def require_one_team(
+    spec: EnvSpec, program: str, kind: Literal["recorder", "baseline"] = "baseline"
+) -> None:
     """Check that all agents are in one team, as programs that factorise a joint value need.
 
     Parameters
     ----------
     spec
         The environment or dataset.
-    program
-        Name of the program, for the message.
+    program, kind
+        Name and kind of the program, for the message.
 
     Raises
     ------
@@ -141,7 +152,5 @@ def require_one_team(spec: EnvSpec, program: str) -> None:
         raise OptionError(
             f"{program} learns one value for all agents together, but {spec.name or 'the data'} "
             f"has {len(teams)} teams with rewards of their own "
-            f"({', '.join(team.name for team in teams)}): use a program whose agents have values "
-            "of their own, such as mappo, ippo, iql or maddpg (offline: bc or iql_cql), or let one "
-            "team learn against a fixed opponent."
+            f"({', '.join(team.name for team in teams)}): {_INSTEAD[kind]}"
         )

@@ -149,6 +149,11 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
                 f"the run in {directory} is not finished, so it has no {name}: repeat its command "
                 "to finish it."
             ) from None
+        if (directory / "cells").is_dir():
+            raise RunError(
+                f"{directory} is the directory of a benchmark: its runs are in "
+                f"{directory / 'runs'}, and `offmarl compare` takes all of them."
+            ) from None
         raise RunError(
             f"{directory} is not the directory of a run: it has no {name}. Give a directory that "
             "`offmarl train` or `offmarl record` wrote."

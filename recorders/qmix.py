@@ -78,7 +78,7 @@ def loss(
 
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
-    require_one_team(spec, "qmix")
+    require_one_team(spec, "qmix", "recorder")
     config = q_config(args)
     mixer = make_mixer(spec, args.mixer_embed, args.mixer_hidden, args.mixer)
     networks = MixedValues(agent_network(config, spec), mixer)

@@ -73,7 +73,7 @@ def loss(
 
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
-    require_one_team(spec, "vdn")
+    require_one_team(spec, "vdn", "recorder")
     config = q_config(args)
 
     def init_params(key: PRNGKeyArray) -> Params:

@@ -106,6 +106,12 @@ def test_a_directory_without_checkpoints(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_the_cell_of_a_benchmark_has_no_checkpoints(tmp_path):
+    (tmp_path / "cell.json").write_text("{}")
+    with pytest.raises(RunError, match=r"cell\.json is a file, as the cells of a benchmark are"):
+        Checkpoints(tmp_path / "cell.json" / "checkpoints").restore({"policy": 0})
+
+
 @pytest.mark.parametrize(
     ("like", "says"),
     [

@@ -206,7 +206,7 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
             output.show_error(OptionError(wrong.reason), as_json)
         raise
     except KeyboardInterrupt as interrupt:
-        output.show_interrupt(interrupt)
+        output.show_interrupt(interrupt, as_json)
         _end_by_signal(interrupt.signum if isinstance(interrupt, Stopped) else signal.SIGINT)
     except Exception as error:  # a bug
         if _has_other_processes():

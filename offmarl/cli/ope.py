@@ -80,8 +80,8 @@ def ope(
     Parameters
     ----------
     runs
-        Directories of runs, as `offmarl train` writes them. The seeds of a run count as
-        repetitions of one setting.
+        Directories of runs, as `offmarl train` writes them, or names of policies that `offmarl pull
+        --policy` downloaded. The seeds of a run count as repetitions of one setting.
     vault
         Dataset of recorded episodes, best one that the policies did not learn from.
     methods
@@ -121,6 +121,7 @@ def ope(
     """
     if not runs:
         raise RunError("no runs to evaluate: give the directory of at least one run.")
+    from offmarl.hub.policies import run_named  # takes a while to import, as the others do
     from offmarl.ope import Options, estimate
     from offmarl.vault import open_vault
 
@@ -135,7 +136,8 @@ def ope(
         seed=seed,
     )
     dataset = open_vault(vault, time_limit=time_limit)
-    candidates = [one for run in dict.fromkeys(runs) for one in _candidates(run, checkpoints)]
+    named = dict.fromkeys(map(run_named, runs))
+    candidates = [one for run in named for one in _candidates(run, checkpoints)]
     policies = _load(candidates, act, program)
     found = estimate(policies, dataset, options, methods or None, progress)
     draws = {label: _draws(policy) for label, policy in policies.items()}

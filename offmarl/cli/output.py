@@ -83,7 +83,7 @@ class _Printable:
             yield Segment(text if control else printable(hidden(text)), style, control)
 
 
-def show_error(error: Exception, as_json: bool) -> None:
+def show_error(error: BaseException, as_json: bool) -> None:
     """Print an error: in red on standard error, or as a JSON object on standard output."""
     text = f"{error}{_advice(error)}"
     if as_json:
@@ -94,7 +94,7 @@ def show_error(error: Exception, as_json: bool) -> None:
         _err.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
 
 
-def _advice(error: Exception) -> str:
+def _advice(error: BaseException) -> str:
     """Return what to do about an error of the operating system, which says only what it is."""
     if not isinstance(error, OSError):
         return ""
@@ -124,9 +124,11 @@ def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     _err.print(Text.assemble(("warning: ", "bold yellow"), (text, "yellow")), soft_wrap=True)
 
 
-def show_interrupt(interrupt: KeyboardInterrupt) -> None:
-    """Print where a stopped command resumes, if it is known."""
+def show_interrupt(interrupt: KeyboardInterrupt, as_json: bool) -> None:
+    """Print where a stopped command resumes, if it is known, and the error for ``--json``."""
     message = str(interrupt) or "stopped: repeat the command to finish it."
+    if as_json:
+        show_error(KeyboardInterrupt(message), as_json)
     _err.print(printable(hidden(message)), style="yellow", markup=False, soft_wrap=True)
 
 

@@ -144,7 +144,8 @@ def _report(found: Tuned, space: Space) -> Report:
         key=lambda row: row["score"],
         reverse=True,
     )
-    title = f"{found.file}: the best of {len(found.trials)} trials, score {found.score:.6g}"
+    trials = "1 trial" if len(found.trials) == 1 else f"{len(found.trials)} trials"
+    title = f"{found.file}: the best of {trials}, score {found.score:.6g}"
     ranges = {name: one.words() for name, one in space.items()}
     rows = [{**dict.fromkeys(ranges, ""), **row} for row in best[:_SHOWN]]
     view = Group(records(_columns(rows), title), as_is(f"--settings {quote(str(found.file))}"))

@@ -337,12 +337,21 @@ def run_named(name: str | os.PathLike[str]) -> Path:
     """Return the run of a pulled policy, by its name; anything else is returned as a path.
 
     An existing path takes precedence. Of several revisions, the one pulled last is meant.
+
+    Raises
+    ------
+    RunError
+        There is neither a path nor a pulled policy of this name.
     """
     path, text = Path(name), os.fspath(name)
     if path.exists() or not _NAME.fullmatch(text):
         return path
-    found = _kept(_root() / text, "", None)
-    return path if found is None else found.path
+    if (found := _kept(_root() / text, "", None)) is None:
+        raise RunError(
+            f"there is no run at {text}, and no policy of this name was downloaded: give the "
+            f"directory of a run, or download the policy with `offmarl pull {text} --policy`."
+        )
+    return found.path
 
 
 def _root() -> Path:

@@ -30,7 +30,7 @@ from offmarl.ope.importance import (
 )
 from offmarl.replay import Windows, load
 from offmarl.statistics import MIN_RUNS, mean_interval
-from offmarl.teams import require_one_team
+from offmarl.teams import teams_of
 from offmarl.terminal import Progress, quiet
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 from offmarl.vault import Dataset, Mixture
@@ -123,6 +123,7 @@ def estimate(
     options = options or Options()
     _check(policies, dataset.spec)
     data = _Data.read(dataset, options)
+    data.require_finite_values(options)
     refusals = data.refusals(options)
     for method in methods or ():
         if method in refusals:
@@ -154,7 +155,13 @@ def estimate(
 
 
 def _check(policies: Mapping[str, Target], spec: EnvSpec) -> None:
-    require_one_team(spec, "off-policy evaluation")
+    if len(teams := teams_of(spec)) > 1:
+        raise OptionError(
+            "off-policy evaluation estimates one value for all agents together, and "
+            f"{spec.name or 'the data'} has {len(teams)} teams with rewards of their own "
+            f"({', '.join(team.name for team in teams)}): play in the environment with "
+            "`offmarl evaluate`."
+        )
     if not policies:
         raise ShapeError("there are no policies to evaluate: give one or more.")
     for name, one in policies.items():
@@ -256,6 +263,15 @@ class _Data(NamedTuple):
                 "or dr, whose critic continues there."
             }
         return {}
+
+    def require_finite_values(self, options: Options) -> None:
+        """Raise `OptionError` for undiscounted values of episodes that never terminate."""
+        terminated = self.complete & ~self.truncated
+        if options.gamma == 1 and options.horizon == "infinite" and not terminated.any():
+            raise OptionError(
+                "no episode of the data terminates, so values beyond a time limit are not finite "
+                "without a discount: give --gamma below 1, or --horizon episode."
+            )
 
     def reward_bounds(self, options: Options) -> Float[np.ndarray, "2"]:
         """Return the smallest and the largest reward of a step; 0 follows an end.

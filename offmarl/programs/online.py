@@ -202,11 +202,14 @@ def record_from_run(
     """
     directory, chosen = local(run_dir), parse_tiers(tiers)
     record = tracking.read_run(directory)
-    if record.get("kind") != "recorder" or not record.get("complete"):
+    if record.get("kind") != "recorder":
         raise RunError(
-            f"{directory} is not a recorder's finished run: give a directory that `offmarl record "
-            "NAME` wrote, or repeat its command until the training is finished."
+            f"{directory} is the run of a baseline, which keeps no policies for tiers: give a "
+            "directory that `offmarl record NAME` wrote, or record its last policy with "
+            "`offmarl record --policy`."
         )
+    if not record.get("complete"):
+        raise RunError(f"{directory} is not finished: repeat its command until the training is.")
     origin = registry.Origin(record["program"], record["file"], record["sha256"])
     module = registry.load_origin("recorder", origin, directory, program)
     args = from_json(module.Args, record["args"])

@@ -62,7 +62,9 @@ def team_policy(source: str, env: Environment, team: Team) -> TeamPolicy:
     offered = scripted_policies(env)
     if source not in offered and not _CODE.fullmatch(source):
         raise unknown_name(
-            f"policy for {team.name} of {env.spec.name}", source, [RANDOM, *offered, "RUN"]
+            f"policy for {team.name} of {env.spec.name}, and no run's directory,",
+            source,
+            [RANDOM, *offered],
         )
     return TeamPolicy(scripted_policy(env, source), (), everyone, source, about)
 

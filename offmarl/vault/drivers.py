@@ -309,8 +309,8 @@ class Directory(TensorStoreDriver):
             )
         if (self.directory / RUN_FILE).is_file():
             return VaultFormatError(
-                f"{self.path} is the directory of a run, and not a vault: `offmarl report` and "
-                "`offmarl compare` describe runs."
+                f"{self.path} is the directory of a run, and not a vault: give the directory of a "
+                "dataset, or see `offmarl report` and `offmarl compare` for what a run has done."
             )
         if self.directory.exists():
             return VaultFormatError(

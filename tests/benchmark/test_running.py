@@ -327,6 +327,10 @@ def test_a_whole_benchmark_is_compared_and_a_cell_described(offmarl, read, tmp_p
     cell = offmarl("report", "out/cells/one--bc.json")
     assert cell.code == 0 and "bc" in cell.out
     assert offmarl("compare", "template/../out/nothing").code == 1
+    assert "`offmarl compare out` compares its runs" in offmarl("report", "out").err
+    assert "out is the directory of a benchmark: its runs are in out/runs" in (
+        offmarl("evaluate", "out").err
+    )
 
 
 def test_compare_names_the_runs_of_a_plan_as_the_plan_does(read, tmp_path):

@@ -89,19 +89,22 @@ def test_mistakes_are_one_line_and_no_traceback(offmarl, monkeypatch, error, cod
         assert offmarl("envs", "--json").json == {"error": described}
 
 
-def test_ctrl_c_ends_as_other_programs_do():
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_ctrl_c_ends_as_other_programs_do(option):
     code = (
-        "import signal, sys; sys.argv = ['offmarl', 'envs'];"
+        "import signal, sys; sys.argv[0] = 'offmarl';"
         # What a shell starts in the background ignores the signal, and so does all it starts.
         "signal.signal(signal.SIGINT, signal.default_int_handler);"
         "from offmarl.cli import environments, main;"
         "environments.envs = lambda: signal.raise_signal(signal.SIGINT); main()"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+        [sys.executable, "-c", code, "envs", *option], check=False, capture_output=True, text=True
     )
-    assert ended.returncode == -signal.SIGINT
-    assert ended.stderr == "stopped: repeat the command to finish it.\n"
+    message = "stopped: repeat the command to finish it."
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, f"{message}\n")
+    error = {"error": {"type": "KeyboardInterrupt", "message": message}}
+    assert (json.loads(ended.stdout) if option else ended.stdout) == (error if option else "")
 
 
 def test_defects_are_not_hidden(offmarl, monkeypatch):

@@ -311,6 +311,17 @@ def test_actions_at_the_ends_have_probability_0_for_a_policy_that_does_not_clip(
     assert note.startswith("squashed never draw") and "4" in note
 
 
+def test_values_without_discount_beyond_time_limits_are_refused(observed):
+    data, _, _ = observed
+    never = Options(gamma=1.0, horizon="infinite")
+    data.require_finite_values(never)  # episodes terminate
+    cut = data._replace(truncated=np.ones(12, bool))
+    with pytest.raises(OptionError, match=r"give --gamma below 1, or --horizon episode"):
+        cut.require_finite_values(never)
+    cut.require_finite_values(replace(never, gamma=0.99))
+    cut.require_finite_values(replace(never, horizon="episode"))
+
+
 def test_a_certain_action_inside_the_interval_has_no_ratio(observed):
     data, followed, _ = observed
     actions = np.full((*followed.action.shape, 1), 1.0)

@@ -177,7 +177,7 @@ def test_policies_are_given_to_all_teams_or_to_each(sources, teams, expected):
         (["cats=random"], OptionError, r"mice has no policy: add mice=POLICY"),
         (["cats=random", "cats=scripted", "mice=random"], OptionError, "cats was given two"),
         (["cats=random", "mice"], OptionError, "'mice' is not a policy of a team"),
-        (["clever"], UnknownNameError, "policy for cats of .* named 'clever'.*RUN, random"),
+        (["clever"], UnknownNameError, "policy for cats of .* no run.* named 'clever': known: ran"),
         (["cats=a/b:c.run/mappo-0", "mice=random"], UnknownNameError, "named 'a/b:c.run/mappo-0'"),
         (["cats=random", "dogs=random"], UnknownNameError, "team of .* named 'dogs'"),
     ],
