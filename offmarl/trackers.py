@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from itertools import groupby
 from os import environ
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -33,6 +33,7 @@ FILE = "tracking.json"
 """Holds the id of the tracked run."""
 
 
+@runtime_checkable
 class Tracker(Protocol):
     """What a tracker does for one run."""
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -328,6 +328,7 @@ def marl_eval(
 # ---------------------------------------------------------------------------------- progress
 
 
+@runtime_checkable
 class Advance(Protocol):
     """Advances a progress display by a number of steps, with a short note."""
 

@@ -251,7 +251,8 @@ class EnvSpec:
             return self.action.num_actions
         raise ShapeError(
             f"{self.name or 'this dataset'} has continuous actions of size {self.action.size}, but "
-            "the program needs discrete ones: choose a program for continuous actions."
+            "the program needs discrete ones: choose a program for continuous actions, "
+            "such as mappo or masac (offline: bc, omar or omiga)."
         )
 
     def difference(self, other: EnvSpec, extras: bool = True) -> str:

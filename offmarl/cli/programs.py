@@ -373,7 +373,7 @@ def evaluate(
     if checkpoint != "last":
         policy += ", best checkpoints" if checkpoint == "best" else f", step {checkpoint}"
     if side := record["args"].get("side"):
-        policy += f", {side} against {', '.join(record['args']['opponents'])},"
+        policy += f", {side} against {', '.join(record['args'].get('opponents', ()))},"
     title = f"{policy} of {run} in {environment.spec.name}: returns"
     about = {"run": run, "env": environment.spec.name, "acting": acting, "checkpoint": checkpoint}
     return _returns_report(title, about, returns)

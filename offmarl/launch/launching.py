@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 from filelock import FileLock, Timeout
 
@@ -38,6 +38,7 @@ class Options(NamedTuple):
     """Options of the engine, such as SLURM's partition."""
 
 
+@runtime_checkable
 class Launcher(Protocol):
     """An engine that runs tasks."""
 

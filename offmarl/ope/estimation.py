@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,7 @@ _FEW_EFFECTIVE = 20
 """Effective sample size below which a note warns of importance sampling."""
 
 
+@runtime_checkable
 class Target(Protocol):
     """A policy to evaluate; `offmarl.programs.LoadedPolicy` is one."""
 

@@ -12,7 +12,7 @@ from offmarl.errors import ShapeError
 
 
 def rank_correlation(
-    estimates: Float[np.ndarray, "P"], returns: Float[np.ndarray, "P"]
+    estimates: Float[np.ndarray, "P"], returns: Float[np.ndarray, "_"]
 ) -> float | None:
     """Return Spearman's rank correlation of estimates with known returns.
 
@@ -36,7 +36,7 @@ def _ranks(values: Float[np.ndarray, "P"]) -> Float[np.ndarray, "P"]:
     return ranks
 
 
-def regret(estimates: Float[np.ndarray, "P"], returns: Float[np.ndarray, "P"], k: int = 1) -> float:
+def regret(estimates: Float[np.ndarray, "P"], returns: Float[np.ndarray, "_"], k: int = 1) -> float:
     """Return regret@k: what is lost by trying only the k policies with the best estimates.
 
     The best return of all policies minus the best among these k, in the unit of the returns (Fu et
@@ -55,7 +55,7 @@ def regret(estimates: Float[np.ndarray, "P"], returns: Float[np.ndarray, "P"], k
 
 
 def _checked(
-    estimates: Float[np.ndarray, "P"], returns: Float[np.ndarray, "P"]
+    estimates: Float[np.ndarray, "P"], returns: Float[np.ndarray, "_"]
 ) -> tuple[Float[np.ndarray, "P"], Float[np.ndarray, "P"]]:
     estimates, returns = np.asarray(estimates, float), np.asarray(returns, float)
     if estimates.ndim != 1 or estimates.shape != returns.shape:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, UInt8
 
 from offmarl._imports import import_optional
 from offmarl.errors import OptionError, ShapeError
@@ -355,7 +355,7 @@ def attach_finals(
 
 
 def to_episodes(
-    table: Table, teams: tuple[Team, ...], cause: Int[np.ndarray, "M"] | None = None
+    table: Table, teams: tuple[Team, ...], cause: UInt8[np.ndarray, "M"] | None = None
 ) -> Episodes:
     """Return a table as plain arrays, ordered by row and start.
 

@@ -65,7 +65,7 @@ def remembering(spec, chance):
     return Loaded(Policy(lambda: jnp.zeros(2), act, log_prob), jnp.float32(chance), spec)
 
 
-class Chosen:
+class Chosen(fitted.FittedQ):
     """Critics whose values are chosen: each member has its own."""
 
     def __init__(self, starts):
@@ -134,9 +134,13 @@ def test_targets_bootstrap_from_bounded_values():
     some = {"discount": jnp.array([0.5, 0.5, 0.0]), **truths}
     batch = fitted._Batch(**(blank | ones | some))
     bounds = jnp.array([[-3.0] * 3, [5.0, 4.0, 5.0]])
-    found = fitted._loss(critic, batch, bounds, jnp.ones(3), None, jnp.array(False), 0.0, 1e6)
+    found = fitted._loss(
+        critic, batch, bounds, jnp.ones(3), jnp.zeros(()), jnp.array(False), 0.0, 1e6
+    )
     assert found == pytest.approx(np.mean(np.square([1 + 2.5, 1 + 2.0, 1])))
-    low = fitted._loss(critic, batch, bounds, jnp.ones(3), None, jnp.array(False), 0.0, -1e6)
+    low = fitted._loss(
+        critic, batch, bounds, jnp.ones(3), jnp.zeros(()), jnp.array(False), 0.0, -1e6
+    )
     assert low == pytest.approx(np.mean(np.square([1 - 1.5, 1 - 1.5, 1])))
 
 

@@ -20,12 +20,12 @@ RETURNS = np.array([1.0, 5.0, 2.0, 4.0])
     ],
 )
 def test_spearman(estimates, correlation):
-    assert rank_correlation(np.array(estimates), RETURNS) == pytest.approx(correlation)
+    assert rank_correlation(np.array(estimates, float), RETURNS) == pytest.approx(correlation)
 
 
 def test_equal_estimates_share_their_rank():
     """Ranks 1.5, 1.5, 3, 4 and 1, 4, 2, 3: covariance .5 over sqrt(4.5 * 5)."""
-    found = rank_correlation(np.array([0, 0, 1, 2]), RETURNS)
+    found = rank_correlation(np.array([0.0, 0.0, 1.0, 2.0]), RETURNS)
     assert found == pytest.approx(0.5 / np.sqrt(4.5 * 5))
 
 
