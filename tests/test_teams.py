@@ -38,5 +38,6 @@ def test_programs_that_factorise_a_joint_value_refuse_several_teams(kind, name):
     program, spec = registry.load(kind, name), PURSUIT.spec
     source = PURSUIT if kind == "recorder" else DatasetStatistics(None)
     args = program.Args() if kind == "recorder" else program.Args(vault=Path())
-    with pytest.raises(OptionError, match=rf"^{name} learns one value .* has 2 teams .* mappo"):
+    instead = "--side, against a fixed opponent" if kind == "recorder" else "bc or iql_cql"
+    with pytest.raises(OptionError, match=rf"^{name} learns one value .* has 2 teams .*{instead}"):
         program.make(spec, args, source)

@@ -124,7 +124,7 @@ def show_warning(message: Warning | str, *_: object, **__: object) -> None:
     _err.print(Text.assemble(("warning: ", "bold yellow"), (text, "yellow")), soft_wrap=True)
 
 
-def show_interrupt(interrupt: KeyboardInterrupt, as_json: bool) -> None:
+def show_interrupt(interrupt: KeyboardInterrupt, as_json: bool = False) -> None:
     """Print where a stopped command resumes, if it is known, and the error for ``--json``."""
     message = str(interrupt) or "stopped: repeat the command to finish it."
     if as_json:
