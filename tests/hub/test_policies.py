@@ -111,7 +111,9 @@ def test_without_the_hub_the_policy_on_this_machine_is_used(hub, run, monkeypatc
     assert library.pull_policy(NAME).path == path
     assert not library.pull_policy(NAME).asked
     assert policies.run_named(NAME) == path
-    assert policies.run_named("org/other") == Path("org/other")
+    with pytest.raises(RunError, match=r"no run at org/other.*`offmarl pull org/other --policy`"):
+        policies.run_named("org/other")
+    assert policies.run_named("absent") == Path("absent")
     assert policies.run_named(path) == path
     assert library.pull_policy(f"{NAME}@{pushed.commit[:8]}").path == path
     with pytest.raises(HubUnreachableError):
