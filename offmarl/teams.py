@@ -124,14 +124,15 @@ def only_or_all(values: Mapping[str, Any]) -> Any:
 _INSTEAD = {
     "recorder": "let one team learn with --side, against a fixed opponent, or use a program whose "
     "agents have values of their own, such as mappo, ippo, iql or maddpg.",
-    "baseline": "use a program whose agents have values of their own: bc or iql_cql, or with "
-    "continuous actions one whose critic sees an agent's own action, as its options offer.",
+    "baseline": "use a program whose agents have values of their own, such as bc or iql_cql, or "
+    "for continuous actions matd3_bc or omar.",
+    "evaluation": "play in the environment with `offmarl evaluate`.",
 }
 """What to do in place of one value for several teams, by the kind of program."""
 
 
 def require_one_team(
-    spec: EnvSpec, program: str, kind: Literal["recorder", "baseline"] = "baseline"
+    spec: EnvSpec, program: str, kind: Literal["recorder", "baseline", "evaluation"] = "baseline"
 ) -> None:
     """Check that all agents are in one team, as programs that factorise a joint value need.
 

@@ -106,6 +106,15 @@ def is_run(path: Path) -> bool:
     return (path / RUN_FILE).is_file() or (path.suffix == ".json" and path.is_file())
 
 
+def refuse_benchmark(path: Path) -> None:
+    """Raise `RunError` if a path is the directory of a benchmark, and not that of one run."""
+    if (path / "cells").is_dir():
+        raise RunError(
+            f"{path} is the directory of a benchmark: its runs are in {path / 'runs'}, and "
+            f"`offmarl compare {path}` compares its runs."
+        ) from None
+
+
 _PATHS = ("vault", "validation", "init")
 """Arguments that name vaults and runs by their paths."""
 
@@ -149,11 +158,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
                 f"the run in {directory} is not finished, so it has no {name}: repeat its command "
                 "to finish it."
             ) from None
-        if (directory / "cells").is_dir():
-            raise RunError(
-                f"{directory} is the directory of a benchmark: its runs are in "
-                f"{directory / 'runs'}, and `offmarl compare` takes all of them."
-            ) from None
+        refuse_benchmark(directory)
         raise RunError(
             f"{directory} is not the directory of a run: it has no {name}. Give a directory that "
             "`offmarl train` or `offmarl record` wrote."

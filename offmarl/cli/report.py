@@ -11,7 +11,7 @@ from tyro.conf import Positional, arg
 
 from offmarl.cli.files import check_file, write_page
 from offmarl.cli.output import Report, as_is, table
-from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError, VaultError
+from offmarl.errors import OffmarlError, OptionError, ShapeError, VaultError
 from offmarl.report import page, run_page, tables
 from offmarl.report.contents import LENGTHS, Survey, survey
 from offmarl.report.dataset_figures import Surveys
@@ -19,7 +19,7 @@ from offmarl.report.warnings import data_warnings, warnings_by_dataset
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import number, plot
-from offmarl.tracking import is_run, progress
+from offmarl.tracking import is_run, progress, refuse_benchmark
 from offmarl.vault import Dataset
 from offmarl.vault.files import errors_of
 from offmarl.vault.open import open_source, place_of
@@ -55,12 +55,8 @@ def report(
         raise OptionError("--env plays episodes again for a page: give --html, too.")
     if runs := [Path(path) for path in vaults if is_run(Path(path))]:
         return _run_report(runs, vaults, html)
-    for path in map(Path, vaults):
-        if (path / "cells").is_dir():
-            raise RunError(
-                f"{path} is the directory of a benchmark: `offmarl compare {path}` compares its "
-                f"runs, and report describes one of the files in {path / 'cells'}."
-            )
+    for vault in vaults:
+        refuse_benchmark(Path(vault))
     found = [open_source(path, time_limit=time_limit) for path in dict.fromkeys(_each(vaults))]
     if not found:
         raise VaultError("no vaults to report on: give the path of at least one vault.")

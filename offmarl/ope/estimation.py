@@ -30,7 +30,7 @@ from offmarl.ope.importance import (
 )
 from offmarl.replay import Windows, load
 from offmarl.statistics import MIN_RUNS, mean_interval
-from offmarl.teams import teams_of
+from offmarl.teams import require_one_team
 from offmarl.terminal import Progress, quiet
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 from offmarl.vault import Dataset, Mixture
@@ -156,13 +156,7 @@ def estimate(
 
 
 def _check(policies: Mapping[str, Target], spec: EnvSpec) -> None:
-    if len(teams := teams_of(spec)) > 1:
-        raise OptionError(
-            "off-policy evaluation estimates one value for all agents together, and "
-            f"{spec.name or 'the data'} has {len(teams)} teams with rewards of their own "
-            f"({', '.join(team.name for team in teams)}): play in the environment with "
-            "`offmarl evaluate`."
-        )
+    require_one_team(spec, "off-policy evaluation", "evaluation")
     if not policies:
         raise ShapeError("there are no policies to evaluate: give one or more.")
     for name, one in policies.items():
