@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from offmarl._compiling import QUICKLY
 from offmarl.envs.base import autoreset
 from offmarl.types import Continuous, Discrete, EnvSpec, Timestep, map_tree
 
@@ -23,8 +24,6 @@ NUM_ENVS = 2
 NUM_STEPS = 500
 CHUNK = 125
 """Steps in one call of a program; the first call is made twice, to compare the results."""
-QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Compiler options for programs that run only for a moment."""
 
 
 class Seen(NamedTuple):

@@ -177,7 +177,14 @@ def orthogonal_gates(
     key: PRNGKeyArray, shape: tuple[int, int], dtype: jnp.dtype = jnp.float32
 ) -> Float[Array, "H gates"]:
     """Return the recurrent kernel of a GRU: an orthogonal ``(H, H)`` block for each gate."""
+    return _gates(key, tuple(shape), jnp.dtype(dtype))
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _gates(key: PRNGKeyArray, shape: tuple[int, int], dtype: jnp.dtype) -> Float[Array, "H gates"]:
+    """Draw `orthogonal_gates`; traced once for each shape, see `linear.orthogonal`."""
     hidden, width = shape
-    keys = jax.random.split(key, width // hidden)
     draw = orthogonal()
-    return jnp.concatenate([draw(own, (hidden, hidden), dtype) for own in keys], axis=1)
+    keys = jax.random.split(key, width // hidden)
+    blocks = jax.lax.map(lambda own: draw(own, (hidden, hidden), dtype), keys)
+    return jnp.moveaxis(blocks, 0, 1).reshape(shape)

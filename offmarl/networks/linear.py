@@ -6,6 +6,7 @@ operands, which takes longer than the product.
 """
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import flax.linen as nn
@@ -30,16 +31,31 @@ def orthogonal(scale: float = 1.0) -> Callable[..., Float[Array, "..."]]:
     with, and waits for them in one of these threads, so that two such factorisations in one program
     can wait for each other for ever on a CPU with two cores.
     """
-    draw = nn.initializers.orthogonal(scale)
 
     def init(
         key: PRNGKeyArray, shape: Sequence[int], dtype: Any = jnp.float32
     ) -> Float[Array, "..."]:
-        one_by_one: Any = jax.custom_batching.sequential_vmap
-        kernel: Array = one_by_one(lambda key: draw(key, shape, dtype))(key)
+        kernel: Array = _drawing(scale, tuple(shape), jnp.dtype(dtype))(key)
         return kernel
 
     return init
+
+
+@cache
+def _drawing(
+    scale: float, shape: tuple[int, ...], dtype: jnp.dtype
+) -> Callable[[PRNGKeyArray], Float[Array, "..."]]:
+    """Return ``draw(key)``, the same function for the same arguments.
+
+    Flax evaluates an initialiser wherever its parameter is used, to check the shape. JAX traces the
+    same function once.
+    """
+    draw = nn.initializers.orthogonal(scale)
+    one_by_one: Any = jax.custom_batching.sequential_vmap
+    drawn: Callable[[PRNGKeyArray], Array] = jax.jit(
+        one_by_one(lambda key: draw(key, shape, dtype))
+    )
+    return drawn
 
 
 class Dense(nn.Module):

@@ -126,7 +126,7 @@ class DatasetStatistics:
         """Return the largest absolute return of a complete episode."""
 
         def compute(dataset: Dataset | Mixture) -> NDArray[Any]:
-            return np.abs(self._returns(dataset)).max(initial=0.0)
+            return np.asarray(np.abs(self._returns(dataset)).max(initial=0.0))
 
         return float(self.array("return_scale", compute))
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl import envs, evaluation, tracking
+from offmarl._compiling import jit_rarely_run
 from offmarl.envs.base import Environment
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, log_likelihood
@@ -193,7 +194,7 @@ def _can_sample(program: Program, params: ArrayTree) -> bool:
     return program.policy(False).draws(first)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@jit_rarely_run(static_argnums=(0, 1))
 def _imitation(
     program: Program, layout: Layout, params: ArrayTree, episodes: Sequence
 ) -> dict[str, Float[Array, "seeds episodes"]]:
@@ -216,7 +217,7 @@ def _by_name(
     return {name: returns[..., index] for index, name in enumerate(names)}
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+@jit_rarely_run(static_argnums=(0, 1, 2, 3, 4))
 def play(
     program: Program,
     env: Environment,

@@ -190,8 +190,15 @@ def _joined(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _write_metrics(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the lines of all seeds in the order in which one process writes them."""
-    rows = sorted(rows, key=lambda row: (row["step"], not _is_of_updates(row), row["seed"]))
+    """Write the lines of all seeds in the order in which one process writes them.
+
+    The evaluation of the initial policies, step 0, follows the line of the first update.
+    """
+
+    def place(row: Mapping[str, Any]) -> tuple[int, bool, int, int]:
+        return max(row["step"], 1), not _is_of_updates(row), row["step"], row["seed"]
+
+    rows = sorted(rows, key=place)
     tracking.replace_file(path, "".join(f"{tracking.to_json(row)}\n" for row in rows))
 
 

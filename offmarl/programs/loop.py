@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from offmarl import tracking
+from offmarl._compiling import QUICKLY
 from offmarl._mesh import divide
 from offmarl.errors import OptionError
 from offmarl.programs.cluster import from_first, gathered
@@ -172,7 +173,7 @@ def offline_schedule(program: Program, args: Args) -> Schedule:
 # ---------------------------------------------------------------------------------- updates
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
 def start(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
     """Return the initial states of all seeds; ``hyper`` has a leading axis of seeds, too.
 

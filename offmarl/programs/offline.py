@@ -34,6 +34,7 @@ from offmarl.programs.loop import (
     Learners,
     Schedule,
     build,
+    copied,
     learn,
     offline_schedule,
     start,
@@ -250,9 +251,14 @@ class _Job(NamedTuple):
         self, states: ArrayTree, done: int, last: bool
     ) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
         """Evaluate the policies of states after some updates; ``last`` takes more episodes."""
+        return self.evaluate_policy(self.program.policy_params(states), done, last)
+
+    def evaluate_policy(
+        self, params: ArrayTree, done: int, last: bool = False
+    ) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
+        """Evaluate as `evaluate`, given the parameters of the policies."""
         episodes = self.args.final_episodes if last else self.args.evaluate_episodes
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys()[2], done)
-        params = self.program.policy_params(states)
         return evaluate(self.evaluator, self.program, self.layout, params, keys, episodes)
 
     def tree(self, learned: Learned) -> dict[str, ArrayTree]:
@@ -281,8 +287,6 @@ def _learn(job: _Job, dataset: Dataset | Mixture, timer: CheckpointTimer) -> Non
     learners = Learners(job.program, job.hyper(), update_keys, job.layout)
     journal = _Journal(job)
     done, states = journal.begin(job.begin(start_keys, update_keys))
-    if not done:
-        journal.evaluate(0, states)
     timer.begin(done)
     if not journal.over:  # a run that has stopped early may have been killed before its end
         with (
@@ -322,6 +326,7 @@ class _Journal:
         self._job = job
         self._checkpoints = job.run.checkpoints(keep=2)
         self._means = Means()
+        self._untrained: ArrayTree | None = None
         self.note = ""
         self.keeps = self.over = False
 
@@ -335,6 +340,8 @@ class _Journal:
             if (stopping := found.info.get("stopping")) is not None:
                 self._job.stopping.resume(stopping, states)
                 self.over = self._job.stopping.over
+        else:  # a copy, because updates donate the states
+            self._untrained = copied(self._job.program.policy_params(fresh.state))
         run = self._job.run
         tracking.cut(run.metrics, -1 if found is None else done)
         track = self._job.args.track if is_first() else ()
@@ -346,18 +353,23 @@ class _Journal:
         self._means.add(metrics, count)
 
     def log(self, done: int, times: Mapping[str, float]) -> None:
-        """Write the means since the last line."""
+        """Write the means since the last line; after the first line, evaluate the initial policies.
+
+        Learning curves begin with the untrained policy. The line of the first update comes before
+        its evaluation, because it comes much sooner and shows that the program works.
+        """
         seeds = len(self._job.seeds)
         self._write(
             done,
             self._means.take() | {name: np.full(seeds, value) for name, value in times.items()},
         )
+        if self._untrained is not None:
+            if found := self._job.evaluate_policy(self._untrained, 0):
+                self._write(0, found)
+            self._untrained, self.note = None, summary(found)
 
     def evaluate(self, done: int, learned: Learned) -> None:
-        """Evaluate the policies of all seeds, with more episodes after the last update.
-
-        Before the first update, too, so that learning curves begin with the untrained policy.
-        """
+        """Evaluate the policies of all seeds, with more episodes after the last update."""
         job, stopping = self._job, self._job.stopping
         states = stopping.apply(learned).state
         found = job.evaluate(states, done, last=done == job.schedule.updates)
@@ -366,9 +378,8 @@ class _Journal:
             self.over, found = True, job.evaluate(states, done, last=True)
         if found:
             self._write(done, found)
-            self.keeps = done > 0 and (job.args.keep == "all" or done in self._best())
-        if done:  # a search of settings does not judge by the untrained policy
-            report(done, found)
+            self.keeps = job.args.keep == "all" or done in self._best()
+        report(done, found)
         self.note = summary(found)
 
     def _best(self) -> set[int]:

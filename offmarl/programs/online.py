@@ -14,6 +14,7 @@ from rich.text import Text
 
 import offmarl
 from offmarl import settings, tracking, vault
+from offmarl._compiling import QUICKLY
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import from_json
 from offmarl.envs import Environment
@@ -344,7 +345,7 @@ def _resume(
     runs: Sequence[Recorder], start: Start, checkpoints: Checkpoints, hyper: Hyperparameters
 ) -> tuple[int, list[ArrayTree], dict[str, Any]]:
     """Return the number of updates done, the states of all seeds, and the checkpoint's info."""
-    init = jax.jit(runs[0].program.init)
+    init = jax.jit(runs[0].program.init, compiler_options=QUICKLY)
     like = [state_shapes(runs[0].program, runs[0].args)] * len(runs)
     found = checkpoints.resume({"state": like})
     if found is None:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 import offmarl
 from offmarl import envs, vault
+from offmarl._compiling import QUICKLY
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
@@ -375,7 +376,7 @@ def resume(
     program: Program, checkpoints: Checkpoints, key: PRNGKeyArray, hyper: Hyperparameters
 ) -> tuple[int, ArrayTree, dict[str, Any]]:
     """Return the number of updates done, the state after them, and the checkpoint's info."""
-    init = jax.jit(program.init)
+    init = jax.jit(program.init, compiler_options=QUICKLY)
     found = checkpoints.resume({"state": jax.eval_shape(init, key, hyper)})
     if found is None:
         return 0, init(key, hyper), {}

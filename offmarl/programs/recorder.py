@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Float, PRNGKeyArray
 
 from offmarl import envs, tracking
+from offmarl._compiling import jit_rarely_run
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment
 from offmarl.errors import CheckpointError
@@ -257,7 +257,7 @@ def stacked(trees: Sequence[ArrayTree]) -> ArrayTree:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3))
+@jit_rarely_run(static_argnums=(0, 1, 2, 3))
 def _evaluate(
     env: Environment,
     policy: Policy,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from baselines import alberdice, bc
-from offmarl.envs.conformance import QUICKLY
+from offmarl._compiling import QUICKLY
 from offmarl.errors import OptionError
 from offmarl.networks import Inputs, OwnCritic, view_of_agent
 from offmarl.programs import Hyperparameters, hyperparameters

@@ -141,8 +141,11 @@ def test_the_best_actions_are_found(
         pytest.skip("needs a memory")
     data = random_data(f"probe/{name}:action=continuous")
     options: dict[str, Any] = {"hidden": 32, "critic_hidden": 32, "length": 3, "network": network}
-    # Uniform data say little about what is good, and so imitation and penalty are kept small.
-    weights = {"matd3_bc": {"alpha": 1000.0}}.get(program, {"cql_weight": 0.3, "cql_samples": 4})
+    weights = {
+        "matd3_bc": {"alpha": 10.0},
+        "maddpg_cql": {"cql_weight": 0.1, "cql_samples": 4},
+        "omar": {"cql_weight": 0.03, "cql_samples": 4},
+    }[program]
     returns = train(
         program, data, tmp_path / "run", updates=1000, evaluate_every=1000, seeds=2,
         learning_rate=3e-3, tau=0.02, **options, **weights,

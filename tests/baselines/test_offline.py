@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -100,3 +101,17 @@ def test_the_clone_of_a_continuous_controller(tmp_path: Path) -> None:
     settled = {"updates": 600, "learning_rate": 1e-3, "schedule": "linear"}
     returns = train("bc", path, tmp_path / "bc", evaluate_every=600, **settled)
     assert returns.mean() > 17
+
+
+def test_the_first_line_is_that_of_the_first_update(
+    random_data: Callable[[str], Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    options: dict[str, Any] = {"updates": 2, "evaluate_every": 1, "hidden": 8, "seeds": 2}
+    train("bc", random_data("probe/one-step"), run, **options)
+    rows = tracking.read(run / tracking.METRICS_FILE)
+    found = [(row["step"], row["seed"], "policy_loss" in row) for row in rows]
+    # The untrained policy comes second, and the evaluations are in order.
+    kinds = [(1, True), (0, False), (1, False), (2, True), (2, False)]
+    assert found == [(step, seed, is_loss) for step, is_loss in kinds for seed in (0, 1)]
+    assert all(np.shape(row[tracking.RETURN]) for row in rows if "policy_loss" not in row)

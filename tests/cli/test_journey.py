@@ -30,7 +30,7 @@ def test_from_recording_to_comparison(offmarl):
     played = offmarl("evaluate", run, "--episodes", 5, "--json").json
     assert [row["episodes"] for row in played["seeds"]] == [5, 5]
     refused = offmarl("evaluate", run, "--env", "swarm/coverage-3")
-    assert refused.code == 1 and "num_agents (2, not 3)" in refused.err
+    assert refused.code == 1 and "observation_size (4, not 58)" in refused.err
 
     compared = offmarl("compare", run, "--json").json
     assert compared["datasets"]["xor/mappo-0-random"]["bc (sampled)"]["mean"] == pytest.approx(

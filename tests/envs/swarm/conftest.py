@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 from offmarl import envs
-from offmarl.envs.conformance import QUICKLY
+from offmarl._compiling import QUICKLY
 
 
 @pytest.fixture(scope="session")

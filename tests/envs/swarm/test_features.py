@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs.conformance import QUICKLY
+from offmarl._compiling import QUICKLY
 from offmarl.envs.swarm.dynamics import at_rest
 from offmarl.types import Continuous, Discrete
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs.conformance import QUICKLY
+from offmarl._compiling import QUICKLY
 
 KEY = jax.random.key(0)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from offmarl import envs
-from offmarl.envs.conformance import QUICKLY
+from offmarl._compiling import QUICKLY
 from offmarl.envs.swarm import neighbours
 
 SIDE = 24

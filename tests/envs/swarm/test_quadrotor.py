@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs.conformance import QUICKLY
+from offmarl._compiling import QUICKLY
 from offmarl.envs.swarm import dynamics, quadrotor
 from offmarl.envs.swarm.quadrotor import GRAVITY
 from offmarl.errors import OptionError

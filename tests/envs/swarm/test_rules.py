@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from offmarl import envs
+from offmarl._compiling import QUICKLY
 from offmarl.envs.base import MARKS
-from offmarl.envs.conformance import QUICKLY
 from offmarl.envs.swarm.dynamics import at_rest
 
 KEY = jax.random.key(0)

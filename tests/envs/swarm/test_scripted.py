@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from offmarl import envs
-from offmarl.envs.conformance import QUICKLY
+from offmarl._compiling import QUICKLY
 from offmarl.evaluation import evaluate
 from offmarl.networks import PolicyConfig, make_policy
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs.conformance import QUICKLY
+from offmarl._compiling import QUICKLY
 from offmarl.envs.states import to_bytes
 
 STEPS = 4

@@ -1,0 +1,41 @@
+"""XLA's options for programs that run too rarely to need all of its optimisations."""
+
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+"""Compiler options for programs that run once. XLA compiles them several times as fast; on a CPU
+the programs are about four times slower."""
+
+_HALF = {"xla_backend_optimization_level": 1}
+"""On a CPU, XLA compiles evaluations of policies up to twice as fast, and they are at most a fifth
+slower; see ``benchmarks/RESULTS.md``."""
+
+
+def jit_rarely_run(**options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that compiles as `jax.jit` with options, on a CPU with `_HALF`.
+
+    It is for programs that run a few dozen times. The backend is chosen at the first call, since
+    JAX must not start when a module is imported.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @cache
+        def compiled() -> Callable[P, R]:
+            chosen: Any = _HALF if jax.default_backend() == "cpu" else None
+            found: Callable[P, R] = jax.jit(function, compiler_options=chosen, **options)
+            return found
+
+        @wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            return compiled()(*args, **kwargs)
+
+        return call
+
+    return decorate
