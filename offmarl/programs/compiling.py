@@ -90,6 +90,6 @@ def keep_compiled_programs() -> None:
     except OSError:  # the home directory is not writable: programs are compiled each time
         return
     config.update("jax_compilation_cache_dir", str(directory))
-    config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
     config.update("jax_compilation_cache_max_size", _CACHE_BYTES)
     reset_cache()  # JAX decides at its first compilation whether to use a cache

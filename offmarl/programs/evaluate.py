@@ -83,7 +83,8 @@ def with_actions(episodes: Sequence) -> Sequence:
     OptionError
         There is none.
     """
-    acts = np.asarray((episodes.mask[..., None] & episodes.view_tm1.alive).any((1, 2)))
+    alive = np.asarray(episodes.view.alive)[:, :-1]
+    acts = (np.asarray(episodes.mask)[..., None] & alive).any((1, 2))
     if not acts.any():
         raise OptionError("no agent acts in the held-out episodes: hold out others.")
     return episodes if acts.all() else jax.tree.map(lambda leaf: leaf[acts], episodes)
