@@ -8,7 +8,6 @@ Exit codes: 0, 1 (it failed), 2 (wrong arguments: no such command, name or optio
 a shell after Ctrl-C, 143 after SIGTERM.
 """
 
-import gc
 import os
 import signal
 import sys
@@ -21,6 +20,7 @@ from typing import NamedTuple
 
 from offmarl import __version__
 from offmarl._ahead import briefly
+from offmarl._garbage import collect_rarely
 from offmarl.cli import interrupts, output
 from offmarl.cli.output import Report
 from offmarl.cli.parse import UsageExit, parse
@@ -180,13 +180,11 @@ def main() -> None:
 def exit_codes(as_json: bool = False) -> Iterator[None]:
     """Print errors that a user can fix as one line, and set the command line's exit code.
 
-    Python's garbage collector runs more rarely from here on.
+    Until the first update of a run, garbage is collected rarely.
     The programs in ``baselines/`` and ``recorders/`` use it when they run as scripts.
     """
     interrupts.repeat_lost()
-    # To trace a program makes millions of objects, few of them garbage. Python's own threshold, 700
-    # of them, takes a tenth of the time before a run's first update.
-    gc.set_threshold(50_000, 20, 50)
+    collect_rarely()
     try:
         with _errors_shown(as_json):
             yield

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from offmarl import tracking
 from offmarl._compiling import QUICKLY
+from offmarl._garbage import collect_as_before
 from offmarl._mesh import divide
 from offmarl.errors import OptionError
 from offmarl.programs.cluster import from_first, gathered
@@ -519,6 +520,7 @@ def learn(
     """
     clock = _Clock(elapsed, done * unit)
     for step, states, metrics in clock.timed(work):
+        collect_as_before()
         timer.work_done()
         journal.add(step, metrics, step - done)
         if step == schedule.next_log(step - 1):
