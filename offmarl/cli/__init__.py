@@ -180,8 +180,8 @@ def main() -> None:
 def exit_codes(as_json: bool = False) -> Iterator[None]:
     """Print errors that a user can fix as one line, and set the command line's exit code.
 
-    Until the first update of a run, garbage is collected rarely.
-    The programs in ``baselines/`` and ``recorders/`` use it when they run as scripts.
+    The programs in ``baselines/`` and ``recorders/`` use it when they run as scripts. Python
+    collects garbage rarely from here to the first update of a run.
     """
     interrupts.repeat_lost()
     collect_rarely()

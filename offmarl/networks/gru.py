@@ -173,16 +173,14 @@ def _flat(x: Float[Array, "T M _"]) -> Float[Array, "TM _"]:
     return x.reshape(-1, x.shape[-1])
 
 
+@partial(jax.jit, static_argnums=(1, 2))
 def orthogonal_gates(
     key: PRNGKeyArray, shape: tuple[int, int], dtype: jnp.dtype = jnp.float32
 ) -> Float[Array, "H gates"]:
-    """Return the recurrent kernel of a GRU: an orthogonal ``(H, H)`` block for each gate."""
-    return _gates(key, tuple(shape), jnp.dtype(dtype))
+    """Return the recurrent kernel of a GRU: an orthogonal ``(H, H)`` block for each gate.
 
-
-@partial(jax.jit, static_argnums=(1, 2))
-def _gates(key: PRNGKeyArray, shape: tuple[int, int], dtype: jnp.dtype) -> Float[Array, "H gates"]:
-    """Draw `orthogonal_gates`; traced once for each shape, see `linear.orthogonal`."""
+    JAX traces it once for each shape; see `offmarl.networks.linear.orthogonal`.
+    """
     hidden, width = shape
     draw = orthogonal()
     keys = jax.random.split(key, width // hidden)

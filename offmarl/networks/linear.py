@@ -48,7 +48,7 @@ def _drawing(
     """Return ``draw(key)``, the same function for the same arguments.
 
     Flax evaluates an initialiser wherever its parameter is used, to check the shape. JAX traces the
-    same function once.
+    same function once for all of them.
     """
     draw = nn.initializers.orthogonal(scale)
     one_by_one: Any = jax.custom_batching.sequential_vmap
