@@ -70,6 +70,9 @@ def experience(
             np.int32
         ),
     }
+    if isinstance(spec.action, Discrete):
+        legal = steps_made["view"].legal_actions
+        np.put_along_axis(legal, action[..., None].astype(np.int64), True, -1)
     if spec.extras:
         steps_made["extras"] = {x: entries(leaf, lead, rng) for x, leaf in spec.extras.items()}
     row, time = np.nonzero(last)

@@ -7,14 +7,15 @@ vector: a Box of one axis of floats, or the one-hot vector of discrete values.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 from gymnasium.spaces import flatdim, flatten
 
-from offmarl.errors import ShapeError
+from offmarl.errors import InvalidValueError, ShapeError
+from offmarl.gate import fit
 from offmarl.types import DTYPES, ArraySpec, SpecTree, flatten_tree, map_tree, spec_tree
 
 _GROUPS = spaces.Dict | spaces.Tuple
@@ -34,11 +35,39 @@ def spec_of(space: spaces.Space[Any]) -> Any:
     return _bare_spec(space)
 
 
-def read(space: spaces.Space[Any], value: Any) -> Any:
-    """Return a value of a space as arrays, of the shapes and types of `spec_of`."""
+def read(space: spaces.Space[Any], value: Any, what: str = "the observation") -> Any:
+    """Return a value of a space as arrays, of the shapes and types of `spec_of`.
+
+    Parameters
+    ----------
+    space, value
+        The space, and what should be in it.
+    what
+        Names the value in messages.
+
+    Raises
+    ------
+    InvalidValueError
+        The value does not fit the space: nothing is rounded, wrapped around or reshaped.
+    """
     if isinstance(space, _GROUPS):
-        return _map(lambda leaf, part: _read(leaf, part, _leaf_spec(leaf)), space, value)
-    return _read(space, value, _bare_spec(space))
+
+        def leaf_of(leaf: Any, name: str, part: Any) -> np.ndarray:
+            return _read(leaf, part, _leaf_spec(leaf), name)
+
+        return _map(leaf_of, space, what, value)
+    return _read(space, value, _bare_spec(space), what)
+
+
+def read_flat(space: spaces.Space[Any], value: Any, what: str) -> np.ndarray:
+    """Return a value of a space as one float32 vector; `InvalidValueError` as for `read`."""
+    parts: list[np.ndarray] = []
+
+    def add(leaf: Any, name: str, x: Any) -> None:
+        parts.append(_read(leaf, x, _leaf_spec(leaf), name).ravel().astype(np.float32))
+
+    _map(add, space, what, value)
+    return np.concatenate(parts)
 
 
 def common(trees: Sequence[Any]) -> Any:
@@ -84,21 +113,43 @@ def _box(spec: ArraySpec) -> spaces.Space[Any]:
     return spaces.Box(limits.min, limits.max, spec.shape, np.dtype(spec.dtype).type)
 
 
-def _map(function: Callable[..., Any], space: spaces.Space[Any], *values: Any) -> Any:
-    """Apply a function to the spaces in Dict and Tuple spaces, and to the values that they hold."""
+def _map(
+    function: Callable[..., Any], space: spaces.Space[Any], what: str = "", *values: Any
+) -> Any:
+    """Apply a function to the spaces in Dict and Tuple spaces.
+
+    With ``values``, the function also takes the name of each part for messages, and its value.
+    """
     if isinstance(space, spaces.Dict):
-        items = space.spaces.items()
-        found = {_name(k): _map(function, part, *(v[k] for v in values)) for k, part in items}
-        if len(found) < len(items):
-            raise ShapeError(
-                f"the names of {space} are not distinct as names of leaves, of letters, digits, _ "
-                "and -: rename them in a wrapper."
+        items: list[tuple[Any, Any]] = list(space.spaces.items())
+    elif isinstance(space, spaces.Tuple):
+        items = list(enumerate(space.spaces))
+    else:
+        return function(space, what, *values) if values else function(space)
+    for value in values:
+        names = _keys(value)
+        if names is None or set(names) != {key for key, _ in items}:
+            found = type(value).__name__ if names is None else f"has {', '.join(map(str, names))}"
+            raise InvalidValueError(
+                f"{what} {found}, and must have {', '.join(str(key) for key, _ in items)}."
             )
-        return found
-    if isinstance(space, spaces.Tuple):
-        parts = enumerate(space.spaces)
-        return {str(i): _map(function, part, *(v[i] for v in values)) for i, part in parts}
-    return function(space, *values)
+    found_parts = {
+        _name(key): _map(function, part, f"{what}, {key}", *(value[key] for value in values))
+        for key, part in items
+    }
+    if len(found_parts) < len(items):
+        raise ShapeError(
+            f"the names of {space} are not distinct as names of leaves, of letters, digits, _ "
+            "and -: rename them in a wrapper."
+        )
+    return found_parts
+
+
+def _keys(value: Any) -> list[Any] | None:
+    """Return the names of the parts of a value; None if it has none."""
+    if isinstance(value, Mapping):
+        return list(value)
+    return list(range(len(value))) if isinstance(value, tuple | list | np.ndarray) else None
 
 
 def _name(name: Any) -> str:
@@ -133,7 +184,15 @@ def _dtype(space: spaces.Box) -> str:
     return "int32" if fits else "float32"
 
 
-def _read(space: spaces.Space[Any], value: Any, spec: ArraySpec) -> np.ndarray:
-    keeps_shape = isinstance(space, spaces.Box | spaces.MultiBinary)
-    array = np.asarray(value if keeps_shape else flatten(space, value))
-    return array.reshape(spec.shape).astype(spec.numpy_dtype)
+def _read(space: spaces.Space[Any], value: Any, spec: ArraySpec, what: str) -> np.ndarray:
+    if isinstance(space, spaces.Box | spaces.MultiBinary):
+        return fit(value, spec, what)
+    if isinstance(space, spaces.Discrete) and np.size(value) == 1:
+        value = np.asarray(value).item()
+    try:
+        inside = space.contains(value)
+    except (TypeError, ValueError, OverflowError):
+        inside = False
+    if not inside:
+        raise InvalidValueError(f"{what} is {value!r:.60}, which is not in {space}.")
+    return np.asarray(flatten(space, value)).reshape(spec.shape).astype(spec.numpy_dtype)

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from offmarl.errors import ShapeError
+from offmarl.gate import to_unit_range
 from offmarl.types import ArraySpec, Continuous, Discrete, SpecTree, View, map_tree, spec_tree
 
 
@@ -113,7 +114,8 @@ class Actions:
         joint = np.zeros(self.mask.shape, np.float32)
         for i, (action, space) in enumerate(zip(actions, self.spaces, strict=True)):
             if isinstance(space, Box):
-                joint[i, : space.size] = np.clip(_to_unit_range(np.ravel(action), space), -1, 1)
+                low, high = np.array(space.low), np.array(space.high)
+                joint[i, : space.size] = to_unit_range(np.ravel(action), low, high).clip(-1, 1)
         return joint
 
     def legal(self, masks: Sequence[Any] | None) -> Bool[Array, "N A"]:
@@ -128,12 +130,6 @@ def _from_unit_range(action: Any, space: Box) -> Any:
     if (low == -1).all() and (high == 1).all():
         return action
     return low + (action + 1) / 2 * (high - low)
-
-
-def _to_unit_range(action: Any, space: Box) -> Any:
-    low, high = np.array(space.low), np.array(space.high)
-    width = np.where(high > low, high - low, 1)  # the bounds of an entry may be equal
-    return 2 * (action - low) / width - 1
 
 
 def pad(vectors: Sequence[Any], size: int) -> Array:

@@ -9,18 +9,19 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import flatdim, flatten
+from gymnasium.spaces import flatdim
 from jaxtyping import Bool
 from pettingzoo import AECEnv
 
-from offmarl.envs.gym_spaces import common, read, spec_of
+from offmarl.envs.gym_spaces import common, read, read_flat, spec_of
 from offmarl.envs.registry import family_of
 from offmarl.envs.spaces import Actions, ActionSpace, Box, sizes_if_unequal
 from offmarl.errors import InvalidValueError, ShapeError, UnknownNameError
+from offmarl.gate import fit
 from offmarl.types import DTYPES, ArraySpec, Discrete, EnvSpec, View, empty_view, map_tree
 
 Observations = Mapping[str, Any]
-Infos = Mapping[str, Mapping[str, Any]]
+Infos = Mapping[str, Any]
 
 MASK, SEEN = "action_mask", "observation"
 """Names in an observation that has a mask of legal actions, by PettingZoo's convention."""
@@ -91,6 +92,8 @@ class Translator:
         tree = None if flat else common([spec_of(space) for space in self._spaces])
         self._flat = tree is None
         observation = ArraySpec((max(map(flatdim, self._spaces)),)) if tree is None else tree
+        state = state_of(env)
+        self._state_shape = np.shape(state)
         self.spec = EnvSpec(
             name=_registered_name(env) if name is None else name,
             num_agents=len(self.agents),
@@ -99,12 +102,12 @@ class Translator:
             action=self.actions.joint,
             time_limit=time_limit,
             reward="individual",
-            state="concatenated" if state_of(env) is None else "native",
+            state="concatenated" if state is None else "native",
             agents=self.agents,
             observation_sizes=self._own_sizes(observation),
             action_sizes=sizes_if_unequal(self.actions.sizes),
             observation=observation,
-            global_state=self._state_spec(env, observation),
+            global_state=self._state_spec(state, observation),
         )
 
     def _own_sizes(self, observation: Any) -> tuple[int, ...] | None:
@@ -113,11 +116,13 @@ class Translator:
             return None
         return sizes_if_unequal([flatdim(space) for space in self._spaces])
 
-    def _state_spec(self, env: Any, observation: Any) -> ArraySpec:
-        state = state_of(env)
+    def _state_spec(self, state: Any, observation: Any) -> ArraySpec:
         if state is not None:
-            state = np.ravel(state).astype(np.float32) if self._flat else state
-            return ArraySpec(state.shape, state.dtype.name)
+            array = np.asarray(state)
+            name = array.dtype.name
+            keeps = name in _SMALL or (array.ndim > 2 and name in DTYPES)
+            keeps &= not self._flat
+            return ArraySpec(array.shape, name) if keeps else ArraySpec((array.size,))
         if isinstance(observation, ArraySpec) and observation == ArraySpec((observation.size,)):
             return ArraySpec((len(self.agents) * observation.size,))
         return ArraySpec((0,))
@@ -125,9 +130,9 @@ class Translator:
     def view(
         self,
         observations: Observations,
-        infos: Infos,
+        infos: Infos | None,
         alive: Sequence[bool] | Bool[np.ndarray, "N"],
-        state: np.ndarray | None,
+        state: Any,
     ) -> View:
         """Return the view after a step or a reset.
 
@@ -139,26 +144,40 @@ class Translator:
             Which agents will act, in order.
         state
             The result of `state_of`.
+
+        Raises
+        ------
+        InvalidValueError
+            An observation, a mask or the state does not fit its space, or an agent that is alive
+            has no observation or no legal action; the message names the agent.
         """
+        check_agents("observations", observations, self._keys)
         view, legal = empty_view(self.spec), self.actions.mask.copy()
         for i, (agent, space) in enumerate(zip(self._keys, self._spaces, strict=True)):
-            if agent not in observations:
-                continue
-            value, mask = _split_mask(observations[agent], space)
-            seen = flatten(space, value).astype(np.float32) if self._flat else read(space, value)
-            map_tree(partial(_put, i), view.observation, seen)
-            mask = infos.get(agent, {}).get(MASK) if mask is None else mask
-            if mask is not None:
-                legal[i, : np.size(mask)] = np.ravel(mask).astype(bool)
+            if agent in observations:
+                value, mask = _split_mask(observations[agent], space)
+                what = f"the observation of {agent}"
+                seen = read_flat(space, value, what) if self._flat else read(space, value, what)
+                map_tree(partial(_put, i), view.observation, seen)
+                mask = ((infos or {}).get(agent) or {}).get(MASK) if mask is None else mask
+                if mask is not None:
+                    leaf = ArraySpec((self.actions.sizes[i],), "bool")
+                    legal[i, : leaf.size] = fit(mask, leaf, f"the action mask of {agent}")
+            elif alive[i]:
+                raise InvalidValueError(f"{agent} is alive and has no observation.")
+            if alive[i] and not legal[i].any():
+                raise InvalidValueError(f"{agent} is alive and has no legal action.")
         everything = self._state(view.observation, state)
         leaves: Any = view.observation, everything, legal, np.array(alive)
         return View(*leaves)
 
-    def _state(self, observation: Any, state: np.ndarray | None) -> np.ndarray:
+    def _state(self, observation: Any, state: Any) -> np.ndarray:
         spec = self.spec.state_leaves[""]
-        if state is None:
+        if self.spec.state != "native":
             return np.ravel(observation) if spec.size else np.zeros(spec.shape, np.float32)
-        return state.reshape(spec.shape).astype(spec.numpy_dtype)
+        if state is None:
+            raise InvalidValueError("the environment had a state at its first step, and has none.")
+        return fit(state, ArraySpec(self._state_shape, spec.dtype), "the state").reshape(spec.shape)
 
     def joint(self, actions: Mapping[str, Any]) -> np.ndarray:
         """Return the agents' actions as one array; those of absent agents are zero.
@@ -240,18 +259,26 @@ def _registered_name(env: Any) -> str:
     return name
 
 
-def state_of(env: Any) -> np.ndarray | None:
+def state_of(env: Any) -> Any:
     """Return an environment's global state; None if it has none.
 
-    Images and arrays of small integers keep their shape and type; others become float32 vectors.
+    Of states, images and arrays of small integers keep their shape and type; others become float32
+    vectors.
     """
     try:
-        state = np.asarray(env.state())
+        return env.state()
     except (NotImplementedError, AttributeError):
         return None
-    if state.dtype.name in _SMALL or (state.ndim > 2 and state.dtype.name in DTYPES):
-        return state
-    return np.ravel(state).astype(np.float32)
+
+
+def check_agents(what: str, by_agent: Any, agents: Sequence[Any]) -> None:
+    """Raise `InvalidValueError` if something is not a dict by agent, or names an unknown one."""
+    if not isinstance(by_agent, Mapping):
+        raise InvalidValueError(f"{what} are {by_agent!r:.60}, and must be a dict by agent.")
+    if unknown := [name for name in by_agent if name not in agents]:
+        raise InvalidValueError(
+            f"{what} are of {unknown[0]!r}, and the agents are {', '.join(map(str, agents))}."
+        )
 
 
 def _without_mask(space: gymnasium.Space) -> gymnasium.Space:

@@ -3,7 +3,8 @@
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,10 @@ from offmarl.errors import (
     VaultLockedError,
     VaultNotFoundError,
 )
+from offmarl.gate import fit
 from offmarl.paths import local
 from offmarl.types import (
+    ArraySpec,
     EnvSpec,
     FinalObservations,
     Transition,
@@ -42,6 +45,8 @@ _CREATION_SECONDS = 10.0
 
 _FLUSH_SECONDS = 30.0
 """Largest time between two writes to disk: what a killed process may lose."""
+
+_FLAG = ArraySpec((), "bool")
 
 _DISK_NAMES = {
     "action": "actions",
@@ -78,7 +83,7 @@ class Recorder:
         self._episode: _Episode | None = None
         self._flushed = time.monotonic()
 
-    def reset(self, **arguments: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    def reset(self, **arguments: Any) -> tuple[Mapping[str, Any], Any]:
         """Start an episode: call ``env.reset`` with these arguments, and return its result."""
         self._cut()
         observations, infos = self.env.reset(**arguments)
@@ -91,7 +96,7 @@ class Recorder:
         actions: Mapping[str, Any],
         log_prob: Mapping[str, float] | None = None,
         policy_id: int | Mapping[str, int] = -1,
-    ) -> tuple[Mapping[str, Any], ...]:
+    ) -> tuple[Any, ...]:
         """Take a step, and return the result of ``env.step``.
 
         Parameters
@@ -109,18 +114,22 @@ class Recorder:
         OptionError
             No episode is running.
         InvalidValueError
-            An action is outside its agent's action space; the environment did not take the step.
-            Or the environment returned NaN or infinity, or ``log_prob`` is infinite or above 0; the
-            episode is cut off before the step, and `reset` starts the next one.
+            An agent's action is missing or outside its action space; the environment did not take
+            the step. Or the environment returned NaN, infinity, something that does not fit its
+            spaces, or nothing for an agent that is alive, or ``log_prob`` is infinite or above 0;
+            the episode is cut off before the step, and `reset` starts the next one.
         """
         episode = self._episode
         if episode is None or episode.broken:
-            raise OptionError("no episode is running: call reset before step.")
+            raise OptionError(
+                "no episode is running: call reset before step. An episode ends when each agent "
+                "has terminated, was truncated, or has left env.agents."
+            )
         joint = episode.joint(actions)
         outcome = self.env.step(actions)
         episode.add(joint, log_prob or {}, policy_id, outcome)
         self.steps += 1
-        if not self.env.agents:
+        if episode.over:
             self._store(episode, cut=False)
         return tuple(outcome)
 
@@ -250,35 +259,42 @@ def record(
 class _Episode:
     """The steps of the running episode.
 
+    An agent ends when it leaves ``env.agents``; its flags are kept until then. When all agents have
+    left or have a flag, the episode is over.
+
     Attributes
     ----------
     broken
         Whether the outcome of the last step was invalid, so that the episode cannot continue.
+    over
+        Whether all agents have ended.
     """
 
     def __init__(self, translator: "Translator", env: Any, observations: Any, infos: Any):
         self._translator, self._env = translator, env
         self._agents = list(env.possible_agents)
-        present = np.array([agent in env.agents for agent in self._agents])
+        present = self._present()
         self._terminated = ~present  # agents that are absent at the start never take part
         self._truncated = np.zeros_like(present)
         self._steps: list[dict[str, Any]] = []
-        self.broken = False
-        view = self._view_of(observations, infos, present)
+        self._final_is_known = True
+        self.broken = self.over = False
+        with _named("the first view"):
+            view = self._view_of(observations, infos, present)
         self._check({}, view)
         self._views = [view]
 
     def __len__(self) -> int:
         return len(self._steps)
 
+    def _present(self) -> Any:
+        return np.array([agent in self._env.agents for agent in self._agents])
+
     def joint(self, actions: Mapping[str, Any]) -> Any:
         """Return the agents' actions as an array; `InvalidValueError` if one is invalid."""
-        try:
+        with _named(f"step {len(self)} of the episode", " The step was not taken."):
+            self._of("action", actions, required=self._present())
             return self._translator.joint(actions)
-        except InvalidValueError as error:
-            raise InvalidValueError(
-                f"step {len(self)} of the episode: {error} The step was not taken."
-            ) from None
 
     def add(
         self,
@@ -288,31 +304,47 @@ class _Episode:
         outcome: tuple[Any, ...],
     ) -> None:
         """Add the outcome of a step, or raise `InvalidValueError` and add nothing."""
-        observations, rewards, terminations, truncations, infos = outcome
-        ended = self._of(terminations, False, bool)
-        cut_off = self._of(truncations, False, bool) & ~ended
-        present = np.array([agent in self._env.agents for agent in self._agents])
-        terminated = (self._terminated | ended) & ~present
-        truncated = ((self._truncated | cut_off) & ~present) & ~terminated
-        truncated |= ~present & ~terminated  # agents that left without a flag
-        same_for_all = dict.fromkeys(self._agents, policy_id)
-        step = {
-            "action": joint,
-            "reward": self._of(rewards, 0, float),
-            "terminated": terminated,
-            "truncated": truncated,
-            "behaviour_log_prob": self._of(log_prob, np.nan, float),
-            "policy_id": self._of(
-                policy_id if isinstance(policy_id, Mapping) else same_for_all, -1, np.int32
-            ),
-        }
-        view = self._view_of(observations, infos, present | cut_off)
         self.broken = True
+        with _named(f"step {len(self)} of the episode"):
+            step, view = self._read(joint, log_prob, policy_id, outcome)
         self._check(step, view)
         self.broken = False
-        self._terminated, self._truncated = terminated, truncated
         self._steps.append(step)
         self._views.append(view)
+
+    def _read(
+        self, joint: Any, log_prob: Any, policy_id: Any, outcome: Any
+    ) -> tuple[dict[str, Any], View]:
+        """Return a step and the view after it."""
+        if not isinstance(outcome, tuple) or len(outcome) != 5:
+            raise InvalidValueError(
+                "env.step returned no five dicts: observations, rewards, terminations, "
+                "truncations and infos."
+            )
+        observations, rewards, terminations, truncations, infos = outcome
+        acted, present = self._views[-1].alive, self._present()
+        ended = self._of("termination", terminations, _FLAG, False)
+        cut_off = self._of("truncation", truncations, _FLAG, False) & ~ended
+        self._terminated, self._truncated = self._terminated | ended, self._truncated | cut_off
+        self.over = bool((self._terminated | self._truncated | ~present).all())
+        terminated = self._terminated & (self.over | ~present)
+        policy_ids = policy_id
+        if not isinstance(policy_id, Mapping):
+            policy_ids = dict.fromkeys(self._agents, policy_id)
+        step = {
+            "action": joint,
+            "reward": self._of("reward", rewards, ArraySpec(()), 0.0, acted),
+            "terminated": terminated,
+            "truncated": ~terminated & (self.over | ~present),
+            "behaviour_log_prob": self._of("log-probability", log_prob, ArraySpec(()), np.nan),
+            "policy_id": self._of("policy id", policy_ids, ArraySpec((), "int32"), -1),
+        }
+        alive = (present | cut_off) & ~terminated
+        final = _final_observations(infos, self._agents) if self.over else {}
+        if final:  # the environment has begun the next episode, and its state is of that one
+            observations = {**observations, **final}
+            self._final_is_known = self._translator.spec.state != "native"
+        return step, self._view_of(observations, infos, alive)
 
     def _check(self, step: Mapping[str, Any], view: View) -> None:
         """Raise `InvalidValueError` for invalid values of a step when it is taken.
@@ -328,8 +360,8 @@ class _Episode:
             place=RecordPosition(len(self), "of the episode"),
         )
 
-    def record(self, cut: bool) -> tuple[Transition, FinalObservations]:
-        """Return the episode, ``(1, T, ...)``, and its final view.
+    def record(self, cut: bool) -> tuple[Transition, FinalObservations | None]:
+        """Return the episode, ``(1, T, ...)``, and its final view if it is known.
 
         Parameters
         ----------
@@ -346,6 +378,8 @@ class _Episode:
         views = map_tree(lambda *leaves: np.stack(leaves)[None], *self._views)
         before = map_tree(lambda leaf: leaf[:, :-1], views)
         transition = Transition(view=before, last=last, **fields)
+        if not self._final_is_known:
+            return transition, None
         final = map_tree(lambda leaf: leaf[:, -1], views)
         row: Any = np.zeros(1, np.int32)
         return transition, FinalObservations(row, row + len(self._steps) - 1, final)
@@ -355,8 +389,56 @@ class _Episode:
 
         return self._translator.view(observations, infos, alive, state_of(self._env))
 
-    def _of(self, by_agent: Mapping[str, Any], default: Any, kind: Any) -> Any:
-        return np.array([by_agent.get(agent, default) for agent in self._agents], kind)
+    def _of(
+        self,
+        what: str,
+        by_agent: Any,
+        leaf: ArraySpec | None = None,
+        default: Any = None,
+        required: Any = (),
+    ) -> Any:
+        """Return what agents have, as an array; agents that must have it are marked.
+
+        Without a ``leaf``, only the names of the agents are checked.
+        """
+        from offmarl.envs.translator import check_agents
+
+        check_agents(f"the {what}s", by_agent, self._agents)
+        for agent, must in zip(self._agents, required, strict=False):
+            if must and agent not in by_agent:
+                raise InvalidValueError(f"{agent} is alive and has no {what}.")
+        if leaf is None:
+            return None
+        given = (by_agent.get(agent, default) for agent in self._agents)
+        names = (f"the {what} of {agent}" for agent in self._agents)
+        return np.array([fit(x, leaf, name) for x, name in zip(given, names, strict=True)])
+
+
+@contextmanager
+def _named(where: str, then: str = "") -> Iterator[None]:
+    """Say in the messages of invalid values where they are."""
+    try:
+        yield
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{where}: {error}{then}") from None
+
+
+def _final_observations(infos: Any, agents: list[Any]) -> dict[Any, Any]:
+    """Return the observations that ended an episode, where the environment has begun the next.
+
+    Gymnasium's vector API puts them into the infos, there by agent or as a dict.
+    """
+    infos = infos if isinstance(infos, Mapping) else {}
+    for name in ("final_obs", "final_observation"):
+        shared = infos.get(name)
+        found = {**shared} if isinstance(shared, Mapping) else {}
+        for agent in agents:
+            own = infos.get(agent)
+            if isinstance(own, Mapping) and own.get(name) is not None:
+                found[agent] = own[name]
+        if found:
+            return found
+    return {}
 
 
 def _join_if_there(path: Path, run: str) -> vault.SharedWriter | None:

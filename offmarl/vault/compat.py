@@ -10,12 +10,15 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from offmarl import gate
 from offmarl.types import Discrete, EnvSpec, Transition, map_tree
 from offmarl.vault import encoding, layout, tables
 from offmarl.vault.layout import Leaf, NumpyArray
 from offmarl.vault.tables import Table
 
 LIMIT_UNKNOWN = "time limit unknown"
+NOT_FINITE = "not finite"
+ILLEGAL_ACTIONS = "illegal actions"
 
 MEANINGS = {
     "several rows": "episodes lie in several rows, each on its own time axis",
@@ -30,8 +33,12 @@ MEANINGS = {
     "time limit terminal": "the time limit is flagged as termination and read as truncation",
     LIMIT_UNKNOWN: "all episodes of the greatest length are flagged as terminated: if that "
     "is a time limit, open the vault with it",
-    "not finite": "some observations, states or rewards are NaN or infinite and are kept "
-    "unchanged; episodes without a finite return are excluded from mean returns",
+    NOT_FINITE: "some observations, states or rewards are NaN or infinite and are kept "
+    "unchanged; batches end an episode before the first of them, and episodes without a finite "
+    "return are excluded from mean returns",
+    ILLEGAL_ACTIONS: "some actions of living agents are illegal by the recorded mask; batches "
+    "leave out these steps",
+    "no legal action": "some living agents have no legal action, and are kept unchanged",
     "impossible actions": "some actions are outside the action space and are kept unchanged",
     "flags other than 0 and 1": "some flags are neither 0 nor 1 and count as 1",
     "impossible log-probabilities": "some log-probabilities are infinite or above 0 and are "
@@ -56,7 +63,7 @@ def recorded(provenance: Mapping[str, Any]) -> tuple[str, ...]:
 
 def of_returns(episodes: Table) -> list[str]:
     """Return the quirks that show in the returns of an episode table."""
-    return [] if np.isfinite(episodes["returns"]).all() else ["not finite"]
+    return [] if np.isfinite(episodes["returns"]).all() else [NOT_FINITE]
 
 
 def of_ends(episodes: Table, time_limit: int | None) -> list[str]:
@@ -98,7 +105,7 @@ def normalise(steps: Transition, limits: NumpyArray) -> Transition:
 
 
 def _unpad(values: NumpyArray) -> NumpyArray:
-    if not encoding.is_float(values.dtype):
+    if not gate.is_float(values.dtype):
         return values
     padding = np.isneginf(values)
     return np.where(padding, values.dtype.type(0), values) if padding.any() else values

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from offmarl.errors import ShapeError, VaultLayoutError
+from offmarl.gate import is_float
 from offmarl.types import (
     DTYPES,
     ArraySpec,
@@ -376,16 +377,6 @@ def _check(
 def can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     """Whether numbers are of the same kind, or of a kind that the other contains."""
     return np.can_cast(source, target, "same_kind") or (is_float(source) and is_float(target))
-
-
-def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether a type is floating-point; bfloat16 is of kind "V" to NumPy."""
-    return dtype.kind == "f" or dtype.name == "bfloat16"
-
-
-def is_number(dtype: np.dtype[Any]) -> bool:
-    """Whether values of a type are numbers or booleans."""
-    return dtype.kind in "biuf" or is_float(dtype)
 
 
 def float_observations(found: Mapping[str, Leaf]) -> list[str]:

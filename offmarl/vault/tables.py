@@ -303,7 +303,7 @@ def scan(running: Table, begin: int, signals: Signals) -> tuple[Table, Table]:
     table["policy_id"] = _first_policy(table, begin, signals.policy_id)
     going = running["length"] > 0
     table["policy_id"][first[going]] = running["policy_id"][going]
-    by_limit = signals.truncated[row, time].any(-1)
+    by_limit = (signals.truncated & ~signals.terminated)[row, time].any(-1)
     table["cause"][is_end] = np.where(by_limit, TRUNCATED, TERMINATED)
     return table[is_end], table[goes_on]
 

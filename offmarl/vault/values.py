@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from offmarl import gate
 from offmarl.errors import InvalidValueError
 from offmarl.types import ArraySpec, Continuous, EnvSpec, FinalObservations, flatten_tree
-from offmarl.vault import encoding
-from offmarl.vault.compat import MEANINGS
+from offmarl.vault.compat import ILLEGAL_ACTIONS, MEANINGS, NOT_FINITE
 from offmarl.vault.layout import OBSERVATIONS, POLICY_IDS, STATE, NumpyArray
 
 OnInvalid = Literal["raise", "keep"]
@@ -48,6 +48,11 @@ class Invalid(NamedTuple):
     """One of `offmarl.vault.compat.MEANINGS`."""
     message: str
     """Names the first one: the value, its step, row and agent, and the valid values."""
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether `check` refuses them; batches leave out steps with illegal actions instead."""
+        return self.quirk != ILLEGAL_ACTIONS
 
 
 class _Rule(NamedTuple):
@@ -85,12 +90,18 @@ def check(
     ------
     InvalidValueError
         An observation, a state or a reward is NaN or infinite, or too large for its type; an action
-        is outside the action space; a mask is neither 0 nor 1; a log-probability is infinite, or
-        above 0 where actions are discrete; a policy id is below -1. The message names the first
-        invalid value. Extras may have any values of their types.
+        is outside the action space; a mask is neither 0 nor 1, or allows a living agent nothing; a
+        log-probability is infinite, or above 0 where actions are discrete; a policy id is below -1.
+        The message names the first invalid value. Extras may have any values of their types.
     """
-    for found in find(arrays, spec, finals, place):
-        raise InvalidValueError(f"{found.message} Nothing of the record was appended.")
+    refuse(find(arrays, spec, finals, place))
+
+
+def refuse(found: Iterable[Invalid]) -> None:
+    """Raise `InvalidValueError` for the first of the values that are refused."""
+    for one in found:
+        if one.is_refused:
+            raise InvalidValueError(f"{one.message} Nothing of the record was appended.")
 
 
 def find(
@@ -99,8 +110,8 @@ def find(
     finals: FinalObservations | None = None,
     place: RecordPosition = IN_RECORD,
 ) -> Iterator[Invalid]:
-    """Yield the values that `check` refuses, at most once for each array."""
-    for name, rule in _rules(spec, arrays.get("infos.alive")).items():
+    """Yield invalid values and illegal actions, at most once for each rule."""
+    for name, rule in _rules(spec, arrays):
         if name in arrays and (wrong := rule.wrong(arrays[name])) is not None:
             yield Invalid(rule.quirk, _message(rule, arrays[name], wrong, spec, place))
     if finals is not None:
@@ -115,7 +126,7 @@ def _find_in_finals(
     leaves = flatten_tree(view.observation, OBSERVATIONS) | flatten_tree(view.state, STATE)
     for name, rule in _finite_rules(spec).items():
         values = np.asarray(leaves.get(name, 0))
-        fits = encoding.is_number(values.dtype) and values.shape[:1] == (len(where),)
+        fits = gate.is_number(values.dtype) and values.shape[:1] == (len(where),)
         if fits and (wrong := rule.wrong(values)) is not None:
             final = rule._replace(what=f"final {rule.what}")
             yield Invalid(rule.quirk, _message(final, values, wrong, spec, place, where))
@@ -138,38 +149,53 @@ def warn(found: Iterable[Invalid], known: Iterable[str]) -> list[str]:
 # ---------------------------------------------------------------------------------- rules
 
 
-def _rules(spec: EnvSpec, alive: NumpyArray | None) -> dict[str, _Rule]:
-    """Return the rule for each array, by its name on disk."""
+def _rules(spec: EnvSpec, arrays: Mapping[str, NumpyArray]) -> list[tuple[str, _Rule]]:
+    """Return the rules for the arrays, by name on disk."""
     flag = "0 or 1", "flags other than 0 and 1", _not_flag
-    rules = {
-        **_finite_rules(spec),
-        "rewards": _Rule("reward", "finite", "not finite", _not_finite),
-        "terminals": _Rule("termination", *flag),
-        "truncations": _Rule("truncation", *flag),
-        "infos.legals": _Rule("mask of legal actions", *flag),
-        "infos.alive": _Rule("alive mask", *flag),
-        POLICY_IDS: _Rule("policy id", "-1 (unknown) or more", "negative policies", _below_unknown),
-    }
+    rules = [
+        *_finite_rules(spec).items(),
+        ("rewards", _Rule("reward", "finite", NOT_FINITE, _not_finite)),
+        ("terminals", _Rule("termination", *flag)),
+        ("truncations", _Rule("truncation", *flag)),
+        ("infos.legals", _Rule("mask of legal actions", *flag)),
+        ("infos.alive", _Rule("alive mask", *flag)),
+        (
+            POLICY_IDS,
+            _Rule("policy id", "-1 (unknown) or more", "negative policies", _below_unknown),
+        ),
+    ]
+    log_prob = "impossible log-probabilities"
     if isinstance(spec.action, Continuous):
-        action = _Rule("action", "from -1 to 1", "impossible actions", _out_of_bounds)
-        log_prob = "finite, or NaN where it is unknown", "impossible log-probabilities", _infinite
-    else:
-        last = spec.num_actions - 1
-        action = _Rule(
-            "action",
-            f"from 0 to {last}",
-            "impossible actions",
-            partial(_not_among, spec=spec, alive=alive),
-        )
-        log_prob = (
-            "0 or below, or NaN where it is unknown",
-            "impossible log-probabilities",
-            _above_zero,
-        )
-    return rules | {
-        "actions": action,
-        "infos.behaviour_log_probs": _Rule("log-probability", *log_prob),
-    }
+        return [
+            *rules,
+            ("actions", _Rule("action", "from -1 to 1", "impossible actions", _out_of_bounds)),
+            (
+                "infos.behaviour_log_probs",
+                _Rule("log-probability", "finite, or NaN where it is unknown", log_prob, _infinite),
+            ),
+        ]
+    alive, legal = arrays.get("infos.alive"), arrays.get("infos.legals")
+    among = partial(_not_among, spec=spec, alive=alive)
+    illegal = partial(_illegal, legal=legal, alive=alive)
+    below = "0 or below, or NaN where it is unknown"
+    return [
+        *rules,
+        (
+            "infos.legals",
+            _Rule(
+                "mask of legal actions",
+                "1 for an action of an agent that is alive",
+                "no legal action",
+                partial(_nothing_legal, alive=alive),
+            ),
+        ),
+        (
+            "actions",
+            _Rule("action", f"from 0 to {spec.num_actions - 1}", "impossible actions", among),
+        ),
+        ("actions", _Rule("action", "legal by the recorded mask", ILLEGAL_ACTIONS, illegal)),
+        ("infos.behaviour_log_probs", _Rule("log-probability", below, log_prob, _above_zero)),
+    ]
 
 
 @lru_cache(64)
@@ -184,7 +210,7 @@ def _finite_rules(spec: EnvSpec) -> dict[str, _Rule]:
     return rules
 
 
-_FINITE = "finite", "not finite"
+_FINITE = "finite", NOT_FINITE
 
 
 def _finite_as(leaf: ArraySpec) -> Callable[[NumpyArray], _Wrong]:
@@ -193,7 +219,7 @@ def _finite_as(leaf: ArraySpec) -> Callable[[NumpyArray], _Wrong]:
 
 def _not_finite(values: NumpyArray, dtype: np.dtype[Any] = _FLOAT32) -> _Wrong:
     """Find values that are not finite in the type that they are stored as."""
-    if not encoding.is_float(dtype):
+    if not gate.is_float(dtype):
         return None
     with np.errstate(all="ignore"):
         kept = values if np.can_cast(values.dtype, dtype, "safe") else values.astype(dtype)
@@ -229,6 +255,22 @@ def _not_among(values: NumpyArray, spec: EnvSpec, alive: NumpyArray | None) -> _
     return _some(beyond if alive is None else beyond & (alive != 0))
 
 
+def _nothing_legal(values: NumpyArray, alive: NumpyArray | None) -> _Wrong:
+    """Find the masks that allow an agent nothing although it is alive."""
+    nothing = ~values.any(-1)
+    return _some(nothing if alive is None else nothing & (alive != 0))
+
+
+def _illegal(values: NumpyArray, legal: NumpyArray | None, alive: NumpyArray | None) -> _Wrong:
+    """Find actions of living agents that the mask forbids, among those of the action space."""
+    if legal is None or legal.all():
+        return None
+    inside = (values >= 0) & (values < legal.shape[-1])
+    taken = np.where(inside, values, 0)[..., None].astype(np.int64)
+    wrong = inside & (np.take_along_axis(legal, taken, -1)[..., 0] == 0)
+    return _some(wrong if alive is None else wrong & (alive != 0))
+
+
 def _infinite(values: NumpyArray) -> _Wrong:
     return _some(np.isinf(values))
 
@@ -257,7 +299,7 @@ def _message(
     ``finals`` has the rows and steps of final views ``(M, ...)``; None for arrays of steps.
     """
     at = np.argwhere(wrong)[0].tolist()
-    value = values[tuple(at)].item()
+    value = values[tuple(at)].tolist()
     (row, step), rest = (finals[at[0]], at[1:]) if finals else (at[:2], at[2:])
     whose = ""
     if rule.agents is not None and rest:
@@ -296,37 +338,23 @@ def cast(
     Raises
     ------
     InvalidValueError
-        A number is too large for its type.
+        A number does not fit its type.
     """
-    for name, array in arrays.items() if on_invalid == "raise" else ():
-        if (wrong := too_large(array, types[name].dtype)) is not None:
+    for name, array in arrays.items():
+        dtype = types[name].dtype
+        keeps = on_invalid == "keep" and gate.is_float(dtype)
+        if not keeps and (wrong := gate.misfits(array, dtype)) is not None:
             row, step, *_ = at = np.argwhere(wrong)[0].tolist()
             raise InvalidValueError(
                 f"{name} has the value {array[tuple(at)]!s} in row {place.row + row}, step "
-                f"{place.step + step} {place.of}, which is too large for the vault's "
-                f"{types[name].dtype}: nothing of the record was appended."
+                f"{place.step + step} {place.of}, which does not fit into the vault's {dtype}: "
+                "nothing of the record was appended."
             )
-    return {name: _cast(name, array, types[name].dtype) for name, array in arrays.items()}
-
-
-def too_large(array: NumpyArray, dtype: np.dtype[Any]) -> _Wrong:
-    """Find finite floats that are infinite in a narrower type."""
-    if not encoding.is_float(dtype) or np.can_cast(array.dtype, dtype, "safe"):
-        return None
-    with np.errstate(all="ignore"):
-        kept = np.isfinite(array.astype(dtype))
-    return None if kept.all() else _some(~kept & np.isfinite(array))
-
-
-def _cast(name: str, array: NumpyArray, dtype: np.dtype[Any]) -> NumpyArray:
-    if np.can_cast(array.dtype, dtype, "safe"):
-        return array
-    if dtype.kind in "iu" and array.size:
-        low, high, bounds = int(array.min()), int(array.max()), np.iinfo(dtype)
-        if low < bounds.min or high > bounds.max:
-            raise InvalidValueError(
-                f"{name} has values from {low} to {high}, which do not fit into the vault's "
-                f"{dtype}: nothing of the record was appended."
+        if gate.loses_digits(array, dtype):
+            warnings.warn(
+                f"{name} has numbers above {2**24:,}, which lose digits in the vault's {dtype}: "
+                "subtract an offset or change the unit if they matter.",
+                stacklevel=4,
             )
     with np.errstate(all="ignore"):
-        return array.astype(dtype)
+        return {name: x.astype(types[name].dtype, copy=False) for name, x in arrays.items()}

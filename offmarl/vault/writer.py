@@ -258,13 +258,12 @@ class Writer:
         at = f" at step {self._tip.length} of {self.path}"
         arrays = encoding.fit(transition, self._schema, at)
         place = RecordPosition(self._tip.length, "of the vault")
+        found = [*values.find(arrays, self.spec, finals, place)]
         if self._on_invalid == "raise":
-            values.check(arrays, self.spec, finals, place)
-        else:
-            known = compat.recorded(self._provenance)
-            found = values.find(arrays, self.spec, finals, place)
-            if fresh := values.warn(found, known):
-                self.annotate({"quirks": [*known, *fresh]})
+            values.refuse(found)
+        known = compat.recorded(self._provenance)
+        if fresh := values.warn(found, known):
+            self.annotate({"quirks": [*known, *fresh]})
         return values.cast(arrays, self._schema.leaves, place, self._on_invalid)
 
     def _is_commit_due(self) -> bool:

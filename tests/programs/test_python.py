@@ -189,8 +189,14 @@ class Thrusters(Duel):
     def step(self, actions):
         return super().step(dict.fromkeys(actions, 0))
 
+    def _see(self, agents):
+        seen = super()._see(agents)
+        for agent in {"squire"} & seen.keys():
+            seen[agent]["action_mask"] = np.ones(1, np.int8)
+        return seen
+
     def _tell(self, agents):
-        return {agent: {} for agent in agents}
+        return None
 
 
 STILL = {"knight": np.zeros(2, np.float32), "squire": np.array([0.5])}
@@ -270,6 +276,209 @@ def test_an_episode_that_begins_with_what_cannot_be_is_not_begun(path):
             recorder.reset()
         with pytest.raises(OptionError, match="call reset"):
             recorder.step(LONG)
+
+
+class Odd(Duel):
+    """Changes what the second step returns."""
+
+    def __init__(self, change):
+        super().__init__()
+        self._change = change
+
+    def step(self, actions):
+        outcome = [*super().step(actions)]
+        if self.time == 2:
+            self._change(outcome)
+        return tuple(outcome)
+
+
+def seen(agent, value):
+    def change(outcome):
+        outcome[0][agent] = value
+
+    return change
+
+
+def masked(mask):
+    return seen("squire", {"observation": 1, "action_mask": mask})
+
+
+def told(mask):
+    def change(outcome):
+        outcome[4]["knight"] = {"action_mask": mask}
+
+    return change
+
+
+def named(place, name, value=0):
+    def change(outcome):
+        outcome[place] = {**outcome[place], name: value}
+
+    return change
+
+
+def without(place, name):
+    def change(outcome):
+        del outcome[place][name]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (seen("knight", np.full((2, 3), 0.5)), "the observation of knight has the value 0.5 at"),
+        (seen("knight", np.full((2, 3), 300)), "value 300 .* does not fit into uint8"),
+        (seen("knight", np.full((2, 3), -1)), "value -1 .* does not fit into uint8"),
+        (seen("knight", np.full((2, 3), np.nan)), "value nan .* does not fit into uint8"),
+        (seen("knight", np.zeros((3, 2), np.uint8)), r"knight has shape \(3, 2\), .* \(2, 3\)"),
+        (seen("knight", np.zeros(6, np.uint8)), r"knight has shape \(6,\)"),
+        (seen("knight", np.zeros((2, 4), np.uint8)), r"knight has shape \(2, 4\)"),
+        (seen("knight", "a picture"), "knight is 'a picture'"),
+        (seen("knight", None), "knight is None"),
+        (seen("knight", [[1], [2, 3]]), "knight is "),
+        (seen("squire", {"observation": 3, "action_mask": [1, 1]}), r"squire is 3, .* Discrete"),
+        (seen("squire", {"observation": 1.5, "action_mask": [1, 1]}), "squire is 1.5, "),
+        (seen("squire", {"observation": "x", "action_mask": [1, 1]}), "squire is 'x', "),
+        (masked([1]), r"the action mask of squire has shape \(1,\)"),
+        (masked([1, 1, 1]), r"the action mask of squire has shape \(3,\)"),
+        (masked([2, 0]), "the action mask of squire has the value 2 at 0"),
+        (told([0, 0, 0, 0]), "knight is alive and has no legal action"),
+        (told([0]), r"the action mask of knight has shape \(1,\)"),
+        (told([1, 0.5, 0, 0]), "the action mask of knight has the value 0.5"),
+        (without(0, "knight"), "knight is alive and has no observation"),
+        (without(1, "knight"), "knight is alive and has no reward"),
+        (named(0, "king"), "the agents are knight, squire"),
+        (named(1, "king"), "the rewards are of 'king'"),
+        (named(2, "__all__"), "the terminations are of '__all__'"),
+        (named(1, "knight", None), "the reward of knight is None"),
+        (named(1, "knight", [1, 2]), r"the reward of knight has shape \(2,\)"),
+        (named(2, "knight", 2), "the termination of knight has the value 2"),
+        (named(3, "knight", "no"), "the truncation of knight is 'no'"),
+        (lambda outcome: outcome.pop(), "five dicts"),
+        (lambda outcome: outcome.__setitem__(1, 0.0), "the rewards are 0.0"),
+    ],
+)
+def test_what_does_not_fit_ends_the_episode_before_the_step(path, change, message):
+    with offmarl.record(Odd(change), path) as recorder:
+        recorder.reset()
+        recorder.step(LONG)
+        with pytest.raises(InvalidValueError, match=f"step 1 of the episode: .*{message}"):
+            recorder.step(LONG)
+        with pytest.raises(OptionError, match="call reset"):
+            recorder.step(LONG)
+    data = vault.open_vault(path)
+    assert (data.episodes.cause.tolist(), data.episodes.length.tolist()) == (["cut"], [1])
+
+
+@pytest.mark.parametrize("state", [np.zeros(3), np.zeros((2, 1, 1)), None, "here"])
+def test_a_state_keeps_its_shape(path, state):
+    def change(outcome):
+        env.state = lambda: state
+
+    env = Odd(change)
+    with offmarl.record(env, path) as recorder:
+        recorder.reset()
+        recorder.step(LONG)
+        if np.size(state) == 2 and not isinstance(state, list):
+            recorder.step(LONG)
+        else:
+            with pytest.raises(InvalidValueError, match="step 1 of the episode: the "):
+                recorder.step(LONG)
+
+
+class Lingering(Duel):
+    """Its agents stay in ``agents`` and only have flags, at different steps."""
+
+    def __init__(self, terminated, truncated, infos=None):
+        super().__init__()
+        self._flags, self._infos = (terminated, truncated), infos
+
+    def step(self, actions):
+        self.time += 1
+        agents = self.possible_agents
+        flags = [{a: self.time == when.get(a) for a in agents} for when in self._flags]
+        infos = self._infos if self._infos and self.time == 4 else {}
+        return self._see(agents), dict.fromkeys(agents, 1.0), *flags, infos
+
+    def state(self):
+        raise NotImplementedError
+
+
+BOTH = {"knight": 0, "squire": 10}
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "cause", "alive"),
+    [
+        ({"knight": 4, "squire": 4}, {}, "terminated", [False, False]),
+        ({}, {"knight": 4, "squire": 4}, "truncated", [True, True]),
+        ({"knight": 2, "squire": 4}, {}, "terminated", [False, False]),
+        ({"knight": 2}, {"squire": 4}, "truncated", [False, True]),
+        ({"knight": 4, "squire": 4}, {"knight": 4, "squire": 4}, "terminated", [False, False]),
+    ],
+)
+def test_flags_count_although_the_agents_stay(path, terminated, truncated, cause, alive):
+    with offmarl.record(Lingering(terminated, truncated), path) as recorder:
+        for _ in range(2):
+            recorder.reset()
+            for _ in range(4):
+                recorder.step(BOTH)
+            with pytest.raises(OptionError, match="An episode ends when each agent"):
+                recorder.step(BOTH)
+    data = vault.open_vault(path)
+    assert data.episodes.length.tolist() == [4, 4]
+    assert data.episodes.cause.tolist() == [cause, cause]
+    assert data.finals.alive.tolist() == [alive, alive]
+    steps = data[:]
+    assert not (steps.terminated & steps.truncated).any()
+    assert steps.terminated[0, 3].tolist() == ["knight" in terminated, "squire" in terminated]
+
+
+@pytest.mark.parametrize("name", ["final_obs", "final_observation"])
+@pytest.mark.parametrize("by_agent", [True, False])
+def test_an_environment_that_has_begun_the_next_episode_tells_how_the_last_one_ended(
+    path, name, by_agent
+):
+    last = {"knight": np.full((2, 3), 77, np.uint8)}
+    infos = {"knight": {name: last["knight"]}} if by_agent else {name: last}
+    ends = {"knight": 4, "squire": 4}
+    with offmarl.record(Lingering({}, ends, infos), path) as recorder:
+        recorder.reset()
+        for _ in range(4):
+            recorder.step(BOTH)
+    final = vault.open_vault(path).finals.observation
+    assert (final[0, 0] == 77).all()
+
+
+def test_the_state_of_an_environment_that_has_begun_the_next_episode_is_unknown(path):
+    class WithState(Lingering):
+        def state(self):
+            return np.zeros(2)
+
+    infos = {"knight": {"final_obs": np.zeros((2, 3), np.uint8)}}
+    ends = {"knight": 4, "squire": 4}
+    with offmarl.record(WithState({}, ends, infos), path) as recorder:
+        recorder.reset()
+        for _ in range(4):
+            recorder.step(BOTH)
+    assert vault.open_vault(path).episodes.final.tolist() == [-1]
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        ({"knight": 0}, "squire is alive and has no action"),
+        ({"squire": 10}, "knight is alive and has no action"),
+        ({**LONG, "king": 1}, "the actions are of 'king'"),
+    ],
+)
+def test_actions_are_of_the_agents_that_act(path, actions, message):
+    with offmarl.record(Duel(), path) as recorder:
+        recorder.reset()
+        with pytest.raises(InvalidValueError, match=f"{message}.* The step was not taken"):
+            recorder.step(actions)
+        recorder.step(LONG)
 
 
 def test_agents_may_have_policies_of_their_own(path):

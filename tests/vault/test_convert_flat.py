@@ -14,6 +14,11 @@ STEPS = sum(LENGTHS)
 DONE = np.isin(np.arange(STEPS), np.cumsum(LENGTHS) - 1)
 
 
+def following(array):
+    """What follows each step: the next entry, or after an end one more."""
+    return np.where(DONE.reshape(-1, *(1,) * (array.ndim - 1)), array + 1, np.roll(array, -1, 0))
+
+
 @pytest.fixture(scope="module")
 def arrays():
     rng = np.random.default_rng(0)
@@ -64,12 +69,12 @@ def folder(tmp_path, arrays):
         seen = arrays["o"][:, agent, : 3 - agent]
         files = {
             "obs": seen,
-            "next_obs": seen + 1,
+            "next_obs": following(seen),
             "acs": arrays["a"][:, agent],
             "rews": arrays["r"][:, 0] * agent,
             "dones": early.astype(float),
             "states": arrays["s"][:, agent],
-            "next_states": arrays["s"][:, agent] + 1,
+            "next_states": following(arrays["s"][:, agent]),
         }
         for name, array in files.items():
             np.save(directory / f"{name}_{agent}.npy", array)

@@ -31,6 +31,13 @@ IMAGES = {
 }
 
 
+def after(array, ends=ENDS):
+    """What follows each step: the next entry, or after an end one that occurs nowhere else."""
+    found = np.roll(array, -1, 0)
+    found[ends] = array[ends] ^ 255 if array.dtype == np.uint8 else array[ends] + 99
+    return found
+
+
 def test_observations_actions_rewards_and_ends_are_enough(tmp_path):
     found = offmarl.from_arrays(tmp_path / "a.vlt", **ONE)
     spec, steps = found.spec, found.transitions()
@@ -52,13 +59,15 @@ def test_observations_actions_rewards_and_ends_are_enough(tmp_path):
 
 def test_all_that_can_be_given(tmp_path):
     legal = RNG.random((T, N, 5)) < 0.8
+    legal[..., 4] = True
     actions = legal.argmax(-1)
-    after = {"image": IMAGES["image"] ^ 255, "place": {"x": IMAGES["place"]["x"] + np.float16(1)}}
+    every = ENDS | np.roll(ENDS, 7)
+    image, x = after(IMAGES["image"], every), after(IMAGES["place"]["x"], every)
     alive = RNG.random((T, N)) < 0.9
     found = vault.from_arrays(
         tmp_path / "a.vlt",
         observations=IMAGES,
-        next_observations=after,
+        next_observations={"image": image, "place": {"x": x}},
         actions=actions,
         rewards=MANY["rewards"],
         terminals=ENDS,
@@ -85,8 +94,8 @@ def test_all_that_can_be_given(tmp_path):
     np.testing.assert_array_equal(steps.view.alive[0], alive)
     assert table.cause.tolist() == ["terminated", "truncated", "terminated", "truncated", "cut"]
     ends = table.start + table.length - 1
-    np.testing.assert_array_equal(found.finals.observation["image"], after["image"][ends])
-    np.testing.assert_array_equal(found.finals.observation["place"]["x"], after["place"]["x"][ends])
+    np.testing.assert_array_equal(found.finals.observation["image"], image[ends])
+    np.testing.assert_array_equal(found.finals.observation["place"]["x"], x[ends])
     np.testing.assert_array_equal(found.finals.state, np.stack([2 * ends + 2, 2 * ends + 3], 1))
     np.testing.assert_array_equal(found.finals.legal_actions, ~legal[ends])
     assert found.provenance["source"] == {"format": "arrays"}
@@ -95,8 +104,7 @@ def test_all_that_can_be_given(tmp_path):
 
 def test_arrays_are_read_in_blocks(tmp_path, monkeypatch):
     """Memory maps need no memory, and the blocks do not show."""
-    after = MANY["observations"] + np.float32(1)
-    given = {**MANY, "next_observations": after}
+    given = {**MANY, "next_observations": after(MANY["observations"])}
     whole = vault.from_arrays(tmp_path / "a.vlt", **given)
     monkeypatch.setattr("offmarl.vault.convert.common.BLOCK_BYTES", 500)
     np.save(tmp_path / "o.npy", MANY["observations"])
@@ -178,12 +186,12 @@ def nan_at(array, *place):
         (ONE, {"observations": ["a"] * T}, ShapeError, "observations is <U1"),
         (ONE, {"observations": np.zeros(T, complex)}, ShapeError, "observations is complex128"),
         (ONE, {"observations": np.ma.ones((T, 4))}, InvalidValueError, r"observations is a masked"),
-        (ONE, {"actions": ONE["actions"] * 1.0}, InvalidValueError, r"actions .*\.astype\(int\)"),
+        (ONE, {"actions": ONE["actions"] * 1.0}, InvalidValueError, "actions .*give num_actions"),
         (
             ONE,
             {"extras": {"x": np.where(np.arange(T) == 7, 1e300, 1)}},
             InvalidValueError,
-            r"extras.x has the value 1e\+300 at step 7, which does not fit into float32",
+            r"extras.x has the value 1e\+300 at step 7, which does not fit into the vault's",
         ),
         (ONE, {"observations": {}}, ShapeError, "observations: {} does not describe"),
         (ONE, {"observations": {"a.b": ENDS}}, ShapeError, "'a.b' cannot name a leaf"),
@@ -191,7 +199,7 @@ def nan_at(array, *place):
         (ONE, {"actions": ONE["actions"] - 1}, InvalidValueError, "action of agent 0.*step"),
         (
             ONE,
-            {"observations": nan_at(ONE["observations"], 33, 2)},
+            {"observations": nan_at(ONE["observations"], 33, 2), "on_invalid": "raise"},
             InvalidValueError,
             "the observation of agent 0, entry 2, in row 0, step 33",
         ),
@@ -205,7 +213,7 @@ def nan_at(array, *place):
          OptionError, "`states` and `next_states` have different leaves"),
         (ONE, {"next_observations": ONE["observations"][:, :2]}, ShapeError, "next obs"),
         (ONE, {"extras": {"x": np.zeros(9)}}, ShapeError, "extras.x has 9 steps"),
-        (ONE, {"terminals": 2 * ENDS}, InvalidValueError, "termination of agent 0 in row 0, step"),
+        (ONE, {"terminals": 2 * ENDS}, InvalidValueError, "terminals has the value 2 at step 9"),
         (MANY, {"actions": 2 * MANY["actions"]}, InvalidValueError, "must be from -1 to 1"),
         (MANY, {"observations": {"a": ENDS}}, ShapeError, "observations.a has shape"),
         (MANY, {"num_agents": 2}, ShapeError, "the number of agents is 2"),

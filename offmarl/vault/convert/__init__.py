@@ -14,9 +14,10 @@ from typing import Any
 from offmarl.errors import OptionError, VaultFormatError, unknown_name
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec
+from offmarl.vault.convert.admission import Tally, Treatment, admit
 from offmarl.vault.convert.arrays import from_arrays
 from offmarl.vault.convert.columns import read_numpy, read_zarr, write_numpy, write_zarr
-from offmarl.vault.convert.common import Imported, StrPath, counted
+from offmarl.vault.convert.common import Imported, StrPath, counted, write
 from offmarl.vault.convert.flat import read_omar, read_omiga
 from offmarl.vault.convert.minari import read_minari, write_minari
 from offmarl.vault.convert.pymarl import read_pymarl, write_pymarl
@@ -24,6 +25,7 @@ from offmarl.vault.creation import create_whole
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Codec
 from offmarl.vault.open import open_source, open_vault
+from offmarl.vault.values import OnInvalid
 
 READERS: dict[str, Callable[..., AbstractContextManager[Imported]]] = {
     "pymarl": read_pymarl,
@@ -56,6 +58,7 @@ def import_dataset(
     time_limit: int | None = None,
     codec: Codec = "raw",
     terms: Mapping[str, str] | None = None,
+    on_invalid: Treatment = "cut",
     progress: Progress = quiet,
 ) -> Dataset:
     """Make a vault from a dataset of another project.
@@ -77,6 +80,8 @@ def import_dataset(
         As for `offmarl.vault.create`.
     terms
         The dataset's ``licence`` (an SPDX identifier) and ``citation``, for the provenance.
+    on_invalid
+        As for `from_arrays`.
     progress
         Shows the progress.
 
@@ -90,16 +95,24 @@ def import_dataset(
         The source cannot be read, or is not of the layout.
     ShapeError
         The sizes of the data are not those of ``env_spec``.
+    InvalidValueError
+        A value does not fit: see `offmarl.vault.convert.admission`.
     """
     read = _named(READERS, layout)
     options = _accepted(read, layout, env_spec=env_spec, time_limit=time_limit)
     with read(source, **options) as found:
         about = {"source": found.origin | dict(terms or {})}
+        # A dataset of offmarl's own keeps what its vault kept, and is compared with its digest.
+        treatment: Treatment = "keep" if found.digest else on_invalid
+        tally = Tally()
+        keep: OnInvalid = "keep" if treatment == "keep" else "raise"
         with create_whole(
-            path, found.spec, rows=1, provenance=about, codec=codec, on_invalid="keep"
+            path, found.spec, rows=1, provenance=about, codec=codec, on_invalid=keep
         ) as writer:
-            for record in counted(found.records, found.total, progress):
-                writer.append(record.steps, record.finals, cut=record.cut)
+            records = counted(found.records, found.total, progress)
+            if not found.digest:
+                records = admit(records, found.spec, treatment, tally)
+            write(writer, records, tally)
             writer.flush()
             if found.digest and Dataset(writer.store).digest() != found.digest:
                 raise VaultFormatError(

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import InvalidValueError, OptionError, ShapeError
+from offmarl.gate import is_float, is_number, to_unit_range
 from offmarl.terminal import Progress, quiet
 from offmarl.types import (
     DTYPES,
@@ -14,29 +15,25 @@ from offmarl.types import (
     Continuous,
     Discrete,
     EnvSpec,
-    FinalObservations,
     flatten_tree,
     map_tree,
     spec_tree,
     unflatten_tree,
 )
-from offmarl.vault import encoding, layout, values
 from offmarl.vault.convert import common
-from offmarl.vault.convert.common import Record, StrPath
+from offmarl.vault.convert.admission import Record, Tally, Treatment, admit, to_steps
+from offmarl.vault.convert.common import StrPath
 from offmarl.vault.creation import create_whole
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.encoding import is_float, is_number, is_of
+from offmarl.vault.encoding import is_of
 from offmarl.vault.layout import EXTRAS, OBSERVATIONS, POLICY_IDS, STATE, Codec, NumpyArray
 from offmarl.vault.open import open_vault
-from offmarl.vault.values import RecordPosition
-from offmarl.vault.writer import Writer
 
 _NARROWER = {"float64": "float32", "int64": "int32", "uint32": "int32", "uint64": "int32"}
 """Types that vaults do not have, and what is stored instead."""
 
 _OF_ALL = ("rewards", "terminals", "truncations", POLICY_IDS)
 """Arrays that may have one entry for all agents."""
-_FLAGS = ("terminals", "truncations", "infos.legals", "infos.alive")
 _OF_AGENTS = (*_OF_ALL, "actions", "infos.legals", "infos.alive", "infos.behaviour_log_probs")
 
 
@@ -59,9 +56,11 @@ def from_arrays(
     extras: Mapping[str, Any] | None = None,
     num_agents: int | None = None,
     num_actions: int | None = None,
+    action_bounds: tuple[Any, Any] | None = None,
     env_spec: EnvSpec | None = None,
     provenance: Mapping[str, Any] | None = None,
     codec: Codec = "raw",
+    on_invalid: Treatment = "cut",
     progress: Progress = quiet,
 ) -> Dataset:
     """Make a vault from arrays ``(T, ...)`` that hold episodes end to end.
@@ -80,7 +79,9 @@ def from_arrays(
         becomes float32, and int64 becomes int32.
     actions
         Whole numbers ``(T, N)``, or floats ``(T, N, A)`` in [-1, 1]. The number -1 of an agent that
-        is not alive is stored as 0.
+        is not alive is stored as 0. Floats that are all whole numbers are discrete actions if
+        ``num_actions`` or ``legal_actions`` is given, continuous if ``action_bounds`` is, and
+        otherwise refused.
     rewards
         ``(T, N)``; or ``(T,)``, the same for all agents.
     terminals, truncations
@@ -90,6 +91,8 @@ def from_arrays(
     next_observations
         The observations after each step, as ``observations``. Only those at the ends of episodes
         are stored, as final observations. Without them, a truncated step has no target for values.
+        Where they differ from those of the next step, although no flag is set, the episode is cut
+        off.
     states, next_states
         The global state ``(T, ...)`` of each step, an array or a dict, and that after it. By
         default the state is all observations if these are float32 vectors, or there is none.
@@ -109,6 +112,9 @@ def from_arrays(
     num_actions
         Number of discrete actions; by default that of ``legal_actions``, or one more than the
         highest action.
+    action_bounds
+        The lowest and the highest continuous action, numbers or vectors ``(A,)``, from which
+        actions are scaled to [-1, 1]. The provenance keeps them.
     env_spec
         The environment; its sizes and leaves must be those of the arrays. By default the
         environment is unknown.
@@ -116,6 +122,10 @@ def from_arrays(
         Where the data comes from; a JSON object.
     codec
         As for `offmarl.vault.create`.
+    on_invalid
+        What becomes of observations, states and rewards that are NaN or infinite: "cut" ends the
+        episode before the step, leaves out the rest of it, and counts both; "raise" refuses the
+        data; "keep" stores them, and batches leave them out.
     progress
         Shows the progress.
 
@@ -150,20 +160,25 @@ def from_arrays(
     after = _given(
         {OBSERVATIONS: next_observations, STATE: next_states, "infos.legals": next_legal_actions}
     )
-    columns = _Columns(given, after, _agents_of(given, num_agents))
+    columns = _Columns(given, after, _agents_of(given, num_agents), action_bounds)
     columns.check()
     spec = common.check_spec(columns.spec(num_actions), env_spec)
-    about = {"source": {"format": "arrays"}, **(provenance or {})}
-    with create_whole(path, spec, rows=1, provenance=about, codec=codec) as writer:
-        _append(columns, spec, writer, progress)
+    bounds = None if action_bounds is None else [np.ravel(x).tolist() for x in action_bounds]
+    about = {"source": {"format": "arrays"}, **({"action_bounds": bounds} if bounds else {})}
+    blocks, tally = common.blocks(columns.steps, columns.step_bytes), Tally()
+    records = common.counted(
+        (columns.read(start, stop, spec) for start, stop in blocks), len(blocks), progress
+    )
+    with create_whole(
+        path,
+        spec,
+        rows=1,
+        provenance=about | dict(provenance or {}),
+        codec=codec,
+        on_invalid="keep" if on_invalid == "keep" else "raise",
+    ) as writer:
+        common.write(writer, admit(records, spec, on_invalid, tally), tally)
     return open_vault(path)
-
-
-def _append(columns: "_Columns", spec: EnvSpec, writer: Writer, progress: Progress) -> None:
-    blocks = common.blocks(columns.steps, columns.step_bytes)
-    for start, stop in common.counted(blocks, len(blocks), progress):
-        record = columns.read(start, stop, spec)
-        writer.append(record.steps, record.finals, cut=record.cut)
 
 
 def _given(trees: Mapping[str, Any]) -> dict[str, NumpyArray]:
@@ -238,6 +253,7 @@ class _Columns(NamedTuple):
     after: dict[str, NumpyArray]
     """The views after each step."""
     agents: _Agents
+    action_bounds: tuple[Any, Any] | None = None
 
     @property
     def steps(self) -> int:
@@ -328,60 +344,46 @@ class _Columns(NamedTuple):
         return unflatten_tree(found) if found else None
 
     def _action(self, num_actions: int | None) -> Discrete | Continuous:
-        actions = self.given["actions"]
+        actions, legal = self.given["actions"], self.given.get("infos.legals")
         axes = actions.shape[2 if self.agents.is_there else 1 :]
-        if is_float(actions.dtype) and len(axes) < 2:
-            _check_continuous(actions, axes)
+        count = legal.shape[-1] if num_actions is None and legal is not None else num_actions
+        bounded = self.action_bounds is not None
+        if len(axes) < 2 and (bounded or (is_float(actions.dtype) and count is None)):
+            if not bounded and axes in ((), (1,)) and (actions == np.trunc(actions)).all():
+                raise InvalidValueError(
+                    f"actions are {actions.dtype}, and all are whole numbers: if they are numbers "
+                    "of discrete actions, give num_actions; if they are continuous, give "
+                    "action_bounds."
+                )
             return Continuous(axes[0] if axes else 1)
         if axes not in ((), (1,)):
             raise ShapeError(
                 f"actions have shape {actions.shape}: whole numbers have one entry for each agent, "
                 "and continuous actions are vectors."
             )
-        if num_actions is not None:
-            return Discrete(num_actions)
-        legal = self.given.get("infos.legals")
-        return Discrete(int(actions.max()) + 1 if legal is None else legal.shape[-1])
+        return Discrete(int(actions.max()) + 1 if count is None else count)
 
     def read(self, start: int, stop: int, spec: EnvSpec) -> Record:
         """Read an interval of steps as a record of one row."""
-        block = self._block(self.given, slice(start, stop), start, spec)
-        flags = {name: block[name] for name in _FLAGS if name in block}
-        values.check(flags, spec, place=RecordPosition(start, "of the arrays"))
-        steps = encoding.from_disk(block, spec)
-        cut: NumpyArray = np.zeros((1, stop - start), bool)
-        if stop == self.steps and not steps.last[0, -1]:
-            cut[0, -1] = True
-            truncated = steps.truncated | (cut[..., None] & ~steps.terminated)
-            steps = steps._replace(truncated=truncated, last=steps.last | cut)
-        time: NumpyArray = np.flatnonzero(steps.last[0])
-        return Record(steps, self._finals(time, start, spec, steps.view.alive[0, time]), cut)
-
-    def _finals(
-        self, time: NumpyArray, start: int, spec: EnvSpec, alive: NumpyArray
-    ) -> FinalObservations | None:
-        """Return the views after steps that end episodes, if they are known."""
-        if not self.after or not len(time):
-            return None
+        steps = to_steps(self._block(self.given, slice(start, stop), spec), spec, start)
+        if not self.after:
+            return Record(steps)
         arrays = {**self.after, "rewards": self.given["rewards"]}
-        found = encoding.from_disk(self._block(arrays, time + start, start, spec), spec)
-        view = map_tree(lambda leaf: leaf[0], found.view)._replace(alive=alive)
-        row: NumpyArray = np.zeros_like(time)
-        return FinalObservations(row, time, view)
+        found = to_steps(self._block(arrays, slice(start, stop), spec), spec, start)
+        return Record(steps, after=found.view._replace(alive=steps.view.alive))
 
     def _block(
-        self, arrays: Mapping[str, NumpyArray], steps: Any, start: int, spec: EnvSpec
+        self, arrays: Mapping[str, NumpyArray], steps: slice, spec: EnvSpec
     ) -> dict[str, NumpyArray]:
         """Read steps of some arrays as ``(1, T, ...)``, with the axis of agents."""
-        wanted = layout.leaves(spec)
         found = {}
         for name, array in arrays.items():
             some = np.asarray(array[steps])
             if name in _OF_ALL and some.ndim == 1:
                 some = np.broadcast_to(some[:, None], (len(some), self.agents.number))
-            if name in wanted:
-                _check_range(name, some, wanted[name].dtype, start)
             found[name] = some[None]
+        if "actions" in found and self.action_bounds is not None:
+            found["actions"] = to_unit_range(found["actions"], *map(np.asarray, self.action_bounds))
         if {"actions", "infos.alive"} <= found.keys() and isinstance(spec.action, Discrete):
             actions = found["actions"]
             dead = found["infos.alive"].reshape(actions.shape) == 0
@@ -394,26 +396,3 @@ def _leaf(name: str, array: NumpyArray, shape: tuple[int, ...]) -> ArraySpec:
     if dtype not in DTYPES:
         raise ShapeError(f"{name} is {array.dtype}: vaults keep {', '.join(DTYPES)}.")
     return ArraySpec(shape, dtype)
-
-
-def _check_continuous(actions: NumpyArray, axes: tuple[int, ...]) -> None:
-    """Raise `InvalidValueError` if floats are numbers of discrete actions."""
-    if axes in ((), (1,)) and actions.max(initial=0) > 1 and (actions == np.trunc(actions)).all():
-        raise InvalidValueError(
-            f"actions are {actions.dtype}, and all are whole numbers: if they are numbers of "
-            "discrete actions, convert them with .astype(int)."
-        )
-
-
-def _check_range(name: str, array: NumpyArray, dtype: np.dtype[Any], start: int) -> None:
-    """Raise `InvalidValueError` if numbers do not fit their type in the vault."""
-    wrong = values.too_large(array, dtype)
-    if dtype.kind in "iu" and not np.can_cast(array.dtype, dtype, "safe"):
-        bounds = np.iinfo(dtype)
-        wrong = (array < bounds.min) | (array > bounds.max) | (array != np.trunc(array))
-    if wrong is not None and wrong.any():
-        at = np.argwhere(wrong)[0]
-        raise InvalidValueError(
-            f"{name} has the value {array[tuple(at)]} at step {start + at[0]}, which does not fit "
-            f"into {dtype}, the vault's type for it."
-        )

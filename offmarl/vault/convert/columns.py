@@ -28,11 +28,11 @@ from offmarl.terminal import Progress, quiet
 from offmarl.types import ArraySpec, EnvSpec, FinalObservations, View, flatten_view
 from offmarl.vault import encoding, layout
 from offmarl.vault.convert import common
+from offmarl.vault.convert.admission import Record, to_steps
 from offmarl.vault.convert.common import (
     Append,
     Column,
     Imported,
-    Record,
     StrPath,
     check_links_stay_inside,
     npz,
@@ -304,7 +304,7 @@ def _records(
         last = ends[here] - 1 - start
         cut: NumpyArray = np.zeros((1, stop - start), bool)
         cut[0, last] = cause[here] == CUT
-        found = encoding.from_disk({name: values[None] for name, values in block.items()}, spec)
+        found = to_steps({name: values[None] for name, values in block.items()}, spec, start)
         # An open episode was cut off when it was written, without a flag.
         truncated = found.truncated | (cut[..., None] & ~found.terminated)
         found = found._replace(truncated=truncated, last=(found.terminated | truncated).all(-1))

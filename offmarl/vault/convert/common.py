@@ -21,10 +21,12 @@ import numpy as np
 
 from offmarl.errors import MissingExtraError, ShapeError, VaultError, VaultNotFoundError
 from offmarl.terminal import Progress
-from offmarl.types import EnvSpec, FinalObservations, Transition, View, map_tree
+from offmarl.types import EnvSpec, View, map_tree
 from offmarl.vault import files
+from offmarl.vault.convert.admission import Record, Tally
 from offmarl.vault.files import errors_of
 from offmarl.vault.layout import NumpyArray
+from offmarl.vault.writer import Writer
 
 StrPath = str | os.PathLike[str]
 Item = TypeVar("Item")
@@ -34,15 +36,6 @@ HDF5 = (".h5", ".hdf5")
 
 BLOCK_BYTES = 2**25
 """Approximate size of the part of a foreign dataset that is in memory at once."""
-
-
-class Record(NamedTuple):
-    """Steps of one row, the final views in them, and where the recording cut episodes off."""
-
-    steps: Transition
-    finals: FinalObservations | None = None
-    cut: NumpyArray | bool = False
-    """``(1, T)``"""
 
 
 class Imported(NamedTuple):
@@ -246,6 +239,15 @@ class Column(NamedTuple):
 
 Append = Callable[[NumpyArray], object]
 """Writes the next entries of an array's first axis."""
+
+
+def write(writer: Writer, records: Iterable[Record], tally: Tally) -> None:
+    """Append records, and note the faults in the provenance."""
+    for record in records:
+        writer.append(record.steps, record.finals, cut=record.cut)
+    if faults := tally.faults():
+        writer.annotate({"faults": faults})
+    tally.warn()
 
 
 def counted(items: Iterable[Item], total: int, progress: Progress) -> Iterator[Item]:

@@ -11,12 +11,12 @@ import numpy as np
 
 from offmarl.errors import VaultError
 from offmarl.paths import local
-from offmarl.types import Discrete, EnvSpec, FinalObservations, Transition, View
+from offmarl.types import Discrete, EnvSpec, Transition
 from offmarl.vault import encoding
 from offmarl.vault.convert import common
+from offmarl.vault.convert.admission import Record, to_steps
 from offmarl.vault.convert.common import (
     Imported,
-    Record,
     StrPath,
     check_links_stay_inside,
     open_datasets,
@@ -26,7 +26,8 @@ from offmarl.vault.layout import Leaf, NumpyArray
 
 _OMIGA = ("s", "o", "a", "r", "d")
 _OMAR = ("obs", "acs", "rews", "next_obs", "dones")
-_NEXT = ("next_obs", "next_states")
+_NEXT = {"observations": "next_obs", "infos.state": "next_states"}
+"""Names of what follows each step, by the names on disk of what is before it."""
 
 
 class _Steps(NamedTuple):
@@ -76,7 +77,7 @@ def read_omiga(
             each = (len(o), num_agents)
             return {
                 "observations": o,
-                "infos.state": s,
+                "infos.state": s.reshape(len(o), -1),
                 "actions": a,
                 "rewards": np.broadcast_to(r.reshape(len(o), -1), each),
                 "terminals": np.broadcast_to(d.reshape(len(o), -1), each),
@@ -127,7 +128,8 @@ def read_omar(
             "next_obs": found["next_obs"],
         }
         if "states" in found:
-            renamed |= {"infos.state": found["states"], "next_states": found["next_states"]}
+            states = {"infos.state": found["states"], "next_states": found["next_states"]}
+            renamed |= {name: x.reshape(len(x), -1) for name, x in states.items()}
         return renamed
 
     origin = {"format": "omar", "file": source.name, "sha256": common.sha256(source)}
@@ -168,7 +170,9 @@ def _imported(
 ) -> Imported:
     first = steps.read(0, min(steps.length, 1))
     leaves = {name: Leaf(x.dtype, x.shape[1:]) for name, x in first.items()}
-    found = encoding.spec_of({name: leaf for name, leaf in leaves.items() if name not in _NEXT})
+    found = encoding.spec_of(
+        {name: leaf for name, leaf in leaves.items() if name not in _NEXT.values()}
+    )
     if found.action == Discrete(0):
         raise VaultError(
             "the data has discrete actions of an unknown number: its layout is for continuous ones."
@@ -182,12 +186,16 @@ def _imported(
 def _records(steps: _Steps, spec: EnvSpec, blocks: list[tuple[int, int]]) -> Iterator[Record]:
     since = 0
     for start, stop in blocks:
-        arrays = steps.read(start, stop)
-        known = {name: arrays[name][None] for name in arrays if name not in _NEXT}
-        found = encoding.from_disk(known, spec)
+        arrays = {name: x[None] for name, x in steps.read(start, stop).items()}
+        after = {name: arrays.pop(_NEXT[name]) for name in _NEXT if _NEXT[name] in arrays}
+        found = to_steps(arrays, spec, start)
         limits, since = find_limits(found.last[0], since, spec.time_limit)
         found = _truncate(found, limits)
-        yield Record(found, _finals(arrays, found, spec))
+        if not after or (spec.state == "native" and "infos.state" not in after):
+            yield Record(found)
+        else:
+            after["rewards"] = arrays["rewards"]
+            yield Record(found, after=to_steps(after, spec, start).view)
 
 
 def find_limits(done: NumpyArray, since: int, time_limit: int | None) -> tuple[NumpyArray, int]:
@@ -226,20 +234,3 @@ def _truncate(steps: Transition, limits: NumpyArray) -> Transition:
         truncated=steps.truncated | limit,
         last=steps.last | limits,
     )
-
-
-def _finals(
-    arrays: Mapping[str, NumpyArray], steps: Transition, spec: EnvSpec
-) -> FinalObservations | None:
-    """Return the final views of episodes, if the data has them."""
-    if not {"next_obs", *(["next_states"] if spec.state == "native" else [])} <= arrays.keys():
-        return None
-    time: NumpyArray = np.flatnonzero(steps.last[0])
-    row: NumpyArray = np.zeros_like(time)
-    agents = (len(time), spec.num_agents)
-    legal: NumpyArray = np.ones((*agents, spec.action_size), bool)
-    alive: NumpyArray = np.ones(agents, bool)
-    seen = arrays["next_obs"][time].astype(np.float32)
-    state = arrays["next_states"][time].astype(np.float32) if spec.state == "native" else seen
-    view = View(seen, state.reshape(len(time), spec.state_size), legal, alive)
-    return FinalObservations(row, time, view)

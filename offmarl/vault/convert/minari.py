@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from offmarl import gate
 from offmarl.errors import OptionError, VaultError
+from offmarl.gate import to_unit_range
 from offmarl.terminal import Progress, quiet
 from offmarl.types import (
+    DTYPES,
     ArraySpec,
     Continuous,
     Discrete,
@@ -22,11 +25,11 @@ from offmarl.types import (
     flatten_tree,
     map_tree,
 )
-from offmarl.vault import encoding, layout
+from offmarl.vault import layout
+from offmarl.vault.convert.admission import Record, to_steps
 from offmarl.vault.convert.common import (
     HDF5,
     Imported,
-    Record,
     StrPath,
     check_links_stay_inside,
     check_spec,
@@ -132,7 +135,8 @@ def _check_name(name: str) -> None:
 def read_minari(source: StrPath, env_spec: EnvSpec | None = None) -> Iterator[Imported]:
     """Read local Minari datasets: those of a single agent, and those that --to minari wrote.
 
-    Observations are flattened; dictionaries and texts are refused.
+    Boxes keep their shape and type. Actions are scaled from their bounds to [-1, 1], and the
+    provenance keeps the bounds. Other observations, such as dictionaries and texts, are refused.
 
     Parameters
     ----------
@@ -154,7 +158,9 @@ def read_minari(source: StrPath, env_spec: EnvSpec | None = None) -> Iterator[Im
     with readable(f"the Minari dataset {name}"):
         dataset = minari.load_dataset(name)
     spec = check_spec(_spec_of(dataset, name), env_spec)
-    origin = {"format": "minari", "dataset": name}
+    origin: dict[str, Any] = {"format": "minari", "dataset": name}
+    if bounds := _bounds(dataset, spec):
+        origin["action_bounds"] = [x.ravel().tolist() for x in bounds]
     yield Imported(spec, origin, _records(dataset, spec), int(dataset.total_episodes))
 
 
@@ -191,7 +197,7 @@ def _space(tree: Any) -> Any:
     if not isinstance(tree, ArraySpec):
         return spaces.Dict({name: _space(leaf) for name, leaf in tree.items()})
     dtype = _boxed(tree.numpy_dtype)
-    if encoding.is_float(dtype):
+    if gate.is_float(dtype):
         return spaces.Box(-np.inf, np.inf, tree.shape, dtype)
     low, high = (0, 1) if tree.dtype == "bool" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
     return spaces.Box(low, high, tree.shape, dtype)
@@ -257,18 +263,34 @@ def _spec_of(dataset: Any, name: str) -> EnvSpec:
     discrete = isinstance(action, spaces.Discrete)
     if discrete and action.start:
         raise VaultError(f"the Minari dataset {name} counts its actions from {action.start}.")
-    size = int(np.prod(seen.shape))
     kind = Discrete(int(action.n)) if discrete else Continuous(int(np.prod(action.shape)))
-    return EnvSpec("", 1, size, size, kind, state="concatenated")
+    kept = seen.dtype.name in DTYPES
+    observation = ArraySpec(seen.shape or (1,), seen.dtype.name if kept else "float32")
+    size = observation.size if observation == ArraySpec((observation.size,)) else 0
+    return EnvSpec("", 1, 0, size, kind, state="concatenated", observation=observation)
+
+
+def _bounds(dataset: Any, spec: EnvSpec) -> tuple[NumpyArray, NumpyArray] | None:
+    """Return the finite bounds of a single agent's actions, if they are not -1 and 1."""
+    space = dataset.action_space
+    low, high = getattr(space, "low", None), getattr(space, "high", None)
+    if not isinstance(spec.action, Continuous) or low is None or high is None:
+        return None
+    if not np.isfinite([low, high]).all() or ((low == -1).all() and (high == 1).all()):
+        return None
+    return low, high
 
 
 def _records(dataset: Any, spec: EnvSpec) -> Iterator[Record]:
+    bounds = _bounds(dataset, spec)
     for episode in dataset.iterate_episodes():
         infos = episode.infos or {}
         if "final_known" in infos:
             yield _record(episode, infos, spec)
         elif spec.num_agents == 1:
-            yield _record(episode, _of_one(episode, spec), spec)
+            actions = np.asarray(episode.actions)
+            actions = actions if bounds is None else to_unit_range(actions, *bounds)
+            yield _record(episode, _of_one(episode, spec), spec, actions)
         else:
             raise VaultError(
                 "the Minari dataset does not record each agent's rewards and ends: export it again."
@@ -280,13 +302,14 @@ def _of_one(episode: Any, spec: EnvSpec) -> dict[str, NumpyArray]:
     slots = len(episode.observations)
     each = (slots, 1)
     ended = bool(episode.terminations[-1] or episode.truncations[-1])
+    seen = np.asarray(episode.observations).reshape(slots, -1)
     return {
-        "state": np.asarray(episode.observations),
+        **({"state": seen} if spec.state_size else {}),
         "legal_actions": np.ones((*each, spec.action_size), bool),
         "alive": np.ones(each, bool),
         "reward": np.asarray(episode.rewards)[:, None],
         "terminated": np.asarray(episode.terminations)[:, None],
-        "truncated": np.asarray(episode.truncations)[:, None],
+        "truncated": (np.asarray(episode.truncations) & ~np.asarray(episode.terminations))[:, None],
         "behaviour_log_prob": np.full(each, np.nan),
         "policy_id": np.full(slots, -1),
         "final_known": np.full(slots, slots > len(episode.rewards)),
@@ -294,11 +317,16 @@ def _of_one(episode: Any, spec: EnvSpec) -> dict[str, NumpyArray]:
     }
 
 
-def _record(episode: Any, infos: dict[str, NumpyArray], spec: EnvSpec) -> Record:
+def _record(
+    episode: Any,
+    infos: dict[str, NumpyArray],
+    spec: EnvSpec,
+    actions: NumpyArray | None = None,
+) -> Record:
     length = len(episode.rewards)
     arrays = {
         **flatten_tree(map_tree(np.asarray, episode.observations), layout.OBSERVATIONS),
-        "actions": np.asarray(episode.actions),
+        "actions": np.asarray(episode.actions) if actions is None else actions,
         **_of_steps(infos, "state", layout.STATE),
         "infos.legals": infos["legal_actions"],
         "infos.alive": infos["alive"],
@@ -309,7 +337,7 @@ def _record(episode: Any, infos: dict[str, NumpyArray], spec: EnvSpec) -> Record
         layout.POLICY_IDS: infos["policy_id"],
         **_of_steps(infos, layout.EXTRAS, layout.EXTRAS),
     }
-    steps = encoding.from_disk({key: x[None, :length] for key, x in arrays.items()}, spec)
+    steps = to_steps({key: x[None, :length] for key, x in arrays.items()}, spec)
     truncated = steps.truncated.copy()
     truncated[0, -1] |= ~steps.terminated[0, -1]
     steps = steps._replace(truncated=truncated, last=(steps.terminated | truncated).all(-1))
@@ -327,6 +355,6 @@ def _of_steps(infos: dict[str, NumpyArray], group: str, name: str) -> dict[str, 
 
 def _final(arrays: dict[str, NumpyArray], length: int, spec: EnvSpec) -> FinalObservations:
     last = {name: array[None, -1:] for name, array in arrays.items() if len(array) > length}
-    view = encoding.from_disk(last, spec).view
+    view = to_steps(last, spec).view
     row: NumpyArray = np.zeros(1, np.int64)
     return FinalObservations(row, row + length - 1, map_tree(lambda leaf: leaf[0], view))

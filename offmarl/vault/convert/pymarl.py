@@ -20,18 +20,16 @@ from offmarl.types import (
     EnvSpec,
     Episode,
     FinalObservations,
-    Transition,
-    View,
     flatten_tree,
     map_tree,
 )
 from offmarl.vault.convert import common
+from offmarl.vault.convert.admission import Record, to_steps
 from offmarl.vault.convert.common import (
     HDF5,
     Append,
     Column,
     Imported,
-    Record,
     StrPath,
     check_layout,
     npz,
@@ -57,15 +55,17 @@ def read_pymarl(
 ) -> Iterator[Imported]:
     """Read .npz or HDF5 files of PyMARL's episode batches, as CFCQL and others ship them.
 
-    An episode of L steps fills L+1 slots there: the last slot holds the episode's final view. An
+    An episode of L steps fills L+1 slots there: the last slot holds the episode's final view. Files
+    that fill L slots are told by ``terminated`` in the last one; their final views are unknown. An
     episode that reached the time limit was truncated, and so was one that is not flagged
-    ``terminated`` at its end; the others terminated.
+    ``terminated`` at its end; the others terminated. With a flag for each agent, each agent has its
+    own end.
 
     Parameters
     ----------
     source
-        Arrays ``obs (E, T+1, N, O)``, ``actions (E, T+1, N, 1)``, ``reward (E, T+1, 1)`` (or one
-        for each agent), ``terminated`` and ``filled (E, T+1, 1)``, and optionally ``state
+        Arrays ``obs (E, T+1, N, O)``, ``actions (E, T+1, N, 1)``, ``reward`` and ``terminated
+        (E, T+1, 1)`` (or one for each agent), ``filled (E, T+1, 1)``, and optionally ``state
         (E, T+1, S)`` and ``avail_actions (E, T+1, N, A)``.
     env_spec, time_limit
         As for `offmarl.vault.convert.import_dataset`.
@@ -85,8 +85,12 @@ def read_pymarl(
         episodes = members["obs"].shape[0]
         bytes_each = sum(member.episode_bytes for member in members.values())
         spans = common.blocks(episodes, bytes_each)
+        ends = {name: _whole(source, name) for name in ("filled", "terminated")}
+        last_is_step = _is_last_a_step(source, ends)
         records = (
-            Record(*_records({name: one.read(stop - start) for name, one in members.items()}, spec))
+            _record(
+                {name: one.read(stop - start) for name, one in members.items()}, spec, last_is_step
+            )
             for start, stop in spans
         )
         yield Imported(spec, origin, records, len(spans))
@@ -139,6 +143,13 @@ def _open_members(source: Path, stack: ExitStack) -> dict[str, _Member | _Datase
     return opened
 
 
+def _whole(source: Path, name: str) -> NumpyArray:
+    """Read a small array once more, as a whole."""
+    with ExitStack() as stack:
+        member = _open_members(source, stack)[name]
+        return member.read(member.shape[0])
+
+
 def _wanted(found: Collection[str]) -> list[str]:
     """Return the arrays to read: those of the layout, and extras."""
     extras = sorted(name for name in found if name.startswith(_EXTRAS))
@@ -184,15 +195,18 @@ def _member(name: str, data: Any) -> _Member:
 
 def _check_shapes(source: Path, members: list[_Member | _Dataset]) -> None:
     axes = {"obs": max(4, len(members[0].shape)), "actions": 4, "avail_actions": 4}
-    lead = members[0].shape[:2]
+    lead, each = members[0].shape[:2], (1, *members[0].shape[2:3])
     for member in members:
         wanted = axes.get(member.name, 3)
         if member.name.startswith(_EXTRAS):
             wanted = max(2, len(member.shape))
-        if len(member.shape) != wanted or member.shape[:2] != lead:
+        columns = {"actions": (1,), "filled": (1,), "reward": each, "terminated": each}
+        last = columns.get(member.name, member.shape[-1:])
+        if len(member.shape) != wanted or member.shape[:2] != lead or member.shape[-1] not in last:
             raise VaultError(
                 f"{source} is not of PyMARL's layout: {member.name!r} has shape {member.shape}, "
-                f"and obs has {members[0].shape}."
+                f"and obs has {members[0].shape}; the last axis of actions and filled is 1, and of "
+                "reward and terminated 1 or the number of agents."
             )
 
 
@@ -256,43 +270,36 @@ def _check_one_array(spec: EnvSpec) -> None:
             )
 
 
-def _records(
-    batch: Mapping[str, NumpyArray], spec: EnvSpec
-) -> tuple[Transition, FinalObservations]:
+def _record(batch: Mapping[str, NumpyArray], spec: EnvSpec, last_is_step: bool) -> Record:
     """Put the steps of a batch of episodes end to end, in one row."""
-    lengths, executed, last = _extent(batch)
-    ended = batch["terminated"][..., 0] != 0
-    at_limit = (lengths >= (spec.time_limit or np.inf))[:, None]
-    truncated = last & (at_limit | ~ended)
-    agents = (int(lengths.sum()), spec.num_agents)
-    no_log_prob: NumpyArray = np.full(agents, np.nan, np.float32)
-    no_policy: NumpyArray = np.full(agents[0], -1, np.int32)
-    extras = {name: leaf for name, leaf in spec.extras.items() if _EXTRAS + name in batch}
+    lengths, executed, last = _extent(batch, last_is_step)
+    at_limit = (lengths >= (spec.time_limit or np.inf))[:, None, None]
+    flagged = np.maximum.accumulate((batch["terminated"] != 0) & executed[..., None], 1)
+    terminated = last[..., None] & flagged & ~at_limit
+    count = int(lengths.sum())
 
     def of_agents(x: NumpyArray) -> NumpyArray:
-        return np.broadcast_to(x[executed].reshape(agents[0], -1), agents)
+        return np.broadcast_to(x[executed], (count, spec.num_agents))[None]
 
-    transition = Transition(
-        view=_view(batch, spec, np.nonzero(executed)),
-        action=_actions(batch["actions"][executed][..., 0], spec),
-        reward=of_agents(batch["reward"].astype(np.float32)),
-        terminated=of_agents(last & ~truncated),
-        truncated=of_agents(truncated),
-        last=last[executed],
-        behaviour_log_prob=no_log_prob,
-        policy_id=no_policy,
-        extras={x: batch[_EXTRAS + x][executed].astype(y.numpy_dtype) for x, y in extras.items()}
-        or None,
-    )
-    whole = map_tree(lambda x: x[None], transition)
-    episodes = np.flatnonzero(lengths)
-    final = _view(batch, spec, (episodes, lengths[episodes]))
-    time: NumpyArray = np.cumsum(lengths[episodes]) - 1
-    row: NumpyArray = np.zeros_like(time)
-    return whole, FinalObservations(row, time, final)
+    arrays = {
+        **_view(batch, spec, np.nonzero(executed)),
+        "actions": batch["actions"][executed][None, ..., 0],
+        "rewards": of_agents(batch["reward"]),
+        "terminals": of_agents(terminated),
+        "truncations": of_agents(last[..., None] & ~terminated),
+        **{x: batch[x][executed][None] for x in batch if x.startswith(_EXTRAS)},
+    }
+    known = np.flatnonzero(lengths) if not last_is_step else np.zeros(0, np.int64)
+    views = _view(batch, spec, (known, lengths[known]))
+    views["rewards"] = np.zeros((1, len(known), spec.num_agents))
+    time: NumpyArray = np.cumsum(lengths)[known] - 1
+    final = map_tree(lambda x: x[0], to_steps(views, spec).view)
+    return Record(to_steps(arrays, spec), FinalObservations(np.zeros_like(time), time, final))
 
 
-def _extent(batch: Mapping[str, NumpyArray]) -> tuple[NumpyArray, NumpyArray, NumpyArray]:
+def _extent(
+    batch: Mapping[str, NumpyArray], last_is_step: bool
+) -> tuple[NumpyArray, NumpyArray, NumpyArray]:
     """Return the lengths of episodes ``(E,)``, and masks ``(E, T+1)`` of all and of last steps.
 
     Empty slots of a batch have length 0.
@@ -300,10 +307,10 @@ def _extent(batch: Mapping[str, NumpyArray]) -> tuple[NumpyArray, NumpyArray, Nu
     filled = batch["filled"][..., 0] != 0
     count = filled.sum(1)
     slots = np.arange(filled.shape[1])
-    lengths = np.maximum(count - 1, 0)
+    lengths = np.maximum(count - (not last_is_step), 0)
     executed = slots < lengths[:, None]
     last = slots == lengths[:, None] - 1
-    ends_early = (batch["terminated"][..., 0] != 0) & executed & ~last
+    ends_early = (batch["terminated"] != 0).all(-1) & executed & ~last
     if (filled != (slots < count[:, None])).any() or ends_early.any():
         raise VaultError(
             "an episode has gaps, or continues after its end: `filled` must be 1 from the first "
@@ -312,30 +319,41 @@ def _extent(batch: Mapping[str, NumpyArray]) -> tuple[NumpyArray, NumpyArray, Nu
     return lengths, executed, last
 
 
-def _view(batch: Mapping[str, NumpyArray], spec: EnvSpec, where: tuple[NumpyArray, ...]) -> View:
-    leaf = spec.observation_leaves[""]
-    count = len(where[0])
-    agents = (count, spec.num_agents)
-    observation = batch["obs"][where].astype(leaf.numpy_dtype).reshape(*agents, *leaf.shape)
-    if "state" in batch:
-        state = batch["state"][where].astype(np.float32)
-    else:
-        state = observation.reshape(count, -1)[:, : spec.state_size].astype(np.float32)
-    if "avail_actions" in batch:
-        legal = batch["avail_actions"][where] != 0
-    else:
-        legal = np.ones((*agents, spec.num_actions), bool)
-    alive: NumpyArray = np.ones(agents, bool)
-    return View(observation, state, legal, alive)
+def _is_last_a_step(source: Path, ends: Mapping[str, NumpyArray]) -> bool:
+    """Whether ``filled`` has as many slots as steps, and not one more for the final view.
 
-
-def _actions(actions: NumpyArray, spec: EnvSpec) -> NumpyArray:
-    if actions.size and not 0 <= actions.min() <= actions.max() < spec.num_actions:
+    Then the last filled slot of an episode that terminated has the flag, and the one before has
+    none. Raises `VaultError` if episodes differ.
+    """
+    filled = ends["filled"][..., 0] != 0
+    count = filled.sum(1)
+    has_gaps = (filled != (np.arange(filled.shape[1]) < count[:, None])).any(1)
+    some = np.flatnonzero((count > 0) & ~has_gaps)
+    flags = (ends["terminated"] != 0).any(-1)
+    at_last = flags[some, count[some] - 1]
+    before = flags[some, np.maximum(count[some] - 2, 0)] & (count[some] > 1)
+    if (at_last & ~before).any() and (before & ~at_last).any():
         raise VaultError(
-            f"the data has actions {actions.min()} to {actions.max()}, and there are "
-            f"{spec.num_actions}, from 0: name the environment that the data is from."
+            f"{source} marks in some episodes the slot after the last step as filled, and in "
+            "others not: fill L+1 slots of each episode of L steps, or L of each."
         )
-    return actions.astype(np.int32)
+    return bool((at_last & ~before).any())
+
+
+def _view(
+    batch: Mapping[str, NumpyArray], spec: EnvSpec, where: tuple[NumpyArray, ...]
+) -> dict[str, NumpyArray]:
+    """Return the columns of views, ``(1, T, ...)`` by their names on disk."""
+    leaf, count = spec.observation_leaves[""], len(where[0])
+    found = {"observations": batch["obs"][where].reshape(1, count, spec.num_agents, *leaf.shape)}
+    if "state" in batch:
+        found["infos.state"] = batch["state"][where][None]
+    elif spec.state_size:
+        flat = found["observations"].reshape(1, count, -1)
+        found["infos.state"] = flat[..., : spec.state_size]
+    if "avail_actions" in batch:
+        found["infos.legals"] = batch["avail_actions"][where][None]
+    return found
 
 
 def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
+from offmarl import gate
 from offmarl.errors import InvalidValueError, OptionError, ShapeError
 from offmarl.types import DTYPES, ArraySpec, EnvSpec, flatten_view
 from offmarl.vault import encoding, layout, values
@@ -251,12 +252,12 @@ def _cast(
             f"{name}: the function returned {array.dtype} {where}, and the vault has {dtype}: "
             f"convert the result with .astype({dtype.name!r})."
         )
-    if (wrong := values.too_large(array, dtype)) is not None:
+    if (wrong := gate.misfits(array, dtype)) is not None:
         index = np.argwhere(wrong)[0].tolist()
         step = at[index[0]]
         raise InvalidValueError(
             f"{name}: the function returned {array[tuple(index)]!s} for step {steps.time[step]} of "
-            f"episode {steps.episode[step]}, which is too large for the vault's {dtype}."
+            f"episode {steps.episode[step]}, which does not fit into the vault's {dtype}."
         )
     return values.cast({name: array}, {name: Leaf(dtype, ())}, on_invalid="keep")[name]
 
@@ -317,9 +318,10 @@ def _invalid(
     place: RecordPosition = values.IN_RECORD,
 ) -> Iterator[str]:
     for found in values.find(arrays, steps.spec, place=place):
-        yield found.message
+        if found.is_refused:
+            yield found.message
     for name, view in finals.items():
-        if encoding.is_float(view.dtype) and not np.isfinite(view).all():
+        if gate.is_float(view.dtype) and not np.isfinite(view).all():
             yield f"{FINAL}{name}, the view {place.of} after its last step, is not finite."
 
 

@@ -1,0 +1,305 @@
+"""The gate for foreign data: what fits the spec becomes records, and faults have one treatment.
+
+=======================================================  =======================================
+fault                                                    treatment
+=======================================================  =======================================
+a shape, kind, range or mask that is not that of the     refused
+spec, or flags other than 0 and 1
+NaN or infinity in an observation, a state or a reward   the episode is cut off before the step;
+                                                         the rest is left out and counted
+a next observation that the following step lacks         the episode is cut off, and counted
+a final view that is the first of the next episode       the final view is unknown, and counted
+an action that the mask forbids                          kept, and left out of batches
+numbers above 2**24 that lose digits                     a warning names the column
+=======================================================  =======================================
+
+``on_invalid`` "raise" also refuses the second and the third; "keep" stores values that are not
+finite, which never enter a batch.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import chain, pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from offmarl import gate
+from offmarl.errors import InvalidValueError, ShapeError
+from offmarl.types import EnvSpec, FinalObservations, Transition, View, flatten_tree, map_tree
+from offmarl.vault import encoding, layout, values
+from offmarl.vault.layout import NumpyArray
+from offmarl.vault.values import RecordPosition
+
+_FLAGS = ("terminals", "truncations", "infos.legals", "infos.alive")
+
+Treatment = Literal["cut", "raise", "keep"]
+"""What becomes of steps that are not finite."""
+
+
+class Record(NamedTuple):
+    """Steps of one row, the final views in them, and where the recording cut episodes off."""
+
+    steps: Transition
+    finals: FinalObservations | None = None
+    cut: NumpyArray | bool = False
+    """``(1, T)``"""
+    after: View | None = None
+    """The views after all steps, ``(1, T, ...)``, in place of ``finals``."""
+
+
+@dataclass
+class Tally:
+    """The faults of a dataset that were not refused."""
+
+    steps: int = 0
+    episodes_cut: int = 0
+    steps_left_out: int = 0
+    ends_without_flag: int = 0
+    final_views_of_resets: int = 0
+    ends: int = 0
+
+    def faults(self) -> dict[str, int]:
+        """Return the counts that are not zero, for the provenance."""
+        counts = asdict(self)
+        del counts["steps"], counts["ends"]
+        return {name: count for name, count in counts.items() if count}
+
+    def warn(self) -> None:
+        """Warn of what was changed, once for each kind."""
+        told = [
+            (
+                self.episodes_cut,
+                f"{self.episodes_cut:,} episodes have values that are not finite, and are cut off "
+                f"before them: {self.steps_left_out:,} steps are left out.",
+            ),
+            (
+                self.ends_without_flag,
+                f"{self.ends_without_flag:,} steps lead to another observation than that of the "
+                "next step, without a flag of an end: episodes are cut off there.",
+            ),
+            (
+                self.final_views_of_resets,
+                f"{self.final_views_of_resets:,} final observations are the first ones of the next "
+                "episode, as environments that reset in their own step give them: they count as "
+                "unknown. If the reset is a step of its own, leave out the first of each episode.",
+            ),
+            (
+                self.steps > 1 and not self.ends,
+                f"no step has a flag of an end: all {self.steps:,} steps count as one episode that "
+                "was cut off.",
+            ),
+        ]
+        for is_told, text in told:
+            if is_told:
+                warnings.warn(text, stacklevel=4)
+
+
+def to_steps(arrays: Mapping[str, NumpyArray], spec: EnvSpec, start: int = 0) -> Transition:
+    """Return columns as steps; arrays that a layout lacks are filled in.
+
+    Parameters
+    ----------
+    arrays
+        Arrays ``(1, T, ...)`` by their names on disk.
+    spec
+        What they must fit.
+    start
+        Number of the first step, for messages.
+
+    Raises
+    ------
+    InvalidValueError
+        A number does not fit its type.
+    ShapeError
+        An array has another shape.
+    """
+    leaves = layout.leaves(spec)
+    fitted = {
+        name: _fit(name, array, leaves[name], start)
+        for name, array in arrays.items()
+        if name in leaves
+    }
+    return encoding.from_disk(fitted, spec)
+
+
+def _fit(name: str, array: NumpyArray, leaf: layout.Leaf, start: int) -> NumpyArray:
+    shape = array.shape[2:]
+    if name == layout.POLICY_IDS and not shape:  # one for all agents
+        array = np.broadcast_to(array[..., None], (*array.shape, *leaf.shape))
+    elif gate.without_ones(shape) != gate.without_ones(leaf.shape):
+        raise ShapeError(f"{name} has shape {shape} in each step, and must have {leaf.shape}.")
+    dtype = np.dtype(bool) if name in _FLAGS else leaf.dtype
+    if (wrong := gate.misfits(array, dtype)) is not None:
+        at = np.argwhere(wrong)[0]
+        must = "must be 0 or 1" if name in _FLAGS else f"does not fit into the vault's {dtype}"
+        raise InvalidValueError(
+            f"{name} has the value {array[tuple(at)]} at step {start + at[1]}, which {must}."
+        )
+    if gate.loses_digits(array, leaf.dtype):
+        warnings.warn(
+            f"{name} has numbers above {2**24:,}, which lose digits in {leaf.dtype}: subtract an "
+            "offset or change the unit if they matter.",
+            stacklevel=2,
+        )
+    return array.reshape(*array.shape[:2], *leaf.shape)
+
+
+def admit(
+    records: Iterable[Record], spec: EnvSpec, treatment: Treatment, tally: Tally
+) -> Iterator[Record]:
+    """Yield the records without faults, and count these.
+
+    Raises
+    ------
+    InvalidValueError
+        ``treatment`` is "raise", and there is a fault; or most steps lead to another observation
+        than that of the next step, so that these columns do not belong together.
+    """
+    skipping = False
+    for record, following in pairwise(chain(records, [None])):
+        if record is not None:
+            admitted, skipping = _admit(record, following, spec, treatment, tally, skipping)
+            if admitted is not None:
+                yield admitted
+    if 2 * tally.ends_without_flag > tally.steps:
+        raise InvalidValueError(
+            f"{tally.ends_without_flag:,} of {tally.steps:,} next observations are not those of "
+            "the next step: these columns are not of the same steps. Leave the next observations "
+            "out, or give them in the order of the steps."
+        )
+
+
+def _admit(
+    record: Record,
+    following: Record | None,
+    spec: EnvSpec,
+    treatment: Treatment,
+    tally: Tally,
+    skipping: bool,
+) -> tuple[Record | None, bool]:
+    """Return what is sound of a record, and whether its last episode is left out from there on."""
+    steps, count = record.steps, record.steps.last.shape[1]
+    begins = None if following is None else map_tree(lambda x: x[:, :1], following.steps)
+    bad, bad_next = _not_finite(steps, spec), begins and _not_finite(begins, spec)[0]
+    if treatment == "raise":
+        place = RecordPosition(tally.steps, "of the data")
+        values.check(encoding.to_disk(steps), spec, place=place)
+    if treatment != "cut":
+        bad, bad_next = np.zeros_like(bad), False
+    jumps, resets = _compare(record, begins, spec)
+    if treatment == "raise" and jumps.any():
+        raise InvalidValueError(
+            f"step {tally.steps + int(jumps.argmax())} leads to another observation than that of "
+            "the next step, and has no flag of an end: give the flags, or cut the episodes there."
+        )
+    ends = steps.last[0] | jumps
+    segment = np.cumsum(ends) - ends
+    first_bad = np.full(segment[-1] + 1, count)
+    np.minimum.at(first_bad, segment[bad], np.flatnonzero(bad))
+    tally.episodes_cut += int((first_bad[skipping:] < count).sum())
+    first_bad[:1] = np.where(skipping, 0, first_bad[:1])
+    keep = np.arange(count) < first_bad[segment]
+    goes_on = keep & ~ends
+    cut = goes_on & np.append(bad[1:], bool(bad_next)) | jumps & keep
+    cut[-1] |= goes_on[-1] and following is None
+    tally.steps += count
+    tally.steps_left_out += int((~keep).sum())
+    tally.ends_without_flag += int((jumps & keep).sum())
+    tally.final_views_of_resets += int((resets & keep).sum())
+    tally.ends += int(ends.sum())
+    still = not ends[-1] and bool(first_bad[-1] < count)
+    return _kept(record, keep, cut, resets), still
+
+
+def _kept(record: Record, keep: NumpyArray, cut: NumpyArray, resets: NumpyArray) -> Record | None:
+    """Return some of a record's steps, with ends where they are cut, and the sound final views."""
+    if not keep.any():
+        return None
+    steps = record.steps
+    # Where both flags of an agent are set, it terminated.
+    truncated = (steps.truncated | cut[None, :, None]) & ~steps.terminated
+    steps = steps._replace(truncated=truncated, last=(steps.terminated | truncated).all(-1))
+    finals = record.finals
+    if record.after is not None:
+        time: NumpyArray = np.flatnonzero(steps.last[0] & ~resets)
+        view = map_tree(lambda x: x[0, time], record.after)
+        finals = FinalObservations(np.zeros_like(time), time, view)
+    if finals is not None:
+        known = keep[finals.time] & _finite_views(finals.view)
+        time = (np.cumsum(keep) - 1)[finals.time[known]]
+        view = map_tree(lambda x: x[known], finals.view)
+        finals = FinalObservations(np.zeros_like(time), time, view)
+    cut = (cut | np.broadcast_to(record.cut, (1, len(cut)))[0])[None]
+    if not keep.all():
+        steps, cut = map_tree(lambda x: x[:, keep], steps), cut[:, keep]
+    return Record(steps, finals, cut)
+
+
+def _not_finite(steps: Transition, spec: EnvSpec) -> NumpyArray:
+    """Return the mask ``(T,)`` of steps with a value that is not finite."""
+    view = steps.view
+    state = flatten_tree(view.state) if spec.state_size else {}
+    found: NumpyArray = np.zeros(steps.last.shape[1], bool)
+    for leaf in (*flatten_tree(view.observation).values(), *state.values(), steps.reward):
+        if gate.is_float(leaf.dtype) and not (finite := np.isfinite(leaf[0])).all():
+            found |= ~_all(finite)
+    return found
+
+
+def _finite_views(view: View) -> NumpyArray:
+    """Return which of M views are finite."""
+    leaves = (*flatten_tree(view.observation).values(), *flatten_tree(view.state).values())
+    found: NumpyArray = np.ones(len(view.alive), bool)
+    for leaf in leaves:
+        if gate.is_float(leaf.dtype) and leaf.size:
+            found &= _all(np.isfinite(leaf))
+    return found
+
+
+def _compare(
+    record: Record, begins: Transition | None, spec: EnvSpec
+) -> tuple[NumpyArray, NumpyArray]:
+    """Compare the views after steps with those of the following ones.
+
+    Returns
+    -------
+    jumps, resets
+        ``(T,)`` the steps without a flag of an end that lead elsewhere, and those with one after
+        which the view is already the first of the next episode.
+    """
+    last = record.steps.last[0]
+    none: NumpyArray = np.zeros_like(last)
+    if record.after is None:
+        return none, none
+    here, after, before = none.copy(), record.after, record.steps.view
+    if begins is None:
+        here[-1], following = True, map_tree(lambda x: x[:, 1:], before)
+    else:
+        following = map_tree(lambda x, y: np.concatenate([x[:, 1:], y], 1), before, begins.view)
+    known = slice(0, following.alive.shape[1])
+    differs, moved = none.copy(), none.copy()
+    alive = following.alive[0]
+    for name, leaf in spec.observation_leaves.items():
+        x, y, z = (flatten_tree(one.observation)[name][0] for one in (after, following, before))
+        agents = alive[:, list(leaf.agents)] if leaf.agents else alive
+        some = agents.reshape(*agents.shape, *(1 for _ in leaf.shape))
+        differs[known] |= ~_all(_same(x[known], y) | ~some)
+        moved |= ~_all(_same(x, z))
+    for name in spec.state_leaves if spec.state == "native" and spec.state_size else ():
+        x, y = (flatten_tree(one.state)[name][0] for one in (after, following))
+        differs[known] |= ~_all(_same(x[known], y))
+    return differs & ~last, last & ~differs & moved & ~here
+
+
+def _same(x: NumpyArray, y: NumpyArray) -> NumpyArray:
+    """Whether entries are equal; NaN equals NaN."""
+    same: NumpyArray = x == y
+    return same if same.all() else same | ((x != x) & (y != y))  # noqa: PLR0124 - NaN
+
+
+def _all(flags: NumpyArray) -> NumpyArray:
+    """Reduce flags ``(T, ...)`` to ``(T,)``."""
+    found: NumpyArray = flags.all(tuple(range(1, flags.ndim)))
+    return found

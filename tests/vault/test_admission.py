@@ -1,0 +1,240 @@
+"""Faults of foreign data: what is refused, cut, left out, or only told."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.errors import InvalidValueError, OffmarlError
+from offmarl.vault.convert import common
+
+T = 30
+RNG = np.random.default_rng(0)
+SEEN = RNG.normal(size=(T, 2, 3)).astype(np.float32)
+ENDS = np.isin(np.arange(T), [9, 19, 29])
+
+
+def arrays(**changed):
+    return {
+        "observations": SEEN,
+        "actions": RNG.integers(0, 3, (T, 2)),
+        "rewards": RNG.normal(size=(T, 2)),
+        "terminals": ENDS,
+    } | changed
+
+
+def nan_at(array, *place, value=np.nan):
+    array = np.array(array, float)
+    array[place] = value
+    return array
+
+
+def following(ends, led_to=99.0):
+    """The next observations of episodes that end at these steps."""
+    found = np.roll(SEEN, -1, 0)
+    found[list(ends)] = led_to
+    return found
+
+
+def made(tmp_path, **changed):
+    return vault.from_arrays(tmp_path / "a.vlt", **arrays(**changed))
+
+
+@pytest.fixture(params=[10**6, 60])
+def block_bytes(request, monkeypatch):
+    """Data in one block, and steps in blocks of their own."""
+    monkeypatch.setattr(common, "BLOCK_BYTES", request.param)
+
+
+@pytest.mark.usefixtures("block_bytes")
+@pytest.mark.parametrize(
+    ("changed", "lengths", "causes"),
+    [
+        (
+            {"observations": nan_at(SEEN, 12, 1, 0)},
+            [10, 2, 10],
+            ["terminated", "cut", "terminated"],
+        ),
+        ({"rewards": nan_at(np.ones((T, 2)), 29, 0)}, [10, 10, 9], ["terminated"] * 2 + ["cut"]),
+        ({"states": nan_at(np.ones((T, 4)), 0, 3, value=-np.inf)}, [10, 10], ["terminated"] * 2),
+        (
+            {"observations": nan_at(SEEN, [1, 2, 15, 20])},
+            [1, 5],
+            ["cut", "cut"],
+        ),
+    ],
+)  # fmt: skip
+def test_episodes_are_cut_before_steps_that_are_not_finite(tmp_path, changed, lengths, causes):
+    with pytest.warns(UserWarning, match="cut off before them: "):
+        found = made(tmp_path, **changed)
+    assert found.episodes.length.tolist() == lengths
+    assert found.episodes.cause.tolist() == causes
+    faults = found.provenance["faults"]
+    assert faults["steps_left_out"] == T - sum(lengths)
+    assert faults["episodes_cut"] == causes.count("cut") + (3 - len(lengths))
+    assert vault.verify(found.path, deep=True).sound
+    assert np.isfinite(found.transitions().view.observation).all()
+
+
+@pytest.mark.parametrize("name", ["observations", "rewards", "states"])
+def test_values_that_are_not_finite_are_refused_or_kept_on_request(tmp_path, name):
+    changed = {"observations": SEEN, "rewards": np.ones((T, 2)), "states": np.ones((T, 2))}
+    changed[name] = nan_at(changed[name], 4)
+    with pytest.raises(InvalidValueError, match="step 4"):
+        made(tmp_path, **changed, on_invalid="raise")
+    with pytest.warns(UserWarning, match="It is kept"):
+        found = made(tmp_path, **changed, on_invalid="keep")
+    assert found.episodes.length.tolist() == [10] * 3
+    assert "not finite" in found.quirks
+
+
+@pytest.mark.usefixtures("block_bytes")
+@pytest.mark.parametrize("flags", [[9], [19, 29], [29], []])
+def test_ends_without_a_flag_show_in_the_next_observations(tmp_path, flags):
+    led_to = following([9, 19, 29])
+    flagged = np.isin(np.arange(T), flags)
+    with pytest.warns(UserWarning, match="without a flag of an end"):
+        found = made(tmp_path, terminals=flagged, next_observations=led_to)
+    assert found.episodes.length.tolist() == [10] * 3
+    ends = [9, 19, 29]
+    assert found.episodes.cause.tolist() == ["terminated" if x in flags else "cut" for x in ends]
+    np.testing.assert_array_equal(found.final_views(found.episodes.final).observation, led_to[ends])
+    jumps = len({9, 19} - {*flags})
+    assert found.provenance["faults"] == {"ends_without_flag": jumps}
+    with pytest.raises(InvalidValueError, match="has no flag of an end"):
+        vault.from_arrays(
+            tmp_path / "b.vlt",
+            **arrays(terminals=flagged, next_observations=led_to),
+            on_invalid="raise",
+        )
+
+
+def test_final_views_that_begin_the_next_episode_are_unknown(tmp_path):
+    """As of environments that reset in their own step; data without such a reset is as it was."""
+    led_to = np.roll(SEEN, -1, 0)
+    led_to[29] = 99.0
+    with pytest.warns(UserWarning, match="count as unknown"):
+        found = made(tmp_path, next_observations=led_to)
+    assert (found.episodes.final >= 0).tolist() == [False, False, True]
+    constant = vault.from_arrays(
+        tmp_path / "b.vlt",
+        **arrays(observations=np.ones_like(SEEN), next_observations=np.ones_like(SEEN)),
+    )
+    assert (constant.episodes.final >= 0).all()
+
+
+def test_agents_that_are_gone_lead_nowhere(tmp_path):
+    led_to, alive = following([9, 19, 29]), np.ones((T, 2), bool)
+    led_to[3:6, 1] = np.nan
+    alive[4:7, 1] = False
+    found = made(tmp_path, next_observations=led_to, alive=alive)
+    assert found.episodes.length.tolist() == [10] * 3
+
+
+def test_next_observations_of_other_steps_are_refused(tmp_path):
+    with pytest.raises(InvalidValueError, match="not of the same steps"):
+        made(tmp_path, next_observations=SEEN[::-1])
+    assert not (tmp_path / "a.vlt").exists()
+
+
+def test_data_without_any_end_is_told(tmp_path):
+    with pytest.warns(UserWarning, match="no step has a flag of an end: all 30 steps"):
+        found = made(tmp_path, terminals=np.zeros(T))
+    assert found.episodes.cause.tolist() == ["cut"]
+
+
+@pytest.mark.parametrize(
+    ("terminated", "truncated", "cause"),
+    [
+        ([1, 1], [1, 1], "terminated"),
+        ([1, 1], [1, 0], "terminated"),
+        ([1, 0], [1, 1], "truncated"),
+        ([0, 0], [1, 1], "truncated"),
+        ([1, 0], [0, 1], "truncated"),
+    ],
+)
+def test_an_agent_with_both_flags_terminated(tmp_path, terminated, truncated, cause):
+    flags = {
+        "terminals": ENDS[:, None] * np.array(terminated),
+        "truncations": ENDS[:, None] * np.array(truncated),
+    }
+    found = made(tmp_path, **flags)
+    assert set(found.episodes.cause.tolist()) == {cause}
+    steps = found.transitions()
+    assert not (steps.terminated & steps.truncated).any()
+    np.testing.assert_array_equal(steps.terminated[0, 9], np.array(terminated, bool))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"actions": RNG.integers(0, 3, (T, 2)) + 0.5, "num_actions": 4}, "does not fit"),
+        ({"actions": np.ones((T, 2, 1)), "num_actions": None}, "all are whole numbers"),
+        ({"actions": np.zeros((T, 2)), "num_actions": None}, "all are whole numbers"),
+        ({"actions": np.full((T, 2), -1.0), "num_actions": None}, "all are whole numbers"),
+        ({"actions": nan_at(np.ones((T, 2)), 3), "num_actions": 3}, "value nan at step 3"),
+        ({"actions": np.full((T, 2, 1), 3.0), "action_bounds": (-2, 2)}, "must be from -1 to 1"),
+        ({"legal_actions": np.full((T, 2, 3), 2)}, "infos.legals has the value 2 at step 0"),
+        ({"legal_actions": np.full((T, 2, 3), 0.5)}, "infos.legals has the value 0.5"),
+        ({"legal_actions": np.zeros((T, 2, 3))}, "must be 1 for an action of an agent"),
+        ({"terminals": ENDS * 3}, "terminals has the value 3 at step 9"),
+        ({"alive": np.full((T, 2), -1)}, "infos.alive has the value -1"),
+        ({"rewards": np.full((T, 2), 1e300)}, r"rewards has the value 1e\+300"),
+        ({"log_probs": np.full((T, 2), -np.inf)}, "log-probability"),
+        ({"policy_ids": np.full(T, 0.5)}, "infos.policy_ids has the value 0.5"),
+    ],
+)
+def test_values_that_fit_nowhere_are_refused(tmp_path, changed, message):
+    with pytest.raises(OffmarlError, match=message):
+        made(tmp_path, **changed)
+    assert not (tmp_path / "a.vlt").exists()
+
+
+@pytest.mark.parametrize(
+    ("actions", "options"),
+    [
+        (RNG.integers(0, 3, (T, 2)) * 1.0, {"num_actions": 3}),
+        (RNG.integers(0, 2, (T, 2)) * 1.0, {"legal_actions": np.ones((T, 2, 3))}),
+    ],
+)
+def test_whole_numbers_of_a_known_kind_are_discrete(tmp_path, actions, options):
+    found = made(tmp_path, actions=actions, **options)
+    assert found.spec.num_actions == 3
+    np.testing.assert_array_equal(found.transitions().action[0], actions.astype(int))
+
+
+def test_actions_are_scaled_from_their_bounds(tmp_path):
+    actions = RNG.uniform(-2, 6, (T, 2, 2))
+    found = made(tmp_path, actions=actions, action_bounds=([-2, -2], [6, 6]))
+    np.testing.assert_allclose(found.transitions().action[0], actions / 4 - 0.5, atol=1e-6)
+    assert found.provenance["action_bounds"] == [[-2, -2], [6, 6]]
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [
+        ("observations", np.full((T, 2, 1), 2.0**24 + 1)),
+        ("rewards", np.full((T, 2), 1.7e9 + 0.5)),
+        ("extras", {"time": np.full(T, -(2.0**30) - 1)}),
+        ("states", np.full((T, 2), 2.0**53)),
+    ],
+)
+def test_lost_digits_are_told_with_the_column(tmp_path, name, array):
+    exact = name == "states"  # a power of two keeps its digits
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        made(tmp_path, **{name: array})
+    found = [str(one.message) for one in told if "lose digits" in str(one.message)]
+    assert len(found) == (not exact)
+    assert exact or found[0].startswith(name)
+
+
+def test_illegal_actions_are_kept_and_told(tmp_path):
+    legal = np.ones((T, 2, 3), bool)
+    actions = RNG.integers(0, 3, (T, 2))
+    legal[[3, 7], 1, actions[[3, 7], 1]] = False
+    with pytest.warns(UserWarning, match="must be legal by the recorded mask"):
+        found = made(tmp_path, actions=actions, legal_actions=legal)
+    assert found.quirks == ("illegal actions",)
+    np.testing.assert_array_equal(found.transitions().action[0], actions)
