@@ -31,7 +31,7 @@ from offmarl.replay.circles import Part
 from offmarl.replay.fields import check_extras, fields_of, recorded_fields
 from offmarl.replay.gathering import Batch, BatchLayout, CircleReader
 from offmarl.replay.orders import shuffle
-from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows
+from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, sound
 from offmarl.types import EnvSpec, Transition, View, map_tree
 
 BUFFER_BYTES = 2**26
@@ -491,6 +491,7 @@ def plan_blocks(
             f"{source.path} is a mixture, and data on another machine is shuffled by blocks of one "
             "vault: pull the vaults first, or give one of them."
         )
+    source = sound(source)
     return source, BlockTable(source, windows, episodes, buffer_bytes or BUFFER_BYTES)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError
-from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows
+from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, sound
 from offmarl.replay.starts import Starts, Uniform, segments
 from offmarl.types import EnvSpec
 
@@ -231,8 +231,8 @@ class Circles:
 
 def _unmixed(source: Source | Mixed) -> tuple[tuple[Source, ...], tuple[float, ...]]:
     if isinstance(source, Mixed):
-        return source.sources, source.shares
-    return (source,), (1.0,)
+        return tuple(map(sound, source.sources)), source.shares
+    return (sound(source),), (1.0,)
 
 
 def _by(source: Source | Mixed) -> By:

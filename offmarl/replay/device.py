@@ -250,7 +250,8 @@ def _steps(part: Part, layout: packing.Layout, windows: Windows, past: int) -> I
         place = Place(time - episodes.start[episode], episode)
         follows = None if to_go is None else to_go[row, time]
         fields = step_fields(flat, place, episodes, follows, part.first_episode)
-        yield offsets[episode] + place.time, packing.pack(fields, layout, len(time))
+        where = np.where(place.time < episodes.length[episode], offsets[episode] + place.time, past)
+        yield where, packing.pack(fields, layout, len(time))
 
 
 def _flat(leaf: NDArray[Any]) -> NDArray[Any]:

@@ -138,9 +138,24 @@ def _spread(values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
 
 
 def finished(fields: Fields, windows: Windows) -> Fields:
-    """Return fields with those that follow from them: what begins an episode, and burn-in."""
-    counts = np.arange(windows.steps) >= windows.burn_in
-    return fields | {"mask": fields["mask"] & counts, "first": fields["time"] == 0}
+    """Return fields with those that follow from them: what begins an episode, and what counts.
+
+    Burn-in does not count, nor does a step in which an agent that is alive does what its mask
+    forbids; the first legal action takes that action's place. An agent with both flags terminated.
+    The arrays are NumPy's or JAX's.
+    """
+    mask = fields["mask"] & (np.arange(windows.steps) >= windows.burn_in)
+    made = {"first": fields["time"] == 0}
+    made["truncated"] = fields["truncated"] & ~fields["terminated"]
+    action = fields["action"]
+    if action.ndim == mask.ndim + 1:  # discrete
+        legal, alive = fields["legal_actions"][..., :-1, :, :], fields["alive"][..., :-1, :]
+        taken = np.arange(legal.shape[-1], dtype=np.int32) == action[..., None]
+        illegal = alive & ~(legal & taken).any(-1)
+        mask = mask & ~illegal.any(-1)
+        first_legal = legal.argmax(-1).astype(action.dtype)
+        made["action"] = action + illegal.astype(action.dtype) * (first_legal - action)
+    return fields | made | {"mask": mask}
 
 
 def to_sequence(fields: Fields) -> Sequence:

@@ -155,6 +155,25 @@ class Windows:
         return self.steps + 1
 
 
+class SoundSource:
+    """A source whose episodes stop before their first step that is not finite.
+
+    The rest of the source is as it was.
+    """
+
+    def __init__(self, source: Any, episodes: Any):
+        self._source, self.episodes = source, episodes
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+def sound(source: Any) -> Any:
+    """Return what windows are drawn from: the source, without steps that are not finite."""
+    episodes = getattr(source, "sound_episodes", None)
+    return source if episodes is None else SoundSource(source, episodes)
+
+
 class SlotTable:
     """The circle of slots: episodes laid end to end, each with one slot more than it has steps.
 
@@ -197,7 +216,9 @@ class SlotTable:
         named[chosen] = True
         if named.sum() < len(chosen):
             raise OptionError("an episode to draw from is named twice: name each once.")
-        self.episodes = chosen
+        self.episodes = chosen = chosen[source.episodes.length[chosen] > 0]
+        if not len(chosen):
+            raise ShapeError(f"{source.path} holds no step to draw: none of its steps is finite.")
         self.lengths = source.episodes.length[chosen]
         self.offsets = np.cumsum(self.lengths + 1) - (self.lengths + 1)
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from offmarl import gate
-from offmarl.types import Discrete, EnvSpec, Transition, map_tree
+from offmarl.types import Discrete, EnvSpec, Transition, View, flatten_tree, map_tree
 from offmarl.vault import encoding, layout, tables
 from offmarl.vault.layout import Leaf, NumpyArray
 from offmarl.vault.tables import Table
@@ -59,6 +59,47 @@ def recorded(provenance: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the quirks recorded in the provenance of a vault of offmarl that was imported."""
     noted = provenance.get("quirks")
     return tuple(quirk for quirk in MEANINGS if isinstance(noted, list) and quirk in noted)
+
+
+def sound_episodes(vault: Any) -> tables.Episodes | None:
+    """Return the episodes up to their first step that is not finite; None if all are finite.
+
+    Episodes that begin with such a step have length 0, and final views that are not finite are
+    unknown. The data is read only where it may have such values: where offmarl recorded the quirk,
+    or another program wrote it to this machine.
+    """
+    foreign = not vault.native or bool(vault.unverified)
+    if vault.is_remote or not (foreign or NOT_FINITE in vault.quirks):
+        return None
+    found = vault.episodes
+    length, final = found.length.copy(), found.final.copy()
+    begins = found.row * vault.length + found.start
+    for start, stop in vault.blocks():
+        bad_rows, bad_times = np.nonzero(~is_finite(vault.transitions(start, stop)))
+        episode = np.searchsorted(begins, bad_rows * vault.length + start + bad_times, "right") - 1
+        np.minimum.at(length, episode, start + bad_times - found.start[episode])
+    known = np.flatnonzero(final >= 0)
+    if len(known):
+        view = vault.final_views(final[known])
+        final[known[~views_are_finite(view, 1)]] = -1
+    final[length < found.length] = -1
+    changed = (length < found.length).any() or (final != found.final).any()
+    return found._replace(length=length, final=final) if changed else None
+
+
+def is_finite(steps: Transition) -> NumpyArray:
+    """Return the mask ``(B, T)`` of steps whose observations, state and rewards are finite."""
+    reward: NumpyArray = np.isfinite(steps.reward).all(-1)
+    return reward & views_are_finite(steps.view, 2)
+
+
+def views_are_finite(view: View, axes: int) -> NumpyArray:
+    """Return which views are finite; their arrays have this number of axes in front."""
+    found: NumpyArray = np.ones(np.shape(view.alive)[:axes], bool)
+    for leaf in (*flatten_tree(view.observation).values(), *flatten_tree(view.state).values()):
+        if gate.is_float(leaf.dtype) and not (finite := np.isfinite(leaf)).all():
+            found &= finite.all(tuple(range(axes, leaf.ndim)))
+    return found
 
 
 def of_returns(episodes: Table) -> list[str]:

@@ -164,6 +164,11 @@ class Dataset(EpisodeSet):
             self.__dict__.pop("_table", None)
         return found
 
+    @cached_property
+    def sound_episodes(self) -> tables.Episodes | None:
+        """The episodes up to their first step that is not finite; None if all steps are finite."""
+        return compat.sound_episodes(self)
+
     @property
     def policy_ids(self) -> tuple[int, ...]:
         """The known ids of the policies that acted, in ascending order.

@@ -269,3 +269,55 @@ def test_windows_by_number_for_grain(dataset: Dataset) -> None:
     assert len(np.unique(begins, axis=0)) == len(begins) == len(windows)
     assert type(batches[0]) is type(windows[0])
     same(windows.gather([3, -1]), jax.tree.map(lambda *x: np.stack(x), windows[3], windows[-1]))
+
+
+@pytest.mark.parametrize("kind", ["device", "stream", "blocks"])
+def test_steps_that_are_not_finite_or_illegal_are_in_no_batch(tmp_path, kind):
+    """Whatever programs make of them: the others are as they were, and none is missing."""
+    length, episodes = 12, 4
+    count = length * episodes
+    rng = np.random.default_rng(0)
+    ends = np.arange(count) % length == length - 1
+    observations = rng.normal(size=(count, 2, 3))
+    legal, actions = np.ones((count, 2, 4), bool), rng.integers(0, 4, (count, 2))
+    observations[12 + 5, 1, 2] = np.nan  # episode 1 ends before its step 5
+    observations[36, 0, 0] = np.inf  # nothing is left of episode 3
+    legal[3, 0, actions[3, 0]] = legal[29, 1, actions[29, 1]] = False
+    alive = np.ones((count, 2), bool)
+    legal[31, 1, actions[31, 1]] = alive[31, 1] = False  # who is dead may do anything
+    with pytest.warns(UserWarning):
+        data = offmarl.from_arrays(
+            tmp_path / "a.vlt",
+            observations=observations,
+            actions=actions,
+            rewards=np.arange(count),
+            truncations=ends,
+            next_observations=np.where(ends[:, None, None], 9.0, np.roll(observations, -1, 0)),
+            legal_actions=legal,
+            next_legal_actions=legal,
+            alive=alive,
+            on_invalid="keep",
+        )
+    options = {"batch": 4, "length": 5}
+    if kind == "device":
+        replay = data.replay(**options)
+        drawn = [replay.sample(jax.random.key(i)) for i in range(60)]
+    elif kind == "stream":
+        stream = data.stream(**options, seed=0)
+        drawn = [next(stream) for _ in range(60)]
+    else:
+        drawn = list(data.stream(**options, seed=0, epochs=3, shuffle_buffer=10**6))
+    seen = set()
+    for batch in drawn:
+        assert np.isfinite(batch.view.observation).all()
+        mask, reward = np.asarray(batch.mask), np.asarray(batch.reward)[..., 0]
+        seen |= {*reward[mask].astype(int).tolist()}
+        allowed = np.take_along_axis(
+            np.asarray(batch.view_tm1.legal_actions), np.asarray(batch.action)[..., None], -1
+        )
+        acts = mask[..., None] & np.asarray(batch.view_tm1.alive)
+        assert allowed[..., 0][acts].all()
+        last = mask & (reward == 16)
+        assert not np.asarray(batch.next_known)[last].any()
+    left_out = {3, 29, *range(17, 24), *range(36, 48)}
+    assert seen == {*range(count)} - left_out

@@ -29,6 +29,7 @@ from offmarl import gate
 from offmarl.errors import InvalidValueError, ShapeError
 from offmarl.types import EnvSpec, FinalObservations, Transition, View, flatten_tree, map_tree
 from offmarl.vault import encoding, layout, values
+from offmarl.vault.compat import is_finite, views_are_finite
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.values import RecordPosition
 
@@ -182,7 +183,7 @@ def _admit(
     """Return what is sound of a record, and whether its last episode is left out from there on."""
     steps, count = record.steps, record.steps.last.shape[1]
     begins = None if following is None else map_tree(lambda x: x[:, :1], following.steps)
-    bad, bad_next = _not_finite(steps, spec), begins and _not_finite(begins, spec)[0]
+    bad, bad_next = ~is_finite(steps)[0], begins is not None and not is_finite(begins).all()
     if treatment == "raise":
         place = RecordPosition(tally.steps, "of the data")
         values.check(encoding.to_disk(steps), spec, place=place)
@@ -202,7 +203,7 @@ def _admit(
     first_bad[:1] = np.where(skipping, 0, first_bad[:1])
     keep = np.arange(count) < first_bad[segment]
     goes_on = keep & ~ends
-    cut = goes_on & np.append(bad[1:], bool(bad_next)) | jumps & keep
+    cut = goes_on & np.append(bad[1:], bad_next) | jumps & keep
     cut[-1] |= goes_on[-1] and following is None
     tally.steps += count
     tally.steps_left_out += int((~keep).sum())
@@ -227,7 +228,7 @@ def _kept(record: Record, keep: NumpyArray, cut: NumpyArray, resets: NumpyArray)
         view = map_tree(lambda x: x[0, time], record.after)
         finals = FinalObservations(np.zeros_like(time), time, view)
     if finals is not None:
-        known = keep[finals.time] & _finite_views(finals.view)
+        known = keep[finals.time] & views_are_finite(finals.view, 1)
         time = (np.cumsum(keep) - 1)[finals.time[known]]
         view = map_tree(lambda x: x[known], finals.view)
         finals = FinalObservations(np.zeros_like(time), time, view)
@@ -235,27 +236,6 @@ def _kept(record: Record, keep: NumpyArray, cut: NumpyArray, resets: NumpyArray)
     if not keep.all():
         steps, cut = map_tree(lambda x: x[:, keep], steps), cut[:, keep]
     return Record(steps, finals, cut)
-
-
-def _not_finite(steps: Transition, spec: EnvSpec) -> NumpyArray:
-    """Return the mask ``(T,)`` of steps with a value that is not finite."""
-    view = steps.view
-    state = flatten_tree(view.state) if spec.state_size else {}
-    found: NumpyArray = np.zeros(steps.last.shape[1], bool)
-    for leaf in (*flatten_tree(view.observation).values(), *state.values(), steps.reward):
-        if gate.is_float(leaf.dtype) and not (finite := np.isfinite(leaf[0])).all():
-            found |= ~_all(finite)
-    return found
-
-
-def _finite_views(view: View) -> NumpyArray:
-    """Return which of M views are finite."""
-    leaves = (*flatten_tree(view.observation).values(), *flatten_tree(view.state).values())
-    found: NumpyArray = np.ones(len(view.alive), bool)
-    for leaf in leaves:
-        if gate.is_float(leaf.dtype) and leaf.size:
-            found &= _all(np.isfinite(leaf))
-    return found
 
 
 def _compare(
