@@ -90,6 +90,7 @@ def views(spec: EnvSpec, lead: tuple[int, ...], rng: np.random.Generator) -> Vie
         rng.random((*agents, spec.action_size)) < 0.7,
         rng.random(agents) < 0.9,
     )
+    made[2][..., 0] |= ~made[2].any(-1)  # whoever is alive can do something
     return View(*made)
 
 

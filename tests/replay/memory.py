@@ -50,9 +50,11 @@ class MemorySource:
         last[self.episodes.row, self.episodes.start + self.episodes.length - 1] = True
         terminated = last & (rng.random(lead) < 0.5)
         agents = (*lead, 2)
+        view, action = self._views(rng, last.shape), rng.integers(0, 3, agents).astype(np.int32)
+        np.put_along_axis(view.legal_actions, action[..., None].astype(np.int64), True, -1)
         self.steps = Transition(
-            view=self._views(rng, lead),
-            action=rng.integers(0, 3, agents).astype(np.int32),
+            view=view,
+            action=action,
             reward=rng.integers(-3, 4, agents).astype(np.float32),
             terminated=np.repeat(terminated[..., None], 2, -1),
             truncated=np.repeat((last & ~terminated)[..., None], 2, -1),

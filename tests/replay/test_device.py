@@ -19,10 +19,12 @@ SPEC = EnvSpec("test", num_agents=2, observation_size=3, state_size=2, action=Di
 
 def random_view(rng: np.random.Generator, lead: tuple[int, ...], spec: EnvSpec) -> View:
     agents = spec.num_agents
+    legal = rng.random((*lead, agents, spec.action_size)) < 0.7
+    legal[..., 0] = True
     return View(
         observation=rng.normal(size=(*lead, agents, spec.observation_size)).astype(np.float32),
         state=rng.normal(size=(*lead, spec.state_size)).astype(np.float32),
-        legal_actions=rng.random((*lead, agents, spec.action_size)) < 0.7,
+        legal_actions=legal,
         alive=rng.random((*lead, agents)) < 0.8,
     )
 
@@ -39,10 +41,11 @@ def write(
     rows, steps = ends.shape
     terminated = ends & (rng.random(ends.shape) < terminates)
     everyone = (rows, steps, spec.num_agents)
+    view = random_view(rng, ends.shape, spec)
     discrete = isinstance(spec.action, Discrete)
     action_shape = everyone if discrete else (*everyone, spec.action_size)
     transition = Transition(
-        view=random_view(rng, ends.shape, spec),
+        view=view,
         action=rng.integers(0, spec.action_size, action_shape).astype(np.int32)
         if discrete
         else rng.uniform(-1, 1, action_shape).astype(np.float32),
@@ -53,6 +56,9 @@ def write(
         behaviour_log_prob=-rng.random(everyone).astype(np.float32),
         policy_id=np.zeros((rows, steps), np.int32),
     )
+    if discrete:
+        taken = transition.action[..., None].astype(np.int64)
+        np.put_along_axis(view.legal_actions, taken, True, -1)
     row, time = np.nonzero(ends)
     finals = FinalObservations(row, time, random_view(rng, (len(row),), spec))
     with vault.create(path, spec, rows=rows, chunk_steps=16) as writer:

@@ -23,7 +23,7 @@ def episode(writer: int, number: int) -> tuple[Transition, FinalObservations]:
     view = View(
         np.full_like(transition.view.observation, identity),
         np.full_like(transition.view.state, identity),
-        transition.view.legal_actions,
+        np.ones_like(transition.view.legal_actions),
         transition.view.alive,
     )
     transition = transition._replace(

@@ -64,6 +64,7 @@ def test_padding_is_left_out(tmp_path):
     steps, finals = make(spec)
     steps.view.observation[:, :, 1, 1:] = 0
     steps.action[...] = 0
+    steps.view.legal_actions[..., 0] = True
     with vault.create(tmp_path / "a.vlt", spec, rows=2) as writer:
         writer.append(steps, finals)
     found = vault.open_vault(tmp_path / "a.vlt").statistics()["observation"]

@@ -425,7 +425,7 @@ def in_place(steps):
         (
             returning(reward=lambda s: s["reward"].astype(float) + 1e300 * (s.time[:, None] == 2)),
             InvalidValueError,
-            r"reward: .* returned 1e\+300 for step 2 of episode \d+, which is too large",
+            r"reward: .* returned 1e\+300 for step 2 of episode \d+, which does not fit",
         ),
         (in_place, OptionError, "read-only.*copy an array first"),
         (lambda s: s["rewards"], OptionError, "no column 'rewards'"),

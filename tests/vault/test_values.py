@@ -145,7 +145,8 @@ def test_illegal_actions_are_taken_but_not_those_of_others(tmp_path):
     )
     lives = alive.copy()
     lives[1, 4, 1] = True
-    wrong = illegal._replace(view=illegal.view._replace(alive=lives))
+    every = np.ones_like(transition.view.legal_actions)
+    wrong = illegal._replace(view=illegal.view._replace(alive=lives, legal_actions=every))
     with vault.create(tmp_path / "a.vlt", spec, rows=2) as writer:
         with pytest.raises(InvalidValueError, match=r"agent 1 in row 1, step 4 .* is 3"):
             writer.append(wrong, finals)
@@ -166,7 +167,7 @@ def test_wider_numbers_are_cast(tmp_path):
         writer.append(wide, finals._replace(view=view))
         too_many = np.full(transition.policy_id.shape, 2**31, np.int64)
         with pytest.raises(
-            InvalidValueError, match="2147483648, which do not fit into the vault's int32"
+            InvalidValueError, match="2147483648 .*, which does not fit into the vault's int32"
         ):
             writer.append(wide._replace(policy_id=too_many), finals)
     found = vault.open_vault(tmp_path / "a.vlt")
@@ -251,14 +252,18 @@ def test_columns_are_imported_as_they_are(kept, tmp_path):
     assert (made.digest(), made.quirks) == (kept.digest(), kept.quirks)
 
 
-def test_steps_of_other_programs_are_imported_as_they_are(tmp_path):
+def test_steps_of_other_programs_are_imported_as_they_are_on_request(tmp_path):
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["o"], file["s"] = np.zeros((4, 2, 3)), np.zeros((4, 2, 3))
         file["a"], file["r"] = np.full((4, 2, 1), 1.5), np.ones((4, 1))
         file["d"] = np.array([0, 0, 0, 1.0])[:, None]
+    with pytest.raises(InvalidValueError, match="action of agent 0, entry 0, .* is 1.5"):
+        vault.import_dataset(tmp_path / "a.h5", tmp_path / "a.vlt", "omiga")
     with pytest.warns(UserWarning, match="action of agent 0, entry 0, .* is 1.5"):
-        made = vault.import_dataset(tmp_path / "a.h5", tmp_path / "a.vlt", "omiga")
+        made = vault.import_dataset(
+            tmp_path / "a.h5", tmp_path / "a.vlt", "omiga", on_invalid="keep"
+        )
     assert made.quirks == ("impossible actions",)
 
 
