@@ -18,7 +18,7 @@ from offmarl.vault.drivers import Driver, TensorStoreDriver
 from offmarl.vault.files import check_name
 from offmarl.vault.forking import use_tensorstore
 from offmarl.vault.key_values import Registered
-from offmarl.vault.layout import DATA, MANIFEST, OWN_PREFIX, is_sealed, load_json, unseal
+from offmarl.vault.layout import DATA, MANIFEST, load_json, unseal
 from offmarl.vault.store import Store
 
 T = TypeVar("T")
@@ -211,14 +211,11 @@ class Contents:
         The place of the store.
     tree
         The keys and the locations of their values.
-    unsealed
-        Keys of offmarl that were read so far and have no checksum; version 1 wrote none.
     """
 
     def __init__(self, driver: Driver, tree: Tree):
         self.driver = driver
         self.tree = tree
-        self.unsealed: set[str] = set()
 
     @staticmethod
     def of(store: Store) -> "Contents":
@@ -273,10 +270,7 @@ class Contents:
         """Return the value of a key; `VaultFormatError` where it is missing or damaged."""
         if key not in self:
             raise VaultFormatError(f"{key} is missing.")
-        stored = self.fetch(key)()
-        if key.startswith(OWN_PREFIX) and not is_sealed(stored):
-            self.unsealed.add(key)
-        return unseal(key, stored, self.driver.path)
+        return unseal(key, self.fetch(key)(), self.driver.path)
 
     def get_json(self, key: str) -> dict[str, Any]:
         """Return the JSON object that a key holds; `VaultFormatError` where there is none."""

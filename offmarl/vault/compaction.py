@@ -24,7 +24,7 @@ from offmarl.vault.commit import Contents, ValueLocation
 from offmarl.vault.drivers import Directory, Driver
 from offmarl.vault.faults import damaged
 from offmarl.vault.files import conflict, errors_of, sync
-from offmarl.vault.layout import DATA, MANIFEST, OWN_PREFIX, UNFINISHED, load_json, unseal
+from offmarl.vault.layout import DATA, MANIFEST, OWN_PREFIX, UNFINISHED, unseal
 from offmarl.vault.open import locate
 from offmarl.vault.store import OcdbtStore, Store, store_of
 from offmarl.vault.verification import examine
@@ -195,7 +195,7 @@ def _values(contents: Contents, keys: list[str], strict: bool) -> Iterator[tuple
             if strict:
                 raise
         else:
-            yield key, _sealed(key, value)
+            yield key, value
 
 
 def _batches(values: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
@@ -225,15 +225,6 @@ def _order(key: str) -> tuple[bool, str, int, int, str]:
     found = _CHUNK.fullmatch(key)
     leaf, block, number, rest = found.groups() if found else (key, 0, -1, "")
     return key.startswith(OWN_PREFIX), leaf, int(number), int(block), rest
-
-
-def _sealed(key: str, value: bytes) -> bytes:
-    if key != layout.SCHEMA_KEY:
-        return value
-    schema = load_json(value, key)
-    if schema.get("version") in range(layout.SEALED_VERSION):
-        schema |= {"version": layout.SEALED_VERSION}
-    return layout.dump_json(schema)
 
 
 def switch(directory: Path, fresh: Path, expected: bytes | None) -> None:
@@ -281,21 +272,13 @@ def tidy(driver: Driver) -> None:
 
 
 def prepare(store: Store) -> None:
-    """Delete files that a killed process left, and add checksums to offmarl's keys of version 1.
+    """Delete files that a killed process left, and check that the vault can be appended to.
 
     The caller must hold the vault's lock.
     """
     tidy(store.driver)
-    schema = store.get_json(layout.SCHEMA_KEY)
-    if schema is None:
-        return
-    layout.Schema.from_json(schema)
-    if schema["version"] >= layout.SEALED_VERSION:
-        return
-    keys = store.keys(OWN_PREFIX)
-    values = zip(keys, store.get_all(keys), strict=True)
-    with errors_of(store.path):
-        store.commit({k: _sealed(k, value) for k, value in values}, fence={}).result()
+    if (schema := store.get_json(layout.SCHEMA_KEY)) is not None:
+        layout.Schema.from_json(schema)
 
 
 def _usage(directory: Path) -> tuple[int, int]:

@@ -37,7 +37,8 @@ def digest(vault: Dataset, advance: Advance = silent) -> str:
     digest as a vault with one for each agent.
     """
     # The axis of agents of policy ids is not hashed, so the digests of older vaults stay the same.
-    leaves = layout.leaves(vault.spec, agent_policies=False)
+    leaves = layout.leaves(vault.spec)
+    leaves[layout.POLICY_IDS] = leaves[layout.POLICY_IDS]._replace(shape=())
     shapes = [_describe(name, leaf, vault.spec) for name, leaf in leaves.items()]
     total = hashlib.sha256(layout.dump_json(shapes))
     total.update(np.sort(episode_digests(vault, advance=advance)).data)

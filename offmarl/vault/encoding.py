@@ -327,27 +327,15 @@ def fit(transition: Transition, schema: Schema, place: str = "") -> dict[str, Nu
             f"rewards: got shape {shape}{place}, and the vault takes (rows, T, N) with T > 0."
         )
     lead = (schema.rows, steps)
-    arrays[POLICY_IDS] = _fit_policies(arrays[POLICY_IDS], lead, schema)
+    if arrays[POLICY_IDS].shape == lead:  # one for all agents
+        ids = arrays[POLICY_IDS][..., None]
+        arrays[POLICY_IDS] = np.broadcast_to(ids, (*lead, schema.spec.num_agents))
     if not schema.spec.state_size:
         arrays.pop(STATE, None)
     _check_names(arrays, schema.leaves, f"the steps{place}")
     for name, leaf in schema.leaves.items():
         _check(name, arrays[name], (*lead, *leaf.shape), leaf.dtype, place)
     return {name: arrays[name] for name in schema.leaves}
-
-
-def _fit_policies(ids: NumpyArray, lead: tuple[int, int], schema: Schema) -> NumpyArray:
-    """Add the axis of agents to policy ids, or remove it, as the vault has it."""
-    if schema.agent_policies and ids.shape == lead:
-        return np.broadcast_to(ids[..., None], (*lead, schema.spec.num_agents))
-    if schema.agent_policies or ids.shape != (*lead, schema.spec.num_agents):
-        return ids
-    if (ids != ids[..., :1]).any():
-        raise ShapeError(
-            f"{POLICY_IDS}: agents have different policies, and this vault, which an older offmarl "
-            "made, keeps one for all of them: record to another vault."
-        )
-    return ids[..., 0]
 
 
 def _check_names(given: Collection[str], wanted: Collection[str], who: str) -> None:

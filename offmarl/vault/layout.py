@@ -24,10 +24,7 @@ SCHEMA_VERSION = 4
 """Written only for vaults with leaves of their own types, extras or no state; see `typed`."""
 VECTOR_VERSION = 3
 """Written for float32 vectors, so that these vaults stay the same byte for byte."""
-SEALED_VERSION = 2
-"""The first version with checksums on the values of offmarl's keys."""
-READABLE_VERSIONS = (1, 2, 3, 4)
-"""Up to version 2 a step had one policy id for all agents."""
+READABLE_VERSIONS = (VECTOR_VERSION, SCHEMA_VERSION)
 TIME_AXIS = 10**13
 """Length of the time axis of every array; stock programs append to no other length."""
 MAX_STOCK_LENGTH = 2**31 - 1
@@ -107,14 +104,11 @@ class Schema(NamedTuple):
     """Rows that are stored together; divides ``rows``."""
     chunk_steps: int
     codec: Codec
-    agent_policies: bool = True
-    """Whether each agent has a policy id of its own. It follows from the version (3 or later), so
-    it is not stored."""
 
     @property
     def leaves(self) -> dict[str, Leaf]:
         """The vault's arrays, in their canonical order."""
-        return leaves(self.spec, self.agent_policies)
+        return leaves(self.spec)
 
     @property
     def stock_readable(self) -> bool:
@@ -129,10 +123,8 @@ class Schema(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back."""
-        version = VECTOR_VERSION if self.agent_policies else SEALED_VERSION
-        if typed(self.spec):
-            version = SCHEMA_VERSION
-        fields = {name: getattr(self, name) for name in _STORED}
+        version = SCHEMA_VERSION if typed(self.spec) else VECTOR_VERSION
+        fields = {name: getattr(self, name) for name in self._fields}
         stock = {} if self.stock_readable else {"stock_readable": False}
         return {"version": version, **fields, "spec": self.spec.to_json(), **stock}
 
@@ -145,9 +137,9 @@ class Schema(NamedTuple):
                 f"up to {SCHEMA_VERSION}: install a newer offmarl."
             )
         try:
-            fields = {name: data[name] for name in _STORED}
+            fields = {name: data[name] for name in cls._fields}
             fields |= {"spec": EnvSpec.from_json(data["spec"])}
-            schema = cls(**fields, agent_policies=data["version"] > SEALED_VERSION)
+            schema = cls(**fields)
             schema._check()
             if typed(schema.spec) and data["version"] < SCHEMA_VERSION:
                 raise ValueError(f"version {data['version']} has no such leaves")
@@ -170,9 +162,6 @@ class Schema(NamedTuple):
             raise ValueError("rows or chunks are empty or too large")
         if self.rows % self.chunk_rows or self.codec not in get_args(Codec):
             raise ValueError("chunk_rows does not divide rows, or the codec is unknown")
-
-
-_STORED = Schema._fields[:-1]
 
 
 class Head(NamedTuple):
@@ -267,16 +256,16 @@ def _leaves_of(tree: Any, name: str) -> dict[str, Leaf]:
     return {path: Leaf(spec.numpy_dtype, spec.shape) for path, spec in specs.items()}
 
 
-def leaves(spec: EnvSpec, agent_policies: bool = True) -> dict[str, Leaf]:
+def leaves(spec: EnvSpec) -> dict[str, Leaf]:
     """Name the arrays of a vault of offmarl, in their canonical order.
 
-    ``agent_policies`` is the attribute of its `Schema`. Where there is no state, it has no array.
+    Where there is no state, it has no array.
     """
-    return dict(_leaves(spec, agent_policies))
+    return dict(_leaves(spec))
 
 
 @lru_cache(64)
-def _leaves(spec: EnvSpec, agent_policies: bool) -> dict[str, Leaf]:
+def _leaves(spec: EnvSpec) -> dict[str, Leaf]:
     """Describe the arrays; cached, because every append asks for them."""
     agents, view = (spec.num_agents,), spec.view_spec
     float32, int32 = np.dtype("<f4"), np.dtype("<i4")
@@ -291,7 +280,7 @@ def _leaves(spec: EnvSpec, agent_policies: bool) -> dict[str, Leaf]:
         "infos.legals": Leaf(float32, (*agents, action_size)),
         "infos.alive": Leaf(float32, agents),
         "infos.behaviour_log_probs": Leaf(float32, agents),
-        POLICY_IDS: Leaf(int32, agents if agent_policies else ()),
+        POLICY_IDS: Leaf(int32, agents),
         **_leaves_of(spec.extras, EXTRAS),
     }
 
@@ -428,17 +417,12 @@ def seal(values: Mapping[str, bytes | bytearray]) -> dict[str, bytes | bytearray
     }
 
 
-def is_sealed(stored: bytes) -> bool:
-    """Whether a value under one of offmarl's keys has a checksum; version 1 wrote none."""
-    return stored[-_SIZE:-4] == _MARK
-
-
 def unseal(key: str, stored: bytes, path: PurePath) -> bytes:
-    """Return the value that `seal` was given; `VaultFormatError` if the checksum is wrong."""
-    if not key.startswith(OWN_PREFIX) or not is_sealed(stored):
+    """Return the value that `seal` was given; `VaultFormatError` if its checksum is wrong."""
+    if not key.startswith(OWN_PREFIX) or not stored:
         return stored
-    value = stored[:-_SIZE]
-    if google_crc32c.value(value) != int.from_bytes(stored[-4:], "big"):
+    value, mark, checksum = stored[:-_SIZE], stored[-_SIZE:-4], stored[-4:]
+    if mark != _MARK or google_crc32c.value(value) != int.from_bytes(checksum, "big"):
         raise VaultFormatError(
             f"{path} is damaged: the checksum of {key} is wrong. `offmarl verify` lists the "
             "damage, and `offmarl repair` recovers the intact data."

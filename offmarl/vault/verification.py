@@ -187,7 +187,12 @@ def _native(contents: Contents, found: _Found) -> _Layers:
     with noting(found.faults):
         check_parts(own)
     with noting(found.faults):
-        found.unchecked += _unprotected(contents, own)
+        if own.length > own.own_length:
+            first = own.own_length - own.own_length % own.schema.chunk_steps
+            found.unchecked.append(
+                f"steps {first} to {own.length - 1}: a stock program appended to them, without "
+                "checksums."
+            )
     _check_documents(contents, schema, found.faults)
     return _Layers(own_grids(schema), own.length, own)
 
@@ -352,28 +357,6 @@ def check_metadata(metadata: Mapping[str, Any], schema: Schema) -> None:
     keys = STOCK_KEYS if metadata.get("offmarl") == {"version": 1} else expected
     wrong = [key for key in keys if metadata.get(key) != expected[key]]
     expect(not wrong, f"its {', '.join(wrong)} is not what the vault's schema says.")
-
-
-def _unprotected(contents: Contents, own: Parts) -> list[str]:
-    """Describe the data of a vault of offmarl that has no checksum.
-
-    Raises
-    ------
-    VaultFormatError
-        Checksums are missing.
-    """
-    notes = []
-    version = contents.get_json(layout.SCHEMA_KEY).get("version")
-    if contents.unsealed and version == 1:
-        notes.append("offmarl's keys: version 1 kept no checksums of them.")
-    elif contents.unsealed:
-        raise VaultFormatError(f"{', '.join(sorted(contents.unsealed))} have no checksum.")
-    if own.length > own.own_length:
-        notes.append(
-            f"steps {own.own_length - own.own_length % own.schema.chunk_steps} to "
-            f"{own.length - 1}: a stock program appended to them, without checksums."
-        )
-    return notes
 
 
 _Reads = list[tuple[Chunk, int, Callable[[], bytes]]]

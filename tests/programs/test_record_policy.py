@@ -12,8 +12,6 @@ from offmarl.programs import record as recording
 from offmarl.programs import record_policy
 from offmarl.programs.run import more_to_come
 from offmarl.rollout import init_rollout, rollout
-from offmarl.vault import creation
-from offmarl.vault.layout import POLICY_IDS
 
 CONFIG = PolicyConfig("recurrent")
 
@@ -185,22 +183,6 @@ def test_stopped_and_called_again_it_is_the_recording_that_never_stopped(
     assert record_policy(**arguments)
     digests = [vault.open_vault(run["path"]).digest() for run in (whole, arguments)]
     assert digests[0] == digests[1]
-
-
-@pytest.mark.slow
-def test_a_recording_that_an_older_version_began_goes_on(arguments, tmp_path, monkeypatch):
-    """In the form it has: a step of its vault has one policy id for all agents."""
-    whole = arguments | {"path": tmp_path / "whole.vlt" / "expert"}
-    record_policy(**whole)
-    with monkeypatch.context() as older:
-        older.setattr(creation, "Schema", partial(creation.Schema, agent_policies=False))
-        older.setattr(recording, "collect", killed_after(2))
-        with pytest.raises(Killed):
-            record_policy(**arguments, checkpoint_seconds=0.0)
-    assert record_policy(**arguments)
-    begun, new = (vault.open_vault(run["path"]) for run in (arguments, whole))
-    assert begun.digest() == new.digest()
-    assert (begun.leaves[POLICY_IDS].shape, new.leaves[POLICY_IDS].shape) == ((), (2,))
 
 
 @pytest.mark.slow

@@ -76,7 +76,9 @@ class MemorySource:
     def with_actions(self, action: np.ndarray) -> "MemorySource":
         """Return the same episodes with other actions."""
         other = copy.copy(self)
-        other.steps = self.steps._replace(action=action)
+        view = self.steps.view
+        legal = np.ones_like(view.legal_actions)
+        other.steps = self.steps._replace(action=action, view=view._replace(legal_actions=legal))
         return other
 
     def blocks(self):

@@ -1,8 +1,5 @@
 """Generated experience for the tests of vaults; see `offmarl.testing`."""
 
-import zipfile
-from pathlib import Path
-
 import numpy as np
 
 from offmarl.testing import (
@@ -25,7 +22,6 @@ __all__ = [
     "make",
     "steps",
     "table_of",
-    "unpack_version_2",
     "view",
     "whole_episodes",
 ]
@@ -39,13 +35,6 @@ def make(
 ) -> tuple[Transition, FinalObservations]:
     """Random steps; an episode ends about every ``end_every``, half of them truncated."""
     return experience(spec, rows, steps, seed, end_every)
-
-
-def unpack_version_2(directory: Path) -> Path:
-    """A vault of ``make(steps=20)`` that the last program of version 2 of the format wrote."""
-    with zipfile.ZipFile(Path(__file__).parent / "version-2.zip") as archive:
-        archive.extractall(directory)
-    return directory / "old.vlt" / "a"
 
 
 def whole_episodes(

@@ -18,7 +18,7 @@ from offmarl.vault.layout import METADATA
 from offmarl.vault.store import Store
 
 from . import damage
-from .experience import assert_same, make, steps, unpack_version_2
+from .experience import assert_same, make, steps
 from .test_stock import append_with_stock, open_stock, to_stock, write_stock
 
 CODECS = ("raw", "zstd")
@@ -269,30 +269,6 @@ def test_a_stock_tail_is_unchecked_and_kept(path):
     with vault.resume(path) as writer:
         assert writer.length == 61
     assert vault.verify(path, deep=True).unchecked == ()
-
-
-def test_version_1_opens_and_is_brought_up_to_date(tmp_path):
-    """As it was written: no checksums on our own keys, no schema in metadata.json."""
-    path = unpack_version_2(tmp_path)
-    before = damage.content(path)
-    store = Store.open(path)
-    old = {key: store.get(key) for key in store.keys("offmarl/")}
-    schema = {**json.loads(old[layout.SCHEMA_KEY]), "version": 1}
-    old[layout.SCHEMA_KEY] = layout.dump_json(schema)
-    for key, value in old.items():
-        store._kv.write(key, value).result()
-    metadata = json.loads((path / METADATA).read_text()) | {"offmarl": {"version": 1}}
-    (path / METADATA).write_text(json.dumps(metadata))
-    assert damage.content(path) == before
-    found = vault.verify(path, deep=True)
-    assert found.sound
-    assert found.unchecked == ("offmarl's keys: version 1 kept no checksums of them.",)
-    with vault.resume(path):
-        pass
-    assert damage.content(path) == before
-    assert vault.verify(path, deep=True).unchecked == ()
-    store._kv.write(layout.HEAD_KEY, old[layout.HEAD_KEY]).result()
-    assert "offmarl/head have no checksum" in str(vault.verify(path).faults[0])
 
 
 def test_places_without_a_vault(tmp_path, path):

@@ -20,7 +20,7 @@ from offmarl.errors import (
 from offmarl.types import ArraySpec, Discrete, EnvSpec
 from offmarl.vault.leaf_statistics import QUANTILES
 
-from .experience import CONTINUOUS, SPEC, assert_same, make, unpack_version_2
+from .experience import CONTINUOUS, SPEC, assert_same, make
 from .test_stock import to_stock, write_stock
 
 
@@ -276,7 +276,7 @@ def test_bad_formulas_are_refused_before_anything_is_read(tmp_path, formula):
 
 def test_other_programs_and_older_versions(tmp_path):
     write_stock(tmp_path / "s.vlt" / "s", to_stock(make(steps=30)[0]))
-    for source in (tmp_path / "s.vlt" / "s", unpack_version_2(tmp_path)):
+    for source in tmp_path / "s.vlt" / "s"(tmp_path):
         old = vault.open_vault(source)
         made = vault.map(source, tmp_path / f"{old.uid}-made.vlt", tenth)
         np.testing.assert_array_equal(made.transitions().reward, old.transitions().reward / 10)

@@ -167,7 +167,7 @@ def test_wider_numbers_are_cast(tmp_path):
         writer.append(wide, finals._replace(view=view))
         too_many = np.full(transition.policy_id.shape, 2**31, np.int64)
         with pytest.raises(
-            InvalidValueError, match="2147483648 .*, which does not fit into the vault's int32"
+            InvalidValueError, match=r"2147483648 .*, which does not fit into the vault's int32"
         ):
             writer.append(wide._replace(policy_id=too_many), finals)
     found = vault.open_vault(tmp_path / "a.vlt")
@@ -258,7 +258,7 @@ def test_steps_of_other_programs_are_imported_as_they_are_on_request(tmp_path):
         file["o"], file["s"] = np.zeros((4, 2, 3)), np.zeros((4, 2, 3))
         file["a"], file["r"] = np.full((4, 2, 1), 1.5), np.ones((4, 1))
         file["d"] = np.array([0, 0, 0, 1.0])[:, None]
-    with pytest.raises(InvalidValueError, match="action of agent 0, entry 0, .* is 1.5"):
+    with pytest.raises(InvalidValueError, match=r"action of agent 0, entry 0, .* is 1\.5"):
         vault.import_dataset(tmp_path / "a.h5", tmp_path / "a.vlt", "omiga")
     with pytest.warns(UserWarning, match="action of agent 0, entry 0, .* is 1.5"):
         made = vault.import_dataset(
