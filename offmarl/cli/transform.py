@@ -25,7 +25,13 @@ from offmarl.launch import Share, Work, join_work, run_share
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.tracking import progress
-from offmarl.vault.convert import READERS, WRITERS, export_dataset, import_dataset
+from offmarl.vault.convert import (
+    READERS,
+    WRITERS,
+    Treatment,
+    export_dataset,
+    import_dataset,
+)
 from offmarl.vault.open import locate, open_source
 from offmarl.vault.transform.function import MapFunction
 from offmarl.vault.transform.pipeline import AnyVault, StrPath
@@ -284,6 +290,7 @@ def convert(
     time_limit: int | None = None,
     licence: Annotated[str | None, arg(metavar="SPDX")] = None,
     citation: str | None = None,
+    on_invalid: Treatment = "cut",
 ) -> Report:
     """Convert a dataset of another project into a vault, or back.
 
@@ -310,6 +317,10 @@ def convert(
     citation
         The citation that the dataset asks for, as BibTeX. It is stored and published in the same
         way.
+    on_invalid
+        What becomes of observations, states and rewards that are NaN or infinite: cut ends the
+        episode before the step and leaves out the rest of it, raise refuses the dataset, and keep
+        stores them, and other impossible values, with a warning; no batch has them.
     """
     terms = _terms(licence, citation)
     if to is not None:
@@ -327,6 +338,7 @@ def convert(
         env_spec=_spec(env) if env else None,
         time_limit=time_limit,
         terms=terms,
+        on_invalid=on_invalid,
         progress=progress,
     )
     return show(str(made.path))

@@ -7,6 +7,7 @@ circle with the same probability. So each step is equally likely in each of a wi
 slots, wherever in its episode it is, and however long the episode.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -169,8 +170,21 @@ class SoundSource:
 
 
 def sound(source: Any) -> Any:
-    """Return what windows are drawn from: the source, without steps that are not finite."""
+    """Return what windows are drawn from: the source, without steps that are not finite.
+
+    Warns of steps that no batch has.
+    """
     episodes = getattr(source, "sound_episodes", None)
+    kept = source.episodes if episodes is None else episodes
+    counts = {
+        "that are not finite or come after such a step": int(
+            (source.episodes.length - kept.length).sum()
+        ),
+        "whose actions the mask forbids": getattr(source, "illegal_steps", 0),
+    }
+    for what, count in counts.items():
+        if count:
+            warnings.warn(f"{source.path}: batches leave out {count:,} steps {what}.", stacklevel=2)
     return source if episodes is None else SoundSource(source, episodes)
 
 

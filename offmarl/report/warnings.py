@@ -10,11 +10,22 @@ from jaxtyping import Bool
 
 from offmarl.report.accumulators import ContinuousActions, DiscreteActions
 from offmarl.report.contents import Survey
+from offmarl.types import flatten_tree
+from offmarl.vault import Dataset
 from offmarl.vault.compat import LIMIT_UNKNOWN, MEANINGS
 from offmarl.vault.transform.policy_ids import sources_of
 
 _MOST_GROUPS = 6
 """Groups of agents that are listed; the rest are counted."""
+
+
+_CHANGED = {
+    "episodes_cut": "episodes are cut off before values that are not finite.",
+    "steps_left_out": "steps of these episodes were left out.",
+    "ends_without_flag": "ends without a flag were found in the next observations.",
+    "final_views_of_resets": "final observations were those of the next episode, and are unknown.",
+}
+"""What importing changed, by the names of `offmarl.vault.convert.admission.Tally`."""
 
 
 def data_warnings(found: Survey) -> list[str]:
@@ -62,6 +73,11 @@ def _of_recording(found: Survey) -> Iterator[str]:
         yield "The recording was stopped before it was complete."
     for quirk in vault.quirks:
         yield f"{_sentence(quirk)}: {MEANINGS[quirk]}."
+    faults = vault.provenance.get("faults")
+    counts = faults if isinstance(faults, Mapping) else {}
+    for name, text in _CHANGED.items():
+        if isinstance(count := counts.get(name), int):
+            yield f"{count:,} {text}"
     if vault.spec.time_limit is None and _limit_was_unknown(vault.provenance):
         yield (
             f"{_sentence(LIMIT_UNKNOWN)}: the longest episodes of the source data are all "
@@ -97,6 +113,11 @@ def _of_episodes(found: Survey) -> Iterator[str]:
             f"{unknown:,} truncated episodes have no final observation, so their last step cannot "
             "be bootstrapped."
         )
+    if resets := _ends_that_begin(found.vault):
+        yield (
+            f"{resets:,} episodes end with the observation that the next one begins with: the "
+            "environment may have reset in its own step."
+        )
     if episodes.without_return:
         yield (
             f"{episodes.without_return:,} complete episodes have no finite return; the returns "
@@ -106,6 +127,29 @@ def _of_episodes(found: Survey) -> Iterator[str]:
         if len(returns) > 1 and np.ptp(returns) == 0:
             of = f" of {team}" if len(found.team_returns) > 1 else ""
             yield f"All episodes have the same return{of}, {returns[0]:.4g}."
+
+
+def _ends_that_begin(vault: Dataset) -> int:
+    """Return how many final observations, of up to a thousand, are the next episode's first."""
+    table = vault.episodes
+    follows = (table.final[:-1] >= 0) & (table.row[:-1] == table.row[1:])
+    some = np.flatnonzero(follows)[:1000]
+    if vault.is_remote or not len(some):
+        return 0
+    last = table.start[some] + table.length[some] - 1
+    views = (
+        vault.final_views(table.final[some]),
+        vault.window_transitions(table.row[some + 1], table.start[some + 1], 1).view,
+        vault.window_transitions(table.row[some], last, 1).view,
+    )
+    final, begin, before = (
+        np.concatenate(
+            [np.reshape(leaf, (len(some), -1)) for leaf in flatten_tree(view.observation).values()],
+            axis=1,
+        )
+        for view in views
+    )
+    return int(((final == begin).all(1) & (final != before).any(1)).sum())
 
 
 def _of_rewards(found: Survey) -> Iterator[str]:

@@ -68,8 +68,7 @@ def sound_episodes(vault: Any) -> tables.Episodes | None:
     unknown. The data is read only where it may have such values: where offmarl recorded the quirk,
     or another program wrote it to this machine.
     """
-    foreign = not vault.native or bool(vault.unverified)
-    if vault.is_remote or not (foreign or NOT_FINITE in vault.quirks):
+    if not _may_have(vault, NOT_FINITE):
         return None
     found = vault.episodes
     length, final = found.length.copy(), found.final.copy()
@@ -85,6 +84,36 @@ def sound_episodes(vault: Any) -> tables.Episodes | None:
     final[length < found.length] = -1
     changed = (length < found.length).any() or (final != found.final).any()
     return found._replace(length=length, final=final) if changed else None
+
+
+def illegal_steps(vault: Any) -> int:
+    """Return in how many steps an agent that is alive does what its mask forbids."""
+    names = ["actions", "infos.legals", "infos.alive"]
+    if not _may_have(vault, ILLEGAL_ACTIONS) or not {*names} <= vault.leaves.keys():
+        return 0
+    found = 0
+    for start, stop in vault.blocks(names):
+        actions, legal, alive = vault.read(start, stop, leaves=names).values()
+        wrong = illegal(actions.reshape(alive.shape), legal, alive)
+        found += 0 if wrong is None else int(wrong.any(-1).sum())
+    return found
+
+
+def _may_have(vault: Any, quirk: str) -> bool:
+    """Whether a vault on this machine may have a quirk that only reading it would show."""
+    foreign = not vault.native or bool(vault.unverified)
+    return not vault.is_remote and (foreign or quirk in vault.quirks)
+
+
+def illegal(actions: NumpyArray, legal: NumpyArray, alive: NumpyArray | None) -> NumpyArray | None:
+    """Find actions of living agents that the mask forbids, among those of the action space."""
+    if actions.dtype.kind not in "iu" or legal.all():
+        return None
+    inside = (actions >= 0) & (actions < legal.shape[-1])
+    taken = np.where(inside, actions, 0)[..., None].astype(np.int64)
+    wrong = inside & (np.take_along_axis(legal, taken, -1)[..., 0] == 0)
+    wrong = wrong if alive is None else wrong & (alive != 0)
+    return wrong if wrong.any() else None
 
 
 def is_finite(steps: Transition) -> NumpyArray:

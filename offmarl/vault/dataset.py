@@ -169,6 +169,11 @@ class Dataset(EpisodeSet):
         """The episodes up to their first step that is not finite; None if all steps are finite."""
         return compat.sound_episodes(self)
 
+    @cached_property
+    def illegal_steps(self) -> int:
+        """In how many steps a living agent does what its mask forbids; batches leave them out."""
+        return compat.illegal_steps(self)
+
     @property
     def policy_ids(self) -> tuple[int, ...]:
         """The known ids of the policies that acted, in ascending order.

@@ -14,7 +14,7 @@ import numpy as np
 from offmarl import gate
 from offmarl.errors import InvalidValueError
 from offmarl.types import ArraySpec, Continuous, EnvSpec, FinalObservations, flatten_tree
-from offmarl.vault.compat import ILLEGAL_ACTIONS, MEANINGS, NOT_FINITE
+from offmarl.vault.compat import ILLEGAL_ACTIONS, MEANINGS, NOT_FINITE, illegal
 from offmarl.vault.layout import OBSERVATIONS, POLICY_IDS, STATE, NumpyArray
 
 OnInvalid = Literal["raise", "keep"]
@@ -176,7 +176,8 @@ def _rules(spec: EnvSpec, arrays: Mapping[str, NumpyArray]) -> list[tuple[str, _
         ]
     alive, legal = arrays.get("infos.alive"), arrays.get("infos.legals")
     among = partial(_not_among, spec=spec, alive=alive)
-    illegal = partial(_illegal, legal=legal, alive=alive)
+    may = "action", "legal by the recorded mask", ILLEGAL_ACTIONS
+    forbidden = legal is not None and _Rule(*may, partial(illegal, legal=legal, alive=alive))
     below = "0 or below, or NaN where it is unknown"
     return [
         *rules,
@@ -193,7 +194,7 @@ def _rules(spec: EnvSpec, arrays: Mapping[str, NumpyArray]) -> list[tuple[str, _
             "actions",
             _Rule("action", f"from 0 to {spec.num_actions - 1}", "impossible actions", among),
         ),
-        ("actions", _Rule("action", "legal by the recorded mask", ILLEGAL_ACTIONS, illegal)),
+        *([("actions", forbidden)] if forbidden else []),
         ("infos.behaviour_log_probs", _Rule("log-probability", below, log_prob, _above_zero)),
     ]
 
@@ -259,16 +260,6 @@ def _nothing_legal(values: NumpyArray, alive: NumpyArray | None) -> _Wrong:
     """Find the masks that allow an agent nothing although it is alive."""
     nothing = ~values.any(-1)
     return _some(nothing if alive is None else nothing & (alive != 0))
-
-
-def _illegal(values: NumpyArray, legal: NumpyArray | None, alive: NumpyArray | None) -> _Wrong:
-    """Find actions of living agents that the mask forbids, among those of the action space."""
-    if legal is None or legal.all():
-        return None
-    inside = (values >= 0) & (values < legal.shape[-1])
-    taken = np.where(inside, values, 0)[..., None].astype(np.int64)
-    wrong = inside & (np.take_along_axis(legal, taken, -1)[..., 0] == 0)
-    return _some(wrong if alive is None else wrong & (alive != 0))
 
 
 def _infinite(values: NumpyArray) -> _Wrong:

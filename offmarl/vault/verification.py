@@ -20,7 +20,7 @@ from offmarl._ahead import ahead, depth_of
 from offmarl.errors import VaultError, VaultFormatError, VaultLayoutError
 from offmarl.teams import teams_of
 from offmarl.terminal import Progress, quiet
-from offmarl.vault import encoding, index, layout, tables
+from offmarl.vault import encoding, index, layout, tables, values
 from offmarl.vault.checked import agrees
 from offmarl.vault.commit import Contents
 from offmarl.vault.dataset import Dataset
@@ -139,7 +139,8 @@ def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verifica
         _check_content(store, contents, layers, found, progress)
     if deep and layers.parts and not any(f.steps or f.key == METADATA for f in found.faults):
         with noting(found.faults):
-            found.faults += index.differences(Dataset(store, checked=False), layers.parts)
+            vault = Dataset(store, checked=False)
+            found.faults += (*index.differences(vault, layers.parts), *_invalid(vault))
     faults = tuple(_told(fault, layers.parts) for fault in merged(found.faults))
     unchecked = tuple(dict.fromkeys(found.unchecked))
     return Verification(
@@ -154,6 +155,17 @@ def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verifica
         skipped=() if deep else _skipped(contents, layers, found),
         other_layout=found.other_layout,
     )
+
+
+def _invalid(vault: Dataset) -> Iterator[Fault]:
+    """Yield the first invalid value of each kind, if the vault does not record the kind."""
+    told = set(vault.quirks)
+    for start, stop in vault.blocks():
+        place = values.RecordPosition(start, "of the vault")
+        for one in values.find(vault.read(start, stop), vault.spec, place=place):
+            if one.quirk not in told:
+                told.add(one.quirk)
+                yield Fault(one.message)
 
 
 @dataclass

@@ -299,14 +299,20 @@ def test_steps_that_are_not_finite_or_illegal_are_in_no_batch(tmp_path, kind):
             on_invalid="keep",
         )
     options = {"batch": 4, "length": 5}
-    if kind == "device":
-        replay = data.replay(**options)
-        drawn = [replay.sample(jax.random.key(i)) for i in range(60)]
-    elif kind == "stream":
-        stream = data.stream(**options, seed=0)
-        drawn = [next(stream) for _ in range(60)]
-    else:
-        drawn = list(data.stream(**options, seed=0, epochs=3, shuffle_buffer=10**6))
+    with pytest.warns(UserWarning) as told:
+        if kind == "device":
+            replay = data.replay(**options)
+            drawn = [replay.sample(jax.random.key(i)) for i in range(60)]
+        elif kind == "stream":
+            stream = data.stream(**options, seed=0)
+            drawn = [next(stream) for _ in range(60)]
+        else:
+            drawn = list(data.stream(**options, seed=0, epochs=3, shuffle_buffer=10**6))
+    counts = [str(one.message).partition("leave out ")[2] for one in told]
+    assert counts == [
+        "19 steps that are not finite or come after such a step.",
+        "2 steps whose actions the mask forbids.",
+    ]
     seen = set()
     for batch in drawn:
         assert np.isfinite(batch.view.observation).all()

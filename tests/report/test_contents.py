@@ -10,7 +10,7 @@ from offmarl import report, vault
 from offmarl.errors import VaultError
 from offmarl.report import tables
 from offmarl.report.warnings import data_warnings
-from offmarl.types import Continuous, Discrete, EnvSpec, map_tree
+from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, map_tree
 from offmarl.vault.open import open_source
 from offmarl.vault.ranges import RangesAccumulator
 from tests.vault.experience import make
@@ -37,8 +37,10 @@ def discrete(tmp_path_factory):
     )
     reward = (steps.reward * (rng.random(steps.reward.shape) < 0.1)).astype(np.float32)
     steps = steps._replace(view=view, reward=reward)
+    view.legal_actions[0, :20, 1] = np.arange(4) == 2  # some of these steps have other actions
     path = tmp_path_factory.mktemp("vaults") / "made.vlt" / "up"
-    return write(path, DISCRETE, steps, finals)
+    with pytest.warns(UserWarning, match="must be legal"):
+        return write(path, DISCRETE, steps, finals)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +222,7 @@ def test_what_is_unusual_is_said(tmp_path):
         truncated=nobody,
         last=np.zeros_like(steps.last),
     )
-    with pytest.warns(UserWarning, match="is nan"):
+    with pytest.warns(UserWarning, match="is nan|must be legal"):
         data = write(tmp_path / "a.vlt", DISCRETE, steps, rows=1, on_invalid="keep")
     found = report.survey(data)
     known = data_warnings(found)
@@ -297,3 +299,35 @@ def test_memory_is_bounded(tmp_path):
         tracemalloc.stop()
     assert found.coverage.pairs == 8 * 1024  # each append brings the same again
     assert found.coverage.repeats.tolist() == [[24, 8 * 1024]]
+
+
+def test_what_importing_changed_and_ends_that_begin_are_said(tmp_path):
+    seen = np.random.default_rng(0).normal(size=(12, 1))
+    ends = np.arange(12) % 4 == 3
+    led_to = np.roll(seen, -1, 0)
+    led_to[11] = 9.0
+    with pytest.warns(UserWarning):
+        data = vault.from_arrays(
+            tmp_path / "a.vlt",
+            observations=np.where(np.arange(12)[:, None] == 6, np.nan, seen),
+            next_observations=led_to,
+            actions=np.zeros(12, int),
+            rewards=np.ones(12),
+            truncations=ends,
+        )
+    known = data_warnings(report.survey(data))
+    assert "1 episodes are cut off before values that are not finite." in known
+    assert "2 steps of these episodes were left out." in known
+    assert any(told.startswith("1 final observations were those of the next") for told in known)
+
+    spec = EnvSpec("", 1, 1, 1, Discrete(1))
+    steps, finals = make(spec, 1, 12, end_every=1e9)
+    last = ends[None]
+    truncated = last[..., None]
+    steps = steps._replace(last=last, truncated=truncated, terminated=np.zeros_like(truncated))
+    view = map_tree(lambda x: np.roll(x, -1, 1)[0, ends], steps.view)
+    at = np.flatnonzero(ends)
+    finals = FinalObservations(np.zeros_like(at), at, view)
+    data = write(tmp_path / "b.vlt", spec, steps, finals, rows=1)
+    known = data_warnings(report.survey(data))
+    assert any(told.startswith("2 episodes end with the observation that the") for told in known)

@@ -46,7 +46,15 @@ WRITERS: dict[str, Callable[[Dataset, StrPath, Progress], Path]] = {
 }
 """Writers by the name of their layout."""
 
-__all__ = ["READERS", "WRITERS", "Imported", "export_dataset", "from_arrays", "import_dataset"]
+__all__ = [
+    "READERS",
+    "WRITERS",
+    "Imported",
+    "Treatment",
+    "export_dataset",
+    "from_arrays",
+    "import_dataset",
+]
 
 
 def import_dataset(
