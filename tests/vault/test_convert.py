@@ -255,3 +255,71 @@ def test_a_missing_package_is_named(monkeypatch):
         MissingExtraError, match=r"needs h5py, .* `pip install 'offmarl\[convert\]'`"
     ):
         common.require("h5py")
+
+
+def test_files_that_fill_as_many_slots_as_steps(tmp_path):
+    """The flag in the last filled slot betrays them: no step and no reward is lost."""
+    arrays = batch()
+    arrays["filled"] = np.arange(6)[None, :, None] < np.array(LENGTHS)[:, None, None]
+    found = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt", time_limit=9)
+    assert found.episodes.length.tolist() == LENGTHS
+    causes = ["terminated" if ends else "truncated" for ends in TERMINATED]
+    assert found.episodes.cause.tolist() == causes
+    assert (found.episodes.final == -1).all()
+    rewards = np.concatenate([r[:n, 0] for r, n in zip(arrays["reward"], LENGTHS, strict=True)])
+    np.testing.assert_array_equal(found.transitions().reward[0, :, 0], rewards)
+
+
+def test_a_file_of_both_kinds_is_refused(tmp_path):
+    arrays = batch()
+    arrays["filled"][0, LENGTHS[0]] = 0
+    with pytest.raises(VaultError, match="fill L\\+1 slots of each"):
+        vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
+
+
+def test_flags_of_each_agent_are_its_own(tmp_path):
+    arrays = batch()
+    flags = np.zeros((5, 6, 2), np.uint8)
+    for episode, (length, both) in enumerate(zip(LENGTHS, TERMINATED, strict=True)):
+        flags[episode, length - 1] = [0, 1] if episode in (0, 3) else [both, both]
+    flags[1, 2, 0] = 1  # dies early
+    arrays["terminated"] = flags
+    found = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
+    ends = found.episodes.start + found.episodes.length - 1
+    terminated = found.transitions().terminated[0, ends].tolist()
+    none, second, both = [False, False], [False, True], [True, True]
+    assert terminated == [second, both, both, second, none]
+    causes = ["truncated", "terminated", "terminated", "truncated", "truncated"]
+    assert found.episodes.cause.tolist() == causes
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".h5"])
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("actions", lambda x: x[..., [0, 0, 0]], "'actions' has shape .*the last axis of actions"),
+        ("actions", lambda x: np.eye(3)[x[..., 0]], "'actions' has shape"),
+        ("actions", lambda x: x + 0.1, "actions has the value .*does not fit"),
+        ("actions", lambda x: np.where(x == 0, np.nan, x), "actions has the value nan"),
+        ("actions", lambda x: -x - 1, "must be from 0 to 2"),
+        ("terminated", lambda x: x[..., [0, 0, 0]], "'terminated' has shape"),
+        ("terminated", lambda x: x * 2, None),
+        ("filled", lambda x: x[..., [0, 0]], "'filled' has shape"),
+        ("reward", lambda x: x[..., [0, 0, 0]], "'reward' has shape"),
+        ("avail_actions", lambda x: x * 2, "infos.legals has the value 2"),
+        ("avail_actions", lambda x: x * 0.5, r"infos.legals has the value 0\.5"),
+        ("avail_actions", lambda x: x * 0, "must be 1 for an action of an agent"),
+        ("reward", lambda x: x * 1e300, "rewards has the value"),
+    ],
+)
+def test_nothing_is_cast_that_does_not_fit(tmp_path, suffix, name, change, message):
+    arrays = batch()
+    arrays[name] = change(arrays[name].astype(np.float64) if name == "reward" else arrays[name])
+    source = tmp_path / f"a{suffix}"
+    (np.savez if suffix == ".npz" else save_hdf5)(source, **arrays)
+    if message is None:  # PyMARL's own flags are compared with 0
+        assert vault.import_dataset(source, tmp_path / "a.vlt", time_limit=5).episodes.length.size
+        return
+    with pytest.raises((VaultError, InvalidValueError, ShapeError), match=message):
+        vault.import_dataset(source, tmp_path / "a.vlt")
+    assert not (tmp_path / "a.vlt").exists()

@@ -5,7 +5,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
-from offmarl.types import Continuous, Discrete, EnvSpec
+from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec
 
 from .experience import CONTINUOUS, SPEC, make
 
@@ -116,3 +116,76 @@ def test_what_is_not_taken(tmp_path):
         writer.append(*make())
     with pytest.raises(OptionError, match="as expert-v0 does"):
         vault.export_dataset(vault.open_vault(tmp_path / "b.vlt"), "expert", "minari")
+
+
+def write_one(name, space, action_space, observations, actions, **changed):
+    length = len(actions)
+    columns = {
+        "rewards": [1.0] * length,
+        "terminations": [False] * (length - 1) + [True],
+        "truncations": [False] * length,
+    } | changed
+    buffer = minari.data_collector.EpisodeBuffer(
+        id=0, observations=observations, actions=actions, **columns
+    )
+    minari.create_dataset_from_buffers(
+        name, [buffer], observation_space=space, action_space=action_space
+    )
+
+
+LINE = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+SEEN = np.random.default_rng(0).normal(size=(5, 3))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scaled"),
+    [
+        (-2.0, 2.0, lambda x: x / 2),
+        (0.0, 10.0, lambda x: x / 5 - 1),
+        (-1.0, 1.0, lambda x: x),
+        (-np.inf, np.inf, lambda x: x),
+    ],
+)
+def test_actions_are_scaled_from_their_bounds(tmp_path, low, high, scaled):
+    space = spaces.Box(low, high, (2,), np.float64)
+    actions = np.random.default_rng(0).uniform(
+        *((low, high) if np.isfinite(low) else (-1, 1)), (4, 2)
+    )
+    write_one("odd/some-v0", LINE, space, SEEN, actions)
+    found = vault.import_dataset("odd/some-v0", tmp_path / "a.vlt", "minari")
+    np.testing.assert_allclose(found.transitions().action[0, :, 0], scaled(actions), atol=1e-6)
+    kept = found.provenance["source"].get("action_bounds")
+    assert kept == (None if abs(low) in (1, np.inf) else [[low, low], [high, high]])
+
+
+@pytest.mark.parametrize(
+    ("space", "dtype"),
+    [
+        (spaces.Box(0, 255, (8, 8, 3), np.uint8), "uint8"),
+        (spaces.Box(-9, 9, (4, 5), np.int16), "int16"),
+        (spaces.Box(-9, 9, (2, 2), np.float64), "float32"),
+        (spaces.Box(0, 1, (6,), np.float16), "float16"),
+    ],
+)
+def test_observations_keep_their_shape_and_type(tmp_path, space, dtype):
+    seen = np.stack([space.sample() for _ in range(5)])
+    write_one("odd/some-v0", space, spaces.Discrete(2), seen, np.array([0, 1, 1, 0]))
+    found = vault.import_dataset("odd/some-v0", tmp_path / "a.vlt", "minari")
+    assert found.spec.observation_leaves[""] == ArraySpec(space.shape, dtype)
+    observation = found.transitions().view.observation
+    np.testing.assert_array_equal(observation[0, :, 0], seen[:4].astype(dtype))
+    np.testing.assert_array_equal(found.finals.observation[0, 0], seen[4].astype(dtype))
+
+
+def test_both_flags_and_values_that_are_not_finite(tmp_path):
+    seen = SEEN.copy()
+    actions = np.array([0, 1, 1, 0])
+    both = {"terminations": [False] * 3 + [True], "truncations": [False] * 3 + [True]}
+    write_one("odd/both-v0", LINE, spaces.Discrete(2), seen, actions, **both)
+    found = vault.import_dataset("odd/both-v0", tmp_path / "a.vlt", "minari")
+    assert found.episodes.cause.tolist() == ["terminated"]
+    seen[2, 1] = np.nan
+    write_one("odd/nan-v0", LINE, spaces.Discrete(2), seen, actions)
+    found = vault.import_dataset("odd/nan-v0", tmp_path / "b.vlt", "minari")
+    assert (found.episodes.cause.tolist(), found.episodes.length.tolist()) == (["cut"], [2])
+    assert found.provenance["faults"] == {"episodes_cut": 1, "steps_left_out": 2}
