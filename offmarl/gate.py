@@ -16,6 +16,17 @@ _EXACT = 2**24
 """Up to here float32 holds every whole number."""
 
 
+_LIMITS: dict[Any, tuple[Any, Any]] = {
+    np.dtype(name): (info(name).min, info(name).max)
+    for info, names in (
+        (np.iinfo, ("int8", "uint8", "int16", "uint16", "int32")),
+        (np.finfo, ("float16", "float32")),
+    )
+    for name in names
+}
+"""The lowest and the highest number of a type."""
+
+
 def is_float(dtype: np.dtype[Any]) -> bool:
     """Whether a type is floating-point; bfloat16 is of kind "V" to NumPy."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
@@ -32,8 +43,14 @@ def misfits(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_] | N
     Fractions, NaN and numbers out of range do not fit whole numbers, and numbers other than 0 and 1
     no booleans. Finite numbers that would become infinite do not fit floats; lost digits do.
     """
-    if np.can_cast(values.dtype, dtype, "safe"):
+    if np.can_cast(values.dtype, dtype, "safe") or not values.size:
         return None
+    if values.dtype.kind in "iuf" and dtype in _LIMITS:  # most data fits, which is quick to see
+        low, high = _LIMITS[dtype]
+        if dtype.kind == "f" and np.fmax.reduce(np.abs(values), axis=None) <= high:
+            return None
+        if dtype.kind != "f" != values.dtype.kind and low <= values.min() and values.max() <= high:
+            return None
     with np.errstate(all="ignore"):
         if is_float(dtype):
             wrong = np.isfinite(values) & ~np.isfinite(values.astype(dtype))
@@ -76,24 +93,27 @@ def fit(value: Any, leaf: ArraySpec, what: str) -> NDArray[Any]:
     InvalidValueError
         It is not of numbers, has another shape, or has a number that the type cannot hold.
     """
+    dtype = leaf.numpy_dtype
     try:
         array = np.asarray(value)
     except ValueError:  # nested lists of different lengths
         array = np.empty((), object)
+    if array.dtype == dtype and array.shape == leaf.shape:
+        return array
     if not is_number(array.dtype):
         raise InvalidValueError(
             f"{what} is {value!r:.60}, and must be {leaf.dtype} of shape {leaf.shape}."
         )
-    if without_ones(array.shape) != without_ones(leaf.shape):
+    if array.shape != leaf.shape and without_ones(array.shape) != without_ones(leaf.shape):
         raise InvalidValueError(f"{what} has shape {array.shape}, and must have {leaf.shape}.")
     array = array.reshape(leaf.shape)
-    if (wrong := misfits(array, leaf.numpy_dtype)) is not None:
+    if (wrong := misfits(array, dtype)) is not None:
         at = tuple(np.argwhere(wrong)[0].tolist())
         entry = f" at {at[0] if len(at) == 1 else at}" if at else ""
         raise InvalidValueError(
             f"{what} has the value {array[at]!s}{entry}, which does not fit into {leaf.dtype}."
         )
-    return array.astype(leaf.numpy_dtype, copy=False)
+    return array.astype(dtype, copy=False)
 
 
 def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -7,7 +7,8 @@ vector: a Box of one axis of floats, or the one-hot vector of discrete values.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 def spec_of(space: spaces.Space[Any]) -> Any:
-    """Return the specs of the arrays that `read` makes of the values of a space, a `SpecTree`.
+    """Return the specs of the arrays that `reader` makes of the values of a space, a `SpecTree`.
 
     Raises
     ------
@@ -31,43 +32,57 @@ def spec_of(space: spaces.Space[Any]) -> Any:
         Two names of a Dict space are equal but for characters that a leaf's name cannot have.
     """
     if isinstance(space, _GROUPS):
-        return spec_tree(_map(_leaf_spec, space))
+        found = _map(lambda parts: {x: y for x, (_, y) in parts.items()}, _leaf_spec, space)
+        return spec_tree(found)
     return _bare_spec(space)
 
 
-def read(space: spaces.Space[Any], value: Any, what: str = "the observation") -> Any:
-    """Return a value of a space as arrays, of the shapes and types of `spec_of`.
+def reader(space: spaces.Space[Any]) -> Callable[[Any, str], Any]:
+    """Return a function that reads values of a space as arrays, as `spec_of` describes them.
 
-    Parameters
-    ----------
-    space, value
-        The space, and what should be in it.
-    what
-        Names the value in messages.
-
-    Raises
-    ------
-    InvalidValueError
-        The value does not fit the space: nothing is rounded, wrapped around or reshaped.
+    It takes a value, and what it is for messages, and raises `InvalidValueError` if the value is
+    not in the space: nothing is rounded, wrapped around or reshaped.
     """
     if isinstance(space, _GROUPS):
-
-        def leaf_of(leaf: Any, name: str, part: Any) -> np.ndarray:
-            return _read(leaf, part, _leaf_spec(leaf), name)
-
-        return _map(leaf_of, space, what, value)
-    return _read(space, value, _bare_spec(space), what)
+        return _map(_group_reader, lambda leaf: partial(_read, leaf, _leaf_spec(leaf)), space)
+    return partial(_read, space, _bare_spec(space))
 
 
-def read_flat(space: spaces.Space[Any], value: Any, what: str) -> np.ndarray:
-    """Return a value of a space as one float32 vector; `InvalidValueError` as for `read`."""
-    parts: list[np.ndarray] = []
+def flat_reader(space: spaces.Space[Any]) -> Callable[[Any, str], np.ndarray]:
+    """Return a function as that of `reader`, which reads a value as one float32 vector."""
+    read = reader(space)
 
-    def add(leaf: Any, name: str, x: Any) -> None:
-        parts.append(_read(leaf, x, _leaf_spec(leaf), name).ravel().astype(np.float32))
+    def read_flat(value: Any, what: str) -> np.ndarray:
+        return np.concatenate([x.ravel().astype(np.float32) for x in _leaves(read(value, what))])
 
-    _map(add, space, what, value)
-    return np.concatenate(parts)
+    return read_flat
+
+
+def _leaves(tree: Any) -> Iterator[np.ndarray]:
+    """Yield the arrays of a tree in the order of the space."""
+    for part in tree.values() if isinstance(tree, dict) else ():
+        yield from _leaves(part)
+    if not isinstance(tree, dict):
+        yield tree
+
+
+def _group_reader(parts: dict[str, tuple[Any, Callable[[Any, str], Any]]]) -> Any:
+    """Return the reader of a Dict or a Tuple space from those of its parts."""
+    keys = {key for key, _ in parts.values()}
+
+    def read(value: Any, what: str) -> dict[str, Any]:
+        by_number = isinstance(value, tuple | list | np.ndarray)
+        names = range(len(value)) if by_number else value if isinstance(value, Mapping) else ()
+        if set(names) != keys:
+            found = ", ".join(map(str, names)) or f"{value!r:.60}"
+            raise InvalidValueError(f"{what} has {found}, and must have {_listed(keys)}.")
+        return {name: own(value[key], f"{what}, {key}") for name, (key, own) in parts.items()}
+
+    return read
+
+
+def _listed(keys: set[Any]) -> str:
+    return ", ".join(sorted(map(str, keys)))
 
 
 def common(trees: Sequence[Any]) -> Any:
@@ -113,43 +128,21 @@ def _box(spec: ArraySpec) -> spaces.Space[Any]:
     return spaces.Box(limits.min, limits.max, spec.shape, np.dtype(spec.dtype).type)
 
 
-def _map(
-    function: Callable[..., Any], space: spaces.Space[Any], what: str = "", *values: Any
-) -> Any:
-    """Apply a function to the spaces in Dict and Tuple spaces.
+def _map(group: Callable[[dict[str, tuple[Any, Any]]], Any], leaf: Any, space: Any) -> Any:
+    """Apply functions to the spaces in Dict and Tuple spaces, and to these.
 
-    With ``values``, the function also takes the name of each part for messages, and its value.
+    ``leaf`` takes a space, and ``group`` the keys and the results of the parts, by their names.
     """
-    if isinstance(space, spaces.Dict):
-        items: list[tuple[Any, Any]] = list(space.spaces.items())
-    elif isinstance(space, spaces.Tuple):
-        items = list(enumerate(space.spaces))
-    else:
-        return function(space, what, *values) if values else function(space)
-    for value in values:
-        names = _keys(value)
-        if names is None or set(names) != {key for key, _ in items}:
-            found = type(value).__name__ if names is None else f"has {', '.join(map(str, names))}"
-            raise InvalidValueError(
-                f"{what} {found}, and must have {', '.join(str(key) for key, _ in items)}."
-            )
-    found_parts = {
-        _name(key): _map(function, part, f"{what}, {key}", *(value[key] for value in values))
-        for key, part in items
-    }
-    if len(found_parts) < len(items):
+    if not isinstance(space, _GROUPS):
+        return leaf(space)
+    items = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+    parts = {_name(key): (key, _map(group, leaf, part)) for key, part in items}
+    if len(parts) < len(space.spaces):
         raise ShapeError(
             f"the names of {space} are not distinct as names of leaves, of letters, digits, _ "
             "and -: rename them in a wrapper."
         )
-    return found_parts
-
-
-def _keys(value: Any) -> list[Any] | None:
-    """Return the names of the parts of a value; None if it has none."""
-    if isinstance(value, Mapping):
-        return list(value)
-    return list(range(len(value))) if isinstance(value, tuple | list | np.ndarray) else None
+    return group(parts)
 
 
 def _name(name: Any) -> str:
@@ -184,7 +177,7 @@ def _dtype(space: spaces.Box) -> str:
     return "int32" if fits else "float32"
 
 
-def _read(space: spaces.Space[Any], value: Any, spec: ArraySpec, what: str) -> np.ndarray:
+def _read(space: spaces.Space[Any], spec: ArraySpec, value: Any, what: str) -> np.ndarray:
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return fit(value, spec, what)
     if isinstance(space, spaces.Discrete) and np.size(value) == 1:

@@ -13,7 +13,7 @@ from gymnasium.spaces import flatdim
 from jaxtyping import Bool
 from pettingzoo import AECEnv
 
-from offmarl.envs.gym_spaces import common, read, read_flat, spec_of
+from offmarl.envs.gym_spaces import common, flat_reader, reader, spec_of
 from offmarl.envs.registry import family_of
 from offmarl.envs.spaces import Actions, ActionSpace, Box, sizes_if_unequal
 from offmarl.errors import InvalidValueError, ShapeError, UnknownNameError
@@ -88,9 +88,11 @@ class Translator:
         self._keys = list(env.possible_agents)
         self.actions = Actions(tuple(_action_space(a, env.action_space(a)) for a in self._keys))
         self._starts = [int(getattr(env.action_space(a), "start", 0)) for a in self._keys]
+        self._masks = [ArraySpec((size,), "bool") for size in self.actions.sizes]
         self._shapes = [env.action_space(a).shape for a in self._keys]
         tree = None if flat else common([spec_of(space) for space in self._spaces])
         self._flat = tree is None
+        self._readers = [*map(flat_reader if self._flat else reader, self._spaces)]
         observation = ArraySpec((max(map(flatdim, self._spaces)),)) if tree is None else tree
         state = state_of(env)
         self._state_shape = np.shape(state)
@@ -109,6 +111,7 @@ class Translator:
             observation=observation,
             global_state=self._state_spec(state, observation),
         )
+        self._blank = empty_view(self.spec)
 
     def _own_sizes(self, observation: Any) -> tuple[int, ...] | None:
         """Return the sizes of the agents' vectors, if they differ."""
@@ -152,17 +155,16 @@ class Translator:
             has no observation or no legal action; the message names the agent.
         """
         check_agents("observations", observations, self._keys)
-        view, legal = empty_view(self.spec), self.actions.mask.copy()
+        view, legal = map_tree(np.copy, self._blank), self.actions.mask.copy()
         for i, (agent, space) in enumerate(zip(self._keys, self._spaces, strict=True)):
             if agent in observations:
                 value, mask = _split_mask(observations[agent], space)
                 what = f"the observation of {agent}"
-                seen = read_flat(space, value, what) if self._flat else read(space, value, what)
-                map_tree(partial(_put, i), view.observation, seen)
+                map_tree(partial(_put, i), view.observation, self._readers[i](value, what))
                 mask = ((infos or {}).get(agent) or {}).get(MASK) if mask is None else mask
                 if mask is not None:
-                    leaf = ArraySpec((self.actions.sizes[i],), "bool")
-                    legal[i, : leaf.size] = fit(mask, leaf, f"the action mask of {agent}")
+                    own = self._masks[i]
+                    legal[i, : own.size] = fit(mask, own, f"the action mask of {agent}")
             elif alive[i]:
                 raise InvalidValueError(f"{agent} is alive and has no observation.")
             if alive[i] and not legal[i].any():

@@ -46,8 +46,6 @@ _CREATION_SECONDS = 10.0
 _FLUSH_SECONDS = 30.0
 """Largest time between two writes to disk: what a killed process may lose."""
 
-_FLAG = ArraySpec((), "bool")
-
 _DISK_NAMES = {
     "action": "actions",
     "reward": "rewards",
@@ -273,6 +271,9 @@ class _Episode:
     def __init__(self, translator: "Translator", env: Any, observations: Any, infos: Any):
         self._translator, self._env = translator, env
         self._agents = list(env.possible_agents)
+        count = (len(self._agents),)
+        self._flag, self._number = ArraySpec(count, "bool"), ArraySpec(count)
+        self._id = ArraySpec(count, "int32")
         present = self._present()
         self._terminated = ~present  # agents that are absent at the start never take part
         self._truncated = np.zeros_like(present)
@@ -323,21 +324,20 @@ class _Episode:
             )
         observations, rewards, terminations, truncations, infos = outcome
         acted, present = self._views[-1].alive, self._present()
-        ended = self._of("termination", terminations, _FLAG, False)
-        cut_off = self._of("truncation", truncations, _FLAG, False) & ~ended
+        ended = self._of("termination", terminations, self._flag, False)
+        cut_off = self._of("truncation", truncations, self._flag, False) & ~ended
         self._terminated, self._truncated = self._terminated | ended, self._truncated | cut_off
         self.over = bool((self._terminated | self._truncated | ~present).all())
         terminated = self._terminated & (self.over | ~present)
-        policy_ids = policy_id
         if not isinstance(policy_id, Mapping):
-            policy_ids = dict.fromkeys(self._agents, policy_id)
+            policy_id = dict.fromkeys(self._agents, policy_id)
         step = {
             "action": joint,
-            "reward": self._of("reward", rewards, ArraySpec(()), 0.0, acted),
+            "reward": self._of("reward", rewards, self._number, 0.0, acted),
             "terminated": terminated,
             "truncated": ~terminated & (self.over | ~present),
-            "behaviour_log_prob": self._of("log-probability", log_prob, ArraySpec(()), np.nan),
-            "policy_id": self._of("policy id", policy_ids, ArraySpec((), "int32"), -1),
+            "behaviour_log_prob": self._of("log-probability", log_prob, self._number, np.nan),
+            "policy_id": self._of("policy id", policy_id, self._id, -1),
         }
         alive = (present | cut_off) & ~terminated
         final = _final_observations(infos, self._agents) if self.over else {}
@@ -409,9 +409,14 @@ class _Episode:
                 raise InvalidValueError(f"{agent} is alive and has no {what}.")
         if leaf is None:
             return None
-        given = (by_agent.get(agent, default) for agent in self._agents)
-        names = (f"the {what} of {agent}" for agent in self._agents)
-        return np.array([fit(x, leaf, name) for x, name in zip(given, names, strict=True)])
+        given = [by_agent.get(agent, default) for agent in self._agents]
+        try:
+            return fit(given, leaf, what)
+        except InvalidValueError:  # name the first agent that it is of
+            own = ArraySpec((), leaf.dtype)
+            for agent, value in zip(self._agents, given, strict=True):
+                fit(value, own, f"the {what} of {agent}")
+            raise
 
 
 @contextmanager

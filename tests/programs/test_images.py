@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 import offmarl
 from offmarl import envs, vault
-from offmarl.envs.gym_spaces import common, read, spec_of
+from offmarl.envs.gym_spaces import common, reader, spec_of
 from offmarl.envs.translator import Translator
 from offmarl.errors import ShapeError
 from offmarl.networks import PolicyConfig, init_policy, make_policy
@@ -107,7 +107,7 @@ def reset(env):
 )
 def test_spaces_become_arrays(space, spec, value, expected):
     assert spec_of(space) == spec
-    found = read(space, np.array(value))
+    found = reader(space)(np.array(value), "it")
     assert (found.shape, found.dtype) == (spec.shape, spec.numpy_dtype)
     np.testing.assert_array_equal(found, expected)
 
@@ -119,7 +119,7 @@ def test_dicts_and_tuples_become_trees():
     wanted = replace(TREE, observation={"left_eye": eye, "speed": ArraySpec((1,), "float16")})
     assert spec_of(space) == wanted.observation
     image = np.full((2, 2, 3), 7, np.uint8)
-    found = read(space, {"left eye": (1, image), "speed": np.ones(1, np.float16)})
+    found = reader(space)({"left eye": (1, image), "speed": np.ones(1, np.float16)}, "it")
     assert found["left_eye"]["0"].tolist() == [False, True]
     np.testing.assert_array_equal(found["left_eye"]["1"], image)
     clash = spaces.Dict({"a b": spaces.Discrete(2), "a_b": spaces.Discrete(2)})

@@ -27,7 +27,15 @@ import numpy as np
 
 from offmarl import gate
 from offmarl.errors import InvalidValueError, ShapeError
-from offmarl.types import EnvSpec, FinalObservations, Transition, View, flatten_tree, map_tree
+from offmarl.types import (
+    ArraySpec,
+    EnvSpec,
+    FinalObservations,
+    Transition,
+    View,
+    flatten_tree,
+    map_tree,
+)
 from offmarl.vault import encoding, layout, values
 from offmarl.vault.compat import is_finite, views_are_finite
 from offmarl.vault.layout import NumpyArray
@@ -253,24 +261,40 @@ def _compare(
     none: NumpyArray = np.zeros_like(last)
     if record.after is None:
         return none, none
-    here, after, before = none.copy(), record.after, record.steps.view
-    if begins is None:
-        here[-1], following = True, map_tree(lambda x: x[:, 1:], before)
-    else:
-        following = map_tree(lambda x, y: np.concatenate([x[:, 1:], y], 1), before, begins.view)
-    known = slice(0, following.alive.shape[1])
-    differs, moved = none.copy(), none.copy()
-    alive = following.alive[0]
-    for name, leaf in spec.observation_leaves.items():
-        x, y, z = (flatten_tree(one.observation)[name][0] for one in (after, following, before))
-        agents = alive[:, list(leaf.agents)] if leaf.agents else alive
-        some = agents.reshape(*agents.shape, *(1 for _ in leaf.shape))
-        differs[known] |= ~_all(_same(x[known], y) | ~some)
-        moved |= ~_all(_same(x, z))
-    for name in spec.state_leaves if spec.state == "native" and spec.state_size else ():
-        x, y = (flatten_tree(one.state)[name][0] for one in (after, following))
-        differs[known] |= ~_all(_same(x[known], y))
-    return differs & ~last, last & ~differs & moved & ~here
+    after, before = record.after, record.steps.view
+    differs = none.copy()
+    for fields, leaves in (
+        ("observation", spec.observation_leaves),
+        ("state", spec.state_leaves if spec.state == "native" and spec.state_size else {}),
+    ):
+        for name, leaf in leaves.items():
+            here, seen = (flatten_tree(getattr(one, fields))[name][0] for one in (after, before))
+            alive = _alive(before, fields, leaf)
+            differs[:-1] |= ~_all(_same(here[:-1], seen[1:]) | ~alive[1:])
+            if begins is not None:
+                first = flatten_tree(getattr(begins.view, fields))[name][0]
+                same = _same(here[-1:], first) | ~_alive(begins.view, fields, leaf)
+                differs[-1:] |= ~_all(same)
+    ends: NumpyArray = np.flatnonzero(last & ~differs)
+    ends = ends[ends < len(last) - (begins is None)]
+    moved = [
+        ~_all(_same(x[0, ends], y[0, ends]))
+        for x, y in zip(
+            *(flatten_tree(v.observation).values() for v in (after, before)), strict=True
+        )
+    ]
+    resets = none.copy()
+    resets[ends] = np.any(moved, 0)
+    return differs & ~last, resets
+
+
+def _alive(view: View, fields: str, leaf: ArraySpec) -> NumpyArray:
+    """Return whose entries of a leaf count, in a shape for all of its entries."""
+    alive = view.alive[0]
+    if fields == "state":
+        return np.ones((len(alive), *(1 for _ in leaf.shape)), bool)
+    agents = alive[:, list(leaf.agents)] if leaf.agents else alive
+    return agents.reshape(*agents.shape, *(1 for _ in leaf.shape))
 
 
 def _same(x: NumpyArray, y: NumpyArray) -> NumpyArray:
