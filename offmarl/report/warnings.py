@@ -13,19 +13,11 @@ from offmarl.report.contents import Survey
 from offmarl.types import flatten_tree
 from offmarl.vault import Dataset
 from offmarl.vault.compat import LIMIT_UNKNOWN, MEANINGS
+from offmarl.vault.convert.admission import sentences
 from offmarl.vault.transform.policy_ids import sources_of
 
 _MOST_GROUPS = 6
 """Groups of agents that are listed; the rest are counted."""
-
-
-_CHANGED = {
-    "episodes_cut": "episodes are cut off before values that are not finite.",
-    "steps_left_out": "steps of these episodes were left out.",
-    "ends_without_flag": "ends without a flag were found in the next observations.",
-    "final_views_of_resets": "final observations were those of the next episode, and are unknown.",
-}
-"""What importing changed, by the names of `offmarl.vault.convert.admission.Tally`."""
 
 
 def data_warnings(found: Survey) -> list[str]:
@@ -73,11 +65,7 @@ def _of_recording(found: Survey) -> Iterator[str]:
         yield "The recording was stopped before it was complete."
     for quirk in vault.quirks:
         yield f"{_sentence(quirk)}: {MEANINGS[quirk]}."
-    faults = vault.provenance.get("faults")
-    counts = faults if isinstance(faults, Mapping) else {}
-    for name, text in _CHANGED.items():
-        if isinstance(count := counts.get(name), int):
-            yield f"{count:,} {text}"
+    yield from sentences(vault.provenance.get("faults"))
     if vault.spec.time_limit is None and _limit_was_unknown(vault.provenance):
         yield (
             f"{_sentence(LIMIT_UNKNOWN)}: the longest episodes of the source data are all "

@@ -317,8 +317,8 @@ def test_what_importing_changed_and_ends_that_begin_are_said(tmp_path):
         )
     known = data_warnings(report.survey(data))
     assert "1 episodes are cut off before values that are not finite." in known
-    assert "2 steps of these episodes were left out." in known
-    assert any(told.startswith("1 final observations were those of the next") for told in known)
+    assert "2 steps of these episodes are left out." in known
+    assert any(told.startswith("1 final observations are the first ones of") for told in known)
 
     spec = EnvSpec("", 1, 1, 1, Discrete(1))
     steps, finals = make(spec, 1, 12, end_every=1e9)

@@ -18,10 +18,10 @@ finite, which never enter a batch.
 """
 
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
 from itertools import chain, pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -58,51 +58,29 @@ class Record(NamedTuple):
     """The views after all steps, ``(1, T, ...)``, in place of ``finals``."""
 
 
-@dataclass
-class Tally:
-    """The faults of a dataset that were not refused."""
+Tally = Counter[str]
+"""Numbers of steps, of ends, and of the `FAULTS` that were not refused."""
 
-    steps: int = 0
-    episodes_cut: int = 0
-    steps_left_out: int = 0
-    ends_without_flag: int = 0
-    final_views_of_resets: int = 0
-    ends: int = 0
+FAULTS = {
+    "episodes_cut": "{:,} episodes are cut off before values that are not finite.",
+    "steps_left_out": "{:,} steps of these episodes are left out.",
+    "ends_without_flag": "{:,} steps lead to another observation than that of the next step, "
+    "without a flag of an end: episodes are cut off there.",
+    "final_views_of_resets": "{:,} final observations are the first ones of the next episode, as "
+    "environments that reset in their own step give them: they count as unknown. If the reset is a "
+    "step of its own, leave out the first of each episode.",
+    "steps_without_end": "no step has a flag of an end: all {:,} steps count as one episode that "
+    "was cut off.",
+}
+"""What was changed, by the name in the provenance, under "faults"."""
 
-    def faults(self) -> dict[str, int]:
-        """Return the counts that are not zero, for the provenance."""
-        counts = asdict(self)
-        del counts["steps"], counts["ends"]
-        return {name: count for name, count in counts.items() if count}
 
-    def warn(self) -> None:
-        """Warn of what was changed, once for each kind."""
-        told = [
-            (
-                self.episodes_cut,
-                f"{self.episodes_cut:,} episodes have values that are not finite, and are cut off "
-                f"before them: {self.steps_left_out:,} steps are left out.",
-            ),
-            (
-                self.ends_without_flag,
-                f"{self.ends_without_flag:,} steps lead to another observation than that of the "
-                "next step, without a flag of an end: episodes are cut off there.",
-            ),
-            (
-                self.final_views_of_resets,
-                f"{self.final_views_of_resets:,} final observations are the first ones of the next "
-                "episode, as environments that reset in their own step give them: they count as "
-                "unknown. If the reset is a step of its own, leave out the first of each episode.",
-            ),
-            (
-                self.steps > 1 and not self.ends,
-                f"no step has a flag of an end: all {self.steps:,} steps count as one episode that "
-                "was cut off.",
-            ),
-        ]
-        for is_told, text in told:
-            if is_told:
-                warnings.warn(text, stacklevel=4)
+def sentences(faults: Any) -> Iterator[str]:
+    """Yield what faults of a provenance mean."""
+    counts = faults if isinstance(faults, Mapping) else {}
+    for name, text in FAULTS.items():
+        if isinstance(count := counts.get(name), int):
+            yield text.format(count)
 
 
 def to_steps(arrays: Mapping[str, NumpyArray], spec: EnvSpec, start: int = 0) -> Transition:
@@ -172,11 +150,13 @@ def admit(
             admitted, skipping = _admit(record, following, spec, treatment, tally, skipping)
             if admitted is not None:
                 yield admitted
-    if 2 * tally.ends_without_flag > tally.steps:
+    if tally["steps"] > 1 and not tally["ends"]:
+        tally["steps_without_end"] = tally["steps"]
+    if 2 * tally["ends_without_flag"] > tally["steps"]:
         raise InvalidValueError(
-            f"{tally.ends_without_flag:,} of {tally.steps:,} next observations are not those of "
-            "the next step: these columns are not of the same steps. Leave the next observations "
-            "out, or give them in the order of the steps."
+            f"{tally['ends_without_flag']:,} of {tally['steps']:,} next observations are not those "
+            "of the next step: these columns are not of the same steps. Leave the next "
+            "observations out, or give them in the order of the steps."
         )
 
 
@@ -193,31 +173,31 @@ def _admit(
     begins = None if following is None else map_tree(lambda x: x[:, :1], following.steps)
     bad, bad_next = ~is_finite(steps)[0], begins is not None and not is_finite(begins).all()
     if treatment == "raise":
-        place = RecordPosition(tally.steps, "of the data")
+        place = RecordPosition(tally["steps"], "of the data")
         values.check(encoding.to_disk(steps), spec, place=place)
     if treatment != "cut":
         bad, bad_next = np.zeros_like(bad), False
     jumps, resets = _compare(record, begins, spec)
     if treatment == "raise" and jumps.any():
         raise InvalidValueError(
-            f"step {tally.steps + int(jumps.argmax())} leads to another observation than that of "
-            "the next step, and has no flag of an end: give the flags, or cut the episodes there."
+            f"step {tally['steps'] + int(jumps.argmax())} leads to another observation than that "
+            "of the next step, and has no flag of an end: give the flags, or cut the episodes there."
         )
     ends = steps.last[0] | jumps
     segment = np.cumsum(ends) - ends
     first_bad = np.full(segment[-1] + 1, count)
     np.minimum.at(first_bad, segment[bad], np.flatnonzero(bad))
-    tally.episodes_cut += int((first_bad[skipping:] < count).sum())
+    tally["episodes_cut"] += int((first_bad[skipping:] < count).sum())
     first_bad[:1] = np.where(skipping, 0, first_bad[:1])
     keep = np.arange(count) < first_bad[segment]
     goes_on = keep & ~ends
     cut = goes_on & np.append(bad[1:], bad_next) | jumps & keep
     cut[-1] |= goes_on[-1] and following is None
-    tally.steps += count
-    tally.steps_left_out += int((~keep).sum())
-    tally.ends_without_flag += int((jumps & keep).sum())
-    tally.final_views_of_resets += int((resets & keep).sum())
-    tally.ends += int(ends.sum())
+    tally["steps"] += count
+    tally["steps_left_out"] += int((~keep).sum())
+    tally["ends_without_flag"] += int((jumps & keep).sum())
+    tally["final_views_of_resets"] += int((resets & keep).sum())
+    tally["ends"] += int(ends.sum())
     still = not ends[-1] and bool(first_bad[-1] < count)
     return _kept(record, keep, cut, resets), still
 

@@ -9,6 +9,7 @@ datasets are refused.
 import hashlib
 import os
 import stat
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,7 +24,7 @@ from offmarl.errors import MissingExtraError, ShapeError, VaultError, VaultNotFo
 from offmarl.terminal import Progress
 from offmarl.types import EnvSpec, View, map_tree
 from offmarl.vault import files
-from offmarl.vault.convert.admission import Record, Tally
+from offmarl.vault.convert.admission import FAULTS, Record, Tally, sentences
 from offmarl.vault.files import errors_of
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.writer import Writer
@@ -245,9 +246,10 @@ def write(writer: Writer, records: Iterable[Record], tally: Tally) -> None:
     """Append records, and note the faults in the provenance."""
     for record in records:
         writer.append(record.steps, record.finals, cut=record.cut)
-    if faults := tally.faults():
+    if faults := {name: tally[name] for name in FAULTS if tally[name]}:
         writer.annotate({"faults": faults})
-    tally.warn()
+    for sentence in sentences(faults):
+        warnings.warn(sentence, stacklevel=4)
 
 
 def counted(items: Iterable[Item], total: int, progress: Progress) -> Iterator[Item]:
