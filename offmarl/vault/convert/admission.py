@@ -181,7 +181,8 @@ def _admit(
     if treatment == "raise" and jumps.any():
         raise InvalidValueError(
             f"step {tally['steps'] + int(jumps.argmax())} leads to another observation than that "
-            "of the next step, and has no flag of an end: give the flags, or cut the episodes there."
+            "of the next step, and has no flag of an end: give the flags, or cut the episodes "
+            "there."
         )
     ends = steps.last[0] | jumps
     segment = np.cumsum(ends) - ends
