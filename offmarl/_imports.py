@@ -127,7 +127,7 @@ def attribute(module: ModuleType, name: str, where: str) -> Any:
 
 def summarize(error: BaseException) -> str:
     """Return an error of a user's code in one line, with the file and line that raised it."""
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}".partition("\n")[0]
     if isinstance(error, SyntaxError):  # its text has the file and the line
         return text
     frames = [

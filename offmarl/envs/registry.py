@@ -18,8 +18,15 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import (
+    EntryPoint,
+    PackageNotFoundError,
+    entry_points,
+    packages_distributions,
+    version,
+)
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -195,6 +202,21 @@ def source(name: str) -> dict[str, str]:
     return _sources.get(name, {})
 
 
+@lru_cache(maxsize=16)
+def release(package: str) -> str:
+    """Return an installed package with its version, as "jaxmarl 0.2.0"; empty if there is none."""
+    with suppress(PackageNotFoundError):
+        return f"{package} {version(package)}"
+    return ""
+
+
+@lru_cache(maxsize=16)
+def release_of(module: str) -> str:
+    """Return the `release` that has a module; empty for modules of none, of several, of offmarl."""
+    found = {*packages_distributions().get(module.partition(".")[0], ())} - {"offmarl"}
+    return release(*found) if len(found) == 1 else ""
+
+
 def short_name(name: str) -> str:
     """Return an environment's name without a file's directories, for use as a directory name."""
     code = _FILE.fullmatch(name)
@@ -236,8 +258,11 @@ def _resolve(name: str) -> _Found:
     code = _FILE.fullmatch(name) or _MODULE.fullmatch(name)
     if code is None or any(family.match(base) is not None for family in _families()):
         family, numbers = _find(base)
-        package = {} if family.source in ("offmarl", _REGISTERED) else {"package": family.source}
-        return _Found(family, base, numbers, suffix, package)
+        package = family.source
+        if package == _REGISTERED:
+            package = release_of(getattr(family.factory, "__module__", ""))
+        source = {"package": package} if package not in ("offmarl", "") else {}
+        return _Found(family, base, numbers, suffix, source)
     if isinstance(name, RecordedName):
         raise UnknownNameError(
             f"the data names the environment {str(name)!r}, which is code and not an installed "
@@ -260,6 +285,8 @@ def _import(code: re.Match[str]) -> _Found:
         source |= {"module": where}
         if file := getattr(module, "__file__", None):
             source |= {"sha256": _sha256(Path(file))}
+        if package := release_of(where):
+            source |= {"package": package}
     factory = attribute(module, name, where)
     return _Found(Family(base, factory, EnvInfo(""), None, where), base, (), suffix, source)
 
@@ -434,9 +461,9 @@ def _call(found: _Found, factory: Any, name: str, arguments: dict[str, Any]) -> 
         raise
     except Exception as error:
         raise OptionError(f"{name} cannot be created: {summarize(error)}") from error
-    from offmarl.envs.base import with_name
+    from offmarl.envs.outside import admit
 
-    return with_name(made, name)
+    return admit(made, name, found.source.get("package", ""))
 
 
 def _parse(name: str, suffix: str) -> dict[str, Option]:
