@@ -21,7 +21,7 @@ from typing import Any
 
 from offmarl.errors import MissingExtraError, OptionError
 
-_HIDDEN = ("<", __file__, str(Path(importlib.__file__).parent))
+_HIDDEN = ("<", str(Path(__file__).parent), str(Path(importlib.__file__).parent))
 """Beginnings of the file names of frames that are not the user's code."""
 
 

@@ -174,7 +174,7 @@ class AutoReset(Wrapper):
         if self.pool:
             which, fresh = jax.random.split(key)
             drawn = jax.random.randint(which, (), 0, self.pool)
-            pool = _pool(self.env, self.pool)  # type: ignore[arg-type]
+            pool = _pool(self.env, self.pool)
             return jax.tree.map(lambda leaf: _replace_key(leaf[drawn], fresh), pool)
         return _first(self.env, key)
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from offmarl._compiling import QUICKLY
 from offmarl.envs.base import autoreset
-from offmarl.envs.outside import faults
+from offmarl.envs.outside import faults, outcome
 from offmarl.types import Continuous, EnvSpec, Timestep, map_tree
 
 NUM_ENVS = 2
@@ -193,10 +193,6 @@ def assert_close(left: Any, right: Any, tolerance: float = 1e-5) -> None:
     jax.tree.map(check, left, right)
 
 
-def _shapes(tree: Any, lead: int = 0) -> Any:
-    return jax.tree.map(lambda x: (x.shape[lead:], x.dtype.name), tree)
-
-
 def _types(tree: Any) -> list[Any]:
     return [(x.shape, x.dtype.name, jax.typeof(x).weak_type) for x in jax.tree.leaves(tree)]
 
@@ -248,17 +244,11 @@ class EnvironmentConformance:
         return *self._programs(env).step(step_key, state, action), reset_key
 
     def _check_shapes_and_types_are_those_of_the_spec(self, env: Any, recording: Recording) -> None:
-        spec = env.spec
-        agents = (spec.num_agents,)
-        view = map_tree(lambda leaf: (leaf.shape, leaf.dtype), spec.view_spec._asdict())
         _, alone, _ = self._step_alone(env, recording.steps, 0)
-        for timestep, lead in ((alone, 0), (recording.first, 1), (recording.steps.timestep, 2)):
-            assert _shapes(timestep.view._asdict(), lead) == view
-            assert _shapes(timestep.next_view._asdict(), lead) == view
-            assert _shapes(timestep.reward, lead) == (agents, "float32")
-            for ended in (timestep.terminated, timestep.truncated):
-                assert _shapes(ended, lead) == (agents, "bool")
-            assert _shapes(timestep.last, lead) == ((), "bool")
+        first = jax.tree.map(lambda x: x[0], recording.first)
+        for timestep in (alone, first, _at(recording.steps.timestep, 0)):
+            _, typed = outcome(env.spec, "step", ((), timestep))
+            chex.assert_trees_all_equal_shapes_and_dtypes(typed, timestep)
 
     def _check_a_step_changes_no_type(self, env: Any, recording: Recording) -> None:
         """Otherwise a program would compile for fresh states and again for all others."""

@@ -4,7 +4,7 @@
 what only values show, in the first steps that are recorded.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -17,55 +17,87 @@ from jaxtyping import Array, PRNGKeyArray
 
 from offmarl._imports import summarize
 from offmarl.envs.base import Environment, EnvState, Wrapper, extras_of
-from offmarl.errors import OptionError, ShapeError
+from offmarl.errors import OffmarlError, OptionError, ShapeError
 from offmarl.terminal import one_line
-from offmarl.types import ArraySpec, Continuous, EnvSpec, Timestep, Transition, View, map_tree
-from offmarl.types import leaf_difference as difference_of
+from offmarl.trees import leaf_difference
+from offmarl.types import ArraySpec, Continuous, EnvSpec, Timestep, Transition, View
 
-_LEAST = {"num_agents": 1, "action_size": 1, "observation_size": 0, "state_size": 0}
 _BY_AGENT = ("agents", "observation_sizes", "action_sizes", "teams", "kinds")
 
 
 @dataclass(frozen=True)
 class Outside(Wrapper):
-    """A user's environment under its full name, whose arrays have the types of the spec."""
+    """A user's environment under its full name, whose arrays are those of the spec.
+
+    Numbers and booleans of other types are cast. Other shapes are a `ShapeError`.
+    """
 
     spec: EnvSpec
 
     def reset(self, key: PRNGKeyArray) -> tuple[EnvState, Timestep]:
         """Start an episode."""
-        state, timestep = self.env.reset(key)
-        return state, _cast(_wanted(self.spec, timestep), timestep)
+        return outcome(self.spec, "reset", self.env.reset(key))
 
     def step(self, key: PRNGKeyArray, state: EnvState, action: Array) -> tuple[EnvState, Timestep]:
         """Take one step."""
-        state, timestep = self.env.step(key, state, action)
-        return state, _cast(_wanted(self.spec, timestep), timestep)
+        return outcome(self.spec, "step", self.env.step(key, state, action))
 
     def extras(self, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
         """Return the extras of the step that ``step(key, state, action)`` takes."""
         found = extras_of(self.env, key, state) or {}
-        return {name: _cast(self.spec.extras[name], leaf) for name, leaf in found.items()}
+        specs = {name: self.spec.extras[name] for name in self.spec.extras if name in found}
+        return _cast(f"{self.spec.name}: extras", specs, found)
 
 
-def _wanted(spec: EnvSpec, timestep: Timestep) -> Any:
-    """Return the specs of the arrays of a timestep."""
+def outcome(spec: EnvSpec, method: str, found: Any) -> tuple[EnvState, Timestep]:
+    """Return what reset or step returned, in the types of the spec; `ShapeError` if it differs."""
+    parts = found if type(found) is tuple else [found]
+    kinds = ["array" if isinstance(x, jax.Array) else type(x).__name__ for x in parts]
+    views = [type(x).__name__ for x in found[1][:2]] if kinds[1:] == ["Timestep"] else []
+    if views != ["View", "View"]:
+        raise ShapeError(
+            f"{spec.name}: {method} returns {', '.join(kinds + views)}: return the state, and a "
+            "Timestep of two View as offmarl.envs.restart and offmarl.envs.transition make it."
+        )
+    state, timestep = found
     numbers, flags = (ArraySpec((spec.num_agents,), dtype) for dtype in ("float32", "bool"))
     shaping = None if timestep.shaping is None else numbers
     extras = {name: spec.extras[name] for name in spec.extras if name in (timestep.extras or ())}
     arrays: Any = (numbers, flags, flags, ArraySpec((), "bool"), shaping, extras or None)
-    return Timestep(spec.view_spec, spec.view_spec, *arrays)
+    wanted = Timestep(spec.view_spec, spec.view_spec, *arrays)
+    return state, _cast(f"{spec.name}: {method}", wanted, timestep)
 
 
-def _cast(wanted: Any, found: Any) -> Any:
-    return map_tree(lambda leaf, x: jnp.asarray(x).astype(leaf.numpy_dtype), wanted, found)
+def _cast(what: str, wanted: Any, found: Any) -> Any:
+    """Return arrays in the types of a tree of specs; `ShapeError` if their shapes differ."""
+    ours, theirs = _named(found), _named(wanted)
+    for name in {**ours, **theirs}:
+        leaf, spec = ours.get(name), theirs.get(name)
+        if leaf is None or spec is None or not _fits(leaf, spec):
+            returned = "nothing" if leaf is None else f"{jnp.asarray(leaf).dtype} {jnp.shape(leaf)}"
+            raise ShapeError(
+                f"{what} returns {name} as {returned}, and its spec says {spec or 'nothing'}."
+            )
+    leaves = [jnp.asarray(ours[name]).astype(spec.numpy_dtype) for name, spec in theirs.items()]
+    return jax.tree.unflatten(jax.tree.structure(wanted), leaves)
 
 
-def admit(env: Any, name: str, package: str = "") -> Environment:
-    """Return a user's object as an environment with a name; `OptionError` or `ShapeError` if not.
+def _named(tree: Any) -> dict[str, Any]:
+    leaves = tree_leaves_with_path(tree)
+    return {keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
-    Arrays must have the shapes of the spec. Numbers and booleans of other types are cast.
-    """
+
+def _fits(leaf: Any, spec: ArraySpec) -> bool:
+    """Whether an array has the shape of a spec, and numbers that its type holds."""
+    dtype, kinds = jnp.asarray(leaf).dtype, (np.bool_, np.integer, np.floating)
+    whole = spec.numpy_dtype.kind in "iu"  # to which others would be rounded, or wrap around
+    plain = any(jnp.issubdtype(dtype, kind) for kind in kinds)
+    holds = plain and (not whole or np.can_cast(dtype, spec.numpy_dtype))
+    return holds and jnp.shape(leaf) == spec.shape
+
+
+def admit(env: Any, name: str, package: str = "") -> Outside:
+    """Return a user's object as an environment; `OptionError` or `ShapeError` if it is none."""
     reason = ""
     try:
         spec = env.spec
@@ -79,98 +111,52 @@ def admit(env: Any, name: str, package: str = "") -> Environment:
             "offmarl.envs.Environment, and must be hashable, as a frozen dataclass of hashable "
             "fields is. (PettingZoo environments are recorded with offmarl.record.)"
         )
-    named = replace(spec, name=name, package=package)
-    alike = name == spec.name and package == spec.package
-    return env if has_types(env, named) and alike else Outside(env, named)
+    admitted = Outside(env, replace(spec, name=name, package=package))
+    _check(admitted)
+    return admitted
 
 
 @lru_cache(maxsize=16)
-def has_types(env: Any, spec: EnvSpec) -> bool:
-    """Compare what reset and step return with a spec; whether all types are equal, too."""
-    _check_spec(spec)
+def _check(env: Outside) -> None:
+    spec = env.spec
+    least = {"num_agents": 1, "action_size": 1, "observation_size": 0, "state_size": 0}
+    least |= {} if spec.time_limit is None else {"time_limit": 1}
+    for name in (*least, *_BY_AGENT):
+        value = getattr(spec, name)
+        if name in least:
+            fits = type(value) is int and value >= least[name]
+        else:
+            fits = value is None or (isinstance(value, tuple) and len(value) == spec.num_agents)
+        if not fits:
+            raise ShapeError(
+                f"the spec of {spec.name} has {name} {value!r:.80}: sizes are whole numbers, "
+                "actions Discrete or Continuous, and tuples have an entry for each agent."
+            )
     size = (1, spec.num_agents, spec.action_size)
     actions = jnp.zeros(size) if isinstance(spec.action, Continuous) else jnp.zeros(size[:2], int)
     keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
-    state, first = _traced(spec, env, "reset", keys)
-    after, timestep = _traced(spec, env, "step", keys, state, actions)
-    if difference := difference_of("", _texts(after), _texts(state)):
+    state, _ = _traced(env, "reset", keys)
+    after, timestep = _traced(env, "step", keys, state, actions)
+    before, later = (
+        {name: f"{leaf.dtype} {leaf.shape[1:]}" for name, leaf in _named(tree).items()}
+        for tree in (state, after)
+    )
+    if before != later or jax.tree.structure(after) != jax.tree.structure(state):  # type: ignore[operator]
+        difference = leaf_difference("", later, before) or "their structure"
         raise ShapeError(f"{spec.name}: the states of step and reset differ in {difference}.")
-    if jax.tree.structure(after) != jax.tree.structure(state):
-        raise ShapeError(f"{spec.name}: the states of step and reset differ in their structure.")
-    extras = dict(timestep.extras or {})
-    if spec.extras and hasattr(env, "extras"):
-        extras |= _traced(spec, env, "extras", keys, state)
-    typed = _agrees(spec, "reset", first._replace(shaping=None, extras={}), {})
-    return _agrees(spec, "step", timestep._replace(extras=extras), spec.extras) and typed
+    extras = _traced(env, "extras", keys, state) | (timestep.extras or {})
+    if lacking := sorted(spec.extras.keys() - extras.keys()):
+        raise ShapeError(f"{spec.name} returns no {lacking[0]}, which its spec has as an extra.")
 
 
-def _check_spec(spec: EnvSpec) -> None:
-    wrong = [
-        name
-        for name, least in (
-            _LEAST if spec.time_limit is None else _LEAST | {"time_limit": 1}
-        ).items()
-        if not (type(value := getattr(spec, name)) is int and value >= least)
-    ]
-    given = {name: getattr(spec, name) for name in _BY_AGENT}
-    for name, value in given.items():
-        if value is not None and not (isinstance(value, tuple) and len(value) == spec.num_agents):
-            wrong.append(name)
-    if wrong:
-        raise ShapeError(
-            f"the spec of {spec.name} has {wrong[0]} {getattr(spec, wrong[0])!r:.80}: sizes are "
-            "whole numbers, actions Discrete or Continuous, and what differs between agents is a "
-            "tuple with an entry for each."
-        )
-
-
-def _traced(spec: EnvSpec, env: Any, method: str, *arguments: Any) -> Any:
+def _traced(env: Outside, method: str, *arguments: Any) -> Any:
     """Return the shapes of what a method returns, for a batch of one environment."""
     try:
-        found = jax.eval_shape(jax.vmap(getattr(env, method)), *arguments)
+        return jax.eval_shape(jax.vmap(getattr(env, method)), *arguments)
+    except OffmarlError as error:  # a new one, because JAX adds notes to those it passes on
+        raise type(error)(str(error)) from error
     except Exception as error:
-        raise OptionError(f"{spec.name}: {method} cannot run: {summarize(error)}.") from error
-    kinds = (
-        [type(x).__name__ for x in found] if isinstance(found, tuple) else [type(found).__name__]
-    )
-    views = [type(x).__name__ for x in found[1][:2]] if kinds[1:] == ["Timestep"] else []
-    if method != "extras" and views != ["View", "View"]:
-        raise ShapeError(
-            f"{spec.name}: {method} returns ({', '.join(kinds)}){views and f' of {views}' or ''}: return the state "
-            "and a Timestep of two View, as offmarl.envs.restart and transition make it."
-        )
-    return found
-
-
-def _agrees(spec: EnvSpec, method: str, timestep: Timestep, extras: Mapping[str, Any]) -> bool:
-    """Whether a timestep has the types of a spec; `ShapeError` if it cannot be cast to them."""
-    wanted = _named(_wanted(spec, timestep)._replace(extras=dict(extras)))
-    ours, theirs = _texts(timestep), {name: str(leaf) for name, leaf in wanted.items()}
-    cast = {
-        name: theirs[name]
-        for name, leaf in _named(timestep).items()
-        if name in wanted and _can_cast(leaf, wanted[name])
-    }
-    if difference := difference_of("", ours | cast, theirs):
-        raise ShapeError(f"{spec.name}: {method} and the spec differ in {difference}.")
-    return ours == theirs
-
-
-def _can_cast(leaf: Any, spec: ArraySpec) -> bool:
-    """Whether an array has a shape, and numbers that fit into a type."""
-    kinds = (np.bool_, np.integer, np.floating)
-    fits = leaf.shape[1:] == spec.shape and any(jnp.issubdtype(leaf.dtype, x) for x in kinds)
-    whole = spec.numpy_dtype.kind in "iu"  # to which others would be rounded, or wrap around
-    return fits and (not whole or np.can_cast(leaf.dtype, spec.numpy_dtype))
-
-
-def _named(tree: Any) -> dict[str, Any]:
-    leaves = tree_leaves_with_path(tree)
-    return {keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-
-
-def _texts(tree: Any) -> dict[str, str]:
-    return {name: f"{leaf.dtype} {leaf.shape[1:]}" for name, leaf in _named(tree).items()}
+        raise OptionError(f"{env.spec.name}: {method} cannot run: {summarize(error)}.") from error
 
 
 def faults(spec: EnvSpec, steps: Timestep | Transition, after: View) -> Iterator[str]:

@@ -20,13 +20,8 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
-from importlib.metadata import (
-    EntryPoint,
-    PackageNotFoundError,
-    entry_points,
-    packages_distributions,
-    version,
-)
+from importlib import metadata
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -205,16 +200,17 @@ def source(name: str) -> dict[str, str]:
 @lru_cache(maxsize=16)
 def release(package: str) -> str:
     """Return an installed package with its version, as "jaxmarl 0.2.0"; empty if there is none."""
-    with suppress(PackageNotFoundError):
-        return f"{package} {version(package)}"
+    with suppress(metadata.PackageNotFoundError):
+        return f"{package} {metadata.version(package)}"
     return ""
 
 
 @lru_cache(maxsize=16)
 def release_of(module: str) -> str:
     """Return the `release` that has a module; empty for modules of none, of several, of offmarl."""
-    found = {*packages_distributions().get(module.partition(".")[0], ())} - {"offmarl"}
-    return release(*found) if len(found) == 1 else ""
+    top = module.partition(".")[0]
+    found = () if top.startswith("_") else {*metadata.packages_distributions().get(top, ())}
+    return release(*found) if len(found) == 1 and top != "offmarl" else ""
 
 
 def short_name(name: str) -> str:
@@ -258,11 +254,8 @@ def _resolve(name: str) -> _Found:
     code = _FILE.fullmatch(name) or _MODULE.fullmatch(name)
     if code is None or any(family.match(base) is not None for family in _families()):
         family, numbers = _find(base)
-        package = family.source
-        if package == _REGISTERED:
-            package = release_of(getattr(family.factory, "__module__", ""))
-        source = {"package": package} if package not in ("offmarl", "") else {}
-        return _Found(family, base, numbers, suffix, source)
+        package = {} if family.source in ("offmarl", _REGISTERED) else {"package": family.source}
+        return _Found(family, base, numbers, suffix, package)
     if isinstance(name, RecordedName):
         raise UnknownNameError(
             f"the data names the environment {str(name)!r}, which is code and not an installed "
@@ -285,8 +278,6 @@ def _import(code: re.Match[str]) -> _Found:
         source |= {"module": where}
         if file := getattr(module, "__file__", None):
             source |= {"sha256": _sha256(Path(file))}
-        if package := release_of(where):
-            source |= {"package": package}
     factory = attribute(module, name, where)
     return _Found(Family(base, factory, EnvInfo(""), None, where), base, (), suffix, source)
 
@@ -463,7 +454,8 @@ def _call(found: _Found, factory: Any, name: str, arguments: dict[str, Any]) -> 
         raise OptionError(f"{name} cannot be created: {summarize(error)}") from error
     from offmarl.envs.outside import admit
 
-    return admit(made, name, found.source.get("package", ""))
+    package = found.source.get("package") or release_of(getattr(factory, "__module__", ""))
+    return admit(made, name, package)
 
 
 def _parse(name: str, suffix: str) -> dict[str, Option]:
