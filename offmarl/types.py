@@ -264,8 +264,8 @@ class EnvSpec:
 
         It is a size, such as "num_agents (3, not 8)", or a leaf, such as "observation.image (uint8
         (84, 84, 3), not uint8 (64, 64, 3))". Without ``extras``, these may differ: policies and
-        environments do not use them. Releases of the environment's package differ unless only the
-        last number of their versions does: the same name may stand for another environment there.
+        environments do not use them. For packages see `release_difference`: the same name may
+        stand for another environment in another release.
         """
         if found := release_difference(self.package, other.package):
             return found
@@ -298,29 +298,22 @@ class EnvSpec:
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
         fields["name"] = RecordedName(fields["name"])
+        fields["package"] = str(fields.get("package", ""))
         fields |= SpecDict({name: fields[name] for name in _TREES if fields.get(name)}, -1)
         return cls(**{**fields, "action": action})
 
 
 def release_difference(package: str, other: str) -> str:
-    """Return the difference between two releases of a package, or an empty string.
-
-    Releases are alike if only the last of three numbers differs, and if one is not known.
-    """
-    (name, _, version), (other_name, _, other_version) = (
-        one.partition(" ") for one in (package, other)
+    """Return how two releases of a package differ; empty if only the last of three numbers does."""
+    (name, version), (other_name, other_version) = (
+        (x.partition(" ")[0], x.partition(" ")[2] + ".0") for x in (package, other)
     )
-    if name != other_name or _series(version) == _series(other_version):
+    if name != other_name or version.split(".")[:2] == other_version.split(".")[:2]:
         return ""
     return (
         f"package ({package}, not {other}, which may have changed the environment: stay with one, "
-        f"as with pip install '{name}=={version}')"
+        f"as with pip install '{package.replace(' ', '==')}')"
     )
-
-
-def _series(version: str) -> list[str]:
-    """Return the first two numbers of a version."""
-    return [*version.split("."), "0"][:2]
 
 
 _TREES = ("observation", "global_state", "extras")

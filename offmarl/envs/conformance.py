@@ -301,6 +301,7 @@ class EnvironmentConformance:
 
     def _check_only_the_time_limit_truncates(self, env: Any, recording: Recording) -> None:
         step, limit = recording.steps.timestep, env.spec.time_limit
+        assert_equal(step.last, (step.terminated | step.truncated).all(-1))
         for truncated, last in zip(step.truncated, step.last, strict=True):
             over = np.flatnonzero(last)
             lengths = np.diff(over, prepend=-1)

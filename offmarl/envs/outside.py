@@ -111,7 +111,7 @@ def admit(env: Any, name: str, package: str = "") -> Outside:
             "offmarl.envs.Environment, and must be hashable, as a frozen dataclass of hashable "
             "fields is. (PettingZoo environments are recorded with offmarl.record.)"
         )
-    admitted = Outside(env, replace(spec, name=name, package=package))
+    admitted = Outside(env, replace(spec, name=name, package=package or spec.package))
     _check(admitted)
     return admitted
 
@@ -132,18 +132,23 @@ def _check(env: Outside) -> None:
                 f"the spec of {spec.name} has {name} {value!r:.80}: sizes are whole numbers, "
                 "actions Discrete or Continuous, and tuples have an entry for each agent."
             )
-    size = (1, spec.num_agents, spec.action_size)
-    actions = jnp.zeros(size) if isinstance(spec.action, Continuous) else jnp.zeros(size[:2], int)
-    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+    size, numbers = (1, spec.num_agents, spec.action_size), isinstance(spec.action, Continuous)
+    keys, actions = jax.eval_shape(
+        lambda: (
+            jax.random.split(jax.random.key(0), 1),
+            jnp.zeros(size) if numbers else jnp.zeros(size[:2], jnp.int32),
+        )
+    )
     state, _ = _traced(env, "reset", keys)
     after, timestep = _traced(env, "step", keys, state, actions)
     before, later = (
-        {name: f"{leaf.dtype} {leaf.shape[1:]}" for name, leaf in _named(tree).items()}
+        {x: f"{leaf.dtype} {leaf.shape[1:]}" for x, leaf in _named({"state": tree}).items()}
         for tree in (state, after)
     )
-    if before != later or jax.tree.structure(after) != jax.tree.structure(state):  # type: ignore[operator]
-        difference = leaf_difference("", later, before) or "their structure"
-        raise ShapeError(f"{spec.name}: the states of step and reset differ in {difference}.")
+    structures: Any = jax.tree.structure(state), jax.tree.structure(after)
+    if before != later or structures[0] != structures[1]:
+        difference = leaf_difference("", later, before) or "the structure of the state"
+        raise ShapeError(f"{spec.name}: what step and reset return differs in {difference}.")
     extras = _traced(env, "extras", keys, state) | (timestep.extras or {})
     if lacking := sorted(spec.extras.keys() - extras.keys()):
         raise ShapeError(f"{spec.name} returns no {lacking[0]}, which its spec has as an extra.")
@@ -177,8 +182,6 @@ def faults(spec: EnvSpec, steps: Timestep | Transition, after: View) -> Iterator
         differs = steps.reward != steps.reward[..., :1]
         yield from _where(differs, 'has another reward than agent 0, and the spec says "team"')
     yield from _where(steps.terminated & steps.truncated, "is terminated and truncated")
-    ended = (steps.terminated | steps.truncated).all(-1)
-    yield from _where((steps.last != ended)[..., None], "and the others have ended, or last is set")
     time, begins = np.arange(steps.last.shape[1]), np.roll(steps.last, 1, axis=1)
     length = 1 + time - np.maximum.accumulate(np.where(begins, time, 0), axis=1)
     late = length > (spec.time_limit or np.inf)

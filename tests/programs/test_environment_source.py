@@ -10,7 +10,7 @@ from offmarl.cli.policies import load
 from offmarl.envs import registry
 from offmarl.errors import RunError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs import offline, online, record_policy, warm_start
+from offmarl.programs import make_buffer, offline, online, record_policy, warm_start
 from recorders import mappo
 from tests import plain
 
@@ -178,6 +178,7 @@ def test_a_release_is_recorded_and_another_one_refused_alike(installed, tmp_path
     run = train(tmp_path / "run", old, env=name)
     assert vault.open_vault(old).spec.package == "chase-envs 1.0.0"
     assert tracking.read_run(run)["spec"]["package"] == "chase-envs 1.0.0"
+    assert tracking.read_run(run)["versions"]["chase-envs"] == "1.0.0"
 
     installed("1.0.4")  # alike
     load_policy(run, env=name)
@@ -192,7 +193,9 @@ def test_a_release_is_recorded_and_another_one_refused_alike(installed, tmp_path
         "load_policy": lambda: load_policy(run, env=name),
         "evaluate": lambda: load(run, name, [0], None, None),
         "init": lambda: train(tmp_path / "new", new, env=name, init=run),
-        "replay": lambda: warm_start(None, 2, 2, envs.make(name).spec, vault.open_vault(old)),
+        "replay": lambda: warm_start(
+            make_buffer(2, 2), 2, 2, envs.make(name).spec, vault.open_vault(old)
+        ),
         "validation": lambda: train(tmp_path / "new", new, env="none", validation=old),
     }
     for attempt in attempts.values():
