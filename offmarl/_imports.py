@@ -133,7 +133,7 @@ def summarize(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_HIDDEN)
+        if not (frame.filename.startswith(_HIDDEN) or "/jax/_src/" in frame.filename)
     ]
     return (
         f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text
