@@ -21,7 +21,7 @@ from typing import Any
 
 from offmarl.errors import MissingExtraError, OptionError
 
-_HIDDEN = ("<", __file__, str(Path(importlib.__file__).parent))
+_HIDDEN = ("<", str(Path(__file__).parent), str(Path(importlib.__file__).parent))
 """Beginnings of the file names of frames that are not the user's code."""
 
 
@@ -127,13 +127,13 @@ def attribute(module: ModuleType, name: str, where: str) -> Any:
 
 def summarize(error: BaseException) -> str:
     """Return an error of a user's code in one line, with the file and line that raised it."""
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}".partition("\n")[0]
     if isinstance(error, SyntaxError):  # its text has the file and the line
         return text
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(_HIDDEN)
+        if not (frame.filename.startswith(_HIDDEN) or "/jax/_src/" in frame.filename)
     ]
     return (
         f"{text} ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else text

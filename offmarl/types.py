@@ -129,6 +129,9 @@ class EnvSpec:
         Team of each agent; None if there is one team. See `offmarl.teams`.
     team_names
         Names of the teams, in the order of their numbers; None if they have only numbers.
+    package
+        The installed package that has the environment's code, and its version, as "jaxmarl 0.2.0";
+        empty if unknown, and for the environments of offmarl. `difference` compares it.
     kinds
         Type of each agent; None if all are of one type.
     observation
@@ -164,6 +167,7 @@ class EnvSpec:
     global_state: SpecTree | Mapping[str, Any] | None = None
     extras: Mapping[str, ArraySpec] = field(default_factory=dict)
     team_names: tuple[str, ...] | None = None
+    package: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         observation, entries = _vector_or_tree(self.observation, self.observation_size)
@@ -260,8 +264,11 @@ class EnvSpec:
 
         It is a size, such as "num_agents (3, not 8)", or a leaf, such as "observation.image (uint8
         (84, 84, 3), not uint8 (64, 64, 3))". Without ``extras``, these may differ: policies and
-        environments do not use them.
+        environments do not use them. For packages see `release_difference`: the same name may
+        stand for another environment in another release.
         """
+        if found := release_difference(self.package, other.package):
+            return found
         if self.num_agents != other.num_agents:
             return f"num_agents ({self.num_agents}, not {other.num_agents})"
         for name, size in (("observation", "observation_size"), ("global_state", "state_size")):
@@ -276,7 +283,7 @@ class EnvSpec:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back, without trees and names not set."""
-        omitted = _TREES if self.team_names else (*_TREES, "team_names")
+        omitted = [*_TREES, *(x for x in ("team_names", "package") if not getattr(self, x))]
         data = {name: value for name, value in asdict(self).items() if name not in omitted}
         data["action"] = {type(self.action).__name__.lower(): self.action_size}
         trees = {name: getattr(self, name) for name in _TREES}
@@ -291,8 +298,22 @@ class EnvSpec:
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
         fields["name"] = RecordedName(fields["name"])
+        fields["package"] = str(fields.get("package", ""))
         fields |= SpecDict({name: fields[name] for name in _TREES if fields.get(name)}, -1)
         return cls(**{**fields, "action": action})
+
+
+def release_difference(package: str, other: str) -> str:
+    """Return how two releases of a package differ; empty if only the last of three numbers does."""
+    (name, version), (other_name, other_version) = (
+        (x.partition(" ")[0], x.partition(" ")[2] + ".0") for x in (package, other)
+    )
+    if name != other_name or version.split(".")[:2] == other_version.split(".")[:2]:
+        return ""
+    return (
+        f"package ({package}, not {other}, which may have changed the environment: stay with one, "
+        f"as with pip install '{package.replace(' ', '==')}')"
+    )
 
 
 _TREES = ("observation", "global_state", "extras")

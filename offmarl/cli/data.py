@@ -174,7 +174,7 @@ def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, str]:
     return {
         "vault": str(data.path)
         + ("" if data.native else " (of another program, without an episode table)"),
-        "environment": spec.name or "unknown",
+        "environment": f"{spec.name or 'unknown'} {spec.package and f'({spec.package})'}".strip(),
         "agents": f"{spec.num_agents}, each with {spec.action_size} {actions}; {sizes}",
         "steps": f"{number(data.num_steps)} = {number(data.length)} x {data.rows} environments; "
         + _size(facts["bytes"]),

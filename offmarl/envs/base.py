@@ -1,7 +1,7 @@
 """The environment protocol, scenes to draw, and autoreset."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -115,7 +115,29 @@ class Scene(NamedTuple):
 
 
 @dataclass(frozen=True)
-class AutoReset:
+class Wrapper:
+    """An environment around another one, which does what the wrapper does not."""
+
+    env: Any
+
+    # Python looks up the methods of a protocol in the class.
+
+    def reset(self, key: PRNGKeyArray) -> tuple[EnvState, Timestep]:
+        """Start an episode."""
+        return self.env.reset(key)
+
+    def step(self, key: PRNGKeyArray, state: EnvState, action: Array) -> tuple[EnvState, Timestep]:
+        """Take one step."""
+        return self.env.step(key, state, action)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "env":  # which copying and pickling look up first
+            raise AttributeError(name)
+        return getattr(self.env, name)
+
+
+@dataclass(frozen=True)
+class AutoReset(Wrapper):
     """An environment that starts a new episode in the step that ends one.
 
     The returned ``view`` is then the first of the new episode, while ``next_view``, ``reward``,
@@ -129,17 +151,12 @@ class AutoReset:
         Number of precomputed initial states, see `autoreset`; 0 to draw one for each episode.
     """
 
-    env: Environment
     pool: int = 0
 
     @property
     def spec(self) -> EnvSpec:
         """The spec of the wrapped environment."""
         return self.env.spec
-
-    def reset(self, key: PRNGKeyArray) -> tuple[EnvState, Timestep]:
-        """Start an episode."""
-        return self.env.reset(key)
 
     def step(self, key: PRNGKeyArray, state: EnvState, action: Array) -> tuple[EnvState, Timestep]:
         """Take one step, and reset if it was the last of its episode."""
@@ -157,59 +174,9 @@ class AutoReset:
         if self.pool:
             which, fresh = jax.random.split(key)
             drawn = jax.random.randint(which, (), 0, self.pool)
-            pool = _pool(self.env, self.pool)  # type: ignore[arg-type]
+            pool = _pool(self.env, self.pool)
             return jax.tree.map(lambda leaf: _replace_key(leaf[drawn], fresh), pool)
         return _first(self.env, key)
-
-
-@dataclass(frozen=True)
-class _Named:
-    """An environment under another name; everything else is delegated to the wrapped one."""
-
-    env: Any
-    name: str
-
-    @property
-    def spec(self) -> EnvSpec:
-        return replace(self.env.spec, name=self.name)
-
-    # Python looks up the methods of a protocol in the class.
-
-    def reset(self, key: PRNGKeyArray) -> tuple[EnvState, Timestep]:
-        return self.env.reset(key)
-
-    def step(self, key: PRNGKeyArray, state: EnvState, action: Array) -> tuple[EnvState, Timestep]:
-        return self.env.step(key, state, action)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "env":  # which copying and pickling look up first
-            raise AttributeError(name)
-        return getattr(self.env, name)
-
-
-def with_name(env: Any, name: str) -> Environment:
-    """Check that a user's object has the protocol, and give its spec a name.
-
-    Raises
-    ------
-    OptionError
-        It is not an environment, or cannot be a static argument of compiled programs.
-    """
-    if not isinstance(getattr(env, "spec", None), EnvSpec) or not isinstance(env, Environment):
-        raise OptionError(
-            f"{name} returned {env!r}, which is not an environment: it needs the attribute spec, "
-            "an offmarl.EnvSpec, and the methods reset and step of offmarl.envs.Environment. "
-            "(PettingZoo environments are recorded with offmarl.record.)"
-        )
-    try:
-        hash(env)
-    except TypeError as error:
-        raise OptionError(
-            f"{name} returned {type(env).__name__}, which is not hashable ({error}): make it a "
-            "frozen dataclass of hashable fields, so that JAX compiles it once."
-        ) from error
-    named: Environment = env if env.spec.name == name else _Named(env, name)
-    return named
 
 
 def _first(env: Environment, key: PRNGKeyArray) -> tuple[EnvState, View]:

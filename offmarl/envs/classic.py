@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl._imports import import_optional
 from offmarl.envs.base import MARKS, Scene, require_positive, restart, transition
+from offmarl.envs.registry import release
 from offmarl.envs.spaces import strongly_typed
 from offmarl.errors import OptionError
 from offmarl.types import Discrete, EnvSpec, Timestep, View
@@ -257,6 +258,7 @@ class Matrax:
             self.time_limit,
             "team" if (payoff[0] == payoff[1]).all() else "individual",
             "concatenated",
+            package=release("matrax"),
         )
 
     def reset(self, key: PRNGKeyArray) -> tuple[Any, Timestep]:

@@ -29,6 +29,7 @@ from offmarl._imports import import_optional, quiet
 from offmarl.envs.base import restart, transition
 from offmarl.envs.catalogue import Option
 from offmarl.envs.jaxmarl_compat import COMPAT, Compat, Observations, inner_steps
+from offmarl.envs.registry import release
 from offmarl.envs.spaces import (
     Actions,
     ActionSpace,
@@ -214,6 +215,7 @@ def _spec(env: JaxMarl) -> EnvSpec:
         global_state=state,
         teams=tuple(map(teams.index, sides)) if len(teams) > 1 else None,
         team_names=tuple(teams) if len(teams) > 1 else None,
+        package=release("jaxmarl"),
     )
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Num, PRNGKeyArray
 
 from offmarl._imports import import_optional
 from offmarl.envs.base import require_positive, restart, transition
+from offmarl.envs.registry import release
 from offmarl.envs.spaces import flatten, specs_of, strongly_typed
 from offmarl.errors import OptionError
 from offmarl.types import Continuous, Discrete, EnvSpec, Timestep, View
@@ -116,6 +117,7 @@ def _spec(env: Jumanji) -> EnvSpec:
         "concatenated" if wrapped.state is None else "native",
         observation=observation,
         global_state=state,
+        package=release("jumanji"),
     )
 
 

@@ -18,7 +18,9 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache
+from importlib import metadata
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -193,6 +195,22 @@ def source(name: str) -> dict[str, str]:
         empty for the environments of offmarl.
     """
     return _sources.get(name, {})
+
+
+@lru_cache(maxsize=16)
+def release(package: str) -> str:
+    """Return an installed package with its version, as "jaxmarl 0.2.0"; empty if there is none."""
+    with suppress(metadata.PackageNotFoundError):
+        return f"{package} {metadata.version(package)}"
+    return ""
+
+
+@lru_cache(maxsize=16)
+def release_of(module: str) -> str:
+    """Return the `release` that has a module; empty for modules of none, of several, of offmarl."""
+    top = module.partition(".")[0]
+    found = () if top.startswith("_") else {*metadata.packages_distributions().get(top, ())}
+    return release(*found) if len(found) == 1 and top != "offmarl" else ""
 
 
 def short_name(name: str) -> str:
@@ -434,9 +452,10 @@ def _call(found: _Found, factory: Any, name: str, arguments: dict[str, Any]) -> 
         raise
     except Exception as error:
         raise OptionError(f"{name} cannot be created: {summarize(error)}") from error
-    from offmarl.envs.base import with_name
+    from offmarl.envs.outside import admit
 
-    return with_name(made, name)
+    package = found.source.get("package") or release_of(getattr(factory, "__module__", ""))
+    return admit(made, name, package)
 
 
 def _parse(name: str, suffix: str) -> dict[str, Option]:

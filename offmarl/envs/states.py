@@ -10,45 +10,30 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PRNGKeyArray, UInt8
 
-from offmarl.envs.base import Environment, EnvState, extras_of
+from offmarl.envs.base import Environment, EnvState, Wrapper, extras_of
 from offmarl.errors import ShapeError
-from offmarl.types import ArraySpec, ArrayTree, EnvSpec, Timestep
+from offmarl.types import ArraySpec, ArrayTree, EnvSpec
 
 STATE, KEY = "env_state", "env_key"
 """Names of the extras: the state before a step, and the random key of the step, as bytes."""
 
 
 @dataclass(frozen=True)
-class RecordsStates:
+class RecordsStates(Wrapper):
     """An environment whose recordings hold its states, as the extras `STATE` and `KEY`.
 
     Everything else is that of the wrapped environment.
     """
-
-    env: Any
 
     @property
     def spec(self) -> EnvSpec:
         """The spec of the environment, with the extras."""
         return _spec(self.env)
 
-    def reset(self, key: PRNGKeyArray) -> tuple[EnvState, Timestep]:
-        """Start an episode."""
-        return self.env.reset(key)
-
-    def step(self, key: PRNGKeyArray, state: EnvState, action: Array) -> tuple[EnvState, Timestep]:
-        """Take one step."""
-        return self.env.step(key, state, action)
-
     def extras(self, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
         """Return the extras of the step that ``step(key, state, action)`` takes."""
         own = extras_of(self.env, key, state) or {}
         return own | {STATE: to_bytes(state), KEY: to_bytes(key)}
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "env":  # which copying and pickling look up first
-            raise AttributeError(name)
-        return getattr(self.env, name)
 
 
 def record_states(env: Environment) -> Environment:

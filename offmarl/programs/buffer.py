@@ -15,7 +15,8 @@ from flashbax.buffers.trajectory_buffer import TrajectoryBuffer, TrajectoryBuffe
 from jaxtyping import Array, Bool, Int
 from numpy.typing import NDArray
 
-from offmarl.errors import ShapeError, VaultError
+from offmarl.envs.outside import faults
+from offmarl.errors import InvalidValueError, ShapeError, VaultError
 from offmarl.networks import blank_view
 from offmarl.programs.cluster import gathered
 from offmarl.types import (
@@ -405,6 +406,9 @@ class ChunkWriter:
         transition, finals = chunk.transition, chunk.finals
         if self._whole is not None:
             transition, finals = self._whole(transition, finals)
+        for fault in faults(vault.spec, transition, finals.view) if index == 0 else ():
+            name = vault.spec.name or "the environment"
+            raise InvalidValueError(f"{name}: {fault}. Nothing was recorded.")
         vault.append(transition, finals, run=self._run, chunk=index, cut=chunk.cut)
         vault.drop_pages()
 

@@ -159,6 +159,8 @@ def _train(
         **begun.source,
         **(environment_source(evaluator.env.spec.name) if evaluator.env else {}),
     }
+    if evaluator.env and (package := evaluator.env.spec.package):
+        record["versions"] |= [package.split(" ", 1)]
     schedule = offline_schedule(program, args)
     stopping = Stopping(args, evaluator, schedule.starts[-1])
     check_same("the dataset", record["vault_digest"], "give all of them the same vault.")

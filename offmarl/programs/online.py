@@ -221,6 +221,8 @@ def record_from_run(
     source = {name: record[name] for name in _SOURCES if name in record}
     played = learning_environment(replace(args, opponents=near(args.opponents, directory)))
     _require_same_environment(source, environment_source(played.spec.name) | opponents_of(played))
+    if difference := EnvSpec.from_json(record["spec"]).difference(played.spec, extras=False):
+        raise RunError(f"{directory} and {played.spec.name} differ in {difference}.")
     args, layout = replace(args, devices=devices), recorder_layout(args.seeds, devices)
     check_divisible("--num-envs", args.num_envs, layout)
     runs = _recorders(module.make, args, played, origin, directory, source, layout)

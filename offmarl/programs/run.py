@@ -31,6 +31,7 @@ from offmarl.config import Validated
 from offmarl.errors import OptionError, RunError, Stopped
 from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.cluster import Agreement, end_together, is_first, on_first
+from offmarl.types import release_difference
 from offmarl.vault.layout import MANIFEST
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
@@ -192,6 +193,8 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
     for path, theirs, ours in sorted(
         differences(found, record, MAY_DIFFER), key=lambda one: _order(one[0])
     ):
+        if path == "spec.package" and not release_difference(theirs or "", ours or ""):
+            continue
         same_vault = found.get("vault") == record.get("vault") and "vaults" not in record
         if path == "vault_digest" and same_vault:
             raise RunError(
@@ -299,10 +302,11 @@ def environment_source(name: str) -> dict[str, dict[str, str]]:
 
     Returns
     -------
-    ``{"environment_source": ...}``, without the path of the file; empty for the environments of
-    offmarl.
+    ``{"environment_source": ...}``, without the path of the file, and without the package, which
+    is in the spec; empty for the environments of offmarl.
     """
-    source = {key: value for key, value in envs.source(name).items() if key != "file"}
+    found, apart = envs.source(name), ("file", "package")
+    source = {key: value for key, value in found.items() if key not in apart}
     return {"environment_source": source} if source else {}
 
 

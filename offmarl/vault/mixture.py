@@ -2,8 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import PurePath
 from typing import NamedTuple
@@ -66,10 +65,8 @@ class Mixture(EpisodeSet):
 
     @cached_property
     def spec(self) -> EnvSpec:
-        """The environment's sizes; without a name if the vaults are of several environments."""
-        first = self.sources[0].spec
-        same = all(one.spec.name == first.name for one in self.sources)
-        return first if same else replace(first, name="")
+        """The environment's sizes."""
+        return common_spec(self.sources)
 
     @cached_property
     def episodes(self) -> tables.Episodes:
@@ -189,7 +186,7 @@ def mix(
         ``by`` is something else; a share is negative or not finite, or all are 0; or a vault is
         named twice.
     ShapeError
-        Two vaults differ in the shape or the type of a leaf.
+        Two vaults differ in a shape or a type, or in their environment, its settings or release.
     VaultError
         A vault cannot be opened.
 
@@ -210,7 +207,7 @@ def mix(
     else:
         shares = np.array([one.num_steps if by == "step" else len(one) for one in opened], float)
     _check_shares(opened, shares)
-    _check_alike(opened)
+    common_spec(opened)
     kept = [(one, float(x)) for one, x in zip(opened, shares / shares.sum(), strict=True) if x]
     return Mixture(tuple(one for one, _ in kept), tuple(x for _, x in kept), by)
 
@@ -239,20 +236,33 @@ def _check_shares(vaults: list[Dataset], shares: NDArray[np.float64]) -> None:
         )
 
 
-def _check_alike(vaults: list[Dataset]) -> None:
-    first, *others = vaults
-    ours = layout.leaves(first.spec)
-    for one in others:
-        theirs = layout.leaves(one.spec)
-        for name in sorted(ours.keys() | theirs.keys()):
-            if ours.get(name) != theirs.get(name):
-                raise ShapeError(
-                    f"{first.path} and {one.path} cannot be mixed, because the leaf {name} is "
-                    f"{_described(ours.get(name))} in the first and {_described(theirs.get(name))} "
-                    "in the second: mix vaults of one environment, or make them alike with "
-                    "`offmarl.vault.map`."
-                )
+def common_spec(vaults: Sequence[Dataset]) -> EnvSpec:
+    """Return the spec of vaults that are joined or mixed.
+
+    Raises
+    ------
+    ShapeError
+        They differ in their sizes or their environment, or in its settings or release.
+    """
+    first = max(vaults, key=lambda vault: (bool(vault.spec.name), bool(vault.spec.package)))
+    limits = {vault.time_limit for vault in vaults} - {None}
+    if len(limits) > 1:
+        raise ShapeError(f"the vaults have different time limits: {', '.join(map(str, limits))}.")
+    for vault in vaults:
+        difference = vault.spec.difference(first.spec)
+        if vault.spec.name and not difference:
+            difference = _other_settings(vault.spec, first.spec)
+        if difference:
+            raise ShapeError(
+                f"{vault.path} cannot be joined with {first.path}: it differs in {difference}. "
+                "Take vaults of one environment, with the same settings."
+            )
+    return first.spec
 
 
-def _described(leaf: layout.Leaf | None) -> str:
-    return "absent" if leaf is None else f"{leaf.dtype.name} {leaf.shape}"
+def _other_settings(one: EnvSpec, other: EnvSpec) -> str:
+    for setting in ("name", "time_limit", "reward", "state"):
+        a, b = getattr(one, setting), getattr(other, setting)
+        if a != b:
+            return f"{setting} ({a!r}, not {b!r})"
+    return ""

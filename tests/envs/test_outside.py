@@ -143,7 +143,8 @@ def test_a_module_is_found_in_the_working_directory(folder, monkeypatch):
 def test_a_registered_environment(folder, monkeypatch):
     envs.register("mine/match", Match, envs.EnvInfo("the second probe", "2"))
     assert envs.describe()["mine/match"].agents == "2"
-    assert envs.make("mine/match") == Match(name="mine/match")
+    assert envs.make("mine/match") == envs.make("mine/match")
+    assert envs.make("mine/match").env == Match(name="mine/match")
     assert envs.family_of("mine/match") == "mine/match"
     monkeypatch.syspath_prepend(folder)
     from outside_game import Game, sized

@@ -53,6 +53,8 @@ def stretch(start, num_steps, rng):
 class Memory(vault.Writer):
     """A writer that keeps what it is given, in memory."""
 
+    spec = SPEC
+
     def __init__(self):
         self.records = []
         self.closed = False

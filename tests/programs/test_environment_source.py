@@ -1,14 +1,16 @@
-"""Environments in files of the same name: other code makes another run."""
+"""Environments of one name, with other code or of another release of their package."""
 
 import json
 import sys
 
 import pytest
 
-from offmarl import envs, tracking, vault
-from offmarl.errors import RunError
+from offmarl import envs, load_policy, tracking, vault
+from offmarl.cli.policies import load
+from offmarl.envs import registry
+from offmarl.errors import RunError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs import offline, online, record_policy
+from offmarl.programs import make_buffer, offline, online, record_policy, warm_start
 from recorders import mappo
 from tests import plain
 
@@ -131,3 +133,110 @@ def test_environments_of_offmarl_keep_their_record(tmp_path, monkeypatch):
     path = tmp_path / "data.vlt" / "main"
     record_policy(*acting("probe/match"), path, 4, 2)
     assert "environment_source" not in vault.open_vault(path).provenance["recipe"]
+
+
+# ---------------------------------------------------------------------------------- releases
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Install releases of a package; return its environment's name."""
+    monkeypatch.chdir(tmp_path)
+    site = tmp_path / "site"
+    monkeypatch.setattr("sys.path", [str(site), *sys.path])
+    info = site / "chase_envs.dist-info"
+    info.mkdir(parents=True)
+    (site / "chase_of_a_package.py").write_text(CODE.replace("REWARD", "1.0"))
+    (info / "top_level.txt").write_text("chase_of_a_package")
+
+    def install(version):
+        text = f"Metadata-Version: 2.1\nName: chase-envs\nVersion: {version}\n"
+        (info / "METADATA").write_text(text)
+        registry.release.cache_clear()
+        registry.release_of.cache_clear()
+        return "chase_of_a_package:Chase"
+
+    yield install
+    registry.release.cache_clear()
+    registry.release_of.cache_clear()
+    sys.modules.pop("chase_of_a_package", None)
+
+
+OTHER = r"package \(chase-envs (1.0.0, not chase-envs 2.0|2.0, not chase-envs 1.0.0), .*pip inst"
+
+
+def train(directory, data, **options):
+    args = {"updates": 1, "evaluate_episodes": 2, "final_episodes": 2, "hidden": 4}
+    return plain.main(plain.Args(vault=data, out=directory, **args | options))
+
+
+def test_a_release_is_recorded_and_another_one_refused_alike(installed, tmp_path):
+    """By everything that takes data, a policy or a run of one release to another."""
+    old, new = tmp_path / "old.vlt" / "main", tmp_path / "new.vlt" / "main"
+    name = installed("1.0.0")
+    record_policy(*acting(name), old, 4, 2)
+    run = train(tmp_path / "run", old, env=name)
+    assert vault.open_vault(old).spec.package == "chase-envs 1.0.0"
+    assert tracking.read_run(run)["spec"]["package"] == "chase-envs 1.0.0"
+    assert tracking.read_run(run)["versions"]["chase-envs"] == "1.0.0"
+
+    installed("1.0.4")  # alike
+    load_policy(run, env=name)
+    train(tmp_path / "again", old, env=name, init=run)
+
+    installed("2.0")
+    record_policy(*acting(name), new, 4, 2)
+    attempts = {
+        "cat": lambda: vault.cat([old, new], tmp_path / "both.vlt"),
+        "mix": lambda: vault.mix([old, new]),
+        "train": lambda: train(tmp_path / "trained", old, env=name),
+        "load_policy": lambda: load_policy(run, env=name),
+        "evaluate": lambda: load(run, name, [0], None, None),
+        "init": lambda: train(tmp_path / "new", new, env=name, init=run),
+        "replay": lambda: warm_start(
+            make_buffer(2, 2), 2, 2, envs.make(name).spec, vault.open_vault(old)
+        ),
+        "validation": lambda: train(tmp_path / "new", new, env="none", validation=old),
+    }
+    for attempt in attempts.values():
+        with pytest.raises(ShapeError, match=OTHER):
+            attempt()
+    assert not (tmp_path / "both.vlt").exists() and not (tmp_path / "trained").exists()
+
+
+def test_nothing_is_continued_in_another_release(installed, tmp_path, monkeypatch):
+    monkeypatch.setattr(online, "_train", leave_out)
+    monkeypatch.setattr(online, "_versions", leave_out)
+
+    def record():
+        with pytest.raises(Ended):
+            mappo.main(mappo.Args(env=name, out=tmp_path / "out", num_envs=4))
+
+    name = installed("1.0.0")
+    record()
+    installed("1.0.1")
+    record()
+    with monkeypatch.context() as patch, pytest.raises(Ended):
+        patch.setattr("offmarl.programs.record.recorded_return", leave_out)
+        record_policy(*acting(name), tmp_path / "data.vlt" / "main", 4, 2)
+    installed("1.1")
+    with pytest.raises(RunError, match=r"differs in package \(chase-envs 1.0.1, not"):
+        record_policy(*acting(name), tmp_path / "data.vlt" / "main", 4, 2)
+    with pytest.raises(RunError, match=r"holds a run with spec.package 'chase-envs 1.0.0', not"):
+        mappo.main(mappo.Args(env=name, out=tmp_path / "out", num_envs=4))
+    (run,) = tmp_path.rglob("run.json")
+    run.write_text(json.dumps(json.loads(run.read_text()) | {"complete": True}))
+    with pytest.raises(RunError, match=r"differ in package \(chase-envs 1.0.0, not chase-envs 1.1"):
+        online.record_from_run(run.parent, "random")
+
+
+def test_runs_of_before_packages_were_recorded_go_on(installed, tmp_path, monkeypatch):
+    monkeypatch.setattr(online, "_train", leave_out)
+    name = installed("1.0.0")
+    for _ in range(2):
+        with pytest.raises(Ended):
+            mappo.main(mappo.Args(env=name, out=tmp_path / "out", num_envs=4))
+        (path,) = tmp_path.rglob("run.json")
+        record = json.loads(path.read_text())
+        record["spec"].pop("package", None)
+        path.write_text(json.dumps(record))

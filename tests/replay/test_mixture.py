@@ -1,5 +1,6 @@
 """Mixtures of vaults and weights of steps, against their exact distributions."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -16,7 +17,6 @@ from offmarl.errors import OptionError, ShapeError
 from offmarl.replay import Circles, Windows, WindowSource
 from offmarl.replay.device import draw, probability
 from offmarl.replay.starts import Uniform, draw_on_host, segments
-from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset, Mixture, Weights
 
 from .test_device import SPEC, write
@@ -294,11 +294,38 @@ def test_a_vault_is_mixed_once(vaults) -> None:
         offmarl.mix({})
 
 
-def test_unlike_vaults(vaults, tmp_path: Path) -> None:
-    other = EnvSpec("test", SPEC.num_agents, 4, 2, Discrete(3))
-    write(tmp_path / "other.vlt", np.ones((1, 3), bool), other)
-    with pytest.raises(ShapeError, match=r"observations is float32 \(2, 3\) .* float32 \(2, 4\)"):
-        offmarl.mix({vaults["short"]: 1, tmp_path / "other.vlt": 1})
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ({"observation_size": 4}, r"observation_size \(4, not 3\)"),
+        ({"name": "another"}, r"name \('another', not 'test'\)"),
+        ({"time_limit": 77}, r"time_limit \(77, not None\)"),
+        ({"reward": "individual"}, r"reward \('individual', not 'team'\)"),
+        ({"package": "games 1.3.0"}, r"package \(games 1.3.0, not games 1.2.0, .*pip install"),
+    ],
+)
+def test_what_cannot_be_joined_cannot_be_mixed(tmp_path, other, difference) -> None:
+    first, second = tmp_path / "first.vlt", tmp_path / "second.vlt"
+    spec = replace(SPEC, reward="team", package="games 1.2.0")
+    write(first, np.ones((1, 3), bool), spec)
+    write(second, np.ones((1, 3), bool), replace(spec, **other))
+    with pytest.raises(ShapeError, match=f"second.*cannot be joined .*{difference}"):
+        offmarl.mix({first: 1, second: 1})
+    with pytest.raises(ShapeError, match=f"second.*cannot be joined .*{difference}"):
+        vault.cat([first, second], tmp_path / "both.vlt")
+
+
+@pytest.mark.parametrize("package", ["games 1.2.9", "", "plays 2.0.0"])
+def test_releases_that_are_alike_or_not_known_are_mixed(tmp_path, package) -> None:
+    """Vaults of before packages were recorded have none."""
+    for name, own in {"first": package, "second": "games 1.2.0"}.items():
+        write(tmp_path / f"{name}.vlt", np.ones((1, 3), bool), replace(SPEC, package=own))
+    paths = [tmp_path / "first.vlt", tmp_path / "second.vlt"]
+    assert offmarl.mix(paths).num_steps == vault.cat(paths, tmp_path / "both.vlt").num_steps == 6
+    first, second, both = (vault.open_vault(one) for one in (*paths, tmp_path / "both.vlt"))
+    assert (first.spec.package, second.spec.package) == (package, "games 1.2.0")
+    assert both.spec.package == (package or "games 1.2.0")
+    assert first.digest() == second.digest()
 
 
 def _at(value: float):

@@ -10,14 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offmarl.errors import ShapeError, VaultError
+from offmarl.errors import VaultError
 from offmarl.terminal import Advance, Progress, silent
-from offmarl.types import EnvSpec, FinalObservations, Transition, View, map_tree
+from offmarl.types import FinalObservations, Transition, View, map_tree
 from offmarl.vault.creation import create_whole
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import driver_of
 from offmarl.vault.files import whole
 from offmarl.vault.layout import Codec, NumpyArray
+from offmarl.vault.mixture import common_spec
 from offmarl.vault.open import SUFFIX, open_source, open_vault
 from offmarl.vault.tables import CAUSES, CUT, OPEN
 from offmarl.vault.transform import policy_ids
@@ -235,7 +236,7 @@ def _create(
     # The sources were checked when they were recorded, or imported as they are: keep all values.
     return create_whole(
         path,
-        _common_spec(vaults),
+        common_spec(vaults),
         rows=rows,
         codec=codec_of(vaults, codec),
         chunk_steps=chunk_steps,
@@ -248,31 +249,6 @@ def codec_of(vaults: Sequence[Dataset], codec: Codec | None) -> Codec:
     """Return the codec of a new vault; by default that of the first of its sources."""
     first = vaults[0].manifest
     return codec or (first.schema.codec if first else "raw")
-
-
-def _common_spec(vaults: Sequence[Dataset]) -> EnvSpec:
-    """Return the spec of vaults to be joined; `ShapeError` if sizes or environments differ."""
-    first = next((vault for vault in vaults if vault.spec.name), vaults[0])
-    limits = {vault.time_limit for vault in vaults} - {None}
-    if len(limits) > 1:
-        raise ShapeError(f"the vaults have different time limits: {', '.join(map(str, limits))}.")
-    for vault in vaults:
-        difference = vault.spec.difference(first.spec)
-        if vault.spec.name and not difference:
-            difference = _other_settings(vault.spec, first.spec)
-        if difference:
-            raise ShapeError(
-                f"{vault.path} cannot be joined with {first.path}: it differs in {difference}."
-            )
-    return first.spec
-
-
-def _other_settings(one: EnvSpec, other: EnvSpec) -> str:
-    for setting in ("name", "time_limit", "reward", "state"):
-        a, b = getattr(one, setting), getattr(other, setting)
-        if a != b:
-            return f"{setting} ({a!r}, not {b!r})"
-    return ""
 
 
 def _fill(

@@ -1,0 +1,195 @@
+"""Environments of users, compared with their specs.
+
+`admit` traces reset and step, which shows shapes and types and compiles nothing. `faults` finds
+what only values show, in the first steps that are recorded.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import keystr, tree_leaves_with_path
+from jaxtyping import Array, PRNGKeyArray
+
+from offmarl._imports import summarize
+from offmarl.envs.base import Environment, EnvState, Wrapper, extras_of
+from offmarl.errors import OffmarlError, OptionError, ShapeError
+from offmarl.terminal import one_line
+from offmarl.trees import leaf_difference
+from offmarl.types import ArraySpec, Continuous, EnvSpec, Timestep, Transition, View
+
+_BY_AGENT = ("agents", "observation_sizes", "action_sizes", "teams", "kinds")
+
+
+@dataclass(frozen=True)
+class Outside(Wrapper):
+    """A user's environment under its full name, whose arrays are those of the spec.
+
+    Numbers and booleans of other types are cast. Other shapes are a `ShapeError`.
+    """
+
+    spec: EnvSpec
+
+    def reset(self, key: PRNGKeyArray) -> tuple[EnvState, Timestep]:
+        """Start an episode."""
+        return outcome(self.spec, "reset", self.env.reset(key))
+
+    def step(self, key: PRNGKeyArray, state: EnvState, action: Array) -> tuple[EnvState, Timestep]:
+        """Take one step."""
+        return outcome(self.spec, "step", self.env.step(key, state, action))
+
+    def extras(self, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
+        """Return the extras of the step that ``step(key, state, action)`` takes."""
+        found = extras_of(self.env, key, state) or {}
+        specs = {name: self.spec.extras[name] for name in self.spec.extras if name in found}
+        return _cast(f"{self.spec.name}: extras", specs, found)
+
+
+def outcome(spec: EnvSpec, method: str, found: Any) -> tuple[EnvState, Timestep]:
+    """Return what reset or step returned, in the types of the spec; `ShapeError` if it differs."""
+    parts = found if type(found) is tuple else [found]
+    kinds = ["array" if isinstance(x, jax.Array) else type(x).__name__ for x in parts]
+    views = [type(x).__name__ for x in found[1][:2]] if kinds[1:] == ["Timestep"] else []
+    if views != ["View", "View"]:
+        raise ShapeError(
+            f"{spec.name}: {method} returns {', '.join(kinds + views)}: return the state, and a "
+            "Timestep of two View as offmarl.envs.restart and offmarl.envs.transition make it."
+        )
+    state, timestep = found
+    numbers, flags = (ArraySpec((spec.num_agents,), dtype) for dtype in ("float32", "bool"))
+    shaping = None if timestep.shaping is None else numbers
+    extras = {name: spec.extras[name] for name in spec.extras if name in (timestep.extras or ())}
+    arrays: Any = (numbers, flags, flags, ArraySpec((), "bool"), shaping, extras or None)
+    wanted = Timestep(spec.view_spec, spec.view_spec, *arrays)
+    return state, _cast(f"{spec.name}: {method}", wanted, timestep)
+
+
+def _cast(what: str, wanted: Any, found: Any) -> Any:
+    """Return arrays in the types of a tree of specs; `ShapeError` if their shapes differ."""
+    ours, theirs = _named(found), _named(wanted)
+    for name in {**ours, **theirs}:
+        leaf, spec = ours.get(name), theirs.get(name)
+        if leaf is None or spec is None or not _fits(leaf, spec):
+            returned = "nothing" if leaf is None else f"{jnp.asarray(leaf).dtype} {jnp.shape(leaf)}"
+            raise ShapeError(
+                f"{what} returns {name} as {returned}, and its spec says {spec or 'nothing'}."
+            )
+    leaves = [jnp.asarray(ours[name]).astype(spec.numpy_dtype) for name, spec in theirs.items()]
+    return jax.tree.unflatten(jax.tree.structure(wanted), leaves)
+
+
+def _named(tree: Any) -> dict[str, Any]:
+    leaves = tree_leaves_with_path(tree)
+    return {keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+
+
+def _fits(leaf: Any, spec: ArraySpec) -> bool:
+    """Whether an array has the shape of a spec, and numbers that its type holds."""
+    dtype, kinds = jnp.asarray(leaf).dtype, (np.bool_, np.integer, np.floating)
+    whole = spec.numpy_dtype.kind in "iu"  # to which others would be rounded, or wrap around
+    plain = any(jnp.issubdtype(dtype, kind) for kind in kinds)
+    holds = plain and (not whole or np.can_cast(dtype, spec.numpy_dtype))
+    return holds and jnp.shape(leaf) == spec.shape
+
+
+def admit(env: Any, name: str, package: str = "") -> Outside:
+    """Return a user's object as an environment; `OptionError` or `ShapeError` if it is none."""
+    reason = ""
+    try:
+        spec = env.spec
+        hash((env, spec))
+    except Exception as error:
+        spec, reason = None, f" ({summarize(error)})"
+    if not isinstance(spec, EnvSpec) or not isinstance(env, Environment):
+        raise OptionError(
+            f"{name} returned {one_line(f'{env!r:.80}')}, which is not an environment{reason}: it "
+            "needs the attribute spec, an offmarl.EnvSpec, and the methods reset and step of "
+            "offmarl.envs.Environment, and must be hashable, as a frozen dataclass of hashable "
+            "fields is. (PettingZoo environments are recorded with offmarl.record.)"
+        )
+    admitted = Outside(env, replace(spec, name=name, package=package or spec.package))
+    _check(admitted)
+    return admitted
+
+
+@lru_cache(maxsize=16)
+def _check(env: Outside) -> None:
+    spec = env.spec
+    least = {"num_agents": 1, "action_size": 1, "observation_size": 0, "state_size": 0}
+    least |= {} if spec.time_limit is None else {"time_limit": 1}
+    for name in (*least, *_BY_AGENT):
+        value = getattr(spec, name)
+        if name in least:
+            fits = type(value) is int and value >= least[name]
+        else:
+            fits = value is None or (isinstance(value, tuple) and len(value) == spec.num_agents)
+        if not fits:
+            raise ShapeError(
+                f"the spec of {spec.name} has {name} {value!r:.80}: sizes are whole numbers, "
+                "actions Discrete or Continuous, and tuples have an entry for each agent."
+            )
+    size, numbers = (1, spec.num_agents, spec.action_size), isinstance(spec.action, Continuous)
+    keys, actions = jax.eval_shape(
+        lambda: (
+            jax.random.split(jax.random.key(0), 1),
+            jnp.zeros(size) if numbers else jnp.zeros(size[:2], jnp.int32),
+        )
+    )
+    state, _ = _traced(env, "reset", keys)
+    after, timestep = _traced(env, "step", keys, state, actions)
+    before, later = (
+        {x: f"{leaf.dtype} {leaf.shape[1:]}" for x, leaf in _named({"state": tree}).items()}
+        for tree in (state, after)
+    )
+    structures: Any = jax.tree.structure(state), jax.tree.structure(after)
+    if before != later or structures[0] != structures[1]:
+        difference = leaf_difference("", later, before) or "the structure of the state"
+        raise ShapeError(f"{spec.name}: what step and reset return differs in {difference}.")
+    extras = _traced(env, "extras", keys, state) | (timestep.extras or {})
+    if lacking := sorted(spec.extras.keys() - extras.keys()):
+        raise ShapeError(f"{spec.name} returns no {lacking[0]}, which its spec has as an extra.")
+
+
+def _traced(env: Outside, method: str, *arguments: Any) -> Any:
+    """Return the shapes of what a method returns, for a batch of one environment."""
+    try:
+        return jax.eval_shape(jax.vmap(getattr(env, method)), *arguments)
+    except OffmarlError as error:  # a new one, because JAX adds notes to those it passes on
+        raise type(error)(str(error)) from error
+    except Exception as error:
+        raise OptionError(f"{env.spec.name}: {method} cannot run: {summarize(error)}.") from error
+
+
+def faults(spec: EnvSpec, steps: Timestep | Transition, after: View) -> Iterator[str]:
+    """Yield what no environment returns, of steps ``(E, T, ...)`` that follow resets, in NumPy.
+
+    ``after`` are further views, such as those at the ends of episodes.
+    """
+    sizes = np.array(spec.action_sizes or [spec.action_size] * spec.num_agents)
+    beyond = np.arange(spec.action_size) >= sizes[:, None]
+    for view in (steps.view, after):
+        yield from _where(view.alive & ~view.legal_actions.any(-1), "lives without a legal action")
+        yield from _where((view.legal_actions & beyond).any(-1), "has actions beyond action_sizes")
+        if spec.observation_sizes:
+            padding = np.arange(spec.observation_size) >= np.array(spec.observation_sizes)[:, None]
+            seen = ((view.observation != 0) & padding).any(-1)
+            yield from _where(seen, "observes numbers beyond its entry of observation_sizes")
+    if spec.reward == "team":
+        differs = steps.reward != steps.reward[..., :1]
+        yield from _where(differs, 'has another reward than agent 0, and the spec says "team"')
+    yield from _where(steps.terminated & steps.truncated, "is terminated and truncated")
+    time, begins = np.arange(steps.last.shape[1]), np.roll(steps.last, 1, axis=1)
+    length = 1 + time - np.maximum.accumulate(np.where(begins, time, 0), axis=1)
+    late = length > (spec.time_limit or np.inf)
+    yield from _where(late[..., None], f"acts after the time limit of {spec.time_limit} steps")
+
+
+def _where(wrong: Any, what: str) -> Iterator[str]:
+    if wrong.any():
+        *place, agent = np.argwhere(wrong)[0].tolist()
+        where = "in environment {}, step {}".format(*place) if place[1:] else "after an episode"
+        yield f"agent {agent} {what} ({where})"

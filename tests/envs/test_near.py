@@ -1,0 +1,385 @@
+"""A zoo of environments that nearly keep the protocol: each works, or one line says what is wrong.
+
+What shapes and types show is found by `envs.make`; what values show, by the first steps recorded.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from offmarl import envs, vault
+from offmarl.envs import registry, restart, transition
+from offmarl.errors import InvalidValueError, OptionError, ShapeError
+from offmarl.networks import PolicyConfig, make_policy
+from offmarl.programs import record_policy
+from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, View
+
+SPEC = EnvSpec("", 2, 3, 1, Discrete(4), 5)
+
+
+def view(**fields):
+    arrays = {
+        "observation": jnp.full((2, 3), 7.0),
+        "state": jnp.ones(1),
+        "legal_actions": jnp.array([[True, False, True, True]] * 2),
+        "alive": jnp.ones(2, bool),
+    }
+    return View(**{**arrays, **fields})
+
+
+def begin(**fields):
+    return lambda _self, _key: (jnp.zeros((), jnp.int32), restart(view(**fields)))
+
+
+def step(_self, _key, time, action):
+    over = jnp.full(2, time + 1 >= 5)
+    reward = jnp.full(2, action.sum().astype(jnp.float32))
+    return time + 1, transition(view(), reward, ~over & over, over)
+
+
+def stepping(**changes):
+    """Return a step whose timestep differs: in arrays, or by functions of the timestep."""
+
+    def changed(*arguments):
+        time, found = step(*arguments)
+        new = {name: x(found) if callable(x) else x for name, x in changes.items()}
+        return time, found._replace(**new)
+
+    return changed
+
+
+def seeing(**fields):
+    """Return what makes an environment of other views."""
+    steps = stepping(view=view(**fields), next_view=view(**fields))
+    return {"reset": begin(**fields), "step": steps}
+
+
+def near(spec=SPEC, reset=begin(), step=step, **more):  # noqa: B008 - a constant
+    members = {"spec": spec, "reset": reset, "step": step, **more}
+    return dataclass(frozen=True)(type("Near", (), members))()
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Make environments that are registered for a test only."""
+    monkeypatch.setattr(registry, "_registered", {})
+
+    def make(env):
+        envs.register("zoo/near", lambda: env)
+        return envs.make("zoo/near")
+
+    return make
+
+
+def recorded(env, path, num_envs=2):
+    policy = make_policy(PolicyConfig("random"), env.spec)
+    record_policy(env, policy, (), path / "zoo.vlt" / "near", 12, num_envs)
+    return vault.open_vault(path / "zoo.vlt" / "near")
+
+
+TYPED = EnvSpec("", 2, 0, 1, Discrete(4), 5, observation={"image": ArraySpec((3,), "uint8")})
+EXTRAS = EnvSpec("", 2, 3, 1, Discrete(4), 5, extras={"cost": ArraySpec(())})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    {
+        "reward of integers": {"step": stepping(reward=lambda t: t.reward.astype(jnp.int32))},
+        "reward of half precision": {
+            "step": stepping(reward=lambda t: t.reward.astype(jnp.bfloat16))
+        },
+        "masks of integers": seeing(
+            legal_actions=jnp.array([[1, 0, 1, 1]] * 2), alive=jnp.ones(2, jnp.uint8)
+        ),
+        "masks of floats": seeing(legal_actions=jnp.array([[1.0, 0, 1, 1]] * 2)),
+        "flags of numbers": {
+            "step": stepping(
+                terminated=lambda t: t.terminated.astype(float),
+                truncated=lambda t: t.truncated.astype(jnp.int32),
+                last=lambda t: t.last.astype(jnp.int32),
+            )
+        },
+        "observations of integers": seeing(observation=jnp.full((2, 3), 7)),
+        "NumPy arrays": seeing(
+            observation=np.full((2, 3), 7.0), state=np.ones(1), alive=np.ones(2, bool)
+        ),
+        "all at once": {
+            **seeing(observation=np.full((2, 3), 7), state=np.array([True])),
+            "step": stepping(
+                view=view(observation=np.full((2, 3), 7), state=np.array([True])),
+                next_view=view(legal_actions=np.array([[1, 0, 1, 1]] * 2)),
+                reward=lambda t: t.reward.astype(jnp.int32),
+            ),
+        },
+        "a leaf of smaller integers": {
+            "spec": EnvSpec(
+                "", 2, 0, 1, Discrete(4), 5, observation={"image": ArraySpec((3,), "int32")}
+            ),
+            **seeing(observation={"image": jnp.full((2, 3), 7, jnp.uint8)}),
+        },
+        "extras of integers": {
+            "spec": EXTRAS,
+            "extras": lambda _self, _key, time: {"cost": time},
+        },
+    }.items(),
+    ids=lambda case: case[0],
+)
+def test_numbers_of_other_types_are_cast(changes, made, tmp_path):
+    env = made(near(**changes[1]))
+    data = recorded(env, tmp_path)
+    steps, spec = data.episode(0).transition, data.spec
+    leaf = steps.view.observation["image"] if spec.observation else steps.view.observation
+    assert leaf.shape == (5, 2, 3) and (leaf == 7).all()
+    np.testing.assert_array_equal(steps.view.state, np.ones((5, 1)))
+    assert (steps.view.legal_actions == [True, False, True, True]).all()
+    assert steps.view.alive.all() and steps.reward.dtype == np.float32
+    np.testing.assert_array_equal(steps.reward, np.tile(steps.action.sum(1)[:, None], 2))
+    assert steps.last.tolist() == [False] * 4 + [True] and not steps.terminated.any()
+    assert steps.extras is None or steps.extras["cost"].tolist() == [0, 1, 2, 3, 4]
+    _, begun = env.reset(jax.random.key(0))
+    _, later = env.step(jax.random.key(0), jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.int32))
+    types = [
+        jax.tree.map(lambda x: (x.shape, x.dtype), x._replace(extras=None)) for x in (begun, later)
+    ]
+    assert types[0] == types[1]
+
+
+WRONG = {
+    "reward of one entry": (
+        {"step": stepping(reward=jnp.ones(1))},
+        r"step returns reward as float32 \(1,\), and its spec says float32 \(2,\)\.",
+    ),
+    "reward of the team": ({"step": stepping(reward=jnp.ones(()))}, r"reward as float32 \(\),"),
+    "reward of another axis": (
+        {"step": stepping(reward=jnp.ones((2, 1)))},
+        r"reward as float32 \(2, 1\)",
+    ),
+    "no reward": ({"step": stepping(reward=None)}, r"reward as nothing, and its spec says float32"),
+    "reward as a list": (
+        {"step": stepping(reward=[1.0, 1.0])},
+        r"reward.0 as float32 \(\), and its spec says nothing",
+    ),
+    "a complex reward": (
+        {"step": stepping(reward=jnp.ones(2, complex))},
+        r"reward as complex64 \(2,\)",
+    ),
+    "one flag for all": (
+        {"step": stepping(terminated=jnp.zeros((), bool))},
+        r"terminated as bool \(\)",
+    ),
+    "last of each agent": (
+        {"step": stepping(last=jnp.zeros(2, bool))},
+        r"last as bool \(2,\), and its spec says bool \(\)",
+    ),
+    "no mask": (
+        seeing(legal_actions=None),
+        r"reset returns view.legal_actions as nothing, and its spec says bool \(2, 4\)",
+    ),
+    "one mask for all": (seeing(legal_actions=jnp.ones(4, bool)), r"legal_actions as bool \(4,\)"),
+    "a mask of another size": (
+        seeing(legal_actions=jnp.ones((2, 3), bool)),
+        r"legal_actions as bool \(2, 3\)",
+    ),
+    "observations of another size": (
+        seeing(observation=jnp.ones((2, 4))),
+        r"observation as float32 \(2, 4\)",
+    ),
+    "observations of another rank": (
+        seeing(observation=jnp.ones(3)),
+        r"observation as float32 \(3,\)",
+    ),
+    "a dictionary of observations": (
+        seeing(observation={"image": jnp.ones((2, 3))}),
+        r"observation.image as float32 \(2, 3\), and its spec says nothing",
+    ),
+    "keys as observations": (
+        seeing(observation=jax.random.split(jax.random.key(0), (2, 3))),
+        r"observation as key",
+    ),
+    "a view that differs in the step": (
+        {"step": stepping(next_view=view(state=jnp.ones(2)))},
+        r"step .*next_view.state",
+    ),
+    "floats for a leaf of bytes": (
+        {"spec": TYPED, **seeing(observation={"image": jnp.ones((2, 3))})},
+        r"image as float32 \(2, 3\), and its spec says uint8",
+    ),
+    "wider integers for bytes": (
+        {"spec": TYPED, **seeing(observation={"image": jnp.ones((2, 3), int)})},
+        r"image as int32",
+    ),
+    "a leaf that is missing": (
+        {"spec": TYPED, **seeing(observation={})},
+        r"view.observation.image as nothing",
+    ),
+    "a leaf too many": (
+        {
+            "spec": TYPED,
+            **seeing(observation={"image": jnp.ones((2, 3), jnp.uint8), "map": jnp.ones((2, 3))}),
+        },
+        r"observation.map as float32 \(2, 3\), and its spec says nothing",
+    ),
+    "a state of another type": (
+        {"step": lambda *a: (a[2] + 0.5, step(*a)[1])},
+        r"step and reset return differs in state \(float32 \(\), not int32 \(\)",
+    ),
+    "a state of another structure": (
+        {"step": lambda *a: ((step(*a)[0],), step(*a)[1])},
+        r"step and reset return differs in state.0 \(int32 \(\), not absent",
+    ),
+    "the state last": (
+        {"reset": lambda *_: (restart(view()), 0)},
+        r"reset returns Timestep, int: return the state, and a Timestep",
+    ),
+    "no state": ({"reset": lambda *_: restart(view())}, r"reset returns Timestep: return"),
+    "a dictionary": ({"step": lambda *a: {"reward": 0.0}}, r"step returns dict: return"),
+    "a dictionary as timestep": (
+        {"step": lambda *a: (a[2], step(*a)[1]._asdict())},
+        r"step returns array, dict: return",
+    ),
+    "dictionaries as views": (
+        {"step": stepping(view=lambda t: t.view._asdict())},
+        r"step returns array, Timestep, dict, View: return",
+    ),
+    "five values as in Gym": ({"step": lambda *a: (a[2], 0.0, False, False, {})}, r"step returns"),
+    "nothing": ({"reset": lambda *_: None}, r"reset returns NoneType: return"),
+    "text": ({"reset": lambda *_: (0, "start")}, r"reset returns int, str: return"),
+    "a reset without a key": (
+        {"reset": lambda self: None},
+        r"reset cannot run: TypeError: .*takes 1 positional",
+    ),
+    "a step without a key": (
+        {"step": lambda self, state, action: None},
+        r"step cannot run: TypeError",
+    ),
+    "a step with swapped arguments": (
+        {"step": lambda self, state, key, action: step(self, key, state, action)},
+        r"step cannot run: TypeError",
+    ),
+    "a step that fails": (
+        {"step": lambda *_: 1 / 0},
+        r"step cannot run: ZeroDivisionError: division by zero \(test_near.py",
+    ),
+    "a condition of Python": (
+        {"step": lambda *a: step(*a) if a[2] > 1 else None},
+        r"step cannot run: TracerBoolConversionError: [^\n]*\(test_near.py, line \d+\)",
+    ),
+    "a callback for one environment": (
+        {
+            "step": lambda *a: (
+                jax.pure_callback(lambda: 0, jax.ShapeDtypeStruct((), int)) + 0 and None
+            )
+        },
+        r"step cannot run",
+    ),
+    "no step": ({"step": None}, r"step cannot run|not an environment"),
+    "no spec": ({"spec": None}, r"not an environment.*offmarl.EnvSpec"),
+    "a spec as a method": ({"spec": lambda self: SPEC}, "not an environment"),
+    "a spec that fails": (
+        {"spec": property(lambda self: self.size)},
+        r"not an environment \(AttributeError: .*'size'",
+    ),
+    "a spec of other sizes": (
+        {"spec": property(lambda self: EnvSpec("", 2, 3, 1, Discrete(4), extras=3))},
+        r"ShapeError: extras are 3",
+    ),
+    "a spec with a list": (
+        {"spec": EnvSpec("", 2, 3, 1, Discrete(4), agents=["a", "b"])},
+        r"unhashable type: 'list'.*frozen dataclass",
+    ),
+    "a spec of no agents": ({"spec": EnvSpec("", 0, 3, 1, Discrete(4))}, r"num_agents 0"),
+    "a spec of a text": ({"spec": EnvSpec("", "2", 3, 1, Discrete(4))}, r"num_agents '2'"),
+    "a spec without a kind of action": (
+        {"spec": EnvSpec("", 2, 3, 1, 4)},
+        r"action_size None.*Discrete",
+    ),
+    "a spec of half a step": ({"spec": EnvSpec("", 2, 3, 1, Discrete(4), 2.5)}, r"time_limit 2.5"),
+    "a spec with one name": (
+        {"spec": EnvSpec("", 2, 3, 1, Discrete(4), agents=("a",))},
+        r"agents \('a',\)",
+    ),
+    "a spec of continuous actions": (
+        {"spec": EnvSpec("", 2, 3, 1, Continuous(3), 5)},
+        r"legal_actions as bool \(2, 4\), and its spec says bool \(2, 3\)",
+    ),
+    "extras that are missing": (
+        {"spec": EXTRAS},
+        r"returns no cost, which its spec has as an extra",
+    ),
+    "extras of another shape": (
+        {"spec": EXTRAS, "extras": lambda *_: {"cost": jnp.ones(2)}},
+        r"extras returns cost as float32 \(2,\)",
+    ),
+    "extras that the spec lacks": (
+        {"step": stepping(extras={"cost": jnp.ones(())})},
+        r"step returns extras.cost as float32 \(\), and its spec says nothing",
+    ),
+    "extras that fail": ({"spec": EXTRAS, "extras": lambda self: {}}, r"extras cannot run"),
+    "an environment without a hash": ({"__hash__": None}, "frozen dataclass"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG)
+def test_what_types_show_is_one_line_of_make(changes, message, made):
+    hashes = {"__hash__": changes.pop("__hash__")} if "__hash__" in changes else {}
+    env = near(**changes)
+    if hashes:
+        env = type("Unhashable", (type(env),), hashes)()
+    with pytest.raises((OptionError, ShapeError), match=message) as caught:
+        made(env)
+    assert "\n" not in str(caught.value) and "zoo/near" in str(caught.value)
+
+
+VALUES = {
+    "team": (
+        {"step": stepping(reward=lambda t: t.reward + jnp.arange(2.0))},
+        r"agent 1 has another reward than agent 0, .*environment 0, step 0",
+    ),
+    "mask": (
+        seeing(legal_actions=jnp.zeros((2, 4), bool).at[0].set(True)),
+        "agent 1 lives without a legal action",
+    ),
+    "mask after the step": (
+        {"step": stepping(next_view=view(legal_actions=jnp.zeros((2, 4), bool)))},
+        "agent 0 lives without a legal action",
+    ),
+    "both flags": (
+        {"step": stepping(terminated=lambda t: t.truncated)},
+        "agent 0 is terminated and truncated .*step 4",
+    ),
+    "last without flags": (
+        {"step": stepping(last=jnp.ones((), bool))},
+        "`last` must be true exactly where",
+    ),
+    "flags without last": (
+        {
+            "spec": EnvSpec("", 2, 3, 1, Discrete(4)),
+            "step": stepping(last=jnp.zeros((), bool)),
+        },
+        "`last` must be true exactly where",
+    ),
+    "no end": (
+        {"step": stepping(truncated=jnp.zeros(2, bool), last=jnp.zeros((), bool))},
+        r"acts after the time limit of 5 steps \(in environment 0, step 5",
+    ),
+    "NaN": (seeing(observation=jnp.full((2, 3), jnp.nan)), "observation of agent 0.*nan"),
+    "infinity": ({"step": stepping(reward=jnp.full(2, jnp.inf))}, "reward of agent 0.*inf"),
+    "padding": (
+        {"spec": EnvSpec("", 2, 3, 1, Discrete(4), 5, observation_sizes=(3, 2))},
+        "agent 1 observes numbers beyond",
+    ),
+    "actions": (
+        {"spec": EnvSpec("", 2, 3, 1, Discrete(4), 5, action_sizes=(4, 3))},
+        "agent 1 has actions beyond action_sizes",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), VALUES.values(), ids=VALUES)
+def test_what_values_show_is_one_line_of_the_recording(changes, message, made, tmp_path):
+    with pytest.raises((InvalidValueError, ShapeError), match=message) as caught:
+        recorded(made(near(**changes)), tmp_path)
+    assert "\n" not in str(caught.value)
