@@ -14,7 +14,7 @@ from jaxtyping import Bool
 from pettingzoo import AECEnv
 
 from offmarl.envs.gym_spaces import common, flat_reader, reader, spec_of
-from offmarl.envs.registry import family_of
+from offmarl.envs.registry import family_of, release_of
 from offmarl.envs.spaces import Actions, ActionSpace, Box, sizes_if_unequal
 from offmarl.errors import InvalidValueError, ShapeError, UnknownNameError
 from offmarl.gate import fit
@@ -110,6 +110,7 @@ class Translator:
             action_sizes=sizes_if_unequal(self.actions.sizes),
             observation=observation,
             global_state=self._state_spec(state, observation),
+            package=release_of(type(getattr(env, "unwrapped", env)).__module__),
         )
         self._blank = empty_view(self.spec)
 
