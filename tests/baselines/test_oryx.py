@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from baselines import oryx
+from offmarl._compiling import QUICKLY
 from offmarl.errors import OptionError
 from offmarl.programs import DatasetStatistics, hyperparameters, registry
 from offmarl.programs.program import TD_ERRORS, structure
@@ -54,7 +55,8 @@ def metrics_of(
     policy = [0.0] * params["params"]["policy_output"]["Dense_1"]["bias"].size
     model = oryx.make_model(spec, oryx.Args(vault=Path(), hidden=8, heads=2, **options))
     networks = outputs_of(params, policy, online), outputs_of(params, policy, target)
-    total, metrics = jax.jit(partial(oryx.loss, model))(*networks, batch, jax.random.key(1), hyper)
+    loss = jax.jit(partial(oryx.loss, model), compiler_options=QUICKLY)
+    total, metrics = loss(*networks, batch, jax.random.key(1), hyper)
     return metrics | {"total": total}
 
 
@@ -69,7 +71,6 @@ BATCH: dict[str, Any] = {
 first step, and holds the view that its episode ended with."""
 
 
-@pytest.mark.slow
 def test_an_update_by_hand() -> None:
     # At this temperature the better of two target values, 3 and 1, has three times the weight.
     options = {"value_temperature": 2 / np.log(3), "policy_temperature": 0.5, "critic_weight": 2.0}
@@ -99,7 +100,6 @@ def test_an_update_by_hand() -> None:
     np.testing.assert_allclose(metrics["total"], total, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_an_update_with_continuous_actions_by_hand() -> None:
     action = np.zeros((3, 2, 2, 3), np.float32)
     action[1, 0] = [[0.5, -0.5, 0.0], [1.0, 0.0, 0.0]]
@@ -123,7 +123,6 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
     np.testing.assert_allclose(metrics["total"], total, rtol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("targets", "scale"),
     [
@@ -137,15 +136,11 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
 def test_the_scale_of_values(targets: list[float], scale: float) -> None:
     known = jnp.array([[[True, True], [True, True], [False, False]]])
     values = jnp.array([*targets, 1e9, 1e9]).reshape(1, 3, 2)
-    found = jax.jit(oryx.value_scale)(values, known)
+    found = oryx.value_scale(values, known)
     np.testing.assert_allclose(found, scale, rtol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("reward", "follows"),
-    [("team", 3.0), pytest.param("individual", 0.0, marks=pytest.mark.nightly)],
-)
+@pytest.mark.parametrize(("reward", "follows"), [("team", 3.0), ("individual", 0.0)])
 def test_a_shared_reward_continues_after_an_agents_death(reward: str, follows: float) -> None:
     died = jnp.zeros((1, 2, 2), bool).at[0, 0, 1].set(True)
     batch = sequence(
