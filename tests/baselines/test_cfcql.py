@@ -1,5 +1,6 @@
 """CFCQL: an update by hand, and each agent's part of the penalty."""
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from offmarl._compiling import QUICKLY
 from offmarl.networks import MixedParams, MixedValues, MixerWeights
 from offmarl.programs import DatasetStatistics, hyperparameters, registry
 from offmarl.programs.loop import stage_starts
@@ -117,7 +119,7 @@ def test_targets_end_with_the_episode(td_lambda: float) -> None:
     batch = batch._replace(view=batch.view._replace(observation=number))
     hyper = SimpleNamespace(gamma=0.5, td_lambda=td_lambda)
     q, target = number * jnp.array([0.0, 1.0, 0.0]), MixedParams(jnp.array([9.0, 2.0, 7.0]), None)
-    found = cfcql.targets(NETWORKS, q, target, batch, hyper)
+    found = jax.jit(lambda: cfcql.targets(NETWORKS, q, target, batch, hyper))()
     # The best actions of slots 2 and 3 are worth 2·2·2 and 2·2·3.
     last = np.array([5.0, 5 + 0.5 * 12, 5 + 0.5 * 12])
     first = 2 + 0.5 * ((1 - td_lambda) * 8 + td_lambda * last)
@@ -132,12 +134,13 @@ def test_the_loss_has_the_weighted_penalty(weight: float) -> None:
     values, tau = {"gamma": 0.5, "td_lambda": 0.0, "cql_weight": weight}, {"divergence_weight": 0.0}
     own = MixedParams(jnp.array(Q), None)
 
+    @partial(jax.value_and_grad, has_aux=True)
     def loss(agent: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         params = own._replace(agent=agent)
         hyper = SimpleNamespace(**values, **tau)
         return cfcql.loss(NETWORKS, params, own, jnp.zeros(3), batch, hyper)
 
-    (total, metrics), slope = jax.value_and_grad(loss, has_aux=True)(own.agent)
+    (total, metrics), slope = jax.jit(loss, compiler_options=QUICKLY)(own.agent)
     # 1 + 4 against nothing; the penalty replaces the action of one agent at a time.
     gap = (np.log(np.exp(Q + 4).sum()) + np.log(np.exp(Q + 1).sum())) / 2 - 5
     np.testing.assert_allclose(metrics["td_loss"], 12.5, rtol=1e-6)

@@ -101,39 +101,35 @@ def test_exponents_are_clipped(q: float, z: float) -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.5, 4.0])
-def test_the_temperature_divides_what_is_weighed(alpha: float) -> None:
+def test_the_temperature_divides_what_is_weighed(
+    alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of one step with w = ½ and ¼, Q = 3 and 0, and V = 1 and 2."""
-    spec = replace(SPEC, reward="individual")
-    constant = SimpleNamespace(
-        of_agents=lambda *_: jnp.array([[[3.0, 0.0]]]),
-        weights=SimpleNamespace(w=jnp.array([[[0.5, 0.25]]]), b=jnp.zeros((1, 1))),
-    )
-    networks = omiga.Networks(
-        spec,
-        config=None,
-        policy=SimpleNamespace(apply=lambda params, seen, *_, method: jnp.zeros((1, 1, 2, 3))),
+    w, v = np.array([0.5, 0.25]), jnp.array([1.0, 2.0])
+    weights = SimpleNamespace(w=jnp.array(w)[None, None])
+    monkeypatch.setattr(omiga, "linear_weights", lambda *_: weights)
+    networks = SimpleNamespace(
+        mixer=None,
+        action_values=lambda *_: jnp.array([[[3.0, 0.0]]]),
+        values=lambda v, _batch: jnp.stack([v, v])[None],
+        policy=SimpleNamespace(apply=lambda *_, method: jnp.zeros((1, 1, 2, 3))),
         head=categorical,
-        value=SimpleNamespace(
-            apply=lambda v, *_, method: jnp.broadcast_to(v[:, None], (1, 2, 2, 1))
-        ),
-        action_values=constant.of_agents,
-        mixer=SimpleNamespace(apply=lambda *_: constant.weights),
     )
-    v = jnp.array([1.0, 2.0])
-    hyper = SimpleNamespace(value_temperature=alpha, gamma=0.5)
+    hyper = SimpleNamespace(value_temperature=alpha)
     target = omiga.Target(None, MixedParams(None, None))
 
+    @jax.jit
     def losses(v: Any) -> Any:
         params = omiga.Params(None, v, None)
         return omiga.local_losses(networks, params, target, sequence([[[0, 1]]]), hyper)
 
     (of_values, of_actor), slope = losses(v), jax.grad(lambda v: losses(v)[0])(v)
-    z, w = np.array([0.5 * 2, 0.25 * -2]) / alpha, np.array([0.5, 0.25])
-    scaled = np.exp(-max(z.max(), -1.0))
-    np.testing.assert_allclose(of_values, scaled * (np.exp(z) + w * v / alpha).mean(), rtol=1e-5)
+    z = w * (np.array([3.0, 0.0]) - v) / alpha
+    scale = np.exp(-max(z.max(), -1.0))
+    np.testing.assert_allclose(of_values, scale * (np.exp(z) + w * v / alpha).mean(), rtol=1e-5)
     np.testing.assert_allclose(of_actor, np.exp(z).mean() * np.log(3), rtol=1e-5)
     # Of e^z + w V / α, with no gradient through the scale: least where e^z is 1 on average.
-    np.testing.assert_allclose(slope, scaled * w / alpha * (1 - np.exp(z)) / 2, rtol=1e-5)
+    np.testing.assert_allclose(slope, scale * w / alpha * (1 - np.exp(z)) / 2, rtol=1e-5)
 
 
 def test_the_loss_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -353,7 +353,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "mac_flow": {"critic_hidden": 4, "layers": 1, "flow_steps": 1},
     "oryx": {"heads": 2},
     "matd3_bc": {"delay": 1},
-} | dict.fromkeys(("comadice", "omiga"), {"mixer_hidden": 4})
+    "comadice": {"mixer_hidden": 4},
+    "omiga": {"mixer_hidden": 4},
+}
 
 
 def small(name: str, **options: Any) -> tuple[Any, Any, EnvSpec]:

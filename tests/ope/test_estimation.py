@@ -151,7 +151,7 @@ ENDS = [
 
 
 def test_what_a_critic_bootstraps_from_by_hand():
-    """Twelve steps: the six of `ENDS` in episodes that a limit may end or not, each known or not."""
+    """Twelve steps: the six of `ENDS` where truncations do not end a value, and where they do."""
     flags = [np.array([one[i] for one in ENDS] * 2)[:, None] for i in (0, 1)]
     reward = np.arange(24.0).reshape(12, 1, 2)
     known, mask = np.arange(12) % 3 > 0, np.arange(12) != 5
