@@ -3,6 +3,7 @@
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -128,8 +129,13 @@ def test_targets_end_with_the_episode(td_lambda: float) -> None:
 
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 def test_the_loss_has_the_weighted_penalty(weight: float) -> None:
-    number = jnp.broadcast_to(jnp.array([1.0, 2.0])[:, None, None], (1, 2, 2, 1))
-    batch = sequence([[[0, 2]]], terminated=jnp.ones((1, 1, 2), bool))
+    """Of two steps, in the second of which the second agent is dead, and the episode terminates."""
+    number = jnp.broadcast_to(jnp.array([1.0, 2.0, 9.0])[:, None, None], (1, 3, 2, 1))
+    batch = sequence(
+        [[[0, 2], [2, 1]]],
+        alive=jnp.ones((1, 3, 2), bool).at[0, 1:, 1].set(False),
+        terminated=jnp.ones((1, 2, 2), bool).at[0, 0].set(False),
+    )
     batch = batch._replace(view=batch.view._replace(observation=number))
     values, tau = {"gamma": 0.5, "td_lambda": 0.0, "cql_weight": weight}, {"divergence_weight": 0.0}
     own = MixedParams(jnp.array(Q), None)
@@ -141,14 +147,45 @@ def test_the_loss_has_the_weighted_penalty(weight: float) -> None:
         return cfcql.loss(NETWORKS, params, own, jnp.zeros(3), batch, hyper)
 
     (total, metrics), slope = jax.jit(loss, compiler_options=QUICKLY)(own.agent)
-    # 1 + 4 against nothing; the penalty replaces the action of one agent at a time.
+    # 1 + 4 against ½ 2·4, and 2·4 against nothing. The penalty replaces the action of one agent at
+    # a time, of those that are alive.
     gap = (np.log(np.exp(Q + 4).sum()) + np.log(np.exp(Q + 1).sum())) / 2 - 5
-    np.testing.assert_allclose(metrics["td_loss"], 12.5, rtol=1e-6)
+    gap = (gap + np.log(np.exp(2 * Q).sum()) - 8) / 2
+    td_loss = 0.5 * (1 + 8**2) / 2
+    np.testing.assert_allclose(metrics["td_loss"], td_loss, rtol=1e-6)
     np.testing.assert_allclose(metrics["cql_loss"], gap, rtol=1e-5)
-    np.testing.assert_allclose(total, 12.5 + weight * gap, rtol=1e-6)
-    taken, share = np.array([1.0, 0.0, 1.0]), np.exp(Q) / np.exp(Q).sum()
-    wanted = 5 * taken + weight * (share + taken / 2 - taken)
-    np.testing.assert_allclose(slope, wanted, rtol=1e-5)
+    np.testing.assert_allclose(total, td_loss + weight * gap, rtol=1e-6)
+    first, second = np.array([1.0, 0.0, 1.0]), np.array([0.0, 0.0, 2.0])
+    share, twice = np.exp(Q) / np.exp(Q).sum(), np.exp(2 * Q) / np.exp(2 * Q).sum()
+    of_gap = (share + first / 2 - first + 2 * twice - second) / 2
+    np.testing.assert_allclose(slope, (first + 8 * second) / 2 + weight * of_gap, rtol=1e-5)
+
+
+def test_improbable_actions_have_finite_divergences() -> None:
+    """One agent prefers what the data never do, the other what they do."""
+    q, data = np.array([[0.0, 60.0], [60.0, 0.0]]), np.array([[60.0, 0.0]] * 2)
+    legal, alive = jnp.ones((2, 2), bool), jnp.ones(2, bool)
+    found = cfcql.penalty_shares(jnp.array(q), jnp.array(data), legal, alive, 0.25)
+    # Of probabilities 0 and 1, to which 1e-5 is added in the logarithms.
+    scores = np.exp(0.25 * np.array([np.log((1 + 1e-5) / 1e-5), 0.0]))
+    np.testing.assert_allclose(found, scores / scores.sum(), rtol=1e-4)
+
+
+def test_the_step_size_falls_over_the_updates_of_each_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program, hyper = make("cfcql", behaviour_updates=4)  # of ten
+    state, batch, given = blank(program, hyper), sequence([[[0, 2]]]), []
+    make_optimiser = cfcql.programs.make_optimiser
+
+    def spy(*args: Any, updates: int) -> Any:
+        given.append(updates)
+        return make_optimiser(*args, updates=updates)
+
+    monkeypatch.setattr(cfcql.programs, "make_optimiser", spy)
+    for stage in program.stages:
+        jax.eval_shape(stage.update, state, batch, jax.random.key(1), hyper)
+    assert given == [4, 6]
 
 
 def test_a_state_without_live_agents_is_not_penalised() -> None:

@@ -295,6 +295,8 @@ def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
     )
     metrics = metrics_of(program, state, batch, hyper)
     np.testing.assert_allclose(metrics["td_loss"], 0.5 * np.square(errors).mean(), rtol=1e-6)
+    largest = np.abs(errors).reshape(3, 2).max(1)
+    np.testing.assert_allclose(metrics[TD_ERRORS], [[x, 0] for x in largest], rtol=1e-6)
     np.testing.assert_allclose(metrics["q"], (1 + 4 + 2 + 2 + 4 + 4 + 2) / 7, rtol=1e-6)
     every, some = np.log(np.exp([1, 2, 4]).sum()), np.log(np.exp([1, 2]).sum())
     # Dead agents have no penalty.
@@ -393,7 +395,10 @@ def test_how_far_target_networks_move(name: str, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("name", [*PERIODIC, *GRADUAL, *OF_CONTINUOUS])
 def test_nothing_follows_a_termination_and_something_a_truncation(name: str) -> None:
-    """The discount matters where the team's episode does not terminate, and only there."""
+    """The discount matters where the team's episode does not terminate, and only there.
+
+    In the last window an agent is dead, whose values then are 0 or not used, and never infinite.
+    """
     program, hyper, spec = small(name)
     rng, state = np.random.default_rng(0), blank(program, hyper)
     fields = {x: getattr(state, x) for x in ("params", "critic", "target") if hasattr(state, x)}
@@ -402,6 +407,7 @@ def test_nothing_follows_a_termination_and_something_a_truncation(name: str) -> 
     action = jnp.asarray(action, jnp.int32 if spec is SPEC else jnp.float32)
     batch = sequence(
         action,
+        alive=jnp.ones((4, 2, 2), bool).at[3, :, 1].set(False),
         reward=jnp.full((4, 1, 2), 2.0),
         terminated=jnp.zeros((4, 1, 2), bool).at[0].set(True).at[2, 0, 1].set(True),
         truncated=jnp.zeros((4, 1, 2), bool).at[1].set(True),
@@ -409,15 +415,22 @@ def test_nothing_follows_a_termination_and_something_a_truncation(name: str) -> 
     seen = jnp.asarray(rng.normal(size=(4, 2, 2, 2)), jnp.float32)
     batch = batch._replace(view=batch.view._replace(observation=seen, state=seen[:, :, 0]))
 
+    def errors(gamma: float) -> np.ndarray:
+        found = metrics(jnp.float32(gamma))
+        assert all(np.isfinite(value).all() for value in found.values())
+        return np.asarray(found[TD_ERRORS])[:, 0]
+
     @partial(jax.jit, compiler_options=QUICKLY)
-    def errors(gamma: Any) -> Any:
+    def metrics(gamma: Any) -> Any:
         given = jax.tree_util.tree_map_with_path(
             lambda path, value: gamma if path[0].name == "gamma" else value, hyper
         )
-        before = state._replace(**drawn)
-        return program.stages[-1].update(before, batch, jax.random.key(1), given)[1][TD_ERRORS]
+        _, found = program.stages[-1].update(
+            state._replace(**drawn), batch, jax.random.key(1), given
+        )
+        return {name: value for name, value in found.items() if name != "grad_norm"}
 
-    none, half, whole = (np.asarray(errors(gamma))[:, 0] for gamma in (0.0, 0.5, 1.0))
+    none, half, whole = map(errors, (0.0, 0.5, 1.0))
     assert none[0] == half[0] == whole[0] != 0
     if name in ("maicq", "oryx"):  # they need the data's next action, which no window has
         assert not whole[1:].any()
@@ -474,6 +487,21 @@ def test_qmix_bcq_by_hand() -> None:
     probs = np.array([1.0, 0.5, 0.2]) / 1.7
     wanted = -np.log([probs[0], probs[2], probs[2], probs[2]]).mean()
     np.testing.assert_allclose(metrics["behaviour_loss"], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "allowed"),
+    [
+        (0.0, [True, True, True, False]),
+        (0.25, [True, True, False, False]),
+        (1.0, [True, False, False, False]),
+    ],
+)
+def test_actions_that_are_likely_enough(threshold: float, allowed: list[bool]) -> None:
+    """Ratios to the likeliest legal action: 1, ½ and ⅕."""
+    allowed_actions = registry.load("baseline", "qmix_bcq").allowed_actions
+    logits, legal = jnp.log(jnp.array([1.0, 0.5, 0.2, 9.0])), jnp.arange(4) < 3
+    assert allowed_actions(logits, legal, threshold).tolist() == allowed
 
 
 @pytest.mark.slow

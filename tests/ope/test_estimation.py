@@ -15,7 +15,7 @@ from offmarl.distributions import ClippedGaussian, TanhGaussian
 from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.ope import Options, Value, estimate, estimation, fitted
+from offmarl.ope import Options, Value, estimate, estimation, fitted, history
 from offmarl.ope.history import follow
 from offmarl.programs import record_policy
 from offmarl.terminal import quiet
@@ -123,7 +123,9 @@ def test_each_episode_is_valued_by_the_critics_of_the_other_half(observed):
 
 
 @pytest.mark.parametrize("horizon", ["episode", "infinite"])
-def test_only_a_truncated_episode_goes_on_after_its_last_step(observed, horizon):
+def test_only_a_truncated_episode_goes_on_after_its_last_step(observed, monkeypatch, horizon):
+    if horizon == "infinite":
+        monkeypatch.setattr(history, "_BLOCK_BYTES", 1)  # blocks of one episode each
     data, followed, options = observed
     number, slots = np.arange(12), np.arange(3)
     lengths = np.where(number < 6, 1, 2)
@@ -233,6 +235,18 @@ def test_which_episodes_are_complete_and_which_are_truncated(ended):
     half = Options(gamma=0.5)
     np.testing.assert_allclose(data.returns(half), [1 + 1, 3 + 2 + 1.25, 6 + 3.5 + 2])
     assert data.behaviour(half).value == pytest.approx((2 + 6.25 + 11.5) / 3)
+    # Values are finite without a discount: some episodes terminate. Those that are cut off do not.
+    never = Options(gamma=1.0, horizon="infinite")
+    data.require_finite_values(never)
+    cut = data._replace(complete=data.truncated)
+    with pytest.raises(OptionError, match="no episode of the data terminates"):
+        cut.require_finite_values(never)
+
+
+def test_data_without_an_episode(tmp_path):
+    vault.create(tmp_path / "data.vlt", TWO, rows=1).close()
+    with pytest.raises(ShapeError, match="holds no episode"):
+        estimation._Data.read(vault.open_vault(tmp_path / "data.vlt"), Options())
 
 
 @pytest.mark.parametrize("horizon", ["episode", "infinite"])
@@ -248,7 +262,7 @@ def test_what_critics_learn_from_by_hand(ended, monkeypatch, horizon):
     np.testing.assert_array_equal(found.ends, data.complete & limited)
     np.testing.assert_array_equal(found.complete, data.complete)
     assert bool(found.limited) == limited  # an episode of the longest is truncated
-    assert found.longest == 3
+    assert found.longest == 3 and len(data.resamples) == 3
     scale = np.sqrt((3**2 + 12**2 + 21**2) / 3)  # of the returns of complete episodes
     np.testing.assert_allclose(found.scale, scale, rtol=1e-6)
     np.testing.assert_allclose(found.rewards, np.array([0, 9]) / scale, rtol=1e-6)
@@ -258,6 +272,9 @@ def test_what_critics_learn_from_by_hand(ended, monkeypatch, horizon):
     np.testing.assert_array_equal(found.place, [0, 1, 2, 3])
     halves = [2.0 * (data.folds != fold) for fold in (0, 1)]
     np.testing.assert_array_equal(found.weights, [[1] * 4, *halves, *data.resamples])
+    nothing = data._replace(reward=0 * data.reward)
+    unscaled = estimation._fit(ended, nothing, followed, options, False, quiet)
+    assert unscaled.scale == 1 and unscaled.rewards.tolist() == [0, 0]
     alone = estimation._fit(ended, data, followed, options, False, quiet)
     np.testing.assert_array_equal(alone.weights, [[1] * 4, *data.resamples])
 
@@ -274,6 +291,15 @@ def test_only_complete_episodes_are_weighed(ended):
     mean = (np.array([[1, 2, 0], [3, 4, 5], [6, 7, 8]]) * [[1], [2], [1]]).sum(0) / 4
     assert found["wis"].value == pytest.approx(mean @ [1, 0.5, 0.25], rel=1e-5)
     assert found["wis"].low <= found["wis"].value <= found["wis"].high
+    q, v = estimation._critic_values(chosen, 0, followed, data, options)
+    weight, before = np.array([[1], [2], [1]]), np.array([[1, 1, 1, 1], [1, 2, 2, 2], [1, 1, 1, 1]])
+    correction = (weight * (data.reward - q)[:3]).sum(0) / 4
+    baseline = (before * v[:3]).sum(0) / before.sum(0)
+    robust = correction @ [1, 0.5, 0.25] + baseline @ [1, 0.5, 0.25, 0.125]
+    assert found["dr"].value == pytest.approx(robust, rel=1e-5)
+    for wanted, critics in ((["wis"], chosen), (["wis", "dr"], None)):
+        _, alone = estimation._weighted(wanted, critics, 0, followed, data, options)
+        assert list(alone) == ["wis"]
     nothing = followed._replace(log_prob=np.where(data.complete[:, None], -np.inf, 0.0))
     assert estimation._weighted(["wis"], chosen, 0, nothing, data, options) == (0, {})
 
@@ -341,6 +367,12 @@ def test_a_followed_policy_is_told_who_is_done():
         first=jnp.zeros((1, 5), bool),
     )
     found = follow(policy, True, 1, (), episodes, jax.random.key(0))
+    sure = follow(policy, False, 1, (), episodes, jax.random.key(0))
+    np.testing.assert_array_equal(sure.log_prob, [[0, 0, -np.inf, 0]])  # the data have zeros only
+    other = episodes._replace(action=jnp.zeros((1, 4, 2, 1)))
+    exact = policy._replace(act=lambda _params, carry, *_: (jnp.zeros((2, 1)), jnp.zeros(2), carry))
+    unknown = follow(exact, False, 1, (), other, jax.random.key(0)).log_prob
+    np.testing.assert_array_equal(unknown, [[np.nan, np.nan, np.nan, 0]])
     counted = [[0, 0], [0, 1], [1, 1], [1, 1], [1, 1]]
     np.testing.assert_array_equal(found.action[0, :, 0], counted)
     # The second agent is dead in the second step, and the fourth does not exist.
@@ -376,6 +408,10 @@ def test_targets_bootstrap_from_bounded_values():
         critic, batch, bounds, jnp.ones(3), jnp.zeros(()), jnp.array(False), 0.0, 1e6
     )
     assert found == pytest.approx(np.mean(np.square([1 + 2.5, 1 + 2.0, 1])))
+    other = fitted._loss(
+        critic, batch, bounds, jnp.ones(3), jnp.zeros(()), jnp.array(False), 0.5, 1e6
+    )
+    assert other == pytest.approx(np.mean(np.square([0.5 - 3.5, 0.5 - 3.0, 0.5 - 1])))
     low = fitted._loss(
         critic, batch, bounds, jnp.ones(3), jnp.zeros(()), jnp.array(False), 0.0, -1e6
     )
