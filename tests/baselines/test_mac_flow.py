@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -99,6 +100,21 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
     np.testing.assert_allclose(metrics[TD_ERRORS], wanted, rtol=1e-6)
     parts = (metrics[f"{name}_loss"] for name in ("flow", "policy", "critic"))
     np.testing.assert_allclose(total, sum(parts), rtol=1e-6)
+
+
+def test_the_flow_learns_from_points_on_the_way_from_noise_to_the_data() -> None:
+    _, model, _ = make(CONTINUOUS)
+    velocity = SimpleNamespace(
+        apply=lambda slope, _seen, _alive, x, t: slope * x + t[..., None, None]
+    )
+    action = np.random.default_rng(0).uniform(-1, 1, (1, 2, 2, 3)).astype(np.float32)
+    batch = sequence(action, mask=jnp.array([[True, False]]))
+    found = mac_flow.flow_loss(model._replace(flow=velocity), 3.0, batch, KEY)
+    noise_key, time_key = jax.random.split(KEY)
+    noise, time = jax.random.normal(noise_key, action.shape), jax.random.uniform(time_key, (1, 2))
+    z, a, t = np.asarray(noise)[0, 0], action[0, 0], float(time[0, 0])
+    wanted = np.mean((3 * ((1 - t) * z + t * a) + t - (a - z)) ** 2)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
 def test_an_update_with_discrete_actions_by_hand() -> None:

@@ -175,6 +175,20 @@ def test_maicq_by_hand() -> None:
     np.testing.assert_allclose(metrics["policy_loss"], wanted, rtol=1e-5)
 
 
+def test_a_dead_agent_has_no_part_in_the_policies_of_maicq() -> None:
+    """Of one step; the dead agent has one legal action, whose log-probability is 0."""
+    program, hyper = make("maicq", mixer_embed=1)
+    state = blank(program, hyper)
+    critic = state.critic._replace(mixer=sum_of(state.critic.mixer))
+    batch = sequence(
+        [[[0, 0]]],
+        legal_actions=jnp.ones((1, 2, 2, 3), bool).at[0, 0, 1, 1:].set(False),
+        alive=jnp.ones((1, 2, 2), bool).at[0, 0, 1].set(False),
+    )
+    metrics = metrics_of(program, state._replace(critic=critic), batch, hyper)
+    np.testing.assert_allclose(metrics["policy_loss"], 0.5 * np.log(3), rtol=1e-6)
+
+
 def test_bc_by_hand() -> None:
     program, hyper = make("bc")
     state = blank(program, hyper)
@@ -355,6 +369,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "mac_flow": {"critic_hidden": 4, "layers": 1, "flow_steps": 1},
     "oryx": {"heads": 2},
     "matd3_bc": {"delay": 1},
+    "maddpg_cql": {"twin": False},
+    "omar": {"twin": False, "search_rounds": 1},
     "comadice": {"mixer_hidden": 4},
     "omiga": {"mixer_hidden": 4},
 }
