@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from offmarl._compiling import QUICKLY
 from offmarl.errors import OptionError
 from offmarl.programs import DatasetStatistics, hyperparameters, registry
 from offmarl.programs.program import TD_ERRORS, structure
-from offmarl.types import Continuous, Discrete, EnvSpec, Sequence
+from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 
 from .test_updates import sequence
 
@@ -153,6 +154,34 @@ def test_a_shared_reward_continues_after_an_agents_death(reward: str, follows: f
     # Of the second agent's next action nothing is used; the first one's value is 3.
     wanted = 0.5 * ((0.5 * 3) ** 2 + (0.5 * follows) ** 2) / 2
     np.testing.assert_allclose(metrics["critic_loss"], wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("reward", "follows"), [("team", 3.0), ("individual", 0.0)])
+def test_a_dead_agent_expects_the_mean_of_the_living(
+    monkeypatch: pytest.MonkeyPatch, reward: str, follows: float
+) -> None:
+    """Of three agents, whose values are 2 and 4 in the second step; the third dies before it."""
+    values = jnp.array([[[1.0, 1.0, 1.0], [2.0, 4.0, 9.0]]])
+    monkeypatch.setattr(oryx, "decode", lambda *_: None)
+    monkeypatch.setattr(oryx, "data_values", lambda *_: values)
+    spec = replace(SPEC, num_agents=3, reward=reward)
+    model = SimpleNamespace(spec=spec, value_temperature=1.0)
+    no = jnp.zeros((1, 2, 3), bool)
+    batch = Sequence(
+        View(None, None, None, jnp.ones((1, 3, 3), bool).at[0, 1:, 2].set(False)),
+        action=no,
+        reward=jnp.ones((1, 2, 3)),
+        terminated=no.at[0, 0, 2].set(True),
+        truncated=no,
+        behaviour_log_prob=None,
+        mask=jnp.ones((1, 2), bool),
+        next_known=jnp.ones((1, 2), bool),
+        first=jnp.zeros((1, 3), bool),
+    )
+    hyper = SimpleNamespace(gamma=0.5)
+    targets, known = oryx.critic_targets(model, None, batch, None, hyper)
+    np.testing.assert_allclose(targets[0, 0], [1 + 1, 1 + 2, 1 + follows / 2])
+    np.testing.assert_array_equal(known[0], [[True] * 3, [False] * 3])
 
 
 class Learner:
