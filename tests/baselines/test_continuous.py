@@ -259,6 +259,28 @@ def test_the_policies_of_maddpg_cql_by_hand():
     assert metrics["policy_loss"] == pytest.approx((0.5 * POLICY**2 - q).mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize("module", [maddpg_cql, matd3_bc, omar])
+def test_squares_are_means_over_the_entries_that_live_agents_have(module: Any) -> None:
+    """The second agent has no entry in the first step, and is dead in the last."""
+    batch = steps(ACTION, alive_tm1=ALIVE.at[2, 1].set(False), alive_t=ALIVE)
+    legal = batch.view.legal_actions.at[0, :, 1].set(False)
+    batch = batch._replace(view=batch.view._replace(legal_actions=legal))
+    given = jnp.float32(0.3), (jnp.float32(1.0), jnp.float32(-2.0)), batch, jax.random.key(0)
+
+    def losses(**options: float) -> tuple[Any, dict[str, Any]]:
+        hyper = hyper_of(module, **options)
+        args = (omar.Args(vault=Path(), search_samples=2),) if module is omar else ()
+        return module.actor_loss(fake_networks(), *args, hyper, *given)
+
+    policy = np.tanh(0.3 * np.array([1.0, 2, 2, 3]))
+    if module is matd3_bc:
+        found, wanted = losses()[1]["imitation_loss"], ((policy - 0.25) ** 2).mean()
+    else:
+        found = losses(regularise=2.0)[0] - losses(regularise=0.0)[0]
+        wanted = 2 * (policy**2).mean()
+    assert found == pytest.approx(wanted, rel=1e-5)
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_policies_of_omar_imitate_what_the_search_finds(sign):
     # Values fall with the distance from ±0.8 by 10 per unit, so that the search finds better
