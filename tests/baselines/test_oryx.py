@@ -141,6 +141,7 @@ def test_the_scale_of_values(targets: list[float], scale: float) -> None:
     np.testing.assert_allclose(found, scale, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("reward", "follows"), [("team", 3.0), ("individual", 0.0)])
 def test_a_shared_reward_continues_after_an_agents_death(reward: str, follows: float) -> None:
     died = jnp.zeros((1, 2, 2), bool).at[0, 0, 1].set(True)
