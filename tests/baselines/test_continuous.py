@@ -302,7 +302,7 @@ def test_the_policies_of_omar_imitate_what_the_search_finds(sign):
 def test_the_policies_of_omar_stay_where_the_search_finds_nothing_better():
     def values(scales, view, action, own):
         q = -10 * (own[..., 0] - jnp.tanh(0.3 * view.state)) ** 2
-        return jnp.stack([q, q])[..., None]
+        return jnp.stack([q, q + 1.0])[..., None]
 
     args = omar.Args(vault=Path(), search_weight=0.75, regularise=0.5, search_samples=20)
     networks, hyper = fake_networks(values=values), hyperparameters(args)
