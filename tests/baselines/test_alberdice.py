@@ -13,7 +13,7 @@ from offmarl.errors import OptionError
 from offmarl.networks import Inputs, OwnCritic, view_of_agent
 from offmarl.programs import Hyperparameters, hyperparameters
 
-from .test_updates import SPEC, sequence
+from .test_updates import SPEC, blank, sequence
 
 LEGAL = jnp.ones((4, 4, 2, 3), bool).at[..., 2].set(False)
 
@@ -166,7 +166,6 @@ def test_the_loss_of_values_is_the_same_for_values_shifted_together():
     np.testing.assert_allclose(loss(jnp.float32(5.0)), loss(jnp.float32(0.0)), rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_the_loss_of_advantages_by_hand():
     critic = OwnCritic(SPEC, 3, 1, layers=1)
     legal = jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False)
@@ -186,11 +185,10 @@ def test_the_loss_of_advantages_by_hand():
     np.testing.assert_allclose(found, error + 0.5 * gap, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_the_loss_of_the_policy_by_hand():
     args = alberdice.Args(Path(), hidden=4, network="feedforward")
     program, hyper = alberdice.make(SPEC, args, None), hyperparameters(args)
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    state = blank(program, hyper)
     own = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), state.agents.policy.params)
     own["params"]["Dense_2"]["bias"] = jnp.log(jnp.array([0.2, 0.3, 0.5]))
     legal = jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 2].set(False)
@@ -236,6 +234,25 @@ def test_rewards_lose_the_divergence_of_the_others_and_ratios_are_bounded():
     np.testing.assert_allclose(bounded.reward, [[2 - 2 * divergence, 2]], rtol=1e-5)
     np.testing.assert_allclose(bounded.ratio, [[100, 1]], rtol=1e-5)
     np.testing.assert_allclose(found(jnp.float32(1e6)).ratio, [[500, 1]], rtol=1e-5)
+
+
+def test_the_weight_of_staying_near_the_data_falls_by_the_same_factor_in_every_update():
+    args = alberdice.Args(
+        Path(), updates=10, hidden=2, network="feedforward", alpha_start=4.0, alpha_end=1.0
+    )
+    program, hyper = alberdice.make(SPEC, args, None), hyperparameters(args)
+    state, batch = blank(program, hyper), sequence([[[0, 2]]])
+
+    @jax.jit
+    def alpha(updates):
+        now = state._replace(updates=updates)
+        after, metrics = program.stages[0].update(now, batch, jax.random.key(1), hyper)
+        return metrics["alpha"], after.updates
+
+    for done, wanted in ((0, 4.0), (5, 2.0), (10, 1.0), (15, 1.0)):
+        found, count = alpha(jnp.int32(done))
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        assert count == done + 1
 
 
 @pytest.mark.slow

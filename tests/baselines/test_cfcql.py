@@ -1,16 +1,21 @@
 """CFCQL: an update by hand, and each agent's part of the penalty."""
 
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from offmarl._compiling import QUICKLY
+from offmarl.networks import MixedParams, MixedValues, MixerWeights
 from offmarl.programs import DatasetStatistics, hyperparameters, registry
 from offmarl.programs.loop import stage_starts
 
-from .test_updates import SPEC, make, sequence, sum_of, update, values_of
+from .test_updates import SPEC, blank, make, metrics_of, sequence, sum_of, values_of
 
 cfcql = registry.load("baseline", "cfcql")
 Q, TARGET = np.array([1.0, 2.0, 4.0]), [1.0, 3.0, 2.0]
@@ -44,10 +49,9 @@ def divergence(legal: list[int]) -> float:
     return float((probs * np.log((probs + 1e-5) / (cloned + 1e-5))).sum())
 
 
-@pytest.mark.slow
 def test_an_update_by_hand() -> None:
     program, hyper = make("cfcql", gamma=0.5, td_lambda=0.5, divergence_weight=3.0, mixer_embed=1)
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    state = blank(program, hyper)
     online, target = state.params, state.target
     state = state._replace(
         params=online._replace(
@@ -66,7 +70,7 @@ def test_an_update_by_hand() -> None:
         mask=jnp.array([[True, True], [True, False], [True, True]]),
         next_known=jnp.array([[True, True], [True, True], [True, False]]),
     )
-    _, metrics = update(program, state, batch, hyper)
+    metrics = metrics_of(program, state, batch, hyper)
     # First window: the truncated step bootstraps from the living agent of its own last view, 4
     # against 1 + ½ 2; the first 5 against 1 + ½ (½ 4 + ½ 2). Second: 8 against 2, terminated.
     # Third: what its second step led to is not known, so the first looks one step ahead, 2 against
@@ -86,12 +90,110 @@ def test_an_update_by_hand() -> None:
     np.testing.assert_allclose(metrics["largest_share"], expected, rtol=1e-5)
 
 
+# Agents value their actions at the number of a slot times their parameters; Q_tot is the sum.
+NETWORKS = cfcql.Networks(
+    MixedValues(
+        SimpleNamespace(apply=lambda params, seen, first, carry, method: seen * params),
+        SimpleNamespace(
+            apply=lambda params, state: MixerWeights(
+                jnp.ones((*state.shape[:-1], 2, 1)),
+                jnp.zeros((*state.shape[:-1], 1)),
+                jnp.ones((*state.shape[:-1], 1)),
+                jnp.zeros(state.shape[:-1]),
+            )
+        ),
+    ),
+    SimpleNamespace(apply=lambda params, seen, first, carry, method: 0 * seen + params),
+)
+
+
+@pytest.mark.parametrize("td_lambda", [0.0, 0.25, 1.0])
+def test_targets_end_with_the_episode(td_lambda: float) -> None:
+    """Windows of two steps: one terminates, one of an agent only, and one is truncated."""
+    number = jnp.broadcast_to(jnp.array([1.0, 2.0, 3.0])[:, None, None], (3, 3, 2, 1))
+    batch = sequence(
+        np.zeros((3, 2, 2), int),
+        reward=jnp.array([[[1.0, 3.0], [4.0, 6.0]]] * 3),
+        terminated=jnp.zeros((3, 2, 2), bool).at[0, 1].set(True).at[1, 1, 0].set(True),
+        truncated=jnp.zeros((3, 2, 2), bool).at[2, 1].set(True),
+    )
+    batch = batch._replace(view=batch.view._replace(observation=number))
+    hyper = SimpleNamespace(gamma=0.5, td_lambda=td_lambda)
+    q, target = number * jnp.array([0.0, 1.0, 0.0]), MixedParams(jnp.array([9.0, 2.0, 7.0]), None)
+    found = jax.jit(lambda: cfcql.targets(NETWORKS, q, target, batch, hyper))()
+    # The best actions of slots 2 and 3 are worth 2·2·2 and 2·2·3.
+    last = np.array([5.0, 5 + 0.5 * 12, 5 + 0.5 * 12])
+    first = 2 + 0.5 * ((1 - td_lambda) * 8 + td_lambda * last)
+    np.testing.assert_allclose(found, np.stack([first, last], 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("weight", [0.0, 2.0])
+def test_the_loss_has_the_weighted_penalty(weight: float) -> None:
+    """Of two steps, in the second of which the second agent is dead, and the episode terminates."""
+    number = jnp.broadcast_to(jnp.array([1.0, 2.0, 9.0])[:, None, None], (1, 3, 2, 1))
+    batch = sequence(
+        [[[0, 2], [2, 1]]],
+        alive=jnp.ones((1, 3, 2), bool).at[0, 1:, 1].set(False),
+        terminated=jnp.ones((1, 2, 2), bool).at[0, 0].set(False),
+    )
+    batch = batch._replace(view=batch.view._replace(observation=number))
+    values, tau = {"gamma": 0.5, "td_lambda": 0.0, "cql_weight": weight}, {"divergence_weight": 0.0}
+    own = MixedParams(jnp.array(Q), None)
+
+    @partial(jax.value_and_grad, has_aux=True)
+    def loss(agent: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
+        params = own._replace(agent=agent)
+        hyper = SimpleNamespace(**values, **tau)
+        return cfcql.loss(NETWORKS, params, own, jnp.zeros(3), batch, hyper)
+
+    (total, metrics), slope = jax.jit(loss, compiler_options=QUICKLY)(own.agent)
+    # 1 + 4 against ½ 2·4, and 2·4 against nothing. The penalty replaces the action of one agent at
+    # a time, of those that are alive.
+    gap = (np.log(np.exp(Q + 4).sum()) + np.log(np.exp(Q + 1).sum())) / 2 - 5
+    gap = (gap + np.log(np.exp(2 * Q).sum()) - 8) / 2
+    td_loss = 0.5 * (1 + 8**2) / 2
+    np.testing.assert_allclose(metrics["td_loss"], td_loss, rtol=1e-6)
+    np.testing.assert_allclose(metrics["cql_loss"], gap, rtol=1e-5)
+    np.testing.assert_allclose(total, td_loss + weight * gap, rtol=1e-6)
+    first, second = np.array([1.0, 0.0, 1.0]), np.array([0.0, 0.0, 2.0])
+    share, twice = np.exp(Q) / np.exp(Q).sum(), np.exp(2 * Q) / np.exp(2 * Q).sum()
+    of_gap = (share + first / 2 - first + 2 * twice - second) / 2
+    np.testing.assert_allclose(slope, (first + 8 * second) / 2 + weight * of_gap, rtol=1e-5)
+
+
+def test_improbable_actions_have_finite_divergences() -> None:
+    """One agent prefers what the data never do, the other what they do."""
+    q, data = np.array([[0.0, 60.0], [60.0, 0.0]]), np.array([[60.0, 0.0]] * 2)
+    legal, alive = jnp.ones((2, 2), bool), jnp.ones(2, bool)
+    found = cfcql.penalty_shares(jnp.array(q), jnp.array(data), legal, alive, 0.25)
+    # Of probabilities 0 and 1, to which 1e-5 is added in the logarithms.
+    scores = np.exp(0.25 * np.array([np.log((1 + 1e-5) / 1e-5), 0.0]))
+    np.testing.assert_allclose(found, scores / scores.sum(), rtol=1e-4)
+
+
+def test_the_step_size_falls_over_the_updates_of_each_stage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program, hyper = make("cfcql", behaviour_updates=4)  # of ten
+    state, batch, given = blank(program, hyper), sequence([[[0, 2]]]), []
+    make_optimiser = cfcql.programs.make_optimiser
+
+    def spy(*args: Any, updates: int) -> Any:
+        given.append(updates)
+        return make_optimiser(*args, updates=updates)
+
+    monkeypatch.setattr(cfcql.programs, "make_optimiser", spy)
+    for stage in program.stages:
+        jax.eval_shape(stage.update, state, batch, jax.random.key(1), hyper)
+    assert given == [4, 6]
+
+
 def test_a_state_without_live_agents_is_not_penalised() -> None:
     program, hyper = make("cfcql")
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    state = blank(program, hyper)
     alive = jnp.zeros((1, 3, 2), bool)
     batch = sequence([[[0, 2], [1, 1]]], alive=alive)
-    _, metrics = update(program, state, batch, hyper)
+    metrics = metrics_of(program, state, batch, hyper)
     assert metrics["cql_loss"] == 0
 
 

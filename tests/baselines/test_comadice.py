@@ -11,7 +11,7 @@ from baselines import comadice
 from offmarl.networks import MixedParams
 from offmarl.programs import hyperparameters
 
-from .test_updates import SPEC, sequence
+from .test_updates import SPEC, blank, metrics_of, sequence
 
 
 def constant(params, values):
@@ -32,7 +32,7 @@ def weights_of(params, weights, b):
 def program_and_state(**options):
     args = comadice.Args(Path(), updates=10, hidden=4, mixer_hidden=4, **options)
     program, hyper = comadice.make(SPEC, args, None), hyperparameters(args)
-    return program, hyper, jax.jit(program.init)(jax.random.key(0), hyper)
+    return program, hyper, blank(program, hyper)
 
 
 def by_hand(**options):
@@ -54,7 +54,6 @@ def by_hand(**options):
     return program, hyper, state._replace(params=params, target=of_target)
 
 
-@pytest.mark.slow
 def test_comadice_by_hand():
     program, hyper, state = by_hand()
     batch = sequence(
@@ -67,7 +66,7 @@ def test_comadice_by_hand():
         mask=jnp.array([[True, True], [True, False], [True, False]]),
         next_known=jnp.array([[True, True], [True, True], [False, True]]),
     )
-    _, metrics = jax.jit(program.stages[0].update)(state, batch, jax.random.key(1), hyper)
+    metrics = metrics_of(program, state, batch, hyper)
     # Q_tot is 1 + 3 * 4 + 1, 2 + 3 * 2 + 1, 4 + 3 + 1 and 9. The target's ν_tot is 6 + 12 - 1, and
     # 6 - 1 where agent 2 is dead, at the truncation.
     errors = [14 - (1 + 0.5 * 17), 9 - (4 + 0.5 * 5), 8 - 2]
@@ -83,7 +82,6 @@ def test_comadice_by_hand():
     np.testing.assert_allclose(metrics["policy_loss"], losses / 8, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_a_dead_agent_has_no_part_in_the_policies():
     program, hyper, state = by_hand()
     batch = sequence(
@@ -91,7 +89,7 @@ def test_a_dead_agent_has_no_part_in_the_policies():
         alive=jnp.ones((1, 3, 2), bool).at[0, 0, 1].set(False),
         legal_actions=jnp.ones((1, 3, 2, 3), bool).at[0, 0, 1, 2].set(False),
     )
-    _, metrics = jax.jit(program.stages[0].update)(state, batch, jax.random.key(1), hyper)
+    metrics = metrics_of(program, state, batch, hyper)
     # A is 1 - 2, and twice that of the second agent in the second step; three losses are log 3.
     ratios = np.exp([-0.5, -1.5])
     np.testing.assert_allclose(metrics["ratio"], ratios.mean(), rtol=1e-6)
@@ -99,17 +97,23 @@ def test_a_dead_agent_has_no_part_in_the_policies():
     np.testing.assert_allclose(metrics["policy_loss"], wanted, rtol=1e-6)
 
 
-@pytest.mark.slow
-def test_weights_are_at_most_two():
-    program, hyper, state = by_hand()
-    better = state.params.value, jnp.array([[[2, 2], [2, 2]]])  # A is 1 + 2 above ν_i = 2
-    batch = sequence(better[1])
-    update = jax.jit(program.stages[0].update)
-    _, metrics = update(state, batch, jax.random.key(1), hyper)
-    np.testing.assert_allclose(metrics["ratio"], 2.0)  # not 1 + 3 / 2
-    program, hyper, _ = by_hand(weight_max=9.0)
-    _, metrics = update(state, batch, jax.random.key(1), hyper)
-    np.testing.assert_allclose(metrics["ratio"], 2.5)
+@pytest.mark.parametrize(("largest", "ratio"), [({}, 2.0), ({"weight_max": 9.0}, 2.5)])
+def test_weights_are_at_most_two(largest, ratio):
+    program, hyper, state = by_hand(**largest)
+    # A is 1 + 2 above ν_i = 2, so that ω is 1 + 3 / 2, and f* is ½ (3 / 2)² + 3 / 2.
+    metrics = metrics_of(program, state, sequence([[[2, 2], [2, 2]]]), hyper)
+    np.testing.assert_allclose(metrics["ratio"], ratio)
+    np.testing.assert_allclose(metrics["policy_loss"], ratio * np.log(3), rtol=1e-6)
+    np.testing.assert_allclose(metrics["value_loss"], 2 + 4 - 1 + 2 * (1.125 + 1.5), rtol=1e-6)
+
+
+def test_the_loss_is_the_sum_of_its_parts(monkeypatch):
+    local = {"value_loss": 10.0, "policy_loss": 100.0, "ratio": 1e3}
+    monkeypatch.setattr(comadice, "critic_loss", lambda *_: (1.0, {"q_tot": 0.5}))
+    monkeypatch.setattr(comadice, "local_losses", lambda *_: local)
+    total, metrics = comadice.loss(None, comadice.Params(None, None, None), None, None, None)
+    assert total == 111
+    assert metrics == local | {"critic_loss": 1.0, "q_tot": 0.5}
 
 
 @pytest.mark.slow

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import logsumexp
-from scipy.stats import norm, truncnorm
+from scipy.stats import norm, truncnorm, uniform
 
 from baselines import bc, maddpg_cql, matd3_bc, omar
+from offmarl._compiling import QUICKLY
 from offmarl.errors import OptionError, ShapeError
 from offmarl.programs import TD_ERRORS, DatasetStatistics, hyperparameters
 from offmarl.programs.actor_critic import ActorCritics
@@ -132,6 +133,29 @@ def wide_batch() -> Sequence:
     )
 
 
+def test_the_density_of_each_sample_of_the_penalty_by_hand():
+    batch, count, std = wide_batch(), 2, 0.5
+    means = np.array([0.9, -0.5])  # in the step and in the next
+    action = jnp.broadcast_to(jnp.array(means)[:, None, None], (3, 2, 2, 2))
+    sample = jax.jit(sample_actions, static_argnums=3, compiler_options=QUICKLY)
+    found = sample(jax.random.key(0), action, batch, count, std)
+    acts = np.asarray(batch.view_tm1.legal_actions & batch.view_tm1.alive[..., None])
+    kinds = [uniform(-1, 2)]
+    kinds += [truncnorm((-1 - m) / std, (1 - m) / std, m, std) for m in means]
+    samples = np.split(np.asarray(found.action), 3)
+    for kind, drawn, density in zip(kinds, samples, np.split(found.log_density, 3), strict=True):
+        wanted = np.where(acts, kind.logpdf(drawn), 0.0).sum(-1)
+        np.testing.assert_allclose(density, wanted, rtol=1e-4, atol=1e-4)
+        assert not drawn[:, ~acts].any() and drawn[:, acts].all()
+    # The next view of the second step is unknown; after the third, all agents have terminated.
+    valid = np.ones((6, 3, 1, 2), bool)
+    valid[4:, 1:] = False
+    np.testing.assert_array_equal(found.valid, valid)
+    one = batch.terminated.at[2, 0, 0].set(False)  # one agent goes on
+    later = sample(jax.random.key(0), action, batch._replace(terminated=one), count, std).valid
+    np.testing.assert_array_equal(later[4:, :, 0, 0], [[True, False, True]] * 2)
+
+
 @pytest.mark.slow
 def test_samples_of_the_penalty_have_the_density_that_is_stated():
     batch, count, std = wide_batch(), 4000, 1.0
@@ -161,7 +185,6 @@ def test_samples_of_the_penalty_have_the_density_that_is_stated():
 
 
 @pytest.mark.parametrize("sees", ["joint", "state"])
-@pytest.mark.slow
 def test_the_penalty_of_each_critic_is_of_its_own_values(sees):
     # Values are the sums of the actions, 1 and 5 times.
     def values(scales, view, action, own=None):
@@ -173,8 +196,16 @@ def test_the_penalty_of_each_critic_is_of_its_own_values(sees):
     args = maddpg_cql.Args(vault=Path(), cql_samples=3)
     hyper, networks = hyperparameters(args), fake_networks(WIDE, sees, values)
     critics, actor = (jnp.float32(1.0), jnp.float32(5.0)), jnp.float32(0.3)
-    found = conservative_loss(networks, args, hyper, critics, actor, batch, key)
-    samples = sample_actions(key, networks.actions(actor, batch), batch, 3, hyper.cql_noise)
+    target = ActorCritics(actor, critics)
+
+    @partial(jax.jit, compiler_options=QUICKLY)
+    def losses(key):
+        found = conservative_loss(networks, args, hyper, critics, actor, batch, key)
+        drawn = sample_actions(key, networks.actions(actor, batch), batch, 3, hyper.cql_noise)
+        given = networks, args, hyper, critics, target, target, batch, key
+        return found, drawn, conservative_critic_loss(*given)
+
+    found, samples, (loss, metrics) = losses(key)
     own, density = np.asarray(samples.action).sum(-1), np.asarray(samples.log_density)
     data = np.array([[0.5, 0.25], [0.5, 0.25], [0.5, 0.0]])[:, None]
     if sees == "joint":
@@ -186,10 +217,6 @@ def test_the_penalty_of_each_critic_is_of_its_own_values(sees):
         gap = logsumexp(logits, axis=0) - scale * data
         wanted += np.asarray(gap)[[0, 0, 1, 1, 2], 0, [0, 1, 0, 1, 0]].mean()
     assert found == pytest.approx(wanted, rel=1e-5)
-    target = ActorCritics(actor, critics)
-    loss, metrics = conservative_critic_loss(
-        networks, args, hyper, critics, target, target, batch, key
-    )
     wanted = float(metrics["td_loss"] + 5 * metrics["cql_loss"])
     assert loss == pytest.approx(wanted, rel=1e-5)
 
@@ -232,6 +259,28 @@ def test_the_policies_of_maddpg_cql_by_hand():
     assert metrics["policy_loss"] == pytest.approx((0.5 * POLICY**2 - q).mean(), rel=1e-5)
 
 
+@pytest.mark.parametrize("module", [maddpg_cql, matd3_bc, omar])
+def test_squares_are_means_over_the_entries_that_live_agents_have(module: Any) -> None:
+    """The second agent has no entry in the first step, and is dead in the last."""
+    batch = steps(ACTION, alive_tm1=ALIVE.at[2, 1].set(False), alive_t=ALIVE)
+    legal = batch.view.legal_actions.at[0, :, 1].set(False)
+    batch = batch._replace(view=batch.view._replace(legal_actions=legal))
+    given = jnp.float32(0.3), (jnp.float32(1.0), jnp.float32(-2.0)), batch, jax.random.key(0)
+
+    def losses(**options: float) -> tuple[Any, dict[str, Any]]:
+        hyper = hyper_of(module, **options)
+        args = (omar.Args(vault=Path(), search_samples=2),) if module is omar else ()
+        return module.actor_loss(fake_networks(), *args, hyper, *given)
+
+    policy = np.tanh(0.3 * np.array([1.0, 2, 2, 3]))
+    if module is matd3_bc:
+        found, wanted = losses()[1]["imitation_loss"], ((policy - 0.25) ** 2).mean()
+    else:
+        found = losses(regularise=2.0)[0] - losses(regularise=0.0)[0]
+        wanted = 2 * (policy**2).mean()
+    assert found == pytest.approx(wanted, rel=1e-5)
+
+
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_policies_of_omar_imitate_what_the_search_finds(sign):
     # Values fall with the distance from ±0.8 by 10 per unit, so that the search finds better
@@ -253,7 +302,7 @@ def test_the_policies_of_omar_imitate_what_the_search_finds(sign):
 def test_the_policies_of_omar_stay_where_the_search_finds_nothing_better():
     def values(scales, view, action, own):
         q = -10 * (own[..., 0] - jnp.tanh(0.3 * view.state)) ** 2
-        return jnp.stack([q, q])[..., None]
+        return jnp.stack([q, q + 1.0])[..., None]
 
     args = omar.Args(vault=Path(), search_weight=0.75, regularise=0.5, search_samples=20)
     networks, hyper = fake_networks(values=values), hyperparameters(args)

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from baselines import mac_flow
+from offmarl._compiling import QUICKLY
 from offmarl.programs import DatasetStatistics, hyperparameters
 from offmarl.programs.program import TD_ERRORS, structure
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence
@@ -63,7 +65,6 @@ BATCH: dict[str, Any] = {
 second terminates; the third is truncated, and what follows its step is not known."""
 
 
-@pytest.mark.slow
 def test_an_update_with_continuous_actions_by_hand() -> None:
     program, model, hyper = make(CONTINUOUS, gamma=0.5, distillation_weight=3.0)
     velocity = [0.5, -0.5, 0.25, 0.0, 0.5, 1.0]
@@ -73,7 +74,7 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
     action = np.random.default_rng(0).uniform(-1, 1, (3, 2, 2, 3)).astype(np.float32)
     legal = jnp.ones((3, 3, 2, 3), bool).at[1, :, 1, 2].set(False)
     batch = sequence(action, legal_actions=legal, **BATCH)
-    loss = jax.jit(partial(mac_flow.loss, model, True))
+    loss = jax.jit(partial(mac_flow.loss, model, True), compiler_options=QUICKLY)
     total, metrics = loss(state.params, state.target, batch, KEY, hyper)
 
     counts = np.array(batch.mask[..., None, None] & BATCH["alive"][:, :-1, :, None] & legal[:, :-1])
@@ -101,7 +102,21 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
     np.testing.assert_allclose(total, sum(parts), rtol=1e-6)
 
 
-@pytest.mark.slow
+def test_the_flow_learns_from_points_on_the_way_from_noise_to_the_data() -> None:
+    _, model, _ = make(CONTINUOUS)
+    velocity = SimpleNamespace(
+        apply=lambda slope, _seen, _alive, x, t: slope * x + t[..., None, None]
+    )
+    action = np.random.default_rng(0).uniform(-1, 1, (1, 2, 2, 3)).astype(np.float32)
+    batch = sequence(action, mask=jnp.array([[True, False]]))
+    found = mac_flow.flow_loss(model._replace(flow=velocity), 3.0, batch, KEY)
+    noise_key, time_key = jax.random.split(KEY)
+    noise, time = jax.random.normal(noise_key, action.shape), jax.random.uniform(time_key, (1, 2))
+    z, a, t = np.asarray(noise)[0, 0], action[0, 0], float(time[0, 0])
+    wanted = np.mean((3 * ((1 - t) * z + t * a) + t - (a - z)) ** 2)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
 def test_an_update_with_discrete_actions_by_hand() -> None:
     program, model, hyper = make(SPEC, gamma=0.5)
     values, target = [1.0, 2.0, 4.0], [1.0, 3.0, 2.0]
@@ -112,7 +127,7 @@ def test_an_update_with_discrete_actions_by_hand() -> None:
     action = [[[0, 2], [1, 1]], [[2, 2], [0, 0]], [[1, 1], [0, 0]]]
     legal = jnp.ones((3, 3, 2, 3), bool).at[0, 0, 0, 0].set(False).at[0, 1, 0, 2].set(False)
     batch = sequence(action, legal_actions=legal, **BATCH)
-    loss = jax.jit(partial(mac_flow.loss, model, False))
+    loss = jax.jit(partial(mac_flow.loss, model, False), compiler_options=QUICKLY)
     _, metrics = loss(state.params, state.target, batch, KEY, hyper)
     # The flow ends at the first agent's action 0, where it is legal, and the second one's 2.
     noise = jax.random.normal(jax.random.split(KEY)[1], (3, 3, 2, 3))

@@ -13,7 +13,7 @@ from offmarl.errors import OptionError
 from offmarl.networks import DecisionTransformer, Trajectory
 from offmarl.programs import DatasetStatistics, hyperparameters
 
-from .test_updates import SPEC, sequence
+from .test_updates import SPEC, metrics_of, sequence
 
 RETURNS = np.array([2.0, 8.0, -4.0], np.float32)
 SCORED = np.array([True, True, True, False])
@@ -142,6 +142,56 @@ def test_acting_predicts_what_training_does(network):
     found, trained = losses(jax.random.key(0))
     np.testing.assert_allclose(found, trained, rtol=1e-5)
     assert len(np.unique(np.asarray(found).round(6))) == 5
+
+
+def linear(monkeypatch):
+    """Replace transformers by logits that are the return-to-go times a vector, plus another."""
+    monkeypatch.setattr(
+        DecisionTransformer,
+        "apply",
+        lambda _, params, seen: seen.return_to_go[..., None] * params["kernel"] + params["bias"],
+    )
+    params = {"kernel": jnp.array([0.0, 1.0, 2.0]), "bias": jnp.zeros(3)}
+    monkeypatch.setattr(DecisionTransformer, "init", lambda *_: params)
+
+
+def windows_of(to_go, mask):
+    """One window of two steps whose agents take the actions 0 and 2."""
+    batch = sequence([[[0, 2]] * 2], mask=jnp.array([mask]))
+    zero = jnp.zeros((1, 3), jnp.int32)
+    return batch._replace(return_to_go=jnp.array([to_go]), time=zero, episode=zero)
+
+
+def test_returns_are_divided_by_their_scale_in_training_and_in_acting(monkeypatch):
+    linear(monkeypatch)
+    program, hyper = program_of(target_return=4.0)
+    state = program.init(jax.random.key(0), hyper)
+    batch = windows_of([[4.0, 8.0], [-8.0, jnp.inf]], [True, False])
+    metrics = metrics_of(program, state, batch, hyper)
+
+    def log_probs(to_go):  # the scale is 8
+        logits = np.arange(3) * to_go / 8
+        return logits - np.log(np.exp(logits).sum())
+
+    wanted = -(log_probs(4)[0] + log_probs(8)[2]) / 2
+    np.testing.assert_allclose(metrics["policy_loss"], wanted, rtol=1e-6)
+    policy, legal = program.policy(False), jnp.ones((2, 3), bool)
+    carry, params = policy.initial_carry(), program.policy_params(state)
+    for left in (4.0, 1.0):
+        found, carry = policy.log_prob(params, carry, jnp.zeros((2, 2)), legal, jnp.array([0, 2]))
+        np.testing.assert_allclose(found, log_probs(left)[np.array([0, 2])], rtol=1e-5)
+        carry = policy.after_step(carry, jnp.full(2, 3.0), jnp.zeros(2, bool))
+
+
+def test_a_share_of_the_weights_is_removed_in_proportion_to_the_step_size(monkeypatch):
+    linear(monkeypatch)
+    program, hyper = program_of(weight_decay=0.5, learning_rate=0.1)
+    state = program.init(jax.random.key(0), hyper)
+    state = state._replace(network={"kernel": jnp.ones(3), "bias": jnp.ones(3)})
+    batch = windows_of([[1.0, 1.0]] * 2, [False, False])
+    after, _ = jax.jit(program.stages[0].update)(state, batch, jax.random.key(1), hyper)
+    np.testing.assert_allclose(after.network["kernel"], 0.95, rtol=1e-6)
+    np.testing.assert_allclose(after.network["bias"], 1.0, rtol=1e-6)
 
 
 def zero(state):

@@ -1,6 +1,7 @@
 """OMIGA: an update by hand, of discrete and of continuous actions."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -8,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from offmarl.distributions import categorical
 from offmarl.networks import MixedParams
 from offmarl.programs import registry
 from offmarl.types import Continuous
 
-from .test_updates import SPEC, make, sequence, update, values_of
+from .test_updates import SPEC, blank, make, metrics_of, sequence, update, values_of
 
 omiga = registry.load("baseline", "omiga")
 CONTINUOUS = replace(SPEC, action=Continuous(3))
@@ -29,7 +31,7 @@ def weights_of(params: Any, weights: list[float], constant: float) -> Any:
 def prepared(spec: Any, q: list[float], q_target: list[float], outputs: list[float]) -> Any:
     """Return a program, and a state whose networks do not depend on their input."""
     program, hyper = make("omiga", spec, network="recurrent", gamma=0.5, value_temperature=2.0)
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    state = blank(program, hyper)
     params, critic = state.params, state.params.critic
     online = MixedParams(values_of(critic.agent, q), weights_of(critic.mixer, [1.0, -2.0], 0.25))
     other = MixedParams(
@@ -40,7 +42,6 @@ def prepared(spec: Any, q: list[float], q_target: list[float], outputs: list[flo
     return program, hyper, state._replace(params=omiga.Params(actor, value, online), target=target)
 
 
-@pytest.mark.slow
 def test_an_update_with_discrete_actions_by_hand() -> None:
     program, hyper, state = prepared(SPEC, [1.0, 2.0, 4.0], [1.0, 3.0, 2.0], [0.0] * 3)
     batch = sequence(
@@ -53,7 +54,7 @@ def test_an_update_with_discrete_actions_by_hand() -> None:
         mask=jnp.array([[True, True], [True, False], [True, False]]),
         next_known=jnp.array([[True, True], [True, True], [False, True]]),
     )
-    _, metrics = update(program, state, batch, hyper)
+    metrics = metrics_of(program, state, batch, hyper)
     # First window: 1 + 2·4 + ¼ against 1 + ½ (1 + 1 + ½); 2 + 2·2 + ¼ against ½ (1 + ½), truncated,
     # with one agent left in its last view. Second: 4 + 2·4 + ¼ against 9/4, terminated. Third: 2 +
     # ¼ of the living agent, and what follows is not known.
@@ -69,7 +70,6 @@ def test_an_update_with_discrete_actions_by_hand() -> None:
     np.testing.assert_allclose(metrics["policy_loss"], -(np.exp(z) * log_probs).mean(), rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_an_update_with_continuous_actions_by_hand() -> None:
     # The actor's outputs are means and logarithms of standard deviations: 0 and log 2.
     program, hyper, state = prepared(CONTINUOUS, [3.0], [2.5], [0.0] * 3 + [np.log(2.0)] * 3)
@@ -81,7 +81,7 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
         reward=jnp.ones((2, 2, 2)),
         terminated=jnp.zeros((2, 2, 2), bool).at[1, 1].set(True),
     )
-    _, metrics = update(program, state, batch, hyper)
+    metrics = metrics_of(program, state, batch, hyper)
     # 3 + 2·3 + ¼ against 1 + ½ (1 + 1 + ½), three times, and against 1.
     errors = [9.25 - 2.25] * 3 + [9.25 - 1]
     np.testing.assert_allclose(metrics["critic_loss"], np.square(errors).mean(), rtol=1e-6)
@@ -98,6 +98,48 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
 def test_exponents_are_clipped(q: float, z: float) -> None:
     found = omiga.exponents(jnp.float32(0.5), jnp.float32(q), jnp.float32(1.0), 2.0)
     np.testing.assert_allclose(found, z)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 4.0])
+def test_the_temperature_divides_what_is_weighed(
+    alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one step with w = ½ and ¼, Q = 3 and 0, and V = 1 and 2."""
+    w, v = np.array([0.5, 0.25]), jnp.array([1.0, 2.0])
+    weights = SimpleNamespace(w=jnp.array(w)[None, None])
+    monkeypatch.setattr(omiga, "linear_weights", lambda *_: weights)
+    networks = SimpleNamespace(
+        mixer=None,
+        action_values=lambda *_: jnp.array([[[3.0, 0.0]]]),
+        values=lambda v, _batch: jnp.stack([v, v])[None],
+        policy=SimpleNamespace(apply=lambda *_, method: jnp.zeros((1, 1, 2, 3))),
+        head=categorical,
+    )
+    hyper = SimpleNamespace(value_temperature=alpha)
+    target = omiga.Target(None, MixedParams(None, None))
+
+    @jax.jit
+    def losses(v: Any) -> Any:
+        params = omiga.Params(None, v, None)
+        return omiga.local_losses(networks, params, target, sequence([[[0, 1]]]), hyper)
+
+    (of_values, of_actor), slope = losses(v), jax.grad(lambda v: losses(v)[0])(v)
+    z = w * (np.array([3.0, 0.0]) - v) / alpha
+    scale = np.exp(-max(z.max(), -1.0))
+    np.testing.assert_allclose(of_values, scale * (np.exp(z) + w * v / alpha).mean(), rtol=1e-5)
+    np.testing.assert_allclose(of_actor, np.exp(z).mean() * np.log(3), rtol=1e-5)
+    # Of e^z + w V / α, with no gradient through the scale: least where e^z is 1 on average.
+    np.testing.assert_allclose(slope, scale * w / alpha * (1 - np.exp(z)) / 2, rtol=1e-5)
+
+
+def test_the_loss_is_the_sum_of_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(omiga, "critic_loss", lambda *_: (1.0, {"q_tot": 0.5}))
+    monkeypatch.setattr(omiga, "local_losses", lambda *_: (10.0, 100.0))
+    params = omiga.Params(None, None, None)
+    total, metrics = omiga.loss(None, params, None, None, None)
+    assert total == 111
+    losses = {"critic_loss": 1.0, "value_loss": 10.0, "policy_loss": 100.0}
+    assert metrics == losses | {"q_tot": 0.5}
 
 
 @pytest.mark.slow

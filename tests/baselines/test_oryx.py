@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 
 from baselines import oryx
+from offmarl._compiling import QUICKLY
 from offmarl.errors import OptionError
 from offmarl.programs import DatasetStatistics, hyperparameters, registry
 from offmarl.programs.program import TD_ERRORS, structure
-from offmarl.types import Continuous, Discrete, EnvSpec, Sequence
+from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 
 from .test_updates import sequence
 
@@ -54,7 +56,8 @@ def metrics_of(
     policy = [0.0] * params["params"]["policy_output"]["Dense_1"]["bias"].size
     model = oryx.make_model(spec, oryx.Args(vault=Path(), hidden=8, heads=2, **options))
     networks = outputs_of(params, policy, online), outputs_of(params, policy, target)
-    total, metrics = jax.jit(partial(oryx.loss, model))(*networks, batch, jax.random.key(1), hyper)
+    loss = jax.jit(partial(oryx.loss, model), compiler_options=QUICKLY)
+    total, metrics = loss(*networks, batch, jax.random.key(1), hyper)
     return metrics | {"total": total}
 
 
@@ -69,7 +72,6 @@ BATCH: dict[str, Any] = {
 first step, and holds the view that its episode ended with."""
 
 
-@pytest.mark.slow
 def test_an_update_by_hand() -> None:
     # At this temperature the better of two target values, 3 and 1, has three times the weight.
     options = {"value_temperature": 2 / np.log(3), "policy_temperature": 0.5, "critic_weight": 2.0}
@@ -99,7 +101,6 @@ def test_an_update_by_hand() -> None:
     np.testing.assert_allclose(metrics["total"], total, rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_an_update_with_continuous_actions_by_hand() -> None:
     action = np.zeros((3, 2, 2, 3), np.float32)
     action[1, 0] = [[0.5, -0.5, 0.0], [1.0, 0.0, 0.0]]
@@ -123,7 +124,6 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
     np.testing.assert_allclose(metrics["total"], total, rtol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("targets", "scale"),
     [
@@ -137,15 +137,12 @@ def test_an_update_with_continuous_actions_by_hand() -> None:
 def test_the_scale_of_values(targets: list[float], scale: float) -> None:
     known = jnp.array([[[True, True], [True, True], [False, False]]])
     values = jnp.array([*targets, 1e9, 1e9]).reshape(1, 3, 2)
-    found = jax.jit(oryx.value_scale)(values, known)
+    found = oryx.value_scale(values, known)
     np.testing.assert_allclose(found, scale, rtol=1e-5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("reward", "follows"),
-    [("team", 3.0), pytest.param("individual", 0.0, marks=pytest.mark.nightly)],
-)
+@pytest.mark.parametrize(("reward", "follows"), [("team", 3.0), ("individual", 0.0)])
 def test_a_shared_reward_continues_after_an_agents_death(reward: str, follows: float) -> None:
     died = jnp.zeros((1, 2, 2), bool).at[0, 0, 1].set(True)
     batch = sequence(
@@ -158,6 +155,34 @@ def test_a_shared_reward_continues_after_an_agents_death(reward: str, follows: f
     # Of the second agent's next action nothing is used; the first one's value is 3.
     wanted = 0.5 * ((0.5 * 3) ** 2 + (0.5 * follows) ** 2) / 2
     np.testing.assert_allclose(metrics["critic_loss"], wanted, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("reward", "follows"), [("team", 3.0), ("individual", 0.0)])
+def test_a_dead_agent_expects_the_mean_of_the_living(
+    monkeypatch: pytest.MonkeyPatch, reward: str, follows: float
+) -> None:
+    """Of three agents, whose values are 2 and 4 in the second step; the third dies before it."""
+    values = jnp.array([[[1.0, 1.0, 1.0], [2.0, 4.0, 9.0]]])
+    monkeypatch.setattr(oryx, "decode", lambda *_: None)
+    monkeypatch.setattr(oryx, "data_values", lambda *_: values)
+    spec = replace(SPEC, num_agents=3, reward=reward)
+    model = SimpleNamespace(spec=spec, value_temperature=1.0)
+    no = jnp.zeros((1, 2, 3), bool)
+    batch = Sequence(
+        View(None, None, None, jnp.ones((1, 3, 3), bool).at[0, 1:, 2].set(False)),
+        action=no,
+        reward=jnp.ones((1, 2, 3)),
+        terminated=no.at[0, 0, 2].set(True),
+        truncated=no,
+        behaviour_log_prob=None,
+        mask=jnp.ones((1, 2), bool),
+        next_known=jnp.ones((1, 2), bool),
+        first=jnp.zeros((1, 3), bool),
+    )
+    hyper = SimpleNamespace(gamma=0.5)
+    targets, known = oryx.critic_targets(model, None, batch, None, hyper)
+    np.testing.assert_allclose(targets[0, 0], [1 + 1, 1 + 2, 1 + follows / 2])
+    np.testing.assert_array_equal(known[0], [[True] * 3, [False] * 3])
 
 
 class Learner:

@@ -1,17 +1,21 @@
 """One update of each baseline: what it learns from, and what it must ignore."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from offmarl.programs import DatasetStatistics, hyperparameters, registry
+from offmarl._compiling import QUICKLY
+from offmarl.losses import sample_legal_actions
+from offmarl.programs import TD_ERRORS, DatasetStatistics, hyperparameters, registry
 from offmarl.programs.program import structure
-from offmarl.types import Discrete, EnvSpec, Sequence, View
+from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 
 SPEC = EnvSpec("", num_agents=2, observation_size=2, state_size=2, action=Discrete(3))
 
@@ -67,10 +71,37 @@ def update(program: Any, state: Any, batch: Sequence, hyper: Any) -> tuple[Any, 
     return jax.jit(program.stages[-1].update)(state, batch, jax.random.key(1), hyper)
 
 
-@pytest.mark.slow
+def blank(program: Any, hyper: Any) -> Any:
+    """A state of zeros, without compiling `init`."""
+    shapes = jax.eval_shape(program.init, jax.random.key(0), hyper)
+    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+
+
+def metrics_of(program: Any, state: Any, batch: Sequence, hyper: Any) -> dict[str, Any]:
+    """Return the metrics of an update of the last stage; no gradient is compiled."""
+
+    def found(state: Any, batch: Sequence, hyper: Any) -> dict[str, Any]:
+        _, metrics = program.stages[-1].update(state, batch, jax.random.key(1), hyper)
+        return {name: value for name, value in metrics.items() if name != "grad_norm"}
+
+    return jax.jit(found, compiler_options=QUICKLY)(state, batch, hyper)
+
+
+def head_gradient(program: Any, state: Any, batch: Sequence, hyper: Any) -> np.ndarray:
+    """Return the gradient of the biases that are the agents' values; nothing else is compiled."""
+
+    def found(state: Any, batch: Sequence, hyper: Any) -> Any:
+        after, _ = program.stages[-1].update(state, batch, jax.random.key(1), hyper)
+        moments = optax.tree_utils.tree_get(after.optimiser, "mu")
+        return getattr(moments, "agent", moments)["params"]["head"]["bias"]
+
+    # Adam's first moments are 0.1 of the first gradient.
+    return 10 * np.asarray(jax.jit(found, compiler_options=QUICKLY)(state, batch, hyper))
+
+
 def test_qmix_cql_by_hand() -> None:
     program, hyper = make("qmix_cql", gamma=0.5, cql_samples=3, mixer_embed=1)
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    state = blank(program, hyper)
     online, target = state.params, state.params
     state = state._replace(
         params=online._replace(
@@ -93,7 +124,7 @@ def test_qmix_cql_by_hand() -> None:
         mask=jnp.array([[True, True], [True, False], [True, False]]),
         next_known=jnp.array([[True, True], [True, True], [False, False]]),
     )
-    _, metrics = update(program, state, batch, hyper)
+    metrics = metrics_of(program, state, batch, hyper)
     # First window: 5 against 1 + ½ (3 + 3), the values of the legal actions, not of the best ones;
     # 4 against 0 + ½ 2, truncated: of the last view, the target's value of the action that is best
     # by the other network, of the live agent only.
@@ -114,7 +145,7 @@ def test_maicq_by_hand() -> None:
         policy_temperature=13 / 6 / np.log(3),
         mixer_embed=1,
     )
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    state = blank(program, hyper)
     state = state._replace(
         actor=jax.tree.map(jnp.zeros_like, state.actor),
         critic=state.critic._replace(
@@ -131,7 +162,7 @@ def test_maicq_by_hand() -> None:
         terminated=jnp.zeros((2, 2, 2), bool).at[1, 1].set(True),
         truncated=jnp.zeros((2, 2, 2), bool).at[0, 1].set(True),
     )
-    _, metrics = update(program, state, batch, hyper)
+    metrics = metrics_of(program, state, batch, hyper)
     # The target's values of the second step's actions, 6 and 2, count 1½ and ½ times: 9 and 1.
     # 5 against 1 + ½ 9; 8 against 1 + ½ (½ 1 + ½ 3); 2 against 3. The action that would follow 4,
     # truncated, is not known.
@@ -144,9 +175,23 @@ def test_maicq_by_hand() -> None:
     np.testing.assert_allclose(metrics["policy_loss"], wanted, rtol=1e-5)
 
 
+def test_a_dead_agent_has_no_part_in_the_policies_of_maicq() -> None:
+    """Of one step; the dead agent has one legal action, whose log-probability is 0."""
+    program, hyper = make("maicq", mixer_embed=1)
+    state = blank(program, hyper)
+    critic = state.critic._replace(mixer=sum_of(state.critic.mixer))
+    batch = sequence(
+        [[[0, 0]]],
+        legal_actions=jnp.ones((1, 2, 2, 3), bool).at[0, 0, 1, 1:].set(False),
+        alive=jnp.ones((1, 2, 2), bool).at[0, 0, 1].set(False),
+    )
+    metrics = metrics_of(program, state._replace(critic=critic), batch, hyper)
+    np.testing.assert_allclose(metrics["policy_loss"], 0.5 * np.log(3), rtol=1e-6)
+
+
 def test_bc_by_hand() -> None:
     program, hyper = make("bc")
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    state = blank(program, hyper)
     state = state._replace(params=values_of(state.params, np.log([1.0, 2.0, 5.0]).tolist()))
     batch = sequence(
         [[[0, 2], [1, 1]], [[2, 0], [0, 0]]],
@@ -154,7 +199,7 @@ def test_bc_by_hand() -> None:
         alive=jnp.ones((2, 3, 2), bool).at[0, 1:, 1].set(False),
         mask=jnp.array([[True, True], [True, False]]),
     )
-    _, metrics = update(program, state, batch, hyper)
+    metrics = metrics_of(program, state, batch, hyper)
     likelihoods = [1 / 8, 5 / 8, 2 / 3, 5 / 8, 1 / 8]
     np.testing.assert_allclose(metrics["policy_loss"], -np.log(likelihoods).mean(), rtol=1e-6)
 
@@ -242,7 +287,7 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
 def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
     spec = replace(SPEC, reward=reward)
     program, hyper = make("iql_cql", spec, gamma=0.5, cql_weight=2.0)
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    state = blank(program, hyper)
     state = state._replace(
         params=values_of(state.params, [1.0, 2.0, 4.0]),
         target=values_of(state.target, [1.0, 3.0, 2.0]),
@@ -262,8 +307,10 @@ def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
         mask=jnp.array([[True, True], [True, False], [True, False]]),
         next_known=jnp.array([[True, False], [True, True], [True, True]]),
     )
-    _, metrics = update(program, state, batch, hyper)
+    metrics = metrics_of(program, state, batch, hyper)
     np.testing.assert_allclose(metrics["td_loss"], 0.5 * np.square(errors).mean(), rtol=1e-6)
+    largest = np.abs(errors).reshape(3, 2).max(1)
+    np.testing.assert_allclose(metrics[TD_ERRORS], [[x, 0] for x in largest], rtol=1e-6)
     np.testing.assert_allclose(metrics["q"], (1 + 4 + 2 + 2 + 4 + 4 + 2) / 7, rtol=1e-6)
     every, some = np.log(np.exp([1, 2, 4]).sum()), np.log(np.exp([1, 2]).sum())
     # Dead agents have no penalty.
@@ -271,10 +318,146 @@ def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
     np.testing.assert_allclose(metrics["cql_loss"], np.mean(gaps), rtol=1e-6)
 
 
+def softmax(values: list[float]) -> np.ndarray:
+    return np.exp(values) / np.exp(values).sum()
+
+
+def test_the_gradient_of_iql_cql_has_the_weighted_penalty() -> None:
+    options = {"cql_weight": 3.0, "max_grad_norm": None, "gamma": 0.5}
+    program, hyper = make("iql_cql", **options)
+    state = blank(program, hyper)
+    state = state._replace(
+        params=values_of(state.params, [1.0, 2.0, 4.0]),
+        target=values_of(state.target, [1.0, 3.0, 2.0]),
+    )
+    batch = sequence(
+        [[[0, 2]], [[2, 1]]],
+        legal_actions=jnp.ones((2, 2, 2, 3), bool).at[1, 0, 1, 2].set(False),
+        terminated=jnp.zeros((2, 1, 2), bool).at[1].set(True),
+    )
+    # 1 and 4 against ½ 2, of the action that is best by the other network; 4 and 2 against 0.
+    of_error = [0 * np.eye(3)[0], 3 * np.eye(3)[2], 4 * np.eye(3)[2], 2 * np.eye(3)[1]]
+    every, some = softmax([1, 2, 4]), np.append(softmax([1, 2]), 0.0)
+    of_gap = [every - np.eye(3)[0], every - np.eye(3)[2], every - np.eye(3)[2], some - np.eye(3)[1]]
+    wanted = np.mean(of_error, 0) + 3 * np.mean(of_gap, 0)
+    np.testing.assert_allclose(head_gradient(program, state, batch, hyper), wanted, rtol=1e-5)
+
+
+def test_the_gradient_of_qmix_cql_has_the_weighted_penalty() -> None:
+    options = {"cql_weight": 3.0, "cql_samples": 2, "max_grad_norm": None, "gamma": 0.5}
+    program, hyper = make("qmix_cql", mixer_embed=1, **options)
+    state, value = blank(program, hyper), np.array([1.0, 2.0, 4.0])
+    own = state.params._replace(
+        agent=values_of(state.params.agent, value.tolist()), mixer=sum_of(state.params.mixer)
+    )
+    batch = sequence([[[0, 2]]], terminated=jnp.ones((1, 1, 2), bool))
+    found = head_gradient(program, state._replace(params=own), batch, hyper)
+    others = sample_legal_actions(jax.random.key(1), batch.view_tm1.legal_actions, 2)[0, 0]
+    taken = np.eye(3)[0] + np.eye(3)[2]  # 1 + 4 against nothing
+    joint = [np.eye(3)[others[:, 0]].sum(0), np.eye(3)[others[:, 1]].sum(0), taken]
+    gap = softmax([one @ value for one in joint]) @ joint - taken
+    assert np.abs(gap).max() > 0.01
+    np.testing.assert_allclose(found, 5 * taken + 3 * gap, rtol=1e-5, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------- laws of all
+
+PERIODIC = ("cfcql", "iql_cql", "maicq", "qmix_bcq", "qmix_cql")
+GRADUAL = ("comadice", "mac_flow", "omiga", "oryx")
+OF_CONTINUOUS = ("maddpg_cql", "matd3_bc", "omar")
+SMALL: dict[str, dict[str, Any]] = {
+    "mac_flow": {"critic_hidden": 4, "layers": 1, "flow_steps": 1},
+    "oryx": {"heads": 2},
+    "matd3_bc": {"delay": 1},
+    "maddpg_cql": {"twin": False},
+    "omar": {"twin": False, "search_rounds": 1},
+    "comadice": {"mixer_hidden": 4},
+    "omiga": {"mixer_hidden": 4},
+}
+
+
+def small(name: str, **options: Any) -> tuple[Any, Any, EnvSpec]:
+    """Return a small program without a memory, with its hyperparameters and spec."""
+    spec = replace(SPEC, action=Continuous(3)) if name in OF_CONTINUOUS else SPEC
+    given = {"network": "feedforward"} | SMALL.get(name, {}) | options
+    return *make(name, spec, **given), spec
+
+
+@pytest.mark.parametrize("name", [*PERIODIC, *GRADUAL, *OF_CONTINUOUS])
+def test_how_far_target_networks_move(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of the way in each update, or all of it in each fourth update of the values."""
+    option = {"target_every": 4} if name in PERIODIC else {"tau": 1 / 3}
+    program, hyper, spec = small(name, **option)
+    # Nothing else is learned, so that no gradient is compiled.
+    monkeypatch.setattr(optax, "apply_updates", lambda params, _updates: params)
+    action = [[[0, 2]]] if spec is SPEC else np.zeros((1, 1, 2, 3), np.float32)
+    batch, state = sequence(action), blank(program, hyper)
+    learned = {"params", "critic"} & {*state._fields}
+    state = state._replace(**{x: jax.tree.map(jnp.ones_like, getattr(state, x)) for x in learned})
+
+    @partial(jax.jit, compiler_options=QUICKLY)
+    def target_after(updates: Any) -> Any:
+        before = state._replace(updates=updates)
+        after, _ = program.stages[-1].update(before, batch, jax.random.key(1), hyper)
+        return after.target, after.updates
+
+    first = name == "cfcql"  # one of the ten updates clones
+    for done, moved in ((2, 0), (3, 1)) if name in PERIODIC else ((2, 1 / 3), (3, 1 / 3)):
+        target, count = target_after(jnp.int32(done + first))
+        assert count == done + first + 1
+        for leaf in jax.tree.leaves(target):
+            np.testing.assert_allclose(leaf, moved, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*PERIODIC, *GRADUAL, *OF_CONTINUOUS])
+def test_nothing_follows_a_termination_and_something_a_truncation(name: str) -> None:
+    """The discount matters where the team's episode does not terminate, and only there.
+
+    In the last window an agent is dead, whose values then are 0 or not used, and never infinite.
+    """
+    program, hyper, spec = small(name)
+    rng, state = np.random.default_rng(0), blank(program, hyper)
+    fields = {x: getattr(state, x) for x in ("params", "critic", "target") if hasattr(state, x)}
+    drawn = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), jnp.float32), fields)
+    action = rng.integers(0, 3, (4, 1, 2)) if spec is SPEC else rng.uniform(-1, 1, (4, 1, 2, 3))
+    action = jnp.asarray(action, jnp.int32 if spec is SPEC else jnp.float32)
+    batch = sequence(
+        action,
+        alive=jnp.ones((4, 2, 2), bool).at[3, :, 1].set(False),
+        reward=jnp.full((4, 1, 2), 2.0),
+        terminated=jnp.zeros((4, 1, 2), bool).at[0].set(True).at[2, 0, 1].set(True),
+        truncated=jnp.zeros((4, 1, 2), bool).at[1].set(True),
+    )
+    seen = jnp.asarray(rng.normal(size=(4, 2, 2, 2)), jnp.float32)
+    batch = batch._replace(view=batch.view._replace(observation=seen, state=seen[:, :, 0]))
+
+    def errors(gamma: float) -> np.ndarray:
+        found = metrics(jnp.float32(gamma))
+        assert all(np.isfinite(value).all() for value in found.values())
+        return np.asarray(found[TD_ERRORS])[:, 0]
+
+    @partial(jax.jit, compiler_options=QUICKLY)
+    def metrics(gamma: Any) -> Any:
+        given = jax.tree_util.tree_map_with_path(
+            lambda path, value: gamma if path[0].name == "gamma" else value, hyper
+        )
+        _, found = program.stages[-1].update(
+            state._replace(**drawn), batch, jax.random.key(1), given
+        )
+        return {name: value for name, value in found.items() if name != "grad_norm"}
+
+    none, half, whole = map(errors, (0.0, 0.5, 1.0))
+    assert none[0] == half[0] == whole[0] != 0
+    if name in ("maicq", "oryx"):  # they need the data's next action, which no window has
+        assert not whole[1:].any()
+    else:
+        assert (half[1:] != none[1:]).all() and (half[1:] != whole[1:]).all()
+
+
 def test_iql_cql_rewards_an_agent_that_is_dead_and_not_terminated() -> None:
     """The second agent dies in the first step; what its side earns in the second is its reward."""
     program, hyper = make("iql_cql", replace(SPEC, reward="individual"), gamma=0.5, cql_weight=0)
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    state = blank(program, hyper)
     state = state._replace(
         params=values_of(state.params, [1.0, 2.0, 4.0]),
         target=values_of(state.target, [1.0, 3.0, 2.0]),
@@ -285,16 +468,15 @@ def test_iql_cql_rewards_an_agent_that_is_dead_and_not_terminated() -> None:
         reward=jnp.array([[[0.0, 0.0], [7.0, 7.0]]]),
         terminated=jnp.zeros((1, 2, 2), bool).at[0, 1].set(True),
     )
-    _, metrics = update(program, state, batch, hyper)
+    metrics = metrics_of(program, state, batch, hyper)
     # The values of the dead are those of action 0: the target's 1, and 1 against 7.
     errors = [4 - 0.5 * 2, 4 - 0.5 * 1, 4 - 7, 1 - 7]
     np.testing.assert_allclose(metrics["td_loss"], 0.5 * np.square(errors).mean(), rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_qmix_bcq_by_hand() -> None:
     program, hyper = make("qmix_bcq", gamma=0.5, threshold=0.3, mixer_embed=1)
-    state = jax.jit(program.init)(jax.random.key(0), hyper)
+    state = blank(program, hyper)
     online, target = state.params, state.target
     state = state._replace(
         params=online._replace(
@@ -314,13 +496,28 @@ def test_qmix_bcq_by_hand() -> None:
         truncated=jnp.zeros((2, 2, 2), bool).at[0, 0].set(True),
         mask=jnp.array([[True, False], [True, False]]),
     )
-    _, metrics = update(program, state, batch, hyper)
+    metrics = metrics_of(program, state, batch, hyper)
     # 5 against 1 + ½ (2 + 3), truncated: agent 1's first action is illegal in the next step, so its
     # third is allowed there (0.2 / 0.5 = 0.4) and best. 8 against 1, terminated.
     np.testing.assert_allclose(metrics["td_loss"], 0.5 * (1.5**2 + 7**2) / 2, rtol=1e-5)
     probs = np.array([1.0, 0.5, 0.2]) / 1.7
     wanted = -np.log([probs[0], probs[2], probs[2], probs[2]]).mean()
     np.testing.assert_allclose(metrics["behaviour_loss"], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "allowed"),
+    [
+        (0.0, [True, True, True, False]),
+        (0.25, [True, True, False, False]),
+        (1.0, [True, False, False, False]),
+    ],
+)
+def test_actions_that_are_likely_enough(threshold: float, allowed: list[bool]) -> None:
+    """Ratios to the likeliest legal action: 1, ½ and ⅕."""
+    allowed_actions = registry.load("baseline", "qmix_bcq").allowed_actions
+    logits, legal = jnp.log(jnp.array([1.0, 0.5, 0.2, 9.0])), jnp.arange(4) < 3
+    assert allowed_actions(logits, legal, threshold).tolist() == allowed
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Values of policies from recorded episodes, where the truth is known."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -14,11 +15,23 @@ from offmarl.distributions import ClippedGaussian, TanhGaussian
 from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.ope import Options, Value, estimate, estimation, fitted
+from offmarl.ope import Options, Value, estimate, estimation, fitted, history
+from offmarl.ope.history import follow
 from offmarl.programs import record_policy
-from offmarl.types import Continuous, Discrete, EnvSpec, Policy, View
+from offmarl.terminal import quiet
+from offmarl.testing import experience
+from offmarl.types import (
+    Continuous,
+    Discrete,
+    EnvSpec,
+    FinalObservations,
+    Policy,
+    Sequence,
+    View,
+)
 
 GAMMA = 0.8
+TWO = EnvSpec("two", 2, 1, 1, Discrete(2))
 FAST = Options(
     gamma=GAMMA, updates=500, batch_size=64, hidden=16, learning_rate=1e-2, tau=0.05, members=3
 )
@@ -109,6 +122,263 @@ def test_each_episode_is_valued_by_the_critics_of_the_other_half(observed):
         assert (q[own][data.mask[own]] == fold + 1).all() and (v[own][:, 0] == fold + 1).all()
 
 
+@pytest.mark.parametrize("horizon", ["episode", "infinite"])
+def test_only_a_truncated_episode_goes_on_after_its_last_step(observed, monkeypatch, horizon):
+    if horizon == "infinite":
+        monkeypatch.setattr(history, "_BLOCK_BYTES", 1)  # blocks of one episode each
+    data, followed, options = observed
+    number, slots = np.arange(12), np.arange(3)
+    lengths = np.where(number < 6, 1, 2)
+    data = data._replace(
+        lengths=lengths, mask=slots[:2] < lengths[:, None], truncated=number % 2 == 1
+    )
+    options = replace(options, horizon=horizon)
+    q, v = estimation._critic_values(Chosen(np.zeros((3, 12))), 0, followed, data, options)
+    goes_on = number % 2 * (horizon == "infinite")
+    np.testing.assert_array_equal((v != 0).sum(1), lengths + goes_on)
+    np.testing.assert_array_equal(v != 0, slots < (lengths + goes_on)[:, None])
+    np.testing.assert_array_equal(q != 0, data.mask)
+
+
+# Flags of both agents at the end of an episode, and whether nothing follows: by itself, and where
+# truncations end values.
+ENDS = [
+    ((False, False), (False, False), False, False),
+    ((True, True), (False, False), True, True),
+    ((True, False), (False, False), False, False),
+    ((False, False), (True, True), False, True),
+    ((False, False), (False, True), False, False),
+    ((True, False), (False, True), False, True),
+]
+
+
+def test_what_a_critic_bootstraps_from_by_hand():
+    """Twelve steps: the six of `ENDS` where truncations do not end a value, and where they do."""
+    flags = [np.array([one[i] for one in ENDS] * 2)[:, None] for i in (0, 1)]
+    reward = np.arange(24.0).reshape(12, 1, 2)
+    known, mask = np.arange(12) % 3 > 0, np.arange(12) != 5
+    view = View(*(np.arange(24).reshape(12, 2) for _ in View._fields))
+    fields = dict.fromkeys(Sequence._fields) | {
+        "view": view,
+        "action": np.arange(12)[:, None],
+        "reward": reward,
+        "terminated": flags[0],
+        "truncated": flags[1],
+        "mask": mask[:, None],
+        "next_known": known[:, None],
+        "time": np.array([[3, 4]] * 12),
+        "episode": np.repeat([[7, 7], [9, 9]], 6, 0),
+        "return_to_go": 10 * reward,
+    }
+    windows = jax.tree.map(jnp.asarray, Sequence(**fields))
+    place = jnp.zeros(10, int).at[9].set(1)
+    # The slot of an action says which it is: 100 times the policy, and the slot.
+    actions = (100 * jnp.arange(2)[:, None] + jnp.arange(40)).reshape(2, 40, 1, 1)
+    data = fitted.Transitions(
+        SimpleNamespace(sample=lambda key: windows),
+        place,
+        first=jnp.array([10, 30]),
+        actions=actions,
+        ends=jnp.array([False, True]),
+        complete=jnp.array([True, False]),
+        weights=None,
+        scale=jnp.float32(2.0),
+        longest=jnp.float32(8.0),
+        rewards=None,
+        limited=None,
+    )
+    found = fitted._draw(data, Options(gamma=0.5), jax.random.key(0))
+    over = np.array([one[2] for one in ENDS] + [one[3] for one in ENDS])
+    np.testing.assert_allclose(found.discount, 0.5 * ~over)
+    np.testing.assert_array_equal(found.known, mask & (known | over))
+    np.testing.assert_array_equal(found.counts, mask & (np.arange(12) < 6))
+    np.testing.assert_array_equal(found.episode, np.arange(12) // 6)
+    np.testing.assert_allclose(found.reward, reward[:, 0].mean(-1) / 2)
+    np.testing.assert_allclose(found.to_go, 10 * reward[:, 0].mean(-1) / 2)
+    np.testing.assert_allclose([found.time_tm1, found.time_t], [[3 / 8] * 12, [4 / 8] * 12])
+    slot = np.where(np.arange(12) < 6, 14, 34)
+    np.testing.assert_array_equal(found.next_action[..., 0], [slot, 100 + slot])
+    np.testing.assert_array_equal(found.view_tm1.alive, view.alive[:, 0])
+    np.testing.assert_array_equal(found.view_t.alive, view.alive[:, 1])
+    np.testing.assert_array_equal(found.action, np.arange(12))
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """A vault with episodes that terminate, that are truncated, and one that is not complete."""
+    path = tmp_path_factory.mktemp("ended") / "data.vlt"
+    ends = np.zeros((1, 9), bool)
+    ends[0, [1, 4, 7]] = True
+    steps, finals = experience(TWO, 1, 9)
+    by_limit = ends[..., None] & (np.arange(9) == 4)[:, None]
+    steps = steps._replace(
+        last=ends,
+        terminated=np.repeat(ends[..., None] & ~by_limit, 2, -1),
+        truncated=np.repeat(by_limit, 2, -1),
+        reward=np.repeat(np.arange(1.0, 10.0, dtype=np.float32)[None, :, None], 2, -1),
+    )
+    row, time = np.nonzero(ends)
+    finals = FinalObservations(row, time, jax.tree.map(lambda x: x[0, [1, 4, 7]], steps.view))
+    with vault.create(path, TWO, rows=1) as writer:
+        writer.append(steps, finals)
+    return vault.open_vault(path)
+
+
+def test_which_episodes_are_complete_and_which_are_truncated(ended):
+    """Of 2, 3, 3 and 1 steps; the second is truncated, and the last one is cut off."""
+    data = estimation._Data.read(ended, Options(members=2))
+    np.testing.assert_array_equal(data.lengths, [2, 3, 3, 1])
+    np.testing.assert_array_equal(data.complete, [True, True, True, False])
+    np.testing.assert_array_equal(data.truncated, [False, True, False, False])
+    np.testing.assert_array_equal(data.mask, np.arange(3) < [[2], [3], [3], [1]])
+    np.testing.assert_allclose(data.reward, [[1, 2, 0], [3, 4, 5], [6, 7, 8], [9, 0, 0]])
+    half = Options(gamma=0.5)
+    np.testing.assert_allclose(data.returns(half), [1 + 1, 3 + 2 + 1.25, 6 + 3.5 + 2])
+    assert data.behaviour(half).value == pytest.approx((2 + 6.25 + 11.5) / 3)
+    # Values are finite without a discount: some episodes terminate. Those that are cut off do not.
+    never = Options(gamma=1.0, horizon="infinite")
+    data.require_finite_values(never)
+    cut = data._replace(complete=data.truncated)
+    with pytest.raises(OptionError, match="no episode of the data terminates"):
+        cut.require_finite_values(never)
+
+
+def test_data_without_an_episode(tmp_path):
+    vault.create(tmp_path / "data.vlt", TWO, rows=1).close()
+    with pytest.raises(ShapeError, match="holds no episode"):
+        estimation._Data.read(vault.open_vault(tmp_path / "data.vlt"), Options())
+
+
+@pytest.mark.parametrize("horizon", ["episode", "infinite"])
+def test_what_critics_learn_from_by_hand(ended, monkeypatch, horizon):
+    options = Options(gamma=0.5, horizon=horizon, members=3, updates=1)
+    data = estimation._Data.read(ended, options)
+    monkeypatch.setattr(estimation, "fit", lambda critic, data, options, progress: data)
+    action = 100 * np.arange(4)[:, None, None, None] + np.arange(4)[:, None, None]
+    action = np.broadcast_to(action, (4, 4, 1, 2))
+    followed = [estimation._Followed(data.mask, action + 1000 * policy) for policy in (0, 1)]
+    found = estimation._fit(ended, data, followed, options, True, quiet)
+    limited = horizon == "episode"
+    np.testing.assert_array_equal(found.ends, data.complete & limited)
+    np.testing.assert_array_equal(found.complete, data.complete)
+    assert bool(found.limited) == limited  # an episode of the longest is truncated
+    assert found.longest == 3 and len(data.resamples) == 3
+    scale = np.sqrt((3**2 + 12**2 + 21**2) / 3)  # of the returns of complete episodes
+    np.testing.assert_allclose(found.scale, scale, rtol=1e-6)
+    np.testing.assert_allclose(found.rewards, np.array([0, 9]) / scale, rtol=1e-6)
+    slots = [0, 1, 2, 100, 101, 102, 103, 200, 201, 202, 203, 300, 301]
+    np.testing.assert_array_equal(found.actions[:, :, 0, 1], [slots, np.add(slots, 1000)])
+    np.testing.assert_array_equal(found.first, [0, 3, 7, 11])
+    np.testing.assert_array_equal(found.place, [0, 1, 2, 3])
+    halves = [2.0 * (data.folds != fold) for fold in (0, 1)]
+    np.testing.assert_array_equal(found.weights, [[1] * 4, *halves, *data.resamples])
+    nothing = data._replace(reward=0 * data.reward)
+    unscaled = estimation._fit(ended, nothing, followed, options, False, quiet)
+    assert unscaled.scale == 1 and unscaled.rewards.tolist() == [0, 0]
+    alone = estimation._fit(ended, data, followed, options, False, quiet)
+    np.testing.assert_array_equal(alone.weights, [[1] * 4, *data.resamples])
+
+
+def test_only_complete_episodes_are_weighed(ended):
+    """The policy likes the actions of the last episode best, which is cut off."""
+    options = Options(gamma=0.5, members=2, resamples=10)
+    data = estimation._Data.read(ended, options)
+    log_prob = data.behaviour_log_prob + np.log([[1.0], [2.0], [1.0], [1e6]]) * (np.arange(3) == 0)
+    followed = estimation._Followed(log_prob * data.mask, np.zeros((4, 4, 1, 2)))
+    chosen = Chosen(np.zeros((3, 4)))
+    size, found = estimation._weighted(["wis", "dr"], chosen, 0, followed, data, options)
+    assert size == pytest.approx(4**2 / (1 + 4 + 1), rel=1e-5)
+    mean = (np.array([[1, 2, 0], [3, 4, 5], [6, 7, 8]]) * [[1], [2], [1]]).sum(0) / 4
+    assert found["wis"].value == pytest.approx(mean @ [1, 0.5, 0.25], rel=1e-5)
+    assert found["wis"].low <= found["wis"].value <= found["wis"].high
+    q, v = estimation._critic_values(chosen, 0, followed, data, options)
+    weight, before = np.array([[1], [2], [1]]), np.array([[1, 1, 1, 1], [1, 2, 2, 2], [1, 1, 1, 1]])
+    correction = (weight * (data.reward - q)[:3]).sum(0) / 4
+    baseline = (before * v[:3]).sum(0) / before.sum(0)
+    robust = correction @ [1, 0.5, 0.25] + baseline @ [1, 0.5, 0.25, 0.125]
+    assert found["dr"].value == pytest.approx(robust, rel=1e-5)
+    for wanted, critics in ((["wis"], chosen), (["wis", "dr"], None)):
+        _, alone = estimation._weighted(wanted, critics, 0, followed, data, options)
+        assert list(alone) == ["wis"]
+    nothing = followed._replace(log_prob=np.where(data.complete[:, None], -np.inf, 0.0))
+    assert estimation._weighted(["wis"], chosen, 0, nothing, data, options) == (0, {})
+
+
+def test_which_methods_data_refuse(ended):
+    """A method needs probabilities, a choice, and a complete episode; wis also the value's end."""
+    data = estimation._Data.read(ended, Options())
+    infinite, episode = Options(horizon="infinite"), Options()
+    assert not data.refusals(episode) and list(data.refusals(infinite)) == ["wis"]
+    assert "beyond a time limit" in data.refusals(infinite)["wis"]
+    never = data._replace(truncated=np.zeros(4, bool))
+    assert not never.refusals(infinite)
+    cut = data._replace(complete=np.zeros(4, bool), truncated=np.zeros(4, bool))
+    assert {*cut.refusals(episode)} == {"wis", "dr"}
+    assert "no episode of the data is complete" in cut.refusals(episode)["wis"]
+    zero = np.zeros_like(data.behaviour_log_prob)
+    sure = data._replace(behaviour_log_prob=zero, certain=data.mask)
+    assert "were deterministic" in sure.refusals(episode)["dr"]
+    assert not sure._replace(certain=data.mask & False).refusals(episode)  # no choice
+    some = np.where(np.arange(3) == 0, data.behaviour_log_prob, 0.0)
+    assert not sure._replace(behaviour_log_prob=some).refusals(episode)
+
+
+def test_rewards_of_data_that_only_a_limit_ends(ended):
+    """Nothing, which is worth 0, follows only a termination, or an earlier limit than others'."""
+    data = estimation._Data.read(ended, Options())
+    every = data._replace(complete=np.ones(4, bool), truncated=np.ones(4, bool))
+    same = every._replace(lengths=np.full(4, 3))
+    for horizon, uneven in (("episode", 0), ("infinite", 1)):
+        options = Options(horizon=horizon)
+        assert data.reward_bounds(options).tolist() == [0, 9]
+        assert every.reward_bounds(options).tolist() == [uneven, 9]
+        assert same.reward_bounds(options).tolist() == [1, 9]
+    open_ended = same._replace(complete=np.arange(4) > 0, truncated=np.arange(4) > 0)
+    assert open_ended.reward_bounds(Options()).tolist() == [1, 9]  # cut off, and not ended
+    assert data.is_limited(Options()) and not data.is_limited(Options(horizon="infinite"))
+    short = data._replace(truncated=np.arange(4) == 0)  # not one of the longest
+    assert not short.is_limited(Options())
+
+
+def test_a_followed_policy_is_told_who_is_done():
+    """Its actions count the agents that were done, by either cause, after each step."""
+
+    def act(params, carry, observation, legal_actions, key):
+        return carry, jnp.zeros(2), carry
+
+    def log_prob(params, carry, observation, legal_actions, action):
+        return -1.0 - carry, carry
+
+    def after_step(carry, reward, done):
+        return carry + done
+
+    policy = Policy(lambda: jnp.zeros(2, jnp.int32), act, log_prob, after_step)
+    alive = jnp.ones((1, 5, 2), bool).at[0, 1, 1].set(False)
+    legal, no = jnp.ones((1, 5, 2, 9), bool), jnp.zeros((1, 4, 2), bool)
+    episodes = Sequence(
+        view=View(jnp.zeros((1, 5, 2, 1)), jnp.zeros((1, 5, 1)), legal, alive),
+        action=jnp.zeros((1, 4, 2), jnp.int32),
+        reward=jnp.zeros((1, 4, 2)),
+        terminated=no.at[0, 0, 1].set(True),
+        truncated=no.at[0, 1, 0].set(True),
+        behaviour_log_prob=jnp.zeros((1, 4, 2)),
+        mask=jnp.array([[True, True, True, False]]),
+        next_known=jnp.ones((1, 4), bool),
+        first=jnp.zeros((1, 5), bool),
+    )
+    found = follow(policy, True, 1, (), episodes, jax.random.key(0))
+    sure = follow(policy, False, 1, (), episodes, jax.random.key(0))
+    np.testing.assert_array_equal(sure.log_prob, [[0, 0, -np.inf, 0]])  # the data have zeros only
+    other = episodes._replace(action=jnp.zeros((1, 4, 2, 1)))
+    exact = policy._replace(act=lambda _params, carry, *_: (jnp.zeros((2, 1)), jnp.zeros(2), carry))
+    unknown = follow(exact, False, 1, (), other, jax.random.key(0)).log_prob
+    np.testing.assert_array_equal(unknown, [[np.nan, np.nan, np.nan, 0]])
+    counted = [[0, 0], [0, 1], [1, 1], [1, 1], [1, 1]]
+    np.testing.assert_array_equal(found.action[0, :, 0], counted)
+    # The second agent is dead in the second step, and the fourth does not exist.
+    np.testing.assert_allclose(found.log_prob, [[-2, -1, -4, 0]])
+
+
 @pytest.mark.parametrize(
     ("gamma", "limited", "bounds"),
     [
@@ -138,6 +408,10 @@ def test_targets_bootstrap_from_bounded_values():
         critic, batch, bounds, jnp.ones(3), jnp.zeros(()), jnp.array(False), 0.0, 1e6
     )
     assert found == pytest.approx(np.mean(np.square([1 + 2.5, 1 + 2.0, 1])))
+    other = fitted._loss(
+        critic, batch, bounds, jnp.ones(3), jnp.zeros(()), jnp.array(False), 0.5, 1e6
+    )
+    assert other == pytest.approx(np.mean(np.square([0.5 - 3.5, 0.5 - 3.0, 0.5 - 1])))
     low = fitted._loss(
         critic, batch, bounds, jnp.ones(3), jnp.zeros(()), jnp.array(False), 0.0, -1e6
     )

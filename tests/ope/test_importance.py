@@ -55,6 +55,21 @@ def test_actions_that_have_a_density_for_some_policies(action, legal, log_prob, 
     assert not at_ends(dead).any() and not was_certain_inside(dead).any()
 
 
+def test_one_of_two_agents_is_enough():
+    """Of two agents, one takes an end of the interval, and the other a sure action inside it."""
+    episode = seen([[1.0], [0.5]], [[True], [True]])
+    episode = episode._replace(
+        view=episode.view._replace(
+            legal_actions=jnp.ones((1, 2, 2, 1), bool), alive=jnp.ones((1, 2, 2), bool)
+        ),
+        behaviour_log_prob=jnp.array([[[-1.0, 0.0]]]),
+    )
+    assert at_ends(episode).all() and was_certain_inside(episode).all()
+    assert not had_no_choice(episode).any()
+    bound = episode.view.legal_actions.at[:, :, 0].set(False)  # of one of them only
+    assert not had_no_choice(episode._replace(view=episode.view._replace(legal_actions=bound)))
+
+
 # Two episodes of two steps and one of one step; ratios of the steps and rewards.
 RATIO = np.array([[2.0, 0.5], [1.0, 3.0], [0.5, 1.0]])
 REWARD = jnp.array([[1.0, 4.0], [0.0, 2.0], [6.0, 0.0]])

@@ -66,18 +66,19 @@ def maddpg_networks(spec: EnvSpec) -> maddpg.Networks:
 @pytest.mark.parametrize(
     ("reward", "targets", "counted"),
     [
-        ("individual", [[2, 3], [2, 3], [7, 4]], [[1, 1], [1, 1], [1, 0]]),
-        ("team", [[2, 3], [2, 3], [7, 8]], [[1, 1], [1, 1], [1, 1]]),
+        ("individual", [[3, 5], [2, 4], [10, 8]], [[1, 1], [1, 1], [1, 0]]),
+        ("team", [[3, 5], [2, 4], [10, 12]], [[1, 1], [1, 1], [1, 1]]),
     ],
 )
 def test_the_critics_of_maddpg_by_hand(reward, targets, counted):
-    # The target policies do nothing, and the smaller target value is the state itself. A truncated
-    # step bootstraps; so does, with a team reward, one in which only a part of the team is done.
-    # The second agent is dead in the first step and in the last, where it has terminated, too.
+    # The target policies do nothing, and the smaller target value is the state itself. Rewards are
+    # doubled. A truncated step bootstraps; so does, with a team reward, one in which only a part of
+    # the team is done. The second agent is dead in the first step and in the last, where it has
+    # terminated, too.
     spec = EnvSpec("go", 2, 1, 1, Continuous(1), reward=reward)
     dead = ALIVE.at[0, 1].set(False).at[2, 1].set(False)
     batch = steps(jnp.full((3, 1, 2, 1), 0.25), alive_tm1=dead, alive_t=ALIVE)
-    hyper = hyperparameters(maddpg.Args(gamma=0.5, target_noise=0.0))
+    hyper = hyperparameters(maddpg.Args(gamma=0.5, target_noise=0.0, reward_scale=2.0))
     target = ActorCritics(jnp.float32(0.0), (jnp.float32(1.0), jnp.float32(2.0)))
     critics = (jnp.float32(1.0), jnp.float32(3.0))
     found, metrics = jax.jit(
@@ -187,7 +188,7 @@ def test_the_losses_of_soft_actor_critics_by_hand():
     )
     action = jnp.array([[[0, 1]], [[1, 1]], [[0, 0]]])
     batch = steps(action, alive_tm1=ALIVE.at[2, 1].set(False), alive_t=ALIVE.at[0, 1].set(False))
-    hyper = hyperparameters(masac.Args(gamma=0.5, discrete_entropy=0.5))
+    hyper = hyperparameters(masac.Args(gamma=0.5, discrete_entropy=0.5, reward_scale=2.0))
     params = soft_actor_critic.Params(
         jnp.float32(0.0), (jnp.float32(1.0),), jnp.log(jnp.array([0.1, 0.2]))
     )
@@ -198,8 +199,9 @@ def test_the_losses_of_soft_actor_critics_by_hand():
     )(params)
     h, g = 0.1 * np.log(2), 0.2 * np.log(2)
     # The second agent is dead after the first step, so that its entropy does not count there.
-    targets = [1 + 0.5 * (2.5 + h), 2 + 0.5 * 2.5, 0.5 * (4.5 + h), 1 + 0.5 * (4.5 + g)]
-    errors = np.array([1.0, 2.0, 3.0, 3.0, 3.0]) - np.array([*targets, 3 + 0.5 * (8.5 + h)])
+    # Rewards are doubled.
+    targets = [2 + 0.5 * (2.5 + h), 4 + 0.5 * 2.5, 0.5 * (4.5 + h), 2 + 0.5 * (4.5 + g)]
+    errors = np.array([1.0, 2.0, 3.0, 3.0, 3.0]) - np.array([*targets, 6 + 0.5 * (8.5 + h)])
     assert metrics["critic_loss"] == pytest.approx(0.5 * (errors**2).mean(), rel=1e-5)
     numbers = np.array([1.0, 1, 2, 2, 3])
     assert metrics["actor_loss"] == pytest.approx(

@@ -443,6 +443,19 @@ class Guided:
 
 
 @pytest.mark.parametrize(
+    ("fraction", "wanted"), [(None, [3, 6]), (1.0, [18, 21]), (0.5, [3, 6]), (0.75, [13, 16])]
+)
+def test_rewards_are_scaled_with_what_is_left_of_shaped_ones(fraction, wanted):
+    """Halfway, of the fraction 1 a half is left, of ¾ a third, and of ½ nothing."""
+    args = ippo.Args(reward_scale=3.0, shaped_rewards=fraction)
+    reward, shaping = jnp.array([[[1.0, 2.0]]]), jnp.full((1, 1, 2), 10.0)
+    halfway = hyperparameters(args), reward, shaping, jnp.float32(0.5)
+    found, metrics = ppo_program.learned_reward(args, *halfway)
+    np.testing.assert_allclose(found[0, 0], wanted, rtol=1e-6)
+    assert list(metrics) == ([] if fraction is None else ["shaping_weight"])
+
+
+@pytest.mark.parametrize(
     ("fraction", "first", "second"),
     [
         (None, [2, 2], [2, 2]),

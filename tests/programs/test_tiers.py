@@ -25,6 +25,20 @@ def test_a_tier_that_does_not_exist_is_named_with_the_nearest():
         parse_tiers("random,meduim")
 
 
+def test_a_tier_written_twice_is_one_and_two_of_one_name_are_refused():
+    mixed = "mixed=medium:1+expert:1"
+    assert parse_tiers(f"{mixed}, {mixed}") == [Tier("mixed", {"medium": 1.0, "expert": 1.0})]
+    with pytest.raises(OptionError, match="two tiers have the name 'mixed': give each its own"):
+        parse_tiers(f"random,{mixed},mixed=medium:1+expert:2")
+
+
+@pytest.mark.parametrize("text", ["expert-vs-random", "random-vs-poor-vs-medium-vs-good-vs-expert"])
+def test_tiers_of_several_teams_are_played_tiers(text):
+    assert parse_tiers(text) == [Tier(text, {})]
+    with pytest.raises(UnknownNameError, match="no tier named"):
+        parse_tiers(f"{text}-vs-replay")
+
+
 def test_a_mixture_has_a_name_and_shares():
     assert parse_tiers("mixed=medium:0.5+expert:1.5") == [
         Tier("mixed", {"medium": 0.5, "expert": 1.5})

@@ -284,6 +284,17 @@ def test_shares_that_cannot_be(vaults, shares, message: str) -> None:
         offmarl.mix(dict(zip(vaults.values(), shares, strict=True)))
 
 
+@pytest.mark.parametrize("length", [60, 61])
+def test_the_name_of_a_mixture_is_short(vaults, tmp_path: Path, length: int) -> None:
+    other = record(tmp_path / "x.vlt" / ("u" * (length - 2)), *SIZES["short"])
+    mixture = offmarl.mix({vaults["short"]: 1, other: 1})
+    joined = f"v+{other.uid}"
+    assert len(joined) == length
+    short = f"mix-{mixture.known_digest()[:8]}"
+    assert mixture.uid == (joined if length <= 60 else short)
+    assert offmarl.mix({vaults["short"]: 1, other: 2}).known_digest()[:8] != short[4:]
+
+
 def test_a_vault_is_mixed_once(vaults) -> None:
     path = vaults["short"].path
     with pytest.raises(OptionError, match="in the mixture twice"):
