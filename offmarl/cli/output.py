@@ -14,6 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from offmarl.paths import expanded
 from offmarl.terminal import number, one_line, printable
 from offmarl.tracking import to_json
 
@@ -101,7 +102,7 @@ def _advice(error: BaseException) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ": free some space, and repeat the command."
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error.filename:
-        home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+        home = expanded(os.environ.get("HF_HOME") or "~/.cache/huggingface")
         place = Path(os.fsdecode(error.filename))
         if place in (home, *home.parents) or home in place.parents:
             return ": set HF_HOME to a directory that can be written."
