@@ -158,6 +158,82 @@ def test_concurrent_change_is_refused(hub, vaults, monkeypatch):
     assert hub.files("org/made-up", "main")[1]["README.md"] == b"theirs"
 
 
+@pytest.mark.parametrize(
+    ("pattern", "left_out"),
+    [
+        ("data/", "data/good.zip"),
+        ("*.parquet", "episodes/good.parquet"),
+        ("README.md", "README.md"),
+    ],
+)
+def test_a_gitignore_that_leaves_out_files(hub, vaults, pattern, left_out):
+    """The hub's client leaves them out without a word."""
+    library.push(vaults[:1], "org/made-up", "CC-BY-4.0", name="org/test/made-up")
+    commit = hub.commit("org/made-up", {".gitignore": f"*.tmp\n{pattern}\n".encode()})
+    with pytest.raises(HubError, match=rf"the \.gitignore of org/made-up leaves out .* {left_out}"):
+        library.push(vaults, "org/made-up", "CC-BY-4.0")
+    assert hub.files("org/made-up", "main")[0] == commit, "nothing was committed"
+    hub.commit("org/made-up", {".gitignore": b"*.tmp"})
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    assert [*library.pull("org/made-up").paths] == ["good", "poor"]
+
+
+@pytest.mark.parametrize("path", ["data/good.zip", "offmarl.toml", "episodes/poor.parquet"])
+@pytest.mark.parametrize("fault", ["lost", "spoiled"])
+def test_what_arrives_is_compared_with_what_was_sent(hub, vaults, path, fault):
+    setattr(hub.faults, fault, path)
+    with pytest.raises(HubError, match=f"org/made-up does not hold {path} as it was sent"):
+        library.push(vaults, "org/made-up", "CC-BY-4.0")
+    setattr(hub.faults, fault, "")
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+
+
+def test_a_second_push_keeps_the_vaults_of_the_first(hub, vaults, tmp_path):
+    """In the card, the page and the Croissant file; each is replaced by one of its own name."""
+    third = record(tmp_path / "other.vlt" / "third", 2)
+    library.push(vaults[:1], "org/made-up", "CC-BY-4.0", summary="One.", citation="@misc{a}")
+    library.push(vaults[1:], "org/made-up", "CC-BY-4.0", citation="@misc{b}")
+    pushed = library.push([third], "org/made-up", "CC-BY-4.0", citation="@misc{b}")
+    assert [*pushed.card.uids] == ["good", "poor", "third"]
+    assert pushed.card.citation == "@misc{a}\n\n@misc{b}" and "One." in pushed.card.summary
+    pulled = library.pull("org/made-up").paths
+    for path in (*vaults, third):
+        assert vault.open_vault(pulled[path.name]).digest() == vault.open_vault(path).digest()
+    files = hub.files("org/made-up", "main")[1]
+    assert b"data/good.zip" in files["croissant.json"] and b"| good |" in files["README.md"]
+    for uid in ("good", "poor", "third"):
+        assert f"path: episodes/{uid}.parquet".encode() in files["README.md"]
+    again = record(tmp_path / "again.vlt" / "good", 7)
+    library.push([again], "org/made-up", "CC-BY-4.0")
+    pulled = library.pull("org/made-up")
+    assert vault.open_vault(pulled.paths["good"]).digest() == vault.open_vault(again).digest()
+    assert [*pulled.paths] == ["good", "poor", "third"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "differing"),
+    [
+        ({"num_agents": 3}, {}, "num_agents"),
+        ({"time_limit": 99}, {}, "time_limit"),
+        ({"name": "test/other"}, {}, "name"),
+        ({}, {"licence": "MIT"}, "licence"),
+        ({}, {"name": "org/test/renamed"}, "name"),
+    ],
+)
+def test_a_second_push_of_another_kind_is_refused(
+    hub, vaults, tmp_path, changes, options, differing
+):
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    before = hub.files("org/made-up", "main")
+    other = record(tmp_path / "other.vlt" / "x", 0, dataclasses.replace(SPEC, **changes))
+    with pytest.raises(
+        CardError, match=f"holds good, poor with another {differing} .*another repo"
+    ):
+        library.push([other], "org/made-up", **{"licence": "CC-BY-4.0", **options})
+    assert hub.files("org/made-up", "main") == before
+    library.push(vaults, "org/made-up", **{"licence": "CC-BY-4.0", **options})
+
+
 def test_what_cannot_be_pushed(hub, vaults, tmp_path, monkeypatch):
     other = record(tmp_path / "other.vlt" / "x", 0, dataclasses.replace(SPEC, num_agents=3))
     with pytest.raises(CardError, match=r"differ in num_agents \(3, not 2\)"):

@@ -278,22 +278,18 @@ class SteadyFile(io.FileIO):
     _error: OSError | None = None
 
     def write(self, data: Any, /) -> int:
-        """Write all bytes."""
+        """Write all bytes, unless a write has failed."""
         rest = memoryview(data)
-        while rest:
-            rest = rest[self._tried(super().write, rest, len(rest)) :]
+        try:
+            while rest and not self._error:
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self._error = error
         return len(data)
 
     def truncate(self, size: int | None = None, /) -> int:
-        """Set the size."""
-        return self._tried(super().truncate, size, size or 0)
-
-    def _tried(self, call: Callable[[Any], int], argument: Any, otherwise: int) -> int:
-        try:
-            return otherwise if self._error else call(argument)
-        except OSError as error:
-            self._error = error
-            return otherwise
+        """Set the size, unless a write has failed."""
+        return 0 if self._error else super().truncate(size)
 
     def check(self) -> None:
         """Raise the error of the write that failed."""
