@@ -5,6 +5,10 @@ import hashlib
 import importlib
 import io
 import json
+import os
+import shutil
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -28,6 +32,7 @@ from offmarl.hub import card as catalogue
 from offmarl.types import EnvSpec
 from offmarl.vault.layout import METADATA
 from offmarl.vault.store import Store
+from tests.runs import write_run
 from tests.vault.experience import SPEC, make
 from tests.vault.test_stock import open_stock
 
@@ -232,6 +237,62 @@ def test_a_second_push_of_another_kind_is_refused(
         library.push([other], "org/made-up", **{"licence": "CC-BY-4.0", **options})
     assert hub.files("org/made-up", "main") == before
     library.push(vaults, "org/made-up", **{"licence": "CC-BY-4.0", **options})
+
+
+_PULLS = """
+import sys
+from huggingface_hub import constants
+from offmarl import hub
+from offmarl.cli import exit_codes
+
+with exit_codes():
+    for name in ("org/made-up", "org/made-up/good", "org/made-up@main"):
+        pulled = hub.pull(name)
+        assert pulled.fetched == 0 and pulled.paths["good"].is_dir()
+        assert hub.plan(name).free > 0
+    assert hub.pull_policy("org/policy").fetched == 0
+    assert hub.plan("org/other").sizes.keys() == {"poor"}
+    assert hub.load_dataset("org/made-up/poor").num_steps == 256
+    pulled = hub.pull("org/other", sys.argv[1])
+    assert pulled.fetched > 0
+    constants.HF_HUB_OFFLINE = True
+    assert hub.pull("org/made-up").fetched == 0
+    constants.HF_HUB_OFFLINE = False
+    hub.pull("org/other")
+"""
+
+
+@pytest.mark.slow
+def test_a_cache_that_cannot_be_written(hub, vaults, tmp_path):
+    """What is complete there is pulled and planned; anything else is one line, or goes elsewhere."""
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    library.push(vaults[1:], "org/other", "CC-BY-4.0")
+    library.pull("org/made-up")
+    run = write_run(tmp_path / "run", "x", "data", [[1.0]], args={"stop_on": None})
+    (run / "checkpoints" / "1").mkdir(parents=True)
+    (run / "checkpoints" / "1" / "array").write_text("numbers")
+    library.push_policy(run, "org/policy", "MIT")
+    library.pull_policy("org/policy")
+    (home := tmp_path / "home").mkdir(exist_ok=True)
+    places = [home, *(path for path in home.rglob("*") if not path.is_symlink())]
+    for path in places:
+        path.chmod(path.stat().st_mode & ~0o222)
+    # Permissions hold for root only without this capability.
+    drop = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-all"]
+    prefix = [] if os.geteuid() else drop
+    if prefix and not shutil.which("setpriv"):
+        pytest.skip("needs setpriv, for root")
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", _PULLS, tmp_path / "out"],
+        env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    for path in places:
+        path.chmod(path.stat().st_mode | 0o700)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "cannot be written (Permission denied): give another --out" in done.stderr
 
 
 def test_what_cannot_be_pushed(hub, vaults, tmp_path, monkeypatch):
