@@ -183,6 +183,7 @@ def exit_codes(as_json: bool = False) -> Iterator[None]:
     The programs in ``baselines/`` and ``recorders/`` use it when they run as scripts. Python
     collects garbage rarely from here to the first update of a run.
     """
+    output.complete_streams()
     interrupts.repeat_lost()
     collect_rarely()
     try:

@@ -4,6 +4,8 @@ import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +35,16 @@ _LEAST_TEXT = 16
 """Width that a column of text gets at least, if its cells are as long."""
 _credentials: list[str] = []
 """User names and passwords in URLs among the arguments, which are never printed."""
+
+
+def complete_streams() -> None:
+    """Replace streams that were closed, as cron may, and let no character fail that one lacks."""
+    for name in ("stdin", "stdout", "stderr"):  # in the order of the descriptors that they take
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(nothing, "r+", closefd=False))
+    if isinstance(sys.stdout, TextIOWrapper):  # as standard error does by itself
+        sys.stdout.reconfigure(errors="replace")
 
 
 def hide_credentials_in(arguments: Iterable[str]) -> None:
@@ -89,10 +101,10 @@ def show_error(error: BaseException, as_json: bool) -> None:
     text = f"{error}{_advice(error)}"
     if as_json:
         data = {"error": {"type": type(error).__name__, "message": text}}
-        _out.out(hidden(to_json(data, indent=2)))
-    else:
-        message = printable(hidden(text))
-        _err.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
+        with suppress(OSError):  # of a full disk, which standard error tells
+            return _out.out(hidden(to_json(data, indent=2)))
+    message = printable(hidden(text))
+    return _err.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
 
 
 def _advice(error: BaseException) -> str:

@@ -264,7 +264,7 @@ with exit_codes():
 
 @pytest.mark.slow
 def test_a_cache_that_cannot_be_written(hub, vaults, tmp_path):
-    """What is complete there is pulled and planned; anything else is one line, or goes elsewhere."""
+    """What is complete there is pulled and planned; anything else is one line or goes elsewhere."""
     library.push(vaults, "org/made-up", "CC-BY-4.0")
     library.push(vaults[1:], "org/other", "CC-BY-4.0")
     library.pull("org/made-up")
