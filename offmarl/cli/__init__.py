@@ -216,6 +216,10 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
         if _has_other_processes():
             traceback.print_exc()
             _end_at_once(1, error)
+        no_device = import_module("offmarl.cli.doctor").no_device
+        if "jax" in sys.modules and (missing := no_device()):
+            output.show_error(OffmarlError(missing), as_json)
+            sys.exit(1)
         raise
     finally:
         sys.stdout.flush()  # a closed pipe raises here, not when the interpreter exits

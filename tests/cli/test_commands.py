@@ -3,6 +3,7 @@
 import inspect
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -498,6 +499,32 @@ def test_a_standard_output_that_is_full(tmp_path, option):
         )
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert done.stderr.startswith("error: [Errno 28] No space left on device: free some space")
+
+
+@pytest.mark.parametrize("platforms", ["cuda", "nonsense"])
+def test_doctor_says_that_the_chosen_devices_are_missing(tmp_path, platforms):
+    done = subprocess.run(
+        [sys.executable, "-m", "offmarl", "doctor", "--json"],
+        env={**os.environ, "JAX_PLATFORMS": platforms},
+        check=True,
+        capture_output=True,
+        cwd=tmp_path,
+    )
+    assert f"no device for JAX_PLATFORMS={platforms}" in json.loads(done.stdout)["devices"][0]
+
+
+@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unable to initialize backend")])
+def test_a_command_without_a_device_says_so(offmarl, monkeypatch, error):
+    """JAX raises these for a platform that is not there."""
+
+    def no_devices():
+        raise error
+
+    monkeypatch.setattr("jax.devices", no_devices)
+    monkeypatch.setattr("offmarl.cli.environments.envs", no_devices)
+    outcome = offmarl("envs")
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+    assert outcome.err.startswith("error: JAX finds no device for JAX_PLATFORMS=cpu (")
 
 
 SECRET = "https://me:pass/w@rd@example.org/data"
