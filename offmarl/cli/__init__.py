@@ -162,6 +162,13 @@ VERBS = {
 }
 
 
+_GUARDS = (
+    *("JAX_TRANSFER_GUARD", "JAX_NUMPY_RANK_PROMOTION", "JAX_NUMPY_DTYPE_PROMOTION"),
+    "JAX_ENABLE_X64",
+)
+"""Options of JAX that neither offmarl's programs nor the libraries below them keep."""
+
+
 def main() -> None:
     """Run the command line and exit."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
@@ -170,6 +177,9 @@ def main() -> None:
         os.environ["OFFMARL_QUIET"] = "1"
     output.hide_credentials_in(arguments)
     warnings.showwarning = output.show_warning
+    for guard in _GUARDS:
+        if os.environ.pop(guard, None):
+            warnings.warn(f"{guard} is for users' own code: it is ignored here.", stacklevel=2)
     with exit_codes(as_json):
         report = _run(arguments)
         output.show(report, as_json)

@@ -164,7 +164,11 @@ def read_zarr(source: StrPath) -> Iterator[Imported]:
         for name, array in arrays.items():
             common.plain(array, name)
             if _stored_parts(source / name) != _parts(array):
-                raise VaultFormatError(f"{source} has lost chunks of {name}: copy it again.")
+                raise VaultFormatError(
+                    f"{source} lacks chunks of {name}: it is damaged, or a program wrote it that "
+                    "leaves out chunks of zeros. Copy its files, or write it with zarr's option "
+                    "array.write_empty_chunks=True."
+                )
         about: Any = group.attrs[_ABOUT]
     yield _imported("zarr", source, _Columns(arrays, about))
 
