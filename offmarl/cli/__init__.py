@@ -162,13 +162,6 @@ VERBS = {
 }
 
 
-_GUARDS = (
-    *("JAX_TRANSFER_GUARD", "JAX_NUMPY_RANK_PROMOTION", "JAX_NUMPY_DTYPE_PROMOTION"),
-    "JAX_ENABLE_X64",
-)
-"""Options of JAX that neither offmarl's programs nor the libraries below them keep."""
-
-
 def main() -> None:
     """Run the command line and exit."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--json"]
@@ -177,9 +170,8 @@ def main() -> None:
         os.environ["OFFMARL_QUIET"] = "1"
     output.hide_credentials_in(arguments)
     warnings.showwarning = output.show_warning
-    for guard in _GUARDS:
-        if os.environ.pop(guard, None):
-            warnings.warn(f"{guard} is for users' own code: it is ignored here.", stacklevel=2)
+    for guard in ("TRANSFER_GUARD", "NUMPY_RANK_PROMOTION", "NUMPY_DTYPE_PROMOTION", "ENABLE_X64"):
+        os.environ.pop(f"JAX_{guard}", None)  # the libraries below do not keep them
     with exit_codes(as_json):
         report = _run(arguments)
         output.show(report, as_json)

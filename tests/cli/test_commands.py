@@ -527,6 +527,30 @@ def test_a_command_without_a_device_says_so(offmarl, monkeypatch, error):
     assert outcome.err.startswith("error: JAX finds no device for JAX_PLATFORMS=cpu (")
 
 
+@pytest.mark.slow
+def test_training_under_the_guards_of_jax(tmp_path):
+    """They are for users' own code: neither offmarl nor the libraries below keep to them."""
+    with vaults.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
+        writer.append(*whole_episodes(steps=40))
+    guards = {
+        "JAX_TRANSFER_GUARD": "disallow",
+        "JAX_NUMPY_RANK_PROMOTION": "raise",
+        "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+        "JAX_ENABLE_X64": "1",
+        "JAX_DEBUG_NANS": "1",
+    }
+    sizes = "--updates 2 --batch-size 2 --length 5 --hidden 4 --out run".split()
+    done = subprocess.run(
+        [sys.executable, "-m", "offmarl", "train", "bc", "--vault", "a.vlt", *sizes],
+        env={**os.environ, **guards},
+        check=False,
+        capture_output=True,
+        cwd=tmp_path,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 SECRET = "https://me:pass/w@rd@example.org/data"
 
 

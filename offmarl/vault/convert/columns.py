@@ -165,9 +165,8 @@ def read_zarr(source: StrPath) -> Iterator[Imported]:
             common.plain(array, name)
             if _stored_parts(source / name) != _parts(array):
                 raise VaultFormatError(
-                    f"{source} lacks chunks of {name}: it is damaged, or a program wrote it that "
-                    "leaves out chunks of zeros. Copy its files, or write it with zarr's option "
-                    "array.write_empty_chunks=True."
+                    f"{source} has lost chunks of {name}, or was written without those of zeros "
+                    "(zarr's default): copy its files, or set zarr's array.write_empty_chunks."
                 )
         about: Any = group.attrs[_ABOUT]
     yield _imported("zarr", source, _Columns(arrays, about))
