@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from offmarl import cli, tracking
@@ -530,8 +531,16 @@ def test_a_command_without_a_device_says_so(offmarl, monkeypatch, error):
 @pytest.mark.slow
 def test_training_under_the_guards_of_jax(tmp_path):
     """They are for users' own code: neither offmarl nor the libraries below keep to them."""
-    with vaults.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
-        writer.append(*whole_episodes(steps=40))
+    rng = np.random.default_rng(0)
+    ends = np.arange(40) % 10 == 9
+    vaults.from_arrays(
+        tmp_path / "a.vlt",
+        observations=rng.normal(size=(40, 2, 3)).astype(np.float32),
+        actions=rng.integers(3, size=(40, 2)),
+        rewards=rng.normal(size=40),
+        terminals=ends,
+        num_agents=2,
+    )
     guards = {
         "JAX_TRANSFER_GUARD": "disallow",
         "JAX_NUMPY_RANK_PROMOTION": "raise",
@@ -539,7 +548,7 @@ def test_training_under_the_guards_of_jax(tmp_path):
         "JAX_ENABLE_X64": "1",
         "JAX_DEBUG_NANS": "1",
     }
-    sizes = "--updates 2 --batch-size 2 --length 5 --hidden 4 --out run".split()
+    sizes = ["--updates", "2", "--batch-size", "2", "--length", "5", "--out", "run"]
     done = subprocess.run(
         [sys.executable, "-m", "offmarl", "train", "bc", "--vault", "a.vlt", *sizes],
         env={**os.environ, **guards},
