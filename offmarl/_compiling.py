@@ -1,6 +1,7 @@
 """XLA's options for programs that run too rarely to need all of its optimisations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -16,6 +17,14 @@ the programs are about four times slower."""
 _HALF = {"xla_backend_optimization_level": 1}
 """On a CPU, XLA compiles evaluations of policies up to twice as fast, and they are at most a fifth
 slower; see ``benchmarks/RESULTS.md``."""
+
+
+@contextmanager
+def unguarded() -> Iterator[None]:
+    """Leave out JAX's guards of users' code: NaN in data is no fault, for example."""
+    types, moves = jax.numpy_dtype_promotion("standard"), jax.transfer_guard("allow")
+    with jax.debug_nans(False), jax.numpy_rank_promotion("allow"), types, moves:
+        yield
 
 
 def jit_rarely_run(**options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:

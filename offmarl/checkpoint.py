@@ -18,7 +18,6 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -141,10 +140,8 @@ class Checkpoints:
         self._directory.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers()  # otherwise orbax warns about its own
         try:
-            with _raised_not_logged():
-                self._checkpointer.save(
-                    path, args.Composite(**parts, **{_ABOUT: args.JsonSave(about)})
-                )
+            saved = args.Composite(**parts, **{_ABOUT: args.JsonSave(about)})
+            self._checkpointer.save(path, saved)
         except ValueError as error:  # TensorStore's, of a full disk
             raise _of_system(error, path) or error from error
         self.remove_old()
@@ -401,6 +398,8 @@ class Checkpoints:
     def _checkpointer(self) -> Any:
         import orbax.checkpoint as ocp
 
+        # For good, because the threads of a save go on after it has failed.
+        logging.getLogger("absl").addFilter(_is_news)
         if jax.process_count() == 1:
             return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
         own = jax.process_index()  # otherwise orbax waits for the other processes
@@ -444,19 +443,9 @@ def _is_of_system(error: BaseException) -> bool:
     )
 
 
-@contextmanager
-def _raised_not_logged() -> Iterator[None]:
-    """Leave out the tracebacks that orbax's threads log of errors that it raises, too."""
-
-    def is_other(record: logging.LogRecord) -> bool:
-        return "_SignalingThread" not in str(record.msg)
-
-    logger = logging.getLogger("absl")
-    logger.addFilter(is_other)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_other)
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a log is not the traceback in a thread of orbax of an error that it raises, too."""
+    return "_SignalingThread" not in str(record.msg)
 
 
 def _of_system(error: ValueError, path: Path) -> OSError | None:

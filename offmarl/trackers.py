@@ -28,6 +28,7 @@ import numpy as np
 from offmarl import tracking
 from offmarl._imports import import_optional
 from offmarl.errors import MissingExtraError, OffmarlError, RunError, unknown_name
+from offmarl.paths import expanded
 
 FILE = "tracking.json"
 """Holds the id of the tracked run."""
@@ -229,7 +230,7 @@ class _TensorBoard:
 
     def __init__(self, run: Tracked, target: str):
         board = import_optional("tensorboardX", "tensorboard")
-        directory = Path(target).expanduser() / run.id if target else run.directory / "tensorboard"
+        directory = expanded(target) / run.id if target else run.directory / "tensorboard"
         shutil.rmtree(directory, ignore_errors=True)  # it is written again from the first line
         self._writer = board.SummaryWriter(logdir=str(directory))
         self._writer.add_text("run", f"{run.name}\n\n    {json.dumps(run.config)}", 0)

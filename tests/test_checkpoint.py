@@ -150,6 +150,30 @@ def test_a_disk_that_takes_no_more_is_an_error_of_the_system(tmp_path, capfd):
     assert checkpoints.steps() == [1, 2]
 
 
+_FULL = """
+import resource, sys, time
+import numpy as np
+from offmarl.checkpoint import Checkpoints
+from offmarl.cli import exit_codes
+
+tree = {str(i): np.random.default_rng(i).normal(size=10_000) for i in range(50)}
+with exit_codes():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+    checkpoints = Checkpoints(sys.argv[1])
+    try:
+        checkpoints.save(1, {"policy": tree, "state": tree}, {})
+    finally:
+        time.sleep(0.5)
+"""
+
+
+def test_what_other_threads_of_a_save_say_of_the_same_error_is_not_shown(tmp_path):
+    command = [sys.executable, "-c", _FULL, tmp_path / "run"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("error: [Errno 27]")
+
+
 def test_files_of_the_user_are_left_alone(tmp_path):
     """Only whole checkpoints count, and saving removes only what a killed save left."""
     directory, elsewhere = tmp_path / "c", tmp_path / "elsewhere"

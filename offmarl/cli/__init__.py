@@ -170,6 +170,8 @@ def main() -> None:
         os.environ["OFFMARL_QUIET"] = "1"
     output.hide_credentials_in(arguments)
     warnings.showwarning = output.show_warning
+    for guard in ("TRANSFER_GUARD", "NUMPY_RANK_PROMOTION", "NUMPY_DTYPE_PROMOTION", "ENABLE_X64"):
+        os.environ.pop(f"JAX_{guard}", None)  # the libraries below do not keep them
     with exit_codes(as_json):
         report = _run(arguments)
         output.show(report, as_json)
@@ -183,6 +185,7 @@ def exit_codes(as_json: bool = False) -> Iterator[None]:
     The programs in ``baselines/`` and ``recorders/`` use it when they run as scripts. Python
     collects garbage rarely from here to the first update of a run.
     """
+    output.complete_streams()
     interrupts.repeat_lost()
     collect_rarely()
     try:
@@ -215,6 +218,10 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
         if _has_other_processes():
             traceback.print_exc()
             _end_at_once(1, error)
+        no_device = import_module("offmarl.cli.doctor").no_device
+        if "jax" in sys.modules and (missing := no_device()):
+            output.show_error(OffmarlError(missing), as_json)
+            sys.exit(1)
         raise
     finally:
         sys.stdout.flush()  # a closed pipe raises here, not when the interpreter exits

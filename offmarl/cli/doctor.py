@@ -82,7 +82,24 @@ def _version(package: str) -> str | None:
 def _devices() -> list[str]:
     import jax
 
+    if missing := no_device():
+        return [missing]
     return [f"{device.device_kind} ({device.platform})" for device in jax.devices()]
+
+
+def no_device() -> str:
+    """Return why JAX has no device to use; an empty text if it has one."""
+    import jax
+
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition(" (set JAX")[0] or "there is none, or no plugin for it"
+        wanted = os.environ.get("JAX_PLATFORMS", "")
+        return (
+            f"JAX finds no device for JAX_PLATFORMS={wanted} ({reason}): unset it, to use others."
+        )
+    return ""
 
 
 def _missing_by_extra() -> dict[str, list[str]]:

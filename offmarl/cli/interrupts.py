@@ -1,4 +1,4 @@
-"""Ctrl-C while Python cannot raise: it is repeated, so that it is not lost."""
+"""Exceptions that Python cannot raise: a Ctrl-C is repeated, so that it is not lost."""
 
 import os
 import signal
@@ -18,6 +18,8 @@ def repeat_lost() -> None:
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) == "Event loop is closed":
+            return  # another write of a checkpoint that failed and was reported
         if not isinstance(unraisable.exc_value, KeyboardInterrupt):
             before(unraisable)
             return

@@ -4,6 +4,8 @@ import errno
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +16,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from offmarl.paths import expanded
 from offmarl.terminal import number, one_line, printable
 from offmarl.tracking import to_json
 
@@ -32,6 +35,16 @@ _LEAST_TEXT = 16
 """Width that a column of text gets at least, if its cells are as long."""
 _credentials: list[str] = []
 """User names and passwords in URLs among the arguments, which are never printed."""
+
+
+def complete_streams() -> None:
+    """Replace streams that were closed, as cron may, and let no character fail that one lacks."""
+    for name in ("stdin", "stdout", "stderr"):  # in the order of the descriptors that they take
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(nothing, "r+", closefd=False))
+    if isinstance(sys.stdout, TextIOWrapper):  # as standard error does by itself
+        sys.stdout.reconfigure(errors="replace")
 
 
 def hide_credentials_in(arguments: Iterable[str]) -> None:
@@ -88,10 +101,10 @@ def show_error(error: BaseException, as_json: bool) -> None:
     text = f"{error}{_advice(error)}"
     if as_json:
         data = {"error": {"type": type(error).__name__, "message": text}}
-        _out.out(hidden(to_json(data, indent=2)))
-    else:
-        message = printable(hidden(text))
-        _err.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
+        with suppress(OSError):  # of a full disk, which standard error tells
+            return _out.out(hidden(to_json(data, indent=2)))
+    message = printable(hidden(text))
+    return _err.print(Text.assemble(("error: ", "bold red"), (message, "red")), soft_wrap=True)
 
 
 def _advice(error: BaseException) -> str:
@@ -101,7 +114,7 @@ def _advice(error: BaseException) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ": free some space, and repeat the command."
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) and error.filename:
-        home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+        home = expanded(os.environ.get("HF_HOME") or "~/.cache/huggingface")
         place = Path(os.fsdecode(error.filename))
         if place in (home, *home.parents) or home in place.parents:
             return ": set HF_HOME to a directory that can be written."

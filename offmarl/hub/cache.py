@@ -6,6 +6,7 @@ record of how it was checked. ``NAME/refs/REVISION`` holds the commit that a bra
 when the hub was last asked.
 """
 
+import errno
 import os
 import shutil
 import zlib
@@ -76,14 +77,20 @@ class Entry(NamedTuple):
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Lock the dataset for this process; wait while another process holds the lock."""
-        self.arriving.mkdir(parents=True, exist_ok=True)
+        """Lock the dataset for this process; wait while another process holds the lock.
+
+        What is on a disk that cannot be written is used as it is, without a lock.
+        """
         lock = FileLock(self.arriving / _LOCK)
         try:
+            self.arriving.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
         except Timeout:
             with tracking.progress(f"waiting for another process to pull {self.path.stem}", 1):
                 lock.acquire()
+        except OSError as error:
+            if not self.uids or error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
         try:
             yield
         finally:
@@ -108,10 +115,11 @@ def entries(commit: Path | None = None) -> list[Entry]:
 
 
 def remember(name: str, revision: str, commit: str) -> None:
-    """Record the commit that a revision means now."""
+    """Record the commit that a revision means now, if the disk can be written."""
     file = _ref(name, revision)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(commit)
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        tracking.replace_file(file, commit)
 
 
 def recall(name: str, revision: str) -> str:

@@ -325,8 +325,10 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
             return kept
         raise
     run = local(out) if out else place / remote.commit / "run"
+    if run.exists():
+        return _installed(run, repository, remote.commit)
     with FileLock(_lock_of(place)):
-        if run.exists():
+        if run.exists():  # another process was faster
             return _installed(run, repository, remote.commit)
         card = _parse(client.read_text_file(remote, f"{CARD} of {repository}"), repository)
         fetched = _install(run, repository, remote.commit, card)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from offmarl.errors import (
@@ -110,7 +111,7 @@ def pull(
     except HubUnreachableError:
         if here := kept(target, out):
             entry, card = here
-            if time_limit is not None:
+            if time_limit not in (None, entry.record.get(TIME_LIMIT)):
                 entry.note({TIME_LIMIT: time_limit})
             return _pulled(entry, card, target, 0, asked=False)
         raise
@@ -132,13 +133,13 @@ def plan(name: str, out: str | os.PathLike[str] | None = None) -> Plan:
     target = parse(name)
     with _listing_local_datasets():
         source = _find(target, out)
-    known = _place_of(source, out).path.exists()
-    with _opened(source, out) as entry:
-        sizes = _sizes(entry, source, target.uid)
-        free = shutil.disk_usage(entry.path).free
-    if not known:  # remove the directory that was created for this plan
-        cache.remove(entry) if out is None else shutil.rmtree(entry.path)
-    return Plan(source.card, source.commit, sizes, free)
+    place = _place_of(source, out).path
+    with TemporaryDirectory() as scratch:  # what has arrived counts, and nothing new stays
+        here = out if os.access(place, os.W_OK) else scratch
+        with _opened(source, here) as entry:
+            sizes = _sizes(entry, source, target.uid)
+    there = next(one for one in (place, *place.parents) if one.is_dir())
+    return Plan(source.card, source.commit, sizes, shutil.disk_usage(there).free)
 
 
 def _check_limit(time_limit: int | None) -> None:
@@ -290,7 +291,10 @@ def _opened(source: _Source, out: str | os.PathLike[str] | None) -> Iterator[Ent
             yield entry
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise HubError(f"{entry.path} cannot be written: {error}.") from error
+            raise HubError(
+                f"{entry.path} cannot be written ({error.strerror or error}): give another --out, "
+                "or set HF_HOME to a directory that can."
+            ) from error
         raise HubError(
             f"the disk of {entry.path} is full: nothing was installed. Free some space and repeat "
             "the command, which continues from here."

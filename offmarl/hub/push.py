@@ -8,7 +8,9 @@ import sys
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -26,6 +28,7 @@ from offmarl.hub.card import (
     TeamReturns,
     Uid,
     check,
+    parse,
     to_toml,
 )
 from offmarl.hub.client import LARGEST
@@ -76,7 +79,8 @@ def push(
     an archive of a vault of whole chunks. They are packed while they are sent, so nothing is copied
     on this disk; each is read once for its hash, and once to be sent. The bytes depend on the vault
     only, so that a repeated push sends what is missing. All files appear in one commit, which is
-    refused if another commit was made meanwhile.
+    refused if another commit was made meanwhile. Other vaults that the repository holds stay in its
+    card.
 
     Beside them is a Parquet table of the episodes of each vault, which the hub's viewer shows, if
     PyArrow is installed (the extra "tables"). Statistics that the vaults do not have yet are
@@ -108,7 +112,8 @@ def push(
     Raises
     ------
     HubError
-        The hub refuses the commit, or another commit was made meanwhile.
+        The hub refuses the commit, or does not hold what was sent; or another commit was made
+        meanwhile.
     HubUnreachableError
         No hub answers.
     OptionError
@@ -117,7 +122,7 @@ def push(
     UnknownNameError
         There is no such licence.
     CardError, VaultError
-        The vaults do not belong together, or cannot be read.
+        The vaults do not belong together, or to those in the repository; or they cannot be read.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise OptionError(f"a repository is named org/name: got {repository!r}.")
@@ -132,10 +137,14 @@ def push(
         archives = {uid: _archives(one, digests[uid]) for uid, one in data.items()}
         files = {uid: tuple(map(_file_of, some)) for uid, some in archives.items()}
         card = _card(data, digests, files, repository, terms, name, summary, citation)
+        has = partial(api.file_exists, repository, repo_type="dataset", revision=parent)
+        if has(CARD):
+            card = _with_others(card, repository, parent)
+        others = [f"{EPISODES}/{uid}.parquet" for uid in card.uids if uid not in data]
         tables = episode_tables(data)
         texts = {
             CARD: _bounded(to_toml(card), repository),
-            "README.md": readme(card, repository, [*tables]),
+            "README.md": readme(card, repository, [*filter(has, others), *tables]),
             "croissant.json": croissant(card, repository, url, str(date.today())),
         }
         operations = [one for some in archives.values() for one in some]
@@ -295,6 +304,33 @@ def _card(
     )
 
 
+def _with_others(card: Card, repository: str, commit: str) -> Card:
+    """Add the vaults that a repository holds; `CardError` if one card cannot describe them all."""
+    where = f"{CARD} of {repository}"
+    old = parse(client.read_text_file(client.find(repository, CARD, commit), where), where)
+    kept = {uid: one for uid, one in old.uids.items() if uid not in card.uids}
+    if not kept:
+        return card
+    for name, now in vars(card).items():
+        if name not in ("uids", "summary", "citation", "quirks") and now != vars(old)[name]:
+            raise CardError(
+                f"{repository} holds {', '.join(kept)} with another {name} ({vars(old)[name]}) "
+                f"than what is pushed ({now}), but a card has one: give the same, or push to "
+                "another repository."
+            )
+    return replace(
+        card,
+        uids={**kept, **card.uids},
+        summary=_both(old.summary, card.summary),
+        citation=_both(old.citation, card.citation),
+        quirks=tuple(dict.fromkeys((*old.quirks, *card.quirks))),
+    )
+
+
+def _both(old: str, new: str) -> str:
+    return old if new in old else f"{old}\n\n{new}".strip()
+
+
 def _time_limit(data: dict[str, Dataset]) -> tuple[int | None, tuple[str, ...]]:
     """Return the time limit of all vaults, or a sentence on how their limits differ.
 
@@ -352,7 +388,18 @@ def commit_files(
     parent: str,
     kind: client.Kind = "dataset",
 ) -> str:
-    """Upload what the hub does not have, and commit everything or nothing."""
+    """Upload what the hub does not have, and commit everything or nothing.
+
+    `HubError` if the commit would not hold, or does not hold, what was sent.
+    """
+    probes = [CommitOperationAdd(one.path_in_repo, b"") for one in operations]
+    api.preupload_lfs_files(repository, probes, repo_type=kind)  # nothing to send: it only asks
+    if ignored := [one.path_in_repo for one in probes if one._should_ignore]:
+        raise HubError(
+            f"the .gitignore of {repository} leaves out {len(ignored)} of {len(probes)} files, "
+            f"such as {ignored[0]}, so nothing was committed: remove its lines about them, and "
+            "repeat the command."
+        )
     try:
         # Written to a file, the client's progress bars would fill it.
         with client.bars(shown=sys.stderr.isatty() and not tracking.is_quiet()):
@@ -377,6 +424,16 @@ def commit_files(
             f"the upload to {repository} failed ({error.__cause__ or error}): nothing was "
             "committed. Repeat the command, which sends what is missing."
         ) from error
+    found: Any = api.repo_info(repository, repo_type=kind, revision=done.oid, files_metadata=True)
+    there = {one.rfilename: (one.size, one.lfs and one.lfs.sha256) for one in found.siblings or ()}
+    for one in operations:
+        size, sha256 = there.get(one.path_in_repo, (-1, None))
+        sent = one.upload_info
+        if size not in (None, sent.size) or sha256 not in (None, sent.sha256.hex()):
+            raise HubError(
+                f"{repository} does not hold {one.path_in_repo} as it was sent (commit {found.sha})"
+                ": the hub, or a proxy on the way, left it out or changed it. Repeat the command."
+            )
     return done.oid
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpy.typing import NDArray
 
+from offmarl._compiling import unguarded
 from offmarl.errors import OptionError
 from offmarl.replay import packing
 from offmarl.replay.circles import Circles, Mixed, Part, Weighting
@@ -75,10 +76,12 @@ class Replay:
         """R: the slots at which a window may start, with those left out in a mixture."""
         return self.rows[packing.WORDS].shape[0] - self.windows.steps
 
+    @unguarded()
     def sample(self, key: PRNGKeyArray) -> Sequence:
         """Draw a batch of windows, ``(B, T, ...)``; each step is as likely as it weighs."""
         return self.at(draw(self.starts, key, self.windows.batch_size))
 
+    @unguarded()
     def at(self, slots: Int[Array, "B"]) -> Sequence:
         """Unpack the windows that start at the given slots."""
         layout = packing.layout_of(self.spec, self.windows)
@@ -154,6 +157,7 @@ def load(
     return load_circles(Circles(source, windows, episodes, weights))
 
 
+@unguarded()
 def load_circles(circles: Circles) -> Replay:
     """Put the slots of circles on the device; see `load`."""
     source, windows = circles.source, circles.windows

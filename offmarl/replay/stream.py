@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Int, Key
 from numpy.typing import NDArray
 
+from offmarl._compiling import unguarded
 from offmarl.replay.blocks import BlockGatherer
 from offmarl.replay.circles import Mixed
 from offmarl.replay.fields import Fields, finished, to_sequence
@@ -81,6 +82,7 @@ class BlockWindowSource(BlockGatherer, WindowSource):
     """Gathers windows of data on another machine, and puts them on the device."""
 
 
+@unguarded()
 def _on_device(batch: Batch, layout: BatchLayout, shape: tuple[int, ...]) -> list[Sequence]:
     """Put windows on the device, as one sequence for each index of the first axis of ``shape``.
 
@@ -120,6 +122,7 @@ def whole_episodes(source: Source | Mixed, episodes: NDArray[np.int64]) -> Seque
     return WindowSource(source, Windows(1, longest), episodes).beginnings()
 
 
+@unguarded()
 def on_host(keys: Key[Array, "*b"]) -> Key[Array, "*b"]:
     """Put keys where drawing waits for nothing; nowhere else where JAX knows no processor."""
     try:

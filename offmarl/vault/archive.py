@@ -104,7 +104,8 @@ def _fault(member: zipfile.ZipInfo, name: str) -> str:
     """Return what is wrong with a file of an archive, if anything."""
     kind = stat.S_IFMT(member.external_attr >> 16)
     if name in (".", "/") or name.startswith("/") or _LEADS_OUT.search(member.filename):
-        return "has a name that leads out of it"
+        of_windows = "\\" in member.filename and ".." not in member.filename
+        return f"has a name {'with backslashes' if of_windows else 'that leads out of it'}"
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         return "is a link or a device"
     if member.flag_bits & 1:

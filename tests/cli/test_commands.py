@@ -1,22 +1,27 @@
 """Help, errors, exit codes and JSON of all commands, and commands that need no training."""
 
 import inspect
+import io
 import json
+import os
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from offmarl import cli, tracking
+from offmarl import vault as vaults
 from offmarl.cli import output, programs
 from offmarl.cli.parse import TASK_OPTIONS, documented, parse_script
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, VaultError
 from offmarl.programs import registry
 from offmarl.programs.online import summarise
 from tests.runs import write_run
+from tests.vault.experience import SPEC, whole_episodes
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -452,6 +457,107 @@ def test_a_closed_pipe_ends_a_command_quietly(arguments, tmp_path):
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == -signal.SIGPIPE
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+@pytest.mark.parametrize(
+    "arguments",
+    [["envs"], ["show", "a.vlt"], ["ls"], ["compare", "run"], ["train", "bc", "--help"]],
+)
+def test_an_encoding_that_lacks_characters(offmarl, monkeypatch, tmp_path, encoding, arguments):
+    with vaults.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
+        writer.append(*whole_episodes(steps=40))
+    write_run(tmp_path / "run", "\u03c0", "data", [[1.0, 2.0]] * 3)
+    for option in () if "--help" in arguments else ((), ("--json",)):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert offmarl(*arguments, *option)[::2] == (0, "")
+        text = stream.buffer.getvalue().decode(encoding)
+        assert json.loads(text) if option else text
+
+
+@pytest.mark.parametrize(
+    "arguments", [["envs"], ["envs", "--json"], ["show", "none"], ["nonsense"]]
+)
+@pytest.mark.parametrize("closed", [{"stdout"}, {"stderr"}, {"stdin", "stdout", "stderr"}])
+def test_streams_that_were_closed(offmarl, monkeypatch, arguments, closed):
+    """As by `>&-`, and by programs that start others without any."""
+    whole = offmarl(*arguments)
+    for name in closed:
+        monkeypatch.setattr(sys, name, None)
+    found = offmarl(*arguments)
+    assert found.code == whole.code
+    assert found.out == ("" if "stdout" in closed else whole.out)
+    assert found.err == ("" if "stderr" in closed else whole.err)
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_a_standard_output_that_is_full(tmp_path, option):
+    command = [sys.executable, "-m", "offmarl", "ls", "--remote", *option]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            command, check=False, stdout=full, stderr=subprocess.PIPE, cwd=tmp_path, text=True
+        )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("error: [Errno 28] No space left on device: free some space")
+
+
+@pytest.mark.parametrize("platforms", ["cuda", "nonsense"])
+def test_doctor_says_that_the_chosen_devices_are_missing(tmp_path, platforms):
+    done = subprocess.run(
+        [sys.executable, "-m", "offmarl", "doctor", "--json"],
+        env={**os.environ, "JAX_PLATFORMS": platforms},
+        check=True,
+        capture_output=True,
+        cwd=tmp_path,
+    )
+    assert f"no device for JAX_PLATFORMS={platforms}" in json.loads(done.stdout)["devices"][0]
+
+
+@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unable to initialize backend")])
+def test_a_command_without_a_device_says_so(offmarl, monkeypatch, error):
+    """JAX raises these for a platform that is not there."""
+
+    def no_devices():
+        raise error
+
+    monkeypatch.setattr("jax.devices", no_devices)
+    monkeypatch.setattr("offmarl.cli.environments.envs", no_devices)
+    outcome = offmarl("envs")
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+    assert outcome.err.startswith("error: JAX finds no device for JAX_PLATFORMS=cpu (")
+
+
+@pytest.mark.slow
+def test_training_under_the_guards_of_jax(tmp_path):
+    """They are for users' own code: neither offmarl nor the libraries below keep to them."""
+    rng = np.random.default_rng(0)
+    ends = np.arange(40) % 10 == 9
+    vaults.from_arrays(
+        tmp_path / "a.vlt",
+        observations=rng.normal(size=(40, 2, 3)).astype(np.float32),
+        actions=rng.integers(3, size=(40, 2)),
+        rewards=rng.normal(size=40),
+        terminals=ends,
+        num_agents=2,
+    )
+    guards = {
+        "JAX_TRANSFER_GUARD": "disallow",
+        "JAX_NUMPY_RANK_PROMOTION": "raise",
+        "JAX_NUMPY_DTYPE_PROMOTION": "strict",
+        "JAX_ENABLE_X64": "1",
+        "JAX_DEBUG_NANS": "1",
+    }
+    sizes = ["--updates", "2", "--batch-size", "2", "--length", "5", "--out", "run"]
+    done = subprocess.run(
+        [sys.executable, "-m", "offmarl", "train", "bc", "--vault", "a.vlt", *sizes],
+        env={**os.environ, **guards},
+        check=False,
+        capture_output=True,
+        cwd=tmp_path,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 SECRET = "https://me:pass/w@rd@example.org/data"

@@ -12,6 +12,7 @@ import re
 import threading
 import time
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -43,6 +44,10 @@ class Faults:
     ranges: bool = True
     uploads: int = 1000
     """Uploads that are taken; the others are refused."""
+    lost: str = ""
+    """Pattern of paths that a commit leaves out without a word."""
+    spoiled: str = ""
+    """Pattern of paths that a commit keeps with another last byte, and one more for small files."""
     dice: random.Random = field(default_factory=lambda: random.Random(0))
 
 
@@ -101,6 +106,22 @@ def size_of(data: bytes | Path) -> int:
 
 def oid_of(data: bytes | Path) -> str:
     return data.name if isinstance(data, Path) else hashlib.sha256(data).hexdigest()
+
+
+def metadata_of(data: bytes | Path) -> dict:
+    size = size_of(data)
+    about = {"size": size, "sha256": oid_of(data), "pointerSize": 100}
+    return {"size": size, "blobId": "0" * 40} | ({"lfs": about} if size >= LARGE else {})
+
+
+def is_ignored(path: str, lines: bytes) -> bool:
+    """Whether a .gitignore leaves out a path, for patterns of directories, names and suffixes."""
+    parts = path.split("/")
+    return any(
+        fnmatch(part, line.strip("/")) and (not line.endswith("/") or part != parts[-1])
+        for line in lines.decode().split()
+        for part in parts
+    )
 
 
 def slice_of(data: bytes | Path, start: int, stop: int) -> bytes:
@@ -220,7 +241,11 @@ class _Front(_Handler):
 
     def info(self, repository, revision):
         if found := self.known(repository, revision):
-            siblings = [{"rfilename": name} for name in found[1]]
+            detailed = "blobs" in parse_qs(urlsplit(self.path).query)
+            siblings = [
+                {"rfilename": name, **(metadata_of(data) if detailed else {})}
+                for name, data in found[1].items()
+            ]
             self.answer(200, {"id": repository, "sha": found[0], "siblings": siblings})
 
     def do_POST(self):
@@ -233,11 +258,13 @@ class _Front(_Handler):
             return self.validate(**json.loads(body))
         if match := re.fullmatch(r"/api/(?:datasets|models)/([^/]+/[^/]+)/preupload/(.+)", path):
             files = json.loads(body)["files"]
+            history = self.hub.repositories[match[1]]
+            ignore = history[-1][1].get(".gitignore", b"") if history else b""
             modes = [
                 {
                     "path": one["path"],
                     "uploadMode": "lfs" if one["size"] >= LARGE else "regular",
-                    "shouldIgnore": False,
+                    "shouldIgnore": is_ignored(one["path"], ignore),
                 }
                 for one in files
             ]
@@ -301,6 +328,11 @@ class _Front(_Handler):
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 files[value["path"]] = self.hub.uploaded[value["oid"]]
+        faults = self.hub.faults
+        files = {name: x for name, x in files.items() if not fnmatch(name, faults.lost)}
+        for name in files:
+            if fnmatch(name, faults.spoiled):
+                files[name] = files[name][:-1] + (b"#" if len(files[name]) >= LARGE else b"##")
         commit = self.hub.commit(repository, files)
         url = f"{self.hub.url}/datasets/{repository}/commit/{commit}"
         return self.answer(200, {"commitUrl": url, "commitOid": commit, "hookOutput": ""})

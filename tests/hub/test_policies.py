@@ -104,6 +104,17 @@ def test_the_card_says_how_the_policy_was_trained(tmp_path, kind, stop_on, words
 
 
 @pytest.mark.slow
+def test_a_push_that_does_not_arrive_whole_is_an_error(hub, run):
+    hub.commit(NAME, {".gitignore": b"*.zip"})
+    with pytest.raises(HubError, match=r"the \.gitignore of org/clone leaves out .* run\.zip"):
+        library.push_policy(run, NAME, "MIT")
+    hub.commit(NAME, {".gitignore": b""})
+    hub.faults.spoiled = "run.zip"
+    with pytest.raises(HubError, match=r"does not hold run\.zip as it was sent"):
+        library.push_policy(run, NAME, "MIT")
+
+
+@pytest.mark.slow
 def test_without_the_hub_the_policy_on_this_machine_is_used(hub, run, monkeypatch):
     pushed = library.push_policy(run, NAME, "MIT")
     path = library.pull_policy(NAME).path

@@ -5,6 +5,10 @@ import hashlib
 import importlib
 import io
 import json
+import os
+import shutil
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -28,6 +32,7 @@ from offmarl.hub import card as catalogue
 from offmarl.types import EnvSpec
 from offmarl.vault.layout import METADATA
 from offmarl.vault.store import Store
+from tests.runs import write_run
 from tests.vault.experience import SPEC, make
 from tests.vault.test_stock import open_stock
 
@@ -156,6 +161,138 @@ def test_concurrent_change_is_refused(hub, vaults, monkeypatch):
     with pytest.raises(HubError, match="someone else pushed to org/made-up meanwhile"):
         library.push(vaults[:1], "org/made-up", "CC-BY-4.0")
     assert hub.files("org/made-up", "main")[1]["README.md"] == b"theirs"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "left_out"),
+    [
+        ("data/", "data/good.zip"),
+        ("*.parquet", "episodes/good.parquet"),
+        ("README.md", "README.md"),
+    ],
+)
+def test_a_gitignore_that_leaves_out_files(hub, vaults, pattern, left_out):
+    """The hub's client leaves them out without a word."""
+    library.push(vaults[:1], "org/made-up", "CC-BY-4.0", name="org/test/made-up")
+    commit = hub.commit("org/made-up", {".gitignore": f"*.tmp\n{pattern}\n".encode()})
+    with pytest.raises(HubError, match=rf"the \.gitignore of org/made-up leaves out .* {left_out}"):
+        library.push(vaults, "org/made-up", "CC-BY-4.0")
+    assert hub.files("org/made-up", "main")[0] == commit, "nothing was committed"
+    hub.commit("org/made-up", {".gitignore": b"*.tmp"})
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    assert [*library.pull("org/made-up").paths] == ["good", "poor"]
+
+
+@pytest.mark.parametrize("path", ["data/good.zip", "offmarl.toml", "episodes/poor.parquet"])
+@pytest.mark.parametrize("fault", ["lost", "spoiled"])
+def test_what_arrives_is_compared_with_what_was_sent(hub, vaults, path, fault):
+    setattr(hub.faults, fault, path)
+    with pytest.raises(HubError, match=f"org/made-up does not hold {path} as it was sent"):
+        library.push(vaults, "org/made-up", "CC-BY-4.0")
+    setattr(hub.faults, fault, "")
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+
+
+def test_a_second_push_keeps_the_vaults_of_the_first(hub, vaults, tmp_path):
+    """In the card, the page and the Croissant file; each is replaced by one of its own name."""
+    third = record(tmp_path / "other.vlt" / "third", 2)
+    library.push(vaults[:1], "org/made-up", "CC-BY-4.0", summary="One.", citation="@misc{a}")
+    library.push(vaults[1:], "org/made-up", "CC-BY-4.0", citation="@misc{b}")
+    pushed = library.push([third], "org/made-up", "CC-BY-4.0", citation="@misc{b}")
+    assert [*pushed.card.uids] == ["good", "poor", "third"]
+    assert pushed.card.citation == "@misc{a}\n\n@misc{b}" and "One." in pushed.card.summary
+    pulled = library.pull("org/made-up").paths
+    for path in (*vaults, third):
+        assert vault.open_vault(pulled[path.name]).digest() == vault.open_vault(path).digest()
+    files = hub.files("org/made-up", "main")[1]
+    assert b"data/good.zip" in files["croissant.json"] and b"| good |" in files["README.md"]
+    for uid in ("good", "poor", "third"):
+        assert f"path: episodes/{uid}.parquet".encode() in files["README.md"]
+    again = record(tmp_path / "again.vlt" / "good", 7)
+    library.push([again], "org/made-up", "CC-BY-4.0")
+    pulled = library.pull("org/made-up")
+    assert vault.open_vault(pulled.paths["good"]).digest() == vault.open_vault(again).digest()
+    assert [*pulled.paths] == ["good", "poor", "third"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "differing"),
+    [
+        ({"num_agents": 3}, {}, "num_agents"),
+        ({"time_limit": 99}, {}, "time_limit"),
+        ({"name": "test/other"}, {}, "name"),
+        ({}, {"licence": "MIT"}, "licence"),
+        ({}, {"name": "org/test/renamed"}, "name"),
+    ],
+)
+def test_a_second_push_of_another_kind_is_refused(
+    hub, vaults, tmp_path, changes, options, differing
+):
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    before = hub.files("org/made-up", "main")
+    other = record(tmp_path / "other.vlt" / "x", 0, dataclasses.replace(SPEC, **changes))
+    with pytest.raises(
+        CardError, match=f"holds good, poor with another {differing} .*another repo"
+    ):
+        library.push([other], "org/made-up", **{"licence": "CC-BY-4.0", **options})
+    assert hub.files("org/made-up", "main") == before
+    library.push(vaults, "org/made-up", **{"licence": "CC-BY-4.0", **options})
+
+
+_PULLS = """
+import sys
+from huggingface_hub import constants
+from offmarl import hub
+from offmarl.cli import exit_codes
+
+with exit_codes():
+    for name in ("org/made-up", "org/made-up/good", "org/made-up@main"):
+        pulled = hub.pull(name)
+        assert pulled.fetched == 0 and pulled.paths["good"].is_dir()
+        assert hub.plan(name).free > 0
+    assert hub.pull_policy("org/policy").fetched == 0
+    assert hub.plan("org/other").sizes.keys() == {"poor"}
+    assert hub.load_dataset("org/made-up/poor").num_steps == 256
+    pulled = hub.pull("org/other", sys.argv[1])
+    assert pulled.fetched > 0
+    constants.HF_HUB_OFFLINE = True
+    assert hub.pull("org/made-up").fetched == 0
+    constants.HF_HUB_OFFLINE = False
+    hub.pull("org/other")
+"""
+
+
+@pytest.mark.slow
+def test_a_cache_that_cannot_be_written(hub, vaults, tmp_path):
+    """What is complete there is pulled and planned; anything else is one line or goes elsewhere."""
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    library.push(vaults[1:], "org/other", "CC-BY-4.0")
+    library.pull("org/made-up")
+    run = write_run(tmp_path / "run", "x", "data", [[1.0]], args={"stop_on": None})
+    (run / "checkpoints" / "1").mkdir(parents=True)
+    (run / "checkpoints" / "1" / "array").write_text("numbers")
+    library.push_policy(run, "org/policy", "MIT")
+    library.pull_policy("org/policy")
+    (home := tmp_path / "home").mkdir(exist_ok=True)
+    places = [home, *(path for path in home.rglob("*") if not path.is_symlink())]
+    for path in places:
+        path.chmod(path.stat().st_mode & ~0o222)
+    # Permissions hold for root only without this capability.
+    drop = ["setpriv", "--bounding-set=-dac_override", "--inh-caps=-all"]
+    prefix = [] if os.geteuid() else drop
+    if prefix and not shutil.which("setpriv"):
+        pytest.skip("needs setpriv, for root")
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", _PULLS, tmp_path / "out"],
+        env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    for path in places:
+        path.chmod(path.stat().st_mode | 0o700)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert "cannot be written (Permission denied): give another --out" in done.stderr
 
 
 def test_what_cannot_be_pushed(hub, vaults, tmp_path, monkeypatch):

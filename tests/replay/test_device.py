@@ -150,3 +150,28 @@ def test_what_a_session_shows_of_a_dataset(tmp_path: Path) -> None:
     path = str(tmp_path / "data.vlt" / "main")
     assert repr(dataset) == f"<Dataset {path!r}: test, 2 agents, 1,200 steps in 2 rows>"
     assert repr(dataset.replay(4, 1)) == "<Replay of test: batches of 4 windows of 1 steps>"
+
+
+@pytest.mark.parametrize("source", ["replay", "stream"])
+def test_guards_of_jax_are_for_the_code_of_users(tmp_path: Path, source: str) -> None:
+    """Data without log-probabilities hold NaN, and reading a batch needs no care of users."""
+    ends = np.zeros((2, 8), bool)
+    ends[:, -1] = True
+    write(tmp_path / "a.vlt", ends)
+    columns = open_vault(tmp_path / "a.vlt").read()
+    data = offmarl.from_arrays(
+        tmp_path / "b.vlt",
+        observations=columns["observations"][0],
+        actions=columns["actions"][0],
+        rewards=columns["rewards"][0],
+        terminals=columns["terminals"][0],
+        truncations=columns["truncations"][0],
+    )
+    key = jax.random.key(0)
+    names = jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict")
+    with jax.debug_nans(True), jax.transfer_guard("disallow"), names[0], names[1]:
+        if source == "replay":
+            batch = data.replay(batch=4, length=5).sample(key)
+        else:
+            batch = next(iter(data.stream(batch=4, length=5)))
+    assert np.isnan(batch.behaviour_log_prob).any()

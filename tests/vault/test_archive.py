@@ -165,6 +165,7 @@ HOSTILE = [
     ("leads out", lambda: archive_of(member("a.vlt/b/../../../evil"))),
     ("leads out", lambda: archive_of(member("/tmp/evil"))),
     ("leads out", lambda: archive_of(member("a.vlt/b/d\\..\\evil"))),
+    ("has a name with backslashes", lambda: archive_of(member("a.vlt\\b\\d\\0"))),
     ("a link", lambda: archive_of(member("a.vlt/b/d", b"/etc", external_attr=0o120777 << 16))),
     ("there twice", lambda: archive_of(member("a.vlt//b/d/0"), member("a.vlt/b/d/0"))),
     ("encrypted", encrypted),

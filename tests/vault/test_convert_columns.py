@@ -80,6 +80,16 @@ def test_what_is_lost_or_changed_in_zarr(tmp_path, found):
     assert not (tmp_path / "b.vlt").exists()
 
 
+def test_a_zarr_group_that_was_copied_without_chunks_of_zeros(tmp_path, found):
+    """As zarr writes by default: the error says so, because such a group may be whole."""
+    source = zarr.open_group(vault.export_dataset(found, tmp_path / "a.zarr", "zarr"), mode="r")
+    copy = zarr.create_group(tmp_path / "b.zarr", attributes=dict(source.attrs))
+    for name, array in source.arrays():
+        copy.create_array(name, data=array[...], chunks=(1, *array.chunks[1:]))
+    with pytest.raises(VaultError, match=r"written without those of zeros \(zarr's default\)"):
+        vault.import_dataset(tmp_path / "b.zarr", tmp_path / "b.vlt", "zarr")
+
+
 def test_files_of_another_layout(tmp_path, found):
     source = vault.export_dataset(found, tmp_path / "a.npz", "numpy")
     with np.load(source) as file:

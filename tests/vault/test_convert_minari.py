@@ -62,6 +62,22 @@ def test_there_and_back(tmp_path, home, spec):
         vault.export_dataset(found, "x/test-v0", "minari")
 
 
+@pytest.mark.parametrize("place", ["none", "HOME=/proc/none", "HOME=/dev/null", "/dev/null/minari"])
+def test_without_a_place_for_minari_datasets(tmp_path, monkeypatch, place):
+    monkeypatch.delenv("MINARI_DATASETS_PATH")
+    if place == "none":  # a user of a container, who has no entry in /etc/passwd
+        monkeypatch.delenv("HOME")
+        monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    name, _, value = place.rpartition("=")
+    monkeypatch.setenv(name or "MINARI_DATASETS_PATH", "" if place == "none" else value)
+    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
+        writer.append(*make(SPEC, steps=30))
+    with pytest.raises(VaultError, match="set MINARI_DATASETS_PATH"):
+        vault.export_dataset(vault.open_vault(tmp_path / "a.vlt"), "a/test-v0", "minari")
+    with pytest.raises(VaultError, match="set MINARI_DATASETS_PATH"):
+        vault.import_dataset("a/test-v0", tmp_path / "b.vlt", "minari")
+
+
 def of_one(name, action_space, observation_space=None):
     rng = np.random.default_rng(0)
     space = observation_space or spaces.Box(-1, 1, (3,), np.float32)

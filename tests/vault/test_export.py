@@ -2,6 +2,8 @@
 
 import dataclasses
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,40 @@ def test_a_full_disk(small_disk, tmp_path, layout, room):
     with pytest.raises(VaultFullError, match="no space left on the disk"):
         vault.export_dataset(writer.path, small_disk / "a.npz", layout)
     assert [file.name for file in small_disk.iterdir()] == ["ballast"]
+
+
+_EXPORTER = """
+import resource, sys
+from offmarl import vault
+from offmarl.errors import VaultFullError
+
+source, out, layout, size = sys.argv[1:]
+for limit in (0, 1, *(int(size) * part // 8 for part in range(8)), int(size) - 1):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    try:
+        vault.export_dataset(vault.open_vault(source), out, layout)
+    except VaultFullError:
+        print("full")
+"""
+
+
+@pytest.mark.parametrize("suffix", [".h5", ""])
+def test_a_write_of_hdf5_that_fails_does_not_end_the_process(source, tmp_path, suffix, monkeypatch):
+    """From its first byte to its last; the HDF5 library would crash, at the latest at the exit."""
+    pytest.importorskip(NEEDS[suffix])
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    out = tmp_path / NAMES[suffix] if suffix else NAMES[suffix]
+    made = vault.export_dataset(source, out, LAYOUTS[suffix])
+    size = max(path.stat().st_size for path in (made, *made.rglob("*")))
+    remove(made)
+    done = subprocess.run(
+        [sys.executable, "-c", _EXPORTER, source.path, out, LAYOUTS[suffix], str(size)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "full\n" * 11, "")
+    assert not list(tmp_path.glob(f"*{NAMES[suffix]}*"))
 
 
 @pytest.mark.slow

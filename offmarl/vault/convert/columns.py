@@ -164,7 +164,10 @@ def read_zarr(source: StrPath) -> Iterator[Imported]:
         for name, array in arrays.items():
             common.plain(array, name)
             if _stored_parts(source / name) != _parts(array):
-                raise VaultFormatError(f"{source} has lost chunks of {name}: copy it again.")
+                raise VaultFormatError(
+                    f"{source} has lost chunks of {name}, or was written without those of zeros "
+                    "(zarr's default): copy its files, or set zarr's array.write_empty_chunks."
+                )
         about: Any = group.attrs[_ABOUT]
     yield _imported("zarr", source, _Columns(arrays, about))
 

@@ -7,6 +7,7 @@ datasets are refused.
 """
 
 import hashlib
+import io
 import os
 import stat
 import warnings
@@ -272,14 +273,48 @@ def plain_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32) if dtype.name == "bfloat16" else dtype
 
 
-def to_slices(array: Any) -> Append:
-    """Append to an array of h5py or zarr."""
+class SteadyFile(io.FileIO):
+    """A file for the HDF5 library, which crashes if a write fails: here it seems to succeed.
+
+    What follows the failure is dropped. `check`, and the end of a block, raise the error.
+    """
+
+    _error: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        """Write all bytes, unless a write has failed."""
+        rest = memoryview(data)
+        try:
+            while rest and not self._error:
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self._error = error
+        return len(data)
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """Set the size, unless a write has failed."""
+        return 0 if self._error else super().truncate(size)
+
+    def check(self) -> None:
+        """Raise the error of the write that failed."""
+        if self._error:
+            raise self._error
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        self.check()
+
+
+def to_slices(array: Any, file: SteadyFile | None = None) -> Append:
+    """Append to an array of h5py or zarr, the first in a file whose writes are checked."""
     done = 0
 
     def append(values: NumpyArray) -> None:
         nonlocal done
         start, done = done, done + len(values)
         array[start:done] = values
+        if file:
+            file.check()
 
     return append
 

@@ -13,6 +13,7 @@ import numpy as np
 from offmarl import gate
 from offmarl.errors import OptionError, VaultError
 from offmarl.gate import to_unit_range
+from offmarl.paths import expanded
 from offmarl.terminal import Progress, quiet
 from offmarl.types import (
     DTYPES,
@@ -30,6 +31,7 @@ from offmarl.vault.convert.admission import Record, to_steps
 from offmarl.vault.convert.common import (
     HDF5,
     Imported,
+    SteadyFile,
     StrPath,
     check_links_stay_inside,
     check_spec,
@@ -97,20 +99,33 @@ def write_minari(vault: Dataset, dataset: StrPath, progress: Progress = quiet) -
                 "description": f"offmarl:{layout.dump_json(vault.spec.to_json()).decode()}",
             }
         )
-        made.update_episodes(_buffers(vault, progress))
+        with SteadyFile(made._file_path, "w+") as file:
+            made._file_path = file  # what Minari gives to h5py
+            made.update_episodes(_buffers(vault, file, progress))
     return home / name
 
 
 def _home() -> Path:
-    """Return the directory of Minari's local datasets."""
-    return Path(os.environ.get("MINARI_DATASETS_PATH") or Path.home() / ".minari" / "datasets")
+    """Return the directory of Minari's local datasets; `VaultError` if it cannot be made."""
+    home = expanded(os.environ.get("MINARI_DATASETS_PATH") or "~/.minari/datasets")
+    try:
+        if home.parts[:1] == ("~",):
+            raise FileNotFoundError("there is no home directory")
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise VaultError(
+            f"Minari keeps its datasets in {home}, which cannot be made ({error.strerror or error})"
+            ": set MINARI_DATASETS_PATH to a directory that can be written."
+        ) from error
+    return home.absolute()
 
 
-def _buffers(vault: Dataset, progress: Progress) -> Iterator[Any]:
+def _buffers(vault: Dataset, file: SteadyFile, progress: Progress) -> Iterator[Any]:
     causes = vault.episodes.cause
     episodes = counted(vault, len(causes), progress)
     for number, (episode, cause) in enumerate(zip(episodes, causes, strict=True)):
         yield _buffer(number, episode, cause == CAUSES[CUT])
+        file.check()
 
 
 def _name_space(name: str) -> None:

@@ -30,6 +30,7 @@ from offmarl.vault.convert.common import (
     Append,
     Column,
     Imported,
+    SteadyFile,
     StrPath,
     check_layout,
     npz,
@@ -416,8 +417,8 @@ def _create(path: Path, columns: Mapping[str, Column]) -> Iterator[Mapping[str, 
         with npz(path, columns, zipfile.ZIP_DEFLATED) as arrays:
             yield arrays
         return
-    with require("h5py").File(path, "w") as file:
-        yield {name: to_slices(file.create_dataset(name, *of)) for name, of in columns.items()}
+    with SteadyFile(path, "w+") as file, require("h5py").File(file, "w") as arrays:
+        yield {x: to_slices(arrays.create_dataset(x, *of), file) for x, of in columns.items()}
 
 
 def _slots(episode: Episode, rewards: int) -> dict[str, NumpyArray]:
