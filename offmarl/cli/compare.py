@@ -13,8 +13,9 @@ from offmarl.cli.files import check_file, write_page
 from offmarl.cli.output import Report, table
 from offmarl.cli.report import episodes_section
 from offmarl.errors import OffmarlError, RunError
+from offmarl.paths import distinct
 from offmarl.programs.registry import file_of_run
-from offmarl.report import page, tables
+from offmarl.report import figures, page, tables
 from offmarl.report.comparison import Comparison, Row
 from offmarl.report.curves import Curves
 from offmarl.report.run_scores import Data, Runs
@@ -71,8 +72,8 @@ def compare(
     if not runs:
         raise RunError("no runs to compare: give the directory of at least one run.")
     check_file(html, "--html", "comparison.html")
-    check_file(figure, "--figure", "comparison.png")
-    runs = tuple(one for run in runs for one in _each(run))
+    check_file(figure, "--figure", "comparison.png", figures.KINDS)
+    runs = tuple(distinct(one for run in runs for one in _each(run)))
     unfinished = [run for run in runs if _is_unfinished(run)]
     if len(unfinished) < len(runs):  # or the error says what to do
         runs = tuple(run for run in runs if run not in unfinished)
