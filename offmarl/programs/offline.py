@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -241,7 +242,8 @@ class _Job(NamedTuple):
     def begin(self, keys: Key[Array, "seeds"], update_keys: Key[Array, "seeds"]) -> Learned:
         """Return the states of all seeds before the first update."""
         fresh = self.program, keys, self.hyper()
-        require_room(bytes_of(start.eval_shape(*fresh)), "the networks of all seeds")
+        shapes = jax.eval_shape(partial(start, self.program), *fresh[1:])
+        require_room(bytes_of(shapes), "the networks of all seeds")
         states, draws = start(*fresh), self.drawing.draws
         if self.args.init is not None:
             states = started(self.origin, self.program, states)
