@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -242,7 +241,7 @@ class _Job(NamedTuple):
     def begin(self, keys: Key[Array, "seeds"], update_keys: Key[Array, "seeds"]) -> Learned:
         """Return the states of all seeds before the first update."""
         fresh = self.program, keys, self.hyper()
-        shapes = jax.eval_shape(partial(start, self.program), *fresh[1:])
+        shapes = start.eval_shape(*fresh)  # type: ignore[no-untyped-call]
         require_room(bytes_of(shapes), "the networks of all seeds")
         states, draws = start(*fresh), self.drawing.draws
         if self.args.init is not None:

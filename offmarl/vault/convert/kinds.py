@@ -16,10 +16,17 @@ _KINDS = {
 
 def reason_of(what: object, error: Exception) -> str:
     """Return why reading failed, and what a file is, without NumPy's advice on pickles."""
-    begin = what.open("rb").read(64) if isinstance(what, Path) and what.is_file() else None
-    text = (begin or b"").decode(errors="ignore").partition("\n")[0]
-    kind = next((words for sign, words in _KINDS.items() if (begin or b"").startswith(sign)), "")
-    if not kind and text.isprintable() and begin is not None:
-        kind = f"text that begins with {text!r}" if begin else "empty"
+    kind = _kind_of(what) if isinstance(what, Path) and what.is_file() else ""
     reason = "Python objects in it are not read" if "pickle" in str(error) else str(error)
     return f"it is {kind} ({reason})" if kind else reason
+
+
+def _kind_of(path: Path) -> str:
+    with path.open("rb") as file:
+        begin = file.read(64)
+    if known := [words for sign, words in _KINDS.items() if begin.startswith(sign)]:
+        return known[0]
+    text = begin.decode(errors="replace").partition("\n")[0]
+    if not text.isprintable() or "\ufffd" in text:
+        return ""
+    return f"text that begins with {text!r}" if begin else "empty"
