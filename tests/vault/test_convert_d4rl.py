@@ -71,7 +71,12 @@ def test_every_step_is_the_one_in_the_columns(tmp_path, monkeypatch, suffix, blo
     "changes",
     [
         {"timeouts": None, "next_observations": None},
-        {"rewards": np.ones((STEPS, 1)), "terminals": np.zeros((STEPS, 1)), "timeouts": None},
+        {
+            "rewards": np.ones((STEPS, 1)),
+            "terminals": (np.arange(STEPS) == 9)[:, None],
+            "timeouts": None,
+            "next_observations": None,
+        },
         {"next_observations": None, "actions": np.linspace(-1, 1, STEPS)},
     ],
 )
