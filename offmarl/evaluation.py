@@ -11,8 +11,9 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 from offmarl._mesh import DATA, by_shards, spec
 from offmarl.envs.base import Environment, EnvState, require_positive
 from offmarl.errors import OptionError, ShapeError
+from offmarl.replay.device import bytes_of, require_room
 from offmarl.teams import by_team, teams_of
-from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, View, remember
+from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, View, empty_view, remember
 
 
 class Evaluation(NamedTuple):
@@ -60,6 +61,13 @@ def require_time_limit(spec: EnvSpec) -> int:
     return spec.time_limit
 
 
+def require_room_for(spec: EnvSpec, num_episodes: int) -> None:
+    """Raise `OptionError` if no memory holds so many episodes side by side."""
+    keys = 2 * 8 * require_time_limit(spec)
+    needed = num_episodes * (bytes_of(empty_view(spec)) + keys)
+    require_room(needed, f"{num_episodes:,} episodes side by side")
+
+
 def evaluate(
     env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray, num_episodes: int
 ) -> Evaluation:
@@ -79,11 +87,12 @@ def evaluate(
     Raises
     ------
     OptionError
-        ``num_episodes`` is not positive.
+        ``num_episodes`` is not positive, or no memory holds so many.
     ShapeError
         The environment has no time limit, so that an episode has no largest length.
     """
     require_positive(num_episodes=num_episodes)
+    require_room_for(env.spec, num_episodes)
     time_limit, teams = require_time_limit(env.spec), teams_of(env.spec)
 
     def play(params: ArrayTree, key: PRNGKeyArray) -> Evaluation:

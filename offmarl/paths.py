@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ def local(path: str | os.PathLike[str]) -> Path:
     text = os.fspath(path)
     if not text:
         raise OptionError("the path is empty: give the path of a file or directory.")
+    if "\0" in text:
+        raise OptionError(f"{text!r} cannot be a path: give the path of a file or directory.")
     try:
         full = expanded(text).absolute()
     except FileNotFoundError as error:
@@ -35,6 +38,44 @@ def local(path: str | os.PathLike[str]) -> Path:
             "directory, or give an absolute path."
         ) from error
     return _without_parents(full)
+
+
+def distinct(paths: Iterable[Path]) -> list[Path]:
+    """Return paths without those that lead to the same place as an earlier one."""
+    found: dict[str, Path] = {}
+    for path in paths:
+        found.setdefault(os.path.realpath(path), path)
+    return [*found.values()]
+
+
+@contextmanager
+def no_empty_directories(path: Path, always: bool = False) -> Iterator[None]:
+    """Remove the directories that the block makes up to a path, where they are still empty.
+
+    ``always``: also if the block does not fail.
+    """
+    made = [one for one in (path, *path.parents) if not os.path.lexists(one)]
+    done = False
+    try:
+        yield
+        done = not always
+    finally:
+        for one in () if done else made:
+            with suppress(OSError):
+                one.rmdir()
+
+
+def kind_of(path: Path, kinds: Collection[str], what: str) -> str:
+    """Return the suffix of a file to write, without the dot; `OptionError` if it is none of some.
+
+    ``what`` is written, such as "a figure".
+    """
+    kind = path.suffix.removeprefix(".").lower()
+    if kind not in kinds:
+        raise OptionError(
+            f"{what} cannot be written to {path}: give a path that ends in .{' or .'.join(kinds)}."
+        )
+    return kind
 
 
 def cache(name: str) -> Path | None:

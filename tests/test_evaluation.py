@@ -276,3 +276,10 @@ def test_agreement_counts_what_living_agents_did():
         lacks = view._replace(legal_actions=view.legal_actions.at[..., entry].set(False))
         found = agreement(policy, None, continuous._replace(view=lacks))
         np.testing.assert_allclose(found, [wanted, wanted])
+
+
+@pytest.mark.parametrize("count", [10**10, 10**14])
+def test_episodes_that_no_memory_holds_are_refused(count):
+    env = envs.make("probe/two-step")
+    with pytest.raises(OptionError, match=rf"{count:,} episodes .* at least .* GB of memory"):
+        evaluate(env, constant_policy(2), (), jax.random.key(0), count)

@@ -159,16 +159,17 @@ def read_plan(path: str | Path, out: Path | None = None) -> Plan:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise OptionError(f"{shown} is not valid TOML: {error}.") from None
     _require_keys(content, ("name", "out", *_TABLES), shown)
+    _require_texts(content, ("name", "out"), shown)
     training, record, datasets, baselines = (_table(content, one, shown) for one in _TABLES)
     if not datasets or not baselines:
         raise OptionError(f"{shown} needs the tables [datasets] and [baselines]: add both.")
     recipes = {name: _recipe(name, x, shown) for name, x in record.items()}
     name = content.get("name", Path(path).stem)
-    if not isinstance(name, str) or not name or slug(name) != slug(Path(name).name):
-        raise OptionError(f"{shown}: name must be a text without slashes, not {name!r}.")
+    if set(name) & {*"/\\"} or not slug(name).strip("._"):
+        raise OptionError(f"{shown}: name must be a text without slashes, of words, not {name!r}.")
     plan = Plan(
         name,
-        local(out or content.get("out") or Path("runs") / slug(name)),
+        local(out or content.get("out", Path("runs") / slug(name))),
         recipes,
         {label: _data(label, x, recipes, shown) for label, x in datasets.items()},
         {label: _baseline(label, x, datasets, shown) for label, x in baselines.items()},
@@ -183,6 +184,7 @@ def _recipe(name: str, values: Any, shown: str) -> Recipe:
     options = _options(values, where)
     if "program" not in options:
         raise OptionError(f'{where} names no recorder: add `program = "mappo"`, for example.')
+    _require_texts(options, ("program",), where)
     return Recipe(name, options.pop("program"), options)
 
 
@@ -196,15 +198,13 @@ def _data(label: str, values: Any, recipes: Mapping[str, Recipe], shown: str) ->
             f'{{ record = "RECIPE", tier = "medium" }}, not {values!r}.'
         )
     options = _options(values, where)
+    _require_texts(options, ("vault", "record", "tier"), where)
     vault, recipe, tier = (options.pop(key, None) for key in ("vault", "record", "tier"))
     if (vault is None) == (recipe is None) or (recipe is None) != (tier is None):
         raise OptionError(
             f"{where} must be the path or name of a vault, {{ vault = ... }}, or "
             '{ record = "RECIPE", tier = "medium" }.'
         )
-    for name, value in (("vault", vault), ("record", recipe), ("tier", tier)):
-        if not isinstance(value, str | None):
-            raise OptionError(f"{where}: {name} must be a text, not {value!r}.")
     if recipe is not None and recipe not in recipes:
         raise OptionError(f"{where}: {unknown_name('recipe', recipe, recipes)}")
     return Data(label, vault, None if recipe is None else recipes[recipe], tier or "", options)
@@ -213,8 +213,11 @@ def _data(label: str, values: Any, recipes: Mapping[str, Recipe], shown: str) ->
 def _baseline(label: str, values: Any, datasets: Mapping[str, Any], shown: str) -> Baseline:
     where = f"{shown} [baselines] {label!r}"
     options = _options(values, where)
+    _require_texts(options, ("program",), where)
     chosen = options.pop("datasets", None)
-    if chosen is not None and not isinstance(chosen, list):
+    if chosen is not None and not (
+        isinstance(chosen, list) and all(isinstance(one, str) for one in chosen)
+    ):
         raise OptionError(f'{where}: datasets must be a list, such as ["NAME"], not {chosen!r}.')
     for one in chosen or ():
         if one not in datasets:
@@ -298,6 +301,12 @@ def _require_keys(content: Mapping[str, Any], known: tuple[str, ...], shown: str
     for key in content:
         if key not in known:
             raise OptionError(f"{shown}: {unknown_name('entry', key, known)}")
+
+
+def _require_texts(values: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
+    for name in names:
+        if not isinstance(value := values.get(name), str | None):
+            raise OptionError(f"{where}: {name} must be a text, not {value!r}.")
 
 
 def _table(content: Mapping[str, Any], name: str, shown: str) -> dict[str, Any]:

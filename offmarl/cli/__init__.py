@@ -23,11 +23,12 @@ from offmarl._ahead import briefly
 from offmarl._garbage import collect_rarely
 from offmarl.cli import interrupts, output
 from offmarl.cli.output import Report
-from offmarl.cli.parse import UsageExit, parse
+from offmarl.cli.parse import parse
 from offmarl.cli.parse import parse_script as parse_script
 from offmarl.errors import (
     OffmarlError,
     OptionError,
+    RunError,
     Stopped,
     UnknownNameError,
     unknown_name,
@@ -201,30 +202,43 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise
-    except (OffmarlError, OSError) as error:
+    except KeyboardInterrupt as interrupt:
+        output.show_interrupt(interrupt, as_json)
+        _end_by_signal(interrupt.signum if isinstance(interrupt, Stopped) else signal.SIGINT)
+    except Exception as caught:
+        error = _without_memory(caught) or _without_device(caught) or caught
+        if not isinstance(error, OffmarlError | OSError):  # a bug
+            if _has_other_processes():
+                traceback.print_exc()
+                _end_at_once(1, error)
+            raise
         output.show_error(error, as_json)
         code = 2 if isinstance(error, UnknownNameError | OptionError) else 1
         if _has_other_processes():
             _end_at_once(code, error)
         sys.exit(code)
-    except UsageExit as wrong:  # it is already explained on standard error
-        if as_json:
-            output.show_error(OptionError(wrong.reason), as_json)
-        raise
-    except KeyboardInterrupt as interrupt:
-        output.show_interrupt(interrupt, as_json)
-        _end_by_signal(interrupt.signum if isinstance(interrupt, Stopped) else signal.SIGINT)
-    except Exception as error:  # a bug
-        if _has_other_processes():
-            traceback.print_exc()
-            _end_at_once(1, error)
-        no_device = import_module("offmarl.cli.doctor").no_device
-        if "jax" in sys.modules and (missing := no_device()):
-            output.show_error(OffmarlError(missing), as_json)
-            sys.exit(1)
-        raise
     finally:
         sys.stdout.flush()  # a closed pipe raises here, not when the interpreter exits
+
+
+def _without_memory(error: Exception) -> RunError | None:
+    """Return the error of a user whose command needs more memory than there is; None for others."""
+    full = type(error).__name__ == "JaxRuntimeError" and "RESOURCE_EXHAUSTED" in str(error)
+    if not full and not isinstance(error, MemoryError):
+        return None
+    reason, *_ = (str(error) or "MemoryError").removeprefix("RESOURCE_EXHAUSTED: ").splitlines()
+    return RunError(
+        f"there is not enough memory ({reason.rstrip('.')}): take smaller batches or networks, "
+        "fewer episodes, environments or seeds."
+    )
+
+
+def _without_device(error: Exception) -> OffmarlError | None:
+    """Return the error of a user whose `JAX_PLATFORMS` name no device; None for others."""
+    if isinstance(error, OffmarlError | OSError) or "jax" not in sys.modules:
+        return None
+    missing = import_module("offmarl.cli.doctor").no_device()
+    return OffmarlError(missing) if missing else None
 
 
 _LEAVE_SECONDS = 5.0

@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 from offmarl import tracking
 from offmarl.cli import tasks
 from offmarl.cli.output import Report, as_is, table
-from offmarl.cli.parse import UsageExit, parse
+from offmarl.cli.parse import parse
 from offmarl.errors import OffmarlError, OptionError
 from offmarl.launch import Launched, Work
 
@@ -147,13 +147,10 @@ def _call(command: Sequence[str]) -> Mapping[str, Any]:
     verb, *arguments = (one for one in command if one != "--json")
     sys.stdout.write(f"$ offmarl {shlex.join([verb, *arguments])}\n")
     with _alone():
-        try:
-            if verb == "pull":
-                report = parse(pull, verb, "", arguments)
-            else:
-                report = {"record": record, "train": train}[verb](arguments)
-        except UsageExit as wrong:
-            raise OptionError(wrong.reason) from None
+        if verb == "pull":
+            report = parse(pull, verb, "", arguments)
+        else:
+            report = {"record": record, "train": train}[verb](arguments)
     found: Mapping[str, Any] = json.loads(tracking.to_json(report.data))
     return found
 

@@ -13,10 +13,12 @@ from offmarl.cli.files import check_file, write_page
 from offmarl.cli.output import Report, table
 from offmarl.cli.report import episodes_section
 from offmarl.errors import OffmarlError, RunError
+from offmarl.paths import distinct
 from offmarl.programs.registry import file_of_run
-from offmarl.report import page, tables
+from offmarl.report import figures, page, tables
 from offmarl.report.comparison import Comparison, Row
 from offmarl.report.curves import Curves
+from offmarl.report.marl_eval import is_foreign, with_foreign
 from offmarl.report.run_scores import Data, Runs
 from offmarl.report.tables import Section
 from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Reference
@@ -52,7 +54,8 @@ def compare(
     ----------
     runs
         Directories of runs, as `offmarl train` writes them; or the directory of a benchmark, which
-        stands for all of its finished cells.
+        stands for all of its finished cells. Also JSON files of marl-eval's layout, as Mava,
+        OG-MARL and BenchMARL write them.
     html
         Write a self-contained page here, with an episode of each run whose environment can be
         drawn.
@@ -71,18 +74,24 @@ def compare(
     if not runs:
         raise RunError("no runs to compare: give the directory of at least one run.")
     check_file(html, "--html", "comparison.html")
-    check_file(figure, "--figure", "comparison.png")
-    runs = tuple(one for run in runs for one in _each(run))
+    check_file(figure, "--figure", "comparison.png", figures.KINDS)
+    runs = tuple(distinct(one for run in runs for one in _each(run)))
+    foreign = [run for run in runs if is_foreign(run)]
+    runs = tuple(run for run in runs if run not in foreign)
     unfinished = [run for run in runs if _is_unfinished(run)]
     if len(unfinished) < len(runs):  # or the error says what to do
         runs = tuple(run for run in runs if run not in unfinished)
     metric = reports.metric_of(runs)
     found = reports.read_runs(runs, metric, pool_settings)
+    if foreign and metric != RETURN:
+        raise RunError(f"{foreign[0]} holds returns, and the runs have none: compare it alone.")
+    found = with_foreign(found, foreign)
     known = _known(references) if metric == RETURN else {}
+    given = {env for env, *_ in references}
     by_dataset = {
         name: known[data.environment]
         for name, data in found.data.items()
-        if data.environment in known
+        if data.environment in (given if name in found.outside else known)
     }
     comparison = reports.compare(found.scores, by_dataset, metric, found.best)
     curves = reports.read_curves(found.directories, metric)
@@ -136,8 +145,16 @@ def _notes(comparison: Comparison, found: Runs, metric: str, pool_settings: bool
             f"Returns in {env} are normalised: 0 is random play ({number(reference.random)}), 1 is "
             f"the expert ({number(reference.expert)})."
         )
+    if found.outside:
+        yield (
+            "Files of marl-eval's layout do not say how their policies acted, so these are "
+            "compared only with one another. Unless --references are given, returns are raw on "
+            f"{', '.join(sorted(found.outside))}."
+        )
     raw = dict.fromkeys(
-        data.environment for name, data in found.data.items() if name not in comparison.references
+        data.environment
+        for name, data in found.data.items()
+        if name not in comparison.references and name not in found.outside
     )
     if metric == RETURN and raw:
         given = " ".join(f"{env} RANDOM EXPERT" for env in raw)

@@ -70,7 +70,9 @@ def envs(
     listed = {family: about for family, about in known.items() if family.startswith(name)}
     if listed and (name not in known or known[name].choices):
         return _list(listed)
-    check_file(picture, "--picture", "picture.gif")
+    from offmarl.report.render import KINDS  # imports JAX, which the list does without
+
+    check_file(picture, "--picture", "picture.gif", KINDS)
     return _describe(name, seconds, picture)
 
 

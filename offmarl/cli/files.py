@@ -1,14 +1,14 @@
 """Files that commands write besides their output, such as pages and figures."""
 
-import os
+from collections.abc import Collection
 from pathlib import Path
 
 from offmarl.errors import OptionError
-from offmarl.paths import local
+from offmarl.paths import kind_of, local, no_empty_directories
 from offmarl.tracking import replace_file
 
 
-def check_file(path: Path | None, option: str, example: str) -> None:
+def check_file(path: Path | None, option: str, example: str, kinds: Collection[str] = ()) -> None:
     """Check, before any work, that a file can be written; its directories need not exist.
 
     Parameters
@@ -17,11 +17,13 @@ def check_file(path: Path | None, option: str, example: str) -> None:
         The file; None if there is none to write.
     option, example
         The option that names it, and the name of such a file, for the error.
+    kinds
+        The suffixes that it may have; by default all.
 
     Raises
     ------
     OptionError
-        The path is a directory, or cannot be written.
+        The path is a directory, has another suffix, or cannot be written.
     """
     if path is None:
         return
@@ -31,11 +33,19 @@ def check_file(path: Path | None, option: str, example: str) -> None:
         raise OptionError(
             f"{path} is a directory: give a file name with {option}, such as {where}."
         )
-    above = next(one for one in full.parents if one.exists())
-    if above.is_dir() and os.access(above, os.W_OK | os.X_OK):
-        return
-    why = "is not writable" if above.is_dir() else "is a file"
-    raise OptionError(f"{path} cannot be written: {above} {why}. Give {option} another path.")
+    if kinds:
+        kind_of(path, kinds, option)
+    partial = full.with_name(f".{full.name}.partial")
+    try:
+        with no_empty_directories(full.parent, always=True):
+            full.parent.mkdir(parents=True, exist_ok=True)
+            partial.touch()
+            partial.unlink()
+    except OSError as error:
+        raise OptionError(
+            f"{path} cannot be written ({error.strerror}: {error.filename}): give {option} another "
+            "path."
+        ) from None
 
 
 def write_page(path: Path, text: str) -> None:

@@ -13,6 +13,7 @@ from tyro.conf import Positional, arg
 
 from offmarl.cli.output import Report, table
 from offmarl.errors import RunError
+from offmarl.paths import distinct
 from offmarl.terminal import interval
 from offmarl.tracking import (
     EVALUATED,
@@ -136,7 +137,7 @@ def ope(
         seed=seed,
     )
     dataset = open_vault(vault, time_limit=time_limit)
-    named = dict.fromkeys(map(run_named, runs))
+    named = distinct(map(run_named, runs))
     candidates = [one for run in named for one in _candidates(run, checkpoints)]
     policies = _load(candidates, act, program)
     found = estimate(policies, dataset, options, methods or None, progress)

@@ -21,9 +21,8 @@ from typing import (
     get_type_hints,
 )
 
-from offmarl.cli.output import hidden
 from offmarl.config import REPEATED, Rule, Validated, Vaults
-from offmarl.errors import OffmarlError
+from offmarl.errors import OffmarlError, OptionError
 from offmarl.paths import expanded
 from offmarl.programs.configs import Config, read_config
 
@@ -87,20 +86,6 @@ TASK_OPTIONS = tuple(_ADDED)[list(_ADDED).index("tasks") :]
 """Options of verbs whose work is divided into tasks; `offmarl.cli.tasks` takes them out."""
 
 
-class UsageExit(SystemExit):
-    """Ends the process because of wrong arguments, which are explained on standard error.
-
-    Attributes
-    ----------
-    reason
-        The explanation, in one line.
-    """
-
-    def __init__(self, reason: str):
-        super().__init__(2)
-        self.reason = reason
-
-
 def parse(
     target: Callable[..., T],
     command: str,
@@ -127,7 +112,7 @@ def parse(
     ------
     SystemExit
         With code 0, after ``--help``.
-    UsageExit
+    OptionError
         The arguments are wrong.
     """
     described = documented(target, *added, "json")
@@ -146,7 +131,7 @@ def parse_script(target: type[T], description: str | None) -> T:
 
     Raises
     ------
-    SystemExit, UsageExit, OptionError
+    SystemExit, OptionError
         As `parse_program`.
     """
     return parse_program(target, None, description, sys.argv[1:])
@@ -177,7 +162,7 @@ def parse_program(
 
     Raises
     ------
-    SystemExit, UsageExit
+    SystemExit
         As `parse`.
     OptionError
         An argument or a file of settings is invalid.
@@ -257,7 +242,7 @@ def parse_bound(
 
     Raises
     ------
-    SystemExit, UsageExit
+    SystemExit, OptionError
         As `parse`.
     """
     described = [documented(target, *added, "settings", "json") for target in targets]
@@ -310,10 +295,9 @@ def _parse(
                 target, prog=prog, description=description, args=arguments, config=conventions()
             )
     except SystemExit as stop:
-        sys.stderr.write(hidden(printed.getvalue()))
         if not stop.code:
             raise
-        raise UsageExit(_reason(printed.getvalue())) from None
+        raise OptionError(_reason(printed.getvalue())) from None
     return call
 
 

@@ -355,13 +355,13 @@ def evaluate(
     """
     if episodes < 1:
         raise OptionError(f"--episodes must be at least 1: got {episodes}.")
-    check_file(render, "--render", "episode.gif")
+    from offmarl.cli import policies  # imports JAX, which --help does without
+    from offmarl.report.render import KINDS, save
+
+    check_file(render, "--render", "episode.gif", KINDS)
     run = _named(run)
     record = read_run(run)
     seeds = record["seeds"]
-    from offmarl.cli import policies  # imports JAX, which --help does without
-    from offmarl.report.render import save
-
     greedy = None if act == "as-trained" else act == "greedy"
     environment, loaded = policies.load(run, env, seeds, greedy, program, checkpoint)
     first = loaded[seeds[0]]

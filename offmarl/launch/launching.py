@@ -108,6 +108,7 @@ def launch(work: Work, options: Options, entry: str, arguments: Sequence[str]) -
     if work.is_complete():
         work.clean()
         return Launched(fresh=False)
+    launcher = _launcher(work, options)
     work.check()
     for note in work.notes(options.tasks):
         tracking.notice(note)
@@ -116,7 +117,7 @@ def launch(work: Work, options: Options, entry: str, arguments: Sequence[str]) -
             if work.is_complete():  # another launch has just ended
                 work.clean()
                 return Launched(fresh=False)
-            failed = _Launch(work, options, entry, tuple(arguments)).run()
+            failed = _Launch(work, options, entry, tuple(arguments)).run(launcher)
             if not failed:
                 join_work(work)
             return Launched(True, failed)
@@ -130,7 +131,7 @@ class _Launch:
     """One launch of the tasks that are missing."""
 
     def __init__(self, work: Work, options: Options, entry: str, arguments: tuple[str, ...]):
-        self._work, self._options = work, options
+        self._work = work
         of = min(options.tasks, max(work.num_blocks, 1))
         self._blocks: dict[int, list[int]] = {}
         """The missing blocks of each task."""
@@ -148,7 +149,7 @@ class _Launch:
         self._failed: dict[int, str] = {}
         self._ended: set[int] = set()
 
-    def run(self) -> dict[str, Path]:
+    def run(self, launcher: Launcher) -> dict[str, Path]:
         """Run the tasks; return what failed, as `Launched` has it.
 
         Raises
@@ -163,7 +164,6 @@ class _Launch:
         for call in self._calls.values():
             call.status.unlink(missing_ok=True)
         with ExitStack() as stack:
-            launcher = _launcher(self._work, self._options)
             stack.callback(launcher.close)
             stopped, cancelled = stack.enter_context(stopping()), False
             names = {number: self._name(number) for number in self._calls}

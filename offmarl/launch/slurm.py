@@ -88,7 +88,7 @@ class SlurmLauncher:
     MissingExtraError
         submitit is not installed.
     RunError
-        SLURM is not on the PATH, or it still runs tasks of an earlier launch.
+        SLURM is not on the PATH.
     """
 
     retries = False
@@ -102,7 +102,7 @@ class SlurmLauncher:
                     "command on a login node of the cluster, or choose --launcher local or ray."
                 )
         self._submitted = directory / "slurm-jobs.txt"
-        self._refuse_running()
+        self._started = False
         self._executor = self._submitit.AutoExecutor(
             directory / "slurm", cluster="slurm", slurm_max_num_timeout=_TIMEOUTS
         )
@@ -122,7 +122,10 @@ class SlurmLauncher:
             raise OptionError(f"--launcher-option: submitit refuses it: {error}") from None
 
     def start(self, calls: Sequence[Call]) -> None:
-        """Submit tasks as one array."""
+        """Submit tasks as one array; `RunError` if SLURM still runs tasks of an earlier launch."""
+        if not self._started:  # not sooner: another launch may be running
+            self._refuse_running()
+            self._started = True
         try:
             jobs = self._executor.map_array(_Requeued(), calls)
         except Exception as error:  # of `sbatch`: submitit raises errors of several types
@@ -168,7 +171,7 @@ class SlurmLauncher:
 
     def close(self) -> None:
         """Forget the jobs; those that run go on."""
-        if not self._jobs:
+        if self._started and not self._jobs:
             self._submitted.unlink(missing_ok=True)
 
     def _refuse_running(self) -> None:

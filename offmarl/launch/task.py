@@ -108,8 +108,8 @@ def _outcome(call: Call, status: "_Reporter") -> tuple[State, str]:
         return "failed", str(error)
     except KeyboardInterrupt as stop:
         return "stopped", str(stop)
-    except SystemExit as stop:  # of the parser of arguments, which has explained it
-        return "failed", str(getattr(stop, "reason", f"exit code {stop.code}"))
+    except SystemExit as stop:
+        return "failed", f"exit code {stop.code}"
     except Exception as error:
         traceback.print_exc()
         return "crashed", f"{type(error).__name__}: {error}"

@@ -26,7 +26,7 @@ from offmarl.programs.program import Args, OnlineArgs, Program
 from offmarl.programs.record import fingerprint
 from offmarl.programs.recorder import stacked
 from offmarl.programs.trained import builder_of
-from offmarl.programs.windows import warm_start
+from offmarl.programs.windows import check_warm_start, warm_start
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, open_vault
 
@@ -78,6 +78,7 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
     data = None if args.replay is None else open_vault(args.replay)
     source: dict[str, Any] = {} if run is None else {"init": run.about}
     if data is not None:
+        check_warm_start(data, env.spec)
         source["replay"] = {"vault": f"{data.name}/{data.uid}", "digest": data.known_digest()}
 
     def check(program: Program, state: ArrayTree) -> None:

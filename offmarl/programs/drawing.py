@@ -17,7 +17,8 @@ from offmarl.replay import Circles, Windows, WindowSource
 from offmarl.replay.batches import lag_of
 from offmarl.replay.blocks import BUFFER_BYTES, check_unweighted
 from offmarl.replay.circles import Weighting
-from offmarl.replay.device import fits
+from offmarl.replay.device import fits, require_room
+from offmarl.replay.packing import layout_of
 from offmarl.replay.priorities import Prioritised, first_importance
 from offmarl.replay.sampling import Chosen
 from offmarl.vault import Dataset, Mixture, Weights, mix, open_vault
@@ -107,6 +108,7 @@ def drawing_of(
     episodes, kind = evaluator.learned_from, args.replay
     if kind == "blocks" or (kind == "auto" and isinstance(dataset, Dataset) and dataset.is_remote):
         check_unweighted(bool(args.weight or args.prioritise), dataset)
+        _require_room_for(args, dataset, windows)
         size = BUFFER_BYTES if args.shuffle_buffer is None else int(args.shuffle_buffer * 1e9)
         return Drawing("blocks", windows, None, None, {"shuffle_buffer": size}, size)
     weights, record = _weights(args, dataset, episodes), _recorded_vaults(dataset)
@@ -116,6 +118,7 @@ def drawing_of(
             f"--length {args.length} is more than the data has ({circles.num_slots:,} steps, with "
             "a view after each episode): give windows that fit."
         )
+    _require_room_for(args, dataset, windows)
     if kind == "auto":
         kind = "device" if fits(circles) else "stream"
     if weights is not None:
@@ -138,6 +141,13 @@ def drawing_of(
         starts, args.prioritise, begun, args.updates, circles.num_slots, args.batch_size, lag
     )
     return Drawing(kind, windows, weights, draws, record | {"priority_lag": lag})
+
+
+def _require_room_for(args: Args, dataset: Dataset | Mixture, windows: Windows) -> None:
+    """Raise `OptionError` if no memory holds a batch and its gradients."""
+    steps = args.batch_size * (args.length + args.burn_in)
+    needed = 2 * steps * layout_of(dataset.spec, windows).slot_bytes
+    require_room(needed, f"batches of {args.batch_size:,} windows")
 
 
 def _weights(args: Args, dataset: Dataset | Mixture, episodes: Chosen) -> Weighting:

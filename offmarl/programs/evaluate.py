@@ -15,11 +15,12 @@ from offmarl import envs, evaluation, tracking
 from offmarl._compiling import jit_rarely_run
 from offmarl.envs.base import Environment
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
-from offmarl.evaluation import agreement, log_likelihood
+from offmarl.evaluation import agreement, log_likelihood, require_room_for
 from offmarl.networks import blank_view
 from offmarl.programs.cluster import gathered
 from offmarl.programs.program import Args, Program
 from offmarl.programs.sharding import Layout, map_seeds
+from offmarl.replay.device import bytes_of
 from offmarl.teams import Team, names_by_team, teams_of
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, View, remember
 from offmarl.vault import Dataset, Mixture, open_vault
@@ -62,7 +63,8 @@ def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     UnknownNameError, VaultError
         The environment or vault does not exist.
     """
-    env = _environment(args, dataset)
+    if (env := _environment(args, dataset)) is not None:
+        require_room_for(env.spec, max(args.evaluate_episodes, args.final_episodes))
     if args.validation is not None:
         data = _validation(args, args.validation, dataset)
         every = np.arange(len(data.episodes.length))
@@ -261,9 +263,7 @@ def _are_alike(policies: list[Policy], params: ArrayTree, spec: EnvSpec) -> bool
         return action, carry
 
     found = [jax.eval_shape(partial(acting, one), params, blank_view(spec)) for one in policies]
-    carried = sum(
-        leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves([x[1] for x in found])
-    )
+    carried = bytes_of([x[1] for x in found])
     types = {(action.shape, action.dtype) for action, _ in found}
     return len(types) == 1 and carried <= _MOST_CARRY_BYTES
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl import __version__, settings, tracking
-from offmarl.paths import below, local
+from offmarl.paths import below, local, no_empty_directories
 from offmarl.programs import dataset as data
 from offmarl.programs import gathering
 from offmarl.programs.cluster import (
@@ -75,6 +75,7 @@ from offmarl.replay import (
     open_batches,
     split_key,
 )
+from offmarl.replay.device import bytes_of, require_room
 from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.trackers import Trackers
 from offmarl.trackers import check as check_trackers
@@ -166,21 +167,22 @@ def _train(
     check_same("the dataset", record["vault_digest"], "give all of them the same vault.")
     if args.init is not None:
         begun.check(program, state_shapes(program, args))
-    run = open_run(directory, record)
-    data.save(run.directory / data.STATISTICS_FILE, statistics.used)
-    if not run.complete or run.lacks_checkpoint(schedule.updates):
-        job = _Job(run, program, evaluator, args, schedule, layout, drawing, begun, stopping)
-        with ends_with_others(directory), no_run_without_checkpoint(run):
-            if (parts := gathering.parts()) is None:
-                _learn(job, dataset, timer)
-                stopped = job.stopped()
-            else:
-                like = job.tree(job.begin(*job.keys()[:2]))
-                stopped = gathering.gather(run, like, parts, args.keep, job.evaluate)
-                run.write_marl_eval(evaluator.environment)
-            run.finish(stopped)
-        for seed, step in stopped.items():
-            tracking.notice(f"seed {seed} stopped at update {step}: --stop-on {args.stop_on}")
+    with no_empty_directories(directory):
+        run = open_run(directory, record)
+        data.save(run.directory / data.STATISTICS_FILE, statistics.used)
+        if not run.complete or run.lacks_checkpoint(schedule.updates):
+            job = _Job(run, program, evaluator, args, schedule, layout, drawing, begun, stopping)
+            with ends_with_others(directory), no_run_without_checkpoint(run):
+                if (parts := gathering.parts()) is None:
+                    _learn(job, dataset, timer)
+                    stopped = job.stopped()
+                else:
+                    like = job.tree(job.begin(*job.keys()[:2]))
+                    stopped = gathering.gather(run, like, parts, args.keep, job.evaluate)
+                    run.write_marl_eval(evaluator.environment)
+                run.finish(stopped)
+            for seed, step in stopped.items():
+                tracking.notice(f"seed {seed} stopped at update {step}: --stop-on {args.stop_on}")
     return directory
 
 
@@ -240,7 +242,10 @@ class _Job(NamedTuple):
 
     def begin(self, keys: Key[Array, "seeds"], update_keys: Key[Array, "seeds"]) -> Learned:
         """Return the states of all seeds before the first update."""
-        states, draws = start(self.program, keys, self.hyper()), self.drawing.draws
+        fresh = self.program, keys, self.hyper()
+        shapes = start.eval_shape(*fresh)  # type: ignore[no-untyped-call]
+        require_room(bytes_of(shapes), "the networks of all seeds")
+        states, draws = start(*fresh), self.drawing.draws
         if self.args.init is not None:
             states = started(self.origin, self.program, states)
         return Learned(states, None if draws is None else _begin_priorities(draws, update_keys))

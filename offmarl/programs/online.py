@@ -19,7 +19,8 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.config import from_json
 from offmarl.envs import Environment
 from offmarl.errors import NotLearnedError, OptionError, RunError
-from offmarl.paths import local
+from offmarl.evaluation import require_room_for
+from offmarl.paths import local, no_empty_directories
 from offmarl.programs import registry
 from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.cluster import gathered, is_first, join, on_first
@@ -74,6 +75,7 @@ from offmarl.programs.tiers import (
     parse_tiers,
     record_tiers,
 )
+from offmarl.replay.device import bytes_of, require_room
 from offmarl.teams import names_by_team, only_or_all, teams_of
 from offmarl.terminal import number
 from offmarl.trackers import Trackers
@@ -145,21 +147,23 @@ def _record_online(
     for run in runs:
         check_vaults(run, tiers)
     check_shards(directory, "environments", layout)
+    require_room_for(env.spec, 4 * args.eval_episodes)
     if args.init is not None or args.replay is not None:
         start.check(runs[0].program, state_shapes(runs[0].program, args))
-    opened = open_run(directory, _record(runs[0]))
-    trained = opened.complete and not opened.lacks_checkpoint(runs[0].iterations)
-    if trained and all(are_complete(run, tiers) for run in runs):
-        return _summary(runs, tiers, "complete already, nothing was changed")
-    with (
-        no_run_without_checkpoint(opened),
-        checkpoint_timer(args.checkpoint_seconds, "step") as timer,
-        more_to_come(),
-    ):
-        keep = any(tier.name in REPLAY_TIERS for tier in tiers)
-        versions = _train(runs, start, opened, timer, keep)
-    opened.write_marl_eval(runs[0].env.spec.name)
-    opened.finish()
+    with no_empty_directories(directory):
+        opened = open_run(directory, _record(runs[0]))
+        trained = opened.complete and not opened.lacks_checkpoint(runs[0].iterations)
+        if trained and all(are_complete(run, tiers) for run in runs):
+            return _summary(runs, tiers, "complete already, nothing was changed")
+        with (
+            no_run_without_checkpoint(opened),
+            checkpoint_timer(args.checkpoint_seconds, "step") as timer,
+            more_to_come(),
+        ):
+            keep = any(tier.name in REPLAY_TIERS for tier in tiers)
+            versions = _train(runs, start, opened, timer, keep)
+        opened.write_marl_eval(runs[0].env.spec.name)
+        opened.finish()
     return _record_all(runs, versions, tiers)
 
 
@@ -348,7 +352,11 @@ def _resume(
 ) -> tuple[int, list[ArrayTree], dict[str, Any]]:
     """Return the number of updates done, the states of all seeds, and the checkpoint's info."""
     init = jax.jit(runs[0].program.init, compiler_options=QUICKLY)
-    like = [state_shapes(runs[0].program, runs[0].args)] * len(runs)
+    shapes = state_shapes(runs[0].program, runs[0].args)
+    require_room(
+        len(runs) * bytes_of(shapes), "the environments, networks and buffers of all seeds"
+    )
+    like = [shapes] * len(runs)
     found = checkpoints.resume({"state": like})
     if found is None:
         fresh = [init(run.key(INIT), hyper) for run in runs]

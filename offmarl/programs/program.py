@@ -79,6 +79,7 @@ from offmarl.config import (
     Positive,
     PositiveInt,
     Seed,
+    SeedCount,
     Validated,
     Vaults,
     float_fields,
@@ -175,7 +176,7 @@ class Args(_Configurable):
     0.1 if there is neither an environment nor --validation, and 0 otherwise."""
     out: Path | None = None
     """Directory of the run; by default runs/ENVIRONMENT/TIER/PROGRAM."""
-    seeds: PositiveInt = 1
+    seeds: SeedCount = 1
     """Number of independent training seeds; one process trains them all, into one directory."""
     seed: Seed = 0
     """The first of the seeds."""
@@ -272,7 +273,7 @@ class OnlineArgs(_Configurable):
     them."""
     eval_episodes: PositiveInt = 64
     """Episodes in an evaluation; the policies of tiers are evaluated on four times as many."""
-    seeds: PositiveInt = 1
+    seeds: SeedCount = 1
     """Number of independent training seeds. One process trains them side by side, with one compiled
     program; each has vaults of its own, with the same data as if it were trained alone."""
     seed: Seed = 0

@@ -45,6 +45,7 @@ from offmarl.programs.run import (
     environment_source,
 )
 from offmarl.programs.sharding import Layout, check_divisible, recorder_layout
+from offmarl.replay.device import bytes_of, require_room
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.statistics import mean_interval
 from offmarl.teams import only_or_all
@@ -377,7 +378,9 @@ def resume(
 ) -> tuple[int, ArrayTree, dict[str, Any]]:
     """Return the number of updates done, the state after them, and the checkpoint's info."""
     init = jax.jit(program.init, compiler_options=QUICKLY)
-    found = checkpoints.resume({"state": jax.eval_shape(init, key, hyper)})
+    shapes = jax.eval_shape(init, key, hyper)
+    require_room(bytes_of(shapes), "so many environments")
+    found = checkpoints.resume({"state": shapes})
     if found is None:
         return 0, init(key, hyper), {}
     return found.step, found.tree["state"], found.info

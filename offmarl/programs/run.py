@@ -31,6 +31,7 @@ from offmarl.config import Validated
 from offmarl.errors import OptionError, RunError, Stopped
 from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.cluster import Agreement, end_together, is_first, on_first
+from offmarl.programs.dataset import STATISTICS_FILE
 from offmarl.types import release_difference
 from offmarl.vault.layout import MANIFEST
 
@@ -231,7 +232,7 @@ def no_run_without_checkpoint(run: Run) -> Iterator[None]:
         yield
     except Exception:
         if is_first() and not run.complete and not (run.directory / tracking.CHECKPOINTS).is_dir():
-            for name in (tracking.METRICS_FILE, tracking.RUN_FILE):
+            for name in (STATISTICS_FILE, tracking.METRICS_FILE, tracking.RUN_FILE):
                 (run.directory / name).unlink(missing_ok=True)
         raise
 

@@ -141,6 +141,15 @@ def _in_slots(
     )
 
 
+def check_warm_start(vault: Dataset, spec: EnvSpec) -> None:
+    """Raise `ShapeError` if a vault has other sizes than an environment."""
+    if difference := vault.spec.difference(spec, extras=False):
+        raise ShapeError(
+            f"{vault.path} and {spec.name} differ in {difference}: give a vault recorded in "
+            f"{spec.name}."
+        )
+
+
 def warm_start(
     buffer: TrajectoryBuffer, num_envs: int, capacity: int, spec: EnvSpec, vault: Dataset
 ) -> Capture:
@@ -164,11 +173,7 @@ def warm_start(
     ShapeError
         The vault has other sizes than the environment, or fewer steps than there are environments.
     """
-    if difference := vault.spec.difference(spec, extras=False):
-        raise ShapeError(
-            f"{vault.path} and {spec.name} differ in {difference}: give a vault recorded in "
-            f"{spec.name}."
-        )
+    check_warm_start(vault, spec)
     replay = load(vault, Windows(batch_size=1, length=1))
     starts, times = _usable(replay, vault)
     steps = min(len(starts) // num_envs, capacity)

@@ -30,7 +30,7 @@ from offmarl.replay.packing import Rows
 from offmarl.replay.sampling import Chosen, Source, Windows, returns_to_go
 from offmarl.replay.starts import WORDS_OF_A_DRAW, Starts, Uniform
 from offmarl.replay.threefry import below
-from offmarl.types import EnvSpec, Sequence
+from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 _MOST_ROWS = 2**31 - 1
 """Rows that an int32 can count; without ``jax_enable_x64`` JAX has no wider index."""
@@ -210,6 +210,24 @@ def free_bytes() -> int:
     if stats:
         return int(stats["bytes_limit"] - stats["bytes_in_use"])
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // len(jax.local_devices())
+
+
+def bytes_of(tree: ArrayTree) -> int:
+    """Return the size of arrays, or of their shapes."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def require_room(needed: int, what: str) -> None:
+    """Raise `OptionError` if this machine has less memory than something needs at least.
+
+    XLA ends the process for sizes that are far too large, and so does the system for others.
+    """
+    room = free_bytes() * len(jax.local_devices())
+    if needed > room:
+        raise OptionError(
+            f"{what} need at least {needed / 1e9:,.1f} GB of memory, and there are "
+            f"{room / 1e9:,.1f} GB: give smaller numbers."
+        )
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from offmarl.errors import OptionError
+from offmarl.paths import kind_of
 from offmarl.report.comparison import Comparison, estimate
 from offmarl.report.curves import Curve, Curves
 from offmarl.report.run_scores import Entry, RunScores, Scores
@@ -139,12 +139,7 @@ def save(figure: Figure, path: Path) -> None:
     OptionError
         The format is not supported.
     """
-    kind = path.suffix.removeprefix(".").lower()
-    if kind not in KINDS:
-        raise OptionError(
-            f"a figure cannot be written to {path}: give a path that ends in "
-            f".{' or .'.join(KINDS)}."
-        )
+    kind = kind_of(path, KINDS, "a figure")
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, to_bytes(figure, kind))
 

@@ -23,6 +23,7 @@ from offmarl.envs.swarm.dynamics import KINDS as DRONES
 from offmarl.envs.swarm.dynamics import OBSTACLE_RADIUS
 from offmarl.envs.swarm.quadrotor import to_matrix
 from offmarl.errors import OptionError
+from offmarl.paths import kind_of
 from offmarl.tracking import replace_file
 
 if TYPE_CHECKING:
@@ -116,12 +117,7 @@ def save(playback: Playback, path: Path) -> None:
     OptionError
         The suffix is unknown, or the encoder for ``.mp4`` is not installed.
     """
-    kind = path.suffix.removeprefix(".").lower()
-    if kind not in KINDS:
-        raise OptionError(
-            f"an episode cannot be written to {path}: give a path that ends in "
-            f".{' or .'.join(KINDS)}."
-        )
+    kind = kind_of(path, KINDS, "an episode")
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == "mp4":
         _save_film(playback, path)

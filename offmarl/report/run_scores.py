@@ -82,6 +82,8 @@ class Runs(NamedTuple):
     settings: dict[str, list[str]]
     """The programs that were trained with other settings on one dataset than on another, and the
     settings that differ."""
+    outside: frozenset[str] = frozenset()
+    """The datasets with results of other projects: see `offmarl.report.marl_eval`."""
 
 
 def metric_of(directories: Iterable[Path]) -> str:

@@ -5,11 +5,12 @@ import operator
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, SupportsIndex, get_args
 
 from offmarl.errors import VaultError, VaultExistsError, VaultLockedError
+from offmarl.paths import no_empty_directories
 from offmarl.types import EnvSpec
 from offmarl.vault import layout
 from offmarl.vault.drivers import Directory, Driver, driver_of
@@ -105,23 +106,24 @@ def _schema(
 @contextmanager
 def _building(place: Driver, part: Path) -> Iterator[tuple[Store, WriterLock]]:
     """Create a temporary directory to build a vault in; it is removed if the block fails."""
-    make_directory(part)
-    fresh = Directory(part)
-    try:
-        lock = fresh.lock()
-    except VaultLockedError:
-        raise
-    except VaultError:
-        _remove(part)
-        raise
-    try:
-        place.refuse_existing()
-        clear_directory(part)
-        yield store_of(fresh), lock
-    except BaseException:
-        _remove(part)  # before others may build there
-        lock.release()
-        raise
+    with no_empty_directories(part.parent):
+        make_directory(part)
+        fresh = Directory(part)
+        try:
+            lock = fresh.lock()
+        except VaultLockedError:
+            raise
+        except VaultError:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        try:
+            place.refuse_existing()
+            clear_directory(part)
+            yield store_of(fresh), lock
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)  # before others may build there
+            lock.release()
+            raise
 
 
 def _create_and_move(
@@ -341,10 +343,3 @@ def _fill(store: Store, schema: Schema, provenance: Mapping[str, Any]) -> None:
     """Write an empty vault in a place that is locked or new."""
     store.commit(without_episodes(schema, provenance, Head()), fence={}).result()
     store.driver.write(METADATA, layout.dump_json(to_metadata(schema)))
-
-
-def _remove(failed: Path) -> None:
-    """Remove a vault that was not finished, and the directory made for it."""
-    shutil.rmtree(failed, ignore_errors=True)
-    with suppress(OSError):
-        failed.parent.rmdir()

@@ -33,6 +33,7 @@ from offmarl.errors import (
     VaultLockedError,
     VaultNotFoundError,
 )
+from offmarl.paths import no_empty_directories
 from offmarl.vault.layout import LOCK
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
@@ -262,18 +263,19 @@ def workspace(directory: Path) -> Iterator[Path]:
     VaultError
         The directory cannot be created.
     """
-    with errors_of(directory):
-        make_directory(directory)
-        lock = WriterLock(directory)
-    try:
-        clear_directory(directory)
-        yield directory
-    except BaseException:
-        time.sleep(_SETTLE_SECONDS)
-        raise
-    finally:
-        _discard(directory)  # before the lock is released
-        lock.release()
+    with no_empty_directories(directory.parent):
+        with errors_of(directory):
+            make_directory(directory)
+            lock = WriterLock(directory)
+        try:
+            clear_directory(directory)
+            yield directory
+        except BaseException:
+            time.sleep(_SETTLE_SECONDS)
+            raise
+        finally:
+            _discard(directory)  # before the lock is released
+            lock.release()
 
 
 def _discard(directory: Path) -> None:

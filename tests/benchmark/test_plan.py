@@ -60,7 +60,17 @@ def test_cells_are_baselines_on_datasets_with_the_options_of_both(path, tmp_path
         ("bc = {}", "bc = 3", "must be a table"),
         ('datasets = ["mine"]', 'datasets = "mine"', "datasets must be a list"),
         ("[datasets]", "[datasets]\nx = 3", "must be the path or name of a vault.*not 3"),
-        ('name = "small"', 'name = "../x"', "name must be a text without slashes"),
+        *(
+            ('name = "small"', f"name = {name!r}", "name must be a text without slashes")
+            for name in ("../x", "..", "/", ".", " ", "...", "a\\\\b", "")
+        ),
+        ('name = "small"', "name = 3", "name must be a text, not 3"),
+        ('name = "small"', "out = 3", "out must be a text, not 3"),
+        ('name = "small"', 'out = ["a"]', r"out must be a text, not \['a'\]"),
+        ('name = "small"', 'out = "a\\u0000b"', "cannot be a path"),
+        ('program = "random"', "program = 3", r"record.coverage.*program must be a text, not 3"),
+        ('program = "bc"', "program = [1]", r"deep bc.*program must be a text, not \[1\]"),
+        ('datasets = ["mine"]', "datasets = [[1]]", "datasets must be a list"),
         ('"deep bc"', '"deep/bc" = { program = "bc" }\n"deep bc"', "two names become the file"),
         ("[datasets]", '[datasets]\n"a b" = "a.vlt"\n"a_b" = "b.vlt"', "become the file a_b"),
         ("[datasets]", "[datasets", "is not valid TOML"),

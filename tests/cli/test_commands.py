@@ -226,6 +226,88 @@ def test_compare_says_what_is_wrong(offmarl, runs, message):
     assert outcome.code == 1 and message in outcome.err
 
 
+def of_marl_eval(*algorithms, environment="smax", task="3m", metric="mean_episode_return"):
+    """Results of three seeds, as other projects write them."""
+    runs = {
+        f"seed_{seed}": {
+            "step_0": {"step_count": 0, metric: [0.0]},
+            "absolute_metrics": {metric: [seed, seed + 2.0]},
+        }
+        for seed in range(3)
+    }
+    return {environment: {task: dict.fromkeys(algorithms, runs)}}
+
+
+def test_compare_takes_results_of_other_projects(offmarl, tmp_path):
+    write_run(tmp_path / "bc", "bc", "coverage-3/medium", [[1, 2]] * 3)
+    files = {
+        "mava.json": of_marl_eval("ff_ippo", "mat"),
+        "same.json": of_marl_eval("qmix", environment="swarm", task="coverage-3/medium")
+        | of_marl_eval("mappo", environment="vmas", metric="return"),
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    found = offmarl("compare", "bc", *files, "--json").json
+    rows = found["datasets"]
+    assert {name: [*entries] for name, entries in rows.items()} == {
+        "coverage-3/medium": ["bc (greedy)", "qmix (same.json)"],
+        "smax/3m (marl-eval)": ["ff_ippo (mava.json)", "mat (mava.json)"],
+        "vmas/3m (marl-eval)": ["mappo (same.json)"],
+    }
+    ippo = rows["smax/3m (marl-eval)"]["ff_ippo (mava.json)"]
+    assert (ippo["runs"], ippo["mean"], ippo["acting"]) == (3, 2.0, None)
+    assert all(row["normalised"] is None for one in rows.values() for row in one.values())
+    assert found["probability_of_improvement"] == {}
+    assert any("do not say how their policies acted" in note for note in found["notes"])
+    alone = offmarl("compare", "mava.json", "--references", "smax/3m", 0, 4, "--json").json
+    ippo = alone["datasets"]["smax/3m (marl-eval)"]["ff_ippo (mava.json)"]
+    assert ippo["normalised"]["value"] == 0.5
+    assert "mat (mava.json)" in alone["probability_of_improvement"]["ff_ippo (mava.json)"]
+
+
+def test_two_files_of_one_name_stay_apart(offmarl, tmp_path):
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "x.json").write_text(json.dumps(of_marl_eval("qmix")))
+    rows = offmarl("compare", "a/x.json", "b/x.json", "--json").json["datasets"]
+    assert [*rows["smax/3m (marl-eval)"]] == ["qmix (a/x.json)", "qmix (b/x.json)"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("[]", "not of marl-eval's layout"),
+        ("{}", "not of marl-eval's layout"),
+        ('{"a": {"b": 3}}', "a: b is not of marl-eval's layout"),
+        ('{"a": {"b": {"c": {"s": {"step_0": {}}}}}}', "s: absolute is not of"),
+        ('{"a": {"b": {"c": {"s": {"absolute_metrics": {"loss": [1]}}}}}}', "among loss"),
+        *(
+            (
+                '{"a": {"b": {"c": {"s": {"absolute_metrics": {"return": [%s]}}}}}}' % value,  # noqa: UP031
+                "no finite returns",
+            )
+            for value in ("", "null", "NaN", "true", '"1"', "[1]", "1" + "0" * 400)
+        ),
+    ],
+)
+def test_a_file_that_is_no_marl_eval_is_named(offmarl, tmp_path, text, words):
+    (tmp_path / "other.json").write_text(text)
+    outcome = offmarl("compare", "other.json")
+    assert outcome.code == 1 and outcome.err.count("\n") == 1
+    assert "other.json" in outcome.err and words in outcome.err
+
+
+def test_a_run_that_is_given_twice_counts_once(offmarl, tmp_path):
+    write_run(tmp_path / "bc", "bc", "coverage-3/medium", [[1, 2]])
+    (tmp_path / "link").symlink_to("bc")
+    given = "bc", "bc/", "link", tmp_path / "x" / ".." / "bc"
+    (tmp_path / "x").mkdir()
+    rows = offmarl("compare", *given, "--json").json["datasets"]["coverage-3/medium"]
+    assert [*rows] == ["bc (greedy)"]
+
+
 def test_compare_says_what_was_not_evaluated(offmarl, tmp_path):
     write_run(tmp_path / "bc", "bc", "coverage-3/medium", [[1, 2]])
     (tmp_path / "bc" / "marl_eval.json").unlink()
@@ -279,9 +361,43 @@ def test_what_cannot_be_typed_is_told_to_programs_too(offmarl):
 @pytest.mark.parametrize("width", [60, 200])
 def test_json_holds_the_reason_of_a_usage_error(offmarl, monkeypatch, arguments, reason, width):
     monkeypatch.setenv("COLUMNS", str(width))
+    shown = offmarl(*arguments)
+    assert (shown.code, shown.err) == (2, f"error: {reason}\n")
     refused = offmarl(*arguments, "--json")
-    assert refused.code == 2 and arguments[0] in refused.err
+    assert (refused.code, refused.err) == (2, "")
     assert refused.json == {"error": {"type": "OptionError", "message": reason}}
+
+
+class JaxRuntimeError(RuntimeError):
+    """As JAX raises."""
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "not enough memory (MemoryError): take smaller"),
+        (MemoryError("Unable to allocate 3 TiB"), "memory (Unable to allocate 3 TiB): take"),
+        (
+            JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory of 9 bytes.\nx"),
+            "memory of 9 bytes):",
+        ),
+    ],
+)
+def test_too_little_memory_is_one_line(offmarl, monkeypatch, error, words):
+    def fail():
+        raise error
+
+    monkeypatch.setattr("offmarl.cli.environments.envs", fail)
+    outcome = offmarl("envs")
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+    assert words in outcome.err
+
+
+def test_other_errors_of_jax_are_not_hidden(offmarl, monkeypatch):
+    error = JaxRuntimeError("INTERNAL: a bug")
+    monkeypatch.setattr("offmarl.cli.environments.envs", lambda: (_ for _ in ()).throw(error))
+    with pytest.raises(JaxRuntimeError):
+        offmarl("envs")
 
 
 def test_json_offers_the_values_of_an_option(offmarl):

@@ -256,9 +256,13 @@ def test_files_that_cannot_be_written_are_refused_before_any_work(
 ):
     given = "swarm/coverage-3" if command == "envs" else str(tmp_path / "missing")
     (tmp_path / "file").write_text("")
+    (tmp_path / "dangling").symlink_to("nowhere")
     for place, words in (
         (tmp_path, "is a directory: give a file name with"),
-        (tmp_path / "file" / "below" / "page.gif", f"cannot be written: {tmp_path}/file is a file"),
+        (tmp_path / "file" / "below" / "page.png", "page.png cannot be written (Not a directory"),
+        (tmp_path / "dangling" / "page.png", "page.png cannot be written (File exists"),
+        (Path("/proc/nowhere/page.png"), "cannot be written (No such file"),
+        *([] if option == "--html" else [(tmp_path / "page.xyz", "give a path that ends in .")]),
     ):
         found = offmarl(command, given, option, place)
         assert found.code == 2

@@ -1,6 +1,8 @@
 """``cat``, ``filter``, ``sample``, ``split``, ``slice``, ``dedup``, ``recode`` and ``map``."""
 
 import inspect
+import sys
+from types import ModuleType
 
 import pytest
 
@@ -17,6 +19,32 @@ def pair(tmp_path):
         with vault.create(tmp_path / path, SPEC, rows=2, provenance={"seed": seed}) as writer:
             writer.append(*make(rows=2, steps=40, seed=seed))
     return tmp_path
+
+
+def paths_in(directory):
+    return {one for one in directory.rglob("*") if "__pycache__" not in str(one)}
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["map", "a.vlt/poor", "--reward", "reward / 0"], "must be finite"),
+        (["map", "a.vlt/poor", "--with", "mine.py:fail"], "mine.py:fail failed"),
+        (["filter", "a.vlt/poor", "return > 1e9"], "an empty vault is not written"),
+        (["cat", "a.vlt/poor", "--tasks", "2", "--launcher", "slurm"], "not on the PATH"),
+        (["cat", "a.vlt/poor", "--tasks", "2", "--launcher-option", "a=1"], "no --launcher-option"),
+    ],
+)
+def test_a_command_that_fails_leaves_no_directory(offmarl, pair, monkeypatch, command, words):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setitem(sys.modules, "submitit", ModuleType("submitit"))
+    pair.joinpath("mine.py").write_text("def fail(steps):\n    raise ValueError\n")
+    (pair / "there").mkdir()
+    before = paths_in(pair)
+    for out in ("new/deep/b.vlt", "there/b.vlt", "there/c.vlt/uid"):
+        outcome = offmarl(*command, "-o", out)
+        assert outcome.code in (1, 2) and words in outcome.err
+        assert paths_in(pair) == before
 
 
 def test_a_journey(offmarl, pair):

@@ -16,6 +16,7 @@ from offmarl.programs.continuing import _common_parts, carry_over, learned
 from offmarl.programs.dataset import DatasetStatistics, is_scale
 from offmarl.programs.normalisation import make_program
 from recorders import isac, maddpg, mappo, masac, qmix, vdn
+from tests.vault.experience import SPEC, make
 
 ENV = envs.make("probe/observation")
 ONLINE = {"num_envs": 4, "num_steps": 8}
@@ -259,6 +260,15 @@ def test_a_recorder_continues_from_a_run_and_its_data_and_resumes(before, tmp_pa
     path = tmp_path / "whole" / "probe" / "observation.vlt" / "qmix-0-replay"
     assert vault.open_vault(path).num_steps == 128  # its own steps alone
     assert vault.open_vault(path).provenance["recipe"]["init"] == record["init"]
+
+
+def test_data_of_another_environment_is_refused_before_a_run_begins(tmp_path):
+    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
+        writer.append(*make(rows=2, steps=4))
+    args = qmix.Args(env="probe/observation", replay=tmp_path / "a.vlt", out=tmp_path / "out")
+    with pytest.raises(ShapeError, match=r"a\.vlt.* and probe/observation differ in action"):
+        qmix.main(args)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """Importing PyMARL's episode batches: generated ones, and published ones if present."""
 
+import gzip
 import hashlib
+import pickle
 import sys
 
 import numpy as np
@@ -191,7 +193,7 @@ def test_a_file_of_another_layout(tmp_path, damage, message):
 
 
 def test_damaged_files(tmp_path, source):
-    with pytest.raises(VaultNotFoundError, match="no file"):
+    with pytest.raises(VaultNotFoundError, match=r"there is no .*nothing\.npz"):
         vault.import_dataset(tmp_path / "nothing.npz", tmp_path / "a.vlt")
     data = bytearray(source.read_bytes())
     data[len(data) // 2] ^= 1
@@ -236,6 +238,51 @@ def test_published_data(tmp_path, shared_data, name, episodes, steps, mean, caus
     assert found.episodes.returns.mean() == pytest.approx(mean, abs=5e-5)
     with np.load(source) as arrays:
         check_against(found, dict(arrays), [steps] * episodes)
+
+
+def test_a_folder_of_npy_files_is_the_same_as_they_are_zipped(tmp_path):
+    folder, arrays = tmp_path / "buffer", batch()
+    folder.mkdir()
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    np.save(folder / "actions_onehot.npy", np.ones(3))
+    zipped = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
+    for layout in ("alberdice", "pymarl"):
+        found = vault.import_dataset(folder, tmp_path / f"{layout}.vlt", layout)
+        assert found.digest() == zipped.digest()
+    (folder / "reward.npy").rename(tmp_path / "reward.npy")
+    with pytest.raises(VaultError, match="it has no reward, only"):
+        vault.import_dataset(folder, tmp_path / "b.vlt", "alberdice")
+    (folder / "reward.npy").symlink_to(tmp_path / "reward.npy")
+    with pytest.raises(VaultError, match="is a link that leads out"):
+        vault.import_dataset(folder, tmp_path / "b.vlt", "alberdice")
+    (folder / "reward.npy").unlink()
+    (folder / "reward.npy").write_bytes(pickle.dumps([1]))
+    with pytest.raises(VaultError, match=r"reward\.npy .* it is a pickle of Python objects"):
+        vault.import_dataset(folder, tmp_path / "b.vlt", "alberdice")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "it is empty"),
+        (b"hello\nworld", "it is text that begins with 'hello'"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of Git LFS"),
+        (gzip.compress(b"x"), "compressed by gzip"),
+        (pickle.dumps({}), "a pickle of Python objects, which is never read"),
+        (b"\x89HDF\r\n\x1a\n", "an HDF5 file"),
+        (b"\x93NUMPY\x01\x00", "one .npy array"),
+        (b"PK\x03\x04", "a zip archive"),
+        (b"\xff\x00\x01", "not a zip file"),
+    ],
+)
+@pytest.mark.parametrize("layout", ["pymarl", "numpy", "d4rl"])
+def test_a_file_that_is_no_npz_file_is_described(tmp_path, layout, content, words):
+    (tmp_path / "a.npz").write_bytes(content)
+    with pytest.raises(VaultError) as error:
+        vault.import_dataset(tmp_path / "a.npz", tmp_path / "a.vlt", layout)
+    assert words in str(error.value) and "allow_pickle" not in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])

@@ -18,6 +18,7 @@ from offmarl.vault.convert.admission import Tally, Treatment, admit
 from offmarl.vault.convert.arrays import from_arrays
 from offmarl.vault.convert.columns import read_numpy, read_zarr, write_numpy, write_zarr
 from offmarl.vault.convert.common import Imported, StrPath, counted, write
+from offmarl.vault.convert.d4rl import read_d4rl
 from offmarl.vault.convert.flat import read_omar, read_omiga
 from offmarl.vault.convert.minari import read_minari, write_minari
 from offmarl.vault.convert.pymarl import read_pymarl, write_pymarl
@@ -30,8 +31,10 @@ from offmarl.vault.values import OnInvalid
 READERS: dict[str, Callable[..., AbstractContextManager[Imported]]] = {
     "pymarl": read_pymarl,
     "cfcql": read_pymarl,
+    "alberdice": read_pymarl,
     "omiga": read_omiga,
     "omar": read_omar,
+    "d4rl": read_d4rl,
     "minari": read_minari,
     "numpy": read_numpy,
     "zarr": read_zarr,

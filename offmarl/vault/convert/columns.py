@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import ZipFile
 
 import numpy as np
 
@@ -132,7 +133,7 @@ def read_numpy(source: StrPath) -> Iterator[Imported]:
         The file is not of this layout.
     """
     source = local(source)
-    with readable(source), np.load(source, allow_pickle=False) as file:
+    with readable(source), ZipFile(source), np.load(source, allow_pickle=False) as file:
         common.check_layout(source, "plain NumPy's", file.files, _NEEDED)
         arrays = {name: file[name] for name in file.files}
         about = json.loads(str(arrays.pop(_ABOUT)))

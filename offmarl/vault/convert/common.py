@@ -26,6 +26,7 @@ from offmarl.terminal import Progress
 from offmarl.types import EnvSpec, View, map_tree
 from offmarl.vault import files
 from offmarl.vault.convert.admission import FAULTS, Record, Tally, sentences
+from offmarl.vault.convert.kinds import reason_of
 from offmarl.vault.files import errors_of
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.writer import Writer
@@ -83,7 +84,8 @@ def readable(what: object) -> Iterator[None]:
         OSError,
         RuntimeError,  # of the HDF5 library, and of JSON that is nested too deep
     ) as error:
-        raise VaultError(f"{what} is damaged, incomplete or of another format: {error}") from error
+        reason = reason_of(what, error)
+        raise VaultError(f"{what} is damaged, incomplete or of another format: {reason}") from error
 
 
 def sha256(path: Path) -> str:
@@ -137,7 +139,7 @@ def blocks(steps: int, step_bytes: int) -> list[tuple[int, int]]:
 def load_npy(path: Path) -> NumpyArray:
     """Map a ``.npy`` file into memory; pickles are refused."""
     with readable(path):
-        return plain(np.load(path, mmap_mode="r", allow_pickle=False), path.name)
+        return plain(np.lib.format.open_memmap(path, mode="r"), path.name)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Episode batches of PyMARL and its descendants, in ``.npz`` and HDF5 files."""
+"""Episode batches of PyMARL and its descendants: ``.npz``, HDF5, and folders of ``.npy`` files."""
 
 import dataclasses
 import math
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offmarl.errors import ShapeError, VaultError, VaultNotFoundError
+from offmarl.errors import ShapeError, VaultError
 from offmarl.paths import local
 from offmarl.terminal import Progress, quiet
 from offmarl.types import (
@@ -33,6 +33,8 @@ from offmarl.vault.convert.common import (
     SteadyFile,
     StrPath,
     check_layout,
+    check_links_stay_inside,
+    load_npy,
     npz,
     open_datasets,
     plain_dtype,
@@ -54,7 +56,7 @@ _EXTRAS = "extras."
 def read_pymarl(
     source: StrPath, env_spec: EnvSpec | None = None, time_limit: int | None = None
 ) -> Iterator[Imported]:
-    """Read .npz or HDF5 files of PyMARL's episode batches, as CFCQL and others ship them.
+    """Read PyMARL's episode batches in .npz, HDF5 or a folder of .npy, as AlberDICE has them.
 
     An episode of L steps fills L+1 slots there: the last slot holds the episode's final view. Files
     that fill L slots are told by ``terminated`` in the last one; their final views are unknown. An
@@ -139,7 +141,8 @@ class _Dataset:
 
 
 def _open_members(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
-    opened = (_open_hdf5 if source.suffix in HDF5 else _open_npz)(source, stack)
+    of_file = _open_hdf5 if source.suffix in HDF5 else _open_npz
+    opened = (_open_npy_folder if source.is_dir() else of_file)(source, stack)
     _check_shapes(source, list(opened.values()))
     return opened
 
@@ -163,13 +166,16 @@ def _open_hdf5(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
     return {name: _Dataset(name, common.plain(found[name], name)) for name in _wanted(found)}
 
 
+def _open_npy_folder(source: Path, _: ExitStack) -> dict[str, _Member | _Dataset]:
+    check_links_stay_inside(source)
+    found = {path.stem: path for path in source.glob("*.npy")}
+    check_layout(source, "PyMARL's", found, _REQUIRED)
+    return {name: _Dataset(name, load_npy(found[name])) for name in _wanted(found)}
+
+
 def _open_npz(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
-    try:
+    with readable(source):
         archive = stack.enter_context(zipfile.ZipFile(source))
-    except FileNotFoundError as error:
-        raise VaultNotFoundError(f"there is no file {source} to convert.") from error
-    except (zipfile.BadZipFile, OSError) as error:
-        raise VaultError(f"{source} is not an .npz file: {error}.") from error
     found = {name.removesuffix(".npy") for name in archive.namelist()}
     check_layout(source, "PyMARL's", found, _REQUIRED)
     names = _wanted(found)

@@ -1,0 +1,114 @@
+"""Importing columns of a single agent, in D4RL's layout."""
+
+import numpy as np
+import pytest
+
+from offmarl import vault
+from offmarl.errors import ShapeError, VaultError
+from offmarl.types import Continuous, EnvSpec
+from offmarl.vault.convert import common
+
+STEPS = 30
+
+
+def columns(**changes):
+    """Thirty steps: one episode terminates, one times out, and the last is open."""
+    rng, ends = np.random.default_rng(0), np.zeros((2, STEPS), bool)
+    ends[0, 9] = ends[1, 19] = True
+    seen = rng.normal(size=(STEPS, 3)).astype(np.float32)
+    following = np.roll(seen, -1, axis=0)
+    following[[9, 19, 29]] = rng.normal(size=(3, 3))
+    found = {
+        "observations": seen,
+        "actions": rng.uniform(-1, 1, (STEPS, 2)).astype(np.float32),
+        "rewards": rng.normal(size=STEPS).astype(np.float32),
+        "terminals": ends[0],
+        "timeouts": ends[1],
+        "next_observations": following,
+    }
+    return {name: x for name, x in (found | changes).items() if x is not None}
+
+
+def save(path, arrays):
+    if path.suffix == ".npz":
+        np.savez(path, **arrays, **{"infos/qpos": np.ones((STEPS, 9))})
+    else:
+        with pytest.importorskip("h5py").File(path, "w") as file:
+            for name, array in arrays.items():
+                file[name] = array
+            file["infos/qpos"], file["metadata/algorithm"] = np.ones((STEPS, 9)), "SAC"
+    return path
+
+
+def read(path, arrays, **options):
+    return vault.import_dataset(save(path, arrays), path.with_suffix(".vlt"), "d4rl", **options)
+
+
+@pytest.mark.parametrize("block", [1, 10**6])
+@pytest.mark.parametrize("suffix", [".npz", ".hdf5"])
+def test_every_step_is_the_one_in_the_columns(tmp_path, monkeypatch, suffix, block):
+    monkeypatch.setattr(common, "BLOCK_BYTES", block)
+    arrays = columns()
+    found = read(tmp_path / f"a{suffix}", arrays)
+    one = EnvSpec("", 1, 3, 3, Continuous(2), reward="individual", state="concatenated")
+    assert found.spec == one
+    assert found.episodes.length.tolist() == [10, 10, 10]
+    assert found.episodes.cause[:2].tolist() == ["terminated", "truncated"]
+    assert found.episodes.complete.tolist() == [True, True, False]
+    steps = found.transitions()
+    for name, leaf in (
+        ("observations", steps.view.observation),
+        ("actions", steps.action),
+        ("rewards", steps.reward),
+        ("terminals", steps.terminated),
+    ):
+        np.testing.assert_array_equal(leaf[0, :, 0], arrays[name])
+    finals = found.final_views(found.episodes.final[:2])
+    np.testing.assert_array_equal(finals.observation[:, 0], arrays["next_observations"][[9, 19]])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"timeouts": None, "next_observations": None},
+        {
+            "rewards": np.ones((STEPS, 1)),
+            "terminals": (np.arange(STEPS) == 9)[:, None],
+            "timeouts": None,
+            "next_observations": None,
+        },
+        {"next_observations": None, "actions": np.linspace(-1, 1, STEPS)},
+    ],
+)
+def test_what_may_be_absent_or_have_an_axis_more(tmp_path, changes):
+    found = read(tmp_path / "a.npz", columns(**changes))
+    assert (found.num_steps, found.spec.num_agents) == (STEPS, 1)
+
+
+def test_a_known_time_limit_is_no_termination(tmp_path):
+    found = read(tmp_path / "a.npz", columns(), time_limit=10)
+    assert found.episodes.cause.tolist() == ["truncated"] * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rewards": None}, "it has no rewards, only"),
+        ({"rewards": np.float32(1)}, r"rewards has shape \(\), and must have an entry"),
+        ({"terminals": np.zeros((STEPS, 2))}, r"terminals has shape \(30, 2\)"),
+        ({"timeouts": np.zeros((STEPS, 2))}, r"timeouts has shape \(30, 2\)"),
+        ({"actions": np.zeros((STEPS - 1, 2))}, "arrays have different lengths"),
+        ({"observations": np.array(["x"] * STEPS)}, "observations' holds <U1, not numbers"),
+        ({"observations": np.array([{}] * STEPS)}, "Python objects in it are not read"),
+        ({"actions": np.zeros(STEPS, int)}, "discrete actions of an unknown number"),
+    ],
+)
+def test_other_columns_are_refused(tmp_path, changes, message):
+    with pytest.raises(VaultError, match=message):
+        read(tmp_path / "a.npz", columns(**changes))
+    assert not (tmp_path / "a.vlt").exists()
+
+
+def test_data_of_another_environment_is_refused(tmp_path):
+    with pytest.raises(ShapeError, match="differ in observation_size"):
+        read(tmp_path / "a.npz", columns(), env_spec=EnvSpec("x", 1, 4, 4, Continuous(2)))
