@@ -401,8 +401,7 @@ def test_numbers_stay_whole_beside_names_that_fill_half_the_line(offmarl, monkey
     lines = capsys.readouterr().out.splitlines()
     numbers = {"2", "100,352", "10,048", "32", "8.430"}
     assert any(numbers <= set(line.split()) for line in lines)
-    below = lines[1 + next(i for i, line in enumerate(lines) if "──" in line) :]
-    assert "".join(line.split()[0] for line in below if line[:2].strip()) == path
+    assert path in lines
     assert max(map(len, lines)) <= 80
 
 
