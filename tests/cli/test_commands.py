@@ -16,6 +16,7 @@ from offmarl.cli.parse import TASK_OPTIONS, documented, parse_script
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, VaultError
 from offmarl.programs import registry
 from offmarl.programs.online import summarise
+from tests.children import python
 from tests.runs import write_run
 
 
@@ -43,8 +44,7 @@ def test_version(offmarl):
 )
 def test_what_needs_no_jax_imports_none(arguments, tmp_path):
     code = "import sys; from offmarl.cli import main; main(); sys.exit('jax' in sys.modules)"
-    command = [sys.executable, "-c", code, *arguments]
-    subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+    python("-c", code, *arguments, cwd=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """The contents of the wheel, and its use without a checkout."""
 
 import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.children import python
 
 pytest.importorskip("build")
 pytest.importorskip("hatchling")
@@ -17,8 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT]
-    subprocess.run(command, check=True, capture_output=True)
+    python("-m", "build", "--quiet", "--wheel", "--no-isolation", "--outdir", out, ROOT)
     (path,) = out.glob("offmarl-*-py3-none-any.whl")
     return path
 
@@ -49,27 +48,19 @@ def test_wheel_holds_the_sources_and_nothing_else(wheel):
 def test_wheel_brings_its_programs_along(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = "from offmarl.programs import registry; print(*registry.find('baseline').values())"
-    found = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    found = python("-P", "-c", code, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
     expected = {path.name for path in (ROOT / "baselines").glob("[!_]*.py")}
-    assert set(found.stdout.split()) == {str(tmp_path / "offmarl/baselines" / e) for e in expected}
+    assert set(found.split()) == {str(tmp_path / "offmarl/baselines" / e) for e in expected}
 
 
 @pytest.mark.nightly
 def test_the_source_distribution_makes_the_same_wheel_and_runs_the_demo(wheel, tmp_path):
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT]
-    subprocess.run(command, check=True, capture_output=True)  # the wheel from the sdist
+    # The wheel is made from the source distribution.
+    python("-m", "build", "--quiet", "--no-isolation", "--outdir", tmp_path, ROOT)
     (second,) = tmp_path.glob("offmarl-*.whl")
     assert set(zipfile.ZipFile(second).namelist()) == set(zipfile.ZipFile(wheel).namelist())
     place = tmp_path / "installed"
     zipfile.ZipFile(second).extractall(place)
-    demo = [sys.executable, "-P", "-m", "offmarl", "demo", "--seeds", "1", "--json"]
     env = os.environ | {"PYTHONPATH": str(place), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
-    said = subprocess.run(demo, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
-    assert '"trained"' in said.stdout and (tmp_path / "demo/demo.png").exists()
+    said = python(*["-P", "-m", "offmarl", "demo", "--seeds", "1", "--json"], cwd=tmp_path, env=env)
+    assert '"trained"' in said and (tmp_path / "demo/demo.png").exists()

@@ -1,6 +1,5 @@
 import asyncio
 import dataclasses
-import sys
 import threading
 
 import jax
@@ -13,6 +12,7 @@ from offmarl import ArraySpec, vault
 from offmarl.errors import VaultError
 from offmarl.types import FinalObservations, View
 from offmarl.vault import layout
+from tests.children import python
 
 from .experience import (
     CONTINUOUS,
@@ -304,8 +304,6 @@ def test_listing(tmp_path):
 
 
 def test_needs_no_jax(tmp_path):
-    import subprocess
-
     write(tmp_path / "a.vlt", [make()])
     code = (
         "import sys; from offmarl import vault\n"
@@ -313,7 +311,7 @@ def test_needs_no_jax(tmp_path):
         f"assert len(list(vault.list_vaults({str(tmp_path)!r}))) == 1\n"
         "assert 'jax' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", code)
 
 
 def test_a_reader_beside_a_writer_sees_whole_commits(tmp_path, eager):
