@@ -172,9 +172,8 @@ def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, Any]:
     sizes = f"observation {spec.observation_text}, state {spec.state_text}"
     ends = ", ".join(f"{number(count)} {cause}" for cause, count in facts["ends"].items())
     return {
-        "vault": data.path
-        if data.native
-        else f"{data.path} (of another program, without an episode table)",
+        "vault": data.path,
+        **({} if data.native else {"made by": "another program, without an episode table"}),
         "environment": spec.name or "unknown",
         "agents": f"{spec.num_agents}, each with {spec.action_size} {actions}; {sizes}",
         "steps": f"{number(data.num_steps)} = {number(data.length)} x {data.rows} environments; "

@@ -76,9 +76,7 @@ def _list(listed: Mapping[str, EnvInfo]) -> Report:
     rows = []
     for name, about in listed.items():
         marks = ["✓" if trait in about.traits else "" for trait in _TRAITS]
-        kinds = [
-            _SHORT.get(word, str(word)) for word in (about.observation, about.action, about.state)
-        ]
+        kinds = [_SHORT.get(x, str(x)) for x in (about.observation, about.action, about.state)]
         rows.append([name, about.agents or "?", *kinds[:2], *marks, kinds[2], about.extra])
     (only, *others) = listed.values()
     tail = _HINT if others or not only.choices else f"one of: {', '.join(only.choices)}"

@@ -218,20 +218,14 @@ def records(rows: Sequence[Mapping[str, Any]], title: str = "") -> RenderableTyp
 
 def grid(facts: Mapping[str, Any]) -> Table:
     """Return facts with their names, one per line; paths are kept whole."""
-    values = [
-        value if isinstance(value, str | PurePath) else to_json(value) for value in facts.values()
-    ]
-    rows = Table.grid(
-        Column(no_wrap=True),
-        Column(min_width=max(map(_longest_word, values), default=0)),
-        padding=(0, 2),
-    )
-    for name, value in zip(facts, values, strict=True):
-        rows.add_row(Text(one_line(name), style="bold"), Text(printable(str(value))))
+    rows = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2))
+    for name, value in facts.items():
+        text = value if isinstance(value, str | PurePath) else to_json(value)
+        rows.columns[1].min_width = max(rows.columns[1].min_width or 0, _longest_word(text))
+        rows.add_row(Text(one_line(name), style="bold"), Text(str(text)))
     return rows
 
 
 def as_is(text: Any) -> RenderableType:
     """Return text that is not wrapped, so that it can be copied from the terminal."""
-    text = printable(str(text))
-    return Group(Text(text, no_wrap=True, overflow="ignore"))  # a bare Text would be wrapped
+    return Group(Text(str(text), no_wrap=True, overflow="ignore"))  # a bare Text would be wrapped

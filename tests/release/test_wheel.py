@@ -1,6 +1,8 @@
 """The contents of the wheel, and its use without a checkout."""
 
 import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -17,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
-    python("-m", "build", "--quiet", "--wheel", "--no-isolation", "--outdir", out, ROOT)
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT]
+    subprocess.run(command, check=True, capture_output=True)
     (path,) = out.glob("offmarl-*-py3-none-any.whl")
     return path
 
@@ -55,12 +58,12 @@ def test_wheel_brings_its_programs_along(wheel, tmp_path):
 
 @pytest.mark.nightly
 def test_the_source_distribution_makes_the_same_wheel_and_runs_the_demo(wheel, tmp_path):
-    # The wheel is made from the source distribution.
-    python("-m", "build", "--quiet", "--no-isolation", "--outdir", tmp_path, ROOT)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp_path, ROOT]
+    subprocess.run(command, check=True, capture_output=True)  # the wheel from the sdist
     (second,) = tmp_path.glob("offmarl-*.whl")
     assert set(zipfile.ZipFile(second).namelist()) == set(zipfile.ZipFile(wheel).namelist())
     place = tmp_path / "installed"
     zipfile.ZipFile(second).extractall(place)
     env = os.environ | {"PYTHONPATH": str(place), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
-    said = python(*["-P", "-m", "offmarl", "demo", "--seeds", "1", "--json"], cwd=tmp_path, env=env)
+    said = python(*"-P -m offmarl demo --seeds 1 --json".split(), cwd=tmp_path, env=env)
     assert '"trained"' in said and (tmp_path / "demo/demo.png").exists()
