@@ -65,5 +65,6 @@ def test_the_source_distribution_makes_the_same_wheel_and_runs_the_demo(wheel, t
     place = tmp_path / "installed"
     zipfile.ZipFile(second).extractall(place)
     env = os.environ | {"PYTHONPATH": str(place), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
-    said = python(*"-P -m offmarl demo --seeds 1 --json".split(), cwd=tmp_path, env=env)
+    demo = ["-P", "-m", "offmarl", "demo", "--seeds", "1", "--json"]
+    said = python(*demo, cwd=tmp_path, env=env)
     assert '"trained"' in said and (tmp_path / "demo/demo.png").exists()
