@@ -1,5 +1,6 @@
 import asyncio
 import dataclasses
+import os
 import threading
 
 import jax
@@ -12,7 +13,7 @@ from offmarl import ArraySpec, vault
 from offmarl.errors import VaultError
 from offmarl.types import FinalObservations, View
 from offmarl.vault import layout
-from tests.children import python
+from tests.children import ROOT, python
 
 from .experience import (
     CONTINUOUS,
@@ -301,6 +302,16 @@ def test_listing(tmp_path):
     assert (expert.episodes, expert.incomplete) == (len(ended), (~ended).sum())
     assert expert.mean_return == pytest.approx(episodes.returns[ended].mean(), rel=1e-12)
     assert expert.steps == 80
+
+
+def test_a_writer_that_is_left_open_ends_without_a_word(tmp_path):
+    code = (
+        "import sys; from offmarl import vault; from tests.vault.experience import SPEC, make\n"
+        "writer = vault.create(sys.argv[1], SPEC, rows=4)\n"
+        "writer.append(*make(rows=4, steps=100))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    assert not python("-c", code, tmp_path / "v.vlt" / "a", env=environment)
 
 
 def test_needs_no_jax(tmp_path):
