@@ -222,10 +222,10 @@ def grid(facts: Mapping[str, Any]) -> Table:
     for name, value in facts.items():
         text = value if isinstance(value, str | PurePath) else to_json(value)
         rows.columns[1].min_width = max(rows.columns[1].min_width or 0, _longest_word(text))
-        rows.add_row(Text(one_line(name), style="bold"), Text(str(text)))
+        rows.add_row(Text(one_line(name), style="bold"), Text(printable(str(text))))
     return rows
 
 
 def as_is(text: Any) -> RenderableType:
     """Return text that is not wrapped, so that it can be copied from the terminal."""
-    return Group(Text(str(text), no_wrap=True, overflow="ignore"))  # a bare Text would be wrapped
+    return Group(Text(printable(str(text)), no_wrap=True, overflow="ignore"))  # a bare Text wraps
