@@ -378,12 +378,23 @@ def public_names(module: ModuleType) -> list[str]:
     """Return the names of a module's ``__all__``, or else the public ones that it defines."""
     listed = getattr(module, "__all__", None)
     if listed is not None:
-        return [name for name in listed if not inspect.ismodule(getattr(module, name))]
+        return [name for name in listed if not _is_module(module, name)]
     return [
         name
         for name, value in vars(module).items()
         if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
     ]
+
+
+def _is_module(module: ModuleType, name: str) -> bool:
+    """Whether a name is a module; one that needs a package that is not installed is none.
+
+    mkdocstrings reads the sources, so the pages do not need that package either.
+    """
+    try:
+        return inspect.ismodule(getattr(module, name))
+    except MissingExtraError:
+        return False
 
 
 def _module(title: str, module: ModuleType, names: Sequence[str], within: str | None = None) -> str:

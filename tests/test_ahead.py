@@ -1,7 +1,5 @@
 """Starting work before its results are needed."""
 
-import subprocess
-import sys
 import threading
 import time
 from itertools import count
@@ -9,6 +7,7 @@ from itertools import count
 import pytest
 
 from offmarl._ahead import ahead, depth_of, in_thread
+from tests.children import python
 
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
@@ -47,8 +46,7 @@ in_thread(lambda: (time.sleep(0.5), print("ended")), "slow").cancel()
 
 def test_the_interpreter_waits_for_abandoned_work() -> None:
     """A thread that came back from TensorStore after the end aborted the process."""
-    done = subprocess.run([sys.executable, "-c", ABANDONED], check=True, capture_output=True)
-    assert done.stdout == b"ended\n"
+    assert python("-c", ABANDONED) == "ended\n"
 
 
 def test_abandoned_work_ends_at_its_next_item():
@@ -81,5 +79,5 @@ in_thread(work, "endless")
 
 def test_work_that_reads_on_ends_with_the_interpreter() -> None:
     begun = time.monotonic()
-    subprocess.run([sys.executable, "-c", AT_THE_END], check=True)
+    python("-c", AT_THE_END)
     assert time.monotonic() - begun < 8  # it waits for 10 s at most

@@ -1,11 +1,11 @@
 """Tests of equal bits, with the compiler's settings that users have."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.children import python
 
 TESTS = Path(__file__).parent
 
@@ -18,13 +18,9 @@ def test_bits_are_equal_as_xla_fuses_for_users():
     flags = os.environ["XLA_FLAGS"].replace("emitters=false", "emitters=true")
     files = [path for path in TESTS.rglob("test_*.py") if "mark.bits" in path.read_text()]
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "-m", "bits and not nightly"]
-    result = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *map(str, files)],
+    said = python(
+        *("-m", "pytest", *options, *files),
         env=os.environ | {"OFFMARL_FUSION": "stock", "XLA_FLAGS": flags},
         cwd=TESTS.parent,
-        capture_output=True,
-        text=True,
-        check=False,
     )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert " passed" in result.stdout
+    assert " passed" in said

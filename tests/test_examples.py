@@ -1,28 +1,14 @@
 """The examples run as files, from another directory, and as notebooks."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.children import python
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def run(*command: object, where: Path) -> str:
-    result = subprocess.run(
-        [sys.executable, *map(str, command)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ,
-        cwd=where,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 def copied(name: str, where: Path) -> str:
@@ -32,15 +18,15 @@ def copied(name: str, where: Path) -> str:
 
 @pytest.mark.slow
 def test_published_data(random_data, tmp_path):
-    said = run(
-        copied("published_data.py", tmp_path), random_data("probe/observation"), where=tmp_path
+    said = python(
+        copied("published_data.py", tmp_path), random_data("probe/observation"), cwd=tmp_path
     )
     assert said.startswith("cross-entropy: 0.693 at first, 0.6")
 
 
 @pytest.mark.slow
 def test_jax_environment(tmp_path):
-    said = run(copied("jax_environment.py", tmp_path), where=tmp_path)
+    said = python(copied("jax_environment.py", tmp_path), cwd=tmp_path)
     assert "places: [3 1] rewards: [0. 0.]" in said and "places: [2 2] rewards: [1. 1.]" in said
     assert "example/meet:time_limit=8 mean return of random play: 1." in said
 
@@ -48,21 +34,21 @@ def test_jax_environment(tmp_path):
 @pytest.mark.nightly
 def test_rware(tmp_path):
     pytest.importorskip("jumanji", reason="needs pip install 'offmarl[envs]'")
-    said = run(copied("rware.py", tmp_path), where=tmp_path)
+    said = python(copied("rware.py", tmp_path), cwd=tmp_path)
     assert "mappo-0-random mean return: " in said and "mappo-0-replay mean return: " in said
     assert (tmp_path / "rware" / "report.html").exists()
 
 
 @pytest.mark.nightly
 def test_other_policies(tmp_path):
-    said = run(copied("other_policies.py", tmp_path), where=tmp_path)
+    said = python(copied("other_policies.py", tmp_path), cwd=tmp_path)
     assert "function mean return: " in said and "flax mean return: " in said
 
 
 @pytest.mark.nightly
 def test_pettingzoo_torch(tmp_path):
     pytest.importorskip("torch", reason="needs PyTorch")
-    said = run(copied("pettingzoo_torch.py", tmp_path), where=tmp_path)
+    said = python(copied("pettingzoo_torch.py", tmp_path), cwd=tmp_path)
     assert "mean return recorded: 9.9" in said
     assert "mean return of the clone's best actions: 10.0" in said
 
@@ -71,7 +57,7 @@ def test_pettingzoo_torch(tmp_path):
 def test_torch_bc(tmp_path):
     """Five of six actions can be predicted, and the clone makes no random ones."""
     pytest.importorskip("torch", reason="needs PyTorch")
-    said = run(copied("torch_bc.py", tmp_path), where=tmp_path)
+    said = python(copied("torch_bc.py", tmp_path), cwd=tmp_path)
     numbers = dict(re.findall(r"(mean return [a-z ]+|agreement on [a-z -]+): (-?[0-9.]+)", said))
     assert float(numbers["mean return recorded"]) == pytest.approx(-22.7, abs=0.1)
     assert 80 <= float(numbers["agreement on held-out episodes"]) <= 87
@@ -82,9 +68,9 @@ def test_torch_bc(tmp_path):
 def test_own_baseline(random_data, tmp_path):
     train = ["-m", "offmarl", "train", copied("own_baseline.py", tmp_path)]
     data = ["--vault", random_data("probe/observation"), "--out", "run"]
-    run(*train, *data, "--updates", 300, "--final-episodes", 16, where=tmp_path)
+    python(*train, *data, "--updates", 300, "--final-episodes", 16, cwd=tmp_path)
     evaluate = ["-m", "offmarl", "evaluate", "run", "--program", "own_baseline.py"]
-    said = run(*evaluate, "--episodes", 16, "--json", where=tmp_path)
+    said = python(*evaluate, "--episodes", 16, "--json", cwd=tmp_path)
     assert '"mean": 1.0' in said
 
 

@@ -2,8 +2,6 @@
 
 import ast
 import re
-import subprocess
-import sys
 import tomllib
 from importlib import import_module
 from importlib.util import find_spec
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import offmarl
+from tests.children import python
 
 ROOT = Path(__file__).parents[1]
 
@@ -91,12 +90,12 @@ def test_other_names_are_not():
 
 def test_every_module_is_found_without_importing_it_first():
     code = "import offmarl; offmarl.statistics; offmarl.vault.convert.READERS"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", code)
 
 
 def test_importing_it_loads_nothing_heavy():
     code = "import sys, offmarl; sys.exit(bool({'jax', 'tensorstore', 'numpy'} & set(sys.modules)))"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", code)
 
 
 @pytest.mark.parametrize(

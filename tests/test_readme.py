@@ -12,8 +12,11 @@ import pytest
 import offmarl
 from offmarl import cli, envs
 from offmarl.evaluation import evaluate
+from offmarl.hub import card as catalogue
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import record_policy, registry
+from tests.hub.conftest import hub  # noqa: F401  (a fixture)
+from tests.hub.stock import stock_archive
 from tests.runs import write_policy
 
 ROOT = Path(__file__).parents[1]
@@ -104,27 +107,83 @@ def test_the_loop_returns_what_evaluation_does(tmp_path, monkeypatch):
     np.testing.assert_allclose(np.mean(returns), play(jax.random.key(1)).mean(), atol=1.5)
 
 
+INSTALLS = "python3 -m venv "
+"""Begins the two commands that install from a checkout; CI runs them."""
+
+SMALLER = {
+    "--total-steps 160000 --steps 20000": "--total-steps 20000 --steps 2000",
+    "--seeds 10 --updates 1000": "--seeds 3 --updates 20",
+    "--steps 50000": "--steps 1000",
+}
+"""Sizes in commands of the README, and those that the test takes instead."""
+
+
+@pytest.fixture
+def published(hub, random_data, tmp_path):  # noqa: F811
+    """Publish a small dataset on the loopback hub under the name that the README pulls."""
+    card = (ROOT / "datasets/og_marl/smac_v1/3m.toml").read_text()
+    file = hub.cards / "og_marl/smac_v1/3m.toml"
+    file.parent.mkdir(parents=True)
+    # Of its own archive the hub knows neither the commit nor the hash.
+    file.write_text(re.sub(r"^(revision|size|sha256) = .*\n", "", card, flags=re.MULTILINE))
+    catalogue.names.cache_clear()
+    data = random_data("swarm/coverage-3")
+    archive = stock_archive(data, "3m", "Good", tmp_path / "stock")
+    hub.commit("InstaDeepAI/og-marl", {"core/smac_v1/3m.zip": archive})
+
+
+def command(line):
+    """Run a command of the README in this process, with small sizes."""
+    for large, small in SMALLER.items():
+        line = line.replace(large, small)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", shlex.split(line))
+        try:
+            cli.main()
+        except SystemExit as stop:
+            assert not stop.code, line
+
+
 @pytest.mark.slow
-def test_snippets_run(tmp_path, monkeypatch, capsys):
+@pytest.mark.usefixtures("published")
+def test_the_blocks_run_in_order_in_an_empty_directory(tmp_path, monkeypatch, capsys):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    blocks = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
+    assert {language for language, _ in blocks} == {"bash", "python"}
+    assert all(large in README for large in SMALLER)
+    installed, shapes = 0, []
+    for language, code in blocks:
+        capsys.readouterr()
+        if language == "python":
+            namespace = {}  # a block imports what it uses
+            exec(code, namespace)
+            printed = capsys.readouterr().out.splitlines()
+            promised = re.findall(r"^print.*# (\(.*?\))", code, re.MULTILINE)
+            shapes += [*zip(printed, promised, strict=True)]
+            continue
+        for line in code.splitlines():
+            installed += line.startswith(INSTALLS)
+            if not line.startswith(INSTALLS):
+                command(line)
+    assert installed == 2 and len(shapes) == 3
+    for found, promised in shapes:
+        assert found.startswith(promised.removesuffix(", ...)").removesuffix(")"))
+    assert namespace["team_return"] > 0
+    assert (empty / "data.html").exists() and (empty / "report.html").exists()
+
+
+@pytest.mark.slow
+def test_the_loss_of_the_readme_takes_the_batches_of_the_page_on_reading(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     env = envs.make("swarm/coverage-3")
     uniform = make_policy(PolicyConfig("random"), env.spec)
     vault = Path("vaults/swarm/coverage-3.vlt/mappo-0-medium")
     record_policy(env, uniform, (), vault, steps=2000, num_envs=8)
-    train = ["train", "bc", "--vault", str(vault), "--updates", "1", "--final-episodes", "1"]
-    monkeypatch.setattr("sys.argv", ["offmarl", *train])
-    with contextlib.suppress(SystemExit):
-        cli.main()
-    capsys.readouterr()
     monkeypatch.setattr(offmarl, "load_dataset", lambda name: offmarl.open(vault), raising=False)
     namespace = {}
-    for snippet in SNIPPETS:
-        exec(snippet, namespace)
-    shapes = re.findall(r"^print.*# (\(.*?\))", "\n".join(SNIPPETS), re.MULTILINE)
-    for line, promised in zip(capsys.readouterr().out.splitlines(), shapes, strict=True):
-        assert line.startswith(promised.removesuffix(", ...)").removesuffix(")"))
-    assert namespace["team_return"] > 0
-    for snippet in READING:
+    for snippet in (*SNIPPETS[:2], *READING):
         exec(snippet, namespace)
     params = np.zeros((58, 5), np.float32)
     assert np.isfinite(namespace["loss"](params, params, namespace["batch"]))

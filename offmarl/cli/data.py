@@ -163,7 +163,7 @@ def _facts(data: vault.Dataset) -> dict[str, Any]:
     }
 
 
-def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, str]:
+def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, Any]:
     """Format the facts as text."""
     spec = data.spec
     actions = (
@@ -172,8 +172,8 @@ def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, str]:
     sizes = f"observation {spec.observation_text}, state {spec.state_text}"
     ends = ", ".join(f"{number(count)} {cause}" for cause, count in facts["ends"].items())
     return {
-        "vault": str(data.path)
-        + ("" if data.native else " (of another program, without an episode table)"),
+        "vault": data.path,
+        **({} if data.native else {"made by": "another program, without an episode table"}),
         "environment": f"{spec.name or 'unknown'} {spec.package and f'({spec.package})'}".strip(),
         "agents": f"{spec.num_agents}, each with {spec.action_size} {actions}; {sizes}",
         "steps": f"{number(data.num_steps)} = {number(data.length)} x {data.rows} environments; "

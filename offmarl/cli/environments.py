@@ -7,15 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich import box
 from rich.console import Group
-from rich.table import Table
 from tyro.conf import Positional, arg
 
 from offmarl import envs as registry
 from offmarl.cli.files import check_file
-from offmarl.cli.output import Report
-from offmarl.cli.output import grid as facts
+from offmarl.cli.output import Report, grid, table
 from offmarl.envs.catalogue import EnvInfo
 from offmarl.paths import cache
 from offmarl.terminal import number
@@ -78,18 +75,15 @@ def envs(
 
 def _list(listed: Mapping[str, EnvInfo]) -> Report:
     columns = ["name", "agents", "sees", "acts", *(t[0].upper() for t in _TRAITS), "state", "needs"]
-    grid = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    grid.columns[0].min_width = max(map(len, listed))
+    rows = []
     for name, about in listed.items():
         marks = ["✓" if trait in about.traits else "" for trait in _TRAITS]
-        kinds = [
-            _SHORT.get(word, str(word)) for word in (about.observation, about.action, about.state)
-        ]
-        grid.add_row(name, about.agents or "?", *kinds[:2], *marks, kinds[2], about.extra)
+        kinds = [_SHORT.get(x, str(x)) for x in (about.observation, about.action, about.state)]
+        rows.append([name, about.agents or "?", *kinds[:2], *marks, kinds[2], about.extra])
     (only, *others) = listed.values()
     tail = _HINT if others or not only.choices else f"one of: {', '.join(only.choices)}"
     described = {name: asdict(about) for name, about in listed.items()}
-    return Report({"environments": described}, Group(grid, tail))
+    return Report({"environments": described}, Group(table(columns, rows), tail))
 
 
 def _describe(name: str, seconds: float, picture: Path | None) -> Report:
@@ -104,7 +98,7 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
         **_in_words(env.spec),
         "traits": ", ".join(about.traits) or ("none" if about.action else "unknown"),
         "speed": f"{speed} with random actions",
-        "picture": str(drawn or _no_picture(env)),
+        "picture": drawn or _no_picture(env),
     }
     data = {
         "spec": env.spec.to_json(),
@@ -112,7 +106,7 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
         "steps_per_second": steps,
         "picture": drawn,
     }
-    return Report(data, facts(view))
+    return Report(data, grid(view))
 
 
 def _no_picture(env: Any) -> str:

@@ -6,14 +6,14 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.measure import Measurement
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from offmarl.paths import expanded
@@ -29,10 +29,8 @@ class _Console(Console):
 
 _out = _Console(highlight=False)
 _err = _Console(stderr=True, highlight=False)
-_EDGES, _GAP = 2, 2
-"""Width of a table's left and right edge together, and of the space between two columns."""
-_LEAST_TEXT = 16
-"""Width that a column of text gets at least, if its cells are as long."""
+_GAP = 2
+"""Width of the space between two columns."""
 _credentials: list[str] = []
 """User names and passwords in URLs among the arguments, which are never printed."""
 
@@ -82,7 +80,8 @@ def show(report: Report, as_json: bool) -> None:
     if as_json:
         _out.out(hidden(to_json(report.data, indent=2)))
     else:
-        _out.print(_Printable(report.text), crop=False, markup=False)
+        # A word that is longer than a line stays whole, as a path that users copy.
+        _out.print(_Printable(report.text), crop=False, markup=False, overflow="ignore")
 
 
 class _Printable:
@@ -175,18 +174,54 @@ def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = ""
     title
         Title above the table.
     """
-    grid = Table(*columns, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    widths = [0] * len(columns)
-    for row in rows:
-        cells = list(row)
-        for column, cell in zip(grid.columns, cells, strict=True):
-            if isinstance(cell, int | float):
-                column.justify, column.no_wrap = "right", True  # never break a number into two
-        texts = [Text(one_line(number(cell))) for cell in cells]
-        widths = [max(old, text.cell_len) for old, text in zip(widths, texts, strict=True)]
-        grid.add_row(*texts)
-    _fit(grid, widths)
-    return Group(Text(title, style="bold"), grid) if title else grid
+    cells = [[*row] for row in rows]
+    by_column = [*zip(columns, *cells, strict=True)]
+    right = [any(isinstance(cell, int | float) for cell in below) for _, *below in by_column]
+    most = [max(cell_len(_shown(cell)) for cell in one) for one in by_column]
+    least = [most[0], *(max(map(_longest_word, one)) for one in by_column[1:])]
+    room = _out.width - _GAP * (len(columns) - 1)
+    least[0] = most[0] = min(most[0], max(cell_len(columns[0]), room - sum(least[1:])))
+    widths = _shared(room, least, most)
+    parts: list[RenderableType] = [_line(columns, widths, right, show_header=True)]
+    for name, *rest in cells:
+        fits = cell_len(_shown(name)) <= widths[0]
+        # Users copy names from the first column: one that is too long has a line of its own.
+        parts += [] if fits else [as_is(_shown(name))]
+        parts.append(_line([name if fits else "", *rest], widths, right))
+    return Group(*([Text(title, style="bold")] if title else []), "", *parts, "")
+
+
+def _line(
+    cells: Sequence[Any], widths: Sequence[int], right: Sequence[bool], show_header: bool = False
+) -> Table:
+    """Return the headings, or a row, of a table whose columns have these widths."""
+    line = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+    line.width = sum(widths) + _GAP * (len(widths) - 1)  # may exceed the width of the terminal
+    line.show_header = show_header
+    for cell, width, to_right in zip(cells, widths, right, strict=True):
+        line.add_column(Text(_shown(cell)), width=width, justify="right" if to_right else "left")
+    if not show_header:
+        line.add_row(*(column.header for column in line.columns))
+    return line
+
+
+def _shown(cell: Any) -> str:
+    return one_line(number(cell))
+
+
+def _longest_word(cell: Any) -> int:
+    """Return the width of the longest part of a cell that never goes on in the next line."""
+    whole = isinstance(cell, int | float | PurePath)
+    return max(map(cell_len, [_shown(cell)] if whole else _shown(cell).split()), default=0)
+
+
+def _shared(room: int, least: Sequence[int], most: Sequence[int]) -> list[int]:
+    """Return widths of columns; what room there is goes to the narrowest that want more."""
+    widths = [*least]
+    for _ in range(room - sum(least)):
+        if growing := [i for i, width in enumerate(widths) if width < most[i]]:
+            widths[min(growing, key=widths.__getitem__)] += 1
+    return widths
 
 
 def records(rows: Sequence[Mapping[str, Any]], title: str = "") -> RenderableType:
@@ -195,45 +230,16 @@ def records(rows: Sequence[Mapping[str, Any]], title: str = "") -> RenderableTyp
     return table(columns, [row.values() for row in rows], title)
 
 
-def _fit(grid: Table, widths: Sequence[int]) -> None:
-    """Set what wraps if a table is wider than the terminal: headings first, then text.
-
-    ``widths`` are the lengths of the longest cell in each column.
-    """
-    unbounded = _out.options.update(max_width=sys.maxsize)
-    narrow = Measurement.get(_out, unbounded, grid).maximum > _out.width
-    for column in grid.columns:
-        column.overflow = "fold"  # a truncated path is useless
-        if narrow and column.no_wrap:
-            column.header = str(column.header).replace(" ", "\n")
-    # Users copy names from here, so they wrap only if they would leave too little space for the
-    # numbers, which would be cut off, or for other text.
-    needed = (
-        _EDGES
-        + _widest(widths[0], grid.columns[0].header)
-        + sum(
-            _GAP + (_widest(width, column.header) if column.no_wrap else min(width, _LEAST_TEXT))
-            for column, width in zip(grid.columns[1:], widths[1:], strict=True)
-        )
-    )
-    grid.columns[0].no_wrap = needed <= _out.width
-
-
-def _widest(width: int, heading: Any) -> int:
-    """Return the width of a column, of which the heading may have several lines."""
-    return max(width, *map(len, str(heading).split("\n")))
-
-
 def grid(facts: Mapping[str, Any]) -> Table:
-    """Return facts with their names, one per line."""
-    rows = Table.grid(padding=(0, 2))
+    """Return facts with their names, one per line; paths are kept whole."""
+    rows = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2))
     for name, value in facts.items():
-        text = value if isinstance(value, str) else to_json(value)
-        rows.add_row(Text(one_line(name), style="bold"), Text(printable(text), overflow="fold"))
+        text = value if isinstance(value, str | PurePath) else to_json(value)
+        rows.columns[1].min_width = max(rows.columns[1].min_width or 0, _longest_word(text))
+        rows.add_row(Text(one_line(name), style="bold"), Text(printable(str(text))))
     return rows
 
 
 def as_is(text: Any) -> RenderableType:
     """Return text that is not wrapped, so that it can be copied from the terminal."""
-    text = printable(str(text))
-    return Group(Text(text, no_wrap=True, overflow="ignore"))  # a bare Text would be wrapped
+    return Group(Text(printable(str(text)), no_wrap=True, overflow="ignore"))  # a bare Text wraps

@@ -66,6 +66,7 @@ class Peers:
         ]
         self._left = threading.Event()
         """Set when the main thread itself ends the process."""
+        self._done = False
         self.advice = ""
         """Said after the reason for which a run has ended."""
 
@@ -152,6 +153,9 @@ class Peers:
             with suppress(jax.errors.JaxRuntimeError):
                 self._client.key_value_set(key, str(number), allow_overwrite=True)
             self._left.wait(_BEAT_SECONDS)
+        if self._done:
+            with suppress(jax.errors.JaxRuntimeError):
+                self._client.key_value_set(key, _DONE, allow_overwrite=True)
 
     def _watch(self) -> None:
         while not self._left.is_set():
@@ -214,16 +218,13 @@ class Peers:
     def _finish(self) -> None:
         """Show at the end of the interpreter that this process has done its work.
 
-        The threads end first: Python crashes if it ends one that is inside of JAX.
+        No thread can be started then, so `_beat` does it. The threads end before the interpreter:
+        Python crashes if it ends one that is inside of JAX.
         """
+        self._done = True
         self._left.set()
         for one in self._threads:
             one.join(_HEARD_SECONDS)
-        briefly(self._show_done, "finish", _HEARD_SECONDS)
-
-    def _show_done(self) -> None:
-        with suppress(jax.errors.JaxRuntimeError):
-            self._client.key_value_set(f"{_ALIVE}{self._own}", _DONE, allow_overwrite=True)
 
 
 _peers: list[Peers] = []

@@ -18,7 +18,7 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
@@ -242,8 +242,8 @@ class WriterLock:
             fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing is not enough if a forked process has it
             self._close()
 
-    def _close(self) -> None:
-        os.close(self._fd)
+    def _close(self, close: Callable[[int], None] = os.close) -> None:  # at exit, `os` may be gone
+        close(self._fd)
         self._fd = -1
 
     def __del__(self) -> None:

@@ -1,12 +1,12 @@
 """``pull``, ``push``, ``cache`` and ``ls --remote``."""
 
 import io
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from offmarl import vault
+from tests.children import run
 from tests.hub.conftest import NAME, UIDS, hub, write_card  # noqa: F401  (a fixture)
 from tests.vault.experience import SPEC, make
 
@@ -160,8 +160,7 @@ def test_completion(offmarl, tmp_path):
         line = f"source {script}; COMP_WORDS=(offmarl {' '.join(words)}); "
         line += f"COMP_CWORD={len(words)}; _tyro_offmarl; printf '%s\\n' ${{#COMPREPLY[*]}} "
         line += '"${COMPREPLY[@]}"; complete -p offmarl | grep -q "o default"'
-        ended = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
-        count, *found = ended.stdout.split()
+        count, *found = run(["bash", "-c", line]).split()
         assert int(count) == len(found)
         return found
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from tests.children import python
+
 PROGRAM = """
 import gc, os, signal, sys, time
 from offmarl.cli import interrupts
@@ -27,10 +29,7 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_in_a_callback_of_the_garbage_collector_stops_the_program():
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=50, check=True
-    )
-    assert (done.stdout, done.stderr) == ("stopped\n", "")
+    assert python("-c", PROGRAM, timeout=50) == "stopped\n"
 
 
 def test_other_discarded_errors_are_shown_as_before():

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -184,9 +185,16 @@ def test_code_in_a_docstring_is_a_block_of_code():
     assert pages.prose(docstring) == f"Does it.\n\nLike this:\n\n    a = 1\n\n{code}\n\nEnd.\n"
 
 
-def test_the_api_has_every_public_name():
-    pytest.importorskip("torch")  # its datasets are among the public names
+@pytest.mark.parametrize("absent", [(), ("torch", "torch.utils")], ids=["all", "without torch"])
+def test_the_api_has_every_public_name(absent, monkeypatch):
     import offmarl
+    from offmarl import replay
+
+    for name in absent:  # as where PyTorch is not installed
+        monkeypatch.setitem(sys.modules, name, None)
+        monkeypatch.delitem(sys.modules, "offmarl.replay.torch", raising=False)
+        for cached in ("TorchBatches", "TorchWindows"):
+            monkeypatch.delitem(vars(replay), cached, raising=False)
 
     found = pages.api()
     written = "\n".join(found.values())

@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +22,7 @@ import offmarl
 from offmarl import cli, envs, programs
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs.tiers import Ladder
+from tests.children import run
 from tests.runs import write_policy
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -134,7 +134,7 @@ def run_bash(code: str) -> None:
         else:
             path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
             home = {"PATH": path, "HOME": str(Path.cwd())}
-            subprocess.run(["bash", "-ec", command], check=True, env=os.environ | home)
+            run(["bash", "-ec", command], env=os.environ | home)
 
 
 def glob(word: str) -> list[str]:

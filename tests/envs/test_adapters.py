@@ -1,6 +1,5 @@
 """Adapters: names, sizes and ends; `test_conformance` tests the protocol."""
 
-import subprocess
 import sys
 
 import jax
@@ -13,6 +12,7 @@ from offmarl.envs import catalogue
 from offmarl.envs.conformance import compiled, record
 from offmarl.errors import MissingExtraError, OptionError, ShapeError, UnknownNameError
 from offmarl.types import Discrete, EnvSpec
+from tests.children import python
 
 from .wrapped import wrapped_by
 
@@ -193,8 +193,7 @@ envs.make("jaxmarl/switch_riddle")
 assert sys.stdout is mine and mine.getvalue() == ""
 assert sys.stderr is sys.__stderr__ and sys.__stdout__ is not mine
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert python("-c", code) == ""
 
 
 @pytest.mark.slow
@@ -212,8 +211,7 @@ import jaxmarl
 assert isinstance(env.wrapped, jaxmarl.environments.MultiAgentEnv)
 jaxmarl.make("storm")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    python("-c", code)
 
 
 @pytest.mark.nightly

@@ -5,7 +5,6 @@ Each takes one file of the user's.
 
 import hashlib
 import json
-import subprocess
 import sys
 import textwrap
 
@@ -18,6 +17,7 @@ from offmarl.envs import registry
 from offmarl.envs.probes import Match
 from offmarl.errors import OptionError, PluginError, UnknownNameError
 from offmarl.types import EnvSpec
+from tests.children import python
 
 CODE = '''
 """A game."""
@@ -272,8 +272,7 @@ def test_listing_plugins_imports_neither_jax_nor_the_plugin(folder):
         assert "outside/game" in e.names()
         sys.exit(bool({{"jax", "outside_game"}} & {{*sys.modules}}))
     """
-    command = [sys.executable, "-c", textwrap.dedent(code)]
-    assert subprocess.run(command, check=False).returncode == 0
+    python("-c", textwrap.dedent(code))
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,14 @@
-import subprocess
-import sys
-
 import jax
 import pytest
 
 from offmarl import envs
 from offmarl.errors import OptionError, UnknownNameError
+from tests.children import python
 
 
 def test_listing_needs_no_jax():
     code = "import sys, offmarl.envs as e; e.names(); e.describe(); sys.exit('jax' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    python("-c", code)
 
 
 def test_every_name_has_a_line():

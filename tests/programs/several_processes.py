@@ -5,9 +5,8 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.children import ROOT, is_silent
 
 OFFMARL = ("-m", "offmarl")
 
@@ -73,10 +72,11 @@ def start(
 
 
 def finished(started: Sequence[subprocess.Popen[str]]) -> list[str]:
-    """Wait for processes, which must succeed; return what they printed."""
+    """Wait for processes, which must succeed without a word; return what they printed."""
     outputs = [one.communicate(timeout=300) for one in started]
     for one, (_, errors) in zip(started, outputs, strict=True):
         assert one.returncode == 0, errors
+        is_silent(errors)
     return [printed for printed, _ in outputs]
 
 

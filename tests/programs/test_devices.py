@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -24,8 +22,9 @@ from offmarl.programs.sharding import (
     shards_record,
 )
 from recorders import random_
+from tests.children import ROOT, python
 from tests.programs.several_devices import parameters
-from tests.programs.several_processes import ROOT, finished, start
+from tests.programs.several_processes import finished, start
 
 
 def run(work: str, *arguments: object, devices: int = 8, optimised: bool = False) -> object:
@@ -34,10 +33,8 @@ def run(work: str, *arguments: object, devices: int = 8, optimised: bool = False
     if optimised:  # as users compile
         for name in ("JAX_DISABLE_MOST_OPTIMIZATIONS", "XLA_FLAGS"):
             environment.pop(name, None)
-    command = [sys.executable, "-m", "tests.programs.several_devices", work, *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    said = python("-m", "tests.programs.several_devices", work, *arguments, env=environment)
+    return json.loads(said.splitlines()[-1])
 
 
 @pytest.mark.nightly

@@ -27,6 +27,7 @@ from offmarl.programs.program import Stage
 from offmarl.programs.sharding import Layout
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import open_vault
+from tests.children import python, run
 from tests.runs import metrics_of
 
 bc = registry.load("baseline", "bc")
@@ -164,15 +165,11 @@ def test_optimised_code_goes_on_to_the_same_bits() -> None:
     tests = [str(ROOT / "tests" / test) for test in BIT_IDENTITY]
     ours = ("PYTEST_", "JAX_DISABLE_MOST_OPTIMIZATIONS")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(ours)}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *tests],
-        check=False,
+    python(
+        *("-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *tests),
         env=environment | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0"},
         cwd=ROOT,
-        capture_output=True,
-        text=True,
     )
-    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize(
@@ -425,12 +422,12 @@ def test_kill_9_or_a_signal_and_the_same_command_again(
         assert process.returncode == -signum, said
         return checkpoints.latest(), said
 
-    subprocess.run(command(program, whole), check=True, capture_output=True, env=ENVIRONMENT)
+    run(command(program, whole), env=ENVIRONMENT)
     killed_at, _ = stop(program, signal.SIGKILL)
     stopped_at, said = stop(program, signum)
     assert 0 < killed_at < stopped_at < 4000
     assert said == f"stopped at update {stopped_at:,}: the same command resumes there.\n"
-    subprocess.run(command(program, killed), check=True, capture_output=True, env=ENVIRONMENT)
+    run(command(program, killed), env=ENVIRONMENT)
     same_run(killed, whole)
 
 
@@ -456,7 +453,7 @@ for _ in range(50):
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs to give up cores")
 def test_seeds_start_on_two_cores() -> None:
     """Under vmap their orthogonal matrices waited for one another for ever."""
-    subprocess.run([sys.executable, "-c", FEW_CORES], check=True, timeout=300)
+    python("-c", FEW_CORES, timeout=300)
 
 
 def test_an_option_that_xla_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -458,5 +458,5 @@ def test_killed_and_called_again_it_is_the_run_that_never_stopped(recorded, tmp_
         if signum == signal.SIGTERM:
             step = 128 * Checkpoints(run / "checkpoints").latest()
             assert f"Stopped: stopped at step {step:,}: the same command resumes" in said
-    subprocess.run(command, env=environment, check=True)
+    run(command, env=environment)
     assert content(tmp_path) == content(whole)

@@ -5,8 +5,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +25,7 @@ from offmarl.programs.program import OnlineArgs, Program, Stage, shaping_values,
 from offmarl.programs.sharding import Layout, layout_of, map_seeds
 from offmarl.replay import Windows
 from offmarl.report import final_returns
+from tests.children import python
 from tests.programs import two_stage
 from tests.runs import metrics_of
 
@@ -318,8 +317,7 @@ def test_seeds_are_spread_over_devices_with_the_same_bits(trained, random_data, 
         "PYTHONPATH": str(Path(__file__).parents[2]),
         "JAX_NUM_CPU_DEVICES": "2",
     }
-    command = [sys.executable, "-c", SPREAD, str(random_data(ENV)), str(tmp_path)]
-    subprocess.run(command, env=environment, check=True)
+    python("-c", SPREAD, random_data(ENV), tmp_path, env=environment)
     third = two_stage.main(arguments(random_data(ENV), tmp_path / "third", seeds=1, seed=2))
     alone = {0: trained, 1: trained, 2: third}
     for replay in ("device", "stream"):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.children import python
+
 pytest.importorskip("build")
 pytest.importorskip("hatchling")
 
@@ -49,16 +51,9 @@ def test_wheel_holds_the_sources_and_nothing_else(wheel):
 def test_wheel_brings_its_programs_along(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = "from offmarl.programs import registry; print(*registry.find('baseline').values())"
-    found = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path)},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    found = python("-P", "-c", code, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
     expected = {path.name for path in (ROOT / "baselines").glob("[!_]*.py")}
-    assert set(found.stdout.split()) == {str(tmp_path / "offmarl/baselines" / e) for e in expected}
+    assert set(found.split()) == {str(tmp_path / "offmarl/baselines" / e) for e in expected}
 
 
 @pytest.mark.nightly
@@ -69,7 +64,7 @@ def test_the_source_distribution_makes_the_same_wheel_and_runs_the_demo(wheel, t
     assert set(zipfile.ZipFile(second).namelist()) == set(zipfile.ZipFile(wheel).namelist())
     place = tmp_path / "installed"
     zipfile.ZipFile(second).extractall(place)
-    demo = [sys.executable, "-P", "-m", "offmarl", "demo", "--seeds", "1", "--json"]
     env = os.environ | {"PYTHONPATH": str(place), "JAX_DISABLE_MOST_OPTIMIZATIONS": "0"}
-    said = subprocess.run(demo, cwd=tmp_path, env=env, check=True, capture_output=True, text=True)
-    assert '"trained"' in said.stdout and (tmp_path / "demo/demo.png").exists()
+    demo = ["-P", "-m", "offmarl", "demo", "--seeds", "1", "--json"]
+    said = python(*demo, cwd=tmp_path, env=env)
+    assert '"trained"' in said and (tmp_path / "demo/demo.png").exists()

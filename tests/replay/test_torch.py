@@ -30,6 +30,7 @@ torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader  # noqa: E402
 
 from offmarl.replay.torch import to_tensors  # noqa: E402
+from tests.children import python  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork")  # of threads, which workers never use
 
@@ -214,8 +215,7 @@ if __name__ == "__main__":
 def test_spawned_workers(dataset: Dataset, tmp_path: Path) -> None:
     """They import neither the caller's state nor JAX."""
     (tmp_path / "spawned.py").write_text(SPAWNED)
-    run = [sys.executable, "spawned.py", str(dataset.path), "found.npz"]
-    subprocess.run(run, check=True, cwd=tmp_path)
+    python("spawned.py", dataset.path, "found.npz", cwd=tmp_path)
     found = [*np.load(tmp_path / "found.npz").values()]
     with dataset.stream(16, 5, to="numpy", seed=3, epochs=1) as stream:
         expected = [batch.episode for batch in stream]

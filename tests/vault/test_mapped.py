@@ -1,7 +1,5 @@
 """Memory maps: changes to the files meanwhile, low memory use, and checked reads."""
 
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ from offmarl.vault.manifest import snapshot_of
 from offmarl.vault.mmap import MappedArray, map_arrays
 from offmarl.vault.region import Region
 from offmarl.vault.store import Store
+from tests.children import python
 
 from .experience import SPEC, assert_same, concatenate, make, steps
 
@@ -354,10 +353,7 @@ def test_windows_of_more_than_memory(tmp_path: Path) -> None:
     with vault.create(path, spec, rows=1) as writer:
         for _ in range(20):
             writer.append(block)
-    script = [sys.executable, "-c", LITTLE_MEMORY, str(path)]
-    run = subprocess.run(script, check=False, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    out = run.stdout.split()
+    out = python("-c", LITTLE_MEMORY, path).split()
     rng = np.random.default_rng(0)
     expected = 0.0
     for _ in range(40):

@@ -1,7 +1,5 @@
 """Slices, windows, episodes and percentiles against NumPy, for vaults of every kind."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ from hypothesis import strategies as st
 from offmarl import vault
 from offmarl.errors import VaultError
 from offmarl.vault import Dataset, encoding, layout
+from tests.children import python
 
 from .experience import SPEC, make, steps
 from .test_stock import append_with_stock, to_stock
@@ -172,8 +171,7 @@ offmarl.open(sys.argv[1])[1:3]
 assert "jax" not in sys.modules
 print(*(name for name in sys.modules if name.startswith("offmarl.")))
 """
-    run = [sys.executable, "-c", code, str(next(iter(vaults.values())).path)]
-    loaded = subprocess.run(run, check=True, capture_output=True, text=True).stdout.split()
+    loaded = python("-c", code, next(iter(vaults.values())).path).split()
     inside = {name.removeprefix("offmarl.vault.") for name in loaded if ".vault." in name}
     assert inside <= set(READING.split())
     assert len(loaded) <= 40

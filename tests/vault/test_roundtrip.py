@@ -1,6 +1,6 @@
 import asyncio
 import dataclasses
-import sys
+import os
 import threading
 
 import jax
@@ -13,6 +13,7 @@ from offmarl import ArraySpec, vault
 from offmarl.errors import VaultError
 from offmarl.types import FinalObservations, View
 from offmarl.vault import layout
+from tests.children import ROOT, python
 
 from .experience import (
     CONTINUOUS,
@@ -303,9 +304,17 @@ def test_listing(tmp_path):
     assert expert.steps == 80
 
 
-def test_needs_no_jax(tmp_path):
-    import subprocess
+def test_a_writer_that_is_left_open_ends_without_a_word(tmp_path):
+    code = (
+        "import sys; from offmarl import vault; from tests.vault.experience import SPEC, make\n"
+        "writer = vault.create(sys.argv[1], SPEC, rows=4)\n"
+        "writer.append(*make(rows=4, steps=100))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    assert not python("-c", code, tmp_path / "v.vlt" / "a", env=environment)
 
+
+def test_needs_no_jax(tmp_path):
     write(tmp_path / "a.vlt", [make()])
     code = (
         "import sys; from offmarl import vault\n"
@@ -313,7 +322,7 @@ def test_needs_no_jax(tmp_path):
         f"assert len(list(vault.list_vaults({str(tmp_path)!r}))) == 1\n"
         "assert 'jax' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", code)
 
 
 def test_a_reader_beside_a_writer_sees_whole_commits(tmp_path, eager):

@@ -4,6 +4,7 @@ import random
 import subprocess
 import sys
 import time
+from subprocess import PIPE
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from offmarl.errors import (
 )
 from offmarl.vault import commit, compaction
 from offmarl.vault.drivers import Directory
+from tests.children import is_silent
 
 from .experience import SPEC, assert_same, concatenate, make, whole_episodes
 from .experience import steps as cut
@@ -40,7 +42,7 @@ def run_together(path, seconds, kill=False):
     command = [sys.executable, "-m", "tests.vault.joined", str(path)]
     times = [str(600 if kill and name == 2 else seconds) for name in range(4)]
     processes = [
-        subprocess.Popen([*command, str(name), time], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([*command, str(name), time], stdout=PIPE, stderr=PIPE, text=True)
         for name, time in enumerate(times)
     ]
     before = [""] * 4
@@ -48,10 +50,9 @@ def run_together(path, seconds, kill=False):
         before[2] = processes[2].stdout.readline()
         time.sleep(seconds * random.Random(0).uniform(0.2, 0.9))
         processes[2].kill()
-    said = [
-        (line + process.communicate()[0]).split()
-        for line, process in zip(before, processes, strict=True)
-    ]
+    outputs = [process.communicate() for process in processes]
+    said = [(line + printed).split() for line, (printed, _) in zip(before, outputs, strict=True)]
+    is_silent("".join(errors for _, errors in outputs))
     assert [process.returncode == 0 for process in processes] == [True, True, not kill, True]
     return [int(lines[-1]) for lines in said]
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from offmarl import vault
+from tests.children import run
 
 from .experience import SPEC, make
 
@@ -48,7 +49,7 @@ def test_killed_at_any_instant(tmp_path, call):
         assert before or not list(out.glob("[!.]*"))
         unfinished += not before
         if not before:
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+            run(command)
         made = [
             vault.open_vault(path)
             for path, _ in vault.list_vaults(out.parent)

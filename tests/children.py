@@ -1,0 +1,44 @@
+"""Processes that tests start, which write nothing on standard error unless a test says what."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+_OF_LIBRARIES = re.compile(r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.")
+"""Lines that libraries print, and that tell of no fault: Gloo greets the other processes."""
+
+
+def python(*arguments: object, **options: Any) -> str:
+    """Run Python with arguments, as `run` does."""
+    return run([sys.executable, *arguments], **options)
+
+
+def run(command: Sequence[object], **options: Any) -> str:
+    """Run a command, which must succeed and say nothing on standard error; return what it prints.
+
+    Parameters
+    ----------
+    command
+        Its words.
+    options
+        Of `subprocess.run`.
+    """
+    words = [*map(str, command)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    is_silent(done.stderr)
+    return done.stdout
+
+
+def is_silent(errors: str) -> None:
+    """Assert that a process wrote nothing on standard error.
+
+    There Python tells of exceptions that it ignores, such as those at the end of the interpreter:
+    the exit code is 0 all the same.
+    """
+    assert not [line for line in errors.splitlines() if not _OF_LIBRARIES.search(line)], errors

@@ -1,0 +1,29 @@
+"""A published archive as other projects make them: a zipped vault of stock flashbax."""
+
+import io
+import zipfile
+from pathlib import Path
+
+import jax
+from flashbax.vault import Vault as StockVault
+
+from offmarl import vault
+from tests.vault.test_stock import append_with_stock, to_stock
+
+
+def stock_archive(path: Path, name: str, uid: str, folder: Path) -> bytes:
+    """Return a zip of what stock writes of a vault, with nothing of ours in it."""
+    data = vault.open_vault(path)
+    one = jax.tree.map(lambda field: field[:1], data.transitions(0, data.length))
+    stock = StockVault(
+        vault_name=f"{name}.vlt",
+        experience_structure=to_stock(one),
+        rel_dir=str(folder),
+        vault_uid=uid,
+    )
+    append_with_stock(stock, one)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(folder.rglob("*")):
+            archive.write(file, file.relative_to(folder))
+    return buffer.getvalue()
