@@ -1,8 +1,8 @@
 """Imports by name: the user's own code, optional packages, and names loaded on first use.
 
 Only names that the user typed may reach `import_file` and `import_module`. Names read from files
-are `RecordedName`, and callers refuse to import code for them, because the author of a downloaded
-dataset chose them.
+are `RecordedName`, for which `offmarl.records.import_code` imports nothing, because the author of a
+downloaded dataset or policy chose them.
 """
 
 import hashlib
@@ -28,10 +28,31 @@ _HIDDEN = ("<", __file__, str(Path(importlib.__file__).parent))
 class RecordedName(str):
     """A name that was read from a file, such as an environment's name in a vault's metadata.
 
-    It equals the plain string. `offmarl.envs.make` imports no code for it.
+    It equals the plain string. No code is imported for it, nor for its parts.
+
+    Attributes
+    ----------
+    where
+        The file and the field that it was read from.
     """
 
-    __slots__ = ()
+    where: str
+
+    def __new__(cls, text: str, where: str = "the data") -> "RecordedName":
+        """Mark a text."""
+        found = super().__new__(cls, text)
+        found.where = getattr(text, "where", where)
+        return found
+
+    def partition(self, sep: str) -> tuple[str, str, str]:
+        """Return the parts around the first ``sep``."""
+        before, sign, after = super().partition(sep)
+        return RecordedName(before, self.where), sign, RecordedName(after, self.where)
+
+    def rpartition(self, sep: str) -> tuple[str, str, str]:
+        """Return the parts around the last ``sep``."""
+        before, sign, after = super().rpartition(sep)
+        return RecordedName(before, self.where), sign, RecordedName(after, self.where)
 
 
 def import_file(path: Path, name: str | None = None) -> ModuleType:

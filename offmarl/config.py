@@ -27,6 +27,8 @@ from typing import (
     get_type_hints,
 )
 
+import msgspec
+
 from offmarl.errors import OptionError
 
 T = TypeVar("T")
@@ -94,17 +96,31 @@ def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
     """Return a dataclass of arguments, read from a JSON object.
 
     Strings become paths in fields that hold paths, and lists become tuples. Fields that the object
-    lacks get their defaults.
+    lacks get their defaults, as do those of null, by which JSON replaces infinity.
+
+    Raises
+    ------
+    OptionError
+        A value has another type or breaks a rule, or one without a default is missing.
     """
     hints = get_type_hints(kind)
 
     def value_of(name: str, value: Any) -> Any:
         if isinstance(value, str) and Path in (hints[name], *get_args(hints[name])):
             return Path(value)
-        return tuple(value) if isinstance(value, list) else value
+        try:
+            return msgspec.convert(value, hints[name])
+        except msgspec.ValidationError as error:
+            raise OptionError(f"{name}: {error}".replace("`", "")) from None
+        except TypeError:  # no type that JSON has
+            return tuple(value) if isinstance(value, list) else value
 
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value_of(name, x) for name, x in values.items() if name in names})
+    given = {x.name: values[x.name] for x in fields(kind) if x.name in values}  # type: ignore[arg-type]
+    given = {x: y for x, y in given.items() if y is not None or NoneType in get_args(hints[x])}
+    try:
+        return kind(**{name: value_of(name, value) for name, value in given.items()})
+    except TypeError as error:
+        raise OptionError(str(error)) from None
 
 
 _WORDS = {
@@ -149,6 +165,8 @@ def _convert(hint: Any, value: Any) -> Any:
     if widened:
         return hint(value)
     if type(value) is hint or (origin is Literal and value in inside):
+        return value
+    if hint is str and isinstance(value, str):  # a `RecordedName` stays one
         return value
     raise TypeError
 

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from offmarl import records
 from offmarl._imports import RecordedName
 from offmarl.errors import ShapeError
 from offmarl.trees import (
@@ -284,7 +285,11 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EnvSpec:
-        """Read what `to_json` wrote. The name cannot make `offmarl.envs.make` import code."""
+        """Read what `to_json` wrote; `ShapeError` for anything else, and for impossible sizes.
+
+        The name cannot make `offmarl.envs.make` import code.
+        """
+        records.checked(data, records.Spec, "the spec", ShapeError)
         ((kind, size),) = data["action"].items()
         action = {"discrete": Discrete, "continuous": Continuous}[kind](size)
         fields: dict[str, Any] = {
@@ -292,7 +297,11 @@ class EnvSpec:
         }
         fields["name"] = RecordedName(fields["name"])
         fields |= SpecDict({name: fields[name] for name in _TREES if fields.get(name)}, -1)
-        return cls(**{**fields, "action": action})
+        spec = cls(**{**fields, "action": action})
+        step = [*flatten_view(spec.view_spec).values(), *spec.extras.values()]
+        if (size := sum(leaf.num_bytes for leaf in step)) > records.MOST_STEP_BYTES:
+            raise ShapeError(f"the spec is not valid: a step of it takes {size:,} bytes.")
+        return spec
 
 
 _TREES = ("observation", "global_state", "extras")

@@ -35,6 +35,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from offmarl import records
 from offmarl.errors import OptionError, UnknownNameError, unknown_name
 from offmarl.paths import local
 from offmarl.programs.configs import Config
@@ -148,6 +149,7 @@ def read_plan(path: str | Path, out: Path | None = None) -> Plan:
     file, packaged = local(path), PLANS / f"{shown}.toml"
     if packaged.is_file() and not file.is_file():
         file = packaged
+    records.refuse_pulled(file)
     try:
         content = tomllib.loads(file.read_text())
     except (FileNotFoundError, IsADirectoryError):

@@ -19,7 +19,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
-from offmarl import tracking
+from offmarl import records, tracking
 from offmarl.config import Validated, Vaults, converted
 from offmarl.errors import OptionError, unknown_name
 from offmarl.paths import local
@@ -98,6 +98,7 @@ def read_config(path: str | Path) -> Config:
     place = local(path)
     if place.is_dir() or place.suffix == ".json":
         return _of_run(place if place.is_dir() else place.parent, str(path))
+    records.refuse_pulled(place)
     try:
         values = tomllib.loads(place.read_text())
     except (FileNotFoundError, NotADirectoryError):

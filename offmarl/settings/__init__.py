@@ -22,6 +22,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
+from offmarl import records
 from offmarl.config import Validated, converted
 from offmarl.errors import OptionError, unknown_name
 from offmarl.paths import local
@@ -246,6 +247,7 @@ def tables(path: Path, shown: str = "") -> dict[str, dict[str, Any]]:
         There is no such file, or it is not valid.
     """
     shown = shown or str(path)
+    records.refuse_pulled(local(path))
     try:
         with local(path).open("rb") as file:
             found = tomllib.load(file)
