@@ -11,7 +11,6 @@ below, or a `Literal`, is checked when the dataclass is made::
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -103,24 +102,17 @@ def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
     OptionError
         A value has another type or breaks a rule, or one without a default is missing.
     """
-    hints = get_type_hints(kind)
-
-    def value_of(name: str, value: Any) -> Any:
-        if isinstance(value, str) and Path in (hints[name], *get_args(hints[name])):
-            return Path(value)
-        try:
-            return msgspec.convert(value, hints[name])
-        except msgspec.ValidationError as error:
-            raise OptionError(f"{name}: {error}".replace("`", "")) from None
-        except TypeError:  # no type that JSON has
-            return tuple(value) if isinstance(value, list) else value
-
-    given = {x.name: values[x.name] for x in fields(kind) if x.name in values}  # type: ignore[arg-type]
-    given = {x: y for x, y in given.items() if y is not None or NoneType in get_args(hints[x])}
+    hints = get_type_hints(kind, include_extras=True)
+    names = [field.name for field in fields(kind) if field.name in values]  # type: ignore[arg-type]
+    given = {
+        name: converted(name, hints[name], values[name])
+        for name in names
+        if values[name] is not None or NoneType in get_args(hints[name])
+    }
     try:
-        return kind(**{name: value_of(name, value) for name, value in given.items()})
+        return kind(**given)
     except TypeError as error:
-        raise OptionError(str(error)) from None
+        raise OptionError(f"{error}.") from None
 
 
 _WORDS = {
@@ -143,32 +135,20 @@ def converted(name: str, hint: Any, value: Any) -> Any:
         The value has another type, or breaks a rule in the type.
     """
     try:
-        found = _convert(hint, value)
-    except TypeError:
-        raise OptionError(f"{name} must be {_words(hint)}, not {value!r}.") from None
+        found = msgspec.convert(value, hint, dec_hook=_path, str_keys=True)
+    except msgspec.ValidationError:
+        raise OptionError(f"{name} must be {_words(hint)}, not {value!r:.80}.") from None
+    except (TypeError, NotImplementedError):  # msgspec reads no such type
+        found = tuple(value) if isinstance(value, list) else value
     check_rules(name, hint, found)
     return found
 
 
-def _convert(hint: Any, value: Any) -> Any:
-    """Convert a value; `TypeError` if it has another type."""
-    origin, inside = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _convert(inside[0], value)
-    if origin in (Union, UnionType):
-        for part in inside:
-            with suppress(TypeError):
-                return _convert(part, value)
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_convert(inside[0], entry) for entry in value)
-    widened = (hint is float and type(value) is int) or (hint is Path and isinstance(value, str))
-    if widened:
-        return hint(value)
-    if type(value) is hint or (origin is Literal and value in inside):
-        return value
-    if hint is str and isinstance(value, str):  # a `RecordedName` stays one
-        return value
-    raise TypeError
+def _path(kind: Any, value: Any) -> Any:
+    """Return a text as a path, where the type asks for one."""
+    if kind is not Path:
+        raise NotImplementedError
+    return Path(value) if isinstance(value, str) else value
 
 
 def _words(hint: Any) -> str:

@@ -7,6 +7,8 @@ Python.
 """
 
 import json
+import re
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,12 +25,16 @@ T = TypeVar("T")
 MOST_STEP_BYTES = 2**30
 """Maximum bytes of one step of all arrays of an environment."""
 
+_MOST_DOTS = 200
+"""Maximum dots in a key or a line of a card: the parser takes quadratic time for dotted keys."""
+
 POLICY_CARD = "offmarl-policy.toml"
 PULLED = "pulled.json"
 """Files at the top of a pulled policy, and of a pulled dataset."""
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Size = Annotated[int, Meta(ge=0, le=2**28)]
+Agents = Annotated[int, Meta(ge=1, le=2**16)]
 Seed = Annotated[int, Meta(ge=0, lt=2**31)]
 Text = Annotated[str, Meta(max_length=2**14)]
 Tree = Annotated[dict[str, Any], Meta(max_length=256)]
@@ -38,7 +44,7 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True):
     """The JSON of an `offmarl.types.EnvSpec`, which checks the trees."""
 
     name: Text
-    num_agents: Annotated[int, Meta(ge=1, le=2**16)]
+    num_agents: Agents
     observation_size: Size
     state_size: Size
     action: Annotated[
@@ -101,12 +107,31 @@ class Run(Struct, frozen=True):
     label: Text | None = None
 
 
+class PolicyFile(Struct, frozen=True):
+    """The archive of a published policy."""
+
+    path: Text
+    size: Count
+    sha256: Text
+
+
+class PolicyCard(Struct, frozen=True):
+    """What is shown of a published policy, and how its archive is checked."""
+
+    name: Text
+    summary: Text
+    program: Text
+    licence: Text
+    file: PolicyFile
+
+
 def checked(data: Any, kind: type[T], where: str, error: type[OffmarlError]) -> T:
     """Return data of a file as a type; ``error`` names the file ``where``, and the field."""
     try:
         return msgspec.convert(data, kind)
     except (ValueError, RecursionError) as wrong:
-        raise error(f"{where} is not valid: {str(wrong).replace('`', '')}.") from None
+        reason, _, field = str(wrong).replace("`", "").replace("$.", "").partition(" - at ")
+        raise error(f"{where} is not valid: {field or 'it'}: {reason}.") from None
 
 
 def parse(text: bytes | str, where: str, error: type[OffmarlError]) -> dict[str, Any]:
@@ -120,6 +145,18 @@ def parse(text: bytes | str, where: str, error: type[OffmarlError]) -> dict[str,
     return data
 
 
+def parse_toml(text: str, where: str, error: type[OffmarlError]) -> dict[str, Any]:
+    """Return the content of a card."""
+    try:
+        if any(part.count(".") > _MOST_DOTS for part in re.split(r"[=\n]", text)):
+            raise RecursionError
+        return tomllib.loads(text)
+    except ValueError as wrong:  # invalid TOML, or a number with too many digits
+        raise error(f"{where} is not TOML: {wrong}.") from None
+    except RecursionError:
+        raise error(f"{where} is nested too deeply for a card.") from None
+
+
 def recorded(data: Any, where: str, field: str = "") -> Any:
     """Return data in which all texts are `RecordedName`, with the file and the field."""
     if isinstance(data, str):
@@ -131,11 +168,8 @@ def recorded(data: Any, where: str, field: str = "") -> Any:
 
 def refuse_pulled(path: Path) -> None:
     """Raise `OptionError` if a file of the user's own text, such as a plan, is in pulled data."""
-    if any(
-        (above / name).exists()
-        for above in path.resolve().parents
-        for name in (POLICY_CARD, PULLED)
-    ):
+    places = path.resolve().parents
+    if any((place / name).exists() for place in places for name in (POLICY_CARD, PULLED)):
         raise OptionError(
             f"{path} is in a directory that was pulled, and may name code of its author: read it, "
             "and copy it elsewhere if you trust it."

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 from offmarl import records, tracking
-from offmarl.config import Validated, Vaults, converted
+from offmarl.config import Validated, converted
 from offmarl.errors import OptionError, unknown_name
 from offmarl.paths import local
 
@@ -69,15 +69,9 @@ class Config(NamedTuple):
             if name not in names:
                 raise OptionError(f"{self.shown}: {unknown_name('argument', name, names)}")
         try:
-            return {name: _value(name, hints[name], x) for name, x in self.values.items()}
+            return {name: converted(name, hints[name], x) for name, x in self.values.items()}
         except OptionError as error:
             raise OptionError(f"{self.shown}: {error}") from None
-
-
-def _value(name: str, hint: Any, value: Any) -> Any:
-    if hint == Vaults:
-        return tuple(value) if isinstance(value, list) else value
-    return converted(name, hint, value)
 
 
 def read_config(path: str | Path) -> Config:

@@ -165,7 +165,11 @@ def builder_of(
 
 def of_seeds(like: ArrayTree, seeds: int) -> ArrayTree:
     """Return the shapes of several seeds, ``(seeds, ...)``, from those of one."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), like)
+
+    def of_all(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct((seeds, *leaf.shape), leaf.dtype)  # type: ignore[no-untyped-call]
+
+    return jax.tree.map(of_all, like)
 
 
 @dataclass(frozen=True)
