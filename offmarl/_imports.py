@@ -46,13 +46,14 @@ class RecordedName(str):
 
     def partition(self, sep: str) -> tuple[str, str, str]:
         """Return the parts around the first ``sep``."""
-        before, sign, after = super().partition(sep)
-        return RecordedName(before, self.where), sign, RecordedName(after, self.where)
+        return self._parts(super().partition(sep))
 
     def rpartition(self, sep: str) -> tuple[str, str, str]:
         """Return the parts around the last ``sep``."""
-        before, sign, after = super().rpartition(sep)
-        return RecordedName(before, self.where), sign, RecordedName(after, self.where)
+        return self._parts(super().rpartition(sep))
+
+    def _parts(self, found: tuple[str, str, str]) -> tuple[str, str, str]:
+        return RecordedName(found[0], self.where), found[1], RecordedName(found[2], self.where)
 
 
 def import_file(path: Path, name: str | None = None) -> ModuleType:

@@ -134,21 +134,18 @@ def converted(name: str, hint: Any, value: Any) -> Any:
     OptionError
         The value has another type, or breaks a rule in the type.
     """
+
+    def path(kind: Any, text: Any) -> Any:
+        return Path(text) if kind is Path and isinstance(text, str) else text
+
     try:
-        found = msgspec.convert(value, hint, dec_hook=_path, str_keys=True)
+        found = msgspec.convert(value, hint, dec_hook=path, str_keys=True)
     except msgspec.ValidationError:
         raise OptionError(f"{name} must be {_words(hint)}, not {value!r:.80}.") from None
-    except (TypeError, NotImplementedError):  # msgspec reads no such type
+    except TypeError:  # msgspec reads no such type
         found = tuple(value) if isinstance(value, list) else value
     check_rules(name, hint, found)
     return found
-
-
-def _path(kind: Any, value: Any) -> Any:
-    """Return a text as a path, where the type asks for one."""
-    if kind is not Path:
-        raise NotImplementedError
-    return Path(value) if isinstance(value, str) else value
 
 
 def _words(hint: Any) -> str:

@@ -107,14 +107,6 @@ class Run(Struct, frozen=True):
     label: Text | None = None
 
 
-class PolicyFile(Struct, frozen=True):
-    """The archive of a published policy."""
-
-    path: Text
-    size: Count
-    sha256: Text
-
-
 class PolicyCard(Struct, frozen=True):
     """What is shown of a published policy, and how its archive is checked."""
 
@@ -122,7 +114,7 @@ class PolicyCard(Struct, frozen=True):
     summary: Text
     program: Text
     licence: Text
-    file: PolicyFile
+    file: dict[Literal["path", "size", "sha256"], Text | Count]
 
 
 def checked(data: Any, kind: type[T], where: str, error: type[OffmarlError]) -> T:
@@ -134,7 +126,7 @@ def checked(data: Any, kind: type[T], where: str, error: type[OffmarlError]) -> 
         raise error(f"{where} is not valid: {field or 'it'}: {reason}.") from None
 
 
-def parse(text: bytes | str, where: str, error: type[OffmarlError]) -> dict[str, Any]:
+def parse(text: bytes, where: str, error: type[OffmarlError]) -> dict[str, Any]:
     """Return the JSON object in a file; all its texts are `RecordedName`."""
     try:
         data = recorded(json.loads(text), where)
@@ -197,7 +189,7 @@ def import_code(name: str, option: str) -> tuple[Any, str | None]:
 
 
 def refuse_recorded(name: str, how: str) -> None:
-    """Raise `UnknownNameError` if a name of code is from a record; ``how`` the user can name it."""
+    """Raise `UnknownNameError` if a name of code is from a record; the user names it ``how``."""
     if isinstance(name, RecordedName):
         raise UnknownNameError(
             f"{name.where} names {str(name)!r:.200}, which is code and not an installed name. "

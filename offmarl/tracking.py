@@ -267,8 +267,8 @@ def replace_file(path: Path, content: str | bytes) -> None:
 def plain(value: Any) -> Any:
     """Return data converted to JSON and back; see `to_json`."""
     match value:
-        case None | bool() | int() | str():
-            return value
+        case None | bool() | int() | str():  # other formats than JSON know no `RecordedName`
+            return str(value) if isinstance(value, str) else value
         case float():
             return value if math.isfinite(value) else None
         case Mapping():

@@ -20,6 +20,7 @@ from offmarl.errors import CardError, unknown_name
 from offmarl.hub.licences import Licence
 from offmarl.records import Agents, Count
 from offmarl.statistics import Reference
+from offmarl.trees import flatten_tree
 
 SUFFIX = ".toml"
 
@@ -213,19 +214,10 @@ def parse(text: str, where: str) -> Card:
     """
     data = records.parse_toml(text, where, CardError)
     card = records.checked(data, Card, where, CardError)
-    if unknown := _unknown(data, msgspec.to_builtins(card)):
+    known = flatten_tree(msgspec.to_builtins(card))
+    if unknown := ", ".join(flatten_tree(data).keys() - known.keys()):
         raise CardError(f"{where} has unknown {unknown:.80}: datasets/README.md lists the fields.")
     return check(card, where)
-
-
-def _unknown(data: Mapping[str, Any], known: Mapping[str, Any], table: str = "") -> str:
-    """Return the first entry of tables that a card does not have, or an empty text."""
-    inside = (
-        _unknown(value, known[name], f"{table}{name}.") if name in known else f"{table}{name}"
-        for name, value in data.items()
-        if name not in known or isinstance(value, Mapping)
-    )
-    return next(filter(None, inside), "")
 
 
 def check(card: Card, where: str) -> Card:

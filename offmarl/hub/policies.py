@@ -113,7 +113,7 @@ def push_policy(
     api, url = HfApi(endpoint=endpoint), f"{endpoint}/{repository}"
     with staging(repository) as place, client.errors_of(repository):
         parent = repository_of(api, repository, private, "model")
-        record = tracking.publishable(record)
+        record = tracking.plain(tracking.publishable(record))
         tracking.write_json(place / tracking.RUN_FILE, record)
         members = _members(directory) | {tracking.RUN_FILE: place / tracking.RUN_FILE}
         pack([(path, name) for name, path in members.items()], place / ARCHIVE)
@@ -385,7 +385,8 @@ def _installed(run: Path, repository: str, commit: str) -> PulledPolicy:
 def _parse(text: str, where: str) -> dict[str, Any]:
     where = f"the card of {where}"
     card = records.parse_toml(text, where, CardError)
-    if records.checked(card, records.PolicyCard, where, CardError).file.path != ARCHIVE:
+    file = records.checked(card, records.PolicyCard, where, CardError).file
+    if file.get("path") != ARCHIVE or not isinstance(file.get("sha256"), str):
         raise CardError(f"{where} is not valid: it does not describe {ARCHIVE}.")
     return card
 
