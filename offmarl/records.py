@@ -127,9 +127,9 @@ def checked(data: Any, kind: type[T], where: str, error: type[OffmarlError]) -> 
 
 
 def parse(text: bytes, where: str, error: type[OffmarlError]) -> dict[str, Any]:
-    """Return the JSON object in a file; all its texts are `RecordedName`."""
+    """Return the JSON object in a file."""
     try:
-        data = recorded(json.loads(text), where)
+        data = json.loads(text)
     except (ValueError, RecursionError) as wrong:
         raise error(f"{where} is damaged ({wrong}).") from None
     if not isinstance(data, dict):
@@ -149,12 +149,12 @@ def parse_toml(text: str, where: str, error: type[OffmarlError]) -> dict[str, An
         raise error(f"{where} is nested too deeply for a card.") from None
 
 
-def recorded(data: Any, where: str, field: str = "") -> Any:
+def recorded(data: Any, where: str, field: str) -> Any:
     """Return data in which all texts are `RecordedName`, with the file and the field."""
     if isinstance(data, str):
         return RecordedName(data, f"{where} ({field})")
     if isinstance(data, Mapping):
-        return {x: recorded(y, where, f"{field}.{x}".strip(".")) for x, y in data.items()}
+        return {name: recorded(x, where, f"{field}.{name}") for name, x in data.items()}
     return [recorded(one, where, field) for one in data] if isinstance(data, list) else data
 
 

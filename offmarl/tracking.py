@@ -104,9 +104,9 @@ def read_run(directory: Path) -> dict[str, Any]:
     records.checked(data, records.Run, where, RunError)
     try:
         EnvSpec.from_json(data["spec"])
-    except ShapeError as error:
-        raise RunError(f"{where}, spec: {error}") from None
-    return data
+        return {name: records.recorded(x, where, name) for name, x in data.items()}
+    except (ShapeError, RecursionError) as error:
+        raise RunError(f"{where} is not valid: {error}") from None
 
 
 def is_run(path: Path) -> bool:

@@ -298,9 +298,11 @@ class EnvSpec:
         fields["name"] = RecordedName(fields["name"])
         fields |= SpecDict({name: fields[name] for name in _TREES if fields.get(name)}, -1)
         spec = cls(**{**fields, "action": action})
-        step = [*flatten_view(spec.view_spec).values(), *spec.extras.values()]
-        if (size := sum(leaf.num_bytes for leaf in step)) > records.MOST_STEP_BYTES:
-            raise ShapeError(f"the spec is not valid: a step of it takes {size:,} bytes.")
+        step = flatten_view(spec.view_spec) | flatten_tree(spec.extras, "extras")
+        sizes = {name: leaf.num_bytes for name, leaf in step.items()}
+        if (size := sum(sizes.values())) > records.MOST_STEP_BYTES:
+            largest = max(sizes, key=lambda name: sizes[name])
+            raise ShapeError(f"a step takes {size:,} bytes, most of them for {largest}.")
         return spec
 
 
