@@ -29,14 +29,10 @@ class RecordedName(str):
     """A name that was read from a file, such as an environment's name in a vault's metadata.
 
     It equals the plain string. No code is imported for it, nor for its parts.
-
-    Attributes
-    ----------
-    where
-        The file and the field that it was read from.
     """
 
     where: str
+    """The file and the field that it was read from."""
 
     def __new__(cls, text: str, where: str = "the data") -> "RecordedName":
         """Mark a text."""

@@ -102,8 +102,6 @@ class Run(Struct, frozen=True):
     given: tuple[Text, ...] | None = None
     opponents: dict[str, dict[str, Any]] = {}
     environment_source: dict[str, Text] = {}
-    seeds_at_once: Count | None = None
-    priority_lag: Count | None = None
     label: Text | None = None
 
 
@@ -158,26 +156,24 @@ def recorded(data: Any, where: str, field: str) -> Any:
     return [recorded(one, where, field) for one in data] if isinstance(data, list) else data
 
 
-def refuse_pulled(path: Path) -> None:
-    """Raise `OptionError` if a file of the user's own text, such as a plan, is in pulled data."""
+def user_toml(path: Path, shown: str, missing: str) -> dict[str, Any]:
+    """Return a TOML file that the user names: his own text, unless it is in pulled data."""
     places = path.resolve().parents
     if any((place / name).exists() for place in places for name in (POLICY_CARD, PULLED)):
         raise OptionError(
-            f"{path} is in a directory that was pulled, and may name code of its author: read it, "
+            f"{shown} is in a directory that was pulled, and may name code of its author: read it, "
             "and copy it elsewhere if you trust it."
         )
+    try:
+        return tomllib.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise OptionError(missing) from None
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{shown} is not valid TOML: {error}.") from None
 
 
 def import_code(name: str, option: str) -> tuple[Any, str | None]:
-    """Return what ``path/to/file.py:NAME`` or ``package.module:NAME`` stands for, and its file.
-
-    Raises
-    ------
-    UnknownNameError
-        The name is from a record; the user can name the code with ``option``.
-    OptionError
-        It cannot be imported.
-    """
+    """Return what ``path/to/file.py:NAME`` or ``package.module:NAME`` stands for, and its file."""
     refuse_recorded(name, f"with {option} path/to/file.py:NAME or {option} package.module:NAME")
     home, _, function = name.rpartition(":")
     if not home or not function:

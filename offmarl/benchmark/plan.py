@@ -29,7 +29,6 @@ without a path.
 """
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -149,17 +148,12 @@ def read_plan(path: str | Path, out: Path | None = None) -> Plan:
     file, packaged = local(path), PLANS / f"{shown}.toml"
     if packaged.is_file() and not file.is_file():
         file = packaged
-    records.refuse_pulled(file)
-    try:
-        content = tomllib.loads(file.read_text())
-    except (FileNotFoundError, IsADirectoryError):
-        names = ", ".join(sorted(plan.stem for plan in PLANS.glob("*.toml")))
-        raise OptionError(
-            f"there is no benchmark file {shown}: give the path of one, or the name of a plan that "
-            f"comes with offmarl ({names})."
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"{shown} is not valid TOML: {error}.") from None
+    names = ", ".join(sorted(plan.stem for plan in PLANS.glob("*.toml")))
+    missing = (
+        f"there is no benchmark file {shown}: give the path of one, or the name of a plan that "
+        f"comes with offmarl ({names})."
+    )
+    content = records.user_toml(file, shown, missing)
     _require_keys(content, ("name", "out", *_TABLES), shown)
     training, record, datasets, baselines = (_table(content, one, shown) for one in _TABLES)
     if not datasets or not baselines:

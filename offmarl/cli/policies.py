@@ -62,7 +62,7 @@ def load(
     if opponents and not side:
         raise OptionError(f"{run} learned no side that has opponents: leave out --opponents.")
     if side:
-        opponents = opponents or near(record["args"]["opponents"], local(run))
+        opponents = opponents or near(record["args"].get("opponents", ()), local(run))
         environment = side_of(environment, side, opponents)
         now = opponents_of(environment)["opponents"]
         if now != record.get("opponents", now):

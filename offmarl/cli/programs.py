@@ -386,8 +386,7 @@ def evaluate(
     if checkpoint != "last":
         policy += ", best checkpoints" if checkpoint == "best" else f", step {checkpoint}"
     if side := record["args"].get("side"):
-        against = opponents or record["args"].get("opponents", ())
-        policy += f", {side} against {', '.join(against)},"
+        policy += f", {side} against {', '.join(opponents or record['args'].get('opponents', ()))},"
     title = f"{policy} of {run} in {environment.spec.name}: returns"
     about = {"run": run, "env": environment.spec.name, "acting": acting, "checkpoint": checkpoint}
     return _returns_report(title, about, returns)

@@ -270,10 +270,10 @@ def find(name: str, one: bool = False) -> Path | None:
             return None
         raise VaultNotFoundError(f"the path {name} does not exist, and {error}") from error
     if paths := pulled(target):
-        if one:
+        if one and target.uid is None:
             refuse_several(target)
-        if one and kept(target, None) is None:  # its card does not say whether there are others
-            raise VaultNotFoundError(_not_pulled(name, target))
+            if kept(target, None) is None:  # its card does not say whether there are others
+                raise VaultNotFoundError(_not_pulled(name, target))
         return paths[target.uid] if target.uid else next(iter(paths.values())).parent
     if target.card is None:
         return None

@@ -13,7 +13,6 @@ Options on the command line take precedence over the file, and the file over set
 directory of a run or its ``run.json`` repeats the run.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -92,15 +91,8 @@ def read_config(path: str | Path) -> Config:
     place = local(path)
     if place.is_dir() or place.suffix == ".json":
         return _of_run(place if place.is_dir() else place.parent, str(path))
-    records.refuse_pulled(place)
-    try:
-        values = tomllib.loads(place.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        raise OptionError(
-            f"there is no configuration file {path}: give the path of one, or of a run."
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path} is not valid TOML: {error}.") from None
+    missing = f"there is no configuration file {path}: give the path of one, or of a run."
+    values = records.user_toml(place, str(path), missing)
     program = values.pop(_PROGRAM, None)
     if program is not None and not _is_name(program):
         raise OptionError(

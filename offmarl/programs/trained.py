@@ -14,7 +14,7 @@ from offmarl._imports import summarize
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import from_json
 from offmarl.envs.base import Environment, restart, transition
-from offmarl.errors import OffmarlError, OptionError, RunError
+from offmarl.errors import OptionError, RunError
 from offmarl.networks import blank_view
 from offmarl.paths import local
 from offmarl.programs import dataset, registry
@@ -152,9 +152,7 @@ def builder_of(
             program: Program = make_program(module.make, spec, args, source)
             state = state_shapes(program, args)
             return Built(program, jax.eval_shape(program.policy_params, state), state)
-        except OffmarlError:
-            raise
-        except Exception as error:
+        except (TypeError, ValueError, ArithmeticError, LookupError, RuntimeError) as error:
             raise RunError(
                 f"the program of {run_dir} cannot be built from its {tracking.RUN_FILE} and "
                 f"{dataset.STATISTICS_FILE} ({summarize(error):.300}): train again."
@@ -166,10 +164,10 @@ def builder_of(
 def of_seeds(like: ArrayTree, seeds: int) -> ArrayTree:
     """Return the shapes of several seeds, ``(seeds, ...)``, from those of one."""
 
-    def of_all(leaf: Any) -> Any:
-        return jax.ShapeDtypeStruct((seeds, *leaf.shape), leaf.dtype)  # type: ignore[no-untyped-call]
+    def of_all(leaf: Any) -> Array:
+        return jnp.broadcast_to(leaf, (seeds, *leaf.shape))
 
-    return jax.tree.map(of_all, like)
+    return jax.eval_shape(lambda tree: jax.tree.map(of_all, tree), like)
 
 
 @dataclass(frozen=True)
