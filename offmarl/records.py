@@ -121,7 +121,7 @@ def checked(data: Any, kind: type[T], where: str, error: type[OffmarlError]) -> 
         return msgspec.convert(data, kind)
     except (ValueError, RecursionError) as wrong:
         reason, _, field = str(wrong).replace("`", "").replace("$.", "").partition(" - at ")
-        raise error(f"{where} is not valid: {field or 'it'}: {reason}.") from None
+        raise error(f"{where} is not valid: {field and f'{field}: '}{reason}.") from None
 
 
 def parse(text: bytes, where: str, error: type[OffmarlError]) -> dict[str, Any]:

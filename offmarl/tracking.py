@@ -227,7 +227,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     whole = path.read_text().rpartition("\n")[0]
-    return [json.loads(line) for line in whole.splitlines()]
+    return [records.parse(line.encode(), str(path), RunError) for line in whole.splitlines()]
 
 
 def cut(path: Path, step: int) -> None:

@@ -13,6 +13,7 @@ from offmarl import tracking
 from offmarl.cli import policies
 from offmarl.config import Validated, from_json
 from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError
+from offmarl.programs import dataset
 from offmarl.report import read_runs
 from offmarl.report.run_page import describe
 from offmarl.types import ArraySpec, Discrete, EnvSpec
@@ -155,3 +156,17 @@ def test_arguments_are_read_by_their_types():
     for wrong, name in (({"vault": 3}, "vault"), ({}, "vault"), ({"sizes": ["x"]}, "sizes")):
         with pytest.raises(OptionError, match=name):
             from_json(Args, wrong)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"[1]"])
+def test_damaged_statistics_are_refused(tmp_path, content):
+    (tmp_path / dataset.STATISTICS_FILE).write_bytes(content)
+    with pytest.raises(RunError, match="is damaged"):
+        dataset.read(tmp_path / dataset.STATISTICS_FILE)
+
+
+@pytest.mark.parametrize("line", ["{", "[" * 100_000, "3"])
+def test_damaged_metrics_are_refused(tmp_path, line):
+    (tmp_path / tracking.METRICS_FILE).write_text(f'{{"step": 1}}\n{line}\n')
+    with pytest.raises(RunError, match=r"metrics\.jsonl"):
+        tracking.read(tmp_path / tracking.METRICS_FILE)
