@@ -178,7 +178,9 @@ def _packed(path: Path, name: str) -> dict[str, Any]:
 
     If the run lacks the file, the error is that of a file that is not there.
     """
-    document = records.parse(path.read_bytes(), str(path), RunError)
+    document = {}
+    with suppress(RunError):
+        document = records.parse(path.read_bytes(), str(path), RunError)
     found = document.get(name)
     if not isinstance(found, dict):
         raise FileNotFoundError(name)
