@@ -204,10 +204,10 @@ if not TYPE_CHECKING:  # type checkers take any name from a module that has this
     __getattr__ = lazy_getattr(__name__, _HOMES)
 
 
-def _find_dataset(name: str) -> "Path | None":
+def _find_dataset(name: str, one: bool) -> "Path | None":
     from offmarl.hub.cache import find  # it imports the hub's client
 
-    return find(name)
+    return find(name, one)
 
 
 def _open_published(url: "Url") -> "HubDriver":

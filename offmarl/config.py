@@ -11,7 +11,6 @@ below, or a `Literal`, is checked when the dataclass is made::
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -26,6 +25,8 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+
+import msgspec
 
 from offmarl.errors import OptionError
 
@@ -95,17 +96,24 @@ def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
     """Return a dataclass of arguments, read from a JSON object.
 
     Strings become paths in fields that hold paths, and lists become tuples. Fields that the object
-    lacks get their defaults.
+    lacks get their defaults, as do those of null, by which JSON replaces infinity.
+
+    Raises
+    ------
+    OptionError
+        A value has another type or breaks a rule, or one without a default is missing.
     """
-    hints = get_type_hints(kind)
-
-    def value_of(name: str, value: Any) -> Any:
-        if isinstance(value, str) and Path in (hints[name], *get_args(hints[name])):
-            return Path(value)
-        return tuple(value) if isinstance(value, list) else value
-
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    return kind(**{name: value_of(name, x) for name, x in values.items() if name in names})
+    hints = get_type_hints(kind, include_extras=True)
+    names = [field.name for field in fields(kind) if field.name in values]  # type: ignore[arg-type]
+    given = {
+        name: converted(name, hints[name], values[name])
+        for name in names
+        if values[name] is not None or NoneType in get_args(hints[name])
+    }
+    try:
+        return kind(**given)
+    except TypeError as error:
+        raise OptionError(f"{error}.") from None
 
 
 _WORDS = {
@@ -127,31 +135,18 @@ def converted(name: str, hint: Any, value: Any) -> Any:
     OptionError
         The value has another type, or breaks a rule in the type.
     """
+
+    def path(kind: Any, text: Any) -> Any:
+        return Path(text) if kind is Path and isinstance(text, str) else text
+
     try:
-        found = _convert(hint, value)
-    except TypeError:
-        raise OptionError(f"{name} must be {_words(hint)}, not {value!r}.") from None
+        found = msgspec.convert(value, hint, dec_hook=path, str_keys=True)
+    except msgspec.ValidationError:
+        raise OptionError(f"{name} must be {_words(hint)}, not {value!r:.80}.") from None
+    except TypeError:  # msgspec reads no such type
+        found = tuple(value) if isinstance(value, list) else value
     check_rules(name, hint, found)
     return found
-
-
-def _convert(hint: Any, value: Any) -> Any:
-    """Convert a value; `TypeError` if it has another type."""
-    origin, inside = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _convert(inside[0], value)
-    if origin in (Union, UnionType):
-        for part in inside:
-            with suppress(TypeError):
-                return _convert(part, value)
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_convert(inside[0], entry) for entry in value)
-    widened = (hint is float and type(value) is int) or (hint is Path and isinstance(value, str))
-    if widened:
-        return hint(value)
-    if type(value) is hint or (origin is Literal and value in inside):
-        return value
-    raise TypeError
 
 
 def _words(hint: Any) -> str:

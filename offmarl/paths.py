@@ -139,8 +139,8 @@ def _clean(part: str) -> str:
     return _UNUSUAL.sub("-", part).strip().lstrip(".-")[:100]
 
 
-Finder = Callable[[str], Path | None]
-"""Returns the path of a dataset's name; None for any other text."""
+Finder = Callable[[str, bool], Path | None]
+"""Returns the path of a dataset's name; None for any other text. See `named`."""
 
 _finders: list[Finder] = []
 
@@ -153,9 +153,12 @@ def register_names(finder: Finder) -> None:
     _finders.append(finder)
 
 
-def named(text: str) -> Path | None:
-    """Return the path of the data of a name, or None if the text is a path."""
-    found = (finder(text) for finder in _finders) if may_be_name(text) else ()
+def named(text: str, one: bool = False) -> Path | None:
+    """Return the path of the data of a name, or None if the text is a path.
+
+    With ``one``, the name of a dataset of several vaults is refused, however many are here.
+    """
+    found = (finder(text, one) for finder in _finders) if may_be_name(text) else ()
     return next((path for path in found if path), None)
 
 

@@ -29,8 +29,10 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from offmarl.errors import RunError
+from offmarl import records
+from offmarl.errors import RunError, ShapeError
 from offmarl.terminal import one_line
+from offmarl.types import EnvSpec
 
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
@@ -96,9 +98,15 @@ def read_run(directory: Path) -> dict[str, Any]:
     Raises
     ------
     RunError
-        The directory is not that of a run, or the file is damaged.
+        The directory is not that of a run, or the file is damaged; the message names the field.
     """
-    return read_json(directory, RUN_FILE)
+    data, where = read_json(directory, RUN_FILE), str(directory / RUN_FILE)
+    records.checked(data, records.Run, where, RunError)
+    try:
+        EnvSpec.from_json(data["spec"])
+        return {name: records.recorded(x, where, name) for name, x in data.items()}
+    except (ShapeError, RecursionError) as error:
+        raise RunError(f"{where} is not valid: {error}") from None
 
 
 def is_run(path: Path) -> bool:
@@ -151,7 +159,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     try:
         if directory.is_file():
             return _packed(directory, name)
-        data = json.loads((directory / name).read_text())
+        return records.parse((directory / name).read_bytes(), str(directory / name), RunError)
     except (FileNotFoundError, NotADirectoryError):
         if name != RUN_FILE and (directory / RUN_FILE).is_file():
             raise RunError(
@@ -163,11 +171,6 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
             f"{directory} is not the directory of a run: it has no {name}. Give a directory that "
             "`offmarl train` or `offmarl record` wrote."
         ) from None
-    except ValueError as error:
-        raise RunError(f"{directory / name} is damaged ({error}): run it again.") from None
-    if not isinstance(data, dict):
-        raise RunError(f"{directory / name} holds no JSON object: it is another program's file.")
-    return data
 
 
 def _packed(path: Path, name: str) -> dict[str, Any]:
@@ -175,11 +178,10 @@ def _packed(path: Path, name: str) -> dict[str, Any]:
 
     If the run lacks the file, the error is that of a file that is not there.
     """
-    try:
-        document = json.loads(path.read_text())
-    except ValueError:
-        document = None
-    found = document.get(name) if isinstance(document, dict) else None
+    document = {}
+    with suppress(RunError):
+        document = records.parse(path.read_bytes(), str(path), RunError)
+    found = document.get(name)
     if not isinstance(found, dict):
         raise FileNotFoundError(name)
     labelled = name == RUN_FILE and "baseline" in document
@@ -227,7 +229,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     whole = path.read_text().rpartition("\n")[0]
-    return [json.loads(line) for line in whole.splitlines()]
+    return [records.parse(line.encode(), str(path), RunError) for line in whole.splitlines()]
 
 
 def cut(path: Path, step: int) -> None:
@@ -267,8 +269,8 @@ def replace_file(path: Path, content: str | bytes) -> None:
 def plain(value: Any) -> Any:
     """Return data converted to JSON and back; see `to_json`."""
     match value:
-        case None | bool() | int() | str():
-            return value
+        case None | bool() | int() | str():  # other formats than JSON know no `RecordedName`
+            return str(value) if isinstance(value, str) else value
         case float():
             return value if math.isfinite(value) else None
         case Mapping():

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from offmarl import records
 from offmarl._imports import RecordedName
 from offmarl.errors import ShapeError
 from offmarl.trees import (
@@ -291,7 +292,11 @@ class EnvSpec:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> EnvSpec:
-        """Read what `to_json` wrote. The name cannot make `offmarl.envs.make` import code."""
+        """Read what `to_json` wrote; `ShapeError` for anything else, and for impossible sizes.
+
+        The name cannot make `offmarl.envs.make` import code.
+        """
+        records.checked(data, records.Spec, "the spec", ShapeError)
         ((kind, size),) = data["action"].items()
         action = {"discrete": Discrete, "continuous": Continuous}[kind](size)
         fields: dict[str, Any] = {
@@ -300,7 +305,13 @@ class EnvSpec:
         fields["name"] = RecordedName(fields["name"])
         fields["package"] = str(fields.get("package", ""))
         fields |= SpecDict({name: fields[name] for name in _TREES if fields.get(name)}, -1)
-        return cls(**{**fields, "action": action})
+        spec = cls(**{**fields, "action": action})
+        step = flatten_view(spec.view_spec) | flatten_tree(spec.extras, "extras")
+        sizes = {name: leaf.num_bytes for name, leaf in step.items()}
+        if (size := sum(sizes.values())) > records.MOST_STEP_BYTES:
+            largest = max(sizes, key=lambda name: sizes[name])
+            raise ShapeError(f"a step takes {size:,} bytes, most of them for {largest}.")
+        return spec
 
 
 def release_difference(package: str, other: str) -> str:

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.networks import PolicyConfig, init_policy
+from offmarl.programs import hyperparameters, registry
 from offmarl.programs import run as runs
 from offmarl.programs.registry import origin_of
+from offmarl.programs.sides import learning_environment, opponents_of
 from offmarl.types import ArrayTree, Discrete, EnvSpec
 from tests import plain
 
@@ -97,3 +99,29 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
         {name: value for name, value in row.items() if name not in tracking.TIMES}
         for row in tracking.read(run / tracking.METRICS_FILE)
     ]
+
+
+SIDE_ENV = "swarm/pursuit-2-1:evaders=learned,time_limit=3"
+
+
+def write_side(directory: Path) -> Path:
+    """Write the finished run of a recorder of one side, with a policy fresh from its seed.
+
+    It is what is published in full: everything that a run can name is in its record.
+    """
+    program = registry.load("recorder", "mappo")
+    args = program.Args(env=SIDE_ENV, side="pursuers", opponents=("random",), hidden=4, num_envs=2)
+    env = learning_environment(args)
+    built = program.make(env.spec, args, env)
+    init = jax.jit(lambda key: built.policy_params(built.init(key, hyperparameters(args))))
+    record = {"offmarl": "0.1.0", "kind": "recorder", **origin_of(program.make)._asdict()}
+    record["program"] = record.pop("name")
+    record |= {"args": {**asdict(args), "out": None}, "spec": env.spec.to_json(), "greedy": False}
+    record |= {"vault": None, "seeds": [0], "complete": True} | opponents_of(env)
+    directory.mkdir(parents=True)
+    tracking.write_json(directory / tracking.RUN_FILE, record)
+    checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
+    policy = jax.device_get(init(jax.random.key(0)))
+    checkpoints.save(1, {"policy": jax.tree.map(lambda leaf: leaf[None], policy)}, {})
+    checkpoints.close()
+    return directory

@@ -29,12 +29,12 @@ without a path.
 """
 
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from offmarl import records
 from offmarl.errors import OptionError, UnknownNameError, unknown_name
 from offmarl.paths import local
 from offmarl.programs.configs import Config
@@ -148,16 +148,12 @@ def read_plan(path: str | Path, out: Path | None = None) -> Plan:
     file, packaged = local(path), PLANS / f"{shown}.toml"
     if packaged.is_file() and not file.is_file():
         file = packaged
-    try:
-        content = tomllib.loads(file.read_text())
-    except (FileNotFoundError, IsADirectoryError):
-        names = ", ".join(sorted(plan.stem for plan in PLANS.glob("*.toml")))
-        raise OptionError(
-            f"there is no benchmark file {shown}: give the path of one, or the name of a plan that "
-            f"comes with offmarl ({names})."
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"{shown} is not valid TOML: {error}.") from None
+    names = ", ".join(sorted(plan.stem for plan in PLANS.glob("*.toml")))
+    missing = (
+        f"there is no benchmark file {shown}: give the path of one, or the name of a plan that "
+        f"comes with offmarl ({names})."
+    )
+    content = records.user_toml(file, shown, missing)
     _require_keys(content, ("name", "out", *_TABLES), shown)
     _require_texts(content, ("name", "out"), shown)
     training, record, datasets, baselines = (_table(content, one, shown) for one in _TABLES)

@@ -254,7 +254,10 @@ def verify_pulled(name: str) -> Report | None:
 
 def _verified(chosen: Mapping[str, pulled_datasets.Entry], uid: str | None = None) -> Report:
     counts = {name: pulled_datasets.verify(entry, uid) for name, entry in chosen.items()}
-    lines = [f"{name}: {count} files match what was published." for name, count in counts.items()]
+    lines = [
+        f"{name} ({uid or ', '.join(chosen[name].uids)}): {count} files match what was published."
+        for name, count in counts.items()
+    ]
     return Report({"verified": counts}, Group(*lines or [_NOTHING]))
 
 

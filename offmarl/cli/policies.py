@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from offmarl import envs, evaluation
 from offmarl.envs import Environment
-from offmarl.errors import ShapeError
+from offmarl.errors import OptionError, ShapeError
 from offmarl.paths import local
 from offmarl.programs import LoadedPolicy, load_policy
 from offmarl.programs.sides import near, opponents_of, side_of
@@ -44,10 +44,12 @@ def load(
     greedy: bool | None,
     program: Path | None,
     checkpoint: int | str = "last",
+    opponents: Sequence[str] = (),
 ) -> tuple[Environment, dict[int, LoadedPolicy]]:
     """Return an environment, by default that of a run, and the policies of training seeds for it.
 
-    The arguments are those of `load_policy`, with ``checkpoint`` for its ``step``.
+    The arguments are those of `load_policy`, with ``checkpoint`` for its ``step``. ``opponents``
+    play in place of the recorded ones.
 
     Raises
     ------
@@ -56,8 +58,12 @@ def load(
     """
     record = read_run(run)
     environment = envs.make_for(EnvSpec.from_json(record["spec"]), env)
-    if side := record["args"].get("side"):
-        environment = side_of(environment, side, near(record["args"]["opponents"], local(run)))
+    side = record["args"].get("side")
+    if opponents and not side:
+        raise OptionError(f"{run} learned no side that has opponents: leave out --opponents.")
+    if side:
+        opponents = opponents or near(record["args"].get("opponents", ()), local(run))
+        environment = side_of(environment, side, opponents)
         now = opponents_of(environment)["opponents"]
         if now != record.get("opponents", now):
             notice(

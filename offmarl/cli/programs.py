@@ -149,6 +149,7 @@ def record_tiers(
     env: str | None = None,
     program: Path | None = None,
     devices: int | None = None,
+    opponents: tuple[str, ...] = (),
 ) -> Report:
     """Record further tiers of a recorder's finished run, without training.
 
@@ -170,10 +171,13 @@ def record_tiers(
         file's code is run.
     devices
         Number of devices that the environments are divided over; by default one.
+    opponents
+        The opponents as the run's command named them, if their code is your own.
     """
     from offmarl import programs
 
-    return _recorded(programs.record_from_run(from_run, tiers, steps, out, env, program, devices))
+    given = (from_run, tiers, steps, out, env, program, devices, opponents)
+    return _recorded(programs.record_from_run(*given))
 
 
 def trained_recording(
@@ -193,6 +197,7 @@ def trained_recording(
     coordinator: str | None = None,
     processes: int | None = None,
     process: int | None = None,
+    opponents: tuple[str, ...] = (),
 ) -> Any:
     """Return the recording of a trained policy, which the same command resumes after a stop.
 
@@ -238,6 +243,9 @@ def trained_recording(
         With --coordinator: number of processes.
     process
         With --coordinator: number of this process, from 0.
+    opponents
+        How the other teams act, if the run learned one side; by default as in its training. Needed
+        if their code is your own.
     """
     from offmarl import envs
     from offmarl.cli.parse import use_cores_for
@@ -251,11 +259,12 @@ def trained_recording(
     use_cores_for(device_args)
     facts = {"steps": steps, "seed": seed, "num_envs": num_envs, "env": env, "greedy": greedy}
     facts |= {"training_seed": training_seed, "checkpoint": checkpoint, "env_states": env_states}
+    facts |= {"opponents": " ".join(opponents)} if opponents else {}
     join(device_args, facts)
 
     policy = _named(policy)
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
-    environment, policies = load(policy, env, [trained], greedy, program, checkpoint)
+    environment, policies = load(policy, env, [trained], greedy, program, checkpoint, opponents)
     loaded = policies[trained]
     named = below(f"{environment.spec.name}.vlt", option="--env")
     origin = {"program": loaded.name, "run": str(policy), "training_seed": trained}
@@ -325,6 +334,7 @@ def evaluate(
     checkpoint: Checkpoint = "last",
     render: Path | None = None,
     program: Path | None = None,
+    opponents: tuple[str, ...] = (),
 ) -> Report:
     """Play episodes with a trained policy, for each of its training seeds.
 
@@ -352,6 +362,9 @@ def evaluate(
     program
         Python file of the program that trained the run, if the program is not one of offmarl's. The
         file's code is run.
+    opponents
+        How the other teams act, if the run learned one side; by default as in its training. Needed
+        if their code is your own.
     """
     if episodes < 1:
         raise OptionError(f"--episodes must be at least 1: got {episodes}.")
@@ -363,7 +376,7 @@ def evaluate(
     record = read_run(run)
     seeds = record["seeds"]
     greedy = None if act == "as-trained" else act == "greedy"
-    environment, loaded = policies.load(run, env, seeds, greedy, program, checkpoint)
+    environment, loaded = policies.load(run, env, seeds, greedy, program, checkpoint, opponents)
     first = loaded[seeds[0]]
     if render:
         save(policies.watch(environment, first, seed), render)
@@ -373,7 +386,7 @@ def evaluate(
     if checkpoint != "last":
         policy += ", best checkpoints" if checkpoint == "best" else f", step {checkpoint}"
     if side := record["args"].get("side"):
-        policy += f", {side} against {', '.join(record['args'].get('opponents', ()))},"
+        policy += f", {side} against {', '.join(opponents or record['args'].get('opponents', ()))},"
     title = f"{policy} of {run} in {environment.spec.name}: returns"
     about = {"run": run, "env": environment.spec.name, "acting": acting, "checkpoint": checkpoint}
     return _returns_report(title, about, returns)

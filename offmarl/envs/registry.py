@@ -25,8 +25,8 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from offmarl import paths
-from offmarl._imports import RecordedName, attribute, import_file, import_module, summarize
+from offmarl import records
+from offmarl._imports import summarize
 from offmarl.envs.catalogue import BUILT_IN, EnvInfo, Family, Option
 from offmarl.errors import (
     OffmarlError,
@@ -256,29 +256,20 @@ def _resolve(name: str) -> _Found:
         family, numbers = _find(base)
         package = {} if family.source in ("offmarl", _REGISTERED) else {"package": family.source}
         return _Found(family, base, numbers, suffix, package)
-    if isinstance(name, RecordedName):
-        raise UnknownNameError(
-            f"the data names the environment {str(name)!r}, which is code and not an installed "
-            "environment. offmarl does not run code that data names: if you trust it, name it "
-            "yourself, with --env path/to/file.py:FACTORY or --env package.module:FACTORY."
-        )
+    records.refuse_recorded(
+        name, "with --env path/to/file.py:FACTORY or --env package.module:FACTORY"
+    )
     return _import(code)
 
 
 def _import(code: re.Match[str]) -> _Found:
     """Import the code that a user named."""
     where, name, suffix = code[1], code["factory"], code["options"] or ""
-    source = {"factory": name}
-    if where.endswith(".py"):
-        path = paths.local(where)
-        module, base = import_file(path), f"{path.name}:{name}"
-        source |= {"file": where, "sha256": _sha256(path)}
-    else:
-        module, base = import_module(where), f"{where}:{name}"
-        source |= {"module": where}
-        if file := getattr(module, "__file__", None):
-            source |= {"sha256": _sha256(Path(file))}
-    factory = attribute(module, name, where)
+    factory, file = records.import_code(f"{where}:{name}", "--env")
+    is_file = where.endswith(".py")
+    base = f"{Path(where).name if is_file else where}:{name}"
+    source = {"factory": name, "file" if is_file else "module": where}
+    source |= {"sha256": _sha256(Path(file))} if file else {}
     return _Found(Family(base, factory, EnvInfo(""), None, where), base, (), suffix, source)
 
 

@@ -7,14 +7,13 @@ environments. Code that is not registered is named ``path/to/file.py:FUNCTION`` 
 """
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from offmarl._imports import attribute, import_file, import_module, summarize
+from offmarl import records
+from offmarl._imports import summarize
 from offmarl.envs.base import Environment
 from offmarl.envs.registry import family_of
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, unknown_name
-from offmarl.paths import local
 from offmarl.types import Policy
 
 SCRIPTED = "scripted"
@@ -75,9 +74,9 @@ def scripted_policy(env: Environment, name: str) -> Policy:
     OptionError
         The code cannot be imported, or does not return a policy.
     """
-    if ":" in name:
-        return _imported(env, name)
     found = scripted_policies(env)
+    if ":" in name and name not in found:
+        return _imported(env, name)
     if name not in found:
         raise unknown_name(f"scripted policy of {env.spec.name}", name, found)
     return found[name]
@@ -93,9 +92,7 @@ def _made_for(env: Environment) -> Mapping[str, Callable[[Any], Policy]]:
 
 
 def _imported(env: Environment, name: str) -> Policy:
-    home, _, function = name.rpartition(":")
-    module = import_file(local(Path(home)).resolve()) if ".py" in home else import_module(home)
-    make = attribute(module, function, home)
+    make, _ = records.import_code(name, "--opponents")
     try:
         policy = make(env)
     except OffmarlError:

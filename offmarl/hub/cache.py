@@ -25,6 +25,7 @@ from offmarl.errors import (
     HubError,
     RunError,
     UnknownNameError,
+    VaultError,
     VaultNotFoundError,
     unknown_name,
 )
@@ -257,7 +258,7 @@ def pulled(target: Target) -> dict[str, Path]:
     return {uid: path for uid, path in found.items() if target.uid in (None, uid)}
 
 
-def find(name: str) -> Path | None:
+def find(name: str, one: bool = False) -> Path | None:
     """Return the path of a pulled dataset: a vault, or the directory of several.
 
     Returns None if the text is not a dataset's name, and so is a path that does not exist.
@@ -266,6 +267,8 @@ def find(name: str) -> Path | None:
     ------
     VaultNotFoundError
         The name is, or begins like, a name in the catalogue, and was not pulled.
+    VaultError
+        With ``one``: the dataset has several vaults, and the name has no uid.
     """
     try:
         target = parse(name)
@@ -275,10 +278,24 @@ def find(name: str) -> Path | None:
             return None
         raise VaultNotFoundError(f"the path {name} does not exist, and {error}") from error
     if paths := pulled(target):
+        if one and target.uid is None:
+            refuse_several(target)
+            if kept(target, None) is None:  # its card does not say whether there are others
+                raise VaultNotFoundError(_not_pulled(name, target))
         return paths[target.uid] if target.uid else next(iter(paths.values())).parent
     if target.card is None:
         return None
     raise VaultNotFoundError(_not_pulled(name, target))
+
+
+def refuse_several(target: Target) -> None:
+    """Raise `VaultError` if a name has no uid and its card lists several, however many are here."""
+    card = target.card or kept_card(target.name, target.commit, None)
+    here = pulled(target)
+    uids = card.uids if card and len(here) < 2 else here
+    if target.uid is None and len(uids) > 1:
+        listed = ", ".join(uids)
+        raise VaultError(f"{target.name} has several vaults: add one of {listed} to the name.")
 
 
 def _not_pulled(name: str, target: Target) -> str:

@@ -6,26 +6,23 @@ published with a dataset lists its files and digests, too.
 
 import dataclasses
 import re
-import reprlib
-import tomllib
-import types
-import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tomli_w
 
+from offmarl import records
 from offmarl.errors import CardError, unknown_name
 from offmarl.hub.licences import Licence
+from offmarl.records import Agents, Count
 from offmarl.statistics import Reference
+from offmarl.trees import flatten_tree
 
 SUFFIX = ".toml"
-
-_MOST_DOTS = 200
-"""Maximum dots in a key or a line of text: the parser takes quadratic time for dotted keys."""
 
 _PLAIN = re.compile(r"\w[\w .+=-]*")
 _SHA256 = re.compile("[0-9a-f]{64}")
@@ -36,7 +33,7 @@ class File:
     """A file in a repository."""
 
     path: str
-    size: int
+    size: Count
     """Bytes."""
     sha256: str
 
@@ -55,8 +52,8 @@ class TeamReturns:
 class Uid:
     """One vault of a dataset, as its source or its recording describes it."""
 
-    steps: int | None = None
-    episodes: int | None = None
+    steps: Count | None = None
+    episodes: Count | None = None
     return_mean: float | None = None
     """Mean over complete episodes (and agents) of the return."""
     return_std: float | None = None
@@ -70,7 +67,7 @@ class Uid:
     """Where its data comes from, in a sentence or two."""
     files: tuple[File, ...] = ()
     """Shards of its own archive on the hub; empty if one archive holds all uids."""
-    incomplete: int | None = None
+    incomplete: Count | None = None
     """Number of episodes that the environment did not end; None for none."""
     teams: Mapping[str, TeamReturns] = field(default_factory=dict)
     """Returns by team, instead of the above, where agents are in several teams."""
@@ -86,7 +83,7 @@ class Hub:
     """Path of the zip archive of all uids in the repository."""
     revision: str = "main"
     """The revision that size and sha256 describe."""
-    size: int | None = None
+    size: Count | None = None
     sha256: str | None = None
 
 
@@ -95,7 +92,7 @@ class Recipe:
     """How one of offmarl's own datasets is recorded again."""
 
     command: str
-    seed: int
+    seed: Count
     versions: Mapping[str, str]
     """Versions of the packages it was recorded with."""
     random: float
@@ -116,15 +113,15 @@ class Card:
 
     name: str
     summary: str
-    num_agents: int
+    num_agents: Agents
     citation: str
     licence: Licence
     uids: Mapping[str, Uid] = field(default_factory=dict)
-    action: Mapping[str, int] | None = None
-    observation_size: int | None = None
-    state_size: int | None = None
+    action: Mapping[str, Count] | None = None
+    observation_size: Count | None = None
+    state_size: Count | None = None
     leaves: Mapping[str, str] | None = None
-    time_limit: int | None = None
+    time_limit: Count | None = None
     quirks: tuple[str, ...] = ()
     hub: Hub | None = None
     recipe: Recipe | None = None
@@ -215,15 +212,12 @@ def parse(text: str, where: str) -> Card:
     CardError
         The text is not TOML; or a field is missing, unknown or of the wrong type.
     """
-    if any(part.count(".") > _MOST_DOTS for part in re.split(r"[=\n]", text)):
-        raise CardError(f"{where} is nested too deeply for a card.")
-    try:
-        data = tomllib.loads(text)
-    except ValueError as error:  # invalid TOML, or a number with too many digits
-        raise CardError(f"{where} is not TOML: {error}.") from error
-    except RecursionError as error:
-        raise CardError(f"{where} is nested too deeply for a card.") from error
-    return check(_build(Card, data, where, ""), where)
+    data = records.parse_toml(text, where, CardError)
+    card = records.checked(data, Card, where, CardError)
+    known = flatten_tree(msgspec.to_builtins(card))
+    if unknown := ", ".join(flatten_tree(data).keys() - known.keys()):
+        raise CardError(f"{where} has unknown {unknown:.80}: datasets/README.md lists the fields.")
+    return check(card, where)
 
 
 def check(card: Card, where: str) -> Card:
@@ -254,51 +248,3 @@ def _given(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a card that have a value, values before tables."""
     given = {key: value for key, value in data.items() if value not in (None, (), {})}
     return {k: _given(value) if isinstance(value, dict) else value for k, value in given.items()}
-
-
-def _build(cls: Any, data: Any, where: str, prefix: str) -> Any:
-    """Build a dataclass from a table, and check every field."""
-    if not isinstance(data, dict):
-        raise CardError(f"{where}: {prefix.rstrip('.')} must be a table, not {_brief(data)}.")
-    hints = typing.get_type_hints(cls)
-    needed = [
-        one.name
-        for one in dataclasses.fields(cls)
-        if one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
-    ]
-    missing = [name for name in needed if name not in data]
-    unknown = [name for name in data if name not in hints]
-    for problem, found in (("lacks", missing), ("has unknown", unknown)):
-        if found:
-            fields = ", ".join(f"{prefix}{name:.80}" for name in found[:10])
-            raise CardError(f"{where} {problem} {fields}: datasets/README.md lists the fields.")
-    return cls(**{k: _convert(hints[k], v, where, f"{prefix}{k}") for k, v in data.items()})
-
-
-def _convert(hint: Any, value: Any, where: str, name: str) -> Any:
-    """Convert a value to its annotated type; `CardError` if that is impossible."""
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin is types.UnionType:  # only optional fields have a union
-        return _convert(inner[0], value, where, name)
-    if dataclasses.is_dataclass(hint):
-        return _build(hint, value, where, f"{name}.")
-    if origin is tuple and isinstance(value, list):
-        return tuple(_convert(inner[0], one, where, f"{name}[{i}]") for i, one in enumerate(value))
-    if origin is Mapping and isinstance(value, dict):
-        return {k: _convert(inner[1], one, where, f"{name}.{k}") for k, one in value.items()}
-    if hint is float and type(value) is int:
-        return float(value)
-    if origin is None and type(value) is hint and _is_sane(value):
-        return value
-    wanted = getattr(origin or hint, "__name__", str(hint))
-    raise CardError(f"{where}: {name} must be of type {wanted.lower()}, not {_brief(value)}.")
-
-
-def _is_sane(value: Any) -> bool:
-    """Whether an integer fits into 64 bits; true for all other values."""
-    return type(value) is not int or -(2**63) <= value < 2**63
-
-
-def _brief(value: Any) -> str:
-    """Return a short text for a value of any size and depth."""
-    return reprlib.repr(value) if _is_sane(value) else "a number beyond 64 bits"

@@ -8,7 +8,6 @@ run: `offmarl.load_policy`, ``offmarl evaluate`` and ``offmarl record --policy``
 import os
 import re
 import shutil
-import tomllib
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -20,7 +19,7 @@ import tomli_w
 from filelock import FileLock
 from huggingface_hub import CommitOperationAdd, HfApi
 
-from offmarl import tracking
+from offmarl import records, tracking
 from offmarl.errors import CardError, HubError, HubUnreachableError, OptionError, RunError
 from offmarl.hub import client
 from offmarl.hub.install import Download, check_whole
@@ -30,7 +29,7 @@ from offmarl.paths import local
 from offmarl.statistics import MIN_RUNS, bootstrap_interval, mean
 from offmarl.terminal import number
 
-CARD = "offmarl-policy.toml"
+CARD = records.POLICY_CARD
 ARCHIVE = "run.zip"
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -114,7 +113,7 @@ def push_policy(
     api, url = HfApi(endpoint=endpoint), f"{endpoint}/{repository}"
     with staging(repository) as place, client.errors_of(repository):
         parent = repository_of(api, repository, private, "model")
-        record = tracking.publishable(record)
+        record = tracking.plain(tracking.publishable(record))
         tracking.write_json(place / tracking.RUN_FILE, record)
         members = _members(directory) | {tracking.RUN_FILE: place / tracking.RUN_FILE}
         pack([(path, name) for name, path in members.items()], place / ARCHIVE)
@@ -386,15 +385,11 @@ def _installed(run: Path, repository: str, commit: str) -> PulledPolicy:
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:
-    try:
-        card = tomllib.loads(text)
-        file = card["file"]
-        valid = isinstance(file["size"], int) and isinstance(file["sha256"], str)
-        valid = valid and file["path"] == ARCHIVE and isinstance(card["name"], str)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CardError(f"the card of {where} is not valid ({error}).") from None
-    if not valid:
-        raise CardError(f"the card of {where} is not valid: it does not describe {ARCHIVE}.")
+    where = f"the card of {where}"
+    card = records.parse_toml(text, where, CardError)
+    file = records.checked(card, records.PolicyCard, where, CardError).file
+    if file.get("path") != ARCHIVE or not isinstance(file.get("sha256"), str):
+        raise CardError(f"{where} is not valid: it does not describe {ARCHIVE}.")
     return card
 
 

@@ -3,7 +3,7 @@
 import errno
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import astuple
 from pathlib import Path
@@ -195,20 +195,11 @@ def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
     """
     target = parse(name)
     _check_limit(time_limit)
-    known = target.card
-    if target.uid is None and known:
-        _only_one(target.name, known.uids)
-    paths = pulled(target) or pull(name, time_limit=time_limit).paths
-    path = paths[_only_one(target.name, paths)]
-    return install.open_limited(path, _time_limit(Entry(path.parent), known, time_limit))
-
-
-def _only_one(name: str, uids: Collection[str]) -> str:
-    """Return the uid of a dataset that has one; `UnknownNameError` if it has several."""
-    if len(uids) > 1:
-        listed = ", ".join(uids)
-        raise UnknownNameError(f"{name} has several vaults: add one of {listed} to the name.")
-    return next(iter(uids), "")
+    cache.refuse_several(target)
+    paths = pulled(target) if kept(target, None) else pull(name, time_limit=time_limit).paths
+    cache.refuse_several(target)  # of which a card that arrived now may tell
+    (path,) = paths.values()
+    return install.open_limited(path, _time_limit(Entry(path.parent), target.card, time_limit))
 
 
 # ---------------------------------------------------------------------------------- finding

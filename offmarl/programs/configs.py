@@ -13,14 +13,13 @@ Options on the command line take precedence over the file, and the file over set
 directory of a run or its ``run.json`` repeats the run.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
-from offmarl import tracking
-from offmarl.config import Validated, Vaults, converted
+from offmarl import records, tracking
+from offmarl.config import Validated, converted
 from offmarl.errors import OptionError, unknown_name
 from offmarl.paths import local
 
@@ -69,15 +68,9 @@ class Config(NamedTuple):
             if name not in names:
                 raise OptionError(f"{self.shown}: {unknown_name('argument', name, names)}")
         try:
-            return {name: _value(name, hints[name], x) for name, x in self.values.items()}
+            return {name: converted(name, hints[name], x) for name, x in self.values.items()}
         except OptionError as error:
             raise OptionError(f"{self.shown}: {error}") from None
-
-
-def _value(name: str, hint: Any, value: Any) -> Any:
-    if hint == Vaults:
-        return tuple(value) if isinstance(value, list) else value
-    return converted(name, hint, value)
 
 
 def read_config(path: str | Path) -> Config:
@@ -98,14 +91,8 @@ def read_config(path: str | Path) -> Config:
     place = local(path)
     if place.is_dir() or place.suffix == ".json":
         return _of_run(place if place.is_dir() else place.parent, str(path))
-    try:
-        values = tomllib.loads(place.read_text())
-    except (FileNotFoundError, NotADirectoryError):
-        raise OptionError(
-            f"there is no configuration file {path}: give the path of one, or of a run."
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"{path} is not valid TOML: {error}.") from None
+    missing = f"there is no configuration file {path}: give the path of one, or of a run."
+    values = records.user_toml(place, str(path), missing)
     program = values.pop(_PROGRAM, None)
     if program is not None and not _is_name(program):
         raise OptionError(

@@ -25,7 +25,7 @@ from offmarl.programs.buffer import make_buffer
 from offmarl.programs.program import Args, OnlineArgs, Program
 from offmarl.programs.record import fingerprint
 from offmarl.programs.recorder import stacked
-from offmarl.programs.trained import builder_of
+from offmarl.programs.trained import builder_of, of_seeds
 from offmarl.programs.windows import check_warm_start, warm_start
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, open_vault
@@ -217,7 +217,7 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
         tree = checkpoints.restore_some({"state": [like._replace(**rest)] * seeds})
         states = [like._replace(**learned(state)) for state in tree["state"]]
     else:
-        tree, _ = checkpoints.restore({"state": jax.eval_shape(stacked, [like] * seeds)})
+        tree, _ = checkpoints.restore({"state": of_seeds(like, seeds)})
         states = [jax.tree.map(lambda leaf, i=i: leaf[i], tree["state"]) for i in range(seeds)]
     checkpoints.close()
     return built.program, states

@@ -5,6 +5,7 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import jax
 import jax.numpy as jnp
@@ -268,7 +269,7 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
     if not path.exists():
         return {}
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             return dict(file)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, BadZipFile) as error:
         raise RunError(f"{path} is damaged ({error}): delete the run and train again.") from None

@@ -175,6 +175,7 @@ def record_from_run(
     env: str | None = None,
     program: str | Path | None = None,
     devices: int | None = None,
+    opponents: Sequence[str] = (),
 ) -> Recorded:
     """Record further tiers from a recorder's finished run, without training.
 
@@ -194,6 +195,8 @@ def record_from_run(
         Python file of the program, if it is not one of offmarl's; see `load_policy`.
     devices
         Number of devices that the environments are divided over; by default one.
+    opponents
+        The opponents as the run's command named them, if their code is your own.
 
     Raises
     ------
@@ -218,12 +221,13 @@ def record_from_run(
     origin = registry.Origin(record["program"], record["file"], record["sha256"])
     module = registry.load_origin("recorder", origin, directory, program)
     args = from_json(module.Args, record["args"])
+    opponents = tuple(opponents) or near(args.opponents, directory)
     args = replace(
         args, env=env or args.env, tiers=tiers, steps=args.steps if steps is None else steps
     )
     args = replace(args, out=_out_of(directory, args, origin.name) if out is None else local(out))
     source = {name: record[name] for name in _SOURCES if name in record}
-    played = learning_environment(replace(args, opponents=near(args.opponents, directory)))
+    played = learning_environment(replace(args, opponents=opponents))
     _require_same_environment(source, environment_source(played.spec.name) | opponents_of(played))
     if difference := EnvSpec.from_json(record["spec"]).difference(played.spec, extras=False):
         raise RunError(f"{directory} and {played.spec.name} differ in {difference}.")

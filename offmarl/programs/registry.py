@@ -17,7 +17,7 @@ from shlex import quote
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
-from offmarl import tracking
+from offmarl import records, tracking
 from offmarl._imports import import_file
 from offmarl.errors import OptionError, RunError, unknown_name
 from offmarl.paths import local
@@ -80,6 +80,7 @@ def load(kind: Kind, name: str) -> ModuleType:
         The file does not exist, is not a program, or cannot be imported.
     """
     if name.endswith(".py") or "/" in name:
+        records.refuse_recorded(name, f"as the program of `offmarl {VERBS[kind]}`")
         return _load_file(_checked(local(name)))
     return _load_named(kind, name)
 

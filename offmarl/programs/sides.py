@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from offmarl import envs, tracking
+from offmarl._imports import RecordedName
 from offmarl.envs import Environment
 from offmarl.envs.scripted import SCRIPTED, scripted_policies, scripted_policy
 from offmarl.envs.sides import Seat, Side, TeamPolicy, compose, play_side
@@ -173,7 +174,7 @@ def near(sources: Sequence[str], run_dir: Path) -> tuple[str, ...]:
             return source
         places = (above / name for above in run_dir.parents)
         there = next((one for one in places if (one / tracking.RUN_FILE).exists()), None)
-        return source if there is None else f"{team}{sign}{there}"
+        return source if there is None else RecordedName(f"{team}{sign}{there}")
 
     return tuple(map(found, sources))
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray
 
 from offmarl import tracking
+from offmarl._imports import summarize
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import from_json
 from offmarl.envs.base import Environment, restart, transition
@@ -75,9 +76,7 @@ class TrainedRun(NamedTuple):
         seed = seeds[0] if seed is None else seed
         if seed not in seeds:
             raise RunError(f"{self.directory} has no seed {seed!r}: its seeds are {seeds}.")
-        stacked = jax.eval_shape(
-            lambda tree: jax.tree.map(lambda leaf: jnp.stack([leaf] * len(seeds)), tree), like
-        )
+        stacked = of_seeds(like, len(seeds))
         kept, unit = tracking.CHECKPOINTS, 1
         if part == "policy" and step not in (None, "last") and self.record["kind"] == "recorder":
             kept, unit = tracking.POLICIES, self._round()
@@ -136,30 +135,39 @@ def builder_of(
     env
         The environment of a recorder; only its state depends on it, and not its policy.
     """
-    try:
-        kind: registry.Kind = run["kind"]
-        origin = registry.Origin(run["program"], run["file"], run["sha256"])
-    except KeyError as error:
-        raise RunError(
-            f"{run_dir} was written by another version of offmarl (its run.json has no {error}): "
-            "train again."
-        ) from None
-    if kind not in registry.VERBS:
-        raise RunError(f"{run_dir} records a program of an unknown kind, {kind!r}: train again.")
+    kind: registry.Kind = run["kind"]
+    origin = registry.Origin(run["program"], run["file"], run["sha256"])
     module = registry.load_origin(kind, origin, run_dir, file)
-    args = from_json(module.Args, run["args"])
+    try:
+        args = from_json(module.Args, run["args"])
+    except OptionError as error:
+        raise RunError(f"{run_dir / tracking.RUN_FILE} is not valid (args): {error}") from None
 
     def build(spec: EnvSpec) -> Built:
         source: Any = env or _Blank(spec)
         if kind == "baseline":
             statistics = dataset.read(run_dir / dataset.STATISTICS_FILE)
             source = dataset.DatasetStatistics(None, statistics)
-        program: Program = make_program(module.make, spec, args, source)
-
-        state = state_shapes(program, args)
-        return Built(program, jax.eval_shape(program.policy_params, state), state)
+        try:
+            program: Program = make_program(module.make, spec, args, source)
+            state = state_shapes(program, args)
+            return Built(program, jax.eval_shape(program.policy_params, state), state)
+        except (TypeError, ValueError, ArithmeticError, LookupError, RuntimeError) as error:
+            raise RunError(
+                f"the program of {run_dir} cannot be built from its {tracking.RUN_FILE} and "
+                f"{dataset.STATISTICS_FILE} ({summarize(error):.300}): train again."
+            ) from error
 
     return build
+
+
+def of_seeds(like: ArrayTree, seeds: int) -> ArrayTree:
+    """Return the shapes of several seeds, ``(seeds, ...)``, from those of one."""
+
+    def of_all(leaf: Any) -> Array:
+        return jnp.broadcast_to(leaf, (seeds, *leaf.shape))
+
+    return jax.eval_shape(lambda tree: jax.tree.map(of_all, tree), like)
 
 
 @dataclass(frozen=True)

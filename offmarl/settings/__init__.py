@@ -15,13 +15,13 @@ family in this package, the defaults of the program's arguments. What was used i
 arguments (see `used`), so that a run can record it, and keep it when it is resumed.
 """
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
+from offmarl import records
 from offmarl.config import Validated, converted
 from offmarl.errors import OptionError, unknown_name
 from offmarl.paths import local
@@ -246,13 +246,8 @@ def tables(path: Path, shown: str = "") -> dict[str, dict[str, Any]]:
         There is no such file, or it is not valid.
     """
     shown = shown or str(path)
-    try:
-        with local(path).open("rb") as file:
-            found = tomllib.load(file)
-    except (FileNotFoundError, IsADirectoryError):
-        raise OptionError(f"there is no settings file {shown}: give the path of one.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise OptionError(f"{shown} is not valid TOML: {error}.") from None
+    missing = f"there is no settings file {shown}: give the path of one."
+    found = records.user_toml(local(path), shown, missing)
     for name, table in found.items():
         if not isinstance(table, dict):
             raise OptionError(

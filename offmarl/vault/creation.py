@@ -305,10 +305,10 @@ def _plain(spec: EnvSpec) -> EnvSpec:
         written = json.dumps(spec.to_json(), default=operator.index)
     except TypeError as error:
         raise VaultError(f"{spec} cannot be written to a vault: {error}.") from error
-    plain = EnvSpec.from_json(json.loads(written))
     for name in ("num_agents", "observation_size", "action_size"):
-        _at_least_one(f"the spec's {name}", getattr(plain, name))
-    _at_least("the spec's state_size", plain.state_size, 0)
+        _at_least_one(f"the spec's {name}", getattr(spec, name))
+    _at_least("the spec's state_size", spec.state_size, 0)
+    plain = EnvSpec.from_json(json.loads(written))
     layout.check_leaves(plain)
     return plain
 

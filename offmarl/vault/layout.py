@@ -152,12 +152,10 @@ class Schema(NamedTuple):
 
     def _check(self) -> None:
         """Raise `ValueError` for impossible sizes, before memory is allocated for them."""
-        spec = self.spec
-        sizes = (spec.num_agents, spec.observation_size, spec.state_size, spec.action_size)
-        counts = (self.rows, self.chunk_rows, self.chunk_steps, spec.num_agents)
-        if any(type(size) is not int or size < 0 for size in (*sizes, *counts)):
+        counts = (self.rows, self.chunk_rows, self.chunk_steps)
+        if any(type(size) is not int or size < 0 for size in counts):
             raise ValueError("sizes are not all natural numbers")
-        check_leaves(spec)
+        check_leaves(self.spec)
         if min(counts) < 1 or self.rows > MAX_ROWS or self.chunk_bytes > MAX_CHUNK_BYTES:
             raise ValueError("rows or chunks are empty or too large")
         if self.rows % self.chunk_rows or self.codec not in get_args(Codec):

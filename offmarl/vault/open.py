@@ -87,20 +87,22 @@ def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) 
     return open_vault(path, checked=True, time_limit=time_limit)
 
 
-def place_of(path: str | os.PathLike[str]) -> Driver:
-    """Resolve a path or the name of a dataset; see `open_vault`.
+def place_of(path: str | os.PathLike[str], one: bool = False) -> Driver:
+    """Resolve a path or the name of a dataset, with ``one`` of one vault; see `open_vault`.
 
     Raises
     ------
     VaultNotFoundError
         The dataset of this name was not pulled.
+    VaultError
+        It has several vaults, and ``one`` is set.
     """
-    return driver_of(named(os.fspath(path)) or path)
+    return driver_of(named(os.fspath(path), one) or path)
 
 
 def locate(path: str | os.PathLike[str]) -> Driver:
     """Return the place of the vault at a path; see `open_vault`."""
-    place = place_of(path)
+    place = place_of(path, one=True)
     given = place.path
     with errors_of(given):
         if place.is_vault():

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from offmarl._imports import attribute, import_file, import_module
+from offmarl import records
 from offmarl.errors import OptionError, ShapeError
-from offmarl.paths import local
 from offmarl.vault.tables import Episodes
 
 if TYPE_CHECKING:
@@ -212,7 +210,9 @@ def _values(
             parts = np.split(of, np.cumsum([len(one) for one in datasets])[:-1])
         found = [*zip(datasets, parts, strict=True)]
     else:
-        function = _function(of) if isinstance(of, str) and ":" in of else of
+        function = of
+        if isinstance(of, str) and ":" in of:
+            function, _ = records.import_code(of, "--weight")
         for one in datasets:
             numbers = _column(one, function) if isinstance(function, str) else function(one)
             found.append((one, numbers))
@@ -228,14 +228,6 @@ def _shaped(dataset: "Dataset", numbers: Any, weights: Weights) -> _Values:
             f"{(dataset.rows, dataset.length)}."
         )
     return _Values(dataset, found, np.ones(found.shape, bool))
-
-
-def _function(name: str) -> Callable[["Dataset"], Any]:
-    """Import a function that the user named."""
-    home, _, function = name.rpartition(":")
-    module = import_file(local(Path(home)).resolve()) if ".py" in home else import_module(home)
-    found: Callable[[Dataset], Any] = attribute(module, function, home)
-    return found
 
 
 def _column(dataset: "Dataset", name: str) -> Any:

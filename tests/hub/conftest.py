@@ -59,12 +59,18 @@ def make_archive(size: int = 60_000, uids: tuple[str, ...] = UIDS) -> bytes:
     return buffer.getvalue()
 
 
-def write_card(directory: Path, sha256: str | None = None, name: str = NAME, path: str = PATH):
-    uids = "\n".join(f"[uids.{uid}]" for uid in UIDS)
+def write_card(
+    directory: Path,
+    sha256: str | None = None,
+    name: str = NAME,
+    path: str = PATH,
+    uids: tuple[str, ...] = UIDS,
+):
+    listed = "\n".join(f"[uids.{uid}]" for uid in uids)
     line = f'sha256 = "{sha256}"' if sha256 else ""
     file = directory / f"{name}.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = CARD.format(name=name, repository=REPOSITORY, path=path, sha256=line, uids=uids)
+    text = CARD.format(name=name, repository=REPOSITORY, path=path, sha256=line, uids=listed)
     file.write_text(text)
     catalogue.names.cache_clear()
 

@@ -8,12 +8,13 @@ from huggingface_hub import constants
 
 import offmarl as library
 from offmarl import vault
-from offmarl.errors import HubUnreachableError, VaultNotFoundError
+from offmarl.errors import HubUnreachableError, VaultError, VaultNotFoundError
+from offmarl.hub import card as catalogue
 from offmarl.vault import Dataset
 from tests.cli.conftest import offmarl  # noqa: F401  (a fixture)
 from tests.vault.experience import SPEC, make
 
-from .conftest import NAME, PATH, REPOSITORY
+from .conftest import NAME, PATH, REPOSITORY, write_card
 
 GOOD = f"{NAME}/Good"
 pushes = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -101,6 +102,63 @@ def test_the_library_takes_it_too(published, monkeypatch):
     assert len(list(vault.list_vaults(NAME))) == 2
     with pytest.raises(library.VaultError, match="several vaults: add one of Good, Poor"):
         library.open(NAME)
+
+
+@pytest.fixture
+def half(hub, tmp_path):
+    """A dataset of two vaults that was pushed, of which one was pulled."""
+    vaults = [record(tmp_path / "made" / "three.vlt" / uid) for uid in "AB"]
+    library.hub.push(vaults, "org/three", "MIT")
+    return library.hub.pull("org/three/A").paths["A"]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        library.load_dataset,
+        library.open,
+        lambda name: vault.filter(name, "index < 3", "few.vlt"),
+        lambda name: vault.mix({name: 1.0}),
+        vault.verify,
+    ],
+)
+@pushes
+def test_a_name_without_a_uid_means_the_same_whatever_was_pulled(half, read, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for name in ("org/three", "org/three@main", f"org/three@{half.parents[1].name}"):
+        with pytest.raises(VaultError, match="org/three has several vaults: add one of A, B"):
+            read(name)
+    assert library.load_dataset("org/three/A").path == library.open("org/three/A").path == half
+    assert library.open(half.parent).path == half  # a path is what is there
+
+
+@pushes
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_every_verb_asks_the_card(offmarl, half, verb):  # noqa: F811
+    arguments = [one.replace(GOOD, "org/three").replace(NAME, "org/three") for one in VERBS[verb]]
+    arguments = [one.removesuffix("/Poor") for one in arguments]
+    outcome = offmarl(verb, *arguments)
+    if verb in ("ls", "verify", "report"):  # these take directories of several, and say which
+        assert outcome.code == 0 and "A" in outcome.out and "B" not in outcome.out
+    else:
+        assert outcome.code == 1 and "several vaults: add one of A, B" in outcome.err
+
+
+@pushes
+def test_a_dataset_of_one_vault_needs_no_uid(hub, tmp_path):
+    library.hub.push([record(tmp_path / "made" / "one.vlt" / "A")], "org/one", "MIT")
+    path = library.load_dataset("org/one").path
+    assert library.load_dataset("org/one").path == library.open("org/one").path == path
+
+
+def test_a_card_that_lists_no_uids_is_not_guessed_at(published, tmp_path):
+    """An archive whose card does not say what it holds must be here as a whole."""
+    write_card(catalogue.directory(), uids=())
+    library.hub.pull(GOOD)
+    with pytest.raises(VaultNotFoundError, match=f"run `offmarl pull {NAME}` first"):
+        library.open(NAME)
+    with pytest.raises(VaultError, match="several vaults: add one of Good, Poor"):
+        library.load_dataset(NAME)
 
 
 def test_what_is_at_a_path_comes_first(published, tmp_path, monkeypatch):

@@ -3,28 +3,38 @@
 import hashlib
 import io
 import json
+import sys
 import zipfile
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+import tomli_w
 import yaml
 
-import offmarl
+import offmarl as offmarl_library
 from baselines import iql_cql
+from offmarl import envs, tracking
 from offmarl import hub as library
-from offmarl import tracking
+from offmarl.benchmark.plan import read_plan
+from offmarl.cli import policies as cli_policies
 from offmarl.errors import (
     CardError,
     HubChecksumError,
     HubError,
     HubUnreachableError,
+    OffmarlError,
     OptionError,
     RunError,
+    UnknownNameError,
 )
 from offmarl.hub import policies
-from tests.runs import write_run
+from offmarl.programs import online, registry
+from offmarl.programs.configs import read_config
+from offmarl.settings import tables
+from tests.cli.conftest import offmarl  # noqa: F401  (a fixture)
+from tests.runs import write_run, write_side
 
 NAME = "org/clone"
 
@@ -46,9 +56,9 @@ def test_a_pulled_policy_acts_as_the_run_does_and_is_fetched_once(hub, run, tmp_
     pulled = library.pull_policy(NAME)
     assert pulled.commit == pushed.commit and pulled.fetched > 0
     for seed in (0, 1):
-        ours, theirs = (offmarl.load_policy(one, seed).params for one in (run, pulled.path))
+        ours, theirs = (offmarl_library.load_policy(one, seed).params for one in (run, pulled.path))
         jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-        values = [offmarl.load_critic(one, seed).params for one in (run, pulled.path)]
+        values = [offmarl_library.load_critic(one, seed).params for one in (run, pulled.path)]
         jax.tree.map(np.testing.assert_array_equal, *values)
     again = library.pull_policy(NAME)
     assert again.fetched == 0 and again.path == pulled.path
@@ -141,27 +151,29 @@ def test_damaged_data_is_not_installed_and_the_next_pull_is_whole(hub, run):
     assert library.pull_policy(NAME).path.is_dir()
 
 
-def publish(hub, names):
-    """Publish an archive that holds files of these names, with a right checksum."""
+def publish(hub, files, **card):
+    """Publish an archive that holds files, with a right checksum; return the commit."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        for name in names:
-            archive.writestr(name, "{}")
+        for name, content in files.items():
+            archive.writestr(name, content)
     data = buffer.getvalue()
-    digest = hashlib.sha256(data).hexdigest()
-    text = f'name = "{NAME}"\n[file]\npath = "run.zip"\nsize = {len(data)}\nsha256 = "{digest}"\n'
-    hub.commit(NAME, {"run.zip": data, policies.CARD: text.encode()})
+    file = {"path": "run.zip", "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    facts = {"name": NAME, "summary": "s", "program": "mappo", "licence": "MIT"} | card
+    known = {name: x for name, x in facts.items() if x is not None}
+    text = tomli_w.dumps(known | {"file": file})
+    return hub.commit(NAME, {"run.zip": data, policies.CARD: text.encode()})
 
 
 @pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "a\\..\\evil"])
 def test_names_that_leave_the_directory_are_refused(hub, name):
-    publish(hub, ["run.json", name])
+    publish(hub, {"run.json": "{}", name: "{}"})
     with pytest.raises(HubError, match="unsafe file name"):
         library.pull_policy(NAME)
 
 
 def test_an_archive_without_a_run_is_refused(hub):
-    publish(hub, ["other.json"])
+    publish(hub, {"other.json": "{}"})
     with pytest.raises(RunError, match=r"it has no run\.json"):
         library.pull_policy(NAME)
 
@@ -169,7 +181,7 @@ def test_an_archive_without_a_run_is_refused(hub):
 @pytest.mark.parametrize("text", ["", "[file]", "file = 3", "= 3", 'name = 3\n[file]\npath = "x"'])
 def test_a_card_that_is_not_valid_is_refused(hub, text):
     hub.commit(NAME, {policies.CARD: text.encode() or b"#"})
-    with pytest.raises(CardError, match="the card of org/clone is not valid"):
+    with pytest.raises(CardError, match="the card of org/clone is not"):
         library.pull_policy(NAME)
 
 
@@ -184,6 +196,159 @@ def test_a_push_without_name_or_licence_is_refused(run, name, licence, message):
 
 
 def test_a_run_that_is_not_finished_is_refused(tmp_path):
-    (tmp_path / "run.json").write_text('{"complete": false}')
+    run = write_run(tmp_path / "run", "bc", None, [[1.0]])
+    record = tracking.read_run(run) | {"complete": False}
+    tracking.write_json(run / tracking.RUN_FILE, record)
     with pytest.raises(RunError, match="is not finished"):
-        library.push_policy(tmp_path, NAME, "MIT")
+        library.push_policy(run, NAME, "MIT")
+
+
+@pytest.mark.parametrize("missing", ["summary", "program", "licence", "name"])
+def test_a_card_that_lacks_what_is_shown_is_refused_before_anything_is_placed(
+    hub,
+    offmarl,  # noqa: F811
+    tmp_path,
+    missing,
+):
+    publish(hub, {"run.json": "{}"}, **{missing: None})
+    outcome = offmarl("pull", NAME, "--policy", "--out", tmp_path / "mine")
+    assert outcome.code == 1 and missing in outcome.err.splitlines()[-1]
+    assert not (tmp_path / "mine").exists()
+
+
+# ---------------------------------------------------------------------------------- code
+
+
+@pytest.fixture(scope="module")
+def side(tmp_path_factory):
+    """The files of the run of one side, whose record has fields for all that a run can name."""
+    run = write_side(tmp_path_factory.mktemp("side") / "run")
+    files = (path for path in run.rglob("*") if path.is_file())
+    return {path.relative_to(run).as_posix(): path.read_bytes() for path in files}
+
+
+@pytest.fixture
+def forged(hub, side, tmp_path, monkeypatch):
+    """Publish and pull the run with a changed record, beside code that leaves a marker."""
+    monkeypatch.chdir(tmp_path)
+    marker = tmp_path / "the code ran"
+    code = f"open({str(marker)!r}, 'w').close()\nArgs = make = main = f = lambda *_, **__: None\n"
+    (tmp_path / "evil.py").write_text(code)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    settings = 'weight = "evil:f"\nenv = "evil.py:f"\nprogram = "bc"\n'
+
+    def pull(record, out=None):
+        more = {"evil.py": code, "evil/__init__.py": code, "args.toml": settings}
+        publish(hub, {**side, **more, "run.json": json.dumps(record)})
+        return library.pull_policy(NAME, out).path
+
+    yield pull
+    assert not marker.exists()
+
+
+def strings(record, *path):
+    """Yield the places in a record that hold a text, or null in place of one."""
+    if isinstance(record, dict | list):
+        items = record.items() if isinstance(record, dict) else enumerate(record)
+        for key, value in items:
+            yield from strings(value, *path, key)
+    elif record is None or isinstance(record, str):
+        yield path
+
+
+def changed(record, path, value):
+    """Return a record with another value at a place."""
+    found = json.loads(json.dumps(record))
+    inside = found
+    for key in path[:-1]:
+        inside = inside[key]
+    inside[path[-1]] = value
+    return found
+
+
+CODE = ("evil.py:f", "evil:f", "{run}/evil.py:f", "evaders=evil.py:f", "evaders=evil:f")
+NAMED = [("args", "opponents", 0), ("spec", "name"), ("args", "env"), ("program",), ("file",)]
+
+
+@pytest.mark.parametrize("path", NAMED)
+@pytest.mark.parametrize("code", CODE)
+def test_no_name_in_a_pulled_record_runs_code(forged, side, code, path, tmp_path):
+    run = tmp_path / "pulled"
+    forged(changed(json.loads(side["run.json"]), path, code.format(run=run)), run)
+    places = [run, Path("pulled")]
+    for place in places:
+        if path in NAMED[:2]:
+            with pytest.raises(UnknownNameError):
+                cli_policies.load(place, None, [0], None, None)
+        if path[0] == "args":  # `offmarl record --from-run`
+            with pytest.raises(UnknownNameError):
+                online.record_from_run(place, "random", steps=2, out=tmp_path)
+
+
+def test_the_error_says_which_field_of_which_file_names_code(forged, side, offmarl):  # noqa: F811
+    record = changed(json.loads(side["run.json"]), ("args", "opponents", 0), "evil.py:f")
+    run = forged(record)
+    for command in (["evaluate", NAME], ["record", "--policy", NAME, "--steps", 2]):
+        outcome = offmarl(*command)
+        assert outcome.code == 2 and len(outcome.err.strip().splitlines()) == 1
+        for words in (f"{run}/run.json (args.opponents)", "'evil.py:f'", "--opponents path/to/"):
+            assert words in outcome.err
+    # The user names other opponents, or trusts the code.
+    environment, _ = cli_policies.load(run, None, [0], None, None, opponents=["random"])
+    assert dict(environment.opponents)["evaders"].about == {"policy": "random"}
+    with pytest.raises(OptionError, match=r"evil\.py is not a Python file"):
+        cli_policies.load(run, None, [0], None, None, opponents=[f"{run}/no/evil.py:f"])
+
+
+def test_of_two_revisions_in_the_cache_none_runs_code(forged, side):
+    """The recorded path is found from the directories above the run: here, in the other one."""
+    record = json.loads(side["run.json"])
+    commit = forged(record).parent.name
+    for code in (f"{commit}/run/evil.py:f", f"../{commit}/run/evil.py:f", f"{commit}/run/evil:f"):
+        with pytest.raises(UnknownNameError):
+            cli_policies.load(
+                forged(changed(record, ("args", "opponents", 0), code)), None, [0], None, None
+            )
+
+
+def test_no_file_in_a_pulled_directory_is_the_users_own_text(forged, side):
+    run = forged(json.loads(side["run.json"]))
+    for read in (read_config, read_plan, tables):
+        with pytest.raises(OptionError, match="is in a directory that was pulled"):
+            read(run / "args.toml")
+    config = read_config(forged(changed(json.loads(side["run.json"]), ("args", "env"), "evil:f")))
+    args = config.arguments(registry.load("recorder", "mappo").Args)
+    with pytest.raises(UnknownNameError, match=r"args\.env"):
+        envs.make(args["env"])
+
+
+@pytest.mark.slow
+def test_code_in_every_field_of_a_pulled_record_runs_nowhere(
+    forged,
+    side,
+    offmarl,  # noqa: F811
+    tmp_path,
+):
+    """Each field on its own, and then all together that are not refused."""
+    record = json.loads(side["run.json"])
+    record["args"] |= {"weight": None, "policy": None, "validation": None, "vault": None}
+    record |= {"environment_source": {"file": "a", "module": "b"}, "init": {"run": "c"}}
+    for number, form in enumerate(CODE):
+        code = form.format(run=tmp_path / "pulled")
+        harmless = record
+        for path in strings(record):
+            one = changed(record, path, code)
+            (tmp_path / "run").mkdir(exist_ok=True)
+            place = tmp_path / "run" / tracking.RUN_FILE
+            place.write_text(json.dumps(one))
+            try:
+                tracking.read_run(place.parent)
+                run = forged(one, tmp_path / f"pulled {number} {'.'.join(map(str, path))}")
+                cli_policies.load(run, None, [0], None, None)
+            except OffmarlError:
+                continue
+            harmless = changed(harmless, path, code)
+        run = forged(harmless, tmp_path / f"pulled {number}")
+        assert offmarl("evaluate", run, "--episodes", 1).code == 0
+        record_it = ("record", "--policy", run, "--steps", 2, "--num-envs", 1, "--out", run / "x")
+        assert offmarl(*record_it).code == 0

@@ -456,7 +456,7 @@ def test_a_file_runs_only_if_the_user_names_it(outside, random_data, tmp_path, m
     ("change", "error", "message"),
     [
         ({"program": "{file}"}, UnknownNameError, "baseline"),
-        ({"program": "evil", "kind": "{kind}"}, RunError, "of an unknown kind"),
+        ({"program": "evil", "kind": "{kind}"}, RunError, "run.json is not valid: kind"),
         (
             {"file": "{file}", "sha256": "{sha256}"},
             RunError,

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from offmarl import records
 from offmarl._ahead import ahead
-from offmarl._imports import attribute, import_file, import_module, summarize
+from offmarl._imports import summarize
 from offmarl.errors import OffmarlError, OptionError
-from offmarl.paths import local
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Leaf, NumpyArray
 from offmarl.vault.transform import expression, selection
@@ -94,7 +94,9 @@ def load(function: MapFunction, seed: int) -> Function:
     OptionError
         There is no such function.
     """
-    call = _import(function) if isinstance(function, str) else function
+    call = function
+    if isinstance(function, str):
+        call, _ = records.import_code(function, "--with")
     if not callable(call):
         raise OptionError(f"{function!r} is not a function of steps: give one, or its place.")
     name = f"{getattr(call, '__module__', '?')}:{getattr(call, '__qualname__', repr(call))}"
@@ -108,17 +110,6 @@ def _random_parameter(call: Callable[..., Any]) -> str | None:
     except ValueError:  # functions in C have no signature, or no parameters
         return None
     return next((name for name in others if name in _RANDOM), None)
-
-
-def _import(place: str) -> Any:
-    where, _, name = place.rpartition(":")
-    if not where or not name:
-        raise OptionError(
-            f"{place!r} names no function: write module:function or path/to/file.py:function."
-        )
-    is_file = where.endswith(".py")
-    module = import_file(local(where)) if is_file else import_module(where)
-    return attribute(module, name, where)
 
 
 def _checksum(call: Any) -> str | None:

@@ -1,0 +1,194 @@
+"""Reads what files record: checked values, and names that run no code.
+
+Whoever wrote a file may be a stranger, and a copy cannot prove that it is one's own. So the fields
+of a record have types and bounds, and all its texts are `RecordedName`. A name makes offmarl import
+code only in `import_code`, which refuses those: the user names code on the command line, or in
+Python.
+"""
+
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from offmarl._imports import RecordedName, attribute, import_file, import_module
+from offmarl.errors import OffmarlError, OptionError, UnknownNameError
+from offmarl.paths import local
+
+T = TypeVar("T")
+
+MOST_STEP_BYTES = 2**30
+"""Maximum bytes of one step of all arrays of an environment."""
+
+_MOST_DOTS = 200
+"""Maximum dots in a key or a line of a card: the parser takes quadratic time for dotted keys."""
+
+POLICY_CARD = "offmarl-policy.toml"
+PULLED = "pulled.json"
+"""Files at the top of a pulled policy, and of a pulled dataset."""
+
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Size = Annotated[int, Meta(ge=0, le=2**28)]
+Agents = Annotated[int, Meta(ge=1, le=2**16)]
+Seed = Annotated[int, Meta(ge=0, lt=2**31)]
+Text = Annotated[str, Meta(max_length=2**14)]
+Tree = Annotated[dict[str, Any], Meta(max_length=256)]
+
+
+class Spec(Struct, frozen=True, forbid_unknown_fields=True):
+    """The JSON of an `offmarl.types.EnvSpec`, which checks the trees."""
+
+    name: Text
+    num_agents: Agents
+    observation_size: Size
+    state_size: Size
+    action: Annotated[
+        dict[Literal["discrete", "continuous"], Annotated[int, Meta(ge=0, le=2**20)]],
+        Meta(min_length=1, max_length=1),
+    ]
+    time_limit: Count | None = None
+    reward: Literal["team", "individual"] = "team"
+    state: Literal["native", "concatenated"] = "native"
+    agents: tuple[Text, ...] | None = None
+    observation_sizes: tuple[Size, ...] | None = None
+    action_sizes: tuple[Size, ...] | None = None
+    teams: tuple[Count, ...] | None = None
+    kinds: tuple[Text, ...] | None = None
+    observation: Tree | None = None
+    global_state: Tree | None = None
+    extras: Tree = {}
+    team_names: tuple[Text, ...] | None = None
+    package: Text = ""
+
+    def __post_init__(self) -> None:
+        for name in ("agents", "observation_sizes", "action_sizes", "teams", "kinds"):
+            if len(getattr(self, name) or range(self.num_agents)) != self.num_agents:
+                raise ValueError(f"{name} has not one entry for each of {self.num_agents} agents")
+
+
+class Args(Struct, frozen=True):
+    """The arguments that all programs share and that are used without the program."""
+
+    env: Text | None = None
+    side: Text = ""
+    opponents: tuple[Text, ...] = ()
+    normalise: tuple[Text, ...] = ()
+    held_out: float | None = None
+    num_envs: Annotated[int, Meta(ge=1, le=2**24)] = 1
+
+
+class Run(Struct, frozen=True):
+    """``run.json``: what programs and reports rely on; other entries are only shown or compared."""
+
+    kind: Literal["recorder", "baseline"]
+    program: Text
+    args: Args
+    spec: Spec
+    seeds: Annotated[tuple[Seed, ...], Meta(min_length=1, max_length=10_000)]
+    file: Text | None
+    sha256: Text | None
+    offmarl: Text = ""
+    greedy: bool = True
+    vault: Text | None = None
+    vault_digest: Text | None = None
+    validation_digest: Text | None = None
+    complete: bool = False
+    stopped: dict[str, Count] = {}
+    settings: dict[str, Text] = {}
+    given: tuple[Text, ...] | None = None
+    opponents: dict[str, dict[str, Any]] = {}
+    environment_source: dict[str, Text] = {}
+    label: Text | None = None
+
+
+class PolicyCard(Struct, frozen=True):
+    """What is shown of a published policy, and how its archive is checked."""
+
+    name: Text
+    summary: Text
+    program: Text
+    licence: Text
+    file: dict[Literal["path", "size", "sha256"], Text | Count]
+
+
+def checked(data: Any, kind: type[T], where: str, error: type[OffmarlError]) -> T:
+    """Return data of a file as a type; ``error`` names the file ``where``, and the field."""
+    try:
+        return msgspec.convert(data, kind)
+    except (ValueError, RecursionError) as wrong:
+        reason, _, field = str(wrong).replace("`", "").replace("$.", "").partition(" - at ")
+        raise error(f"{where} is not valid: {field and f'{field}: '}{reason}.") from None
+
+
+def parse(text: bytes, where: str, error: type[OffmarlError]) -> dict[str, Any]:
+    """Return the JSON object in a file."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as wrong:
+        raise error(f"{where} is damaged ({wrong}).") from None
+    if not isinstance(data, dict):
+        raise error(f"{where} holds no JSON object: it is another program's file.")
+    return data
+
+
+def parse_toml(text: str, where: str, error: type[OffmarlError]) -> dict[str, Any]:
+    """Return the content of a card."""
+    try:
+        if any(part.count(".") > _MOST_DOTS for part in re.split(r"[=\n]", text)):
+            raise RecursionError
+        return tomllib.loads(text)
+    except ValueError as wrong:  # invalid TOML, or a number with too many digits
+        raise error(f"{where} is not TOML: {wrong}.") from None
+    except RecursionError:
+        raise error(f"{where} is nested too deeply for a card.") from None
+
+
+def recorded(data: Any, where: str, field: str) -> Any:
+    """Return data in which all texts are `RecordedName`, with the file and the field."""
+    if isinstance(data, str):
+        return RecordedName(data, f"{where} ({field})")
+    if isinstance(data, Mapping):
+        return {name: recorded(x, where, f"{field}.{name}") for name, x in data.items()}
+    return [recorded(one, where, field) for one in data] if isinstance(data, list) else data
+
+
+def user_toml(path: Path, shown: str, missing: str) -> dict[str, Any]:
+    """Return a TOML file that the user names: his own text, unless it is in pulled data."""
+    places = path.resolve().parents
+    if any((place / name).exists() for place in places for name in (POLICY_CARD, PULLED)):
+        raise OptionError(
+            f"{shown} is in a directory that was pulled, and may name code of its author: read it, "
+            "and copy it elsewhere if you trust it."
+        )
+    try:
+        return tomllib.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise OptionError(missing) from None
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{shown} is not valid TOML: {error}.") from None
+
+
+def import_code(name: str, option: str) -> tuple[Any, str | None]:
+    """Return what ``path/to/file.py:NAME`` or ``package.module:NAME`` stands for, and its file."""
+    refuse_recorded(name, f"with {option} path/to/file.py:NAME or {option} package.module:NAME")
+    home, _, function = name.rpartition(":")
+    if not home or not function:
+        raise OptionError(
+            f"{name!r} names no function: write module:function or path/to/file.py:function."
+        )
+    module = import_file(local(home)) if home.endswith(".py") else import_module(home)
+    return attribute(module, function, home), getattr(module, "__file__", None)
+
+
+def refuse_recorded(name: str, how: str) -> None:
+    """Raise `UnknownNameError` if a name of code is from a record; the user names it ``how``."""
+    if isinstance(name, RecordedName):
+        raise UnknownNameError(
+            f"{name.where} names {str(name)!r:.200}, which is code and not an installed name. "
+            f"offmarl does not run code that data names: if you trust it, name it yourself, {how}."
+        )

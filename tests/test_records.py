@@ -1,0 +1,172 @@
+"""Forged and damaged records: one line that names the file and the field, at once."""
+
+import json
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import offmarl
+from offmarl import tracking
+from offmarl.cli import policies
+from offmarl.config import Validated, from_json
+from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError
+from offmarl.programs import dataset
+from offmarl.report import read_runs
+from offmarl.report.run_page import describe
+from offmarl.types import ArraySpec, Discrete, EnvSpec
+from tests.runs import write_side
+
+DEEP: Any = {"shape": [1]}
+for _ in range(300):
+    DEEP = {"a": DEEP}
+
+FORGED: list[tuple[str, Any]] = [
+    *((name, ...) for name in ("kind", "program", "args", "spec", "seeds", "file", "sha256")),
+    *((f"spec.{name}", ...) for name in ("name", "num_agents", "action", "state_size")),
+    *((name, 7) for name in ("kind", "program", "args", "spec", "seeds", "file", "vault")),
+    *((name, []) for name in ("args", "spec", "seeds", "program", "opponents", "settings")),
+    *((f"args.{name}", {}) for name in ("side", "opponents", "env", "hidden", "tiers", "num_envs")),
+    ("args.num_envs", 0),
+    ("args.hidden", "many"),
+    ("args.gamma", 2),
+    ("args.network", "none"),
+    ("complete", "yes"),
+    ("greedy", 3),
+    ("stopped", {"0": -1}),
+    ("kind", "other"),
+    ("program", "no such program"),
+    ("program", "a" * 100_000),
+    ("seeds", [*range(1_000_000)]),
+    *(("seeds", [wrong]) for wrong in (-1, 2**31, "0", 0.5, True, None)),
+    *(("spec.num_agents", size) for size in (-1, 0, 10**9, 10**40, 2.5, "3", True)),
+    *(("spec.observation_size", size) for size in (-1, 10**12, 10**40, 1.5, None)),
+    ("spec.state_size", 10**12),
+    *(("spec.action", one) for one in ({}, [], {"other": 3}, {"discrete": 10**9})),
+    ("spec.action", {"discrete": 5, "continuous": 2}),
+    ("spec.action", {"continuous": -1}),
+    *((f"spec.{name}", [0]) for name in ("agents", "teams", "kinds", "observation_sizes")),
+    ("spec.team_names", "ab"),
+    ("spec.reward", "none"),
+    ("spec.unknown", 1),
+    *((f"spec.{name}", {"a": DEEP}) for name in ("observation", "global_state", "extras")),
+    ("spec.observation", {"a": {"shape": [10**6, 10**6]}}),
+    ("spec.observation", {"a": {"shape": ["x"]}}),
+    ("spec.observation", {f"a{i}": {"shape": [1]} for i in range(1000)}),
+    ("spec.global_state", {"a": {"shape": [2], "dtype": "object"}}),
+    ("spec.extras", {"a": {"shape": [10**12]}}),
+]
+RAW = ["", "{", "[]", "3", '{"seeds": ', "[" * 100_000, '{"a":' * 100_000, "9" * 10_000, "\udcff"]
+
+
+@pytest.fixture(scope="module")
+def side(tmp_path_factory) -> Path:
+    return write_side(tmp_path_factory.mktemp("forged") / "run")
+
+
+def changed(record: dict[str, Any], place: str, value: Any) -> dict[str, Any]:
+    """Return a record with another value of a field; ... leaves it out."""
+    found = json.loads(json.dumps(record))
+    *above, name = place.split(".")
+    inside = found[above[0]] if above else found
+    if value is ...:
+        del inside[name]
+    else:
+        inside[name] = value
+    return found
+
+
+READERS = [
+    offmarl.load_policy,
+    lambda run: policies.load(run, None, [0], None, None),
+    lambda run: read_runs([run]),
+    lambda run: [*describe(run).sections()],
+]
+
+
+@pytest.mark.parametrize(("field", "value"), FORGED, ids=lambda x: f"{x!r:.30}")
+def test_a_forged_record_is_refused_at_once_with_file_and_field(side, tmp_path, field, value):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / tracking.CHECKPOINTS).symlink_to(side / tracking.CHECKPOINTS)
+    record = changed(tracking.read_run(side), field, value)
+    (run / tracking.RUN_FILE).write_text(json.dumps(record))
+    found = []
+    for read in READERS:
+        start = time.monotonic()
+        try:
+            read(run)
+        except OffmarlError as error:
+            found.append(str(error))
+        assert time.monotonic() - start < 10  # a second, and room for a busy machine
+    assert found and all(len(line.splitlines()) == 1 and len(line) < 1000 for line in found)
+    if field not in ("program", "file") or value is ...:
+        assert any(str(run) in line for line in found)
+        assert any(field.rpartition(".")[2] in line for line in found)
+
+
+@pytest.mark.parametrize("text", RAW, ids=lambda x: f"{x!r:.20}")
+def test_what_is_no_record_is_refused(tmp_path, text):
+    (tmp_path / tracking.RUN_FILE).write_text(text, errors="surrogateescape")
+    with pytest.raises(RunError, match=r"run\.json (is damaged|holds no JSON object)"):
+        tracking.read_run(tmp_path)
+
+
+def test_real_sizes_are_read():
+    spec = EnvSpec("swarm/coverage-1000", 1000, 4000, 112_000, Discrete(5), 100)
+    images = {"image": ArraySpec((4, 84, 84, 3), "uint8"), "position": ArraySpec((2,))}
+    for one in (spec, replace(spec, num_agents=50, observation=images)):
+        assert EnvSpec.from_json(json.loads(json.dumps(one.to_json()))) == one
+
+
+def test_ten_thousand_seeds_are_read(tmp_path, side):
+    record = changed(tracking.read_run(side), "seeds", [*range(10_000)])
+    (tmp_path / tracking.RUN_FILE).write_text(json.dumps(record))
+    assert len(tracking.read_run(tmp_path)["seeds"]) == 10_000
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_agents", 10**9, "num_agents: Expected int <= 65536"),
+        ("observation_size", 2**28, "a step takes .* for observation"),
+        ("action", {"discrete": 1, "continuous": 1}, "action: Expected object of length <= 1"),
+        ("kinds", ["a"], "kinds has not one entry for each of 3 agents"),
+    ],
+)
+def test_specs_of_impossible_sizes_are_refused(field, value, message):
+    data = EnvSpec("", 3, 2, 2, Discrete(2)).to_json() | {field: value}
+    with pytest.raises(ShapeError, match=message):
+        EnvSpec.from_json(data)
+
+
+def test_arguments_are_read_by_their_types():
+    @dataclass(frozen=True)
+    class Args(Validated):
+        vault: str
+        limit: float = float("inf")
+        sizes: tuple[int, ...] = (1,)
+        place: Path | None = None
+        by_seed: dict[int, str] = field(default_factory=dict)
+
+    given = {"vault": "a", "limit": None, "sizes": [2, 3], "place": "b", "by_seed": {"1": "x"}}
+    assert from_json(Args, given) == Args("a", sizes=(2, 3), place=Path("b"), by_seed={1: "x"})
+    for wrong, name in (({"vault": 3}, "vault"), ({}, "vault"), ({"sizes": ["x"]}, "sizes")):
+        with pytest.raises(OptionError, match=name):
+            from_json(Args, wrong)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"[1]"])
+def test_damaged_statistics_are_refused(tmp_path, content):
+    (tmp_path / dataset.STATISTICS_FILE).write_bytes(content)
+    with pytest.raises(RunError, match="is damaged"):
+        dataset.read(tmp_path / dataset.STATISTICS_FILE)
+
+
+@pytest.mark.parametrize("line", ["{", "[" * 100_000, "3"])
+def test_damaged_metrics_are_refused(tmp_path, line):
+    (tmp_path / tracking.METRICS_FILE).write_text(f'{{"step": 1}}\n{line}\n')
+    with pytest.raises(RunError, match=r"metrics\.jsonl"):
+        tracking.read(tmp_path / tracking.METRICS_FILE)
