@@ -324,20 +324,23 @@ def test_a_file_of_both_kinds_is_refused(tmp_path):
         vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
 
 
-def test_flags_of_each_agent_are_its_own(tmp_path):
+def test_flags_of_agents_are_those_of_the_team(tmp_path):
     arrays = batch()
-    flags = np.zeros((5, 6, 2), np.uint8)
-    for episode, (length, both) in enumerate(zip(LENGTHS, TERMINATED, strict=True)):
-        flags[episode, length - 1] = [0, 1] if episode in (0, 3) else [both, both]
-    flags[1, 2, 0] = 1  # dies early
-    arrays["terminated"] = flags
+    arrays["terminated"] = arrays["terminated"].repeat(2, -1)
     found = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
-    ends = found.episodes.start + found.episodes.length - 1
-    terminated = found.transitions().terminated[0, ends].tolist()
-    none, second, both = [False, False], [False, True], [True, True]
-    assert terminated == [second, both, both, second, none]
-    causes = ["truncated", "terminated", "terminated", "truncated", "truncated"]
+    causes = ["terminated" if ends else "truncated" for ends in TERMINATED]
     assert found.episodes.cause.tolist() == causes
+    arrays["terminated"][0, LENGTHS[0] - 1, 0] = 0
+    with pytest.raises(VaultError, match="for each agent, and they differ"):
+        vault.import_dataset(save(tmp_path / "b.npz", arrays), tmp_path / "b.vlt")
+
+
+def test_data_without_a_state_may_lack_final_views(tmp_path):
+    arrays = batch()
+    del arrays["state"]
+    arrays["filled"] = np.arange(6)[None, :, None] < np.array(LENGTHS)[:, None, None]
+    found = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
+    assert found.episodes.length.tolist() == LENGTHS
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".h5"])

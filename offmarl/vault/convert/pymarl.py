@@ -61,8 +61,7 @@ def read_pymarl(
     An episode of L steps fills L+1 slots there: the last slot holds the episode's final view. Files
     that fill L slots are told by ``terminated`` in the last one; their final views are unknown. An
     episode that reached the time limit was truncated, and so was one that is not flagged
-    ``terminated`` at its end; the others terminated. With a flag for each agent, each agent has its
-    own end.
+    ``terminated`` at its end; the others terminated. Flags for each agent must be equal.
 
     Parameters
     ----------
@@ -281,8 +280,7 @@ def _record(batch: Mapping[str, NumpyArray], spec: EnvSpec, last_is_step: bool) 
     """Put the steps of a batch of episodes end to end, in one row."""
     lengths, executed, last = _extent(batch, last_is_step)
     at_limit = (lengths >= (spec.time_limit or np.inf))[:, None, None]
-    flagged = np.maximum.accumulate((batch["terminated"] != 0) & executed[..., None], 1)
-    terminated = last[..., None] & flagged & ~at_limit
+    terminated = last[..., None] & (batch["terminated"][..., :1] != 0) & ~at_limit
     count = int(lengths.sum())
 
     def of_agents(x: NumpyArray) -> NumpyArray:
@@ -317,7 +315,7 @@ def _extent(
     lengths = np.maximum(count - (not last_is_step), 0)
     executed = slots < lengths[:, None]
     last = slots == lengths[:, None] - 1
-    ends_early = (batch["terminated"] != 0).all(-1) & executed & ~last
+    ends_early = (batch["terminated"][..., 0] != 0) & executed & ~last
     if (filled != (slots < count[:, None])).any() or ends_early.any():
         raise VaultError(
             "an episode has gaps, or continues after its end: `filled` must be 1 from the first "
@@ -336,7 +334,12 @@ def _is_last_a_step(source: Path, ends: Mapping[str, NumpyArray]) -> bool:
     count = filled.sum(1)
     has_gaps = (filled != (np.arange(filled.shape[1]) < count[:, None])).any(1)
     some = np.flatnonzero((count > 0) & ~has_gaps)
-    flags = (ends["terminated"] != 0).any(-1)
+    flags = ends["terminated"][..., 0] != 0
+    if (ends["terminated"] != ends["terminated"][..., :1]).any():
+        raise VaultError(
+            f"{source} has a column of `terminated` for each agent, and they differ: the flag is "
+            "that of the team, so reduce them to one, by .any(-1) or .all(-1)."
+        )
     at_last = flags[some, count[some] - 1]
     before = flags[some, np.maximum(count[some] - 2, 0)] & (count[some] > 1)
     if (at_last & ~before).any() and (before & ~at_last).any():
@@ -356,7 +359,7 @@ def _view(
     if "state" in batch:
         found["infos.state"] = batch["state"][where][None]
     elif spec.state_size:
-        flat = found["observations"].reshape(1, count, -1)
+        flat = found["observations"].reshape(1, count, spec.num_agents * leaf.size)
         found["infos.state"] = flat[..., : spec.state_size]
     if "avail_actions" in batch:
         found["infos.legals"] = batch["avail_actions"][where][None]
