@@ -40,14 +40,14 @@ class RandomPolicy:
         self._random = np.random.default_rng(number)
 
     def __call__(
-        self, observations: Mapping[str, Any], infos: Mapping[str, Any]
+        self, observations: Mapping[str, Any], infos: Mapping[str, Any] | None
     ) -> tuple[dict[str, Any], dict[str, float]]:
         """Return actions and their log-probabilities (log-densities, for boxes in [-1, 1])."""
         actions, log_prob = {}, {}
         for agent in self._env.agents:
             space = self._env.action_space(agent)
             if hasattr(space, "n"):
-                legal = _legal(observations[agent], infos.get(agent, {}), int(space.n))
+                legal = _legal(observations[agent], (infos or {}).get(agent) or {}, int(space.n))
                 actions[agent] = int(self._random.choice(legal)) + int(space.start)
                 log_prob[agent] = -float(np.log(len(legal)))
             else:
@@ -213,7 +213,7 @@ def _play_episode(recorder: Recorder, policy: PythonPolicy, seed: int) -> None:
     for start, arguments in (("reset", ()), ("seed", (seed,))):
         if hasattr(policy, start):
             getattr(policy, start)(*arguments)
-    while recorder.env.agents:
+    while recorder.running:
         chosen = policy(observations, infos)
         actions, log_prob = chosen if isinstance(chosen, tuple) else (chosen, None)
         observations, *outcome, infos = recorder.step(actions, log_prob)

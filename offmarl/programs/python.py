@@ -131,6 +131,11 @@ class Recorder:
             self._store(episode, cut=False)
         return tuple(outcome)
 
+    @property
+    def running(self) -> bool:
+        """Whether an episode is running: `reset` starts one, and it ends with all agents."""
+        return self._episode is not None and not self._episode.broken
+
     def discard(self) -> None:
         """Drop the running episode."""
         self._episode = None

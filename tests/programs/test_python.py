@@ -422,7 +422,7 @@ def test_flags_count_although_the_agents_stay(path, terminated, truncated, cause
     with offmarl.record(Lingering(terminated, truncated), path) as recorder:
         for _ in range(2):
             recorder.reset()
-            for _ in range(4):
+            while recorder.running:
                 recorder.step(BOTH)
             with pytest.raises(OptionError, match="An episode ends when each agent"):
                 recorder.step(BOTH)
@@ -570,3 +570,12 @@ def test_a_recording_in_processes_goes_on_after_it_was_stopped(path, how):
     assert "cut" not in vault.open_vault(path).episodes.cause
     assert offmarl.record_episodes(Duel, path, 600, processes=2) == 600 - before
     assert seeds_in(path) == [*range(600)]
+
+
+def make_lingering():
+    return Lingering({"knight": 4, "squire": 4}, {})
+
+
+def test_episodes_whose_agents_stay_are_played_to_their_end(path):
+    assert offmarl.record_episodes(make_lingering, path, episodes=3) == 3
+    assert vault.open_vault(path).episodes.cause.tolist() == ["terminated"] * 3
