@@ -56,6 +56,11 @@ _TOKEN = re.compile(
     r"|(?P<text>\"[^\"]*\"|'[^']*')"
     r"|(?P<unknown>\*\*|//|\S)"
 )
+_ADVICE = {
+    "=": "Equality is `==`.",
+    **dict.fromkeys("&|", "Join conditions by `and` and `or`."),
+    **dict.fromkeys("\"'", "Text needs quotes on both sides."),
+}
 _OPERATORS: dict[type[ast.AST], _Function] = {
     ast.And: np.logical_and,
     ast.Or: np.logical_or,
@@ -181,7 +186,7 @@ class _Parser:
         for token in _TOKEN.finditer(self.text):
             if token["unknown"]:
                 what = f"{token[0]!r} means nothing here"
-                raise self._error(token.start(), what, _advice(self.text))
+                raise self._error(token.start(), what, _ADVICE.get(token[0], ""))
             if token[0] == "(":
                 signs.append(0)
             elif token[0] in ("not", "-"):
@@ -337,14 +342,6 @@ def _placeholder(token: re.Match[str]) -> str:
     if token["text"]:
         return f"'{'_' * (len(token[0]) - 2)}'"
     return token["sign"] or "_" * len(token[0])
-
-
-def _advice(text: str) -> str:
-    if re.search(r"(?<![<>=!])=(?!=)", text):
-        return "Equality is `==`."
-    if "&" in text or "|" in text:
-        return "Join conditions by `and` and `or`."
-    return "Text needs quotes on both sides." if "'" in text or '"' in text else ""
 
 
 def _fold(function: _Function, parts: Sequence[_Compute]) -> _Compute:
