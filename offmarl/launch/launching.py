@@ -152,12 +152,7 @@ class _Launch:
     def run(self, launcher: Launcher) -> dict[str, Path]:
         """Run the tasks; return what failed, as `Launched` has it.
 
-        Raises
-        ------
-        RunError
-            Tasks failed, and the work does not go on without them. The others have ended.
-        Stopped
-            A signal came.
+        `RunError` if the work does not go on without what failed; `Stopped` if a signal came.
         """
         if not self._calls:
             return {}

@@ -125,17 +125,11 @@ def _work(entry: str, arguments: tuple[str, ...]) -> Work:
 
 
 class _Reporter:
-    """Writes the state of a task to its file.
-
-    Attributes
-    ----------
-    names_blocks
-        Whether every block is written when it begins, however short the last one was: the launcher
-        leaves out a block in which the task dies.
-    """
+    """Writes the state of a task to its file."""
 
     def __init__(self, call: Call):
         self.names_blocks = False
+        """Whether every block is written when it begins, so that one that kills is known."""
         self._path = call.status
         self._status = Status(
             "running", host=socket.gethostname(), pid=os.getpid(), since=time.time()

@@ -241,10 +241,7 @@ def is_ready(work: Work, block: int) -> bool:
 def _run_with_needs(work: Work, block: int, failed: dict[int, Exception]) -> bool:
     """Run a block after those that it needs; False if it is done.
 
-    Raises
-    ------
-    RunError
-        A block that it needs is among those that have failed, or fails and is added to them.
+    `RunError` if a needed block fails, and is added to ``failed``, or is among them already.
     """
     for need in work.needs(block):
         if need not in failed:

@@ -191,6 +191,7 @@ def test_the_longest():
         ("length == 3 | row == 1", "Join conditions by `and` and `or`."),
         ("tier == 'good", "Text needs quotes on both sides."),
         ('tier == "good', "Text needs quotes on both sides."),
+        ("length === 3 and tier == 'good'", "Equality is `==`."),
         ("lengthy > 3", "did you mean length? Known: "),
         ("xyzzy > 3", "\nKnown: "),
     ],
@@ -199,9 +200,10 @@ def test_advice(text, advice):
     with pytest.raises(ExpressionError) as raised:
         parse(text, OF_EPISODES)
     assert advice in str(raised.value)
-    with pytest.raises(ExpressionError) as raised:
-        parse("length ~ 3", OF_EPISODES)
-    assert str(raised.value).endswith("^")
+    for text in ("length ~ 3", "length[3] == 'a'", "length ** 3 > 1 and tier == 'good'"):
+        with pytest.raises(ExpressionError) as raised:
+            parse(text, OF_EPISODES)
+        assert str(raised.value).endswith("^")
 
 
 def test_the_place_of_a_mistake_in_a_long_line_and_on_another():

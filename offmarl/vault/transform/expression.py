@@ -13,9 +13,9 @@ import ast
 import difflib
 import operator
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -35,45 +35,46 @@ EXTRA = "extras."
 """Beginning of the names of extras, such as ``extras.cost``."""
 ANY_EXTRA = f"{EXTRA}NAME"
 """Stands for all extras among the names that a condition may use."""
-TEAM_RETURN = "return_"
-"""Beginning of the names of returns where there are several teams, such as ``return_evaders``."""
-ANY_TEAM_RETURN = f"{TEAM_RETURN}TEAM"
-"""Stands for the returns of all teams."""
-_FAMILIES = {EXTRA: ANY_EXTRA, TEAM_RETURN: ANY_TEAM_RETURN}
+ANY_TEAM_RETURN = "return_TEAM"
+"""Stands for the returns of all teams where there are several, such as ``return_evaders``."""
+_FAMILIES = {EXTRA: ANY_EXTRA, "return_": ANY_TEAM_RETURN}
 
 COMPLETE = "complete"
 """The column that selects the episodes percentiles are computed over."""
 
+_Compute = Callable[[Columns], Any]
+_Function = Callable[[Any, Any], Any]
+
 _LONGEST = 2000
 _DEEPEST = 20
 _TOKEN = re.compile(
-    r"\s*(?:(?P<percentile>p[0-9]+(?:\.[0-9]+)?\b)"
-    r"|(?P<sign>(?:not\s+in|not|and|or|in)\b|<=|>=|==|!=|[-<>+*/%(),])"
+    r"(?P<percentile>p[0-9]+(?:\.[0-9]+)?\b)"
+    r"|(?P<sign>(?:not\s+in|not|and|or|in)\b|<=|>=|==|!=|\*(?!\*)|/(?!/)|[-<>+%(),])"
+    r"|(?P<truth>(?:true|false)\b)"
     r"|(?P<name>(?:extras\.)?[A-Za-z_][A-Za-z0-9_]*)"
     r"|(?P<number>(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![A-Za-z0-9_]))"
     r"|(?P<text>\"[^\"]*\"|'[^']*')"
-    r"|(?P<end>$))"
+    r"|(?P<unknown>\*\*|//|\S)"
 )
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
+_ADVICE = {
+    "=": "Equality is `==`.",
+    **dict.fromkeys("&|", "Join conditions by `and` and `or`."),
+    **dict.fromkeys("\"'", "Text needs quotes on both sides."),
 }
-_COMPUTE: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[type[ast.AST], _Function] = {
+    ast.And: np.logical_and,
+    ast.Or: np.logical_or,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
     ast.Mod: operator.mod,
-}
-_REFUSED: dict[type[ast.expr], str] = {
-    ast.Call: "functions cannot be called here",
-    ast.Tuple: "several values are only allowed after `in`",
-    ast.Constant: "an operator is missing in what begins here",
-    ast.Name: "an operator is missing in what begins here",
 }
 
 
@@ -130,9 +131,7 @@ def parse(
         The text is not a condition, or compares values of different kinds. The message marks the
         place.
     """
-    parser = _parser(text, names, hints or {}, percentiles)
-    value = parser.condition().value
-    return Expression(text, frozenset(parser.used), value)
+    return _parse(text, "truth", names, hints or {}, percentiles)
 
 
 def parse_number(text: str, names: Mapping[str, Kind]) -> Expression:
@@ -140,292 +139,229 @@ def parse_number(text: str, names: Mapping[str, Kind]) -> Expression:
 
     Parameters and errors are those of `parse`.
     """
-    parser = _parser(text, names, {}, percentiles=False)
-    value = parser.formula().value
-    return Expression(text, frozenset(parser.used), value)
+    return _parse(text, "number", names, {}, percentiles=False)
 
 
-def _parser(
-    text: str, names: Mapping[str, Kind], hints: Mapping[str, str], percentiles: bool
-) -> "_Parser":
+def _parse(
+    text: str, kind: Kind, names: Mapping[str, Kind], hints: Mapping[str, str], percentiles: bool
+) -> Expression:
     if len(text) > _LONGEST:
         raise ExpressionError(f"the expression is longer than {_LONGEST} characters.")
-    return _Parser(text, names, hints, percentiles)
-
-
-class _Token(NamedTuple):
-    kind: str
-    text: str
-    at: int
-
-    @property
-    def placeholder(self) -> str:
-        """What Python's parser reads instead: of the same length, and never a keyword of Python."""
-        size = len(self.text)
-        if self.kind == "sign":
-            return " ".join(self.text.split()).ljust(size)
-        return f"'{'_' * (size - 2)}'" if self.kind == "text" else "_" * size
+    parser = _Parser(text.replace("\n", " ").strip(), kind, names, hints, percentiles)
+    compute = parser.value(parser.tree(), kind)
+    used = {token["name"] for token in _TOKEN.finditer(parser.text) if token["name"]}
+    return Expression(text, frozenset(used), compute)
 
 
 class _Term(NamedTuple):
-    """A part of an expression: the kind of its value, its place, and how to compute it."""
+    """A part of an expression: the kind of its value, and how to compute it."""
 
     kind: Kind
-    at: int
-    value: Callable[[Columns], Any]
+    compute: _Compute
 
 
+@dataclass(frozen=True)
 class _Parser:
     """Builds functions from the nodes of a syntax tree; refuses nodes of every other type."""
 
-    def __init__(
-        self, text: str, names: Mapping[str, Kind], hints: Mapping[str, str], percentiles: bool
-    ):
-        self.used: set[str] = set()
-        self._text = text.replace("\n", " ").strip()
-        self._names = names
-        self._hints = hints
-        self._percentiles = percentiles
-        self._counts_truths = False
-        self._tokens = self._split()
-        self._numbers = {token.at: number for number, token in enumerate(self._tokens)}
+    text: str
+    kind: Kind
+    """Kind of the whole value; within a number, truths count as 0 or 1."""
+    names: Mapping[str, Kind]
+    hints: Mapping[str, str]
+    percentiles: bool
 
-    def _split(self) -> list[_Token]:
-        tokens: list[_Token] = []
-        at = 0
-        while not tokens or tokens[-1].kind != "end":
-            match = _TOKEN.match(self._text, at)
-            if match is None or match.lastgroup is None:
-                at += len(self._text[at:]) - len(self._text[at:].lstrip())
-                raise self._error(at, f"{self._text[at]!r} means nothing here", _advice(self._text))
-            tokens.append(
-                _Token(match.lastgroup, match[match.lastgroup], match.start(match.lastgroup))
-            )
-            at = match.end()
-        return tokens
-
-    def condition(self) -> _Term:
-        """Return what the whole text means."""
-        return self._truth(self._tree())
-
-    def formula(self) -> _Term:
-        """Return the number that the whole text means; conditions in it count as 0 or 1."""
-        self._counts_truths = True
-        return self._number(self._tree())
-
-    def _tree(self) -> ast.expr:
-        self._check_depth()
-        masked = ""
-        for token in self._tokens:
-            masked = masked.ljust(token.at) + token.placeholder
+    def tree(self) -> ast.expr:
+        """Return the syntax tree of the text, with placeholders for words and numbers."""
+        self._check_tokens()
+        masked = re.sub(r"\s", " ", _TOKEN.sub(_placeholder, self.text))
         try:
             return ast.parse(masked, mode="eval").body
         except SyntaxError as error:
             raise self._misplaced(error) from error
 
-    def _check_depth(self) -> None:
-        """Bound the recursion of Python's parser, and of this one."""
-        depth = signs = 0
-        for token, after in pairwise(self._tokens):
-            depth += (token.text == "(") - (token.text == ")")
-            signs = signs + 1 if token.text in ("not", "-") else 0
-            if max(depth, signs) > _DEEPEST:
-                raise self._error(after.at, f"more than {_DEEPEST} levels are nested here")
+    def _check_tokens(self) -> None:
+        """Refuse unknown characters; bound the recursion of Python's parser, and of this one."""
+        signs = [0]  # before the next value, within each open parenthesis
+        for token in _TOKEN.finditer(self.text):
+            if token["unknown"]:
+                what = f"{token[0]!r} means nothing here"
+                raise self._error(token.start(), what, _ADVICE.get(token[0], ""))
+            if token[0] == "(":
+                signs.append(0)
+            elif token[0] in ("not", "-"):
+                signs[-1] += 1
+            else:
+                if token[0] == ")" and len(signs) > 1:
+                    signs.pop()
+                signs[-1] = 0
+            if max(len(signs) - 1, sum(signs)) > _DEEPEST:
+                raise self._error(token.start(), f"more than {_DEEPEST} levels are nested here")
 
     # ------------------------------------------------------------------------------ nodes
 
+    def value(self, node: ast.expr, kind: Kind) -> _Compute:
+        """Return what computes a node, whose value must be of a kind."""
+        found, compute = self._term(node)
+        if found == kind or (found, kind) == ("policy", "number"):
+            return compute
+        if (found, kind, self.kind) == ("truth", "number", "number"):
+            return lambda columns: np.asarray(compute(columns), float)
+        needed = "a condition" if kind == "truth" else "a number"
+        raise self._error(node.col_offset, f"{needed} is needed here, and this is a {found}")
+
     def _term(self, node: ast.expr) -> _Term:
-        token = self._tokens[self._numbers[node.col_offset]]
         match node:
             case ast.BoolOp(op, values):
-                join = np.logical_and if isinstance(op, ast.And) else np.logical_or
-                return _fold(join, [self._truth(value) for value in values])
+                truths = [self.value(value, "truth") for value in values]
+                return _Term("truth", _fold(_OPERATORS[type(op)], truths))
             case ast.UnaryOp(ast.Not(), operand):
-                return _Term("truth", token.at, _after(np.logical_not, self._truth(operand)))
+                truth = self.value(operand, "truth")
+                return _Term("truth", lambda columns: np.logical_not(truth(columns)))
             case ast.UnaryOp(ast.USub(), operand):
-                return _Term("number", token.at, _after(operator.neg, self._number(operand)))
-            case ast.BinOp(op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() | ast.Mod()):
-                return self._computed(node)
-            case ast.Compare(left, _, comparators):
-                return self._compared(self._term(left), comparators)
+                number = self.value(operand, "number")
+                return _Term("number", lambda columns: -number(columns))
+            case ast.BinOp(op=op) if type(op) in _OPERATORS:
+                return _Term("number", self._computed(node))
+            case ast.Compare():
+                return _Term("truth", self._compared(node))
             case ast.Name() | ast.Constant():
-                if node.end_col_offset == token.at + len(token.text):
+                end = node.end_col_offset or 0
+                if token := _TOKEN.fullmatch(self.text, node.col_offset, end):
                     return self._leaf(token)
-        raise self._error(token.at, _REFUSED.get(type(node), "this is not supported here"))
+                what = "an operator is missing in what begins here"
+            case ast.Call():
+                what = "functions cannot be called here"
+            case ast.Tuple():
+                what = "several values are only allowed after `in`"
+            case _:
+                what = "this is not supported here"
+        raise self._error(node.col_offset, what)
 
-    def _truth(self, node: ast.expr) -> _Term:
-        return self._of_kind("truth", "a condition", node)
-
-    def _number(self, node: ast.expr) -> _Term:
-        return self._of_kind("number", "a number", node)
-
-    def _of_kind(self, kind: Kind, words: str, node: ast.expr) -> _Term:
-        term = self._term(node)
-        if self._counts_truths and (term.kind, kind) == ("truth", "number"):
-            return _Term("number", term.at, _after(_as_number, term))
-        if term.kind != kind and (term.kind, kind) != ("policy", "number"):
-            raise self._error(term.at, f"{words} is needed here, and this is a {term.kind}")
-        return term
-
-    def _computed(self, node: ast.expr) -> _Term:
+    def _computed(self, node: ast.expr) -> _Compute:
         """Build a chain of arithmetic without recursion, since it may have many links."""
         links: list[ast.BinOp] = []
-        while isinstance(node, ast.BinOp) and type(node.op) in _COMPUTE:
+        while isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
             links.append(node)
             node = node.left
-        first = self._number(node)
-        steps = [(_COMPUTE[type(link.op)], self._number(link.right)) for link in links[::-1]]
+        first = self.value(node, "number")
+        steps = [(_OPERATORS[type(one.op)], self.value(one.right, "number")) for one in links[::-1]]
 
-        def value(columns: Columns) -> Any:
-            result = first.value(columns)
-            for compute, right in steps:
-                result = compute(result, right.value(columns))
+        def compute(columns: Columns) -> Any:
+            result = first(columns)
+            for function, right in steps:
+                result = function(result, right(columns))
             return result
 
-        return _Term("number", first.at, value)
+        return compute
 
-    def _compared(self, left: _Term, others: Iterable[ast.expr]) -> _Term:
-        parts: list[_Term] = []
-        for other in others:
-            sign, bare = self._sign_before(other)
-            if sign.text in _COMPARE:
-                right = self._term(other)
-                parts.append(self._compare(left, sign, right))
-                left = right
-            elif bare and not isinstance(other, ast.Tuple):
-                at = other.col_offset
-                raise self._error(at, "`in` needs values in parentheses, such as (1, 2)")
+    def _compared(self, node: ast.Compare) -> _Compute:
+        left, before = self._term(node.left), node.left
+        parts: list[_Compute] = []
+        for sign, other in zip(node.ops, node.comparators, strict=True):
+            after = _TOKEN.finditer(self.text, before.end_col_offset or 0)
+            at = next(token.start() for token in after if token[0] != ")")
+            if isinstance(sign, ast.In | ast.NotIn):
+                parts.append(self._among(left, sign, other, at))
             else:
-                parts.append(self._among(left, sign, other))
+                right = self._term(other)
+                parts.append(self._compare(left, type(sign), right, at))
+                left = right
+            before = other
         return _fold(np.logical_and, parts)
 
-    def _sign_before(self, node: ast.expr) -> tuple[_Token, bool]:
-        """Return the comparison before a value, and whether no parenthesis is between."""
-        behind = number = self._numbers[node.col_offset] - 1
-        while self._tokens[number].text == "(":
-            number -= 1
-        return self._tokens[number], number == behind
-
-    def _among(self, left: _Term, sign: _Token, values: ast.expr) -> _Term:
+    def _among(self, left: _Term, sign: ast.cmpop, values: ast.expr, at: int) -> _Compute:
         """Build ``left in (values)``; a single value in parentheses is no tuple to Python."""
         options = values.elts if isinstance(values, ast.Tuple) else [values]
         if not options:
             raise self._error(values.col_offset, "`in` needs values, such as (1, 2)")
-        equal = _Token("sign", "==", sign.at)
-        found = [self._compare(left, equal, self._term(option)) for option in options]
-        among = _fold(np.logical_or, found)
-        return among if sign.text == "in" else among._replace(value=_after(np.logical_not, among))
+        if options == [values] and "(" not in self.text[at : values.col_offset]:
+            what = "`in` needs values in parentheses, such as (1, 2)"
+            raise self._error(values.col_offset, what)
+        equal = ast.Eq if isinstance(sign, ast.In) else ast.NotEq
+        found = [self._compare(left, equal, self._term(option), at) for option in options]
+        return _fold(np.logical_or if equal is ast.Eq else np.logical_and, found)
 
-    def _compare(self, left: _Term, sign: _Token, right: _Term) -> _Term:
-        left, right = _resolve_policy(left, right), _resolve_policy(right, left)
-        a, b = _resolve_percentile(left, right), _resolve_percentile(right, left)
+    def _compare(self, left: _Term, sign: type[ast.cmpop], right: _Term, at: int) -> _Compute:
+        a, b = _beside(left, right), _beside(right, left)
         if a.kind != b.kind or a.kind == "percentile":
-            raise self._error(sign.at, f"a {left.kind} and a {right.kind} cannot be compared")
-        if a.kind != "number" and sign.text not in ("==", "!="):
-            raise self._error(sign.at, f"a {a.kind} can be compared by == and != only")
-        return _fold(_COMPARE[sign.text], [a, b])
+            raise self._error(at, f"a {left.kind} and a {right.kind} cannot be compared")
+        if a.kind != "number" and sign not in (ast.Eq, ast.NotEq):
+            raise self._error(at, f"a {a.kind} can be compared by == and != only")
+        return _fold(_OPERATORS[sign], [a.compute, b.compute])
 
-    def _leaf(self, token: _Token) -> _Term:
-        kind, text, at = token
-        if kind == "number":
-            return _constant("number", at, np.float64(text))
-        if kind == "text":
-            return _constant("text", at, text[1:-1])
-        if kind == "percentile":
-            return self._percentile(token)
-        if text in ("true", "false"):
-            return _constant("truth", at, text == "true")
-        return self._name(token)
+    def _leaf(self, token: re.Match[str]) -> _Term:
+        text = token[0]
+        match token.lastgroup:
+            case "number":
+                number = np.float64(text)
+                return _Term("number", lambda _: number)
+            case "text":
+                return _Term("text", lambda _: text[1:-1])
+            case "truth":
+                return _Term("truth", lambda _: text == "true")
+            case "percentile" if not self.percentiles:
+                raise self._error(token.start(), "percentiles are of episodes, not of steps")
+            case "percentile" if float(text[1:]) > 100:
+                raise self._error(token.start(), "percentiles are from p0 to p100")
+            case "percentile":
+                return _Term("percentile", lambda _: float(text[1:]))
+        return self._name(text, token.start())
 
-    def _percentile(self, token: _Token) -> _Term:
-        if not self._percentiles:
-            raise self._error(token.at, "percentiles are of episodes, not of steps")
-        percentile = float(token.text[1:])
-        if percentile > 100:
-            raise self._error(token.at, "percentiles are from p0 to p100")
-        return _constant("percentile", token.at, percentile)
-
-    def _name(self, token: _Token) -> _Term:
-        name = token.text
+    def _name(self, name: str, at: int) -> _Term:
         known = next((any_ for start, any_ in _FAMILIES.items() if name.startswith(start)), name)
-        if known not in self._names:
-            near = difflib.get_close_matches(name, self._names, n=1)
+        if known not in self.names:
+            near = difflib.get_close_matches(name, self.names, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            hint = self._hints.get(known) or f"{hint}Known: {', '.join(self._names)}."
-            raise self._error(token.at, f"there is no {name!r:.40}", hint)
-        self.used.add(name)
-        return _Term(self._names[known], token.at, lambda columns: columns[name])
+            hint = self.hints.get(known) or f"{hint}Known: {', '.join(self.names)}."
+            raise self._error(at, f"there is no {name!r:.40}", hint)
+        return _Term(self.names[known], operator.itemgetter(name))
 
     # ------------------------------------------------------------------------------ errors
 
     def _misplaced(self, error: SyntaxError) -> ExpressionError:
-        at = error.offset - 1 if error.offset else len(self._text)
+        at = error.offset - 1 if error.offset else len(self.text)
         if "never closed" in error.msg:
             return self._error(at, "this parenthesis is not closed")
         if "comma" in error.msg:
             return self._error(at, "an operator is missing in what begins here")
-        if at == len(self._text):
+        if at >= len(self.text):
             return self._error(at, "a value is missing, and the expression ends")
         # Python counts `not in` as two tokens, and its error may be at the second.
-        token = next(token for token in self._tokens[::-1] if token.at <= at)
-        return self._error(token.at, f"{token.text!r:.40} cannot stand here")
+        *_, token = (token for token in _TOKEN.finditer(self.text) if token.start() <= at)
+        return self._error(token.start(), f"{token[0]!r:.40} cannot stand here")
 
     def _error(self, at: int, what: str, more: str = "") -> ExpressionError:
         begin = max(0, at - 40)
-        place = f"\n  {self._text[begin : at + 40]}\n  {' ' * (at - begin)}^"
+        place = f"\n  {self.text[begin : at + 40]}\n  {' ' * (at - begin)}^"
         return ExpressionError(f"{what}:{place}" + (f"\n{more}" if more else ""))
 
 
-def _advice(text: str) -> str:
-    if re.search(r"(?<![<>=!])=(?!=)", text):
-        return "Equality is `==`."
-    if "&" in text or "|" in text:
-        return "Join conditions by `and` and `or`."
-    return "Text needs quotes on both sides." if "'" in text or '"' in text else ""
+def _placeholder(token: re.Match[str]) -> str:
+    """Return what Python's parser reads instead: as long, and never a keyword of Python."""
+    if token["text"]:
+        return f"'{'_' * (len(token[0]) - 2)}'"
+    return token["sign"] or "_" * len(token[0])
 
 
-def _as_number(truth: Any) -> Any:
-    return np.asarray(truth, float)
+def _fold(function: _Function, parts: Sequence[_Compute]) -> _Compute:
+    """Join values from left to right by a function of two."""
+    return lambda columns: reduce(function, (part(columns) for part in parts))
 
 
-def _constant(kind: Kind, at: int, value: Any) -> _Term:
-    return _Term(kind, at, lambda _: value)
+def _beside(term: _Term, other: _Term) -> _Term:
+    """Return what a policy or a percentile means beside what it is compared with."""
+    match term.kind, other.kind:
+        case "policy", "text":
+            return _Term("text", operator.itemgetter(POLICY_NAME))
+        case "policy", _:
+            return term._replace(kind="number")
+        case "percentile", "number" | "policy":
+            return _Term("number", partial(_percentile, term.compute, other.compute))
+    return term
 
 
-def _after(function: Callable[[Any], Any], term: _Term) -> Callable[[Columns], Any]:
-    return lambda columns: function(term.value(columns))
-
-
-def _fold(function: Callable[[Any, Any], Any], terms: Sequence[_Term]) -> _Term:
-    """Compute a truth from left to right by a function of two values."""
-
-    def value(columns: Columns) -> Any:
-        result = terms[0].value(columns)
-        for term in terms[1:]:
-            result = function(result, term.value(columns))
-        return result
-
-    return _Term("truth", terms[0].at, value)
-
-
-def _resolve_policy(term: _Term, other: _Term) -> _Term:
-    """Use a policy's name where it is compared with text, and otherwise its id."""
-    if term.kind != "policy":
-        return term
-    if other.kind == "text":
-        return _Term("text", term.at, lambda columns: columns[POLICY_NAME])
-    return term._replace(kind="number")
-
-
-def _resolve_percentile(term: _Term, other: _Term) -> _Term:
-    if term.kind != "percentile" or other.kind != "number":
-        return term
-    return _Term("number", term.at, partial(_percentile, other.value, term.value))
-
-
-def _percentile(
-    values_of: Callable[[Columns], Any], percentile_of: Callable[[Columns], Any], columns: Columns
-) -> Any:
+def _percentile(percentile_of: _Compute, values_of: _Compute, columns: Columns) -> Any:
     """Return a percentile of the finite values of complete episodes."""
     complete = columns[COMPLETE]
     values = np.broadcast_to(values_of(columns), complete.shape)[complete]

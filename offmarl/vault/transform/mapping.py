@@ -181,16 +181,9 @@ def _stored(vault: Dataset, part: Part) -> dict[str, NumpyArray]:
 
 
 class _Chunks:
-    """Gathers parts into chunks, and writes those that are complete.
+    """Gathers parts of the arrays ``names`` into chunks, and writes those that are complete.
 
-    Parameters
-    ----------
-    schema, store
-        The new vault's.
-    length
-        Steps of each row.
-    names
-        Disk names of the arrays that `put` gets; `copy` copies the others.
+    `copy` copies the others; a row has ``length`` steps.
     """
 
     def __init__(self, schema: Schema, store: Store, length: int, names: frozenset[str]):
@@ -259,13 +252,7 @@ class _Chunks:
         self._commit()
 
     def copy(self, source: Dataset, name: str) -> None:
-        """Copy an array's chunks as they are stored.
-
-        Raises
-        ------
-        VaultChecksumError
-            A chunk does not have the checksum that was stored with it.
-        """
+        """Copy an array's chunks as stored; `VaultChecksumError` if a checksum does not fit."""
         leaf, blocks = self._schema.leaves[name], range(self._blocks)
         for number in range(self._count):
             keys = [leaf.chunk_key(name, block, number) for block in blocks]
