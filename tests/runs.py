@@ -125,3 +125,10 @@ def write_side(directory: Path) -> Path:
     checkpoints.save(1, {"policy": jax.tree.map(lambda leaf: leaf[None], policy)}, {})
     checkpoints.close()
     return directory
+
+
+def least_record(**changes):
+    """The least content of ``run.json``, with changes."""
+    spec = EnvSpec("", 1, 2, 2, Discrete(2)).to_json()
+    record = {"kind": "baseline", "program": "bc", "args": {}, "spec": spec, "seeds": [0]}
+    return record | {"file": None, "sha256": None} | changes

@@ -312,9 +312,10 @@ def _with_others(card: Card, repository: str, commit: str) -> Card:
     if not kept:
         return card
     for name, now in vars(card).items():
-        if name not in ("uids", "summary", "citation", "quirks") and now != vars(old)[name]:
+        before = getattr(old, name)
+        if name not in ("uids", "summary", "citation", "quirks") and now != before:
             raise CardError(
-                f"{repository} holds {', '.join(kept)} with another {name} ({vars(old)[name]}) "
+                f"{repository} holds {', '.join(kept)} with another {name} ({before}) "
                 f"than what is pushed ({now}), but a card has one: give the same, or push to "
                 "another repository."
             )

@@ -20,7 +20,7 @@ from offmarl.programs import run as runs
 from offmarl.report import page
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
-from tests.runs import write_run
+from tests.runs import least_record, write_run
 from tests.vault.experience import SPEC, make, whole_episodes
 
 HOME = "home"
@@ -274,16 +274,17 @@ def test_what_was_opened_by_a_relative_path_goes_on_elsewhere(tmp_path, monkeypa
 
 
 def test_a_run_goes_on_with_its_vault_written_in_another_way(tmp_path):
-    record = {"args": {"vault": "a.vlt", "updates": 3}, "vault_digest": "x"}
+    record = least_record(args={"vault": "a.vlt", "updates": 3}, vault_digest="x")
     runs.open_run(tmp_path / "run", record)
     again = {**record, "args": {"vault": "../a.vlt/main", "updates": 3}}
     assert not runs.open_run(tmp_path / "run", again).complete
 
 
 def test_another_program_is_the_first_difference_of_a_run(tmp_path):
-    runs.open_run(tmp_path / "run", {"greedy": True, "program": "omiga", "args": {"a": 1}})
+    first, second = {"greedy": True, "program": "omiga"}, {"greedy": False, "program": "bc"}
+    runs.open_run(tmp_path / "run", least_record(**first, args={"a": 1}))
     with pytest.raises(RunError, match="holds a run with program 'omiga', not 'bc'"):
-        runs.open_run(tmp_path / "run", {"greedy": False, "program": "bc", "args": {"b": 1}})
+        runs.open_run(tmp_path / "run", least_record(**second, args={"b": 1}))
 
 
 def test_a_run_that_failed_before_its_first_checkpoint_leaves_nothing_in_the_way(tmp_path):

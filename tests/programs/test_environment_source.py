@@ -227,7 +227,7 @@ def test_nothing_is_continued_in_another_release(installed, tmp_path, monkeypatc
     (run,) = tmp_path.rglob("run.json")
     run.write_text(json.dumps(json.loads(run.read_text()) | {"complete": True}))
     with pytest.raises(RunError, match=r"differ in package \(chase-envs 1.0.0, not chase-envs 1.1"):
-        online.record_from_run(run.parent, "random")
+        online.record_from_run(run.parent, "random", env=name)
 
 
 def test_runs_of_before_packages_were_recorded_go_on(installed, tmp_path, monkeypatch):
