@@ -152,22 +152,7 @@ def remove(one: Entry) -> int:
 
 
 def verify(one: Entry, uid: str | None = None) -> int:
-    """Compare every file with the CRC-32 of its archive, and return the number of files.
-
-    Parameters
-    ----------
-    one
-        The dataset.
-    uid
-        Check this vault only.
-
-    Raises
-    ------
-    HubChecksumError
-        Files are missing or different; the message names some.
-    HubError
-        The dataset was not pulled completely.
-    """
+    """Compare every file with the CRC-32 of its archive, and return the number of files."""
     files = [
         (path, size, crc)
         for name, facts in one.record.get("uids", {}).items()
@@ -262,13 +247,6 @@ def find(name: str, one: bool = False) -> Path | None:
     """Return the path of a pulled dataset: a vault, or the directory of several.
 
     Returns None if the text is not a dataset's name, and so is a path that does not exist.
-
-    Raises
-    ------
-    VaultNotFoundError
-        The name is, or begins like, a name in the catalogue, and was not pulled.
-    VaultError
-        With ``one``: the dataset has several vaults, and the name has no uid.
     """
     try:
         target = parse(name)

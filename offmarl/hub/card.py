@@ -166,15 +166,7 @@ def cards() -> Iterator[Card]:
 
 
 def load(name: str) -> Card:
-    """Load a card of the catalogue.
-
-    Raises
-    ------
-    UnknownNameError
-        The catalogue has no dataset of that name.
-    CardError
-        The card is invalid.
-    """
+    """Load a card of the catalogue."""
     if name not in names():
         raise unknown_name("dataset", name, names(), see="offmarl ls --remote")
     path = directory() / f"{name}{SUFFIX}"
@@ -198,20 +190,7 @@ def references() -> dict[str, Reference]:
 
 
 def parse(text: str, where: str) -> Card:
-    """Parse and check a card.
-
-    Parameters
-    ----------
-    text
-        TOML.
-    where
-        What to call it in an error.
-
-    Raises
-    ------
-    CardError
-        The text is not TOML; or a field is missing, unknown or of the wrong type.
-    """
+    """Parse and check a card."""
     data = records.parse_toml(text, where, CardError)
     card = records.checked(data, Card, where, CardError)
     known = flatten_tree(msgspec.to_builtins(card))

@@ -85,13 +85,7 @@ def token_for(url: str) -> str | None:
 
 
 def answering() -> list[str]:
-    """Return the endpoints that accept connections.
-
-    Raises
-    ------
-    HubUnreachableError
-        No endpoint does, or offline mode is on.
-    """
+    """Return the endpoints that accept connections."""
     if constants.HF_HUB_OFFLINE:
         raise HubUnreachableError("offline mode is on (HF_HUB_OFFLINE).")
     tried = problems()
@@ -135,16 +129,7 @@ def _first_hop(endpoint: str) -> tuple[str, int]:
 
 
 def find(repository: str, path: str, revision: str, kind: Kind = "dataset") -> Remote:
-    """Return a file's size, hash and commit.
-
-    Raises
-    ------
-    HubUnreachableError
-        No hub answers, or offline mode is on.
-    HubError
-        The repository, revision or file does not exist or may not be read; or the answer is
-        invalid.
-    """
+    """Return a file's size, hash and commit."""
     found = answering()
     problem = HubUnreachableError(f"no hub answers about {repository}.")
     for endpoint in found:
@@ -292,13 +277,7 @@ class Connection:
         self._position = self._end = -1
 
     def read(self, start: int, stop: int, end: int) -> bytes:
-        """Return the bytes from ``start`` to ``stop``; the request goes on to ``end``.
-
-        Raises
-        ------
-        HubError
-            The file was removed or replaced, or too many attempts failed.
-        """
+        """Return the bytes from ``start`` to ``stop``; the request goes on to ``end``."""
         data = bytearray()
         while len(data) < stop - start:
             try:
@@ -405,22 +384,7 @@ LARGEST = 2**21
 
 
 def read_text_file(remote: Remote, name: str) -> str:
-    """Download a small text file, such as a card.
-
-    Parameters
-    ----------
-    remote
-        The file; at most as many bytes as it says are read.
-    name
-        What to call it in an error.
-
-    Raises
-    ------
-    HubUnreachableError
-        No hub answers.
-    HubError
-        The file is larger than `LARGEST`, or is not UTF-8.
-    """
+    """Download a small text file, such as a card."""
     if remote.size > LARGEST:
         raise HubError(
             f"{name} has {remote.size:,} bytes; at most {LARGEST:,} are read of such a file."

@@ -239,15 +239,7 @@ class Directory(NamedTuple):
 
 
 def _fetch_directory(download: Download, name: str) -> Directory:
-    """Download and check an archive's directory, before the rest is downloaded.
-
-    Raises
-    ------
-    HubError
-        The file is not a zip archive, or contains no vault.
-    VaultFormatError
-        Its names or sizes are unsafe.
-    """
+    """Download and check an archive's directory, before the rest is downloaded."""
     download.ensure(max(0, download.size - _TAIL), download.size)
     try:
         with zipfile.ZipFile(BufferedReader(RemoteFile(download))) as archive:
@@ -274,22 +266,7 @@ _UNPACKED = "unpacked"
 
 @contextmanager
 def read_directory(entry: Entry, remote: Remote, name: str) -> Iterator[tuple[Download, Directory]]:
-    """Read the directory of a remote archive, and keep the bytes received for the next time.
-
-    Parameters
-    ----------
-    entry
-        Where the dataset will be installed; locked.
-    remote
-        The archive.
-    name
-        What to call it in an error.
-
-    Raises
-    ------
-    HubError, VaultFormatError
-        The file is not a zip archive of vaults, or is unsafe to unpack.
-    """
+    """Read the directory of a remote archive, and keep the bytes received for the next time."""
     download = Download(entry.arriving / _ARCHIVE, remote)
     try:
         yield download, _fetch_directory(download, name)
@@ -300,28 +277,7 @@ def read_directory(entry: Entry, remote: Remote, name: str) -> Iterator[tuple[Do
 def install_archive(
     entry: Entry, card: Card, remote: Remote, uid: str | None, published: str | None
 ) -> int:
-    """Install vaults from the archive of a dataset, and return the bytes downloaded.
-
-    Parameters
-    ----------
-    entry
-        Where to install them; locked.
-    card
-        The dataset's card.
-    remote
-        The archive.
-    uid
-        The vault to install; None for all, in which case the hash of the archive is checked.
-    published
-        The archive's SHA-256 in the card.
-
-    Raises
-    ------
-    HubChecksumError
-        The data received differs from what was published; nothing is installed.
-    HubError, VaultError
-        The archive cannot be downloaded or unpacked, or the disk is full.
-    """
+    """Install vaults from the archive of a dataset, and return the bytes downloaded."""
     with read_directory(entry, remote, f"the archive of {card.name}") as (download, found):
         uids = list(found.roots) if uid is None else [uid]
         members = [member for one in uids for member in found.of(one).values()]

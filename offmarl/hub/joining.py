@@ -91,15 +91,7 @@ class _Workplace:
 
 
 def install_shards(entry: Entry, card: Card, uid: str, remotes: Sequence[Remote]) -> int:
-    """Install a vault that was published in shards, and return the bytes downloaded.
-
-    Raises
-    ------
-    HubChecksumError
-        The data received differs from what was published; nothing is installed.
-    HubError, VaultError
-        A shard cannot be downloaded, the shards do not belong together, or the disk is full.
-    """
+    """Install a vault that was published in shards, and return the bytes downloaded."""
     if uid in entry.uids:
         return 0
     files, place = card.uids[uid].files, _Workplace(entry, uid)

@@ -72,19 +72,7 @@ class Licence:
 
 
 def licence_named(name: str) -> str:
-    """Return a licence in its canonical spelling.
-
-    Parameters
-    ----------
-    name
-        An SPDX identifier or an expression of them, such as "MIT OR Apache-2.0"; "unknown" or
-        "other". Case is ignored.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such licence. A ``LicenseRef-`` is refused, because it has no public definition.
-    """
+    """Return a licence in its canonical spelling."""
     if name.lower() in (UNKNOWN, OTHER):
         return name.lower()
     try:
@@ -104,21 +92,7 @@ def page_of(licence: str) -> str:
 
 
 def hub_metadata(licence: str, link: str | None) -> dict[str, str]:
-    """Return a licence as metadata of a dataset's page on the hub.
-
-    Parameters
-    ----------
-    licence
-        A licence in its canonical spelling.
-    link
-        Address of the text of a licence that is "other".
-
-    Returns
-    -------
-    dict
-        ``license``; also ``license_name`` and ``license_link`` if Hugging Face has no identifier
-        for it.
-    """
+    """Return a licence as metadata of a dataset's page on the hub."""
     if licence != OTHER and licence in HUGGING_FACE:
         return {"license": HUGGING_FACE[licence]}
     name = re.sub(r"[^a-z0-9.]+", "-", licence.lower()).strip("-")
@@ -297,24 +271,7 @@ def citation_of(vaults: Sequence["Dataset"]) -> str:
 
 
 def licence_of(vaults: Sequence["Dataset"], name: str | None, link: str | None) -> Licence:
-    """Return the licence to publish vaults under.
-
-    Parameters
-    ----------
-    vaults
-        Vaults that are published together.
-    name, link
-        The publisher's choice; None for the licence that all sources state.
-
-    Raises
-    ------
-    OptionError
-        No licence was given and the sources state none, or the sources state another one.
-    UnknownNameError
-        There is no such licence.
-    CardError
-        The sources state different licences.
-    """
+    """Return the licence to publish vaults under."""
     found = [one for vault in vaults for one in statements(vault)]
     stated: set[tuple[str | None, str | None]] = {
         (one.licence, one.link) for one in found if one.licence

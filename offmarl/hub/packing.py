@@ -339,15 +339,7 @@ class Packed(NamedTuple):
 
 
 def pack_vault(dataset: Dataset, digest: str) -> list[Packed]:
-    """Return the archives that a vault is published as: one, or an index and several shards.
-
-    Parameters
-    ----------
-    dataset
-        The vault.
-    digest
-        The digest of its content.
-    """
+    """Return the archives that a vault is published as: one, or an index and several shards."""
     sharding = Sharding(dataset, shard_bytes(dataset.num_bytes or 0))
     uid, intervals = dataset.uid, sharding.intervals
     shards = [partial(_shard, dataset, sharding, digest, steps) for steps in intervals]

@@ -45,13 +45,7 @@ _TRIES = 3
 
 
 def limit_bytes() -> int:
-    """Return the limit of the cache in bytes, from the environment variable or the default.
-
-    Raises
-    ------
-    OptionError
-        The variable is not a number of at least 0.
-    """
+    """Return the limit of the cache in bytes, from the environment variable or the default."""
     text = os.environ.get(STREAM_CACHE, "")
     try:
         found = float(text) if text else DEFAULT_GB
@@ -221,15 +215,7 @@ class Pages:
         self._sums, self._hashed = sums, hashed
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes from ``start`` to ``stop``, which pages cover.
-
-        Raises
-        ------
-        HubChecksumError
-            A page differs from what was published, again and again.
-        HubError
-            The file is missing, may not be read, or cannot be fetched.
-        """
+        """Return the bytes from ``start`` to ``stop``, which pages cover."""
         first, last = start // PAGE, (stop - 1) // PAGE
         found = b"".join(self._page(page) for page in range(first, last + 1))
         return found[start - first * PAGE : stop - first * PAGE]

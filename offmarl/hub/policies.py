@@ -338,11 +338,6 @@ def run_named(name: str | os.PathLike[str]) -> Path:
     """Return the run of a pulled policy, by its name; anything else is returned as a path.
 
     An existing path takes precedence. Of several revisions, the one pulled last is meant.
-
-    Raises
-    ------
-    RunError
-        There is neither a path nor a pulled policy of this name.
     """
     path, text = Path(name), os.fspath(name)
     if path.exists() or not _NAME.fullmatch(text):

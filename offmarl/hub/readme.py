@@ -169,19 +169,7 @@ _CONTEXT = {
 
 
 def croissant(card: Card, repository: str, url: str, published: str) -> str:
-    """Return a dataset's Croissant file: every file with its size and SHA-256.
-
-    Parameters
-    ----------
-    card
-        The dataset's card.
-    repository
-        The repository that it is published in.
-    url
-        Address of the repository.
-    published
-        The date, such as "2026-01-31".
-    """
+    """Return a dataset's Croissant file: every file with its size and SHA-256."""
     data = {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",

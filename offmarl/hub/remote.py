@@ -35,13 +35,7 @@ class Place(NamedTuple):
 
 
 def parse(url: Url) -> Place:
-    """Parse the address of a dataset.
-
-    Raises
-    ------
-    VaultError
-        It names no repository.
-    """
+    """Parse the address of a dataset."""
     text = "/".join(url.parts[1:])
     path, at, revision = text.removeprefix(f"{_DATASETS}/").partition("@")
     revision, _, behind = revision.partition("/")
@@ -62,13 +56,7 @@ class Published(NamedTuple):
     card: Card
 
     def values(self, uid: str) -> ShardedValues:
-        """Return the values of one of its vaults.
-
-        Raises
-        ------
-        HubError
-            The vault is not published in shards, or its archives cannot be read.
-        """
+        """Return the values of one of its vaults."""
         files = self.card.uids[uid].files
         if not files or not all(file.path.endswith(".zip") for file in files):
             raise HubError(
@@ -91,16 +79,7 @@ class Published(NamedTuple):
 
 
 def published(place: Place) -> Published:
-    """Find a dataset on the hub, and read its card.
-
-    Raises
-    ------
-    HubUnreachableError
-        No hub answers.
-    HubError, CardError
-        There is no such repository or revision, the token has no rights to read it, or it was not
-        published by `offmarl push`.
-    """
+    """Find a dataset on the hub, and read its card."""
     remote = client.find(place.repository, CARD, place.revision)
     name = f"{CARD} of {place.repository}"
     card = cards.parse(client.read_text_file(remote, name), name)

@@ -62,26 +62,7 @@ Read = Callable[[int, int], bytes]
 
 
 def read_directory(read: Read, tail: bytes, size: int, name: str) -> Directory:
-    """Read the directory of an archive that `offmarl.hub.packing` made.
-
-    Parameters
-    ----------
-    read
-        Reads an interval of the archive.
-    tail
-        The last bytes of the archive.
-    size
-        Bytes of the archive.
-    name
-        What to call it in an error.
-
-    Raises
-    ------
-    HubError
-        It is not such an archive.
-    VaultFormatError
-        It is damaged.
-    """
+    """Read the directory of an archive that `offmarl.hub.packing` made."""
     try:
         members = _members(tail, size)
         data = {one: check_name(one[one.rfind(f"{DATA}/") :]) for one in _data_of(members, name)}

@@ -47,14 +47,7 @@ _MOST_DEFLATED = 200
 
 
 def members_of(archive: PurePath) -> list[zipfile.ZipInfo]:
-    """Return the files of a zip archive, from its directory alone.
-
-    Raises
-    ------
-    VaultFormatError
-        It is not a zip archive, is damaged, or is unsafe: names that lead out of it, links,
-        duplicate files, encryption, impossible sizes.
-    """
+    """Return the files of a zip archive, from its directory alone."""
     if not isinstance(archive, Path):
         return list(_trusted_members(archive))
     with errors_of(archive), readable(archive):
@@ -161,18 +154,6 @@ def _check_directory(archive: PurePath, tail: bytes) -> int:
 
     Python reads a directory as a whole, which takes seconds for a hundred thousand files. It uses
     the ZIP64 end record wherever one exists, so the two end records must agree.
-
-    Parameters
-    ----------
-    archive
-        The archive's path, for errors.
-    tail
-        The last bytes of the archive.
-
-    Raises
-    ------
-    VaultFormatError
-        The directory is larger than that of any dataset, or its end records contradict each other.
     """
     end = _find_end(tail)
     if end < 0:

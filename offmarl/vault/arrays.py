@@ -450,25 +450,7 @@ class Arrays:
 def open_arrays(
     vault: Description, episodes: Callable[[], Episodes], checked: bool, mapped: bool
 ) -> Arrays:
-    """Open the arrays of a vault.
-
-    Parameters
-    ----------
-    vault
-        The vault's description.
-    episodes
-        Returns the vault's episodes, for messages about damage.
-    checked
-        Whether to compare chunks with their checksums.
-    mapped
-        Whether the files may be mapped into memory.
-
-    Raises
-    ------
-    VaultFormatError
-        The ``.zarray`` documents of a vault of offmarl differ from its schema, or there is less
-        data than its length needs.
-    """
+    """Open the arrays of a vault."""
     if vault.manifest:
         check_documents(vault.store, vault.manifest.schema)
     if not (checked and vault.manifest and vault.manifest.schema.codec == "raw"):

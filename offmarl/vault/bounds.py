@@ -93,13 +93,7 @@ def indices(part: slice, size: int, axis: str) -> range:
 
 
 def agents(leaves: Mapping[str, Leaf], spec: EnvSpec, part: slice) -> dict[str, slice]:
-    """Return the slice of agents for each array whose third axis is that of agents.
-
-    Raises
-    ------
-    VaultError
-        The agents are not an interval or a slice of those that have a leaf of observations.
-    """
+    """Return the slice of agents for each array whose third axis is that of agents."""
     span = indices(part, spec.num_agents, "agents")
     having = (name for name, leaf in leaves.items() if _has_agents(name, leaf, spec))
     some = dict.fromkeys(having, slice(span.start, span.stop, span.step))

@@ -56,20 +56,7 @@ class DataFile(NamedTuple):
 
 
 def write_blocks(directory: Path, blocks: Sequence[Block]) -> DataFile:
-    """Write blocks to a new data file durably.
-
-    Parameters
-    ----------
-    directory
-        The directory of the store.
-    blocks
-        Blocks with different keys.
-
-    Raises
-    ------
-    OSError
-        The file cannot be written; it was removed.
-    """
+    """Write blocks to a new data file durably."""
     name = f"{DATA}/{os.urandom(16).hex()}"
     starts, size = [], 0
     for block in blocks:
@@ -105,17 +92,7 @@ def write_blocks(directory: Path, blocks: Sequence[Block]) -> DataFile:
 def write_references(
     directory: Path, name: str, entries: Iterable[tuple[str, int, int]]
 ) -> DataFile:
-    """Write a data file that lists values of another one durably.
-
-    Parameters
-    ----------
-    directory
-        The directory of the store.
-    name
-        Path of the file that holds the values.
-    entries
-        Key, offset and length of each value; at least one.
-    """
+    """Write a data file that lists values of another one durably."""
     listed = list_values(name, entries)
     path = directory / listed.name
     path.write_bytes(listed.node)
@@ -212,20 +189,7 @@ def _node(name: str, entries: Sequence[tuple[bytes, int, int]]) -> bytes:
 
 
 def read_node(data: bytes, name: str) -> dict[str, tuple[int, int]]:
-    """Return the offset and the length of each value in a leaf node that `list_values` made.
-
-    Parameters
-    ----------
-    data
-        The node.
-    name
-        What to call it in an error.
-
-    Raises
-    ------
-    VaultFormatError
-        The node is damaged, or is not of this kind.
-    """
+    """Return the offset and the length of each value in a leaf node that `list_values` made."""
     if data[:4] != _NODE or _sealed(_NODE, data[14:-4]) != data:
         raise VaultFormatError(f"{name} is damaged: its checksum is wrong.")
     try:

@@ -284,15 +284,6 @@ def agrees(chunk: NumpyArray, expected: int, filled: int) -> bool:
     """Whether a chunk matches its checksum, as it is or with zeros after the vault's end.
 
     A stock program that died may have written past the end; these bytes are not part of the vault.
-
-    Parameters
-    ----------
-    chunk
-        ``(rows, steps, ...)``, contiguous.
-    expected
-        The CRC32C to compare with.
-    filled
-        Steps of the chunk that lie before the vault's end.
     """
     if google_crc32c.value(chunk) == expected:
         return True

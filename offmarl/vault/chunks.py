@@ -118,14 +118,7 @@ class ChunkBuffer:
         return sum(chunk.num_bytes for chunk in self.staged.values())
 
     def restore(self, store: Store) -> None:
-        """Read the steps of the unfinished chunk from disk.
-
-        Raises
-        ------
-        VaultFormatError
-            They are damaged; writing them again, with new checksums, would hide the damage. Data
-            after them in the chunk does not matter: a stock program that died may have left it.
-        """
+        """Read the steps of the unfinished chunk from disk."""
         if not self._filled:
             return
         keys = list(self._keys(self._number))

@@ -54,49 +54,25 @@ class Tree(NamedTuple):
 
 
 def current_tree(driver: TensorStoreDriver) -> Tree:
-    """Read the tree of the last commit.
-
-    Raises
-    ------
-    ValueError, OSError
-        The manifest cannot be read.
-    """
+    """Read the tree of the last commit."""
     *_, last = _manifest(driver)["versions"]
     return _read(driver, last["root"].get("location"))
 
 
 def config_of(driver: TensorStoreDriver) -> dict[str, Any]:
-    """Return the settings of a store, its identity among them.
-
-    Raises
-    ------
-    ValueError, OSError
-        The manifest cannot be read.
-    """
+    """Return the settings of a store, its identity among them."""
     found: dict[str, Any] = _manifest(driver)["config"]
     return found
 
 
 def live_bytes(driver: TensorStoreDriver) -> int:
-    """Return the bytes that the tree and the values of the last commit take in data files.
-
-    Raises
-    ------
-    ValueError, OSError
-        The manifest cannot be read.
-    """
+    """Return the bytes that the tree and the values of the last commit take in data files."""
     statistics = _manifest(driver)["versions"][-1]["root"]["statistics"]
     return int(statistics["num_tree_bytes"] + statistics["num_indirect_value_bytes"])
 
 
 def live_files(driver: TensorStoreDriver) -> frozenset[str]:
-    """Return the data files that anything in the store refers to, its earlier commits included.
-
-    Raises
-    ------
-    ValueError, OSError
-        The manifest cannot be read.
-    """
+    """Return the data files that anything in the store refers to, its earlier commits included."""
     found: set[str] = set()
     for kind, node in _history(driver, _manifest(driver)):
         found |= {_place(node).file} if kind == "versions" else _read(driver, node).files
@@ -219,13 +195,7 @@ class Contents:
 
     @staticmethod
     def of(store: Store) -> "Contents":
-        """Return the content of the last commit of a store.
-
-        Raises
-        ------
-        ValueError, OSError, VaultFormatError
-            The manifest cannot be read.
-        """
+        """Return the content of the last commit of a store."""
         driver = store.driver
         if isinstance(driver, Registered):
             return _RegisteredContents(driver)

@@ -93,12 +93,6 @@ def reclaim(store: Store) -> None:
     The files then take at most 1.2 times the data, apart from vaults with less than 1 MB of unused
     space or more than 4 GB to rewrite. The content stays the same, even if the process is killed.
     Programs that have the vault open can continue to read. The caller must hold the vault's lock.
-
-    Raises
-    ------
-    VaultError
-        A file cannot be read or written, or a program without the lock wrote to the vault
-        meanwhile; nothing was changed.
     """
     driver = store.driver
     if not (isinstance(driver, Directory) and isinstance(store, OcdbtStore)):
@@ -177,11 +171,6 @@ def copy(contents: Contents, keys: Iterable[str], target: Store, *, strict: bool
     """Copy keys and values in the order in which they are read; offmarl's keys with checksums.
 
     If not ``strict``, values that cannot be read are left out.
-
-    Raises
-    ------
-    VaultFormatError
-        A value cannot be read, or one of offmarl's is damaged.
     """
     for batch in _batches(_values(contents, sorted(keys, key=_order), strict)):
         target.commit(batch, fence={}).result()
@@ -228,15 +217,7 @@ def _order(key: str) -> tuple[bool, str, int, int, str]:
 
 
 def switch(directory: Path, fresh: Path, expected: bytes | None) -> None:
-    """Replace a store by another atomically.
-
-    Parameters
-    ----------
-    directory, fresh
-        The vault's directory, and the one in which the new store was built.
-    expected
-        The manifest that is replaced, if it must be unchanged.
-    """
+    """Replace a store by another atomically."""
     for file in (fresh / DATA).iterdir():
         file.rename(directory / DATA / file.name)
     sync(directory / DATA)

@@ -154,15 +154,7 @@ def by_limit(ended: Table, time_limit: int | None) -> NumpyArray:
 
 
 def normalise(steps: Transition, limits: NumpyArray) -> Transition:
-    """Correct padded observations, and ends by a time limit.
-
-    Parameters
-    ----------
-    steps
-        Records ``(*b, ...)`` of a foreign vault.
-    limits
-        ``(*b,)``, the steps at which a time limit is flagged as termination.
-    """
+    """Correct padded observations, and ends by a time limit."""
     limit = limits[..., None] & steps.terminated
     return steps._replace(
         view=steps.view._replace(

@@ -258,22 +258,7 @@ def free_place(path: str | os.PathLike[str]) -> Driver:
 
 
 def destination(path: str | os.PathLike[str], may_exist: bool = False) -> Driver:
-    """Return the place of a vault to be created.
-
-    Parameters
-    ----------
-    path
-        ``<name>.vlt`` or ``<name>.vlt/<uid>``.
-    may_exist
-        Whether a vault with the default uid may exist there, if the path is ``<name>.vlt``.
-
-    Raises
-    ------
-    VaultExistsError
-        The path is ``<name>.vlt``, and holds vaults.
-    VaultError
-        The path has another form, or is inside a vault.
-    """
+    """Return the place of a vault to be created."""
     given = absolute(path)
     if isinstance(given, Path):
         _refuse_inside(given)

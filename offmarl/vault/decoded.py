@@ -97,20 +97,6 @@ def decode_arrays(
     """Return the arrays of a store that can be decoded, by name.
 
     An array can be if its chunks hold whole steps.
-
-    Parameters
-    ----------
-    snapshot
-        The mapped store.
-    leaves
-        The arrays.
-    complete
-        Whether no chunk may be missing.
-
-    Raises
-    ------
-    VaultFormatError
-        The description of an array is damaged.
     """
     found = {}
     for name, leaf in leaves.items():

@@ -136,15 +136,6 @@ def episode_digests(
     """Return the SHA-256 of each episode, ``(M,)`` of 32 bytes, as `Dataset.episodes` has them.
 
     NumPy leaves out zeros at the end of an item, so items can be compared but not hashed further.
-
-    Parameters
-    ----------
-    vault
-        The vault.
-    policies
-        Whether policy ids are part of the content.
-    advance
-        Called with the number of steps of every block.
     """
     found = np.zeros(len(vault.episodes.row), "S32")
     for episode, one in _of_episodes(vault, policies, advance):

@@ -402,13 +402,7 @@ openers: dict[str, Callable[[Url], Driver]] = {}
 
 
 def driver_of(path: str | os.PathLike[str]) -> Driver:
-    """Return the driver for a path or URL as users write it; the place need not exist.
-
-    Raises
-    ------
-    VaultError
-        It is a URL of an unknown or unregistered scheme, or an invalid path.
-    """
+    """Return the driver for a path or URL as users write it; the place need not exist."""
     full = absolute(path)
     if isinstance(full, Url) and full.scheme in openers:
         return openers[full.scheme](full)

@@ -81,16 +81,7 @@ def disk_name(field: str) -> str:
 
 
 def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
-    """Build a record from arrays that were read; arrays that a vault lacks are filled in.
-
-    Parameters
-    ----------
-    arrays
-        Disk name to ``(B, T, ...)``. Trailing axes may differ from those of offmarl's vaults, if a
-        step has the same number of entries.
-    spec
-        The sizes of the record.
-    """
+    """Build a record from arrays that were read; arrays that a vault lacks are filled in."""
     lead = next(iter(arrays.values())).shape[:2]
     wanted = leaves(spec)
 
@@ -171,11 +162,6 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
 
     The number of discrete actions is that of the legal-action mask; 0 without a mask, when it must
     be inferred from the data.
-
-    Raises
-    ------
-    VaultLayoutError
-        The arrays are not those of OG-MARL's layout.
     """
     observation = {name: leaf for name, leaf in found.items() if is_of(OBSERVATIONS, name)}
     needed = (*(observation or [OBSERVATIONS]), "actions", "rewards")
@@ -222,17 +208,7 @@ def is_of(group: str, name: str) -> bool:
 
 
 def _tree_of(found: Mapping[str, Leaf], group: str, num_agents: int | None = None) -> Any:
-    """Return the specs of a group of another program's arrays, without the axis of agents.
-
-    Parameters
-    ----------
-    found
-        The group's arrays.
-    group
-        Its name.
-    num_agents
-        Number of agents, if the arrays have an axis of agents.
-    """
+    """Return the specs of a group of another program's arrays, without the axis of agents."""
     specs: dict[str, ArraySpec] = {}
     for name, leaf in found.items():
         shape = leaf.shape
@@ -304,20 +280,6 @@ def fit(transition: Transition, schema: Schema, place: str = "") -> dict[str, Nu
 
     Arrays are not copied if possible. Wider numbers of the same kind, such as float64, are cast
     later, by `offmarl.vault.values`.
-
-    Parameters
-    ----------
-    transition
-        The record.
-    schema
-        The vault's.
-    place
-        Where the record is to be appended, such as " at step 5 of runs/a.vlt", for messages.
-
-    Raises
-    ------
-    ShapeError
-        The record is of other leaves, shapes or kinds than the vault.
     """
     arrays = to_disk(transition)
     shape = arrays["rewards"].shape

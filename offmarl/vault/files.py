@@ -96,13 +96,6 @@ def open_file(directory: Path, name: str) -> int:
     """Open a regular file of a vault for reading, and return its descriptor.
 
     Links below the directory are not followed, even if they are created during the call.
-
-    Raises
-    ------
-    ValueError
-        The name may lead out of the vault, or is not the name of a regular file.
-    OSError
-        It cannot be opened; `FileNotFoundError` if it does not exist.
     """
     *parents, last = check_name(name).split("/")
     parent = os.open(directory, _DIRECTORY)
@@ -254,15 +247,7 @@ class WriterLock:
 
 @contextmanager
 def workspace(directory: Path) -> Iterator[Path]:
-    """Create an empty directory to build in, under a lock; it is removed afterwards.
-
-    Raises
-    ------
-    VaultLockedError
-        Another process is building there.
-    VaultError
-        The directory cannot be created.
-    """
+    """Create an empty directory to build in, under a lock; it is removed afterwards."""
     with no_empty_directories(directory.parent):
         with errors_of(directory):
             make_directory(directory)
@@ -292,13 +277,6 @@ def whole(path: Path) -> Iterator[Path]:
 
     When the block ends, the file or directory at the yielded path is made durable and moved to
     ``path``. If the block fails, nothing appears there.
-
-    Raises
-    ------
-    VaultExistsError
-        Something exists at the path.
-    VaultLockedError, VaultError
-        As for `workspace`.
     """
     refuse_existing(path)
     with workspace(path.with_name(f".{path.name}.part")) as part:

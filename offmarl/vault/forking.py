@@ -19,13 +19,7 @@ def is_forked() -> bool:
 
 
 def use_tensorstore(path: PurePath) -> None:
-    """Note that this process uses TensorStore.
-
-    Raises
-    ------
-    VaultError
-        It was forked from a process that did; the message names ``path``.
-    """
+    """Note that this process uses TensorStore."""
     if not _user:
         _user.append(os.getpid())
     elif is_forked():

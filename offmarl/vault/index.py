@@ -29,22 +29,7 @@ class Record(NamedTuple):
 
 
 def is_there(path: object, run: str, chunk: int | None, done: int) -> bool:
-    """Return whether a record is among those that a run has appended.
-
-    Parameters
-    ----------
-    path
-        The vault.
-    run, chunk
-        The run, and the number of its record; None for the next.
-    done
-        Number of records that the run has appended.
-
-    Raises
-    ------
-    VaultError
-        An earlier record is missing, or the name or the number is invalid.
-    """
+    """Return whether a record is among those that a run has appended."""
     if not isinstance(run, str) or (chunk is not None and chunk < 0):
         raise VaultError(
             f"{path} cannot append chunk {chunk!r} of run {run!r}: a run's name is text, and its "
@@ -69,30 +54,7 @@ def account(
     fresh: bool,
     cut: Cut = False,
 ) -> Record:
-    """Return the record of steps ``(rows, T, ...)`` that are appended.
-
-    Parameters
-    ----------
-    transition, arrays
-        The steps, as a record and by their names on disk.
-    finals
-        The final views of episodes that end here.
-    tip
-        The head before, with the record's run.
-    running
-        The episodes that were unfinished before.
-    spec
-        The environment's sizes.
-    fresh
-        Whether new episodes begin here, even if others are unfinished.
-    cut
-        Steps at which the recording, not the environment, ended the episode.
-
-    Raises
-    ------
-    ShapeError
-        They contradict one another.
-    """
+    """Return the record of steps ``(rows, T, ...)`` that are appended."""
     lost = running[:0]
     signals = encoding.signals_of(arrays)
     _check_last(transition, signals)
@@ -197,23 +159,7 @@ _MAX_FAULTS = 100
 
 
 def reindex(vault: Dataset, stop: int, known: Table) -> tuple[Table, Table]:
-    """Find the episodes in the first ``stop`` steps of each row.
-
-    Parameters
-    ----------
-    vault
-        The vault whose steps are read.
-    stop
-        Number of steps of each row to read.
-    known
-        The known episodes. The steps do not show which episodes were abandoned, nor whether the
-        recording or the environment truncated an episode.
-
-    Returns
-    -------
-    ended, running
-        As `tables.scan` returns them.
-    """
+    """Find the episodes in the first ``stop`` steps of each row."""
     given_up = known[(known["cause"] == tables.OPEN) & (_ends(known) < stop)]
     running = tables.none_running(vault.rows, vault.spec.num_agents)
     found = [known[:0]]

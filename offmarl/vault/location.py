@@ -73,13 +73,6 @@ def absolute(path: str | os.PathLike[str]) -> PurePath:
     """Return an absolute `Path`, or a `Url` where one is given; see `offmarl.paths.local`.
 
     A URL with a single slash, as `pathlib` writes it, is accepted.
-
-    Raises
-    ------
-    VaultError
-        The URL has an unknown scheme, or the path is invalid.
-    OptionError
-        It is empty.
     """
     if isinstance(path, Url):
         return path

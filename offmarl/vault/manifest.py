@@ -62,13 +62,7 @@ def unchecked(manifest: Manifest | None, length: int, checked: bool) -> tuple[st
 
 
 def stock_length(store: Store) -> int:
-    """Return the steps of each row of another program's vault.
-
-    Raises
-    ------
-    VaultError
-        Its index is damaged.
-    """
+    """Return the steps of each row of another program's vault."""
     index = store.array(layout.INDEX_PREFIX)
     if index.shape != (1,) or index.dtype.numpy_dtype.kind != "i":
         raise VaultFormatError(f"{store.path}: the index is not one number.")
@@ -191,11 +185,6 @@ def snapshot_of(store: Store, own: Manifest | None, encoded: bool = False) -> Sn
     """Map a vault's files; None if that is impossible or useless.
 
     Mapping a compressed vault is useful only for readers that take ``encoded`` chunks.
-
-    Raises
-    ------
-    VaultError
-        They are not those of the vault that was opened.
     """
     if own and own.schema.codec != "raw" and not encoded:
         return None
@@ -286,13 +275,7 @@ def read_final_block(contents: Contents, schema: Schema, first: int) -> NumpyArr
 
 
 def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fault]) -> Schema:
-    """Return the schema, from ``metadata.json`` if the key is damaged.
-
-    Raises
-    ------
-    VaultFormatError
-        Neither can be read.
-    """
+    """Return the schema, from ``metadata.json`` if the key is damaged."""
     found: list[Schema] = []
     with noting(faults, layout.SCHEMA_KEY):
         found.append(Schema.from_json(contents.get_json(layout.SCHEMA_KEY)))
@@ -317,21 +300,7 @@ class Description(NamedTuple):
 
 
 def describe(store: Store, *, check_arrays: bool = True) -> Description:
-    """Read the description of a vault of any program.
-
-    Parameters
-    ----------
-    store
-        The vault's.
-    check_arrays
-        Whether to open the arrays of another program's vault, and compare them with
-        ``metadata.json``.
-
-    Raises
-    ------
-    VaultFormatError
-        The description contradicts itself, or is damaged.
-    """
+    """Read the description of a vault of any program."""
     metadata = read_metadata(store.driver)
     own = read_manifest(store)
     return (

@@ -220,14 +220,7 @@ class Grid(NamedTuple):
 
     @classmethod
     def of(cls, name: str, document: Mapping[str, Any], axes: int = 2) -> "Grid":
-        """Read a ``.zarray`` document.
-
-        Raises
-        ------
-        VaultFormatError
-            It is invalid, has fewer than ``axes`` axes, or its chunks are stored in a way that
-            TensorStore's zarr driver does not read.
-        """
+        """Read a ``.zarray`` document."""
         compressor = document.get("compressor")
         try:
             dtype = np.dtype(document["dtype"])
@@ -285,11 +278,6 @@ class Grid(NamedTuple):
         """Return the content of a chunk from its stored bytes.
 
         Memory use is bounded by the size of a chunk, even if the bytes are forged.
-
-        Raises
-        ------
-        VaultFormatError
-            The bytes are damaged, or hold more or less than one chunk; the message names ``place``.
         """
         try:
             content = _decompress(self.compressor, value, self.chunk_bytes)

@@ -237,13 +237,7 @@ def _check_shares(vaults: list[Dataset], shares: NDArray[np.float64]) -> None:
 
 
 def common_spec(vaults: Sequence[Dataset]) -> EnvSpec:
-    """Return the spec of vaults that are joined or mixed.
-
-    Raises
-    ------
-    ShapeError
-        They differ in their sizes or their environment, or in its settings or release.
-    """
+    """Return the spec of vaults that are joined or mixed."""
     first = max(vaults, key=lambda vault: (bool(vault.spec.name), bool(vault.spec.package)))
     limits = {vault.time_limit for vault in vaults} - {None}
     if len(limits) > 1:

@@ -113,22 +113,7 @@ class Snapshot:
         return len(self._chunks.get(name, {}))
 
     def chunks(self, name: str, shape: tuple[int, int], size: int) -> NDArray[np.int64]:
-        """Return the indices in the region's bytes at which an array's chunks begin.
-
-        Parameters
-        ----------
-        name
-            The array's disk name.
-        shape
-            Number of blocks of rows, and of chunks of time.
-        size
-            Bytes of a chunk. A chunk of any other size counts as missing.
-
-        Returns
-        -------
-        numpy.ndarray
-            Indices of the given shape; -1 where a chunk is missing.
-        """
+        """Return the indices in the region's bytes at which an array's chunks begin."""
         found = np.full(shape, _ABSENT, np.int64)
         for (block, number), (start, length) in self._chunks.get(name, {}).items():
             if block < shape[0] and number < shape[1] and length == size:
@@ -184,17 +169,7 @@ class MappedArray:
         agents: slice | None,
         check: Check | None = None,
     ) -> NumpyArray:
-        """Return ``(B, T, *leaf)``: a read-only view if one chunk holds all of it, else a copy.
-
-        Parameters
-        ----------
-        rows, steps
-            The B rows and T steps to read.
-        agents
-            Selects from the third axis; None reads all of it.
-        check
-            Compares each chunk that has not been compared yet.
-        """
+        """Return ``(B, T, *leaf)``: a read-only view if one chunk holds all of it, else a copy."""
         select = () if agents is None else (agents,)
         by_rows, by_steps = list(cut(rows, self.chunk_rows)), list(cut(steps, self.chunk_steps))
         if len(by_rows) == len(by_steps) == 1:
@@ -326,13 +301,7 @@ def copy(chunk: NumpyArray, target: NumpyArray) -> int:
 
 
 def cut(span: range, size: int) -> Iterator[tuple[int, slice, slice]]:
-    """Cut a range at multiples of ``size``.
-
-    Yields
-    ------
-    tuple
-        The index of a block of ``size``, the slice inside the block, and the slice of the range.
-    """
+    """Cut a range at multiples of ``size``."""
     done = 0
     while done < len(span):
         block, first = divmod(span[done], size)
@@ -343,13 +312,7 @@ def cut(span: range, size: int) -> Iterator[tuple[int, slice, slice]]:
 
 
 def open_snapshot(driver: Driver) -> Snapshot | None:
-    """Return the content of a store now; None if it cannot be mapped.
-
-    Raises
-    ------
-    OSError, ValueError
-        Files that the store refers to cannot be read.
-    """
+    """Return the content of a store now; None if it cannot be mapped."""
     if not (driver.can_map and isinstance(driver, TensorStoreDriver)):
         return None
     try:

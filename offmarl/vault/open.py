@@ -88,15 +88,7 @@ def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) 
 
 
 def place_of(path: str | os.PathLike[str], one: bool = False) -> Driver:
-    """Resolve a path or the name of a dataset, with ``one`` of one vault; see `open_vault`.
-
-    Raises
-    ------
-    VaultNotFoundError
-        The dataset of this name was not pulled.
-    VaultError
-        It has several vaults, and ``one`` is set.
-    """
+    """Resolve a path or the name of a dataset, with ``one`` of one vault; see `open_vault`."""
     return driver_of(named(os.fspath(path), one) or path)
 
 

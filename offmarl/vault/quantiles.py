@@ -122,17 +122,7 @@ class QuantileSketch:
 
 
 def capacity_for(columns: int, count: int, memory: int) -> int:
-    """Return the capacity of sketches of so many columns and values that fit in memory.
-
-    Parameters
-    ----------
-    columns
-        Columns of all sketches together.
-    count
-        Values of each column.
-    memory
-        Bytes.
-    """
+    """Return the capacity of sketches of so many columns and values that fit in memory."""
     capacity = _LARGEST
     while capacity > _SMALLEST:
         levels = 2 + max(0, math.ceil(math.log2(max(count, 1) / capacity)))

@@ -63,15 +63,7 @@ class RangesAccumulator:
         self._count, self._not_finite = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
 
     def add(self, values: Any, mask: Any = True) -> None:
-        """Add values ``(n, *shape)``.
-
-        Parameters
-        ----------
-        values
-            Any numbers.
-        mask
-            Valid values; broadcasts to them.
-        """
+        """Add values ``(n, *shape)``."""
         mask = np.broadcast_to(mask, values.shape)
         rows = max(1, _ELEMENTS // max(self._count.size, 1))
         for begin in range(0, len(values), rows):

@@ -175,22 +175,7 @@ class RebuildResult(NamedTuple):
 
 
 def rebuild(source: Contents, found: Verification, target: Path) -> RebuildResult:
-    """Build a vault of the longest intact prefix.
-
-    Parameters
-    ----------
-    source
-        The damaged vault's commit.
-    found
-        The verification of the source, with its faults.
-    target
-        Directory to create.
-
-    Raises
-    ------
-    VaultFormatError
-        Too little is left to build a vault from.
-    """
+    """Build a vault of the longest intact prefix."""
     kept = sound_length(found)
     native = bool(source.keys(OWN_PREFIX))
     target.mkdir()

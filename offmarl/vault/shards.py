@@ -260,19 +260,7 @@ def join_shards(
     small: Iterable[tuple[str, bytes]],
     files: Sequence[DataFile],
 ) -> None:
-    """Make a vault of the data files of shards, which are in its directory already.
-
-    Parameters
-    ----------
-    directory
-        The vault's directory.
-    metadata
-        The content of its ``metadata.json``, which is written last.
-    small
-        All values except chunks, as they are stored.
-    files
-        The data files, by time.
-    """
+    """Make a vault of the data files of shards, which are in its directory already."""
     driver = Directory(directory)
     store = OcdbtStore(driver)
     documents: dict[str, bytes] = {}

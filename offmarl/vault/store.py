@@ -334,15 +334,7 @@ class OcdbtStore(Store):
         own.delete_range(ts.KvStore.KeyRange()).result()
 
     def adopt(self, name: str, entries: Sequence[tuple[str, int, int]]) -> None:
-        """Take over values of a data file that is in the directory already.
-
-        Parameters
-        ----------
-        name
-            Path of the file in the directory.
-        entries
-            Key, offset and length of each value.
-        """
+        """Take over values of a data file that is in the directory already."""
         if not entries:
             return
         transaction = ts.Transaction(atomic=True)
@@ -412,14 +404,7 @@ class KeyValueStore(Store):
         return done
 
     def array(self, prefix: str, *, complete: bool = False) -> ts.TensorStore:
-        """Open the zarr array whose keys begin with ``prefix``.
-
-        Raises
-        ------
-        VaultFormatError
-            Its description is missing or damaged, or its chunks are stored in an unsupported way;
-            see `Grid.of`.
-        """
+        """Open the zarr array whose keys begin with ``prefix``."""
         document = self.get_json(f"{prefix}.zarray")
         if document is None:
             raise VaultFormatError(f"{self.path} has lost {prefix}.zarray: the vault is damaged.")

@@ -261,21 +261,6 @@ def scan(running: Table, begin: int, signals: Signals) -> tuple[Table, Table]:
 
     Rewards are added in the order of time, so returns have the same bits for any division into
     blocks.
-
-    Parameters
-    ----------
-    running
-        The unfinished episode of each row before the block.
-    begin
-        Index of the block's first step on the time axis.
-    signals
-        The steps of the block.
-
-    Returns
-    -------
-    ended, running
-        The episodes that ended, by row and start, without their final views; and the unfinished
-        episode of each row after the block.
     """
     reward, last = signals.reward, signals.last
     rows, _, num_agents = reward.shape
@@ -322,24 +307,7 @@ def attach_finals(
     time: Int[np.ndarray, "F"],
     first: int,
 ) -> Table:
-    """Assign final views to the episodes that ended in a block.
-
-    Parameters
-    ----------
-    ended
-        The episodes that `scan` returned for the block at ``begin``.
-    begin
-        Index of the block's first step on the time axis.
-    row, time
-        Row and step of the end of each final view's episode; ``time`` counts from ``begin``.
-    first
-        Number of the first of these final views in the vault.
-
-    Raises
-    ------
-    ShapeError
-        No episode ended there, or two final views name the same end.
-    """
+    """Assign final views to the episodes that ended in a block."""
     ends = zip(ended["row"], ended["start"] + ended["length"] - 1 - begin, strict=True)
     episode_of = {end: episode for episode, end in enumerate(ends)}
     ended = ended.copy()
@@ -357,17 +325,7 @@ def attach_finals(
 def to_episodes(
     table: Table, teams: tuple[Team, ...], cause: UInt8[np.ndarray, "M"] | None = None
 ) -> Episodes:
-    """Return a table as plain arrays, ordered by row and start.
-
-    Parameters
-    ----------
-    table
-        The table, in any order.
-    teams
-        The teams of its spec.
-    cause
-        How each episode ended, if not as the table says.
-    """
+    """Return a table as plain arrays, ordered by row and start."""
     order = np.lexsort((table["start"], table["row"]))
     cause = (table["cause"] if cause is None else cause)[order]
     return Episodes(
@@ -389,20 +347,7 @@ PARTS = {2: ("train", "validation"), 3: ("train", "validation", "test")}
 
 
 def shares(fractions: Iterable[float] | None, validation: float | None) -> list[float]:
-    """Return the shares of the parts that episodes are split into.
-
-    Parameters
-    ----------
-    fractions
-        All shares; by default .9 .1.
-    validation
-        The share for validation, of two parts.
-
-    Raises
-    ------
-    OptionError
-        Both were given, or they do not sum to 1.
-    """
+    """Return the shares of the parts that episodes are split into."""
     if fractions is not None and validation is not None:
         raise OptionError("give --fractions or --validation, not both.")
     held_out = 0.1 if validation is None else validation
@@ -418,24 +363,7 @@ def shares(fractions: Iterable[float] | None, validation: float | None) -> list[
 def split(
     count: int, shares: Sequence[float], seed: int, path: object
 ) -> dict[str, Int[np.ndarray, "K"]]:
-    """Divide episodes at random; return the numbers of each part, in random order.
-
-    Parameters
-    ----------
-    count
-        Number of episodes.
-    shares
-        The parts' shares of them; see `shares`.
-    seed
-        Random seed.
-    path
-        The vault's path, for the error.
-
-    Raises
-    ------
-    OptionError
-        A part is empty.
-    """
+    """Divide episodes at random; return the numbers of each part, in random order."""
     edges = np.round(np.cumsum(shares)[:-1] * count).astype(int)
     parts = np.split(shuffled(count, seed), edges)
     for name, part in zip(PARTS[len(shares)], parts, strict=True):
@@ -450,17 +378,7 @@ def split(
 def hold_out(
     count: int, fraction: float, path: object
 ) -> tuple[Int[np.ndarray, "K"], Int[np.ndarray, "H"]]:
-    """Divide episodes at random, deterministically; see `offmarl.vault.Dataset.hold_out`.
-
-    Parameters
-    ----------
-    count
-        Number of episodes.
-    fraction
-        Fraction of them to hold out.
-    path
-        The vault's path, for the error.
-    """
+    """Divide episodes at random, deterministically; see `offmarl.vault.Dataset.hold_out`."""
     kept = min(round((1 - fraction) * count), count - 1) if 0 < fraction < 1 else 0
     if kept < 1:
         raise OptionError(

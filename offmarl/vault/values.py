@@ -73,27 +73,7 @@ def check(
     finals: FinalObservations | None = None,
     place: RecordPosition = IN_RECORD,
 ) -> None:
-    """Refuse invalid values.
-
-    Parameters
-    ----------
-    arrays
-        Arrays ``(rows, T, ...)`` by disk name: some or all of a vault's.
-    spec
-        The environment's sizes.
-    finals
-        The final views of episodes.
-    place
-        Position of the first step, for messages; the steps of final views count from it.
-
-    Raises
-    ------
-    InvalidValueError
-        An observation, a state or a reward is NaN or infinite, or too large for its type; an action
-        is outside the action space; a mask is neither 0 nor 1, or allows a living agent nothing; a
-        log-probability is infinite, or above 0 where actions are discrete; a policy id is below -1.
-        The message names the first invalid value. Extras may have any values of their types.
-    """
+    """Refuse invalid values."""
     refuse(find(arrays, spec, finals, place))
 
 
@@ -313,24 +293,7 @@ def cast(
     place: RecordPosition = IN_RECORD,
     on_invalid: OnInvalid = "raise",
 ) -> dict[str, NumpyArray]:
-    """Cast arrays to narrower types of their kind; return the others unchanged.
-
-    Parameters
-    ----------
-    arrays
-        Arrays ``(rows, T, ...)`` by name.
-    types
-        Name to `offmarl.vault.layout.Leaf`.
-    place
-        Position of the first step, for messages.
-    on_invalid
-        "keep" makes floats that are too large for their type infinite.
-
-    Raises
-    ------
-    InvalidValueError
-        A number does not fit its type.
-    """
+    """Cast arrays to narrower types of their kind; return the others unchanged."""
     for name, array in arrays.items():
         dtype = types[name].dtype
         keeps = on_invalid == "keep" and gate.is_float(dtype)

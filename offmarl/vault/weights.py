@@ -108,31 +108,7 @@ class _Values(NamedTuple):
 def resolve(
     source: "Dataset | Mixture", weights: WeightsLike, chosen: NDArray[np.int64] | None = None
 ) -> tuple[Any, ...] | None:
-    """Return the weights of the steps of a dataset, or of each vault of a mixture.
-
-    Parameters
-    ----------
-    source
-        The dataset or mixture.
-    weights
-        What its steps weigh.
-    chosen
-        Numbers of the episodes that are drawn from; all of them by default. The others are neither
-        checked nor do they count in the scale of a temperature. Numbers that are given as an array
-        may be those of these episodes only, in order.
-
-    Returns
-    -------
-    For each vault an array ``(M,)``, one weight for all steps of an episode, or ``(rows, length)``,
-    as `offmarl.replay` takes them; None for equal weights.
-
-    Raises
-    ------
-    OptionError
-        A column or function does not exist; a weight is negative or not finite; or all are 0.
-    ShapeError
-        There are not as many numbers as episodes or steps.
-    """
+    """Return the weights of the steps of a dataset, or of each vault of a mixture."""
     if weights is None:
         return None
     weights = weights if isinstance(weights, Weights) else Weights(weights)

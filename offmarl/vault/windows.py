@@ -92,19 +92,7 @@ class WindowPlaces:
 def put_steps(
     windows: NumpyArray, index: NDArray[np.int64], out: NumpyArray, at: NDArray[np.int64] | None
 ) -> None:
-    """Write some steps of windows to an array, as numbers of its type; masks are what is not 0.
-
-    Parameters
-    ----------
-    windows
-        ``(W, length, *leaf)``.
-    index
-        ``(n, S)`` which steps, counted through all windows.
-    out
-        ``(m, S, *leaf)``, contiguous. If it has fewer than S steps, it takes the first ones.
-    at
-        ``(n,)`` where on its first axis; None for all, in order.
-    """
+    """Write some steps of windows to an array, as numbers of its type; masks are what is not 0."""
     if not out.size:
         return
     items, where = as_items(np.ascontiguousarray(windows)), slice(None) if at is None else at

@@ -230,14 +230,7 @@ def _kept(record: Record, keep: NumpyArray, cut: NumpyArray, resets: NumpyArray)
 def _compare(
     record: Record, begins: Transition | None, spec: EnvSpec
 ) -> tuple[NumpyArray, NumpyArray]:
-    """Compare the views after steps with those of the following ones.
-
-    Returns
-    -------
-    jumps, resets
-        ``(T,)`` the steps without a flag of an end that lead elsewhere, and those with one after
-        which the view is already the first of the next episode.
-    """
+    """Compare the views after steps with those of the following ones."""
     last = record.steps.last[0]
     none: NumpyArray = np.zeros_like(last)
     if record.after is None:

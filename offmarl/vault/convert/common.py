@@ -144,20 +144,7 @@ def load_npy(path: Path) -> NumpyArray:
 
 @contextmanager
 def open_datasets(source: Path) -> Iterator[dict[str, Any]]:
-    """Open an HDF5 file that refers to no other file.
-
-    Yields
-    ------
-    dict
-        The ``h5py.Dataset`` objects of the root group, by name.
-
-    Raises
-    ------
-    VaultNotFoundError
-        There is no such file.
-    VaultError
-        It is not an HDF5 file, or something in it refers to another file.
-    """
+    """Open an HDF5 file that refers to no other file."""
     h5py = require("h5py")
     if not source.is_file():
         raise VaultNotFoundError(f"there is no file {source} to convert.")
@@ -334,17 +321,7 @@ def _to_npy(file: BinaryIO, column: Column) -> Append:
 def npz(
     path: Path, columns: Mapping[str, Column], compression: int = zipfile.ZIP_STORED
 ) -> Iterator[dict[str, Append]]:
-    """Write an ``.npz`` file whose arrays are filled side by side, in temporary files.
-
-    Parameters
-    ----------
-    path
-        The file; its directory holds the temporary files.
-    columns
-        The arrays. All of their entries must be appended.
-    compression
-        A constant of ``zipfile``.
-    """
+    """Write an ``.npz`` file whose arrays are filled side by side, in temporary files."""
     part = path.with_name(f"{path.name}.arrays")
     part.mkdir()
     files = {name: part / f"{name}.npy" for name in columns}

@@ -199,22 +199,7 @@ def _records(steps: _Steps, spec: EnvSpec, blocks: list[tuple[int, int]]) -> Ite
 
 
 def find_limits(done: NumpyArray, since: int, time_limit: int | None) -> tuple[NumpyArray, int]:
-    """Find the steps at which a time limit ended an episode, flagged or not.
-
-    Parameters
-    ----------
-    done
-        ``(T,)``, the steps flagged as the last of their episode.
-    since
-        Steps of the first episode before this interval.
-    time_limit
-        Steps after which an episode is truncated; None for no limit.
-
-    Returns
-    -------
-    limits, since
-        ``(T,)``, and the steps so far of the episode that is open at the end.
-    """
+    """Find the steps at which a time limit ended an episode, flagged or not."""
     limits: NumpyArray = np.zeros(len(done), bool)
     begin = -since
     for end in [*np.flatnonzero(done).tolist(), len(done)]:

@@ -162,27 +162,7 @@ def new_extras(returned: Any, steps: Steps) -> dict[str, ArraySpec]:
 
 
 def check(returned: Any, steps: Steps, part: Part, leaves: Mapping[str, Leaf]) -> Result:
-    """Check what a function returned, and convert it to the vault's types.
-
-    Parameters
-    ----------
-    returned
-        A mapping from columns to arrays.
-    steps, part
-        What the function got.
-    leaves
-        The new vault's arrays.
-
-    Raises
-    ------
-    OptionError
-        It is no mapping, names a column that does not exist or that cannot be changed, or has a
-        column of views without their final views.
-    ShapeError
-        An array has another length, shape or kind.
-    InvalidValueError
-        A value is invalid, such as NaN.
-    """
+    """Check what a function returned, and convert it to the vault's types."""
     if not isinstance(returned, Mapping):
         raise OptionError(
             f"the function returned {type(returned).__name__}: return a dictionary of columns, "

@@ -112,25 +112,7 @@ def parse(
     hints: Mapping[str, str] | None = None,
     percentiles: bool = True,
 ) -> Expression:
-    """Parse a condition.
-
-    Parameters
-    ----------
-    text
-        The condition.
-    names
-        The columns it may use, and the kind of each.
-    hints
-        Advice for other names that a user may try.
-    percentiles
-        Whether it may compare with percentiles; they need all values at once.
-
-    Raises
-    ------
-    ExpressionError
-        The text is not a condition, or compares values of different kinds. The message marks the
-        place.
-    """
+    """Parse a condition."""
     return _parse(text, "truth", names, hints or {}, percentiles)
 
 

@@ -50,13 +50,7 @@ class Function(NamedTuple):
         return Function, tuple(self)
 
     def __call__(self, steps: Steps, part: Part) -> Any:
-        """Return the function's result for a part.
-
-        Raises
-        ------
-        OptionError
-            The function raised an error.
-        """
+        """Return the function's result for a part."""
         options = {self.random: self._randomness(part.number)} if self.random else {}
         try:
             return self.call(steps, **options)
@@ -87,13 +81,7 @@ class Function(NamedTuple):
 
 
 def load(function: MapFunction, seed: int) -> Function:
-    """Import a function if it is given by name, and inspect it.
-
-    Raises
-    ------
-    OptionError
-        There is no such function.
-    """
+    """Import a function if it is given by name, and inspect it."""
     call = function
     if isinstance(function, str):
         call, _ = records.import_code(function, "--with")
@@ -151,15 +139,7 @@ def parse_reward(text: str) -> Expression:
 
 
 def reward_formula(text: str, columns: Columns) -> Function:
-    """Return the function that computes rewards by a formula.
-
-    Parameters
-    ----------
-    text
-        The formula.
-    columns
-        Values of each episode, as `selection.columns` returns them.
-    """
+    """Return the function that computes rewards by a formula."""
     formula: Any = RewardFormula(text, columns)
     return Function(formula, f"reward = {text}", None, None, 0)
 
@@ -187,22 +167,7 @@ class Apply(NamedTuple):
 def results(
     apply: Apply, parts: Iterable[Part], leaves: Mapping[str, Leaf], processes: int
 ) -> Iterator[tuple[Part, Result]]:
-    """Yield each part with its result, in order.
-
-    Parameters
-    ----------
-    apply, parts
-        What is applied to what.
-    leaves
-        The new vault's arrays.
-    processes
-        Number of processes that call the function; 1 for this one.
-
-    Raises
-    ------
-    OptionError
-        The function cannot be sent to other processes, or one of them ended early.
-    """
+    """Yield each part with its result, in order."""
     if processes == 1:
         for part in parts:
             yield part, apply.checked(part, leaves)

@@ -20,15 +20,7 @@ def provenance_of(
     taken: Sequence[tuple[Source, Pieces]],
     merged: Iterable[Named],
 ) -> dict[str, Any]:
-    """Return the provenance of a vault that a transform makes.
-
-    Returns
-    -------
-    dict
-        ``lineage``: the operation, its arguments, the version, and for each source its digest, how
-        much was taken of it, and its own provenance. ``origins``: the origins of the policies.
-        ``policies``: the facts about the policies, by their new ids.
-    """
+    """Return the provenance of a vault that a transform makes."""
     from offmarl import __version__
 
     merged = list(merged)

@@ -95,13 +95,7 @@ class Mapped(NamedTuple):
 
 
 def start(vault: Dataset, function: Function, by: Unit, processes: int) -> Mapped:
-    """Apply a function to the first part of a vault, to find out what it changes and adds.
-
-    Raises
-    ------
-    VaultError
-        The vault is empty.
-    """
+    """Apply a function to the first part of a vault, to find out what it changes and adds."""
     schema, apply = schema_of(vault), Apply(vault, function)
     parts = parts_of(vault, schema, by)
     part = next(parts, None)
@@ -117,19 +111,7 @@ def start(vault: Dataset, function: Function, by: Unit, processes: int) -> Mappe
 
 
 def write(mapped: Mapped, store: Store, provenance: Mapping[str, Any], advance: Advance) -> None:
-    """Fill a new store with the vault whose columns are changed.
-
-    Parameters
-    ----------
-    mapped
-        The function that is being applied.
-    store
-        The new vault's, empty.
-    provenance
-        The new vault's.
-    advance
-        Called with the number of steps of every part.
-    """
+    """Fill a new store with the vault whose columns are changed."""
     vault, schema, changed, results = mapped
     copied = is_current(vault)
     encoded = changed if copied else frozenset(schema.leaves)

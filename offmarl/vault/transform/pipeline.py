@@ -61,13 +61,7 @@ def opened_all(vaults: AnyVault | Sequence[AnyVault]) -> list[Dataset]:
 def opened_with_limit(
     vaults: AnyVault | Sequence[AnyVault], time_limit: int | None
 ) -> list[Dataset]:
-    """Open vaults; the time limit applies to foreign ones, which do not record how episodes ended.
-
-    Raises
-    ------
-    VaultError
-        A time limit was given, and no vault is foreign.
-    """
+    """Open vaults; the time limit is for foreign ones, which do not record how episodes ended."""
     found = opened_all(vaults)
     if time_limit is None:
         return found
@@ -92,21 +86,7 @@ def run(
     provenance: Mapping[str, Any] | None = None,
     chunk_steps: int | None = None,
 ) -> Dataset:
-    """Make a vault from selected parts of others.
-
-    Parameters
-    ----------
-    operation, arguments
-        Name and arguments of the transform, for the lineage.
-    vaults, select
-        The sources, and the function that selects from them.
-    path, codec, progress
-        As for `offmarl.vault.cat`.
-    provenance
-        Additional provenance, a JSON object.
-    chunk_steps
-        As for `offmarl.vault.create`.
-    """
+    """Make a vault from selected parts of others."""
     with _create(vaults, path, codec, chunk_steps) as writer:
         sources = examine_all(vaults, progress)
         taken = [*zip(sources, select(sources, None), strict=True)]
@@ -181,17 +161,6 @@ def join_rows(
     """Make a vault of vaults with as many rows each, one after the other in time.
 
     No episode may span two of them.
-
-    Parameters
-    ----------
-    blocks
-        The vaults.
-    path, progress, codec, chunk_steps
-        As for `run`.
-    provenance
-        Returns the provenance of the new vault.
-    remap
-        Gives policies their new ids; by default they keep theirs.
     """
     with _create(blocks, path, codec, chunk_steps, blocks[0].rows) as writer:
         with progress("join", sum(block.num_steps for block in blocks)) as advance:
@@ -204,20 +173,7 @@ def join_rows(
 
 @contextmanager
 def atomic_directory(path: StrPath) -> Iterator[Path]:
-    """Yield a directory for vaults that appears at its path with all of them or not at all.
-
-    Parameters
-    ----------
-    path
-        ``<directory>/<name>.vlt``.
-
-    Raises
-    ------
-    VaultExistsError
-        The path exists.
-    VaultError
-        The path has another form, or cannot be written.
-    """
+    """Yield a directory for vaults that appears at its path with all of them or not at all."""
     final = driver_of(path).directory
     if not final.name.endswith(SUFFIX):
         raise VaultError(f"{final} cannot hold several vaults: its name must end in {SUFFIX}.")
@@ -297,19 +253,6 @@ def copy_pieces(
 
     A piece that stops before the end of its episode is cut: truncated, with the next view as its
     final view. So is an episode that is still open at the end of the data, without a final view.
-
-    Parameters
-    ----------
-    vault
-        The source.
-    pieces
-        The pieces to copy.
-    writer
-        Writer of a vault with one row and the sizes of the source.
-    remap
-        Gives policies their new ids.
-    advance
-        Called with the number of steps of every block.
     """
     for window in _windows(vault, pieces):
         steps, finals, cut = _gather(vault, window)

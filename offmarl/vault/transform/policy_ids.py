@@ -108,15 +108,7 @@ def examine(vault: Dataset, advance: Advance) -> Source:
 
 
 def examine_damaged(vault: Dataset, ids: Iterable[NumpyArray] | None) -> Source:
-    """Identify a vault that cannot be read completely by its episode table.
-
-    Parameters
-    ----------
-    vault
-        The damaged vault.
-    ids
-        The policy ids in it, a block of steps at a time; None reads them from the vault.
-    """
+    """Identify a vault that cannot be read completely by its episode table."""
     total = hashlib.sha256()
     for column in vault.episodes.columns:
         total.update(column.tobytes())

@@ -24,25 +24,6 @@ def matched(returns: Float[np.ndarray, "M"], like: Float[np.ndarray, "L"], seed:
     The deciles of ``like`` bound ten strata, fewer where deciles are equal. Every prefix takes
     random episodes from each stratum in proportion to the share of ``like`` there, to within one
     episode.
-
-    Parameters
-    ----------
-    returns
-        Of the episodes to choose from.
-    like
-        Returns with the wanted distribution.
-    seed
-        Random seed.
-
-    Returns
-    -------
-    Order
-        As many episodes as can be matched: it ends where a stratum runs out.
-
-    Raises
-    ------
-    OptionError
-        A stratum is empty, so nothing can be matched.
     """
     deciles = np.quantile(like, np.linspace(0, 1, _STRATA + 1))
     edges = np.unique(deciles)

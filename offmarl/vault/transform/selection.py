@@ -165,13 +165,7 @@ class Pool:
 
 
 def parse_condition(condition: str, by: Unit) -> Expression:
-    """Parse a condition on episodes or steps.
-
-    Raises
-    ------
-    ExpressionError
-        It is not a condition, or uses unknown names.
-    """
+    """Parse a condition on episodes or steps."""
     names = OF_EPISODES if by == "episodes" else OF_STEPS
     hints = dict.fromkeys(
         OF_STEPS.keys() - names, "Only steps have it: select by steps (--by steps)."
@@ -189,20 +183,6 @@ def meeting(
 
     Percentiles are over the episodes of all sources, and ids of policies those of the joined
     sources.
-
-    Parameters
-    ----------
-    sources
-        The sources.
-    condition, by
-        As for `offmarl.vault.filter`.
-    within
-        Whole episodes of each source: steps of others are not read. Nothing may meet the condition.
-
-    Raises
-    ------
-    ExpressionError
-        It is not a condition, uses what a vault does not have, or nothing meets it.
     """
     parsed = parse_condition(condition, by)
     columns = [columns_of(one, remap) for one, remap in joined_ids(sources)]
@@ -333,13 +313,7 @@ def _check_known(source: Source, parsed: Expression, columns: Columns) -> None:
 
 
 def check_extras(vault: Dataset, names: Iterable[str]) -> set[str]:
-    """Return which names are those of extras.
-
-    Raises
-    ------
-    ExpressionError
-        The vault has no such extra, or it has more than one number for each agent.
-    """
+    """Return which names are those of extras."""
     known = [name for name in vault.leaves if name.startswith(EXTRA)]
     found = {name for name in names if name.startswith(EXTRA)}
     for name in sorted(found):
