@@ -66,7 +66,7 @@ def loses_digits(values: NDArray[Any], dtype: np.dtype[Any]) -> bool:
     """Whether a float type rounds numbers above 2**24, such as timestamps and counters."""
     if not is_float(dtype) or np.can_cast(values.dtype, dtype, "safe"):
         return False
-    if not max(values.max(initial=0), -values.min(initial=0)) > _EXACT:
+    if not values.size or not np.fmax.reduce(np.abs(values), axis=None) > _EXACT:
         return False
     large = values[np.abs(values) > _EXACT]
     with np.errstate(all="ignore"):

@@ -63,7 +63,7 @@ class Spec(Struct, frozen=True, forbid_unknown_fields=True):
     global_state: Tree | None = None
     extras: Tree = {}
     team_names: tuple[Text, ...] | None = None
-    package: Text = ""
+    package: Annotated[str, Meta(pattern=r"^([\w.-]{1,100} [\w.+!-]{1,100})?$")] = ""
 
     def __post_init__(self) -> None:
         for name in ("agents", "observation_sizes", "action_sizes", "teams", "kinds"):
@@ -166,7 +166,7 @@ def user_toml(path: Path, shown: str, missing: str) -> dict[str, Any]:
             "and copy it elsewhere if you trust it."
         )
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_bytes().decode())
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise OptionError(missing) from None
     except (ValueError, RecursionError) as error:

@@ -71,7 +71,7 @@ def _group_reader(parts: dict[str, tuple[Any, Callable[[Any, str], Any]]]) -> An
     keys = {key for key, _ in parts.values()}
 
     def read(value: Any, what: str) -> dict[str, Any]:
-        by_number = isinstance(value, tuple | list | np.ndarray)
+        by_number = isinstance(value, tuple | list) or np.ndim(value) > 0
         names = range(len(value)) if by_number else value if isinstance(value, Mapping) else ()
         if set(names) != keys:
             found = ", ".join(map(str, names)) or f"{value!r:.60}"

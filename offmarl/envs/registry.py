@@ -209,8 +209,10 @@ def release(package: str) -> str:
 def release_of(module: str) -> str:
     """Return the `release` that has a module; empty for modules of none, of several, of offmarl."""
     top = module.partition(".")[0]
-    found = () if top.startswith("_") else {*metadata.packages_distributions().get(top, ())}
-    return release(*found) if len(found) == 1 and top != "offmarl" else ""
+    if top.startswith("_") or top in ("offmarl", "builtins"):
+        return ""  # listing all packages takes a quarter of a second
+    found = {*metadata.packages_distributions().get(top, ())}
+    return release(*found) if len(found) == 1 else ""
 
 
 def short_name(name: str) -> str:

@@ -162,7 +162,7 @@ class Translator:
                 value, mask = _split_mask(observations[agent], space)
                 what = f"the observation of {agent}"
                 map_tree(partial(_put, i), view.observation, self._readers[i](value, what))
-                mask = ((infos or {}).get(agent) or {}).get(MASK) if mask is None else mask
+                mask = _told(infos, agent).get(MASK) if mask is None else mask
                 if mask is not None:
                     own = self._masks[i]
                     legal[i, : own.size] = fit(mask, own, f"the action mask of {agent}")
@@ -299,6 +299,12 @@ def _split_mask(observation: Any, space: gymnasium.Space) -> tuple[Any, Any]:
     rest = {k: v for k, v in observation.items() if k != MASK}
     is_only = [*rest] == [SEEN] and not isinstance(space, gymnasium.spaces.Dict)
     return rest[SEEN] if is_only else rest, observation[MASK]
+
+
+def _told(infos: Any, agent: Any) -> Mapping[str, Any]:
+    """Return the info of an agent; empty if the environment gives none."""
+    own = infos.get(agent) if isinstance(infos, Mapping) else None
+    return own if isinstance(own, Mapping) else {}
 
 
 def _put(agent: int, into: np.ndarray, seen: np.ndarray) -> None:

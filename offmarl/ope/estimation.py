@@ -29,6 +29,7 @@ from offmarl.ope.importance import (
     weighted_importance_sampling,
 )
 from offmarl.replay import Windows, load
+from offmarl.replay.sampling import are_whole
 from offmarl.statistics import MIN_RUNS, mean_interval
 from offmarl.teams import require_one_team
 from offmarl.terminal import Progress, quiet
@@ -202,11 +203,14 @@ class _Data(NamedTuple):
     @classmethod
     def read(cls, dataset: Dataset | Mixture, options: Options) -> "_Data":
         table = dataset.episodes
-        count = len(table.length)
-        if not count or not table.length.sum():
-            raise ShapeError(f"{dataset.path} holds no episode to evaluate policies with.")
-        most = min(options.episodes or count, count)
-        chosen = np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
+        whole = np.flatnonzero(are_whole(dataset))
+        if not len(whole) or not table.length.sum():
+            raise ShapeError(
+                f"{dataset.path} holds no episode to evaluate policies with: each needs finite "
+                "steps and legal actions."
+            )
+        most = min(options.episodes or len(whole), len(whole))
+        chosen = whole[np.unique(np.linspace(0, len(whole) - 1, most).round().astype(np.int64))]
         histories = Histories(dataset, chosen)
         blocks = [_recorded(part, episodes) for part, episodes in histories.blocks()]
         joined = map(np.concatenate, zip(*blocks, strict=True))

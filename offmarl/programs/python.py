@@ -346,9 +346,11 @@ class _Episode:
         }
         alive = (present | cut_off) & ~terminated
         final = _final_observations(infos, self._agents) if self.over else {}
-        if final:  # the environment has begun the next episode, and its state is of that one
-            observations = {**observations, **final}
-            self._final_is_known = self._translator.spec.state != "native"
+        if final:  # the environment has begun the next episode: its state and masks are of that
+            observations, infos = {**observations, **final}, {}
+            told = np.array([agent in final for agent in self._agents])
+            has_state = self._translator.spec.state == "native"
+            self._final_is_known = not has_state and bool((told | ~alive).all())
         return step, self._view_of(observations, infos, alive)
 
     def _check(self, step: Mapping[str, Any], view: View) -> None:

@@ -32,6 +32,7 @@ from offmarl.errors import OptionError, RunError, Stopped
 from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.cluster import Agreement, end_together, is_first, on_first
 from offmarl.programs.dataset import STATISTICS_FILE
+from offmarl.records import recorded
 from offmarl.types import release_difference
 from offmarl.vault.layout import MANIFEST
 
@@ -282,7 +283,9 @@ def settled(args: ArgsT, directory: Path) -> ArgsT:
 
     Without a run, they are the arguments. See `offmarl.settings`.
     """
-    args = settings.keep(args, on_first(lambda: tracking.recorded(directory)))
+    record = on_first(lambda: tracking.recorded(directory))
+    # What another process sent has lost the mark of what is recorded.
+    args = settings.keep(args, recorded(record, str(directory / tracking.RUN_FILE), "run"))
     print_sources(args)
     return args
 

@@ -199,7 +199,11 @@ class Circles:
         return (found * (drawn / counted)).astype(np.float32)
 
     def step_probabilities(self) -> StepProbabilities:
-        """Return how often each step is in batches, and how much it counts."""
+        """Return how often each step is in batches, and how much it counts.
+
+        Steps whose actions the mask forbids are drawn like others, and then their mask is false:
+        the shares are those of before.
+        """
         episode, time, drawn, counted = [], [], [], []
         for part, chance in zip(self.parts, self.chances, strict=True):
             index, before = part.table.locate(np.arange(part.table.num_slots))

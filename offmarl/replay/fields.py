@@ -150,11 +150,13 @@ def finished(fields: Fields, windows: Windows) -> Fields:
     action = fields["action"]
     if action.ndim == mask.ndim + 1:  # discrete
         legal, alive = fields["legal_actions"][..., :-1, :, :], fields["alive"][..., :-1, :]
-        taken = np.arange(legal.shape[-1], dtype=np.int32) == action[..., None]
-        illegal = alive & ~(legal & taken).any(-1)
+        arrays = np if isinstance(action, np.ndarray) else action.__array_namespace__()
+        inside = (action >= 0) & (action < legal.shape[-1])
+        taken = arrays.where(inside, action, 0)[..., None]
+        illegal = alive & ~(inside & arrays.take_along_axis(legal, taken, -1)[..., 0])
         mask = mask & ~illegal.any(-1)
-        first_legal = legal.argmax(-1).astype(action.dtype)
-        made["action"] = action + illegal.astype(action.dtype) * (first_legal - action)
+        if arrays is not np or illegal.any():
+            made["action"] = arrays.where(illegal, legal.argmax(-1).astype(action.dtype), action)
     return fields | made | {"mask": mask}
 
 

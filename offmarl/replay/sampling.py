@@ -166,7 +166,7 @@ class SoundSource:
         self._source, self.episodes = source, episodes
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
+        return getattr(self.__dict__["_source"], name)
 
 
 def sound(source: Any) -> Any:
@@ -176,16 +176,30 @@ def sound(source: Any) -> Any:
     """
     episodes = getattr(source, "sound_episodes", None)
     kept = source.episodes if episodes is None else episodes
+    illegal = getattr(source, "illegal_steps", None)
     counts = {
         "that are not finite or come after such a step": int(
             (source.episodes.length - kept.length).sum()
         ),
-        "whose actions the mask forbids": getattr(source, "illegal_steps", 0),
+        "whose actions the mask forbids": 0 if illegal is None else int(illegal.sum()),
     }
     for what, count in counts.items():
         if count:
             warnings.warn(f"{source.path}: batches leave out {count:,} steps {what}.", stacklevel=2)
     return source if episodes is None else SoundSource(source, episodes)
+
+
+def are_whole(source: Any) -> NDArray[np.bool_]:
+    """Return which episodes of a source or a mixture, ``(M,)``, are in batches as a whole."""
+    found = []
+    for one in getattr(source, "sources", (source,)):
+        shortened = getattr(one, "sound_episodes", None)
+        illegal = getattr(one, "illegal_steps", None)
+        whole = np.ones(len(one.episodes.length), bool)
+        if shortened is not None:
+            whole &= shortened.length == one.episodes.length
+        found.append(whole if illegal is None else whole & (illegal == 0))
+    return np.concatenate(found)
 
 
 class SlotTable:
@@ -232,7 +246,7 @@ class SlotTable:
             raise OptionError("an episode to draw from is named twice: name each once.")
         self.episodes = chosen = chosen[source.episodes.length[chosen] > 0]
         if not len(chosen):
-            raise ShapeError(f"{source.path} holds no step to draw: none of its steps is finite.")
+            raise ShapeError(f"{source.path} holds no step to draw: none of these is finite.")
         self.lengths = source.episodes.length[chosen]
         self.offsets = np.cumsum(self.lengths + 1) - (self.lengths + 1)
 

@@ -1,6 +1,5 @@
 """Results of other projects in the layout of marl-eval: checked, and kept apart from runs."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from offmarl.errors import RunError
+from offmarl.records import parse
 from offmarl.report.run_scores import Data, Entry, Runs
 from offmarl.terminal import one_line
 from offmarl.tracking import MARL_EVAL_FILE, RETURN, RUN_FILE, labelled, read_json
@@ -50,10 +50,7 @@ def with_foreign(found: Runs, paths: Sequence[Path]) -> Runs:
 
 
 def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise RunError(f"{path} is not valid JSON: {error}.") from None
+    return parse(path.read_bytes(), str(path), RunError)
 
 
 def _entries(value: Any, depth: int, *where: object) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from offmarl import gate
+from offmarl.errors import VaultError
 from offmarl.types import Discrete, EnvSpec, Transition, View, flatten_tree, map_tree
 from offmarl.vault import encoding, layout, tables
 from offmarl.vault.layout import Leaf, NumpyArray
@@ -86,23 +87,36 @@ def sound_episodes(vault: Any) -> tables.Episodes | None:
     return found._replace(length=length, final=final) if changed else None
 
 
-def illegal_steps(vault: Any) -> int:
-    """Return in how many steps an agent that is alive does what its mask forbids."""
+def illegal_steps(vault: Any) -> NumpyArray | None:
+    """Return in how many steps of each episode, ``(M,)``, a living agent does what is forbidden.
+
+    None if its mask forbids nothing that it did. As for `sound_episodes`, not all data is read.
+    """
     names = ["actions", "infos.legals", "infos.alive"]
     if not _may_have(vault, ILLEGAL_ACTIONS) or not {*names} <= vault.leaves.keys():
-        return 0
-    found = 0
+        return None
+    begins = vault.episodes.row * vault.length + vault.episodes.start
+    found: NumpyArray = np.zeros(len(begins), np.int64)
     for start, stop in vault.blocks(names):
         actions, legal, alive = vault.read(start, stop, leaves=names).values()
         wrong = illegal(actions.reshape(alive.shape), legal, alive)
-        found += 0 if wrong is None else int(wrong.any(-1).sum())
-    return found
+        if wrong is not None:
+            row, time = np.nonzero(wrong.any(-1))
+            at = row * vault.length + start + time
+            np.add.at(found, np.searchsorted(begins, at, "right") - 1, 1)
+    return found if found.any() else None
 
 
 def _may_have(vault: Any, quirk: str) -> bool:
     """Whether a vault on this machine may have a quirk that only reading it would show."""
-    foreign = not vault.native or bool(vault.unverified)
-    return not vault.is_remote and (foreign or quirk in vault.quirks)
+    if vault.is_remote:
+        if quirk == NOT_FINITE and vault.native and quirk in vault.quirks:
+            raise VaultError(
+                f"{vault.path} has values that are not finite, which no batch may have: pull it "
+                "first, so that they can be found."
+            )
+        return False
+    return not vault.native or bool(vault.unverified) or quirk in vault.quirks
 
 
 def illegal(actions: NumpyArray, legal: NumpyArray, alive: NumpyArray | None) -> NumpyArray | None:

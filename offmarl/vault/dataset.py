@@ -170,8 +170,11 @@ class Dataset(EpisodeSet):
         return compat.sound_episodes(self)
 
     @cached_property
-    def illegal_steps(self) -> int:
-        """In how many steps a living agent does what its mask forbids; batches leave them out."""
+    def illegal_steps(self) -> NumpyArray | None:
+        """In how many steps of each episode a living agent does what is forbidden; None if never.
+
+        Batches leave out these steps.
+        """
         return compat.illegal_steps(self)
 
     @property

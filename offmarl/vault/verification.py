@@ -93,7 +93,11 @@ def verify(
     VaultNotFoundError, VaultError
         There is no vault at the path.
     """
-    return examine(store_of(find(path)), deep=deep, progress=progress)
+    store = store_of(find(path))
+    found = examine(store, deep=deep, progress=progress)
+    if not (deep and found.native and found.sound):
+        return found
+    return found._replace(faults=tuple(_invalid(Dataset(store, checked=False))))
 
 
 def find(path: str | os.PathLike[str]) -> Driver:
@@ -139,8 +143,7 @@ def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verifica
         _check_content(store, contents, layers, found, progress)
     if deep and layers.parts and not any(f.steps or f.key == METADATA for f in found.faults):
         with noting(found.faults):
-            vault = Dataset(store, checked=False)
-            found.faults += (*index.differences(vault, layers.parts), *_invalid(vault))
+            found.faults += index.differences(Dataset(store, checked=False), layers.parts)
     faults = tuple(_told(fault, layers.parts) for fault in merged(found.faults))
     unchecked = tuple(dict.fromkeys(found.unchecked))
     return Verification(
@@ -165,7 +168,7 @@ def _invalid(vault: Dataset) -> Iterator[Fault]:
         for one in values.find(vault.read(start, stop), vault.spec, place=place):
             if one.quirk not in told:
                 told.add(one.quirk)
-                yield Fault(one.message)
+                yield Fault(one.message.rstrip("."))
 
 
 @dataclass

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
+import offmarl
 from offmarl import envs, vault
 from offmarl.distributions import ClippedGaussian, TanhGaussian
 from offmarl.envs.base import restart, transition
@@ -18,6 +19,7 @@ from offmarl.networks import PolicyConfig, make_policy
 from offmarl.ope import Options, Value, estimate, estimation, fitted, history
 from offmarl.ope.history import follow
 from offmarl.programs import record_policy
+from offmarl.replay.sampling import are_whole
 from offmarl.terminal import quiet
 from offmarl.testing import experience
 from offmarl.types import (
@@ -662,3 +664,27 @@ def test_policies_that_do_not_fit_the_data(deterministic):
         estimate({"wide": coin(other, 0.5)}, deterministic)
     with pytest.raises(ShapeError, match="no policies"):
         estimate({}, deterministic)
+
+
+def test_episodes_that_batches_lack_a_part_of_are_not_used(tmp_path):
+    length, count = 4, 24
+    ends = np.arange(count) % length == length - 1
+    legal = np.ones((count, 1, 3), bool)
+    legal[[2, 9], 0, 0] = False  # episodes 0 and 2
+    seen = np.random.default_rng(0).normal(size=(count, 1, 2))
+    seen[4] = np.nan  # episode 1 has no step
+    with pytest.warns(UserWarning):
+        data = offmarl.from_arrays(
+            tmp_path / "a.vlt",
+            observations=seen,
+            actions=np.zeros((count, 1), int),
+            rewards=np.where(np.arange(count) < 12, 99.0, 1.0)[:, None],
+            terminals=ends,
+            legal_actions=legal,
+            on_invalid="keep",
+        )
+    whole = are_whole(data)
+    assert whole.tolist() == [False, False, False, True, True, True]
+    with pytest.warns(UserWarning, match="leave out"):
+        found = estimation._Data.read(data, Options())
+    np.testing.assert_array_equal(found.reward.sum(1), 4.0)

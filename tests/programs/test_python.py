@@ -440,15 +440,29 @@ def test_flags_count_although_the_agents_stay(path, terminated, truncated, cause
 def test_an_environment_that_has_begun_the_next_episode_tells_how_the_last_one_ended(
     path, name, by_agent
 ):
-    last = {"knight": np.full((2, 3), 77, np.uint8)}
-    infos = {"knight": {name: last["knight"]}} if by_agent else {name: last}
+    last = {
+        "knight": np.full((2, 3), 77, np.uint8),
+        "squire": {"observation": 2, "action_mask": np.array([0, 1], np.int8)},
+    }
+    infos = {a: {name: x} for a, x in last.items()} if by_agent else {name: last}
     ends = {"knight": 4, "squire": 4}
     with offmarl.record(Lingering({}, ends, infos), path) as recorder:
         recorder.reset()
         for _ in range(4):
             recorder.step(BOTH)
-    final = vault.open_vault(path).finals.observation
-    assert (final[0, 0] == 77).all()
+    final = vault.open_vault(path).finals
+    assert (final.observation[0, 0] == 77).all()
+    assert final.legal_actions[0, 1, :2].tolist() == [False, True]
+
+
+def test_a_last_observation_of_some_agents_only_is_none(path):
+    infos = {"knight": {"final_obs": np.zeros((2, 3), np.uint8)}}
+    ends = {"knight": 4, "squire": 4}
+    with offmarl.record(Lingering({}, ends, infos), path) as recorder:
+        recorder.reset()
+        while recorder.running:
+            recorder.step(BOTH)
+    assert vault.open_vault(path).episodes.final.tolist() == [-1]
 
 
 def test_the_state_of_an_environment_that_has_begun_the_next_episode_is_unknown(path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import InvalidValueError, OffmarlError
+from offmarl.errors import InvalidValueError, OffmarlError, OptionError
 from offmarl.vault.convert import common
 
 T = 30
@@ -238,3 +238,30 @@ def test_illegal_actions_are_kept_and_told(tmp_path):
         found = made(tmp_path, actions=actions, legal_actions=legal)
     assert found.quirks == ("illegal actions",)
     np.testing.assert_array_equal(found.transitions().action[0], actions)
+
+
+def test_nothing_sound_is_no_dataset(tmp_path):
+    with pytest.raises(InvalidValueError, match="no step before one that is not finite"):
+        made(tmp_path, rewards=np.full((T, 2), np.nan))
+    assert not (tmp_path / "a.vlt").exists()
+
+
+def test_one_nan_does_not_hide_lost_digits(tmp_path):
+    large = np.full(T, 2.0**30 + 1)
+    with pytest.warns(UserWarning, match="extras.time has numbers above"):
+        made(tmp_path, extras={"time": np.where(np.arange(T) == 3, np.nan, large)})
+
+
+@pytest.mark.parametrize(
+    "bounds", [(2, -2), (0, 0), (-np.inf, np.inf), (np.nan, 1), (-1, [1, 2, 3]), ([-1], [1, 1, 1])]
+)
+def test_bounds_are_checked(tmp_path, bounds):
+    with pytest.raises(OptionError, match="action_bounds are"):
+        made(tmp_path, actions=np.zeros((T, 2, 2)), action_bounds=bounds)
+
+
+def test_options_are_checked(tmp_path):
+    with pytest.raises(OptionError, match="on_invalid is one of"):
+        made(tmp_path, on_invalid="drop")
+    with pytest.raises(OptionError, match="num_actions for discrete"):
+        made(tmp_path, num_actions=3, action_bounds=(0, 2))

@@ -373,3 +373,14 @@ def test_nothing_is_cast_that_does_not_fit(tmp_path, suffix, name, change, messa
     with pytest.raises((VaultError, InvalidValueError, ShapeError), match=message):
         vault.import_dataset(source, tmp_path / "a.vlt")
     assert not (tmp_path / "a.vlt").exists()
+
+
+def test_blocks_of_empty_episodes_are_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(common, "BLOCK_BYTES", 1)
+    arrays = batch()
+    arrays["filled"][[1, 4]] = arrays["terminated"][[1, 4]] = 0
+    found = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
+    assert found.episodes.length.tolist() == [3, 1, 4]
+    arrays["actions"][3, 2] = 7
+    with pytest.raises(InvalidValueError, match="row 0, step 6 "):
+        vault.import_dataset(save(tmp_path / "b.npz", arrays), tmp_path / "b.vlt")

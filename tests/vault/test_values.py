@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import InvalidValueError
+from offmarl.errors import InvalidValueError, VaultError
 from offmarl.types import ArraySpec, EnvSpec
 
 from .experience import CONTINUOUS, SPEC, assert_same, make, whole_episodes
@@ -307,3 +307,30 @@ def test_finite_extras_do_not_become_infinite(tmp_path):
             writer.append(steps._replace(extras={"cost": cost}), finals)
         writer.append(steps._replace(extras={"cost": np.full_like(cost, np.inf)}), finals)
     assert vault.open_vault(tmp_path / "a.vlt").length == 20
+
+
+def test_damage_is_repaired_whatever_the_values_are(tmp_path, monkeypatch):
+    """``verify --deep`` names values of before they were checked; they are no damage."""
+    transition, finals = make()
+    transition.view.legal_actions[0, 1, 0] = False
+    transition.view.alive[0, 1, 0] = True
+    with monkeypatch.context() as before:
+        before.setattr("offmarl.vault.values.find", lambda *_: iter(()))
+        with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
+            writer.append(transition, finals)
+    found = vault.verify(tmp_path / "a.vlt", deep=True)
+    assert "mask of legal actions of agent 0 in row 0, step 1" in str(found.faults[0])
+    assert vault.verify(tmp_path / "a.vlt").sound
+    vault.repair(tmp_path / "a.vlt")
+
+
+def test_data_elsewhere_that_is_not_finite_is_pulled_first(tmp_path, monkeypatch):
+    with (
+        pytest.warns(UserWarning),
+        vault.create(tmp_path / "a.vlt", SPEC, rows=2, on_invalid="keep") as writer,
+    ):
+        writer.append(with_value(make()[0], "reward", (0, 3, 0), np.nan))
+    data = vault.open_vault(tmp_path / "a.vlt")
+    monkeypatch.setattr(type(data), "is_remote", True)
+    with pytest.raises(VaultError, match="pull it first"):
+        data.replay(2, 2)

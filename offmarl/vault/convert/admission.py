@@ -145,11 +145,14 @@ def admit(
         than that of the next step, so that these columns do not belong together.
     """
     skipping = False
-    for record, following in pairwise(chain(records, [None])):
+    filled = (record for record in records if record.steps.last.size)
+    for record, following in pairwise(chain(filled, [None])):
         if record is not None:
             admitted, skipping = _admit(record, following, spec, treatment, tally, skipping)
             if admitted is not None:
                 yield admitted
+    if tally["steps_left_out"] == tally["steps"]:
+        raise InvalidValueError("the data has no step before one that is not finite.")
     if tally["steps"] > 1 and not tally["ends"]:
         tally["steps_without_end"] = tally["steps"]
     if 2 * tally["ends_without_flag"] > tally["steps"]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
@@ -162,6 +162,11 @@ def from_arrays(
     )
     columns = _Columns(given, after, _agents_of(given, num_agents), action_bounds)
     columns.check()
+    if on_invalid not in get_args(Treatment) or (action_bounds and num_actions):
+        raise OptionError(
+            f"on_invalid is one of {', '.join(get_args(Treatment))}, and action_bounds are for "
+            "continuous actions, num_actions for discrete ones."
+        )
     spec = common.check_spec(columns.spec(num_actions), env_spec)
     bounds = None if action_bounds is None else [np.ravel(x).tolist() for x in action_bounds]
     about = {"source": {"format": "arrays"}, **({"action_bounds": bounds} if bounds else {})}
@@ -296,6 +301,15 @@ class _Columns(NamedTuple):
         return {f"next {name}": array for name, array in self.after.items()}
 
     def _check_options(self) -> None:
+        if self.action_bounds is not None:
+            size = self.given["actions"].shape[-1]
+            low, high = (np.asarray(x, float) for x in self.action_bounds)
+            fits = {low.shape, high.shape} <= {(), (1,), (size,)}
+            if not fits or not (np.isfinite(high - low) & (low < high)).all():
+                raise OptionError(
+                    f"action_bounds are {self.action_bounds!r:.100}: give the lowest and the "
+                    "highest action, finite numbers or one for each entry."
+                )
         if not {"terminals", "truncations"} & self.given.keys():
             raise OptionError(
                 "give `terminals` or `truncations`, or both: without them it is unknown where "

@@ -23,6 +23,7 @@ from zipfile import ZipFile
 
 import numpy as np
 
+from offmarl import gate
 from offmarl.errors import ShapeError, VaultError, VaultFormatError
 from offmarl.paths import local
 from offmarl.terminal import Progress, quiet
@@ -298,6 +299,10 @@ def _records(
         arrays = columns.arrays
         length, cause, final = (np.asarray(arrays[name]) for name in _TABLES)
         ends, steps = np.cumsum(length), arrays["rewards"].shape[0]
+        most = min(arrays[name].shape[0] for name in arrays if name.startswith(_FINALS))
+    whole = all(one.dtype.kind in "iu" and one.shape == length.shape for one in (cause, final))
+    if not whole or length.dtype.kind not in "iu" or final.max(initial=-1) >= most:
+        raise VaultError(f"{source} has a table of episodes that does not fit its arrays.")
     if len(ends) and ends[-1] != steps:
         raise VaultError(f"{source}: its episodes have {ends[-1]} steps, and its arrays {steps}.")
     names = [name for name in layout.leaves(spec) if name in arrays]
@@ -325,7 +330,7 @@ def _finals(arrays: Mapping[str, Any], numbers: NumpyArray, spec: EnvSpec) -> Vi
 
     def read(name: str, leaf: ArraySpec) -> NumpyArray:
         found = np.asarray(arrays[_FINALS + name])[numbers]
-        return found.astype(leaf.numpy_dtype, copy=False)
+        return gate.fit(found, ArraySpec(found.shape, leaf.dtype), f"the array {_FINALS}{name}")
 
     leaves = flatten_view(spec.view_spec)
     return encoding.unflatten_view({name: read(name, leaf) for name, leaf in leaves.items()})

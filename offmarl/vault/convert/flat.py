@@ -147,8 +147,10 @@ def _omar_arrays(source: Path) -> dict[str, list[NumpyArray]]:
     arrays = {
         kind: [common.load_npy(source / name) for name in group] for kind, group in files.items()
     }
-    lengths = {f"{k}_{i}": len(x) for k, group in arrays.items() for i, x in enumerate(group)}
-    _check_lengths(source, lengths)
+    every = {f"{k}_{i}": x for k, group in arrays.items() for i, x in enumerate(group)}
+    if empty := [name for name, x in every.items() if not x.size]:
+        raise VaultError(f"{source}: {empty[0]} has shape {every[empty[0]].shape}, and no steps.")
+    _check_lengths(source, {name: x.shape[0] for name, x in every.items()})
     return arrays
 
 

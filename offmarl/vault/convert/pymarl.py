@@ -88,13 +88,7 @@ def read_pymarl(
         bytes_each = sum(member.episode_bytes for member in members.values())
         spans = common.blocks(episodes, bytes_each)
         ends = {name: _whole(source, name) for name in ("filled", "terminated")}
-        last_is_step = _is_last_a_step(source, ends)
-        records = (
-            _record(
-                {name: one.read(stop - start) for name, one in members.items()}, spec, last_is_step
-            )
-            for start, stop in spans
-        )
+        records = _records(members, spans, spec, _is_last_a_step(source, ends))
         yield Imported(spec, origin, records, len(spans))
 
 
@@ -276,7 +270,23 @@ def _check_one_array(spec: EnvSpec) -> None:
             )
 
 
-def _record(batch: Mapping[str, NumpyArray], spec: EnvSpec, last_is_step: bool) -> Record:
+def _records(
+    members: Mapping[str, _Member | _Dataset],
+    spans: list[tuple[int, int]],
+    spec: EnvSpec,
+    last_is_step: bool,
+) -> Iterator[Record]:
+    steps = 0
+    for start, stop in spans:
+        batch = {name: member.read(stop - start) for name, member in members.items()}
+        record = _record(batch, spec, last_is_step, steps)
+        steps += record.steps.last.size
+        yield record
+
+
+def _record(
+    batch: Mapping[str, NumpyArray], spec: EnvSpec, last_is_step: bool, start: int
+) -> Record:
     """Put the steps of a batch of episodes end to end, in one row."""
     lengths, executed, last = _extent(batch, last_is_step)
     at_limit = (lengths >= (spec.time_limit or np.inf))[:, None, None]
@@ -299,7 +309,9 @@ def _record(batch: Mapping[str, NumpyArray], spec: EnvSpec, last_is_step: bool) 
     views["rewards"] = np.zeros((1, len(known), spec.num_agents))
     time: NumpyArray = np.cumsum(lengths)[known] - 1
     final = map_tree(lambda x: x[0], to_steps(views, spec).view)
-    return Record(to_steps(arrays, spec), FinalObservations(np.zeros_like(time), time, final))
+    return Record(
+        to_steps(arrays, spec, start), FinalObservations(np.zeros_like(time), time, final)
+    )
 
 
 def _extent(
@@ -335,7 +347,7 @@ def _is_last_a_step(source: Path, ends: Mapping[str, NumpyArray]) -> bool:
     has_gaps = (filled != (np.arange(filled.shape[1]) < count[:, None])).any(1)
     some = np.flatnonzero((count > 0) & ~has_gaps)
     flags = ends["terminated"][..., 0] != 0
-    if (ends["terminated"] != ends["terminated"][..., :1]).any():
+    if ((ends["terminated"] != ends["terminated"][..., :1]) & filled[..., None]).any():
         raise VaultError(
             f"{source} has a column of `terminated` for each agent, and they differ: the flag is "
             "that of the team, so reduce them to one, by .any(-1) or .all(-1)."
