@@ -68,7 +68,7 @@ def pymarl(path: Path, episodes: int) -> Path:
         actions=rng.integers(0, ACTIONS, (*lead, AGENTS, 1)),
         avail_actions=np.ones((*lead, AGENTS, ACTIONS), np.int32),
         reward=rng.normal(size=(*lead, 1)).astype(np.float32),
-        terminated=at_end.astype(np.uint8),
+        terminated=np.ascontiguousarray(at_end, np.uint8),
         filled=np.ones((*lead, 1), np.int64),
     )
     return path

@@ -238,7 +238,11 @@ def _not_among(values: NumpyArray, spec: EnvSpec, alive: NumpyArray | None) -> _
 
 def _nothing_legal(values: NumpyArray, alive: NumpyArray | None) -> _Wrong:
     """Find the masks that allow an agent nothing although it is alive."""
-    nothing = ~values.any(-1)
+    nothing = values[..., 0] == 0
+    for action in range(1, values.shape[-1]):
+        if not nothing.any():  # mostly after a few actions
+            return None
+        nothing &= values[..., action] == 0
     return _some(nothing if alive is None else nothing & (alive != 0))
 
 
