@@ -67,7 +67,7 @@ def test_estimates_beside_returns(offmarl, runs, random_data):
     assert ranking["policies"] == 4 and ranking["regret"]["1"] == pytest.approx(lost)
     assert len(found["tuning"]["mean"]) == 200
     text = offmarl(*given).out
-    assert "\n first, seed 0" in text  # the directory stands in the heading
+    assert "\nfirst, seed 0" in text  # the directory stands in the heading
     assert "chosen by wis" in text and "rank correlation" in text and "episodes played" in text
 
 
