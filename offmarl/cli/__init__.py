@@ -171,12 +171,19 @@ def main() -> None:
         os.environ["OFFMARL_QUIET"] = "1"
     output.hide_credentials_in(arguments)
     warnings.showwarning = output.show_warning
-    for guard in ("TRANSFER_GUARD", "NUMPY_RANK_PROMOTION", "NUMPY_DTYPE_PROMOTION", "ENABLE_X64"):
-        os.environ.pop(f"JAX_{guard}", None)  # the libraries below do not keep them
     with exit_codes(as_json):
+        _leave_guards()
         report = _run(arguments)
         output.show(report, as_json)
         sys.exit(0 if report.sound else 1)
+
+
+def _leave_guards() -> None:
+    """Leave out settings of JAX that offmarl and the libraries below it do not keep, and say so."""
+    names = ("TRANSFER_GUARD", "NUMPY_RANK_PROMOTION", "NUMPY_DTYPE_PROMOTION", "ENABLE_X64")
+    for name in (f"JAX_{guard}" for guard in names):
+        if os.environ.pop(name, "") not in ("", "0", "false", "allow", "standard"):
+            warnings.warn(f"{name} is left out: offmarl does not keep it.", stacklevel=2)
 
 
 @contextmanager

@@ -672,7 +672,9 @@ def test_training_under_the_guards_of_jax(tmp_path):
         cwd=tmp_path,
         text=True,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    told = done.stderr.splitlines()
+    assert len(told) == 4 and all("is left out: offmarl does not keep it" in one for one in told)
 
 
 SECRET = "https://me:pass/w@rd@example.org/data"
