@@ -344,6 +344,7 @@ def verify(path: _Vault, deep: bool = False) -> Report:
         "chunks": found.chunks,
         "read_bytes": found.read_bytes,
         "faults": [fault._asdict() for fault in found.faults],
+        "notes": found.notes,
         "unchecked": found.unchecked,
         "skipped": found.skipped,
         "other_layout": found.other_layout or None,
@@ -447,6 +448,8 @@ def _outcome(found: vault.Verification) -> list[RenderableType]:
             "`offmarl repair` keeps the longest intact part from the beginning; `offmarl repair "
             "--salvage OUT` writes all intact episodes to a new vault."
         )
+    if found.notes:
+        lines += ["What it holds that is no damage:", *_lines(found.notes)]
     if found.skipped:
         lines.append("Not checked, so damage there is not detected; --deep checks it:")
         lines += _lines(found.skipped)

@@ -179,7 +179,7 @@ def faults(spec: EnvSpec, steps: Timestep | Transition, after: View) -> Iterator
             seen = ((view.observation != 0) & padding).any(-1)
             yield from _where(seen, "observes numbers beyond its entry of observation_sizes")
     if spec.reward == "team":
-        differs = steps.reward != steps.reward[..., :1]
+        differs = (steps.reward != steps.reward[..., :1]) & ~np.isnan(steps.reward)
         yield from _where(differs, 'has another reward than agent 0, and the spec says "team"')
     yield from _where(steps.terminated & steps.truncated, "is terminated and truncated")
     time, begins = np.arange(steps.last.shape[1]), np.roll(steps.last, 1, axis=1)

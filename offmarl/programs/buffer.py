@@ -406,10 +406,15 @@ class ChunkWriter:
         transition, finals = chunk.transition, chunk.finals
         if self._whole is not None:
             transition, finals = self._whole(transition, finals)
-        for fault in faults(vault.spec, transition, finals.view) if index == 0 else ():
-            name = vault.spec.name or "the environment"
-            raise InvalidValueError(f"{name}: {fault}. Nothing was recorded.")
-        vault.append(transition, finals, run=self._run, chunk=index, cut=chunk.cut)
+        try:
+            for fault in faults(vault.spec, transition, finals.view) if index == 0 else ():
+                name = vault.spec.name or "the environment"
+                raise InvalidValueError(f"{name}: {fault}. Nothing was recorded.")
+            vault.append(transition, finals, run=self._run, chunk=index, cut=chunk.cut)
+        except (InvalidValueError, ShapeError):
+            if index == 0:  # so that the same command records a mended environment
+                vault.discard()
+            raise
         vault.drop_pages()
 
     def _check(self, chunk: Chunk) -> None:

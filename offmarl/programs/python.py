@@ -329,8 +329,8 @@ class _Episode:
             )
         observations, rewards, terminations, truncations, infos = outcome
         acted, present = self._views[-1].alive, self._present()
-        ended = self._of("termination", terminations, self._flag, False)
-        cut_off = self._of("truncation", truncations, self._flag, False) & ~ended
+        ended = self._of("termination", terminations, self._flag, False, acted)
+        cut_off = self._of("truncation", truncations, self._flag, False, acted) & ~ended
         self._terminated, self._truncated = self._terminated | ended, self._truncated | cut_off
         self.over = bool((self._terminated | self._truncated | ~present).all())
         terminated = self._terminated & (self.over | ~present)
@@ -380,6 +380,7 @@ class _Episode:
             k: np.stack([step[k] for step in self._steps])[None] for k in self._steps[0]
         }
         if cut:
+            fields["terminated"][:, -1] |= self._terminated
             fields["truncated"][:, -1] = ~fields["terminated"][:, -1]
         last = (fields["terminated"] | fields["truncated"]).all(-1)
         views = map_tree(lambda *leaves: np.stack(leaves)[None], *self._views)

@@ -185,7 +185,7 @@ def sound(source: Any) -> Any:
     }
     for what, count in counts.items():
         if count:
-            warnings.warn(f"{source.path}: batches leave out {count:,} steps {what}.", stacklevel=2)
+            warnings.warn(f"{source.path}: batches leave out {count:,} steps {what}.", stacklevel=1)
     return source if episodes is None else SoundSource(source, episodes)
 
 

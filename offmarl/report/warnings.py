@@ -12,8 +12,7 @@ from offmarl.report.accumulators import ContinuousActions, DiscreteActions
 from offmarl.report.contents import Survey
 from offmarl.types import flatten_tree
 from offmarl.vault import Dataset
-from offmarl.vault.compat import LIMIT_UNKNOWN, MEANINGS
-from offmarl.vault.convert.admission import sentences
+from offmarl.vault.compat import LIMIT_UNKNOWN, MEANINGS, sentences
 from offmarl.vault.transform.policy_ids import sources_of
 
 _MOST_GROUPS = 6
@@ -85,7 +84,7 @@ def _limit_was_unknown(provenance: Mapping[str, Any]) -> bool:
 def _of_episodes(found: Survey) -> Iterator[str]:
     episodes = found.episodes
     for cause, words in (
-        ("cut", "were cut short when the recording ended"),
+        ("cut", "were cut off, by the end of the recording or before a fault"),
         ("open", "continue beyond the end of the data"),
     ):
         count = int((episodes.cause == cause).sum())

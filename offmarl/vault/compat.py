@@ -48,12 +48,34 @@ MEANINGS = {
 }
 """All quirks, and how they are handled."""
 
+FAULTS = {
+    "episodes_cut": "{:,} episodes are cut off before values that are not finite.",
+    "steps_left_out": "{:,} steps of these episodes are left out.",
+    "ends_without_flag": "{:,} steps lead to another observation than that of the next step, "
+    "without a flag of an end: episodes are cut off there.",
+    "final_views_of_resets": "{:,} final observations are the first ones of the next episode, as "
+    "environments that reset in their own step give them: they count as unknown. If the reset is a "
+    "step of its own, leave out the first of each episode.",
+    "final_views_left_out": "{:,} final observations are not finite, and count as unknown.",
+    "steps_without_end": "no step has a flag of an end: all {:,} steps count as one episode that "
+    "was cut off.",
+}
+"""What was changed, by the name in the provenance, under "faults"."""
+
 _ABSENT = {
     "infos.legals": "no legal actions",
     "infos.state": "no state",
     "terminals": "no terminals",
     "truncations": "no truncations",
 }
+
+
+def sentences(faults: Any) -> Iterator[str]:
+    """Yield what faults of a provenance mean."""
+    counts = faults if isinstance(faults, Mapping) else {}
+    for name, text in FAULTS.items():
+        if isinstance(count := counts.get(name), int):
+            yield text.format(count)
 
 
 def recorded(provenance: Mapping[str, Any]) -> tuple[str, ...]:

@@ -148,7 +148,7 @@ def _rules(spec: EnvSpec, arrays: Mapping[str, NumpyArray]) -> list[tuple[str, _
     if isinstance(spec.action, Continuous):
         return [
             *rules,
-            ("actions", _Rule("action", "from -1 to 1", "impossible actions", _out_of_bounds)),
+            ("actions", _Rule("action", _SCALED, "impossible actions", _out_of_bounds)),
             (
                 "infos.behaviour_log_probs",
                 _Rule("log-probability", "finite, or NaN where it is unknown", log_prob, _infinite),
@@ -191,6 +191,7 @@ def _finite_rules(spec: EnvSpec) -> dict[str, _Rule]:
     return rules
 
 
+_SCALED = "from -1 to 1 (`from_arrays` scales actions from their action_bounds)"
 _FINITE = "finite", NOT_FINITE
 
 

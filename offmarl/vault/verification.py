@@ -20,7 +20,7 @@ from offmarl._ahead import ahead, depth_of
 from offmarl.errors import VaultError, VaultFormatError, VaultLayoutError
 from offmarl.teams import teams_of
 from offmarl.terminal import Progress, quiet
-from offmarl.vault import encoding, index, layout, tables, values
+from offmarl.vault import compat, encoding, index, layout, tables, values
 from offmarl.vault.checked import agrees
 from offmarl.vault.commit import Contents
 from offmarl.vault.dataset import Dataset
@@ -66,6 +66,8 @@ class Verification(NamedTuple):
     """Descriptions of what only ``deep`` checks."""
     other_layout: str = ""
     """Why the arrays are not multi-agent experience, if they are not."""
+    notes: tuple[str, ...] = ()
+    """Values that no environment can produce, and what importing changed; these are no damage."""
 
     @property
     def sound(self) -> bool:
@@ -97,7 +99,7 @@ def verify(
     found = examine(store, deep=deep, progress=progress)
     if not (deep and found.native and found.sound):
         return found
-    return found._replace(faults=tuple(_invalid(Dataset(store, checked=False))))
+    return found._replace(notes=tuple(_notes(Dataset(store, checked=False))))
 
 
 def find(path: str | os.PathLike[str]) -> Driver:
@@ -160,15 +162,17 @@ def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verifica
     )
 
 
-def _invalid(vault: Dataset) -> Iterator[Fault]:
-    """Yield the first invalid value of each kind, if the vault does not record the kind."""
+def _notes(vault: Dataset) -> Iterator[str]:
+    """Yield the recorded quirks, and the first value of each kind of a vault that records none."""
     told = set(vault.quirks)
+    yield from (compat.MEANINGS[quirk] for quirk in vault.quirks)
+    yield from compat.sentences(vault.provenance.get("faults"))
     for start, stop in vault.blocks():
         place = values.RecordPosition(start, "of the vault")
         for one in values.find(vault.read(start, stop), vault.spec, place=place):
             if one.quirk not in told:
                 told.add(one.quirk)
-                yield Fault(one.message.rstrip("."))
+                yield one.message.rstrip(".")
 
 
 @dataclass

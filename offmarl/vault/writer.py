@@ -8,6 +8,7 @@ appended, each whole.
 """
 
 import os
+import shutil
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +22,7 @@ from offmarl.vault import compat, encoding, layout, values
 from offmarl.vault.chunks import ChunkBuffer, Staged, Value
 from offmarl.vault.compaction import prepare, reclaim
 from offmarl.vault.dataset import Dataset
+from offmarl.vault.drivers import Directory
 from offmarl.vault.files import WriterLock, conflict, errors_of
 from offmarl.vault.index import Cut, Record, account, is_there, tables_of, warn_of_length
 from offmarl.vault.layout import NumpyArray
@@ -203,6 +205,15 @@ class Writer:
             self.release()
             raise
         self.release()
+
+    def discard(self) -> None:
+        """Release the lock, and remove the vault if it is on this machine and holds no steps."""
+        self.release()
+        driver = self.store.driver
+        if not self._head.length and isinstance(driver, Directory):
+            shutil.rmtree(driver.directory, ignore_errors=True)
+            with suppress(OSError):
+                driver.directory.parent.rmdir()  # unless there are others
 
     def release(self) -> None:
         """Release the lock without flushing; steps that were not flushed are lost."""

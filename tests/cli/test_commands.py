@@ -276,9 +276,11 @@ def test_two_files_of_one_name_stay_apart(offmarl, tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "not valid JSON"),
-        ("[" * 100_000, "not valid JSON"),
-        ("[]", "not of marl-eval's layout"),
+        ("{", "is damaged"),
+        ("[" * 100_000, "is damaged"),
+        ("[]", "holds no JSON object"),
+        ("3", "holds no JSON object"),
+        ("null", "holds no JSON object"),
         ("{}", "not of marl-eval's layout"),
         ('{"a": {"b": 3}}', "a: b is not of marl-eval's layout"),
         ('{"a": {"b": {"c": {"s": {"step_0": {}}}}}}', "s: absolute is not of"),

@@ -348,6 +348,8 @@ def without(place, name):
         (told([1, 0.5, 0, 0]), "the action mask of knight has the value 0.5"),
         (without(0, "knight"), "knight is alive and has no observation"),
         (without(1, "knight"), "knight is alive and has no reward"),
+        (without(2, "squire"), "squire is alive and has no termination"),
+        (without(3, "knight"), "knight is alive and has no truncation"),
         (named(0, "king"), "the agents are knight, squire"),
         (named(1, "king"), "the rewards are of 'king'"),
         (named(2, "__all__"), "the terminations are of '__all__'"),
@@ -593,3 +595,13 @@ def make_lingering():
 def test_episodes_whose_agents_stay_are_played_to_their_end(path):
     assert offmarl.record_episodes(make_lingering, path, episodes=3) == 3
     assert vault.open_vault(path).episodes.cause.tolist() == ["terminated"] * 3
+
+
+def test_a_flag_is_kept_where_the_recording_ends(path):
+    with offmarl.record(Lingering({"knight": 2}, {}), path) as recorder:
+        recorder.reset()
+        for _ in range(4):
+            recorder.step(BOTH)
+    steps = vault.open_vault(path)[:]
+    assert steps.terminated[0, -1].tolist() == [True, False]
+    assert steps.truncated[0, -1].tolist() == [False, True]

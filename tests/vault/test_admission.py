@@ -66,7 +66,7 @@ def block_bytes(request, monkeypatch):
     ],
 )  # fmt: skip
 def test_episodes_are_cut_before_steps_that_are_not_finite(tmp_path, changed, lengths, causes):
-    with pytest.warns(UserWarning, match="that are not finite|are left out"):
+    with pytest.warns(UserWarning, match="not finite|are left out|must be finite"):
         found = made(tmp_path, **changed)
     assert found.episodes.length.tolist() == lengths
     assert found.episodes.cause.tolist() == causes
@@ -240,6 +240,7 @@ def test_illegal_actions_are_kept_and_told(tmp_path):
     np.testing.assert_array_equal(found.transitions().action[0], actions)
 
 
+@pytest.mark.filterwarnings("ignore:.*must be finite")
 def test_nothing_sound_is_no_dataset(tmp_path):
     with pytest.raises(InvalidValueError, match="no step before one that is not finite"):
         made(tmp_path, rewards=np.full((T, 2), np.nan))
@@ -265,3 +266,21 @@ def test_options_are_checked(tmp_path):
         made(tmp_path, on_invalid="drop")
     with pytest.raises(OptionError, match="num_actions for discrete"):
         made(tmp_path, num_actions=3, action_bounds=(0, 2))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_final_views_that_are_not_finite_are_counted(tmp_path, value):
+    led_to = following([9, 19, 29])
+    led_to[9, 0, 1] = value
+    with pytest.warns(UserWarning, match="1 final observations are not finite"):
+        found = made(tmp_path, next_observations=led_to)
+    assert (found.episodes.final >= 0).tolist() == [False, True, True]
+    assert found.provenance["faults"] == {"final_views_left_out": 1}
+
+
+def test_a_value_that_is_not_finite_is_told_once(tmp_path):
+    """And not as an end without a flag, too."""
+    seen, led_to = nan_at(SEEN, 12, 1, 0), nan_at(following([9, 19, 29]), 11, 1, 0)
+    with pytest.warns(UserWarning, match="not finite|are left out|must be finite"):
+        found = made(tmp_path, observations=seen, next_observations=led_to)
+    assert found.provenance["faults"] == {"episodes_cut": 1, "steps_left_out": 8}

@@ -6,12 +6,19 @@ and its help follow. A reader is a context manager that takes the source, and ``
 """
 
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from offmarl.errors import OptionError, VaultFormatError, unknown_name
+from offmarl.errors import (
+    InvalidValueError,
+    OptionError,
+    ShapeError,
+    VaultError,
+    VaultFormatError,
+    unknown_name,
+)
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec
 from offmarl.vault.convert.admission import Tally, Treatment, admit
@@ -123,7 +130,8 @@ def import_dataset(
             records = counted(found.records, found.total, progress)
             if not found.digest:
                 records = admit(records, found.spec, treatment, tally)
-            write(writer, records, tally)
+            with _naming(source):
+                write(writer, records, tally)
             writer.flush()
             if found.digest and Dataset(writer.store).digest() != found.digest:
                 raise VaultFormatError(
@@ -131,6 +139,17 @@ def import_dataset(
                     "or was changed. Copy it again, or remove the digest to import it anyway."
                 )
     return open_vault(path)
+
+
+@contextmanager
+def _naming(source: StrPath) -> Iterator[None]:
+    """Name the source in errors of its content."""
+    try:
+        yield
+    except (InvalidValueError, ShapeError, VaultError) as error:
+        if str(source) in str(error):
+            raise
+        raise type(error)(f"{source}: {error}") from None
 
 
 def export_dataset(

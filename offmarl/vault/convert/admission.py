@@ -21,7 +21,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -59,28 +59,7 @@ class Record(NamedTuple):
 
 
 Tally = Counter[str]
-"""Numbers of steps, of ends, and of the `FAULTS` that were not refused."""
-
-FAULTS = {
-    "episodes_cut": "{:,} episodes are cut off before values that are not finite.",
-    "steps_left_out": "{:,} steps of these episodes are left out.",
-    "ends_without_flag": "{:,} steps lead to another observation than that of the next step, "
-    "without a flag of an end: episodes are cut off there.",
-    "final_views_of_resets": "{:,} final observations are the first ones of the next episode, as "
-    "environments that reset in their own step give them: they count as unknown. If the reset is a "
-    "step of its own, leave out the first of each episode.",
-    "steps_without_end": "no step has a flag of an end: all {:,} steps count as one episode that "
-    "was cut off.",
-}
-"""What was changed, by the name in the provenance, under "faults"."""
-
-
-def sentences(faults: Any) -> Iterator[str]:
-    """Yield what faults of a provenance mean."""
-    counts = faults if isinstance(faults, Mapping) else {}
-    for name, text in FAULTS.items():
-        if isinstance(count := counts.get(name), int):
-            yield text.format(count)
+"""Numbers of steps, of ends, and of the `offmarl.vault.compat.FAULTS` that were not refused."""
 
 
 def to_steps(arrays: Mapping[str, NumpyArray], spec: EnvSpec, start: int = 0) -> Transition:
@@ -175,18 +154,23 @@ def _admit(
     steps, count = record.steps, record.steps.last.shape[1]
     begins = None if following is None else map_tree(lambda x: x[:, :1], following.steps)
     bad, bad_next = ~is_finite(steps)[0], begins is not None and not is_finite(begins).all()
+    place = RecordPosition(tally["steps"], "of the data")
     if treatment == "raise":
-        place = RecordPosition(tally["steps"], "of the data")
         values.check(encoding.to_disk(steps), spec, place=place)
     if treatment != "cut":
         bad, bad_next = np.zeros_like(bad), False
     jumps, resets = _compare(record, begins, spec)
+    if treatment == "cut":  # what comes before a step that is left out leads to nothing known
+        jumps &= ~np.append(bad[1:], bad_next)
     if treatment == "raise" and jumps.any():
         raise InvalidValueError(
             f"step {tally['steps'] + int(jumps.argmax())} leads to another observation than that "
             "of the next step, and has no flag of an end: give the flags, or cut the episodes "
             "there."
         )
+    if bad.any() and not tally["episodes_cut"]:
+        first = next(values.find(encoding.to_disk(steps), spec, place=place))
+        warnings.warn(f"{first.message} The episode is cut off before it.", stacklevel=4)
     ends = steps.last[0] | jumps
     segment = np.cumsum(ends) - ends
     first_bad = np.full(segment[-1] + 1, count)
@@ -203,10 +187,17 @@ def _admit(
     tally["final_views_of_resets"] += int((resets & keep).sum())
     tally["ends"] += int(ends.sum())
     still = not ends[-1] and bool(first_bad[-1] < count)
-    return _kept(record, keep, cut, resets), still
+    return _kept(record, keep, cut, resets, treatment, tally), still
 
 
-def _kept(record: Record, keep: NumpyArray, cut: NumpyArray, resets: NumpyArray) -> Record | None:
+def _kept(
+    record: Record,
+    keep: NumpyArray,
+    cut: NumpyArray,
+    resets: NumpyArray,
+    treatment: Treatment,
+    tally: Tally,
+) -> Record | None:
     """Return some of a record's steps, with ends where they are cut, and the sound final views."""
     if not keep.any():
         return None
@@ -220,7 +211,11 @@ def _kept(record: Record, keep: NumpyArray, cut: NumpyArray, resets: NumpyArray)
         view = map_tree(lambda x: x[0, time], record.after)
         finals = FinalObservations(np.zeros_like(time), time, view)
     if finals is not None:
-        known = keep[finals.time] & views_are_finite(finals.view, 1)
+        sound = views_are_finite(finals.view, 1)
+        if treatment != "cut":  # the writer refuses or keeps them
+            sound[:] = True
+        tally["final_views_left_out"] += int((record.steps.last[0, finals.time] & ~sound).sum())
+        known = keep[finals.time] & sound
         time = (np.cumsum(keep) - 1)[finals.time[known]]
         view = map_tree(lambda x: x[known], finals.view)
         finals = FinalObservations(np.zeros_like(time), time, view)

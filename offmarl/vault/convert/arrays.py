@@ -323,7 +323,8 @@ class _Columns(NamedTuple):
             if before != {name for name in self.after if is_of(group, name)}:
                 raise OptionError(
                     f"`{argument}` and `next_{argument}` have different leaves: a final view needs "
-                    f"all of them, so give both, with the same leaves, or leave `next_...` out."
+                    "all that a view has, so give both, with the same leaves, or leave all of "
+                    "`next_...` out."
                 )
 
     def spec(self, num_actions: int | None) -> EnvSpec:

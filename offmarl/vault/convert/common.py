@@ -25,7 +25,8 @@ from offmarl.errors import MissingExtraError, ShapeError, VaultError, VaultNotFo
 from offmarl.terminal import Progress
 from offmarl.types import EnvSpec, View, map_tree
 from offmarl.vault import files
-from offmarl.vault.convert.admission import FAULTS, Record, Tally, sentences
+from offmarl.vault.compat import FAULTS, sentences
+from offmarl.vault.convert.admission import Record, Tally
 from offmarl.vault.convert.kinds import reason_of
 from offmarl.vault.files import errors_of
 from offmarl.vault.layout import NumpyArray

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 import zipfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -396,7 +397,14 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> P
     """
     path = local(path)
     spec = vault.spec
-    spec.num_actions  # noqa: B018 - raises if actions are continuous
+    if not isinstance(spec.action, Discrete):
+        raise ShapeError("PyMARL's layout is for discrete actions: use numpy, zarr or minari.")
+    if incomplete := vault.episodes.incomplete:
+        warnings.warn(
+            f"{incomplete:,} episodes were cut off by their recording, which PyMARL's layout does "
+            "not tell: there they are truncated.",
+            stacklevel=2,
+        )
     _check_one_array(spec)
     leaf = spec.observation_leaves[""].with_agents(spec.num_agents)
     lengths = vault.episodes.length
