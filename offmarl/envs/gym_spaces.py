@@ -179,7 +179,11 @@ def _dtype(space: spaces.Box) -> str:
 
 def _read(space: spaces.Space[Any], spec: ArraySpec, value: Any, what: str) -> np.ndarray:
     if isinstance(space, spaces.Box | spaces.MultiBinary):
-        return fit(value, spec, what)
+        array = fit(value, spec, what)
+        low, high = getattr(space, "low", 0), getattr(space, "high", 1)
+        if array.dtype.kind in "iu" and ((array < low) | (array > high)).any():
+            raise InvalidValueError(f"{what} is not in {space}.")
+        return array
     if isinstance(space, spaces.Discrete) and np.size(value) == 1:
         value = np.asarray(value).item()
     try:

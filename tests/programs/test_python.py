@@ -373,6 +373,19 @@ def test_what_does_not_fit_ends_the_episode_before_the_step(path, change, messag
     assert (data.episodes.cause.tolist(), data.episodes.length.tolist()) == (["cut"], [1])
 
 
+def test_whole_numbers_keep_their_bounds(path):
+    class Few(Odd):
+        def __init__(self):
+            super().__init__(seen("knight", np.full((2, 3), 200)))
+            self._observations["knight"] = spaces.Box(0, 100, (2, 3), np.int32)
+
+    with offmarl.record(Few(), path) as recorder:
+        recorder.reset()
+        recorder.step(LONG)
+        with pytest.raises(InvalidValueError, match="the observation of knight is not in Box"):
+            recorder.step(LONG)
+
+
 @pytest.mark.parametrize("state", [np.zeros(3), np.zeros((2, 1, 1)), None, "here"])
 def test_a_state_keeps_its_shape(path, state):
     def change(outcome):
