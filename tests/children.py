@@ -9,8 +9,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
-_OF_LIBRARIES = re.compile(r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.")
-"""Lines that libraries print, and that tell of no fault: Gloo greets the other processes."""
+_OF_LIBRARIES = re.compile(r"connected to \d+ peer ranks\.|^(\[Gloo\] Rank |\d|:| )*$")
+"""Lines that libraries print, and that tell of no fault: Gloo greets the other processes. The
+greetings of several processes may be printed into one another."""
 
 
 def python(*arguments: object, **options: Any) -> str:

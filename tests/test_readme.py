@@ -145,6 +145,7 @@ def command(line):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*which PyMARL's layout does not tell")
 @pytest.mark.usefixtures("published")
 def test_the_blocks_run_in_order_in_an_empty_directory(tmp_path, monkeypatch, capsys):
     empty = tmp_path / "empty"
