@@ -4,6 +4,7 @@ A number that its type cannot hold is refused. Nothing is rounded to a whole num
 reshaped into another order of axes, or made infinite.
 """
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,17 @@ def misfits(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_] | N
     return wrong if wrong.any() else None
 
 
-def loses_digits(values: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether a float type rounds numbers above 2**24, such as timestamps and counters."""
+def warn_of_lost_digits(name: str, values: NDArray[Any], dtype: np.dtype[Any]) -> None:
+    """Warn, naming the array, where a float type rounds numbers above 2**24."""
+    if _loses_digits(values, dtype):
+        warnings.warn(
+            f"{name} has numbers above {_EXACT:,}, which lose digits in {dtype}: subtract an "
+            "offset or change the unit if they matter.",
+            stacklevel=3,
+        )
+
+
+def _loses_digits(values: NDArray[Any], dtype: np.dtype[Any]) -> bool:
     if not is_float(dtype) or np.can_cast(values.dtype, dtype, "safe"):
         return False
     if not values.size or not np.fmax.reduce(np.abs(values), axis=None) > _EXACT:

@@ -309,11 +309,6 @@ def cast(
                 f"{place.step + step} {place.of}, which does not fit into the vault's {dtype}: "
                 "nothing of the record was appended."
             )
-        if gate.loses_digits(array, dtype):
-            warnings.warn(
-                f"{name} has numbers above {2**24:,}, which lose digits in the vault's {dtype}: "
-                "subtract an offset or change the unit if they matter.",
-                stacklevel=4,
-            )
+        gate.warn_of_lost_digits(name, array, dtype)
     with np.errstate(all="ignore"):
         return {name: x.astype(types[name].dtype, copy=False) for name, x in arrays.items()}

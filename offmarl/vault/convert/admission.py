@@ -103,12 +103,7 @@ def _fit(name: str, array: NumpyArray, leaf: layout.Leaf, start: int) -> NumpyAr
         raise InvalidValueError(
             f"{name} has the value {array[tuple(at)]} at step {start + at[1]}, which {must}."
         )
-    if gate.loses_digits(array, leaf.dtype):
-        warnings.warn(
-            f"{name} has numbers above {2**24:,}, which lose digits in {leaf.dtype}: subtract an "
-            "offset or change the unit if they matter.",
-            stacklevel=2,
-        )
+    gate.warn_of_lost_digits(name, array, leaf.dtype)
     return array.reshape(*array.shape[:2], *leaf.shape)
 
 
