@@ -1,14 +1,20 @@
 """Mutation testing: change one expression or statement at a time, and run the tests of that file.
 
     python benchmarks/mutations.py --seed 0 --mutations 60 [--jobs N] [--results FILE]
+    python benchmarks/mutations.py --seed 0 --mutations 100 --fix benchmarks/mutants.json
+    python benchmarks/mutations.py --fixed benchmarks/mutants.json
 
-The nodes to change are drawn uniformly, without replacement, from all nodes of the listed files
-to which one of the rules below applies. Then one of the changes of that node is drawn. A smaller
-``--mutations`` takes the first nodes of the same order. The rules exclude type annotations,
-decorators, blocks under ``TYPE_CHECKING``, strings (including docstrings and the texts of errors)
-and the arguments of raised errors. A mutant is killed if the tests that are not slow fail, or take
-more than four times as long as without it. The tests run in copies of the tracked files, so the
-checkout is not changed. Mutants that are in the results file are not run again.
+The nodes to change are drawn uniformly, without replacement, from all nodes of the library, the
+baselines and the recorders to which one of the rules below applies. Then one of the changes of that
+node is drawn. A smaller ``--mutations`` takes the first nodes of the same order. The rules exclude
+type annotations, decorators, blocks under ``TYPE_CHECKING``, strings (including docstrings and the
+texts of errors) and the arguments of raised errors. A mutant is killed if the tests that are not slow fail, or take
+more than four times as long as without it: first the tests that name the module, and then those of
+its directory. The tests run in copies of the tracked files, so the checkout is not changed. Mutants
+that are in the results file are not run again.
+
+``--fix`` writes the mutants to a file, by function, node and change, and runs nothing. ``--fixed``
+runs those of a file, wherever their functions stand now, and names those that are gone.
 """
 
 import argparse
@@ -20,6 +26,7 @@ import json
 import os
 import queue
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -29,59 +36,14 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 
-VAULT = {
-    "drivers": "test_odd test_errors test_archive test_object_store",
-    "commit": "test_tree test_integrity test_compaction test_hostile",
-    "store": "test_roundtrip test_errors test_full test_shared test_object_store",
-    "files": "test_durability test_errors test_kill test_export",
-    "mmap": "test_bounds test_reading test_mapped",
-    "checked": "test_mapped test_integrity",
-    "bounds": "test_bounds test_reading",
-    "dataset": "test_bounds test_reading test_roundtrip test_quirks",
-    "creation": "test_durability test_errors test_roundtrip test_object_store",
-    "index": "test_roundtrip test_errors test_shared",
-    "manifest": "test_integrity test_repairing test_reading",
-    "repairing": "test_repairing test_integrity test_salvage",
-    "transform/expression": "test_transform_expression test_precedence",
-}
-"""Files below ``offmarl/vault``, and the files in ``tests/vault`` that run first; then all run."""
-
-SWARM = (
-    ("tests/envs/swarm/test_rules.py", "tests/envs/swarm/test_tasks.py"),
-    ("tests/envs/swarm",),
-)
-
-TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
-    f"offmarl/vault/{file}.py": (
-        tuple(f"tests/vault/{test}.py" for test in tests.split()),
-        ("tests/vault",),
-    )
-    for file, tests in VAULT.items()
-} | {
-    "offmarl/checkpoint.py": (("tests/test_checkpoint.py",), ("tests/programs",)),
-    "offmarl/evaluation.py": (("tests/test_evaluation.py",), ("tests/programs",)),
-    "offmarl/programs/loop.py": (("tests/programs",), ("tests/baselines",)),
-    "offmarl/programs/buffer.py": (
-        ("tests/programs/test_buffer.py",),
-        ("tests/programs",),
-    ),
-    "offmarl/hub/install.py": (("tests/hub/test_download.py",), ("tests/hub",)),
-    "offmarl/networks/torsos.py": (("tests/networks",), ("tests/test_evaluation.py",)),
-    "offmarl/networks/mixers.py": (("tests/networks",), ("tests/baselines/test_updates.py",)),
-    "recorders/qmix.py": (("tests/programs/test_q_learning_by_hand.py",), ("tests/programs",)),
-    "offmarl/programs/ppo/learning.py": (("tests/programs/test_ppo.py",), ("tests/programs",)),
-    "offmarl/programs/ppo/program.py": (("tests/programs/test_ppo.py",), ("tests/programs",)),
-    "baselines/bc.py": (("tests/baselines",),),
-    "offmarl/envs/swarm/search.py": SWARM,
-    "offmarl/envs/swarm/delivery.py": SWARM,
-    "offmarl/envs/swarm/flock.py": SWARM,
-}
-"""The files to change, and the tests to run for each, in stages: the nearest first."""
+SOURCES = ("offmarl", "baselines", "recorders")
+"""Directories whose files are changed."""
 
 _LEFT_OUT = ("slow", "nightly")
 """Marks of tests that do not run, if the marks exist."""
@@ -162,7 +124,7 @@ def _operators(node: ast.AST) -> Iterator[Change]:
         for place in range(len(node.values)):
             rest = [*node.values[:place], *node.values[place + 1 :]]
             whole = rest[0] if len(rest) == 1 else _with(node, values=rest)
-            yield "drop an operand", whole
+            yield f"drop operand {place}", whole
 
 
 def _constants(node: ast.AST) -> Iterator[Change]:
@@ -232,6 +194,12 @@ class Mutant(NamedTuple):
 
     file: str
     line: int
+    function: str
+    """Names of the classes and functions around it, divided by dots; empty at the module's top."""
+    node: str
+    """Source of what is changed."""
+    occurrence: int
+    """Its number among the equal ones of the function."""
     change: str
     source: str
     """The whole file with it."""
@@ -243,26 +211,30 @@ class Mutant(NamedTuple):
         return hashlib.sha256(f"{self.file}\n{self.source}".encode()).hexdigest()[:16]
 
 
+@cache
 def mutable(file: str) -> list[tuple[str, ast.AST]]:
     """Return the nodes of a file that may be changed, in order."""
     return [(file, node) for node in _nodes(ast.parse((ROOT / file).read_text())) if changes(node)]
 
 
-def _nodes(node: ast.AST) -> Iterator[ast.AST]:
+def _nodes(node: ast.AST, function: str = "") -> Iterator[ast.AST]:
     """Yield a node and its descendants, without nodes that are never changed."""
     if isinstance(node, ast.JoinedStr) or _is_text(node) or _is_for_types(node):
         return
     for test in (getattr(node, "test", None), *getattr(node, "ifs", ())):
         if isinstance(test, ast.expr):
             test.is_test = True  # type: ignore[attr-defined]
+    node.function = function  # type: ignore[attr-defined]
     yield node
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        function = f"{function}.{node.name}".removeprefix(".")
     skipped = {"annotation", "returns", "decorator_list"}
     if isinstance(node, ast.Raise):
         skipped |= {"exc", "cause"}
     for name, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and name not in skipped:
-                yield from _nodes(child)
+                yield from _nodes(child, function)
 
 
 def _is_text(node: ast.AST) -> bool:
@@ -277,11 +249,11 @@ def _is_for_types(node: ast.AST) -> bool:
 def draw(seed: int, count: int) -> list[Mutant]:
     """Draw mutants, at most one of each node."""
     rng = random.Random(seed)
-    nodes = [place for file in TARGETS for place in mutable(file)]
+    nodes = [place for file in sources() for place in mutable(file)]
     rng.shuffle(nodes)
     found: list[Mutant] = []
     for file, node in nodes:
-        mutant = _mutant(file, node, rng)
+        mutant = _mutant(file, node, rng.choice(changes(node)))
         if mutant:
             found.append(mutant)
         if len(found) == count:
@@ -289,9 +261,15 @@ def draw(seed: int, count: int) -> list[Mutant]:
     return found
 
 
-def _mutant(file: str, node: ast.AST, rng: random.Random) -> Mutant | None:
+def sources() -> list[str]:
+    """Return the files to change, in order."""
+    files = (path for name in SOURCES for path in (ROOT / name).rglob("*.py"))
+    return sorted(str(path.relative_to(ROOT)) for path in files)
+
+
+def _mutant(file: str, node: ast.AST, chosen: Change) -> Mutant | None:
     """Change a node; None if Python cannot compile the result."""
-    change, new = rng.choice(changes(node))
+    change, new = chosen
     original = (ROOT / file).read_text()
     text = ast.unparse(ast.fix_missing_locations(new))
     if isinstance(new, ast.expr):
@@ -303,7 +281,11 @@ def _mutant(file: str, node: ast.AST, rng: random.Random) -> Mutant | None:
         return None
     lines = (original.splitlines(), source.splitlines())
     diff = "\n".join(list(difflib.unified_diff(*lines, lineterm="", n=1))[2:])
-    return Mutant(file, node.lineno, change, source, diff)  # type: ignore[attr-defined]
+    text, function = ast.unparse(node), node.function  # type: ignore[attr-defined]
+    equal = [x for _, x in mutable(file) if (x.function, ast.unparse(x)) == (function, text)]  # type: ignore[attr-defined]
+    number = [x is node for x in equal].index(True)
+    place = node.lineno, function, text, number  # type: ignore[attr-defined]
+    return Mutant(file, *place, change, source, diff)
 
 
 def _splice(source: str, node: ast.AST, text: str) -> str:
@@ -315,7 +297,61 @@ def _splice(source: str, node: ast.AST, text: str) -> str:
     return b"".join([*lines[:first], head, text.encode(), tail, *lines[last + 1 :]]).decode()
 
 
+_FIXED = ("file", "function", "node", "occurrence", "change")
+
+
+def fix(mutants: list[Mutant], path: Path) -> None:
+    """Write mutants to a file, by what stays the same when functions move."""
+    path.write_text(json.dumps([{x: getattr(one, x) for x in _FIXED} for one in mutants], indent=1))
+
+
+def fixed(path: Path) -> list[Mutant]:
+    """Return the mutants of a file, and print those that are gone."""
+    nodes: dict[tuple[str, ...], list[tuple[str, ast.AST]]] = {}
+    for file in sources():
+        for place in mutable(file):
+            function, text = place[1].function, ast.unparse(place[1])  # type: ignore[attr-defined]
+            # Methods keep their own name when their class gets another.
+            for key in ((file, function, text), (function.rpartition(".")[2], text)):
+                nodes.setdefault(key, []).append(place)
+    found = []
+    for one in json.loads(path.read_text()):
+        own = nodes.get((one["file"], one["function"], one["node"]), [])
+        places = own or nodes.get((one["function"].rpartition(".")[2], one["node"]), [])
+        places = places[one["occurrence"] :] + places[: one["occurrence"]]
+        alike = [
+            (*x, change) for x in places for change in changes(x[1]) if change[0] == one["change"]
+        ]
+        mutant = next(filter(None, (_mutant(*place) for place in alike)), None)
+        if mutant is None:
+            print(f"gone: {one['file']} {one['function']}: {one['node']} ({one['change']})")
+        else:
+            found.append(mutant)
+    return found
+
+
 # ---------------------------------------------------------------------------------- running
+
+
+@cache
+def stages(file: str) -> tuple[tuple[str, ...], ...]:
+    """Return the tests to run for a file, in stages: those that name it, and its directory's."""
+    package, *parts = file.removesuffix(".py").split("/")
+    name = ".".join(parts) if package == "offmarl" else parts[-1]
+    room = parts[0] if package == "offmarl" and len(parts) > 1 else package
+    room = {"recorders": "programs", "offmarl": "", "benchmark": "benchmark"}.get(room, room)
+    tests = ROOT / "tests" / room
+    if not tests.is_dir():
+        tests = ROOT / "tests"
+    stem = re.escape(parts[-1])
+    named = re.compile(rf'offmarl\.{re.escape(name)}\b|import {stem}\b|\b{stem}\.py|"{stem}"')
+    near = [
+        str(path.relative_to(ROOT))
+        for path in sorted((ROOT / "tests").rglob("test_*.py"))
+        if path.stem == f"test_{parts[-1].lstrip('_')}" or named.search(path.read_text())
+    ]
+    whole = () if tests == ROOT / "tests" else ((str(tests.relative_to(ROOT)),),)
+    return (*([tuple(near)] if near else []), *whole)
 
 
 class Bench:
@@ -359,7 +395,7 @@ class Bench:
         original = file.read_text()
         try:
             _write(file, mutant.source)
-            for tests in TARGETS[mutant.file]:
+            for tests in stages(mutant.file):
                 limit = max(_LEAST_SECONDS, _PATIENCE * self._seconds[tests])
                 if killer := self._run(tree, tests, limit):
                     return killer
@@ -415,8 +451,7 @@ def _failure(lines: list[str]) -> str:
 # ---------------------------------------------------------------------------------- main
 
 
-def main(seed: int, count: int, jobs: int, results: Path, only: str) -> None:
-    mutants = [mutant for mutant in draw(seed, count) if only in mutant.file]
+def main(mutants: list[Mutant], seed: int, jobs: int, results: Path) -> None:
     known = json.loads(results.read_text()) if results.is_file() else {}
     with (
         tempfile.TemporaryDirectory(prefix="offmarl-mutations-") as directory,
@@ -424,8 +459,8 @@ def main(seed: int, count: int, jobs: int, results: Path, only: str) -> None:
     ):
         bench = Bench(Path(directory), jobs)
         fresh = [mutant for mutant in mutants if mutant.key not in known]
-        stages = {tests for mutant in fresh for tests in TARGETS[mutant.file]}
-        list(pool.map(bench.time, sorted(stages)))
+        needed = {tests for mutant in fresh for tests in stages(mutant.file)}
+        list(pool.map(bench.time, sorted(needed)))
         judged = pool.map(bench.judge, fresh)
         for number, (mutant, killer) in enumerate(zip(fresh, judged, strict=True), 1):
             known[mutant.key] = {
@@ -465,5 +500,12 @@ if __name__ == "__main__":
     parser.add_argument("--jobs", type=int, default=2, help="copies that tests run in at once")
     parser.add_argument("--results", type=Path, default=Path("mutations.json"))
     parser.add_argument("--only", default="", help="draw as ever, and run only files named so")
+    parser.add_argument("--fix", type=Path, help="write the mutants to a file, and run nothing")
+    parser.add_argument("--fixed", type=Path, help="run the mutants of a file")
     given = parser.parse_args()
-    main(given.seed, given.mutations, given.jobs, given.results, given.only)
+    drawn = draw(given.seed, given.mutations) if given.fixed is None else fixed(given.fixed)
+    drawn = [mutant for mutant in drawn if given.only in mutant.file]
+    if given.fix is None:
+        main(drawn, given.seed, given.jobs, given.results)
+    else:
+        fix(drawn, given.fix)

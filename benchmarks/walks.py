@@ -51,6 +51,8 @@ class Walk:
     functions: int = 0
     links: int = 0
     hops: int = 0
+    longest: int = 0
+    """Lines of the longest function."""
     stores: dict[str, int] = field(default_factory=dict)
     """Number of times a store was opened, by path."""
 
@@ -188,7 +190,9 @@ def trace(walk: Callable[[Path], object], root: Path) -> Walk:
     files = {code.co_filename for code in traced.codes}
     functions = [code for code in traced.codes if not code.co_name.startswith("<")]
     named = {path.replace(f"{out.name}/", ""): count for path, count in sorted(stores.items())}
-    return Walk(len(files), len(functions), len(traced.hops), traced.hops.total(), named)
+    longest = max(len({line for *_, line in code.co_lines() if line}) for code in functions)
+    hops = traced.hops.total()
+    return Walk(len(files), len(functions), len(traced.hops), hops, longest, named)
 
 
 def main(args: Args) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 
 _OF_LIBRARIES = re.compile(
-    r"\[Gloo\] Rank|is connected to|peer ranks\.|Expected number of connected peer ranks is :|[\d\s]"
+    r"\[Gloo\] Rank|is connected to|peer ranks\."
+    r"|Expected number of connected peer ranks is :|[\d\s]"
 )
 """Pieces of lines that libraries print, and that tell of no fault: Gloo greets the other processes,
 and prints the greetings of several processes into one another, piece by piece."""
