@@ -8,10 +8,10 @@ The nodes to change are drawn uniformly, without replacement, from all nodes of 
 baselines and the recorders to which one of the rules below applies. Then one of the changes of that
 node is drawn. A smaller ``--mutations`` takes the first nodes of the same order. The rules exclude
 type annotations, decorators, blocks under ``TYPE_CHECKING``, strings (including docstrings and the
-texts of errors) and the arguments of raised errors. A mutant is killed if the tests that are not slow fail, or take
-more than four times as long as without it: first the tests that name the module, and then those of
-its directory. The tests run in copies of the tracked files, so the checkout is not changed. Mutants
-that are in the results file are not run again.
+texts of errors) and the arguments of raised errors. A mutant is killed if the tests that are not
+slow fail, or take more than four times as long as without it: first the tests that name the module,
+and then those of its directory. The tests run in copies of the tracked files, so the checkout is
+not changed. Mutants that are in the results file are not run again.
 
 ``--fix`` writes the mutants to a file, by function, node and change, and runs nothing. ``--fixed``
 runs those of a file, wherever their functions stand now, and names those that are gone.
