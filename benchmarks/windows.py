@@ -237,10 +237,10 @@ def random_replay(spec: EnvSpec, steps: int, batch: int) -> tuple[Replay, np.nda
     return Replay(rows, spec, windows, Uniform(slots), None), lengths
 
 
-def report_sampling(args: Args) -> None:
-    spec = BYTES_1360
+def leaves_of(spec: EnvSpec) -> dict[str, Array]:
+    """Return a step without next views, as flashbax's buffer holds it."""
     agents, size = spec.num_agents, spec.action_size
-    leaves = {
+    return {
         "observation": jnp.zeros((agents, spec.observation_size)),
         "state": jnp.zeros(spec.state_size),
         "legal_actions": jnp.zeros((agents, size), bool),
@@ -252,6 +252,10 @@ def report_sampling(args: Args) -> None:
         "behaviour_log_prob": jnp.zeros(agents),
         "last": jnp.zeros((), bool),
     }
+
+
+def report_sampling(args: Args) -> None:
+    spec = BYTES_1360
     for batch in (32, 256):
         replay, lengths = random_replay(spec, args.steps, batch)
         buffer = flashbax.make_trajectory_buffer(
@@ -262,7 +266,7 @@ def report_sampling(args: Args) -> None:
             sample_sequence_length=WINDOW,
             period=1,
         )
-        state = buffer.init(leaves)
+        state = buffer.init(leaves_of(spec))
         state = state.replace(is_full=jnp.array(True))
         sampled = {
             name: (lambda way, key: way.sample(key), way)
