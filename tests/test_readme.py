@@ -22,9 +22,9 @@ from tests.runs import write_policy
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-READING, WRITING = (
+READING, WRITING, LEARNERS = (
     re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
-    for page in ("reading.md", "writing.md")
+    for page in ("reading.md", "writing.md", "learners.md")
 )
 PAGES = {
     path: path.read_text() for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
@@ -59,9 +59,10 @@ def test_every_page_and_every_command_is_in_the_documentation():
 
 
 def test_every_program_is_in_the_table():
+    programs = (ROOT / "docs" / "baselines.md").read_text()
     for kind in ("recorder", "baseline"):
         for name, path in registry.find(kind).items():
-            assert f"| {kind} | [`{name}`]({kind}s/{path.name})" in README
+            assert f"| {kind} | [`{name}`](../{kind}s/{path.name})" in programs
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -96,7 +97,7 @@ def test_the_loop_returns_what_evaluation_does(tmp_path, monkeypatch):
     write_policy(run, config, env.spec, [0], greedy=False)
     policy = offmarl.load_policy(run)
     play = jax.jit(lambda key: evaluate(env, policy.policy, policy.params, key, 256).returns)
-    (snippet,) = (snippet for snippet in SNIPPETS if "load_policy" in snippet)
+    (snippet,) = (snippet for snippet in LEARNERS if "load_policy" in snippet)
     setup, begin, loop = snippet.partition("key, reset_key = ")
     namespace, returns = {"offmarl": offmarl, "jax": jax}, []
     exec(setup, namespace)
@@ -171,21 +172,17 @@ def test_the_blocks_run_in_order_in_an_empty_directory(tmp_path, monkeypatch, ca
     assert installed == 2 and len(shapes) == 3
     for found, promised in shapes:
         assert found.startswith(promised.removesuffix(", ...)").removesuffix(")"))
-    assert namespace["team_return"] > 0
     assert (empty / "data.html").exists() and (empty / "report.html").exists()
 
 
 @pytest.mark.slow
-def test_the_loss_of_the_readme_takes_the_batches_of_the_page_on_reading(tmp_path, monkeypatch):
+def test_the_page_on_reading_goes_on_from_the_readme(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     env = envs.make("swarm/coverage-3")
     uniform = make_policy(PolicyConfig("random"), env.spec)
     vault = Path("vaults/swarm/coverage-3.vlt/mappo-0-medium")
     record_policy(env, uniform, (), vault, steps=2000, num_envs=8)
-    monkeypatch.setattr(offmarl, "load_dataset", lambda name: offmarl.open(vault), raising=False)
     namespace = {}
-    for snippet in (*SNIPPETS[:2], *READING):
+    for snippet in (*SNIPPETS, *READING):
         exec(snippet, namespace)
-    params = np.zeros((58, 5), np.float32)
-    assert np.isfinite(namespace["loss"](params, params, namespace["batch"]))
     assert (namespace["same"].action == namespace["batch"].action).all()
