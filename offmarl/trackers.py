@@ -5,6 +5,9 @@ each checkpoint they get the lines that are new. A run that is resumed continues
 run, whose id is in ``tracking.json``. No step is there twice, because its lines are cut at the
 checkpoint, and a tracker skips the steps that it has or is written again from the first line.
 
+A training never waits long for a tracker: each is used in a thread of its own, which is left behind
+if it stands still.
+
 A tracker of another kind is a class with the methods of `Tracker` in `KINDS`.
 """
 
@@ -12,16 +15,22 @@ import io
 import json
 import logging
 import shutil
+import socket
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import groupby
 from os import environ
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import numpy as np
 
@@ -32,6 +41,17 @@ from offmarl.paths import expanded
 
 FILE = "tracking.json"
 """Holds the id of the tracked run."""
+
+_SECONDS, _SECONDS_HERE = 5.0, 20.0
+"""How long a training waits for a server, and for files and databases."""
+_PORTS = {"http": 80, "https": 443}
+_LIMITS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "4",
+    "WANDB_INIT_TIMEOUT": "10",
+    "WANDB_FINISH_TIMEOUT": "10",
+}
+"""Environment variables of trackers, whose defaults are minutes."""
 
 
 @runtime_checkable
@@ -73,6 +93,8 @@ class Kind(NamedTuple):
     """Called with a run, and what the user gave after ``NAME=``."""
     module: str
     """What it imports; the package may be missing."""
+    server: Callable[[str], str] = lambda target: ""  # noqa: ARG005
+    """Called with the same; returns the address that it sends to."""
 
 
 # ---------------------------------------------------------------------------------- a run
@@ -81,43 +103,30 @@ class Kind(NamedTuple):
 class Trackers:
     """All trackers of a run, filled from its JSON lines; a context manager that closes them.
 
-    Parameters
-    ----------
-    names
-        Such as "tensorboard" or "mlflow=sqlite:///runs.db".
-    directory
-        The run's directory. Its JSON lines end at the checkpoint that the run continues from.
-    record
-        Content of ``run.json``.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such tracker.
-    MissingExtraError
-        Its package is not installed.
-    RunError
-        It cannot be reached.
+    ``names`` are such as "tensorboard" or "mlflow=sqlite:///runs.db", ``record`` is the content of
+    ``run.json``. The JSON lines in the directory end at the checkpoint that the run continues from.
+    Raises what `check` raises.
     """
 
     def __init__(self, names: Iterable[str], directory: Path, record: Mapping[str, Any]):
         self._path, self._offset = directory / tracking.METRICS_FILE, 0
         self._single = len(record["seeds"]) == 1
         self._open: dict[str, Tracker] = {}
+        self._patience: dict[str, _Patience] = {}
         check(names)
+        for name, value in _LIMITS.items():
+            environ.setdefault(name, value)
         for text in names:
-            name, _, target = text.partition("=")
-            try:
-                with _quiet():
-                    self._open[text] = KINDS[name].make(_tracked(directory, record), target)
-            except Exception as error:
-                if isinstance(error, OffmarlError):
-                    raise
-                raise RunError(
-                    f"the tracker {text} cannot be opened ({error}): correct its target, or leave "
-                    "it out."
-                ) from error
+            with _opening(text), _quiet():
+                self._make(text, _tracked(directory, record))
         self.sync()
+
+    def _make(self, text: str, run: Tracked) -> None:
+        name, _, target = text.partition("=")
+        import_module(KINDS[name].module)  # takes a while
+        seconds = _SECONDS if _server(text).scheme in _PORTS else _SECONDS_HERE
+        self._open[text] = _Patience(3 * seconds).wait(lambda: KINDS[name].make(run, target))
+        self._patience[text] = _Patience(seconds)
 
     def sync(self) -> None:
         """Give the trackers the lines that are new.
@@ -128,10 +137,8 @@ class Trackers:
         for text, tracker in list(self._open.items()):
             try:
                 with _quiet():
-                    for step, scalars in steps:
-                        if step > tracker.last:
-                            tracker.log(step, scalars)
-                    tracker.flush()
+                    patience = self._patience[text]
+                    patience.wait(partial(_fill, tracker, steps, patience.renew))
             except Exception as error:  # of any kind: trackers are foreign packages
                 del self._open[text]
                 warnings.warn(
@@ -145,9 +152,9 @@ class Trackers:
 
     def __exit__(self, *_: object) -> None:
         """Close the trackers."""
-        for tracker in self._open.values():
+        for text, tracker in self._open.items():
             with suppress(Exception), _quiet():  # the metrics are in the JSON lines
-                tracker.close()
+                self._patience[text].wait(tracker.close)
         self._open.clear()
 
     def _new_steps(self) -> Iterator[tuple[int, dict[str, float]]]:
@@ -165,12 +172,10 @@ class Trackers:
 
 
 def check(names: Iterable[str]) -> None:
-    """Raise an error if there is no such tracker, or its package is not installed.
+    """Raise an error if a tracker cannot be used.
 
-    Raises
-    ------
-    UnknownNameError, MissingExtraError
-        As `Trackers`.
+    `UnknownNameError` if there is none of that name, `MissingExtraError` if its package is not
+    installed, and `RunError` if its server does not answer.
     """
     for text in names:
         name = text.partition("=")[0]
@@ -181,6 +186,82 @@ def check(names: Iterable[str]) -> None:
                 f"{KINDS[name].module} is not installed: run `pip install 'offmarl[{name}]'`, or "
                 f"leave out --track {text}."
             )
+        with _opening(text):
+            server = _server(text)
+            port, host = server.port or _PORTS.get(server.scheme), server.hostname
+            by_proxy = server.scheme in getproxies() and not proxy_bypass(host or "")
+            if host and port and not by_proxy:
+                _Patience(_SECONDS).wait(partial(_connect, host, port))
+
+
+@contextmanager
+def _opening(text: str) -> Iterator[None]:
+    """Raise `RunError` for what a tracker raises that cannot be opened."""
+    try:
+        yield
+    except OffmarlError:
+        raise
+    except Exception as error:
+        raise RunError(
+            f"the tracker {text} cannot be opened ({error}): correct its target, start its server, "
+            "or leave it out."
+        ) from error
+
+
+def _server(text: str) -> SplitResult:
+    """Return the address that a tracker sends to; one without a host for files."""
+    name, _, target = text.partition("=")
+    return urlsplit(KINDS[name].server(target))
+
+
+def _connect(host: str, port: int) -> None:
+    socket.create_connection((host, port), _SECONDS).close()
+
+
+def _fill(
+    tracker: Tracker, steps: Iterable[tuple[int, Mapping[str, float]]], renew: Callable[[], None]
+) -> None:
+    """Give a tracker the steps that it does not have."""
+    for step, scalars in steps:
+        if step > tracker.last:
+            tracker.log(step, scalars)
+            renew()
+    tracker.flush()
+
+
+class _Patience:
+    """The seconds for which a run still waits for a tracker, with all that it does."""
+
+    def __init__(self, seconds: float):
+        self._most = self._left = seconds
+        self._end = 0.0
+
+    def renew(self) -> None:
+        """Add the time that a step may take."""
+        self._end = min(self._end + 0.5, time.monotonic() + self._most)
+
+    def wait(self, work: Callable[[], Any]) -> Any:
+        """Return what work returns in a thread; `TimeoutError` if it goes on for too long."""
+        answers: list[Any] = []
+        failures: list[Exception] = []
+
+        def run() -> None:
+            try:
+                answers.append(work())
+            except Exception as error:
+                failures.append(error)
+
+        thread = Thread(target=run, daemon=True)
+        self._end = time.monotonic() + self._left
+        thread.start()
+        while thread.is_alive() and (left := self._end - time.monotonic()) > 0:
+            thread.join(left)
+        self._left = max(self._end - time.monotonic(), 0)
+        if failures:
+            raise failures[0]
+        if not answers:
+            raise TimeoutError("it does not answer in time")
+        return answers[0]
 
 
 def _tracked(directory: Path, record: Mapping[str, Any]) -> Tracked:
@@ -252,8 +333,7 @@ class _MLflow:
     def __init__(self, run: Tracked, target: str):
         mlflow = import_optional("mlflow", "mlflow")
         self._entities = mlflow.entities
-        uri = target or environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
-        self._client = mlflow.MlflowClient(tracking_uri=uri)
+        self._client = mlflow.MlflowClient(tracking_uri=self.uri(target))
         experiment = self._experiment(environ.get("MLFLOW_EXPERIMENT_NAME") or "offmarl")
         wanted = f"tags.offmarl_id = '{run.id}'"
         found = self._client.search_runs([experiment], wanted)
@@ -268,6 +348,10 @@ class _MLflow:
             self._client.get_metric_history(self._id, key) for key in found[0].data.metrics
         )
         self.last = max((entry.step for one in histories for entry in one), default=-1)
+
+    @staticmethod
+    def uri(target: str) -> str:
+        return target or environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
 
     def _experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
@@ -306,6 +390,11 @@ class _WandB:
             settings=wandb.Settings(silent=True, console="off", disable_git=True),
         )
         self.last = self._run.step - 1  # step is the next one
+
+    @staticmethod
+    def url(_target: str) -> str:
+        uploads = (environ.get("WANDB_MODE") or "offline") == "online"
+        return environ.get("WANDB_BASE_URL") or "https://api.wandb.ai" if uploads else ""
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         self._run.log(dict(scalars), step=step)
@@ -352,8 +441,8 @@ class _Trackio:
 
 KINDS = {
     "tensorboard": Kind(_TensorBoard, "tensorboardX"),
-    "mlflow": Kind(_MLflow, "mlflow"),
-    "wandb": Kind(_WandB, "wandb"),
+    "mlflow": Kind(_MLflow, "mlflow", _MLflow.uri),
+    "wandb": Kind(_WandB, "wandb", _WandB.url),
     "trackio": Kind(_Trackio, "trackio"),
 }
 """The kinds of trackers by name, which are also the names of their extras."""

@@ -148,9 +148,23 @@ def _report(found: Tuned, space: Space) -> Report:
     title = f"{found.file}: the best of {trials}, score {found.score:.6g}"
     ranges = {name: one.words() for name, one in space.items()}
     rows = [{**dict.fromkeys(ranges, ""), **row} for row in best[:_SHOWN]]
-    view = Group(records(_columns(rows), title), as_is(f"--settings {quote(str(found.file))}"))
-    data = {"file": found.file, "score": found.score, "best": found.best}
+    for row in rows:
+        row["state"] += ", default" if row["trial"] == found.default else ""
+    use = as_is(f"--settings {quote(str(found.file))}")
+    view = Group(records(_columns(rows), title), _about_default(found), use)
+    data = {"file": found.file, "score": found.score, "best": found.best, "default": found.default}
     return Report({**data, "ranges": ranges, "trials": found.trials}, view)
+
+
+def _about_default(found: Tuned) -> str:
+    """Say what the default settings score; nothing for searches that never tried them."""
+    if found.default is None:
+        return ""
+    score = found.trials[found.default - 1]["score"]
+    if score == found.score:
+        return f"No trial was better than the default settings, which trial {found.default} has."
+    scored = "have no score" if score is None else f"score {score:.6g}"
+    return f"The default settings (trial {found.default}) {scored}."
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
