@@ -14,7 +14,7 @@ from pathlib import PurePath
 from typing import Any
 
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
 _KEPT = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
@@ -85,7 +85,7 @@ class _Drawn:
         return self._lines(console, options.max_width)
 
 
-def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = "") -> _Drawn:
+def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = "") -> RenderableType:
     """Return a table that fits the width of the terminal; numbers and paths are never cut.
 
     Numbers are aligned on the right, and text may go on in the next line. If the columns do not fit
@@ -135,7 +135,7 @@ def _table(
     yield Text()
 
 
-def grid(named: Mapping[str, str | PurePath]) -> _Drawn:
+def grid(named: Mapping[str, str | PurePath]) -> RenderableType:
     """Return facts with their names, one per line; paths are kept whole."""
     return _Drawn(lambda console, width: _facts(named, console, width))
 
