@@ -25,12 +25,7 @@ _PLAIN = re.compile(r"[\n\t -~]*")
 
 
 def printable(text: str) -> str:
-    r"""Return text with its control characters escaped as Python writes them.
-
-    Parameters
-    ----------
-    text
-        Any text. Line breaks and tabs stay.
+    r"""Return text with its control characters, but line breaks and tabs, as Python writes them.
 
     Examples
     --------
@@ -86,19 +81,9 @@ class _Drawn:
 
 
 def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = "") -> RenderableType:
-    """Return a table that fits the width of the terminal; numbers and paths are never cut.
+    """Return a table of numbers, paths and text that fits the terminal, and cuts none of them.
 
-    Numbers are aligned on the right, and text may go on in the next line. If the columns do not fit
-    beside each other, the cells of a row are listed one below another.
-
-    Parameters
-    ----------
-    columns
-        The headings.
-    rows
-        The cells: numbers, paths or plain text.
-    title
-        Title above the table.
+    If the columns do not fit beside each other, the cells of a row are listed below each other.
     """
     cells = [[*row] for row in rows]
     return _Drawn(lambda console, width: _table(columns, cells, title, console, width))
@@ -225,17 +210,7 @@ def plot(
     width: int = 60,
     height: int = 8,
 ) -> str:
-    """Draw a curve as lines of text.
-
-    Parameters
-    ----------
-    x, y
-        The points, one or more, in ascending order of ``x``.
-    reference
-        A value of ``y`` that is drawn as a dashed line.
-    width, height
-        Numbers of characters and lines of the drawing, without its labels.
-    """
+    """Draw a curve as lines of text, with a dashed line at ``reference``; ``x`` ascends."""
     values = [*y, *([] if reference is None else [reference])]
     bottom, top = min(values), max(values)
 

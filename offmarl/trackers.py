@@ -42,7 +42,7 @@ from offmarl.paths import expanded
 FILE = "tracking.json"
 """Holds the id of the tracked run."""
 
-_SECONDS, _SECONDS_HERE = 5.0, 20.0
+_SECONDS, _SECONDS_HERE = 5.0, 60.0
 """How long a training waits for a server, and for files and databases."""
 _PORTS = {"http": 80, "https": 443}
 _LIMITS = {
@@ -93,8 +93,6 @@ class Kind(NamedTuple):
     """Called with a run, and what the user gave after ``NAME=``."""
     module: str
     """What it imports; the package may be missing."""
-    server: Callable[[str], str] = lambda target: ""  # noqa: ARG005
-    """Called with the same; returns the address that it sends to."""
 
 
 # ---------------------------------------------------------------------------------- a run
@@ -137,8 +135,7 @@ class Trackers:
         for text, tracker in list(self._open.items()):
             try:
                 with _quiet():
-                    patience = self._patience[text]
-                    patience.wait(partial(_fill, tracker, steps, patience.renew))
+                    self._patience[text].wait(partial(_fill, tracker, steps))
             except Exception as error:  # of any kind: trackers are foreign packages
                 del self._open[text]
                 warnings.warn(
@@ -191,7 +188,8 @@ def check(names: Iterable[str]) -> None:
             port, host = server.port or _PORTS.get(server.scheme), server.hostname
             by_proxy = server.scheme in getproxies() and not proxy_bypass(host or "")
             if host and port and not by_proxy:
-                _Patience(_SECONDS).wait(partial(_connect, host, port))
+                connect = partial(socket.create_connection, (host, port), _SECONDS)
+                _Patience(_SECONDS).wait(connect).close()
 
 
 @contextmanager
@@ -208,37 +206,30 @@ def _opening(text: str) -> Iterator[None]:
         ) from error
 
 
-def _server(text: str) -> SplitResult:
-    """Return the address that a tracker sends to; one without a host for files."""
-    name, _, target = text.partition("=")
-    return urlsplit(KINDS[name].server(target))
-
-
-def _connect(host: str, port: int) -> None:
-    socket.create_connection((host, port), _SECONDS).close()
-
-
-def _fill(
-    tracker: Tracker, steps: Iterable[tuple[int, Mapping[str, float]]], renew: Callable[[], None]
-) -> None:
+def _fill(tracker: Tracker, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
     """Give a tracker the steps that it does not have."""
     for step, scalars in steps:
         if step > tracker.last:
             tracker.log(step, scalars)
-            renew()
     tracker.flush()
 
 
+def _server(text: str) -> SplitResult:
+    """Return the address that a tracker sends to; one without a host for files."""
+    name, _, target = text.partition("=")
+    if name == "mlflow":
+        target = target or environ.get("MLFLOW_TRACKING_URI", "")
+    elif name == "wandb":
+        is_online = environ.get("WANDB_MODE") == "online"
+        target = environ.get("WANDB_BASE_URL", "https://api.wandb.ai") if is_online else ""
+    return urlsplit(target)
+
+
 class _Patience:
-    """The seconds for which a run still waits for a tracker, with all that it does."""
+    """The seconds for which a run still waits for a tracker; half a second more each time."""
 
     def __init__(self, seconds: float):
         self._most = self._left = seconds
-        self._end = 0.0
-
-    def renew(self) -> None:
-        """Add the time that a step may take."""
-        self._end = min(self._end + 0.5, time.monotonic() + self._most)
 
     def wait(self, work: Callable[[], Any]) -> Any:
         """Return what work returns in a thread; `TimeoutError` if it goes on for too long."""
@@ -252,11 +243,10 @@ class _Patience:
                 failures.append(error)
 
         thread = Thread(target=run, daemon=True)
-        self._end = time.monotonic() + self._left
+        begun = time.monotonic()
         thread.start()
-        while thread.is_alive() and (left := self._end - time.monotonic()) > 0:
-            thread.join(left)
-        self._left = max(self._end - time.monotonic(), 0)
+        thread.join(self._left)
+        self._left = min(max(begun + self._left - time.monotonic(), 0) + 0.5, self._most)
         if failures:
             raise failures[0]
         if not answers:
@@ -333,7 +323,8 @@ class _MLflow:
     def __init__(self, run: Tracked, target: str):
         mlflow = import_optional("mlflow", "mlflow")
         self._entities = mlflow.entities
-        self._client = mlflow.MlflowClient(tracking_uri=self.uri(target))
+        uri = target or environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+        self._client = mlflow.MlflowClient(tracking_uri=uri)
         experiment = self._experiment(environ.get("MLFLOW_EXPERIMENT_NAME") or "offmarl")
         wanted = f"tags.offmarl_id = '{run.id}'"
         found = self._client.search_runs([experiment], wanted)
@@ -348,10 +339,6 @@ class _MLflow:
             self._client.get_metric_history(self._id, key) for key in found[0].data.metrics
         )
         self.last = max((entry.step for one in histories for entry in one), default=-1)
-
-    @staticmethod
-    def uri(target: str) -> str:
-        return target or environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
 
     def _experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
@@ -390,11 +377,6 @@ class _WandB:
             settings=wandb.Settings(silent=True, console="off", disable_git=True),
         )
         self.last = self._run.step - 1  # step is the next one
-
-    @staticmethod
-    def url(_target: str) -> str:
-        uploads = (environ.get("WANDB_MODE") or "offline") == "online"
-        return environ.get("WANDB_BASE_URL") or "https://api.wandb.ai" if uploads else ""
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         self._run.log(dict(scalars), step=step)
@@ -441,8 +423,8 @@ class _Trackio:
 
 KINDS = {
     "tensorboard": Kind(_TensorBoard, "tensorboardX"),
-    "mlflow": Kind(_MLflow, "mlflow", _MLflow.uri),
-    "wandb": Kind(_WandB, "wandb", _WandB.url),
+    "mlflow": Kind(_MLflow, "mlflow"),
+    "wandb": Kind(_WandB, "wandb"),
     "trackio": Kind(_Trackio, "trackio"),
 }
 """The kinds of trackers by name, which are also the names of their extras."""

@@ -90,20 +90,7 @@ def _place(plan: Plan, label: str, content: str) -> Path:
 
 
 def note_vaults(plan: Plan, job: Job, answer: Mapping[str, Any]) -> None:
-    """Write down the vaults that a preparation made.
-
-    Parameters
-    ----------
-    plan, job
-        The plan, and one of its preparations.
-    answer
-        What its command prints with ``--json``.
-
-    Raises
-    ------
-    RunError
-        A dataset is not one vault.
-    """
+    """Write down the vaults that a preparation made; its command answered with ``--json``."""
     vaults = _vaults_of(plan, job, answer)
     job.place.mkdir(parents=True, exist_ok=True)
     found = {"config": job.config, "vaults": {x: _shortened(y, job) for x, y in vaults.items()}}

@@ -25,6 +25,7 @@ from offmarl.programs.run import print_sources
 from offmarl.programs.search import Space, chosen, derived, read
 from offmarl.programs.tuning import Search, TrialsWork, Tuned
 from offmarl.programs.tuning import tune as search_settings
+from offmarl.terminal import number
 
 _USAGE = """\
 offmarl tune NAME --env ENV ...       tune a recorder
@@ -157,14 +158,11 @@ def _report(found: Tuned, space: Space) -> Report:
 
 
 def _about_default(found: Tuned) -> str:
-    """Say what the default settings score; nothing for searches that never tried them."""
-    if found.default is None:
-        return ""
-    score = found.trials[found.default - 1]["score"]
+    """Say whether the search beat the default settings; nothing if it never tried them."""
+    score = found.trials[found.default - 1]["score"] if found.default else found.score
     if score == found.score:
-        return f"No trial was better than the default settings, which trial {found.default} has."
-    scored = "have no score" if score is None else f"score {score:.6g}"
-    return f"The default settings (trial {found.default}) {scored}."
+        return "No trial beat the default settings." if found.default else ""
+    return f"The default settings scored {number(score) or 'nothing: they could not be run'}."
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[Mapping[str, Any]]:

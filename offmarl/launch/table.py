@@ -46,15 +46,7 @@ class TaskTable:
             self._live.stop()
 
     def show(self, failed: Mapping[int, str], over: bool) -> None:
-        """Show the present states; cheap if it is called often.
-
-        Parameters
-        ----------
-        failed
-            The tasks that were given up.
-        over
-            Whether all tasks have ended.
-        """
+        """Show the present states, with the tasks given up; cheap if it is called often."""
         now = time.monotonic()
         if not over and now - self._read < _SECONDS_BETWEEN_READS:
             return

@@ -128,21 +128,9 @@ def _range(name: str, hint: Any, value: Any) -> Range | Choices | None:
 
 
 def read(path: Path, kind: type[Validated]) -> Space:
-    """Return the ranges in the table ``[search]`` of a file.
+    """Return the ranges in the table ``[search]`` of a file; `OptionError` for what is not valid.
 
     An entry is a list of values, or ``{low = ..., high = ..., log = true}``.
-
-    Parameters
-    ----------
-    path
-        The file.
-    kind
-        The program's ``Args``.
-
-    Raises
-    ------
-    OptionError
-        The file has no such table, or an entry is not valid.
     """
     table = tables(path).get(SEARCH)
     if not table:
@@ -179,13 +167,7 @@ def _entry(name: str, hint: Any, entry: Any) -> Range | IntRange | Choices:
 
 
 def chosen(space: Space, names: Iterable[str]) -> Space:
-    """Return the part of a space with some names; all of it if there are none.
-
-    Raises
-    ------
-    UnknownNameError
-        A name has no range.
-    """
+    """Return the part of a space with some names; all of it if there are none."""
     for name in names:
         if name not in space:
             raise unknown_name("argument with a range", name, space)

@@ -92,34 +92,12 @@ def tune(
     file: str | Path,
     search: Search | None = None,
 ) -> Tuned:
-    """Search settings of a program, and write the best.
+    """Search settings of a program, and write the best; after a kill, the same call continues.
 
-    After a kill, the same call continues.
-
-    Parameters
-    ----------
-    program
-        The program, from `offmarl.programs.registry.load` or an import.
-    args
-        Its arguments; those in the space are replaced in each trial.
-    space
-        What is searched; see `offmarl.programs.search`.
-    file
-        TOML file to write. The trials are stored beside it, as ``.db``.
-    search
-        How to search.
-
-    Raises
-    ------
-    MissingExtraError
-        Optuna is not installed.
-    OptionError
-        There is nothing to search, no trial could be run, or a recorder's arguments ask to continue
-        from a run or from data.
-    RunError
-        The file belongs to another search, or another process continues it.
-    Stopped
-        Ctrl-C stopped the search.
+    The arguments that are in the space are replaced in each trial but the first. The trials are
+    stored beside the TOML file that is written, as ``.db``. Raises `OptionError` if nothing can be
+    searched or no trial could be run, `RunError` if the file belongs to another search, is in use
+    or has unreadable trials, `MissingExtraError` without Optuna, and `Stopped` after Ctrl-C.
     """
     study = _Study(program, args, space, local(file), search or Search())
     study.file.parent.mkdir(parents=True, exist_ok=True)
@@ -347,9 +325,6 @@ class _Study:
             study.sampler = self._optuna.samplers.PartialFixedSampler(fixed, study.sampler)
         for name in filter(known.get, known):
             self.space[name].suggest(trial, name)
-        if outside := [name for name, one in known.items() if not one]:
-            names = ", ".join(outside)
-            tracking.notice(f"the default of {names} is not in its range: the first trial has it.")
         trial.set_user_attr("default", True)
         return values
 
@@ -478,13 +453,7 @@ class TrialsWork(Work):
         return self._trials
 
     def check(self) -> None:
-        """Compare the arguments with those of earlier tasks, and count the trials of other calls.
-
-        Raises
-        ------
-        RunError
-            The file belongs to another search.
-        """
+        """Compare the arguments with those of earlier tasks, and count trials of other calls."""
         super().check()
         self.file.parent.mkdir(parents=True, exist_ok=True)
         found = once(self.directory / "blocks" / "earlier.json", self._study.share)

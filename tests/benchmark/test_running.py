@@ -526,6 +526,7 @@ def broken(tmp_path, monkeypatch, random_data):
 
 
 def test_programs_that_fail_are_named_and_none_stops_the_others(broken, offmarl, monkeypatch):
+    monkeypatch.setenv("OFFMARL_QUIET", "0")
     outcome = offmarl("benchmark", broken, "--dry-run")
     assert outcome.code == 0 and "Traceback" not in outcome.err and "gone.vlt" in outcome.err
     for name in (*BROKEN, "absent"):

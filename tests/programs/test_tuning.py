@@ -302,7 +302,7 @@ def damage(file, how):
     else:
         with closing(sqlite3.connect(file)) as database:
             change = {
-                "newer": "update version_info set schema_version = 99, library_version = '99'",
+                "newer": "update alembic_version set version_num = 'v99.a'",
                 "of something else": "alter table studies rename to others",
             }
             database.execute(change[how])
