@@ -103,8 +103,8 @@ def _table(
     yield Text()
     if sum(least) > room:
         for name, *rest in rows:
-            texts = [PurePath(_shown(name)), *map(_text, rest)]
-            yield from _facts(dict(zip(columns, texts, strict=True)), console, width)
+            texts = [_Whole(_shown(name)), *map(_text, rest)]
+            yield from _facts([*zip(columns, texts, strict=True)], console, width)
             yield Text()
         return
     widths = _shared(room, least, most)
@@ -122,18 +122,19 @@ def _table(
 
 def grid(named: Mapping[str, str | PurePath]) -> RenderableType:
     """Return facts with their names, one per line; paths are kept whole."""
-    return _Drawn(lambda console, width: _facts(named, console, width))
+    facts = [(name, _Whole(x) if isinstance(x, PurePath) else x) for name, x in named.items()]
+    return _Drawn(lambda console, width: _facts(facts, console, width))
 
 
-def _facts(named: Mapping[str, str | PurePath], console: Console, width: int) -> Iterator[Text]:
-    left = max(map(cell_len, named), default=0)
-    for name, value in named.items():
+def _facts(facts: Sequence[tuple[str, str]], console: Console, width: int) -> Iterator[Text]:
+    left = max((cell_len(name) for name, _ in facts), default=0)
+    for name, value in facts:
         least, room = _longest_word(value), width - left - _GAP
         if least <= room:  # otherwise the value has a line of its own
-            yield from _folded([name, str(value)], [left, room], [False] * 2, console, ["bold", ""])
+            yield from _folded([name, value], [left, room], [False] * 2, console, ["bold", ""])
         else:
             yield _whole(name, "bold")
-            yield from _folded([str(value)], [max(width, least)], [False], console)
+            yield from _folded([value], [max(width, least)], [False], console)
 
 
 def _folded(
@@ -166,14 +167,16 @@ def _shown(cell: Any) -> str:
     return one_line(number(cell))
 
 
-def _text(cell: Any) -> str | PurePath:
-    return PurePath(_shown(cell)) if isinstance(cell, PurePath) else _shown(cell)
+class _Whole(str):
+    """A text that does not go on in the next line, as a path."""
 
 
-def _longest_word(text: str | PurePath) -> int:
-    """Return the width of the longest part of a text that never goes on in the next line."""
-    parts = text.split() if isinstance(text, str) else [str(text)]
-    return max(map(cell_len, parts), default=0)
+def _text(cell: Any) -> str:
+    return _Whole(_shown(cell)) if isinstance(cell, PurePath) else _shown(cell)
+
+
+def _longest_word(text: str) -> int:
+    return max(map(cell_len, [text] if isinstance(text, _Whole) else text.split()), default=0)
 
 
 def _shared(room: int, least: Sequence[int], most: Sequence[int]) -> list[int]:

@@ -123,3 +123,16 @@ def test_the_table_of_tasks_keeps_its_numbers(width, tmp_path):
     console = Console(file=io.StringIO(), width=width)
     console.print(shown._table())
     assert "123456/7654321" in console.file.getvalue().split()
+
+
+def test_rows_that_are_listed_keep_empty_cells_addresses_and_equal_headings():
+    rows = [["hf://org/name", 1.5, None], [None, 2.5, "x" * 9]]
+    text = printed(["dataset", "same", "same"], rows, 22)
+    assert [line.split() for line in text.splitlines() if line] == [
+        ["dataset", "hf://org/name"],
+        ["same", "1.500"],
+        ["same"],
+        ["dataset"],
+        ["same", "2.500"],
+        ["same", "x" * 9],
+    ]
