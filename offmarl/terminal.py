@@ -7,9 +7,15 @@ one name look like another.
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import zip_longest
+from pathlib import PurePath
 from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.text import Text
 
 _KEPT = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
 """Line breaks, tabs, and the joiners that some scripts need."""
@@ -19,12 +25,7 @@ _PLAIN = re.compile(r"[\n\t -~]*")
 
 
 def printable(text: str) -> str:
-    r"""Return text with its control characters escaped as Python writes them.
-
-    Parameters
-    ----------
-    text
-        Any text. Line breaks and tabs stay.
+    r"""Return text with its control characters, but line breaks and tabs, as Python writes them.
 
     Examples
     --------
@@ -58,11 +59,133 @@ def number(cell: Any) -> str:
         case int():
             return f"{cell:,}"
         case float():
-            return f"{cell:,.0f}" if abs(cell) >= 999.95 else f"{cell:#.4g}"
+            return f"{cell:,.0f}" if 999.95 <= abs(cell) < 1e15 else f"{cell:#.4g}"
         case Mapping():
             return ", ".join(f"{name} {number(entry)}" for name, entry in cell.items())
         case _:
             return str(cell)
+
+
+_GAP = 2
+"""Width of the space between two columns."""
+
+
+class _Drawn:
+    """Lines that a function makes for the width of a terminal."""
+
+    def __init__(self, lines: Callable[[Console, int], Iterator[Text]]):
+        self._lines = lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        return self._lines(console, options.max_width)
+
+
+def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = "") -> RenderableType:
+    """Return a table of numbers, paths and text that fits the terminal, and cuts none of them.
+
+    If the columns do not fit beside each other, the cells of a row are listed below each other.
+    """
+    cells = [[*row] for row in rows]
+    return _Drawn(lambda console, width: _table(columns, cells, title, console, width))
+
+
+def _table(
+    columns: Sequence[str], rows: Sequence[list[Any]], title: str, console: Console, width: int
+) -> Iterator[Text]:
+    by_column = [*zip(columns, *rows, strict=True)]
+    right = [any(isinstance(cell, int | float) for cell in below) for _, *below in by_column]
+    most = [max(cell_len(_shown(cell)) for cell in one) for one in by_column]
+    least = [most[0], *(max(map(_longest_word, map(_text, one))) for one in by_column[1:])]
+    room = width - _GAP * (len(columns) - 1)
+    least[0] = most[0] = min(most[0], max(cell_len(columns[0]), room - sum(least[1:])))
+    if title:
+        yield Text(title, style="bold")
+    yield Text()
+    if sum(least) > room:
+        for name, *rest in rows:
+            texts = [_Whole(_shown(name)), *map(_text, rest)]
+            yield from _facts([*zip(columns, texts, strict=True)], console, width)
+            yield Text()
+        return
+    widths = _shared(room, least, most)
+    yield from _folded(columns, widths, right, console, ["bold"] * len(widths))
+    yield Text("─" * (sum(widths) + width - room))
+    for name, *rest in rows:
+        first = _shown(name)
+        # Users copy names from the first column: one that is too long has a line of its own.
+        if cell_len(first) > widths[0]:
+            yield _whole(first)
+            first = ""
+        yield from _folded([first, *map(_shown, rest)], widths, right, console)
+    yield Text()
+
+
+def grid(named: Mapping[str, str | PurePath]) -> RenderableType:
+    """Return facts with their names, one per line; paths are kept whole."""
+    facts = [(name, _Whole(x) if isinstance(x, PurePath) else x) for name, x in named.items()]
+    return _Drawn(lambda console, width: _facts(facts, console, width))
+
+
+def _facts(facts: Sequence[tuple[str, str]], console: Console, width: int) -> Iterator[Text]:
+    left = max((cell_len(name) for name, _ in facts), default=0)
+    for name, value in facts:
+        least, room = _longest_word(value), width - left - _GAP
+        if least <= room:  # otherwise the value has a line of its own
+            yield from _folded([name, value], [left, room], [False] * 2, console, ["bold", ""])
+        else:
+            yield _whole(name, "bold")
+            yield from _folded([value], [max(width, least)], [False], console)
+
+
+def _folded(
+    cells: Sequence[str],
+    widths: Sequence[int],
+    right: Sequence[bool],
+    console: Console,
+    styles: Iterable[str] = (),
+) -> Iterator[Text]:
+    """Yield the lines of a row whose columns have these widths."""
+    columns = [
+        [part.plain.rstrip() for part in Text(cell).wrap(console, width)]
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    for parts in zip_longest(*columns, fillvalue=""):
+        line = _whole("")
+        for part, width, to_right, style in zip_longest(parts, widths, right, styles):
+            gap = " " * (width - cell_len(part))
+            line.append(gap + part if to_right else part + gap, style or None)
+            line.append(" " * _GAP)
+        line.rstrip()
+        yield line
+
+
+def _whole(text: str, style: str = "") -> Text:
+    return Text(text, style, no_wrap=True, overflow="ignore")
+
+
+def _shown(cell: Any) -> str:
+    return one_line(number(cell))
+
+
+class _Whole(str):
+    """A text that does not go on in the next line, as a path."""
+
+
+def _text(cell: Any) -> str:
+    return _Whole(_shown(cell)) if isinstance(cell, PurePath) else _shown(cell)
+
+
+def _longest_word(text: str) -> int:
+    return max(map(cell_len, [text] if isinstance(text, _Whole) else text.split()), default=0)
+
+
+def _shared(room: int, least: Sequence[int], most: Sequence[int]) -> list[int]:
+    """Return widths of columns; what room there is goes to the narrowest that want more."""
+    widths = [*least]
+    for _ in range(room - sum(least)):
+        if growing := [i for i, width in enumerate(widths) if width < most[i]]:
+            widths[min(growing, key=widths.__getitem__)] += 1
+    return widths
 
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -90,17 +213,7 @@ def plot(
     width: int = 60,
     height: int = 8,
 ) -> str:
-    """Draw a curve as lines of text.
-
-    Parameters
-    ----------
-    x, y
-        The points, one or more, in ascending order of ``x``.
-    reference
-        A value of ``y`` that is drawn as a dashed line.
-    width, height
-        Numbers of characters and lines of the drawing, without its labels.
-    """
+    """Draw a curve as lines of text, with a dashed line at ``reference``; ``x`` ascends."""
     values = [*y, *([] if reference is None else [reference])]
     bottom, top = min(values), max(values)
 

@@ -5,6 +5,9 @@ each checkpoint they get the lines that are new. A run that is resumed continues
 run, whose id is in ``tracking.json``. No step is there twice, because its lines are cut at the
 checkpoint, and a tracker skips the steps that it has or is written again from the first line.
 
+A training never waits long for a tracker: each is used in a thread of its own, which is left behind
+if it stands still.
+
 A tracker of another kind is a class with the methods of `Tracker` in `KINDS`.
 """
 
@@ -12,16 +15,22 @@ import io
 import json
 import logging
 import shutil
+import socket
 import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout, suppress
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import groupby
 from os import environ
 from pathlib import Path
+from threading import Thread
 from typing import Any, NamedTuple, Protocol, runtime_checkable
+from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import numpy as np
 
@@ -32,6 +41,17 @@ from offmarl.paths import expanded
 
 FILE = "tracking.json"
 """Holds the id of the tracked run."""
+
+_SECONDS, _SECONDS_HERE = 5.0, 60.0
+"""How long a training waits for a server, and for files and databases."""
+_PORTS = {"http": 80, "https": 443}
+_LIMITS = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "4",
+    "WANDB_INIT_TIMEOUT": "10",
+    "WANDB_FINISH_TIMEOUT": "10",
+}
+"""Environment variables of trackers, whose defaults are minutes."""
 
 
 @runtime_checkable
@@ -81,43 +101,30 @@ class Kind(NamedTuple):
 class Trackers:
     """All trackers of a run, filled from its JSON lines; a context manager that closes them.
 
-    Parameters
-    ----------
-    names
-        Such as "tensorboard" or "mlflow=sqlite:///runs.db".
-    directory
-        The run's directory. Its JSON lines end at the checkpoint that the run continues from.
-    record
-        Content of ``run.json``.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such tracker.
-    MissingExtraError
-        Its package is not installed.
-    RunError
-        It cannot be reached.
+    ``names`` are such as "tensorboard" or "mlflow=sqlite:///runs.db", ``record`` is the content of
+    ``run.json``. The JSON lines in the directory end at the checkpoint that the run continues from.
+    Raises what `check` raises.
     """
 
     def __init__(self, names: Iterable[str], directory: Path, record: Mapping[str, Any]):
         self._path, self._offset = directory / tracking.METRICS_FILE, 0
         self._single = len(record["seeds"]) == 1
         self._open: dict[str, Tracker] = {}
+        self._patience: dict[str, _Patience] = {}
         check(names)
+        for name, value in _LIMITS.items():
+            environ.setdefault(name, value)
         for text in names:
-            name, _, target = text.partition("=")
-            try:
-                with _quiet():
-                    self._open[text] = KINDS[name].make(_tracked(directory, record), target)
-            except Exception as error:
-                if isinstance(error, OffmarlError):
-                    raise
-                raise RunError(
-                    f"the tracker {text} cannot be opened ({error}): correct its target, or leave "
-                    "it out."
-                ) from error
+            with _opening(text), _quiet():
+                self._make(text, _tracked(directory, record))
         self.sync()
+
+    def _make(self, text: str, run: Tracked) -> None:
+        name, _, target = text.partition("=")
+        import_module(KINDS[name].module)  # takes a while
+        seconds = _SECONDS if _server(text).scheme in _PORTS else _SECONDS_HERE
+        self._open[text] = _Patience(3 * seconds).wait(lambda: KINDS[name].make(run, target))
+        self._patience[text] = _Patience(seconds)
 
     def sync(self) -> None:
         """Give the trackers the lines that are new.
@@ -128,10 +135,7 @@ class Trackers:
         for text, tracker in list(self._open.items()):
             try:
                 with _quiet():
-                    for step, scalars in steps:
-                        if step > tracker.last:
-                            tracker.log(step, scalars)
-                    tracker.flush()
+                    self._patience[text].wait(partial(_fill, tracker, steps))
             except Exception as error:  # of any kind: trackers are foreign packages
                 del self._open[text]
                 warnings.warn(
@@ -145,9 +149,9 @@ class Trackers:
 
     def __exit__(self, *_: object) -> None:
         """Close the trackers."""
-        for tracker in self._open.values():
+        for text, tracker in self._open.items():
             with suppress(Exception), _quiet():  # the metrics are in the JSON lines
-                tracker.close()
+                self._patience[text].wait(tracker.close)
         self._open.clear()
 
     def _new_steps(self) -> Iterator[tuple[int, dict[str, float]]]:
@@ -165,12 +169,10 @@ class Trackers:
 
 
 def check(names: Iterable[str]) -> None:
-    """Raise an error if there is no such tracker, or its package is not installed.
+    """Raise an error if a tracker cannot be used.
 
-    Raises
-    ------
-    UnknownNameError, MissingExtraError
-        As `Trackers`.
+    `UnknownNameError` if there is none of that name, `MissingExtraError` if its package is not
+    installed, and `RunError` if its server does not answer.
     """
     for text in names:
         name = text.partition("=")[0]
@@ -181,6 +183,75 @@ def check(names: Iterable[str]) -> None:
                 f"{KINDS[name].module} is not installed: run `pip install 'offmarl[{name}]'`, or "
                 f"leave out --track {text}."
             )
+        with _opening(text):
+            server = _server(text)
+            port, host = server.port or _PORTS.get(server.scheme), server.hostname
+            by_proxy = server.scheme in getproxies() and not proxy_bypass(host or "")
+            if host and port and not by_proxy:
+                connect = partial(socket.create_connection, (host, port), _SECONDS)
+                _Patience(_SECONDS).wait(connect).close()
+
+
+@contextmanager
+def _opening(text: str) -> Iterator[None]:
+    """Raise `RunError` for what a tracker raises that cannot be opened."""
+    try:
+        yield
+    except OffmarlError:
+        raise
+    except Exception as error:
+        raise RunError(
+            f"the tracker {text} cannot be opened ({error}): correct its target, start its server, "
+            "or leave it out."
+        ) from error
+
+
+def _fill(tracker: Tracker, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+    """Give a tracker the steps that it does not have."""
+    for step, scalars in steps:
+        if step > tracker.last:
+            tracker.log(step, scalars)
+    tracker.flush()
+
+
+def _server(text: str) -> SplitResult:
+    """Return the address that a tracker sends to; one without a host for files."""
+    name, _, target = text.partition("=")
+    if name == "mlflow":
+        target = target or environ.get("MLFLOW_TRACKING_URI", "")
+    elif name == "wandb":
+        is_online = environ.get("WANDB_MODE") == "online"
+        target = environ.get("WANDB_BASE_URL", "https://api.wandb.ai") if is_online else ""
+    return urlsplit(target)
+
+
+class _Patience:
+    """The seconds for which a run still waits for a tracker; half a second more each time."""
+
+    def __init__(self, seconds: float):
+        self._most = self._left = seconds
+
+    def wait(self, work: Callable[[], Any]) -> Any:
+        """Return what work returns in a thread; `TimeoutError` if it goes on for too long."""
+        answers: list[Any] = []
+        failures: list[Exception] = []
+
+        def run() -> None:
+            try:
+                answers.append(work())
+            except Exception as error:
+                failures.append(error)
+
+        thread = Thread(target=run, daemon=True)
+        begun = time.monotonic()
+        thread.start()
+        thread.join(self._left)
+        self._left = min(max(begun + self._left - time.monotonic(), 0) + 0.5, self._most)
+        if failures:
+            raise failures[0]
+        if not answers:
+            raise TimeoutError("it does not answer in time")
+        return answers[0]
 
 
 def _tracked(directory: Path, record: Mapping[str, Any]) -> Tracked:

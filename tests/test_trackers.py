@@ -6,9 +6,12 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -213,6 +216,87 @@ def test_a_tracker_that_fails_does_not_end_the_run(place, monkeypatch):
         with pytest.warns(UserWarning, match=r"broken failed \(disk full\): the run continues"):
             found.sync()
         found.sync()
+
+
+class _Server(BaseHTTPRequestHandler):
+    def do_GET(self):
+        if self.server.hangs.is_set():
+            self.server.ends.wait(60)
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_): ...
+
+
+@pytest.fixture
+def server():
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Server) as server:
+        server.hangs, server.ends = threading.Event(), threading.Event()
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.ends.set()
+        server.shutdown()
+        thread.join()
+
+
+class _Remote:
+    """Sends each step to a server, and never gives up by itself."""
+
+    last = -1
+
+    def __init__(self, _run, target):
+        self._url = target
+        self._ask()
+
+    def _ask(self):
+        with urlopen(self._url, timeout=600) as answer:
+            answer.read()
+
+    def log(self, step, scalars):
+        self._ask()
+
+    def flush(self): ...
+
+    def close(self):
+        self._ask()
+
+
+@pytest.fixture
+def remote(monkeypatch):
+    kind = trackers.Kind(_Remote, "json")
+    monkeypatch.setitem(KINDS, "remote", kind)
+    monkeypatch.setattr(trackers, "_SECONDS", 0.3)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "offmarl.invalid:80", "127.0.0.1:99999"])
+def test_a_server_that_is_not_there_is_found_before_a_training(remote, host):
+    with pytest.raises(RunError, match=f"remote=http://{host} cannot be opened.* start its server"):
+        trackers.check([f"remote=http://{host}"])
+
+
+def test_a_server_that_never_answers_is_an_error_soon(remote, server, place):
+    server.hangs.set()
+    begun = time.monotonic()
+    with pytest.raises(RunError, match="it does not answer in time"):
+        opened(place, f"remote=http://127.0.0.1:{server.server_port}")
+    assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize("when", ["training", "closing"])
+def test_a_server_that_stops_answering_does_not_delay_the_run(remote, server, place, when):
+    begun, path = time.monotonic(), place / tracking.METRICS_FILE
+    with opened(place, f"remote=http://127.0.0.1:{server.server_port}") as found:
+        tracking.append(path, *lines(1))
+        found.sync()
+        server.hangs.set()
+        if when == "training":
+            tracking.append(path, *lines(2))
+            with pytest.warns(UserWarning, match=r"does not answer in time\): the run continues"):
+                found.sync()
+            tracking.append(path, *lines(3))
+            found.sync()
+    assert time.monotonic() - begun < 30
 
 
 KILLED = """

@@ -1,13 +1,16 @@
 """Whether the baselines of a plan can learn from its data, before anything is recorded."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, NoReturn
 
-from offmarl import envs
+from offmarl import envs, tracking
+from offmarl._imports import summarize
 from offmarl.benchmark.cells import is_current
 from offmarl.benchmark.jobs import cell_file
-from offmarl.benchmark.plan import Cell, Data, Plan
-from offmarl.errors import OffmarlError, OptionError
+from offmarl.benchmark.plan import Cell, Data, Plan, is_users
+from offmarl.errors import OffmarlError, OptionError, VaultError
 from offmarl.paths import local
 from offmarl.programs.configs import Config
 from offmarl.programs.dataset import DatasetStatistics
@@ -29,7 +32,19 @@ def require_environments(plan: Plan) -> None:
     options += [cell.options for cell in plan.cells]
     for name in dict.fromkeys(one.get("env") for one in options):
         if name not in (None, "none"):
-            envs.make(name)
+            with _noted(name, name):
+                envs.make(name)
+
+
+@contextmanager
+def _noted(name: str, code: str, *others: type[Exception]) -> Iterator[None]:
+    """Warn of what a file of the user's raises, and of other errors: their cells will fail."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if not (is_users(code) or isinstance(error, others)):
+            raise
+        tracking.notice(f"warning: {name} will fail: {summarize(error)}")
 
 
 def require_fit(plan: Plan) -> None:
@@ -44,9 +59,14 @@ def require_fit(plan: Plan) -> None:
         if is_current(cell, cell_file(plan, cell)):
             continue
         if label not in specs:
-            specs[label] = _spec_of(cell.data)
-        if (spec := specs[label]) is not None:
-            _require_fit(cell, spec)
+            specs[label] = None
+            env = cell.data.recipe.options.get("env", "") if cell.data.recipe else ""
+            with _noted(label, env, VaultError):
+                specs[label] = _spec_of(cell.data)
+        with _noted(cell.label, cell.baseline.program):
+            module = load("baseline", cell.baseline.program)
+            if (spec := specs[label]) is not None:
+                _require_fit(cell, spec, module)
 
 
 def _spec_of(data: Data) -> EnvSpec | None:
@@ -58,8 +78,7 @@ def _spec_of(data: Data) -> EnvSpec | None:
     return open_vault(local(data.vault)).spec if local(data.vault).exists() else None
 
 
-def _require_fit(cell: Cell, spec: EnvSpec) -> None:
-    module = load("baseline", cell.baseline.program)
+def _require_fit(cell: Cell, spec: EnvSpec, module: ModuleType) -> None:
     options = Config(cell.label, None, cell.options).arguments(module.Args)
     args = resolved(module.Args(**options, vault="unknown"), spec)
     if len(teams_of(spec)) > 1 and args.env != "none":

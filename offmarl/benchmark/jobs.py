@@ -6,7 +6,6 @@ where it stopped, and a cell that failed is tried again by the same command.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +13,9 @@ import tomli_w
 
 from offmarl import tracking
 from offmarl.benchmark.cells import checksum, fingerprint, identity, is_current
-from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, slug
+from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, records_tiers, slug
 from offmarl.errors import RunError
 from offmarl.paths import local
-from offmarl.programs.registry import load
 from offmarl.vault import open_vault
 
 
@@ -77,7 +75,7 @@ def preparation(plan: Plan, data: Data) -> Job | None:
 def _recording(plan: Plan, recipe: Recipe) -> Job:
     options = dict(recipe.options)
     tiers = [one.tier for one in plan.datasets.values() if one.recipe is recipe]
-    if any(field.name == "tiers" for field in fields(load("recorder", recipe.program).Args)):
+    if records_tiers(recipe):
         options.setdefault("tiers", ",".join(dict.fromkeys(tiers)))
     config = _config(recipe.program, options)
     place = _place(plan, recipe.name, config)
@@ -92,20 +90,7 @@ def _place(plan: Plan, label: str, content: str) -> Path:
 
 
 def note_vaults(plan: Plan, job: Job, answer: Mapping[str, Any]) -> None:
-    """Write down the vaults that a preparation made.
-
-    Parameters
-    ----------
-    plan, job
-        The plan, and one of its preparations.
-    answer
-        What its command prints with ``--json``.
-
-    Raises
-    ------
-    RunError
-        A dataset is not one vault.
-    """
+    """Write down the vaults that a preparation made; its command answered with ``--json``."""
     vaults = _vaults_of(plan, job, answer)
     job.place.mkdir(parents=True, exist_ok=True)
     found = {"config": job.config, "vaults": {x: _shortened(y, job) for x, y in vaults.items()}}
@@ -156,11 +141,15 @@ def _vaults_of(plan: Plan, job: Job, answer: Mapping[str, Any]) -> dict[str, str
 def require_vaults(plan: Plan) -> None:
     """Raise `VaultError` if an unfinished cell needs a vault at a path where there is none."""
     for cell in plan.cells:
-        vault = cell.data.vault
-        if vault is None or "://" in vault or not _exists(vault) or local(vault).exists():
-            continue
         if not is_current(cell, cell_file(plan, cell)):
-            open_vault(local(vault))  # names what is near
+            require_vault(cell)
+
+
+def require_vault(cell: Cell) -> None:
+    """Raise `VaultError` if a cell needs a vault at a path where there is none."""
+    vault = cell.data.vault
+    if vault and "://" not in vault and _exists(vault) and not local(vault).exists():
+        open_vault(local(vault))  # names what is near
 
 
 def _exists(vault: str) -> bool:

@@ -30,12 +30,12 @@ without a path.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from offmarl import records
-from offmarl.errors import OptionError, UnknownNameError, unknown_name
+from offmarl.errors import OffmarlError, OptionError, UnknownNameError, unknown_name
 from offmarl.paths import local
 from offmarl.programs.configs import Config
 from offmarl.programs.program import Args
@@ -251,8 +251,7 @@ def _check_seeds(recipe: Recipe, shown: str) -> None:
 
 def _check_tiers(recipe: Recipe, datasets: Sequence[Data], shown: str) -> None:
     """Raise `OptionError` if the recipe's program cannot record the tiers of its datasets."""
-    names = [field.name for field in fields(load("recorder", recipe.program).Args)]
-    if not datasets or "tiers" not in names:
+    if not datasets or not records_tiers(recipe):
         return
     recorded = recipe.options.get("tiers")
     given = _tiers(recorded, f"{shown} [record.{recipe.name}]") if recorded else []
@@ -272,6 +271,12 @@ def _check_tiers(recipe: Recipe, datasets: Sequence[Data], shown: str) -> None:
         _tiers(",".join(data.tier for data in datasets), f"{shown} [datasets] of {recipe.name}")
 
 
+def records_tiers(recipe: Recipe) -> bool:
+    """Whether the recipe's program has an argument for its tiers."""
+    args = args_of("recorder", recipe.program)
+    return args is not None and "tiers" in [field.name for field in fields(args)]
+
+
 def _tiers(text: str, where: str) -> list[Tier]:
     try:
         return parse_tiers(text)
@@ -283,14 +288,32 @@ def _check_options(kind: Kind, program: str, options: Mapping[str, Any], where: 
     for name in _PER_CELL:
         if name in options:
             raise OptionError(f"{where}: {name} is set by the benchmark: leave it out.")
-    args = load(kind, program).Args
-    found = Config(where, None, options).arguments(args)
-    if issubclass(args, Args):
-        found["vault"] = "unknown"
+    if (args := args_of(kind, program)) is None:
+        return
     try:
-        args(**found)
+        found = Config(where, None, options).arguments(args)
+        args(**found, **({"vault": "unknown"} if issubclass(args, Args) else {}))
     except OptionError as error:
         raise OptionError(f"{where}: {error}") from None
+    except (Exception, SystemExit):
+        if not is_users(program):
+            raise
+
+
+def is_users(name: str) -> bool:
+    """Whether a program or environment is the user's own file: what it raises fails its cells."""
+    return ".py" in name or ("/" in name and Path(name).exists())
+
+
+def args_of(kind: Kind, program: str) -> type[Any] | None:
+    """Return the arguments of a program; None for a file of the user's that has none."""
+    try:
+        args: type[Any] = load(kind, program).Args
+    except OffmarlError:
+        if not is_users(program):
+            raise
+        return None
+    return args if is_dataclass(args) else None
 
 
 def _require_keys(content: Mapping[str, Any], known: tuple[str, ...], shown: str) -> None:

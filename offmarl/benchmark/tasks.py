@@ -11,11 +11,12 @@ from offmarl.benchmark.jobs import (
     note_vaults,
     noted_vaults,
     preparation,
-    require_vaults,
+    require_vault,
     run_of,
     training,
 )
 from offmarl.benchmark.plan import Cell, Plan
+from offmarl.errors import RunError
 from offmarl.launch import Work
 
 Call = Callable[[Sequence[str]], Mapping[str, Any]]
@@ -72,14 +73,7 @@ class CellsWork(Work):
         return [] if found is None else [found]
 
     def check(self) -> None:
-        """Make the directory: cells and datasets are compared one by one, so a plan may change.
-
-        Raises
-        ------
-        VaultError
-            A cell without a result needs a vault that does not exist.
-        """
-        require_vaults(self.benchmark_plan)
+        """Make the directory: cells and datasets are compared one by one, so a plan may change."""
         self.directory.mkdir(parents=True, exist_ok=True)
 
     def run(self, block: int) -> None:
@@ -95,7 +89,10 @@ class CellsWork(Work):
 
     def _run(self, job: Job) -> Mapping[str, Any]:
         job.write_config()
-        return self._call(job.command)
+        try:
+            return self._call(job.command)
+        except SystemExit as error:  # of a program, which must not end the other cells
+            raise RunError(f"its program ended the process with exit code {error.code}.") from error
 
     def is_done(self, block: int) -> bool:
         """Whether a dataset is there, or a cell has its result."""
@@ -138,6 +135,7 @@ class CellsWork(Work):
     def _vault(self, cell: Cell) -> str:
         number = self._job_of.get(cell.data.label)
         if number is None:
+            require_vault(cell)
             assert cell.data.vault is not None
             return cell.data.vault
         found = noted_vaults(self._jobs[number])

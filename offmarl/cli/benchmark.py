@@ -17,7 +17,7 @@ from offmarl import tracking
 from offmarl.cli import tasks
 from offmarl.cli.output import Report, as_is, table
 from offmarl.cli.parse import parse
-from offmarl.errors import OffmarlError, OptionError
+from offmarl.errors import OffmarlError, OptionError, VaultError
 from offmarl.launch import Launched, Work
 
 if TYPE_CHECKING:
@@ -58,15 +58,15 @@ def benchmark(
     config.update("jax_platforms", "cpu")  # an accelerator's memory is for the cells' processes
     plan = benchmarks.read_plan(file, out)
     checks = benchmarks.require_vaults, benchmarks.require_environments, benchmarks.require_fit
-    if dry_run:
-        for check in checks:
-            try:
-                check(plan)
-            except OffmarlError as error:
-                tracking.notice(f"warning: {error}")
-        return _results(plan, {})
     for check in checks:
-        check(plan)
+        try:
+            check(plan)
+        except OffmarlError as error:
+            if not (dry_run or isinstance(error, VaultError)):  # a vault fails its own cells only
+                raise
+            tracking.notice(f"warning: {error}")
+    if dry_run:
+        return _results(plan, {})
     arguments = [file, *(["--out", str(out)] if out else [])]
     return tasks.run("benchmark", arguments, tasks.TaskOptions(workers=jobs), report_benchmark)
 

@@ -9,15 +9,13 @@ from io import TextIOWrapper
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from rich import box
-from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.segment import Segment
-from rich.table import Column, Table
 from rich.text import Text
 
+from offmarl import terminal
 from offmarl.paths import expanded
-from offmarl.terminal import number, one_line, printable
+from offmarl.terminal import one_line, printable
 from offmarl.tracking import to_json
 
 
@@ -27,10 +25,9 @@ class _Console(Console):
         raise BrokenPipeError
 
 
+number, table = terminal.number, terminal.table
 _out = _Console(highlight=False)
 _err = _Console(stderr=True, highlight=False)
-_GAP = 2
-"""Width of the space between two columns."""
 _credentials: list[str] = []
 """User names and passwords in URLs among the arguments, which are never printed."""
 
@@ -146,9 +143,6 @@ def show_interrupt(interrupt: KeyboardInterrupt, as_json: bool = False) -> None:
 
 def overview(summaries: Mapping[str, str]) -> Report:
     """Return the help of ``offmarl`` itself."""
-    verbs = Table.grid(padding=(0, 2))
-    for name, summary in summaries.items():
-        verbs.add_row(Text(f"  {name}", "bold"), summary)
     return Report(
         {"commands": summaries},
         Group(
@@ -156,72 +150,10 @@ def overview(summaries: Mapping[str, str]) -> Report:
                 ("offmarl", "bold"),
                 " COMMAND ...: offline multi-agent RL datasets and replay in JAX\n",
             ),
-            verbs,
+            grid({f"  {name}": summary for name, summary in summaries.items()}),
             "\n`offmarl COMMAND --help` describes a command. Every command accepts --json.",
         ),
     )
-
-
-def table(columns: Sequence[str], rows: Iterable[Iterable[Any]], title: str = "") -> RenderableType:
-    """Return a table; numbers are aligned on the right.
-
-    Parameters
-    ----------
-    columns
-        The headings.
-    rows
-        The cells: numbers or plain text.
-    title
-        Title above the table.
-    """
-    cells = [[*row] for row in rows]
-    by_column = [*zip(columns, *cells, strict=True)]
-    right = [any(isinstance(cell, int | float) for cell in below) for _, *below in by_column]
-    most = [max(cell_len(_shown(cell)) for cell in one) for one in by_column]
-    least = [most[0], *(max(map(_longest_word, one)) for one in by_column[1:])]
-    room = _out.width - _GAP * (len(columns) - 1)
-    least[0] = most[0] = min(most[0], max(cell_len(columns[0]), room - sum(least[1:])))
-    widths = _shared(room, least, most)
-    parts: list[RenderableType] = [_line(columns, widths, right, show_header=True)]
-    for name, *rest in cells:
-        fits = cell_len(_shown(name)) <= widths[0]
-        # Users copy names from the first column: one that is too long has a line of its own.
-        parts += [] if fits else [as_is(_shown(name))]
-        parts.append(_line([name if fits else "", *rest], widths, right))
-    return Group(*([Text(title, style="bold")] if title else []), "", *parts, "")
-
-
-def _line(
-    cells: Sequence[Any], widths: Sequence[int], right: Sequence[bool], show_header: bool = False
-) -> Table:
-    """Return the headings, or a row, of a table whose columns have these widths."""
-    line = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
-    line.width = sum(widths) + _GAP * (len(widths) - 1)  # may exceed the width of the terminal
-    line.show_header = show_header
-    for cell, width, to_right in zip(cells, widths, right, strict=True):
-        line.add_column(Text(_shown(cell)), width=width, justify="right" if to_right else "left")
-    if not show_header:
-        line.add_row(*(column.header for column in line.columns))
-    return line
-
-
-def _shown(cell: Any) -> str:
-    return one_line(number(cell))
-
-
-def _longest_word(cell: Any) -> int:
-    """Return the width of the longest part of a cell that never goes on in the next line."""
-    whole = isinstance(cell, int | float | PurePath)
-    return max(map(cell_len, [_shown(cell)] if whole else _shown(cell).split()), default=0)
-
-
-def _shared(room: int, least: Sequence[int], most: Sequence[int]) -> list[int]:
-    """Return widths of columns; what room there is goes to the narrowest that want more."""
-    widths = [*least]
-    for _ in range(room - sum(least)):
-        if growing := [i for i, width in enumerate(widths) if width < most[i]]:
-            widths[min(growing, key=widths.__getitem__)] += 1
-    return widths
 
 
 def records(rows: Sequence[Mapping[str, Any]], title: str = "") -> RenderableType:
@@ -230,14 +162,13 @@ def records(rows: Sequence[Mapping[str, Any]], title: str = "") -> RenderableTyp
     return table(columns, [row.values() for row in rows], title)
 
 
-def grid(facts: Mapping[str, Any]) -> Table:
+def grid(facts: Mapping[str, Any]) -> RenderableType:
     """Return facts with their names, one per line; paths are kept whole."""
-    rows = Table.grid(Column(no_wrap=True), Column(), padding=(0, 2))
-    for name, value in facts.items():
-        text = value if isinstance(value, str | PurePath) else to_json(value)
-        rows.columns[1].min_width = max(rows.columns[1].min_width or 0, _longest_word(text))
-        rows.add_row(Text(one_line(name), style="bold"), Text(printable(str(text))))
-    return rows
+    texts = {
+        one_line(name): x if isinstance(x, str | PurePath) else to_json(x)
+        for name, x in facts.items()
+    }
+    return terminal.grid(texts)
 
 
 def as_is(text: Any) -> RenderableType:

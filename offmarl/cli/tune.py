@@ -25,6 +25,7 @@ from offmarl.programs.run import print_sources
 from offmarl.programs.search import Space, chosen, derived, read
 from offmarl.programs.tuning import Search, TrialsWork, Tuned
 from offmarl.programs.tuning import tune as search_settings
+from offmarl.terminal import number
 
 _USAGE = """\
 offmarl tune NAME --env ENV ...       tune a recorder
@@ -148,9 +149,20 @@ def _report(found: Tuned, space: Space) -> Report:
     title = f"{found.file}: the best of {trials}, score {found.score:.6g}"
     ranges = {name: one.words() for name, one in space.items()}
     rows = [{**dict.fromkeys(ranges, ""), **row} for row in best[:_SHOWN]]
-    view = Group(records(_columns(rows), title), as_is(f"--settings {quote(str(found.file))}"))
-    data = {"file": found.file, "score": found.score, "best": found.best}
+    for row in rows:
+        row["state"] += ", default" if row["trial"] == found.default else ""
+    use = as_is(f"--settings {quote(str(found.file))}")
+    view = Group(records(_columns(rows), title), _about_default(found), use)
+    data = {"file": found.file, "score": found.score, "best": found.best, "default": found.default}
     return Report({**data, "ranges": ranges, "trials": found.trials}, view)
+
+
+def _about_default(found: Tuned) -> str:
+    """Say whether the search beat the default settings; nothing if it never tried them."""
+    score = found.trials[found.default - 1]["score"] if found.default else found.score
+    if score == found.score:
+        return "No trial beat the default settings." if found.default else ""
+    return f"The default settings scored {number(score) or 'nothing: they could not be run'}."
 
 
 def _columns(rows: list[dict[str, Any]]) -> list[Mapping[str, Any]]:

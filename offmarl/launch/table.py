@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 
 from offmarl import tracking
 from offmarl.launch.task import Call, State, Status, read_status
-from offmarl.terminal import one_line
+from offmarl.terminal import one_line, table
 
 _ROWS = 12
 """Tasks that are shown in a terminal; the others are counted."""
@@ -47,15 +46,7 @@ class TaskTable:
             self._live.stop()
 
     def show(self, failed: Mapping[int, str], over: bool) -> None:
-        """Show the present states; cheap if it is called often.
-
-        Parameters
-        ----------
-        failed
-            The tasks that were given up.
-        over
-            Whether all tasks have ended.
-        """
+        """Show the present states, with the tasks given up; cheap if it is called often."""
         now = time.monotonic()
         if not over and now - self._read < _SECONDS_BETWEEN_READS:
             return
@@ -83,21 +74,22 @@ class TaskTable:
         blocks = "block" if done == 1 else "blocks"
         return f"{len(self._calls)} {unit}: {counts}; {done} {blocks} done"
 
-    def _table(self) -> Table:
-        table = Table("task", "state", "blocks", "time", "host", "last line of the log", box=None)
+    def _table(self) -> RenderableType:
         order = sorted(self._found, key=lambda one: (_ORDER.index(self._found[one].state), one))
-        for index in order[:_ROWS]:
-            status = self._found[index]
-            seconds = time.time() - status.since if status.state == "running" else 0
-            table.add_row(
-                self._names[index],
-                status.state,
-                f"{status.done}/{status.total}" if status.total else "",
-                f"{seconds:,.0f} s" if seconds else "",
-                status.host,
-                last_line(self._calls[index].log) if status.state != "waiting" else "",
-            )
-        return table
+        columns = "task", "state", "blocks", "time", "host", "last line of the log"
+        return table(columns, map(self._row, order[:_ROWS]))
+
+    def _row(self, index: int) -> list[str]:
+        status = self._found[index]
+        seconds = time.time() - status.since if status.state == "running" else 0
+        return [
+            self._names[index],
+            status.state,
+            f"{status.done}/{status.total}" if status.total else "",
+            f"{seconds:,.0f} s" if seconds else "",
+            status.host,
+            last_line(self._calls[index].log) if status.state != "waiting" else "",
+        ]
 
 
 def last_line(log: Path) -> str:

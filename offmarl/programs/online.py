@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 import offmarl
@@ -77,7 +75,7 @@ from offmarl.programs.tiers import (
 )
 from offmarl.replay.device import bytes_of, require_room
 from offmarl.teams import names_by_team, only_or_all, teams_of
-from offmarl.terminal import number
+from offmarl.terminal import table
 from offmarl.trackers import Trackers
 from offmarl.trackers import check as check_trackers
 from offmarl.types import ArrayTree, EnvSpec
@@ -537,13 +535,9 @@ def elsewhere(path: Path) -> Recorded:
 
 def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> Recorded:
     """Return a summary of vaults from a row for each; see `describe`."""
-    view = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     columns = [column for column in rows[0] if column != "path"]
-    for column in columns:
-        is_number = isinstance(rows[0][column], int | float)
-        view.add_column(column.replace("_", " "), justify="right" if is_number else "left")
-    for row in rows:
-        view.add_row(*(number(row[column]) for column in columns))
+    headings = [column.replace("_", " ") for column in columns]
+    view = table(headings, ([row[column] for column in columns] for row in rows))
     # Users copy paths from here, so these are never broken into lines.
     title, *paths = (
         Text(line, no_wrap=True, overflow="ignore")

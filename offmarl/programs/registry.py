@@ -63,21 +63,9 @@ def summary(path: Path) -> str:
 
 
 def load(kind: Kind, name: str) -> ModuleType:
-    """Import a program that the user named.
+    """Import a program that the user named: one of offmarl, or the path of a Python file.
 
-    Parameters
-    ----------
-    kind
-        Kind of the program.
-    name
-        The name of a recorder or baseline of offmarl, or the path of a Python file.
-
-    Raises
-    ------
-    UnknownNameError
-        offmarl has no program of that name.
-    OptionError
-        The file does not exist, is not a program, or cannot be imported.
+    `UnknownNameError` if offmarl has none of that name, `OptionError` if the file is no program.
     """
     if name.endswith(".py") or "/" in name:
         records.refuse_recorded(name, f"as the program of `offmarl {VERBS[kind]}`")
@@ -86,13 +74,7 @@ def load(kind: Kind, name: str) -> ModuleType:
 
 
 def origin_of(make: Callable[..., Any]) -> Origin:
-    """Return the source of a program that is about to run.
-
-    Parameters
-    ----------
-    make
-        The function that builds the program.
-    """
+    """Return the source of a program that is about to run, from the function that builds it."""
     path = Path(inspect.getsourcefile(make) or "").resolve()
     if _is_own(path):
         return Origin(path.stem.rstrip("_"), None, None)
@@ -120,27 +102,9 @@ def load_origin(
 ) -> ModuleType:
     """Import the program that trained a run.
 
-    Parameters
-    ----------
-    kind
-        Kind of the program.
-    origin
-        Source of the program, from the run's record.
-    run
-        Directory of the run.
-    program
-        The file that the user named. It is imported only if its checksum is the recorded one. It
-        may be None for a program of offmarl or one that was trained in this process.
-
-    Raises
-    ------
-    RunError
-        The program is in a file that the user did not name, or the named file differs from it.
-    UnknownNameError
-        offmarl has no program of the recorded name.
-    OptionError
-        The named file does not exist, is not a program or cannot be imported; or a file was named
-        for a program of offmarl.
+    A file is imported only if the user named it, as ``program``, and its checksum is the recorded
+    one, or if it was trained in this process; otherwise `RunError`. ``program`` is None for a
+    program of offmarl. Raises what `load` raises.
     """
     if origin.file is None:
         if program is not None:

@@ -76,17 +76,31 @@ class Choices(NamedTuple):
         """Describe the values."""
         return ", ".join(str(value) for value in self.values)
 
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """What Optuna stores: numbers, texts and truth values; of others their text."""
+        plain = all(isinstance(value, bool | int | float | str) for value in self.values)
+        return self.values if plain else tuple(map(str, self.values))
+
     def suggest(self, trial: Any, name: str) -> Any:
         """Draw a value."""
-        # Optuna stores numbers, texts and truth values; others are drawn by their position.
-        plain = all(isinstance(value, bool | int | float | str) for value in self.values)
-        options = self.values if plain else tuple(map(str, self.values))
-        chosen = trial.suggest_categorical(name, options)
-        return self.values[options.index(chosen)]
+        chosen = trial.suggest_categorical(name, self.options)
+        return self.values[self.options.index(chosen)]
 
 
 Space = dict[str, Range | IntRange | Choices]
 """What is searched, by argument."""
+
+
+def drawn(one: Range | IntRange | Choices, name: str, value: Any) -> dict[str, Any]:
+    """Return what is drawn where a value is proposed; nothing for one outside the range."""
+    if isinstance(one, Choices):
+        return {name: one.options[one.values.index(value)]} if value in one.values else {}
+    if not isinstance(value, int | float) or not one.low <= value <= one.high:
+        return {}
+    if isinstance(one, Range) and one.complement:
+        return {f"1-{name}": min(max(1 - value, 1 - one.high), 1 - one.low)}
+    return {name: value}
 
 
 def derived(args: Validated) -> Space:
@@ -114,21 +128,9 @@ def _range(name: str, hint: Any, value: Any) -> Range | Choices | None:
 
 
 def read(path: Path, kind: type[Validated]) -> Space:
-    """Return the ranges in the table ``[search]`` of a file.
+    """Return the ranges in the table ``[search]`` of a file; `OptionError` for what is not valid.
 
     An entry is a list of values, or ``{low = ..., high = ..., log = true}``.
-
-    Parameters
-    ----------
-    path
-        The file.
-    kind
-        The program's ``Args``.
-
-    Raises
-    ------
-    OptionError
-        The file has no such table, or an entry is not valid.
     """
     table = tables(path).get(SEARCH)
     if not table:
@@ -165,13 +167,7 @@ def _entry(name: str, hint: Any, entry: Any) -> Range | IntRange | Choices:
 
 
 def chosen(space: Space, names: Iterable[str]) -> Space:
-    """Return the part of a space with some names; all of it if there are none.
-
-    Raises
-    ------
-    UnknownNameError
-        A name has no range.
-    """
+    """Return the part of a space with some names; all of it if there are none."""
     for name in names:
         if name not in space:
             raise unknown_name("argument with a range", name, space)

@@ -3,13 +3,16 @@
 Optuna proposes values (a tree-structured Parzen estimator, Bergstra et al. 2011) and stops trials
 that learn less than the median of the earlier ones. Trials are stored as they end, in an SQLite
 file. What is proposed depends on the seed and the stored trials only, so that a stopped search goes
-on as if it had never stopped; a trial that was running is repeated.
+on as if it had never stopped; a trial that was running is repeated. The first trial is the default:
+the values with which the program would run without a search.
 """
 
 import json
 import math
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +33,7 @@ from offmarl.programs.drawing import open_data
 from offmarl.programs.program import FREE, SHAPING, Args, OnlineArgs, shared_names
 from offmarl.programs.registry import program_of
 from offmarl.programs.run import differences, watched
-from offmarl.programs.search import Space
+from offmarl.programs.search import Space, drawn
 from offmarl.programs.unrecorded import learning_curve, scored_environment
 
 Score = Literal["last", "area"]
@@ -70,6 +73,8 @@ class Tuned(NamedTuple):
     score: float
     trials: list[dict[str, Any]]
     """Number, state, score and values of each trial."""
+    default: int | None = None
+    """Number of the trial with the values that were not searched; older searches have none."""
 
 
 _NAME = "tune"
@@ -87,39 +92,17 @@ def tune(
     file: str | Path,
     search: Search | None = None,
 ) -> Tuned:
-    """Search settings of a program, and write the best.
+    """Search settings of a program, and write the best; after a kill, the same call continues.
 
-    After a kill, the same call continues.
-
-    Parameters
-    ----------
-    program
-        The program, from `offmarl.programs.registry.load` or an import.
-    args
-        Its arguments; those in the space are replaced in each trial.
-    space
-        What is searched; see `offmarl.programs.search`.
-    file
-        TOML file to write. The trials are stored beside it, as ``.db``.
-    search
-        How to search.
-
-    Raises
-    ------
-    MissingExtraError
-        Optuna is not installed.
-    OptionError
-        There is nothing to search, no trial could be run, or a recorder's arguments ask to continue
-        from a run or from data.
-    RunError
-        The file belongs to another search, or another process continues it.
-    Stopped
-        Ctrl-C stopped the search.
+    The arguments that are in the space are replaced in each trial but the first. The trials are
+    stored beside the TOML file that is written, as ``.db``. Raises `OptionError` if nothing can be
+    searched or no trial could be run, `RunError` if the file belongs to another search, is in use
+    or has unreadable trials, `MissingExtraError` without Optuna, and `Stopped` after Ctrl-C.
     """
     study = _Study(program, args, space, local(file), search or Search())
     study.file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(f"{study.file}.lock", timeout=0):
+        with FileLock(f"{study.file}.lock", timeout=0), study.stored():
             return study.run()
     except Timeout:
         raise RunError(f"another process writes {study.file}: wait for it to end.") from None
@@ -189,28 +172,27 @@ class _Study:
 
     def open(self) -> Any:
         """Open the stored trials; those that were running are repeated with the same values."""
-        study = self._create(self._storage())
-        self._check(study)
+        study = self._opened(self._storage)
         state = self._optuna.trial.TrialState
         for trial in study.get_trials(states=(state.RUNNING,)):
             study.tell(trial.number, state=state.FAIL)
-            study.enqueue_trial(trial.params)
+            if self.ended(study):  # the first one is the default, and needs no parameters
+                study.enqueue_trial(trial.params)
         return study
 
     def open_shared(self) -> Any:
         """Open the trials that several tasks add to, in a file that may be on a network."""
-        study = self._create(self._journal())
-        self._check(study)
-        return study
+        return self._opened(self._journal)
 
     def share(self) -> int:
         """Move the trials into the file that tasks share; return how many have ended."""
         if not self._journal_file.exists() and self.file.with_suffix(".db").exists():
-            self._optuna.copy_study(
-                from_study_name=_NAME,
-                from_storage=self._database(),
-                to_storage=self._journal(),
-            )
+            with self.stored(Exception):
+                self._optuna.copy_study(
+                    from_study_name=_NAME,
+                    from_storage=self._database(),
+                    to_storage=self._journal(),
+                )
         return len(self.ended(self.open_shared()))
 
     def _storage(self) -> Any:
@@ -235,10 +217,33 @@ class _Study:
 
         return JournalStorage(JournalFileBackend(str(self._journal_file)))
 
-    def _create(self, storage: Any) -> Any:
-        return self._optuna.create_study(
-            storage=storage, study_name=_NAME, direction="maximize", load_if_exists=True
-        )
+    def _opened(self, storage: Callable[[], Any]) -> Any:
+        """Open the trials of this search; `RunError` if they are another's, or unreadable."""
+        with self.stored(Exception):
+            study = self._optuna.create_study(
+                storage=storage(), study_name=_NAME, direction="maximize", load_if_exists=True
+            )
+            study.get_trials(deepcopy=False)
+            self._check(study)
+        return study
+
+    @contextmanager
+    def stored(self, *kinds: type[Exception]) -> Iterator[None]:
+        """Raise `RunError` for errors of the file of trials, or of these kinds."""
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            yield
+        except OffmarlError:
+            raise
+        except (self._optuna.exceptions.OptunaError, SQLAlchemyError, *kinds) as error:
+            file = self._journal_file
+            file = file if file.exists() else self.file.with_suffix(".db")
+            reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
+            raise RunError(
+                f"the trials in {file} cannot be used ({reason}): end the process that uses the "
+                "file, make it writable, restore it from a copy, or give another --out."
+            ) from error
 
     def _check(self, study: Any) -> None:
         """Record what a search must be continued with, or compare it; `RunError` if it differs."""
@@ -280,14 +285,19 @@ class _Study:
     def trial(self, study: Any, number: int) -> str:
         """Run a trial, and return the best score in words."""
         optuna, search = self._optuna, self._search
+        is_default = not number and not any(map(_is_default, self.ended(study)))
         study.sampler = optuna.samplers.TPESampler(
             seed=_sampler_seed(search.search_seed, number), n_startup_trials=2 * _WARM_UP
         )
         study.pruner = optuna.pruners.NopPruner()
-        if search.prune:
+        if search.prune and not is_default:
             study.pruner = optuna.pruners.MedianPruner(_WARM_UP, n_warmup_steps=2)
         trial, state = study.ask(), optuna.trial.TrialState
-        values = {name: one.suggest(trial, name) for name, one in self.space.items()}
+        values = (
+            self._default(study, trial)
+            if is_default
+            else {name: one.suggest(trial, name) for name, one in self.space.items()}
+        )
         trial.set_user_attr("values", tracking.plain(values))
         try:
             score = self._score(trial, values)
@@ -304,6 +314,19 @@ class _Study:
                 self._fail(study, trial, "the score is not finite")
         best = self._best(study)
         return "" if best is None else f"best {best.value:.4g}"
+
+    def _default(self, study: Any, trial: Any) -> dict[str, Any]:
+        """Return the program's own values; a trial learns from those that are in their ranges."""
+        values = {name: getattr(self.args, name) for name in self.space}
+        known = {name: drawn(one, name, values[name]) for name, one in self.space.items()}
+        fixed = {key: x for one in known.values() for key, x in one.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the class is experimental
+            study.sampler = self._optuna.samplers.PartialFixedSampler(fixed, study.sampler)
+        for name in filter(known.get, known):
+            self.space[name].suggest(trial, name)
+        trial.set_user_attr("default", True)
+        return values
 
     def _fail(self, study: Any, trial: Any, error: str) -> None:
         """Record that values cannot be used, such as sizes that do not fit each other."""
@@ -340,12 +363,13 @@ class _Study:
     def _best(self, study: Any) -> Any:
         complete = [one for one in self.ended(study) if one.value is not None]
         complete = [one for one in complete if one.state.name == "COMPLETE"]
-        return max(complete, key=lambda trial: trial.value, default=None)
+        return max(complete, key=lambda x: (x.value, _is_default(x)), default=None)
 
     def _write(self, study: Any) -> None:
         """Write the settings of the best trial so far."""
         best = self._best(study)
-        values, ended = self._fixed() | best.user_attrs["values"], self.ended(study)
+        found, ended = best.user_attrs["values"], self.ended(study)
+        values = self._fixed() | {name: x for name, x in found.items() if x is not None}
         number = 1 + [one.number for one in ended].index(best.number)
         about = [
             f"offmarl tune {self.name}: trial {number} of {len(ended)}, "
@@ -399,7 +423,8 @@ class _Study:
             }
             for number, one in enumerate(ended, 1)
         ]
-        return Tuned(self.file, best.user_attrs["values"], best.value, rows)
+        default = next((n for n, one in enumerate(ended, 1) if _is_default(one)), None)
+        return Tuned(self.file, best.user_attrs["values"], best.value, rows, default)
 
 
 class TrialsWork(Work):
@@ -428,13 +453,7 @@ class TrialsWork(Work):
         return self._trials
 
     def check(self) -> None:
-        """Compare the arguments with those of earlier tasks, and count the trials of other calls.
-
-        Raises
-        ------
-        RunError
-            The file belongs to another search.
-        """
+        """Compare the arguments with those of earlier tasks, and count trials of other calls."""
         super().check()
         self.file.parent.mkdir(parents=True, exist_ok=True)
         found = once(self.directory / "blocks" / "earlier.json", self._study.share)
@@ -444,7 +463,8 @@ class TrialsWork(Work):
     def run(self, block: int) -> None:
         """Run a trial."""
         self._study.work_in(self.directory / "blocks" / f"trial-{block}")
-        self._study.trial(self._study.open_shared(), block)
+        with self._study.stored():
+            self._study.trial(self._study.open_shared(), block)
 
     def is_complete(self) -> bool:
         """Whether all trials have ended, and their best is in the file."""
@@ -457,7 +477,8 @@ class TrialsWork(Work):
 
     def tuned(self) -> Tuned:
         """Return the result."""
-        return self._study.result(self._study.open_shared())
+        with self._study.stored():
+            return self._study.result(self._study.open_shared())
 
 
 def _require_fresh(args: Validated, space: Space) -> None:
@@ -470,6 +491,10 @@ def _require_fresh(args: Validated, space: Space) -> None:
                 f"the trials of a search start from nothing: leave out {name}, and give --{name} "
                 "when you record with the settings that are found."
             )
+
+
+def _is_default(trial: Any) -> bool:
+    return "default" in trial.user_attrs
 
 
 def _sampler_seed(search_seed: int, number: int) -> int:

@@ -17,6 +17,7 @@ from offmarl import benchmark, report, tracking, vault
 from offmarl.benchmark import CellsWork
 from offmarl.benchmark.cells import is_current, pack
 from offmarl.benchmark.jobs import cell_file, note_vaults, noted_vaults, preparation, run_of
+from offmarl.cli.output import Report
 from offmarl.errors import RunError, Stopped, VaultError
 from offmarl.launch import Options, Share, launch, run_share
 from offmarl.programs import registry
@@ -104,12 +105,12 @@ def test_another_recipe_is_recorded_beside_the_first_and_learned_from_again(run,
     assert after["one--bc"] != before["one--bc"] and after["two--bc"] == before["two--bc"]
 
 
-def test_a_missing_vault_is_named_before_anything_runs(run, read, tmp_path):
+def test_a_missing_vault_fails_its_cells_and_the_others_go_on(run, read, tmp_path):
+    work = CellsWork(read(name="gone.vlt"), stub.call)
     with pytest.raises(VaultError, match=r"no vault at .*gone\.vlt"):
-        run(name="gone.vlt")
-    with pytest.raises(VaultError, match=r"no vault at .*gone\.vlt"):
-        run_share(CellsWork(read(name="gone.vlt"), stub.call), Share(0, 2))
-    assert not (tmp_path / "out" / "datasets").exists()
+        run_share(work, Share(0, 1))
+    left = [work.label(block) for block in work.missing()]
+    assert left == ["bc on two", "deep & wide on two"]
 
 
 def test_another_published_dataset_of_the_same_name_is_pulled_again(read):
@@ -492,6 +493,65 @@ num_envs = 8
 bc = {}
 broken = { program = "maicq", env = "swarm/coverage-4" }
 """
+
+
+BROKEN = {
+    "raises": "def make(*_): raise KeyError('a bug')",
+    "exits": "def make(*_): raise SystemExit(3)",
+    "refuses": "def make(*_): raise OptionError('not that.')",
+    "syntax": "def make(:",
+    "imports": "import offmarl_absent",
+    "lacks": "del make",
+    "odd": "Args = 5",
+    "defaults": "class Args(Args):\n    def __post_init__(self): raise ValueError('no')",
+}
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch, random_data):
+    """A plan with a sound program, a missing vault, and programs that fail in every way."""
+    monkeypatch.chdir(tmp_path)
+    good = "from offmarl.errors import OptionError\nfrom tests.programs.two_stage import *\n"
+    (tmp_path / "good.py").write_text(f"{good}from tests.programs.two_stage import make\n")
+    rows = [
+        'good = { program = "good.py" }',
+        'absent = { program = "absent.py", datasets = ["a"] }',
+    ]
+    for name, code in BROKEN.items():
+        (tmp_path / f"{name}.py").write_text(f"{good}{code}\n")
+        rows.append(f'{name} = {{ program = "{name}.py", datasets = ["a"] }}')
+    vault = random_data("probe/observation")
+    head = f'[training]\nseeds = 1\n[datasets]\na = "{vault}"\nb = "gone.vlt"\n[baselines]\n'
+    (tmp_path / "broken.toml").write_text(head + "\n".join(rows))
+    return tmp_path / "broken.toml"
+
+
+def test_programs_that_fail_are_named_and_none_stops_the_others(
+    broken, offmarl, monkeypatch, capsys
+):
+    monkeypatch.setenv("OFFMARL_QUIET", "0")
+    outcome = offmarl("benchmark", broken, "--dry-run")
+    assert outcome.code == 0 and "Traceback" not in outcome.err and "gone.vlt" in outcome.err
+    for name in (*BROKEN, "absent"):
+        assert f"{name} on a will fail: " in outcome.err
+    assert "good on a will fail" not in outcome.err
+    ran = []
+
+    def train(arguments):
+        program = registry.load("baseline", arguments[0])
+        if arguments[0] != "good.py":
+            program.make(None, None, None)
+        ran.append(arguments[0])
+        return Report({}, "")
+
+    monkeypatch.setattr("offmarl.cli.programs.train", train)
+    monkeypatch.setattr("offmarl.benchmark.tasks.pack", lambda *_: None)
+    with pytest.raises(KeyError, match="a bug"):  # at the end: the first bug of a program
+        offmarl("benchmark", broken, "--task", "0/1")
+    err = capsys.readouterr().err
+    assert ran == ["good.py"] and "good on b failed: there is no vault" in err
+    for name in (*BROKEN, "absent"):
+        assert f"{name} on a failed: " in err
 
 
 @pytest.mark.nightly

@@ -1,14 +1,20 @@
 """Tables keep every digit and letter at any width of the terminal."""
 
 import io
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console, Group
 
+from offmarl import terminal
 from offmarl.cli import output
+from offmarl.launch import task
+from offmarl.launch.table import TaskTable
+from offmarl.programs.online import summarise
 
 HEADINGS = ["agents", "steps", "episodes", "incomplete", "mean return"]
 NUMBERS = st.lists(st.integers(0, 10**9) | st.floats(1, 1e4), min_size=1, max_size=5)
@@ -72,3 +78,61 @@ def test_room_goes_to_the_columns_that_need_it():
     row = ["name", "many words that are wrapped into a few lines", "more of them"]
     first = printed(["a", "b", "c"], [row], 40).splitlines()[3]
     assert first == "name  many words that are   more of them"
+
+
+NUMBERS_OF_ALL_KINDS = [-343.125, 999.594, 1e-300, -1e300, 2**70, 0.5, float("nan"), 12_345_678]
+WIDE = "\N{CJK UNIFIED IDEOGRAPH-570B}" * 12
+
+
+def kinds_of_tables(cells):
+    """Everything that shows columns, with the same cells."""
+    columns = [f"argument_number_{number}" for number in range(len(cells))]
+    rows = [dict(zip(columns, row, strict=True)) for row in (cells, cells[::-1])]
+    yield output.table(columns, [row.values() for row in rows], "title")
+    yield output.records(rows)
+    yield output.grid({name: x if x is LONG else terminal.number(x) for name, x in rows[0].items()})
+    path = {"path": "a-directory/" * 9 + "x.vlt"}
+    yield summarise(Path("run"), [{"tier": WIDE, **row, **path} for row in rows], "recorded").view
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
+@pytest.mark.parametrize("count", [1, 3, 12])
+def test_no_kind_of_table_cuts_a_number_at_any_width(width, count):
+    some = [NUMBERS_OF_ALL_KINDS[at % 8] for at in range(count)]
+    texts = [terminal.interval(x, x - 1, x + 1) if x == 0.5 else x for x in some]
+    for view in kinds_of_tables([WIDE, *texts, LONG]):
+        console = Console(file=io.StringIO(), width=width)
+        console.print(view, crop=False, overflow="ignore")
+        lines = console.file.getvalue().splitlines()
+        words = [word for line in lines for word in line.split()]
+        for text in texts:
+            assert all(word in words for word in terminal.number(text).split())
+        assert any(str(LONG) in line for line in lines)
+        free = [line for line in lines if str(LONG) not in line and "a-directory" not in line]
+        assert all(cell_len(line) <= max(width, 40) for line in free)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_table_of_tasks_keeps_its_numbers(width, tmp_path):
+    (tmp_path / "state").mkdir()
+    calls = {n: task.Call("e", (), n, 2, str(tmp_path), ".") for n in (0, 1)}
+    status = task.Status("done", 123_456, 7_654_321, host="a-host-of-many-letters." * 3)
+    calls[0].status.write_text(json.dumps(status._asdict()))
+    shown = TaskTable("work", calls, {0: f"{WIDE} on {WIDE}", 1: "bc on two"})
+    shown._update({})
+    console = Console(file=io.StringIO(), width=width)
+    console.print(shown._table())
+    assert "123456/7654321" in console.file.getvalue().split()
+
+
+def test_rows_that_are_listed_keep_empty_cells_addresses_and_equal_headings():
+    rows = [["hf://org/name", 1.5, None], [None, 2.5, "x" * 9]]
+    text = printed(["dataset", "same", "same"], rows, 22)
+    assert [line.split() for line in text.splitlines() if line] == [
+        ["dataset", "hf://org/name"],
+        ["same", "1.500"],
+        ["same"],
+        ["dataset"],
+        ["same", "2.500"],
+        ["same", "x" * 9],
+    ]

@@ -2,9 +2,11 @@
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import tomllib
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -195,7 +197,8 @@ def test_searches_with_neighbouring_seeds_share_no_proposals(tmp_path):
         {row["rate"] for row in tune(bandit, args, SPACE, tmp_path / f"{n}.toml", one).trials}
         for n, one in enumerate(searches)
     ]
-    assert len(drawn[0] | drawn[1]) == 6
+    assert drawn[0] & drawn[1] == {args.rate}  # the default, with which every search begins
+    assert len(drawn[0] | drawn[1]) == 5
 
 
 @pytest.mark.slow
@@ -204,9 +207,11 @@ def test_values_that_do_not_fit_are_failed_trials(tmp_path):
     file = tmp_path / "what? it's 100%.toml"
     found = tune(bandit, arguments(), space, file, Search(trials=5, seeds=1))
     assert file.with_suffix(".db").is_file() and not (tmp_path / "what").exists()
-    assert {row["width"]: row["state"] for row in found.trials} == {13: "fail", 14: "complete"}
+    states = {row["width"]: row["state"] for row in found.trials}
+    assert states == {4: "complete", 13: "fail", 14: "complete"}
     with pytest.raises(OptionError, match="no trial was completed: 13 is not possible"):
-        tune(bandit, arguments(), {"width": Choices((13,))}, tmp_path / "b.toml", Search(trials=1))
+        args = replace(arguments(), width=13)
+        tune(bandit, args, {"width": Choices((13,))}, tmp_path / "b.toml", Search(trials=1))
 
 
 @pytest.mark.slow
@@ -243,6 +248,95 @@ def test_baselines_are_tuned_by_their_evaluation(random_data, tmp_path):
     found = tune(two_stage, args, space, tmp_path / "t.toml", Search(trials=2, seeds=2))
     assert [row["state"] for row in found.trials] == ["complete"] * 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.db", "t.toml", "t.toml.lock"]
+
+
+RANGES = {
+    "a number": ("rate", Range(0.01, 1.0, log=True)),
+    "close to one": ("rate", Range(0.05, 0.995, log=True, complement=True)),
+    "whole numbers": ("updates", IntRange(1, 8)),
+    "choices": ("width", Choices((2, 4, 8))),
+    "choices by their text": ("width", Choices((None, 4))),
+    "outside": ("rate", Range(0.5, 1.0)),
+    "outside of choices": ("width", Choices((8, 16))),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", RANGES)
+def test_the_first_trial_is_the_default(tmp_path, kind):
+    name, one = RANGES[kind]
+    args, file = arguments(total_steps=8, evaluations=1, eval_episodes=1), tmp_path / "t.toml"
+    alone = tune(bandit, args, {name: one}, file, Search(trials=1, seeds=1))
+    assert alone.default == 1 and alone.best == {name: getattr(args, name)}
+    found = tune(bandit, args, {name: one}, file, Search(trials=3, seeds=1))
+    assert found.default == 1 and found.trials[0] == alone.trials[0]
+
+
+@pytest.mark.slow
+def test_the_default_is_the_best_where_no_trial_beats_it(tmp_path):
+    space = {"updates": IntRange(1, 2)}  # which changes nothing
+    found = tune(bandit, arguments(), space, tmp_path / "t.toml", Search(trials=3, seeds=1))
+    assert [row["score"] for row in found.trials] == [found.score] * 3
+    assert found.best == {"updates": arguments().updates}
+
+
+@pytest.mark.slow
+def test_a_search_that_began_without_the_default_gets_none(tmp_path):
+    args, file = arguments(total_steps=8, evaluations=1, eval_episodes=1), tmp_path / "t.toml"
+    study = tuning._Study(bandit, args, SPACE, file, Search(trials=1, seeds=1))
+    study.trial(study.open(), 1)
+    found = tune(bandit, args, SPACE, file, Search(trials=3, seeds=1))
+    assert found.default is None and len(found.trials) == 3
+
+
+def damage(file, how):
+    """Damage the trials of a search."""
+    if how == "a directory":
+        file.unlink()
+        file.mkdir()
+    elif how == "no database":
+        file.write_bytes(b"\x00\xffnothing" * 999)
+    elif how == "damaged":
+        content = file.read_bytes()
+        file.write_bytes(content[:4096] + b"\x5a" * 20_000 + content[24_096:])
+    else:
+        with closing(sqlite3.connect(file)) as database:
+            change = {
+                "newer": "update alembic_version set version_num = 'v99.a'",
+                "of something else": "alter table studies rename to others",
+            }
+            database.execute(change[how])
+            database.commit()
+
+
+@pytest.mark.parametrize(
+    "how", ["a directory", "no database", "damaged", "newer", "of something else", "locked"]
+)
+def test_trials_that_cannot_be_read_are_named(tmp_path, how):
+    args, file = arguments(), tmp_path / "t.toml"
+    tuning._Study(bandit, args, SPACE, file, Search()).open()
+    stored = file.with_suffix(".db")
+    with closing(sqlite3.connect(stored, isolation_level=None)) as database:
+        if how == "locked":
+            database.execute("begin exclusive")
+        else:
+            damage(stored, how)
+        message = rf"the trials in {stored} cannot be used \(.*\): .* or give another --out"
+        with pytest.raises(RunError, match=message):
+            tune(bandit, args, SPACE, file, Search(trials=1))
+
+
+@pytest.mark.parametrize("line", [b'\x00\x00{"', b"{", b"[1]", b'{"op_code": 99}'])
+def test_a_damaged_journal_is_named(tmp_path, line):
+    file = tmp_path / "t.toml"
+    work = TrialsWork(bandit, arguments(), SPACE, file, Search(trials=2, seeds=1))
+    work.check()
+    journal = file.with_suffix(".journal")
+    first, *rest = journal.read_bytes().splitlines()
+    journal.write_bytes(b"\n".join([first, line, *rest, b""]))
+    for call in (work.tuned, lambda: tune(bandit, arguments(), SPACE, file, Search(seeds=1))):
+        with pytest.raises(RunError, match=f"the trials in {journal} cannot be used"):
+            call()
 
 
 KILLED = """
@@ -287,6 +381,7 @@ def test_tasks_add_trials_to_one_search(tmp_path):
     assert run_share(work(5), Share(0, 2)) == 2
     assert join_work(work(5)) and not join_work(work(5))
     found = work(5).tuned()
+    assert found.default == 1
     assert len({row["rate"] for row in found.trials}) == len(found.trials) == 5
     assert tomllib.loads(file.read_text())["bandit"]["rate"] == found.best["rate"]
     assert run_share(work(6), Share(0, 1)) == 1
