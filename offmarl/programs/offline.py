@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl import __version__, settings, tracking
-from offmarl.paths import below, local, no_empty_directories
+from offmarl.paths import below, local
 from offmarl.programs import dataset as data
 from offmarl.programs import gathering
 from offmarl.programs.cluster import (
@@ -50,12 +50,13 @@ from offmarl.programs.program import (
     hyperparameters,
     state_shapes,
 )
-from offmarl.programs.registry import origin_of, program_of
+from offmarl.programs.registry import Origin, origin_of, program_of
 from offmarl.programs.run import (
     CheckpointTimer,
     Run,
     checkpoint_timer,
     environment_source,
+    locked,
     machine,
     no_run_without_checkpoint,
     open_run,
@@ -125,6 +126,20 @@ def _train(
     check_trackers(args.track)
     dataset, origin = open_data(args), origin_of(make)
     directory = _directory(origin.name, args, dataset)
+    with locked(directory, args.take_over) as lock:
+        _train_locked(make, args, timer, dataset, origin, directory, lock)
+    return directory
+
+
+def _train_locked(
+    make: Callable[[EnvSpec, Any, DatasetStatistics], Program],
+    args: Args,
+    timer: CheckpointTimer,
+    dataset: Dataset | Mixture,
+    origin: Origin,
+    directory: Path,
+    lock: Callable[[], None],
+) -> None:
     args = settled(args, directory)
     origins = settings.used(args).record()
     args = resolved(args, dataset.spec)
@@ -167,23 +182,23 @@ def _train(
     check_same("the dataset", record["vault_digest"], "give all of them the same vault.")
     if args.init is not None:
         begun.check(program, state_shapes(program, args))
-    with no_empty_directories(directory):
-        run = open_run(directory, record)
-        data.save(run.directory / data.STATISTICS_FILE, statistics.used)
-        if not run.complete or run.lacks_checkpoint(schedule.updates):
-            job = _Job(run, program, evaluator, args, schedule, layout, drawing, begun, stopping)
-            with ends_with_others(directory), no_run_without_checkpoint(run):
-                if (parts := gathering.parts()) is None:
-                    _learn(job, dataset, timer)
-                    stopped = job.stopped()
-                else:
-                    like = job.tree(job.begin(*job.keys()[:2]))
-                    stopped = gathering.gather(run, like, parts, args.keep, job.evaluate)
-                    run.write_marl_eval(evaluator.environment)
-                run.finish(stopped)
-            for seed, step in stopped.items():
-                tracking.notice(f"seed {seed} stopped at update {step}: --stop-on {args.stop_on}")
-    return directory
+    run = open_run(directory, record)
+    if run.complete and not run.lacks_checkpoint(schedule.updates):
+        return
+    lock()
+    data.save(run.directory / data.STATISTICS_FILE, statistics.used)
+    job = _Job(run, program, evaluator, args, schedule, layout, drawing, begun, stopping)
+    with ends_with_others(directory), no_run_without_checkpoint(run):
+        if (parts := gathering.parts()) is None:
+            _learn(job, dataset, timer)
+            stopped = job.stopped()
+        else:
+            like = job.tree(job.begin(*job.keys()[:2]))
+            stopped = gathering.gather(run, like, parts, args.keep, job.evaluate)
+            run.write_marl_eval(evaluator.environment)
+        run.finish(stopped)
+    for seed, step in stopped.items():
+        tracking.notice(f"seed {seed} stopped at update {step}: --stop-on {args.stop_on}")
 
 
 def resolved(args: Args, spec: EnvSpec) -> Args:

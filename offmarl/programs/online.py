@@ -20,7 +20,7 @@ from offmarl.config import from_json
 from offmarl.envs import Environment
 from offmarl.errors import NotLearnedError, OptionError, RunError
 from offmarl.evaluation import require_room_for
-from offmarl.paths import local, no_empty_directories
+from offmarl.paths import local
 from offmarl.programs import registry
 from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.cluster import gathered, is_first, join, on_first
@@ -53,6 +53,7 @@ from offmarl.programs.run import (
     Run,
     checkpoint_timer,
     environment_source,
+    locked,
     more_to_come,
     no_run_without_checkpoint,
     open_run,
@@ -126,8 +127,8 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     check_trackers(args.track)
     origin = origin_of(make)
     directory = run_directory(args, origin.name)
-    with ends_with_others(directory):
-        return _record_online(make, args, origin, directory)
+    with ends_with_others(directory), locked(directory, args.take_over) as lock:
+        return _record_online(make, args, origin, directory, lock)
 
 
 def _record_online(
@@ -135,6 +136,7 @@ def _record_online(
     args: ArgsT,
     origin: registry.Origin,
     directory: Path,
+    lock: Callable[[], None],
 ) -> Recorded:
     assert isinstance(args, OnlineArgs)
     args = settled(args, directory)
@@ -150,20 +152,20 @@ def _record_online(
     require_room_for(env.spec, 4 * args.eval_episodes)
     if args.init is not None or args.replay is not None:
         start.check(runs[0].program, state_shapes(runs[0].program, args))
-    with no_empty_directories(directory):
-        opened = open_run(directory, _record(runs[0]))
-        trained = opened.complete and not opened.lacks_checkpoint(runs[0].iterations)
-        if trained and all(are_complete(run, tiers) for run in runs):
-            return _summary(runs, tiers, "complete already, nothing was changed")
-        with (
-            no_run_without_checkpoint(opened),
-            checkpoint_timer(args.checkpoint_seconds, "step") as timer,
-            more_to_come(),
-        ):
-            keep = any(tier.name in REPLAY_TIERS for tier in tiers)
-            versions = _train(runs, start, opened, timer, keep)
-        opened.write_marl_eval(runs[0].env.spec.name)
-        opened.finish()
+    opened = open_run(directory, _record(runs[0]))
+    trained = opened.complete and not opened.lacks_checkpoint(runs[0].iterations)
+    if trained and all(are_complete(run, tiers) for run in runs):
+        return _summary(runs, tiers, "complete already, nothing was changed")
+    lock()
+    with (
+        no_run_without_checkpoint(opened),
+        checkpoint_timer(args.checkpoint_seconds, "step") as timer,
+        more_to_come(),
+    ):
+        keep = any(tier.name in REPLAY_TIERS for tier in tiers)
+        versions = _train(runs, start, opened, timer, keep)
+    opened.write_marl_eval(runs[0].env.spec.name)
+    opened.finish()
     return _record_all(runs, versions, tiers)
 
 

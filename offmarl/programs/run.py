@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -27,8 +27,10 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from offmarl import envs, settings, tracking
+from offmarl._lock import writing
 from offmarl.config import Validated
 from offmarl.errors import OptionError, RunError, Stopped
+from offmarl.paths import no_empty_directories
 from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.cluster import Agreement, end_together, is_first, on_first
 from offmarl.programs.dataset import STATISTICS_FILE
@@ -37,6 +39,12 @@ from offmarl.types import release_difference
 from offmarl.vault.layout import MANIFEST
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
+
+LOCK = "run.lock"
+"""File in the directory of a run that a process writes; it names the process."""
+
+_FILES = (STATISTICS_FILE, tracking.METRICS_FILE, tracking.MARL_EVAL_FILE)
+"""Files of a run that mean nothing without its record."""
 
 MAY_DIFFER = (
     "offmarl",
@@ -159,20 +167,52 @@ class Run:
         remove_buffers(self.directory / tracking.CHECKPOINTS)
 
 
+@contextmanager
+def locked(directory: Path, take_over: bool) -> Iterator[Callable[[], None]]:
+    """Hold the lock of a run's directory, which is made, while the block runs.
+
+    A finished run is only locked by the function that is yielded, before something is written. All
+    processes call it. `RunError` if another process writes the run, or its record is lost.
+    """
+    with no_empty_directories(directory), ExitStack() as stack:
+        taken = False
+
+        def take() -> None:
+            nonlocal taken
+            if not taken:
+                lock = writing(directory / LOCK, directory, take_over)
+                on_first(lambda: stack.enter_context(lock))
+            taken = True
+
+        if not on_first(lambda: _is_finished(directory)):
+            take()
+        yield take
+
+
+def _is_finished(directory: Path) -> bool:
+    """Whether a directory holds a finished run; `RunError` if no run can be written there."""
+    if (directory / tracking.RUN_FILE).exists():
+        return bool(tracking.read_run(directory).get("complete"))
+    for place in (directory.resolve(), *directory.resolve().parents):
+        holds = [place / MANIFEST, *(place.glob(f"*/{MANIFEST}") if place.suffix == ".vlt" else ())]
+        if any(one.exists() for one in holds):
+            raise RunError(
+                f"{directory} is in the vault {place}: give the run another directory with --out."
+            )
+    names = (tracking.CHECKPOINTS, tracking.POLICIES, *_FILES)
+    if left := [name for name in names if (directory / name).exists()]:
+        raise RunError(
+            f"{directory} holds {' and '.join(left)} of a run and no {tracking.RUN_FILE}, which "
+            "says of which: restore it from a copy, remove the directory to start again, or choose "
+            "another with --out."
+        )
+    return False
+
+
 def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
-    """Start a run, or open the one in a directory.
+    """Start a run with a record, or open the one in a `locked` directory.
 
-    Parameters
-    ----------
-    directory
-        Its directory, which is created if it does not exist.
-    record
-        Description of the run, for JSON: program, arguments, spec, policy and data.
-
-    Raises
-    ------
-    RunError
-        The directory holds another run; the message names the first difference.
+    `RunError` if the directory holds another run; the message names the first difference.
     """
     found, complete, stopped, metrics = on_first(lambda: _opened(directory, record))
     if not is_first():
@@ -187,7 +227,6 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
     """Return the record of a run, how it ended, and its lines of metrics."""
     record = tracking.plain(record)
     if not (directory / tracking.RUN_FILE).exists():
-        _make(directory)
         tracking.write_json(directory / tracking.RUN_FILE, {**record, "complete": False})
         return dict(record), False, {}, ""
     found = tracking.read_run(directory)
@@ -210,9 +249,8 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
             f"{directory} holds a run with {path} {theirs!r}, not {ours!r}: choose another "
             f"directory with --out, or give the arguments of that run to resume it.{rest}"
         )
-    metrics = directory / tracking.METRICS_FILE
-    rows = metrics.read_text() if jax.process_count() > 1 and metrics.exists() else ""
-    return dict(record), complete, stopped, rows
+    rows = tracking.read(directory / tracking.METRICS_FILE) if jax.process_count() > 1 else []
+    return dict(record), complete, stopped, "".join(tracking.to_json(row) + "\n" for row in rows)
 
 
 def _order(path: str) -> int:
@@ -233,26 +271,10 @@ def no_run_without_checkpoint(run: Run) -> Iterator[None]:
         yield
     except Exception:
         if is_first() and not run.complete and not (run.directory / tracking.CHECKPOINTS).is_dir():
-            for name in (STATISTICS_FILE, tracking.METRICS_FILE, tracking.RUN_FILE):
+            shutil.rmtree(run.directory / tracking.POLICIES, ignore_errors=True)
+            for name in (*_FILES, tracking.RUN_FILE):
                 (run.directory / name).unlink(missing_ok=True)
         raise
-
-
-def _make(directory: Path) -> None:
-    """Make the directory of a run, which must not be in a vault."""
-    for place in (directory.resolve(), *directory.resolve().parents):
-        holds = [place / MANIFEST, *(place.glob(f"*/{MANIFEST}") if place.suffix == ".vlt" else ())]
-        if any(one.exists() for one in holds):
-            raise RunError(
-                f"{directory} is in the vault {place}: give the run another directory with --out."
-            )
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(
-            f"the run cannot be written to {directory} ({error.strerror}): choose another "
-            "directory with --out."
-        ) from None
 
 
 def machine() -> dict[str, Any]:

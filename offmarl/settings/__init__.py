@@ -31,7 +31,7 @@ T = TypeVar("T", bound=Validated)
 SEARCH = "search"
 """Name of the table that is no program's: the ranges for ``offmarl tune``."""
 
-NEVER = ("vault", "env", "out", "validation", "seed", "seeds")
+NEVER = ("vault", "env", "out", "validation", "seed", "seeds", "take_over")
 """Arguments that say what a program runs on, and not how; files cannot set them."""
 
 _ATTRIBUTE = "_settings"
@@ -65,7 +65,7 @@ class Used(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Return what a run's record says of the arguments, which `keep` reads."""
-        return {"settings": self.sources(), "given": sorted(self.given)}
+        return {"settings": self.sources(), "given": sorted({*self.given} - {"take_over"})}
 
     def lines(self, args: Validated) -> list[str]:
         """Describe where the values of arguments came from; empty if none is from a file."""
