@@ -164,7 +164,11 @@ def _holder(file: FileLock) -> _Holder | None:
 def _last_change(lock: Path, what: Path) -> float:
     """Return when a file beside a lock changed last; with a file's lock, only those of its name."""
     names = f"{glob.escape(what.stem)}.*" if what.parent == lock.parent else "*"
-    return max((path.lstat().st_mtime for path in lock.parent.glob(names)), default=0.0)
+    times = [0.0]
+    for path in lock.parent.glob(names):
+        with suppress(OSError):
+            times.append(path.lstat().st_mtime)
+    return max(times)
 
 
 def _age(since: float) -> str:

@@ -95,13 +95,7 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_run(directory: Path) -> dict[str, Any]:
-    """Return the content of ``run.json`` in a run's directory.
-
-    Raises
-    ------
-    RunError
-        The directory is not that of a run, or the file is damaged; the message names the field.
-    """
+    """Return the content of ``run.json`` in a run's directory; `RunError` if that fails."""
     data, where = read_json(directory, RUN_FILE), str(directory / RUN_FILE)
     with _way_out(directory):
         records.checked(data, records.Run, where, RunError)
@@ -284,13 +278,7 @@ def last(path: Path, metric: str) -> float:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Replace a file, atomically.
-
-    Raises
-    ------
-    OSError
-        It cannot be written; the file stays as it was.
-    """
+    """Replace a file, atomically; `OSError` if it cannot be written, and stays as it was."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
@@ -336,25 +324,9 @@ def marl_eval(
 ) -> dict[str, Any]:
     """Arrange evaluations as marl-eval's tools expect them.
 
-    Parameters
-    ----------
-    environment, task, algorithm
-        Such as "swarm", "coverage-8" and "bc (greedy)".
-    seeds
-        The training seed of each run.
-    evaluations
-        In order of time: the number of steps (updates, or environment steps) taken, and the
-        returns of each run's evaluation episodes then.
-    absolute
-        The final evaluation: each metric's values.
-    metric
-        Name of the main metric.
-
-    Returns
-    -------
-    dict
-        environment, task, algorithm, run, step: ``step_count`` and the returns; and for each run
-        its ``absolute_metrics``.
+    Each seed is a run, such as "bc (greedy)" in "swarm", "coverage-8". ``evaluations`` are in order
+    of time: the steps taken, and the returns of each run's episodes then. ``absolute`` holds the
+    values of the final evaluation by metric, of which ``metric`` is the main one.
     """
     runs = {
         f"seed_{seed}": {
@@ -391,21 +363,10 @@ _SECONDS_BETWEEN_LINES = 10.0
 def progress(
     description: str, total: int, completed: int = 0, unit: Literal["steps", "bytes"] = "steps"
 ) -> Iterator[Advance]:
-    """Show progress on standard error while the block runs.
+    """Show progress on standard error while the block runs; ``completed`` steps were done before.
 
     A terminal shows a bar with the rate and the remaining time; other outputs get a line every few
     seconds. ``OFFMARL_QUIET=1`` in the environment turns it off.
-
-    Parameters
-    ----------
-    description
-        A short description of the work.
-    total
-        Total number of steps.
-    completed
-        Number of steps done before.
-    unit
-        Unit of the steps.
     """
     description = one_line(description)
     if is_quiet():

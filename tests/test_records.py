@@ -163,5 +163,3 @@ def test_damaged_statistics_are_refused(tmp_path, content):
     (tmp_path / dataset.STATISTICS_FILE).write_bytes(content)
     with pytest.raises(RunError, match="is damaged"):
         dataset.read(tmp_path / dataset.STATISTICS_FILE)
-
-

@@ -63,24 +63,9 @@ class TaskOptions(NamedTuple):
 def taken(
     arguments: Sequence[str], ignored: Sequence[str] = ()
 ) -> tuple[TaskOptions | None, list[str]]:
-    """Take the options out of arguments.
+    """Take the options out of a verb's arguments, but for ``ignored`` ones, which it has itself.
 
-    Parameters
-    ----------
-    arguments
-        The arguments of a verb.
-    ignored
-        Options that the verb has itself.
-
-    Returns
-    -------
-    tuple
-        The options, None if there are none or help is asked for; and the other arguments.
-
-    Raises
-    ------
-    OptionError
-        A value is invalid, or options contradict each other.
+    Returns the options, None if there are none or help is asked for, and the other arguments.
     """
     if {"-h", "--help"} & {*arguments}:
         return None, [*arguments]
@@ -152,12 +137,7 @@ def _pair(text: str) -> tuple[str, Any]:
 class CommandWork(Work):
     """A command as a whole: one block, which resumes where it was stopped.
 
-    Parameters
-    ----------
-    verb, arguments
-        The command.
-    run
-        The verb's function. After a kill it continues, and it does not change a finished result.
+    After a kill, the verb's function ``run`` continues; it does not change a finished result.
     """
 
     def __init__(self, verb: str, arguments: list[str], run: Callable[[list[str]], Report]):
@@ -198,19 +178,7 @@ def run(
     options: TaskOptions,
     report: Callable[[Work, Launched], Report],
 ) -> Report:
-    """Do what the options ask for with the work of a verb.
-
-    Parameters
-    ----------
-    verb
-        The verb.
-    arguments
-        Its arguments, without the options.
-    options
-        The options.
-    report
-        Describes the result.
-    """
+    """Do what the options ask for with the work of a verb; ``report`` describes the result."""
     if not arguments:
         raise OptionError(f"give the command that tasks divide: see `offmarl {verb} --help`.")
     joining = () if verb in _TRANSFORMS else ("coordinator", "processes", "process")

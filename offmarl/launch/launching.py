@@ -300,12 +300,7 @@ def _launcher(work: Work, options: Options) -> Launcher:
 
 @contextmanager
 def stopping() -> Iterator[Callable[[], int]]:
-    """Note SIGINT and SIGTERM while the block runs; a second one raises `Stopped` immediately.
-
-    Yields
-    ------
-    A function that returns the signal that came, or 0.
-    """
+    """Yield a function that returns the SIGINT or SIGTERM that came, or 0; a second one raises."""
     received = [0]
 
     def handle(signum: int, _frame: FrameType | None) -> None:

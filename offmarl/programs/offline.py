@@ -439,12 +439,7 @@ class _Journal:
 class Means:
     """Means of metrics over a block of updates, independent of how the block is divided.
 
-    Parameters
-    ----------
-    sums
-        Sums of each metric, one for each seed; JSON.
-    count
-        Number of updates in the sums.
+    ``sums`` of each metric, one for each seed, are of ``count`` updates; all is JSON.
     """
 
     def __init__(self, sums: Mapping[str, list[float]] | None = None, count: int = 0):

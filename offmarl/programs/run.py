@@ -69,24 +69,15 @@ the training, and the devices (see `offmarl.programs.sharding.check_shards`)."""
 
 @dataclass(frozen=True)
 class Run:
-    """An open run.
-
-    Attributes
-    ----------
-    directory
-        Its directory.
-    record
-        The content of ``run.json``, without ``complete``.
-    complete
-        Whether the run was finished when it was opened.
-    stopped
-        The step at which each seed of a finished run stopped early; empty if none did.
-    """
+    """An open run."""
 
     directory: Path
     record: Mapping[str, Any]
+    """The content of ``run.json``, without ``complete``."""
     complete: bool
+    """Whether the run was finished when it was opened."""
     stopped: Mapping[str, int] = field(default_factory=dict)
+    """The step at which each seed of a finished run stopped early; empty if none did."""
 
     @property
     def metrics(self) -> Path:
@@ -108,15 +99,10 @@ class Run:
         return checkpoints.exists() and checkpoints.latest() != last
 
     def write_marl_eval(self, env: str) -> None:
-        """Write all evaluations in the layout for comparisons.
+        """Write all evaluations in the layout for comparisons; ``env`` is empty if it is unknown.
 
         The names of algorithms say how they acted. An algorithm that was evaluated both greedily
         and by sampling has two entries.
-
-        Parameters
-        ----------
-        env
-            The environment's name; empty if it is unknown.
         """
         rows, seeds = tracking.read(self.metrics), self.record["seeds"]
         found = {name: steps for name in _evaluated(rows) if (steps := _by_step(rows, name, seeds))}
@@ -321,15 +307,8 @@ def print_sources(args: Validated) -> None:
 def environment_source(name: str) -> dict[str, dict[str, str]]:
     """Return what a record or recipe says of the code of an environment made in this process.
 
-    Parameters
-    ----------
-    name
-        Its ``spec.name``, which is the same for two files of the same name.
-
-    Returns
-    -------
-    ``{"environment_source": ...}``, without the path of the file, and without the package, which
-    is in the spec; empty for the environments of offmarl.
+    Its ``spec.name`` is the same for two files of the same name. The result lacks the path of the
+    file, and the package, which is in the spec; it is empty for the environments of offmarl.
     """
     found, apart = envs.source(name), ("file", "package")
     source = {key: value for key, value in found.items() if key not in apart}
@@ -345,7 +324,9 @@ def _by_step(
         if metric in row:
             found.setdefault(row["step"], {})[row["seed"]] = row[metric]
     return [  # a null of JSON, which stands for a number that is not finite, becomes NaN
-        (step, np.array([found[step][seed] for seed in seeds], float)) for step in sorted(found)
+        (step, np.array([own[seed] for seed in seeds], float))
+        for step, own in sorted(found.items())
+        if own.keys() >= {*seeds}  # others were cut, because their lines were damaged
     ]
 
 
@@ -375,16 +356,9 @@ def _evaluated(rows: list[dict[str, Any]]) -> list[str]:
 def differences(
     found: Any, wanted: Any, ignored: Sequence[str] = (), path: str = ""
 ) -> list[tuple[str, Any, Any]]:
-    """Return where two JSON objects differ: the path of each entry, and both values.
+    """Return where two JSON objects differ, but for ``ignored`` paths: path and both values.
 
-    Parameters
-    ----------
-    found, wanted
-        The objects.
-    ignored
-        Paths that are not compared.
-    path
-        Path of the objects themselves.
+    ``path`` is that of the objects themselves.
     """
     if isinstance(found, dict) and isinstance(wanted, dict):
         return [
@@ -416,13 +390,7 @@ def watched(watcher: Watcher) -> Iterator[None]:
 
 
 def report(step: int, found: Mapping[str, NDArray[Any]]) -> None:
-    """Report an evaluation to `watched`.
-
-    Raises
-    ------
-    OptionError
-        The evaluation has a score for each of several teams.
-    """
+    """Report an evaluation to `watched`; `OptionError` if each of several teams has a score."""
     watcher = _watcher.get()
     if watcher is None or not found:
         return
@@ -446,16 +414,8 @@ class CheckpointTimer:
     """Tells when a checkpoint is due, and stops the program after one that a signal requested.
 
     The first signal requests a checkpoint if there is unsaved work. A second signal, or one without
-    unsaved work, raises `Stopped` immediately. Made by `checkpoint_timer`.
-
-    Parameters
-    ----------
-    seconds
-        Time between checkpoints.
-    unit
-        Unit of positions, such as "update".
-    work
-        What is stopped, for messages, if it is a part of what the command does.
+    unsaved work, raises `Stopped` immediately. Made by `checkpoint_timer`. ``unit`` is that of
+    positions, such as "update"; ``work`` what is stopped, if it is a part of what the command does.
     """
 
     def __init__(self, seconds: float, unit: str, work: str = ""):
@@ -488,13 +448,7 @@ class CheckpointTimer:
         return due
 
     def saved(self, position: int) -> None:
-        """Record that a checkpoint was saved at a position.
-
-        Raises
-        ------
-        Stopped
-            A signal requested it.
-        """
+        """Record that a checkpoint was saved at a position; `Stopped` if a signal requested it."""
         self._saved, self._unsaved, self._since = position, False, time.monotonic()
         if self._signal is not None:
             end_together()  # none ends before the first one has saved
@@ -503,10 +457,7 @@ class CheckpointTimer:
     def end(self) -> None:
         """Record that the work is complete.
 
-        Raises
-        ------
-        Stopped
-            A signal came after the last checkpoint, and other work follows (`more_to_come`).
+        `Stopped` if a signal came after the last checkpoint, and other work follows.
         """
         if self._signal is not None and _more.get():
             raise Stopped("stopped: the same command resumes the work.", self._signal)
@@ -537,12 +488,8 @@ class CheckpointTimer:
 def more_to_come(more: bool = True) -> Iterator[None]:
     """Declare that the command has other work to do after the block.
 
-    A signal that came too late to stop the block then stops the command after it.
-
-    Parameters
-    ----------
-    more
-        Whether there is more work; if False, the state outside the block applies.
+    A signal that came too late to stop the block then stops the command after it. If ``more`` is
+    False, the state outside the block applies.
     """
     token = _more.set(more or _more.get())
     try:
@@ -556,12 +503,8 @@ def checkpoint_timer(seconds: float, unit: str, work: str = "") -> Iterator[Chec
     """Handle SIGINT and SIGTERM by saving, while the block runs.
 
     It has no effect outside the main thread, which Python delivers signals to. Signals that are
-    ignored, or that the application handles itself, are not changed.
-
-    Parameters
-    ----------
-    seconds, unit, work
-        As for `CheckpointTimer`.
+    ignored, or that the application handles itself, are not changed. The parameters are those of
+    `CheckpointTimer`.
     """
     timer = CheckpointTimer(seconds, unit, work)
     before = {}

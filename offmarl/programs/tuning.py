@@ -87,34 +87,12 @@ def tune(
     file: str | Path,
     search: Search | None = None,
 ) -> Tuned:
-    """Search settings of a program, and write the best.
+    """Search settings of a program, and write the best to a TOML file.
 
-    After a kill, the same call continues.
-
-    Parameters
-    ----------
-    program
-        The program, from `offmarl.programs.registry.load` or an import.
-    args
-        Its arguments; those in the space are replaced in each trial.
-    space
-        What is searched; see `offmarl.programs.search`.
-    file
-        TOML file to write. The trials are stored beside it, as ``.db``.
-    search
-        How to search.
-
-    Raises
-    ------
-    MissingExtraError
-        Optuna is not installed.
-    OptionError
-        There is nothing to search, no trial could be run, or a recorder's arguments ask to continue
-        from a run or from data.
-    RunError
-        The file belongs to another search, or another process continues it.
-    Stopped
-        Ctrl-C stopped the search.
+    The trials, which replace the arguments in the space, are stored beside it, as ``.db``. After a
+    kill, the same call continues. `OptionError` if there is nothing to search, no trial could be
+    run, or a recorder's arguments ask to continue from a run or from data; `RunError` if the file
+    belongs to another search, or another process continues it.
     """
     study = _Study(program, args, space, local(file), search or Search())
     take_over = getattr(args, "take_over", False)
@@ -427,10 +405,7 @@ class TrialsWork(Work):
     def check(self) -> None:
         """Compare the arguments with those of earlier tasks, and count the trials of other calls.
 
-        Raises
-        ------
-        RunError
-            The file belongs to another search.
+        `RunError` if the file belongs to another search.
         """
         super().check()
         self.file.parent.mkdir(parents=True, exist_ok=True)

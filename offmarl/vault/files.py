@@ -171,20 +171,8 @@ def conflict(path: PurePath) -> VaultError:
 class WriterLock:
     """The exclusive right to write to a directory; it ends with the process that holds it.
 
-    Parameters
-    ----------
-    directory
-        The directory to lock. None for places without locks, such as buckets: then only the fence
-        of a commit detects another writer.
-    timeout
-        Seconds to wait while another process holds the lock.
-
-    Raises
-    ------
-    VaultLockedError
-        Another process holds the lock; the message names it.
-    VaultError
-        The directory cannot be written to or locked.
+    Where ``directory`` is None, as in buckets, only the fence of a commit detects another writer.
+    `VaultLockedError` names the process that still has the lock after ``timeout`` seconds.
     """
 
     def __init__(self, directory: Path | None, timeout: float = 0.0):
