@@ -366,9 +366,19 @@ class _Journal:
             self._untrained = copied(self._job.program.policy_params(fresh.state))
         run = self._job.run
         tracking.cut(run.metrics, -1 if found is None else done)
+        if found is not None and self._job.schedule.is_evaluation(done):
+            self._complete(done, states)
         track = self._job.args.track if is_first() else ()
         self.trackers = Trackers(track, run.directory, run.record)
         return done, states
+
+    def _complete(self, done: int, learned: Learned) -> None:
+        """Evaluate again at the step of a checkpoint if damage has cut the lines of that."""
+        job, rows = self._job, tracking.read(self._job.run.metrics)
+        lines = [row for row in rows if row["step"] == done and tracking.WALL_TIME not in row]
+        if len(lines) < len(job.seeds):
+            last = self.over or done == job.schedule.updates
+            self._write(done, job.evaluate(job.stopping.apply(learned).state, done, last))
 
     def add(self, _done: int, metrics: Mapping[str, NDArray[Any]], count: int) -> None:
         """Add the metrics of the last updates."""
@@ -386,8 +396,7 @@ class _Journal:
             self._means.take() | {name: np.full(seeds, value) for name, value in times.items()},
         )
         if self._untrained is not None:
-            if found := self._job.evaluate_policy(self._untrained, 0):
-                self._write(0, found)
+            self._write(0, found := self._job.evaluate_policy(self._untrained, 0))
             self._untrained, self.note = None, summary(found)
 
     def evaluate(self, done: int, learned: Learned) -> None:
@@ -398,8 +407,8 @@ class _Journal:
         stopping.observe(done, found, learned)
         if stopping.over and done < job.schedule.updates:
             self.over, found = True, job.evaluate(states, done, last=True)
+        self._write(done, found)
         if found:
-            self._write(done, found)
             self.keeps = job.args.keep == "all" or done in self._best()
         report(done, found)
         self.note = summary(found)
@@ -426,7 +435,9 @@ class _Journal:
         self._checkpoints.close()
 
     def _write(self, step: int, metrics: Mapping[str, NDArray[Any]]) -> None:
-        """Write a line for each seed; metrics are ``(seeds, ...)``."""
+        """Write a line for each seed if there are metrics, which are ``(seeds, ...)``."""
+        if not metrics:
+            return
         tracking.append(
             self._job.run.metrics,
             *(

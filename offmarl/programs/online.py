@@ -458,6 +458,23 @@ class _Journal:
         self.trackers = Trackers(track, self._opened.directory, self._opened.record)
         if info:
             self.versions = _from_json(info)
+        self._complete()
+
+    def _complete(self) -> None:
+        """Write evaluations again whose lines damage has cut: checkpoints hold their returns."""
+        unit = self._runs[0].iteration_steps
+        names = names_by_team(tracking.RETURN, teams_of(self._runs[0].env.spec))
+        rows = (row for row in tracking.read(self._metrics) if names[0] in row)
+        known = {(row["seed"], row["step"]) for row in rows}
+        lost = [
+            {"seed": run.seed, "step": one.iteration * unit}
+            | dict(zip(names, (one.returns, *one.others), strict=True))
+            for run, versions in zip(self._runs, self.versions, strict=True)
+            for one in versions
+            if (run.seed, one.iteration * unit) not in known
+        ]
+        if lost:
+            tracking.append(self._metrics, *lost)
 
     def add(self, done: int, metrics: Sequence[Mapping[str, Any]], count: int) -> None:
         """Keep the metrics of ``count`` updates, without waiting for the device."""
