@@ -5,6 +5,10 @@ import hashlib
 import json
 import os
 import shutil
+import socket
+import subprocess
+import sys
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +31,7 @@ from offmarl.programs.run import LOCK
 from offmarl.programs.sharding import Layout, layout_of, map_seeds
 from offmarl.replay import Windows
 from offmarl.report import final_returns
+from tests import children
 from tests.children import python
 from tests.programs import two_stage
 from tests.runs import metrics_of
@@ -653,3 +658,38 @@ def test_an_evaluation_that_was_lost_is_repeated(trained, random_data, tmp_path)
         two_stage.main(arguments(random_data(ENV), run))
     name = tracking.MARL_EVAL_FILE
     assert (run / name).read_text() == (trained / name).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.4, 8.0])
+def test_of_two_trainings_in_one_directory_one_goes_on(random_data, tmp_path, seconds):
+    """The other one says who writes there, and changes nothing."""
+
+    def command(name):
+        return [
+            *(sys.executable, "-m", "offmarl", "train", "bc", "--vault", random_data(ENV)),
+            *("--env", "none", "--held-out", "0.2", "--updates", "6000", "--seeds", "1"),
+            *("--evaluate-every", "3000", "--hidden", "8", "--out", tmp_path / name, "--json"),
+        ]
+
+    def start():
+        words = [*map(str, command("both"))]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    first = start()
+    time.sleep(seconds)
+    second = start()
+    said = {child.pid: "".join(child.communicate()) for child in (first, second)}
+    codes = {child.pid: child.returncode for child in (first, second)}
+    if [*codes.values()] == [0, 0]:
+        pytest.skip("the first training had ended")
+    (winner,), (loser,) = ([pid for pid in codes if codes[pid] == code] for code in (0, 1))
+    assert f"is being written by process {winner} on {socket.gethostname()}" in said[loser]
+    children.run(command("alone"), env=os.environ | {"OFFMARL_QUIET": "1"})
+    both, alone = tmp_path / "both", tmp_path / "alone"
+    assert metrics_of(both) == metrics_of(alone)
+    name = tracking.MARL_EVAL_FILE
+    assert (both / name).read_text() == (alone / name).read_text()
+    assert sorted(path.name for path in both.iterdir()) == sorted(
+        path.name for path in alone.iterdir()
+    )
