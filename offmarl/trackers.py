@@ -255,9 +255,11 @@ class _Patience:
 
 
 def _tracked(directory: Path, record: Mapping[str, Any]) -> Tracked:
-    path = directory / FILE
-    if not path.exists():
-        tracking.write_json(path, {"id": uuid.uuid4().hex})
+    found: dict[str, Any] = {}
+    with suppress(RunError):  # there is no such file, or it is damaged
+        found = tracking.read_json(directory, FILE)
+    if not isinstance(found.get("id"), str):
+        tracking.write_json(directory / FILE, found := {"id": uuid.uuid4().hex})
     config = {
         name: value if isinstance(value, str | int | float) else json.dumps(value)
         for name, value in {
@@ -268,7 +270,7 @@ def _tracked(directory: Path, record: Mapping[str, Any]) -> Tracked:
     }
     env = record["spec"]["name"]
     name = " ".join(filter(None, (record["program"], env, directory.name)))
-    return Tracked(directory, name, tracking.read_json(directory, FILE)["id"], config)
+    return Tracked(directory, name, found["id"], config)
 
 
 def _scalars(records: Iterable[Mapping[str, Any]], single: bool) -> Iterator[tuple[str, float]]:

@@ -9,11 +9,13 @@ import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
 from jaxtyping import Float
 from rich.console import Console
@@ -93,20 +95,28 @@ def write_json(path: Path, data: Any) -> None:
 
 
 def read_run(directory: Path) -> dict[str, Any]:
-    """Return the content of ``run.json`` in a run's directory.
-
-    Raises
-    ------
-    RunError
-        The directory is not that of a run, or the file is damaged; the message names the field.
-    """
+    """Return the content of ``run.json`` in a run's directory; `RunError` if that fails."""
     data, where = read_json(directory, RUN_FILE), str(directory / RUN_FILE)
-    records.checked(data, records.Run, where, RunError)
+    with _way_out(directory):
+        records.checked(data, records.Run, where, RunError)
+        try:
+            EnvSpec.from_json(data["spec"])
+            return {name: records.recorded(x, where, name) for name, x in data.items()}
+        except (ShapeError, RecursionError) as error:
+            raise RunError(f"{where} is not valid: {error}") from None
+
+
+@contextmanager
+def _way_out(directory: Path) -> Iterator[None]:
+    """Say what to do about a file in a run's directory that is damaged."""
     try:
-        EnvSpec.from_json(data["spec"])
-        return {name: records.recorded(x, where, name) for name, x in data.items()}
-    except (ShapeError, RecursionError) as error:
-        raise RunError(f"{where} is not valid: {error}") from None
+        yield
+    except RunError as error:
+        kept = "with its" if (directory / CHECKPOINTS).is_dir() else "which has no"
+        raise RunError(
+            f"{str(error).removesuffix('.')}: restore it from a copy, or remove {directory}, "
+            f"{kept} checkpoints, and run its command again."
+        ) from None
 
 
 def is_run(path: Path) -> bool:
@@ -159,7 +169,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     try:
         if directory.is_file():
             return _packed(directory, name)
-        return records.parse((directory / name).read_bytes(), str(directory / name), RunError)
+        content = (directory / name).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         if name != RUN_FILE and (directory / RUN_FILE).is_file():
             raise RunError(
@@ -171,6 +181,8 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
             f"{directory} is not the directory of a run: it has no {name}. Give a directory that "
             "`offmarl train` or `offmarl record` wrote."
         ) from None
+    with _way_out(directory):
+        return records.parse(content, str(directory / name), RunError)
 
 
 def _packed(path: Path, name: str) -> dict[str, Any]:
@@ -191,7 +203,7 @@ def _packed(path: Path, name: str) -> dict[str, Any]:
 def holds(directory: Path, name: str) -> bool:
     """Whether a run's directory, or a packed run, holds a file."""
     if directory.is_file():
-        return name in json.loads(directory.read_text())
+        return name in records.parse(directory.read_bytes(), str(directory), RunError)
     return (directory / name).exists()
 
 
@@ -211,25 +223,46 @@ def labelled(algorithm: str, *details: str | None) -> str:
     return f"{algorithm} ({given})" if given else algorithm
 
 
+class _Place(msgspec.Struct):
+    """What every line of metrics has."""
+
+    seed: int
+    step: int
+
+
+_Line = dict[str, int | float | list[int | float | None] | None]
+
+
 def append(path: Path, *records: Mapping[str, Any]) -> None:
-    """Append records to a file of JSON lines. Each has an integer ``step``."""
+    """Append records to a file of JSON lines. Each has an integer ``seed`` and ``step``."""
     lines = "".join(to_json(record) + "\n" for record in records)
     with path.open("a") as file:
         file.write(lines)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a file of JSON lines, without a line that a crash cut off.
+    """Return the metrics in a file of JSON lines, without a line that a crash cut off.
 
-    The file may be in a packed run; see `read_json`.
+    If a line is damaged, the records before it, with a warning. The file may be in a packed run;
+    see `read_json`.
     """
     if path.parent.is_file():
-        packed: list[dict[str, Any]] = json.loads(path.parent.read_text()).get(path.name, [])
-        return packed
-    if not path.exists():
-        return []
-    whole = path.read_text().rpartition("\n")[0]
-    return [records.parse(line.encode(), str(path), RunError) for line in whole.splitlines()]
+        document = records.parse(path.parent.read_bytes(), str(path.parent), RunError)
+        rows = document.get(path.name)
+        lines = [to_json(row).encode() for row in rows] if isinstance(rows, list) else []
+    else:
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    found: list[dict[str, Any]] = []
+    for line in lines:
+        try:
+            row: dict[str, Any] = msgspec.json.decode(line, type=_Line)
+            msgspec.convert(row, _Place)
+        except ValueError:
+            where = f"{path} is damaged from line {len(found) + 1} on"
+            warnings.warn(f"{where}: that line and what follows are left out.", stacklevel=1)
+            break
+        found.append(row)
+    return found
 
 
 def cut(path: Path, step: int) -> None:
@@ -245,13 +278,7 @@ def last(path: Path, metric: str) -> float:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Replace a file, atomically.
-
-    Raises
-    ------
-    OSError
-        It cannot be written; the file stays as it was.
-    """
+    """Replace a file, atomically; `OSError` if it cannot be written, and stays as it was."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
@@ -297,25 +324,9 @@ def marl_eval(
 ) -> dict[str, Any]:
     """Arrange evaluations as marl-eval's tools expect them.
 
-    Parameters
-    ----------
-    environment, task, algorithm
-        Such as "swarm", "coverage-8" and "bc (greedy)".
-    seeds
-        The training seed of each run.
-    evaluations
-        In order of time: the number of steps (updates, or environment steps) taken, and the
-        returns of each run's evaluation episodes then.
-    absolute
-        The final evaluation: each metric's values.
-    metric
-        Name of the main metric.
-
-    Returns
-    -------
-    dict
-        environment, task, algorithm, run, step: ``step_count`` and the returns; and for each run
-        its ``absolute_metrics``.
+    Each seed is a run, such as "bc (greedy)" in "swarm", "coverage-8". ``evaluations`` are in order
+    of time: the steps taken, and the returns of each run's episodes then. ``absolute`` holds the
+    values of the final evaluation by metric, of which ``metric`` is the main one.
     """
     runs = {
         f"seed_{seed}": {
@@ -352,21 +363,10 @@ _SECONDS_BETWEEN_LINES = 10.0
 def progress(
     description: str, total: int, completed: int = 0, unit: Literal["steps", "bytes"] = "steps"
 ) -> Iterator[Advance]:
-    """Show progress on standard error while the block runs.
+    """Show progress on standard error while the block runs; ``completed`` steps were done before.
 
     A terminal shows a bar with the rate and the remaining time; other outputs get a line every few
     seconds. ``OFFMARL_QUIET=1`` in the environment turns it off.
-
-    Parameters
-    ----------
-    description
-        A short description of the work.
-    total
-        Total number of steps.
-    completed
-        Number of steps done before.
-    unit
-        Unit of the steps.
     """
     description = one_line(description)
     if is_quiet():

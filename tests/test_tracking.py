@@ -17,12 +17,13 @@ from offmarl.errors import RunError
 
 def test_records_come_back(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    tracking.append(path, {"step": np.int64(1), "loss": jnp.float32(0.5)})
-    tracking.append(path, {"step": 2, "loss": [1.5, math.nan]}, {"step": 3})
+    tracking.append(path, {"seed": 0, "step": np.int64(1), "loss": jnp.float32(0.5)})
+    losses = {"seed": 0, "step": 2, "loss": [1.5, math.nan]}
+    tracking.append(path, losses, {"seed": 0, "step": 3})
     assert tracking.read(path) == [
-        {"step": 1, "loss": 0.5},
-        {"step": 2, "loss": [1.5, None]},
-        {"step": 3},
+        {"seed": 0, "step": 1, "loss": 0.5},
+        {"seed": 0, "step": 2, "loss": [1.5, None]},
+        {"seed": 0, "step": 3},
     ]
 
 
@@ -35,7 +36,7 @@ def test_reading_what_is_not_there_gives_nothing(tmp_path):
 @pytest.mark.parametrize("torn", ["", '{"step": 5, "lo', '{"step": 5}'])
 def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path, torn):
     whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
-    records = [{"step": step, "loss": 1 / step} for step in range(1, 7)]
+    records = [{"seed": 0, "step": step, "loss": 1 / step} for step in range(1, 7)]
     tracking.append(whole, *records)
     tracking.append(resumed, *records[:4])
     with resumed.open("a") as file:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import offmarl
-from offmarl import tracking
+from offmarl import records, tracking
 from offmarl.benchmark.plan import Cell
-from offmarl.errors import VaultError
+from offmarl.errors import RunError, VaultError
 from offmarl.paths import local
 from offmarl.programs import registry
 from offmarl.vault import digest as vaults
@@ -150,10 +150,10 @@ def is_current(cell: Cell, path: Path) -> bool:
     Without the vault, which need not be where the results are, that part is not checked.
     """
     try:
-        found = json.loads(path.read_text())
-    except (FileNotFoundError, ValueError):
+        found = records.parse(path.read_bytes(), str(path), RunError)
+    except (FileNotFoundError, RunError):
         return False
-    if not isinstance(found, dict) or not found.items() >= identity(cell).items():
+    if not found.items() >= identity(cell).items():
         return False
     if (now := fingerprint(cell)) in (None, found.get("fingerprint")):
         return True

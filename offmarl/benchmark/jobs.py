@@ -4,14 +4,13 @@ Every command resumes: ``offmarl record``, ``pull`` or ``train``. So a stopped b
 where it stopped, and a cell that failed is tried again by the same command.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomli_w
 
-from offmarl import tracking
+from offmarl import records, tracking
 from offmarl.benchmark.cells import checksum, fingerprint, identity, is_current
 from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, records_tiers, slug
 from offmarl.errors import RunError
@@ -103,8 +102,8 @@ def noted_vaults(job: Job) -> dict[str, str] | None:
     None if it has not been run with its present arguments, or a vault is gone.
     """
     try:
-        found = json.loads(_note(job).read_text())
-    except (FileNotFoundError, ValueError):
+        found = records.parse(_note(job).read_bytes(), str(_note(job)), RunError)
+    except (FileNotFoundError, RunError):
         return None
     if not found.get("vaults") or found.get("config") != job.config:
         return None

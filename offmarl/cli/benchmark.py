@@ -29,6 +29,7 @@ def benchmark(
     out: Path | None = None,
     jobs: int | None = None,
     dry_run: bool = False,
+    take_over: bool = False,
 ) -> Report:
     """Train baselines on datasets, and make tables, curves and a page.
 
@@ -47,6 +48,9 @@ def benchmark(
     dry_run
         Run nothing: make the tables, the curves and the page of the cells that are finished, and
         list the others.
+    take_over
+        Go on although a process of another machine has not released the benchmark. Do so only if
+        that process has ended.
     """
     if jobs is not None and jobs < 1:
         raise OptionError(f"--jobs must be at least 1: got {jobs}.")
@@ -68,7 +72,8 @@ def benchmark(
     if dry_run:
         return _results(plan, {})
     arguments = [file, *(["--out", str(out)] if out else [])]
-    return tasks.run("benchmark", arguments, tasks.TaskOptions(workers=jobs), report_benchmark)
+    options = tasks.TaskOptions(workers=jobs, take_over=take_over)
+    return tasks.run("benchmark", arguments, options, report_benchmark)
 
 
 def report_benchmark(work: Work, launched: Launched) -> Report:

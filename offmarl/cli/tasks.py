@@ -57,6 +57,7 @@ class TaskOptions(NamedTuple):
     join: bool = False
     block_steps: int | None = None
     dry_run: bool = False
+    take_over: bool = True
 
 
 def taken(
@@ -195,7 +196,8 @@ def run(
     if options.join:
         return report(work, Launched(join_work(work)))
     count = options.tasks or work.default_tasks
-    chosen = Options(count, options.launcher, options.workers, options.launcher_option)
+    how = options.launcher, options.workers, options.launcher_option, options.take_over
+    chosen = Options(count, *how)
     return report(work, launch(work, chosen, f"{__name__}:work_of", entry))
 
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
-from filelock import FileLock, Timeout
-
 from offmarl import tracking
+from offmarl._lock import writing
 from offmarl.errors import OptionError, RunError, Stopped
 from offmarl.launch.local import Ended, LocalLauncher
 from offmarl.launch.ray import RayLauncher
@@ -36,6 +35,8 @@ class Options(NamedTuple):
     """Number of tasks at the same time; by default one for each core, or as the cluster allows."""
     options: Mapping[str, Any] = {}
     """Options of the engine, such as SLURM's partition."""
+    take_over: bool = True
+    """Whether to go on after a launch of another machine that has not ended by itself."""
 
 
 @runtime_checkable
@@ -112,19 +113,14 @@ def launch(work: Work, options: Options, entry: str, arguments: Sequence[str]) -
     work.check()
     for note in work.notes(options.tasks):
         tracking.notice(note)
-    try:
-        with FileLock(work.directory / "launch.lock", timeout=0):
-            if work.is_complete():  # another launch has just ended
-                work.clean()
-                return Launched(fresh=False)
-            failed = _Launch(work, options, entry, tuple(arguments)).run(launcher)
-            if not failed:
-                join_work(work)
-            return Launched(True, failed)
-    except Timeout:
-        raise RunError(
-            f"another launch of {work.path} is running: wait for it to end, or stop it."
-        ) from None
+    with writing(work.directory / "launch.lock", work.path, options.take_over):
+        if work.is_complete():  # another launch has just ended
+            work.clean()
+            return Launched(fresh=False)
+        failed = _Launch(work, options, entry, tuple(arguments)).run(launcher)
+        if not failed:
+            join_work(work)
+        return Launched(True, failed)
 
 
 class _Launch:
@@ -304,12 +300,7 @@ def _launcher(work: Work, options: Options) -> Launcher:
 
 @contextmanager
 def stopping() -> Iterator[Callable[[], int]]:
-    """Note SIGINT and SIGTERM while the block runs; a second one raises `Stopped` immediately.
-
-    Yields
-    ------
-    A function that returns the signal that came, or 0.
-    """
+    """Yield a function that returns the SIGINT or SIGTERM that came, or 0; a second one raises."""
     received = [0]
 
     def handle(signum: int, _frame: FrameType | None) -> None:

@@ -10,7 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from offmarl import tracking
+from offmarl import records, tracking
+from offmarl._lock import alone
 from offmarl.errors import OffmarlError, OptionError, RunError
 
 _DONE = "done"
@@ -167,7 +168,7 @@ class Work(ABC):
         with FileLock(f"{path}.lock"):
             if not path.exists():
                 tracking.write_json(path, self.identity)
-        found = json.loads(path.read_text())
+        found = records.parse(path.read_bytes(), str(path), RunError)
         for name in sorted(found.keys() | self.identity.keys()):
             theirs, ours = found.get(name), self.identity.get(name)
             if theirs != ours:
@@ -267,7 +268,7 @@ def _run_block(work: Work, block: int, wait_seconds: float | None = None) -> boo
     """Run a block; False if it is done, perhaps by a process that ran it just now."""
     if work.is_done(block):
         return False
-    with _locked(work, block, wait_seconds):
+    with _locked(work, block, wait_seconds), alone():
         if work.is_done(block):
             return False
         work.run(block)

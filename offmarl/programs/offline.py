@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl import __version__, settings, tracking
-from offmarl.paths import below, local, no_empty_directories
+from offmarl.paths import below, local
 from offmarl.programs import dataset as data
 from offmarl.programs import gathering
 from offmarl.programs.cluster import (
@@ -50,12 +50,13 @@ from offmarl.programs.program import (
     hyperparameters,
     state_shapes,
 )
-from offmarl.programs.registry import origin_of, program_of
+from offmarl.programs.registry import Origin, origin_of, program_of
 from offmarl.programs.run import (
     CheckpointTimer,
     Run,
     checkpoint_timer,
     environment_source,
+    locked,
     machine,
     no_run_without_checkpoint,
     open_run,
@@ -125,6 +126,20 @@ def _train(
     check_trackers(args.track)
     dataset, origin = open_data(args), origin_of(make)
     directory = _directory(origin.name, args, dataset)
+    with locked(directory, args.take_over) as lock:
+        _train_locked(make, args, timer, dataset, origin, directory, lock)
+    return directory
+
+
+def _train_locked(
+    make: Callable[[EnvSpec, Any, DatasetStatistics], Program],
+    args: Args,
+    timer: CheckpointTimer,
+    dataset: Dataset | Mixture,
+    origin: Origin,
+    directory: Path,
+    lock: Callable[[], None],
+) -> None:
     args = settled(args, directory)
     origins = settings.used(args).record()
     args = resolved(args, dataset.spec)
@@ -167,23 +182,23 @@ def _train(
     check_same("the dataset", record["vault_digest"], "give all of them the same vault.")
     if args.init is not None:
         begun.check(program, state_shapes(program, args))
-    with no_empty_directories(directory):
-        run = open_run(directory, record)
-        data.save(run.directory / data.STATISTICS_FILE, statistics.used)
-        if not run.complete or run.lacks_checkpoint(schedule.updates):
-            job = _Job(run, program, evaluator, args, schedule, layout, drawing, begun, stopping)
-            with ends_with_others(directory), no_run_without_checkpoint(run):
-                if (parts := gathering.parts()) is None:
-                    _learn(job, dataset, timer)
-                    stopped = job.stopped()
-                else:
-                    like = job.tree(job.begin(*job.keys()[:2]))
-                    stopped = gathering.gather(run, like, parts, args.keep, job.evaluate)
-                    run.write_marl_eval(evaluator.environment)
-                run.finish(stopped)
-            for seed, step in stopped.items():
-                tracking.notice(f"seed {seed} stopped at update {step}: --stop-on {args.stop_on}")
-    return directory
+    run = open_run(directory, record)
+    if run.complete and not run.lacks_checkpoint(schedule.updates):
+        return
+    lock()
+    data.save(run.directory / data.STATISTICS_FILE, statistics.used)
+    job = _Job(run, program, evaluator, args, schedule, layout, drawing, begun, stopping)
+    with ends_with_others(directory), no_run_without_checkpoint(run):
+        if (parts := gathering.parts()) is None:
+            _learn(job, dataset, timer)
+            stopped = job.stopped()
+        else:
+            like = job.tree(job.begin(*job.keys()[:2]))
+            stopped = gathering.gather(run, like, parts, args.keep, job.evaluate)
+            run.write_marl_eval(evaluator.environment)
+        run.finish(stopped)
+    for seed, step in stopped.items():
+        tracking.notice(f"seed {seed} stopped at update {step}: --stop-on {args.stop_on}")
 
 
 def resolved(args: Args, spec: EnvSpec) -> Args:
@@ -351,9 +366,19 @@ class _Journal:
             self._untrained = copied(self._job.program.policy_params(fresh.state))
         run = self._job.run
         tracking.cut(run.metrics, -1 if found is None else done)
+        if found is not None and self._job.schedule.is_evaluation(done):
+            self._complete(done, states)
         track = self._job.args.track if is_first() else ()
         self.trackers = Trackers(track, run.directory, run.record)
         return done, states
+
+    def _complete(self, done: int, learned: Learned) -> None:
+        """Evaluate again at the step of a checkpoint if damage has cut the lines of that."""
+        job, rows = self._job, tracking.read(self._job.run.metrics)
+        lines = [row for row in rows if row["step"] == done and tracking.WALL_TIME not in row]
+        if len(lines) < len(job.seeds):
+            last = self.over or done == job.schedule.updates
+            self._write(done, job.evaluate(job.stopping.apply(learned).state, done, last))
 
     def add(self, _done: int, metrics: Mapping[str, NDArray[Any]], count: int) -> None:
         """Add the metrics of the last updates."""
@@ -371,8 +396,7 @@ class _Journal:
             self._means.take() | {name: np.full(seeds, value) for name, value in times.items()},
         )
         if self._untrained is not None:
-            if found := self._job.evaluate_policy(self._untrained, 0):
-                self._write(0, found)
+            self._write(0, found := self._job.evaluate_policy(self._untrained, 0))
             self._untrained, self.note = None, summary(found)
 
     def evaluate(self, done: int, learned: Learned) -> None:
@@ -383,8 +407,8 @@ class _Journal:
         stopping.observe(done, found, learned)
         if stopping.over and done < job.schedule.updates:
             self.over, found = True, job.evaluate(states, done, last=True)
+        self._write(done, found)
         if found:
-            self._write(done, found)
             self.keeps = job.args.keep == "all" or done in self._best()
         report(done, found)
         self.note = summary(found)
@@ -411,7 +435,9 @@ class _Journal:
         self._checkpoints.close()
 
     def _write(self, step: int, metrics: Mapping[str, NDArray[Any]]) -> None:
-        """Write a line for each seed; metrics are ``(seeds, ...)``."""
+        """Write a line for each seed if there are metrics, which are ``(seeds, ...)``."""
+        if not metrics:
+            return
         tracking.append(
             self._job.run.metrics,
             *(
@@ -424,12 +450,7 @@ class _Journal:
 class Means:
     """Means of metrics over a block of updates, independent of how the block is divided.
 
-    Parameters
-    ----------
-    sums
-        Sums of each metric, one for each seed; JSON.
-    count
-        Number of updates in the sums.
+    ``sums`` of each metric, one for each seed, are of ``count`` updates; all is JSON.
     """
 
     def __init__(self, sums: Mapping[str, list[float]] | None = None, count: int = 0):

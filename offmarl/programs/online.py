@@ -18,7 +18,7 @@ from offmarl.config import from_json
 from offmarl.envs import Environment
 from offmarl.errors import NotLearnedError, OptionError, RunError
 from offmarl.evaluation import require_room_for
-from offmarl.paths import local, no_empty_directories
+from offmarl.paths import local
 from offmarl.programs import registry
 from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.cluster import gathered, is_first, join, on_first
@@ -51,6 +51,7 @@ from offmarl.programs.run import (
     Run,
     checkpoint_timer,
     environment_source,
+    locked,
     more_to_come,
     no_run_without_checkpoint,
     open_run,
@@ -124,8 +125,8 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     check_trackers(args.track)
     origin = origin_of(make)
     directory = run_directory(args, origin.name)
-    with ends_with_others(directory):
-        return _record_online(make, args, origin, directory)
+    with ends_with_others(directory), locked(directory, args.take_over) as lock:
+        return _record_online(make, args, origin, directory, lock)
 
 
 def _record_online(
@@ -133,6 +134,7 @@ def _record_online(
     args: ArgsT,
     origin: registry.Origin,
     directory: Path,
+    lock: Callable[[], None],
 ) -> Recorded:
     assert isinstance(args, OnlineArgs)
     args = settled(args, directory)
@@ -148,20 +150,20 @@ def _record_online(
     require_room_for(env.spec, 4 * args.eval_episodes)
     if args.init is not None or args.replay is not None:
         start.check(runs[0].program, state_shapes(runs[0].program, args))
-    with no_empty_directories(directory):
-        opened = open_run(directory, _record(runs[0]))
-        trained = opened.complete and not opened.lacks_checkpoint(runs[0].iterations)
-        if trained and all(are_complete(run, tiers) for run in runs):
-            return _summary(runs, tiers, "complete already, nothing was changed")
-        with (
-            no_run_without_checkpoint(opened),
-            checkpoint_timer(args.checkpoint_seconds, "step") as timer,
-            more_to_come(),
-        ):
-            keep = any(tier.name in REPLAY_TIERS for tier in tiers)
-            versions = _train(runs, start, opened, timer, keep)
-        opened.write_marl_eval(runs[0].env.spec.name)
-        opened.finish()
+    opened = open_run(directory, _record(runs[0]))
+    trained = opened.complete and not opened.lacks_checkpoint(runs[0].iterations)
+    if trained and all(are_complete(run, tiers) for run in runs):
+        return _summary(runs, tiers, "complete already, nothing was changed")
+    lock()
+    with (
+        no_run_without_checkpoint(opened),
+        checkpoint_timer(args.checkpoint_seconds, "step") as timer,
+        more_to_come(),
+    ):
+        keep = any(tier.name in REPLAY_TIERS for tier in tiers)
+        versions = _train(runs, start, opened, timer, keep)
+    opened.write_marl_eval(runs[0].env.spec.name)
+    opened.finish()
     return _record_all(runs, versions, tiers)
 
 
@@ -454,6 +456,23 @@ class _Journal:
         self.trackers = Trackers(track, self._opened.directory, self._opened.record)
         if info:
             self.versions = _from_json(info)
+        self._complete()
+
+    def _complete(self) -> None:
+        """Write evaluations again whose lines damage has cut: checkpoints hold their returns."""
+        unit = self._runs[0].iteration_steps
+        names = names_by_team(tracking.RETURN, teams_of(self._runs[0].env.spec))
+        rows = (row for row in tracking.read(self._metrics) if names[0] in row)
+        known = {(row["seed"], row["step"]) for row in rows}
+        lost = [
+            {"seed": run.seed, "step": one.iteration * unit}
+            | dict(zip(names, (one.returns, *one.others), strict=True))
+            for run, versions in zip(self._runs, self.versions, strict=True)
+            for one in versions
+            if (run.seed, one.iteration * unit) not in known
+        ]
+        if lost:
+            tracking.append(self._metrics, *lost)
 
     def add(self, done: int, metrics: Sequence[Mapping[str, Any]], count: int) -> None:
         """Keep the metrics of ``count`` updates, without waiting for the device."""

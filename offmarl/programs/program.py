@@ -62,7 +62,7 @@ steps in ``update`` (see `Program.num_steps`), and calls `record_online`.
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partialmethod
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
@@ -104,6 +104,10 @@ logged; prioritised replay draws windows by them."""
 @dataclass(frozen=True)
 class _Configurable(DeviceArgs):
     """Base of programs' arguments, which `offmarl.settings` can fill in."""
+
+    take_over: bool = field(default=False, kw_only=True)
+    """Write a run although a process of another machine has not released it. Do so only if that
+    process has ended."""
 
     @classmethod
     def for_env(
@@ -301,6 +305,7 @@ FREE = (
     "checkpoint_seconds",
     "batching",
     "keep",
+    "take_over",
     *DEVICE_ARGS,
 )
 """Arguments that may differ when a run is resumed, because they do not change the result."""

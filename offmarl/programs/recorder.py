@@ -122,7 +122,8 @@ class Recorder(NamedTuple):
     def settings(self) -> dict[str, Any]:
         """The arguments of this training seed, as in the provenance on disk."""
         args = asdict(self.args) | {"env": envs.short_name(self.args.env), "seed": self.seed}
-        for name in (*DEVICE_ARGS, "out", "checkpoint_seconds", "seeds", "track", "init", "replay"):
+        free = ("out", "checkpoint_seconds", "seeds", "track", "init", "replay", "take_over")
+        for name in (*DEVICE_ARGS, *free):
             del args[name]
         if not self.args.env_states:  # as recordings before there were states
             del args["env_states"]

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -27,8 +27,10 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from offmarl import envs, settings, tracking
+from offmarl._lock import writing
 from offmarl.config import Validated
 from offmarl.errors import OptionError, RunError, Stopped
+from offmarl.paths import no_empty_directories
 from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.cluster import Agreement, end_together, is_first, on_first
 from offmarl.programs.dataset import STATISTICS_FILE
@@ -37,6 +39,12 @@ from offmarl.types import release_difference
 from offmarl.vault.layout import MANIFEST
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
+
+LOCK = "run.lock"
+"""File in the directory of a run that a process writes; it names the process."""
+
+_FILES = (STATISTICS_FILE, tracking.METRICS_FILE, tracking.MARL_EVAL_FILE)
+"""Files of a run that mean nothing without its record."""
 
 MAY_DIFFER = (
     "offmarl",
@@ -61,24 +69,15 @@ the training, and the devices (see `offmarl.programs.sharding.check_shards`)."""
 
 @dataclass(frozen=True)
 class Run:
-    """An open run.
-
-    Attributes
-    ----------
-    directory
-        Its directory.
-    record
-        The content of ``run.json``, without ``complete``.
-    complete
-        Whether the run was finished when it was opened.
-    stopped
-        The step at which each seed of a finished run stopped early; empty if none did.
-    """
+    """An open run."""
 
     directory: Path
     record: Mapping[str, Any]
+    """The content of ``run.json``, without ``complete``."""
     complete: bool
+    """Whether the run was finished when it was opened."""
     stopped: Mapping[str, int] = field(default_factory=dict)
+    """The step at which each seed of a finished run stopped early; empty if none did."""
 
     @property
     def metrics(self) -> Path:
@@ -100,15 +99,10 @@ class Run:
         return checkpoints.exists() and checkpoints.latest() != last
 
     def write_marl_eval(self, env: str) -> None:
-        """Write all evaluations in the layout for comparisons.
+        """Write all evaluations in the layout for comparisons; ``env`` is empty if it is unknown.
 
         The names of algorithms say how they acted. An algorithm that was evaluated both greedily
         and by sampling has two entries.
-
-        Parameters
-        ----------
-        env
-            The environment's name; empty if it is unknown.
         """
         rows, seeds = tracking.read(self.metrics), self.record["seeds"]
         found = {name: steps for name in _evaluated(rows) if (steps := _by_step(rows, name, seeds))}
@@ -159,20 +153,52 @@ class Run:
         remove_buffers(self.directory / tracking.CHECKPOINTS)
 
 
+@contextmanager
+def locked(directory: Path, take_over: bool) -> Iterator[Callable[[], None]]:
+    """Hold the lock of a run's directory, which is made, while the block runs.
+
+    A finished run is only locked by the function that is yielded, before something is written. All
+    processes call it. `RunError` if another process writes the run, or its record is lost.
+    """
+    with no_empty_directories(directory), ExitStack() as stack:
+        taken = False
+
+        def take() -> None:
+            nonlocal taken
+            if not taken:
+                lock = writing(directory / LOCK, directory, take_over)
+                on_first(lambda: stack.enter_context(lock))
+            taken = True
+
+        if not on_first(lambda: _is_finished(directory)):
+            take()
+        yield take
+
+
+def _is_finished(directory: Path) -> bool:
+    """Whether a directory holds a finished run; `RunError` if no run can be written there."""
+    if (directory / tracking.RUN_FILE).exists():
+        return bool(tracking.read_run(directory).get("complete"))
+    for place in (directory.resolve(), *directory.resolve().parents):
+        holds = [place / MANIFEST, *(place.glob(f"*/{MANIFEST}") if place.suffix == ".vlt" else ())]
+        if any(one.exists() for one in holds):
+            raise RunError(
+                f"{directory} is in the vault {place}: give the run another directory with --out."
+            )
+    names = (tracking.CHECKPOINTS, tracking.POLICIES, *_FILES)
+    if left := [name for name in names if (directory / name).exists()]:
+        raise RunError(
+            f"{directory} holds {' and '.join(left)} of a run and no {tracking.RUN_FILE}, which "
+            "says of which: restore it from a copy, remove the directory to start again, or choose "
+            "another with --out."
+        )
+    return False
+
+
 def open_run(directory: Path, record: Mapping[str, Any]) -> Run:
-    """Start a run, or open the one in a directory.
+    """Start a run with a record, or open the one in a `locked` directory.
 
-    Parameters
-    ----------
-    directory
-        Its directory, which is created if it does not exist.
-    record
-        Description of the run, for JSON: program, arguments, spec, policy and data.
-
-    Raises
-    ------
-    RunError
-        The directory holds another run; the message names the first difference.
+    `RunError` if the directory holds another run; the message names the first difference.
     """
     found, complete, stopped, metrics = on_first(lambda: _opened(directory, record))
     if not is_first():
@@ -187,7 +213,7 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
     """Return the record of a run, how it ended, and its lines of metrics."""
     record = tracking.plain(record)
     if not (directory / tracking.RUN_FILE).exists():
-        _make(directory)
+        directory.mkdir(parents=True, exist_ok=True)
         tracking.write_json(directory / tracking.RUN_FILE, {**record, "complete": False})
         return dict(record), False, {}, ""
     found = tracking.read_run(directory)
@@ -210,9 +236,8 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
             f"{directory} holds a run with {path} {theirs!r}, not {ours!r}: choose another "
             f"directory with --out, or give the arguments of that run to resume it.{rest}"
         )
-    metrics = directory / tracking.METRICS_FILE
-    rows = metrics.read_text() if jax.process_count() > 1 and metrics.exists() else ""
-    return dict(record), complete, stopped, rows
+    rows = tracking.read(directory / tracking.METRICS_FILE) if jax.process_count() > 1 else []
+    return dict(record), complete, stopped, "".join(tracking.to_json(row) + "\n" for row in rows)
 
 
 def _order(path: str) -> int:
@@ -233,26 +258,10 @@ def no_run_without_checkpoint(run: Run) -> Iterator[None]:
         yield
     except Exception:
         if is_first() and not run.complete and not (run.directory / tracking.CHECKPOINTS).is_dir():
-            for name in (STATISTICS_FILE, tracking.METRICS_FILE, tracking.RUN_FILE):
+            shutil.rmtree(run.directory / tracking.POLICIES, ignore_errors=True)
+            for name in (*_FILES, tracking.RUN_FILE):
                 (run.directory / name).unlink(missing_ok=True)
         raise
-
-
-def _make(directory: Path) -> None:
-    """Make the directory of a run, which must not be in a vault."""
-    for place in (directory.resolve(), *directory.resolve().parents):
-        holds = [place / MANIFEST, *(place.glob(f"*/{MANIFEST}") if place.suffix == ".vlt" else ())]
-        if any(one.exists() for one in holds):
-            raise RunError(
-                f"{directory} is in the vault {place}: give the run another directory with --out."
-            )
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunError(
-            f"the run cannot be written to {directory} ({error.strerror}): choose another "
-            "directory with --out."
-        ) from None
 
 
 def machine() -> dict[str, Any]:
@@ -299,15 +308,8 @@ def print_sources(args: Validated) -> None:
 def environment_source(name: str) -> dict[str, dict[str, str]]:
     """Return what a record or recipe says of the code of an environment made in this process.
 
-    Parameters
-    ----------
-    name
-        Its ``spec.name``, which is the same for two files of the same name.
-
-    Returns
-    -------
-    ``{"environment_source": ...}``, without the path of the file, and without the package, which
-    is in the spec; empty for the environments of offmarl.
+    Its ``spec.name`` is the same for two files of the same name. The result lacks the path of the
+    file, and the package, which is in the spec; it is empty for the environments of offmarl.
     """
     found, apart = envs.source(name), ("file", "package")
     source = {key: value for key, value in found.items() if key not in apart}
@@ -323,7 +325,9 @@ def _by_step(
         if metric in row:
             found.setdefault(row["step"], {})[row["seed"]] = row[metric]
     return [  # a null of JSON, which stands for a number that is not finite, becomes NaN
-        (step, np.array([found[step][seed] for seed in seeds], float)) for step in sorted(found)
+        (step, np.array([own[seed] for seed in seeds], float))
+        for step, own in sorted(found.items())
+        if own.keys() >= {*seeds}  # others were cut, because their lines were damaged
     ]
 
 
@@ -353,16 +357,9 @@ def _evaluated(rows: list[dict[str, Any]]) -> list[str]:
 def differences(
     found: Any, wanted: Any, ignored: Sequence[str] = (), path: str = ""
 ) -> list[tuple[str, Any, Any]]:
-    """Return where two JSON objects differ: the path of each entry, and both values.
+    """Return where two JSON objects differ, but for ``ignored`` paths: path and both values.
 
-    Parameters
-    ----------
-    found, wanted
-        The objects.
-    ignored
-        Paths that are not compared.
-    path
-        Path of the objects themselves.
+    ``path`` is that of the objects themselves.
     """
     if isinstance(found, dict) and isinstance(wanted, dict):
         return [
@@ -394,13 +391,7 @@ def watched(watcher: Watcher) -> Iterator[None]:
 
 
 def report(step: int, found: Mapping[str, NDArray[Any]]) -> None:
-    """Report an evaluation to `watched`.
-
-    Raises
-    ------
-    OptionError
-        The evaluation has a score for each of several teams.
-    """
+    """Report an evaluation to `watched`; `OptionError` if each of several teams has a score."""
     watcher = _watcher.get()
     if watcher is None or not found:
         return
@@ -424,16 +415,8 @@ class CheckpointTimer:
     """Tells when a checkpoint is due, and stops the program after one that a signal requested.
 
     The first signal requests a checkpoint if there is unsaved work. A second signal, or one without
-    unsaved work, raises `Stopped` immediately. Made by `checkpoint_timer`.
-
-    Parameters
-    ----------
-    seconds
-        Time between checkpoints.
-    unit
-        Unit of positions, such as "update".
-    work
-        What is stopped, for messages, if it is a part of what the command does.
+    unsaved work, raises `Stopped` immediately. Made by `checkpoint_timer`. ``unit`` is that of
+    positions, such as "update"; ``work`` what is stopped, if it is a part of what the command does.
     """
 
     def __init__(self, seconds: float, unit: str, work: str = ""):
@@ -466,13 +449,7 @@ class CheckpointTimer:
         return due
 
     def saved(self, position: int) -> None:
-        """Record that a checkpoint was saved at a position.
-
-        Raises
-        ------
-        Stopped
-            A signal requested it.
-        """
+        """Record that a checkpoint was saved at a position; `Stopped` if a signal requested it."""
         self._saved, self._unsaved, self._since = position, False, time.monotonic()
         if self._signal is not None:
             end_together()  # none ends before the first one has saved
@@ -481,10 +458,7 @@ class CheckpointTimer:
     def end(self) -> None:
         """Record that the work is complete.
 
-        Raises
-        ------
-        Stopped
-            A signal came after the last checkpoint, and other work follows (`more_to_come`).
+        `Stopped` if a signal came after the last checkpoint, and other work follows.
         """
         if self._signal is not None and _more.get():
             raise Stopped("stopped: the same command resumes the work.", self._signal)
@@ -515,12 +489,8 @@ class CheckpointTimer:
 def more_to_come(more: bool = True) -> Iterator[None]:
     """Declare that the command has other work to do after the block.
 
-    A signal that came too late to stop the block then stops the command after it.
-
-    Parameters
-    ----------
-    more
-        Whether there is more work; if False, the state outside the block applies.
+    A signal that came too late to stop the block then stops the command after it. If ``more`` is
+    False, the state outside the block applies.
     """
     token = _more.set(more or _more.get())
     try:
@@ -534,12 +504,8 @@ def checkpoint_timer(seconds: float, unit: str, work: str = "") -> Iterator[Chec
     """Handle SIGINT and SIGTERM by saving, while the block runs.
 
     It has no effect outside the main thread, which Python delivers signals to. Signals that are
-    ignored, or that the application handles itself, are not changed.
-
-    Parameters
-    ----------
-    seconds, unit, work
-        As for `CheckpointTimer`.
+    ignored, or that the application handles itself, are not changed. The parameters are those of
+    `CheckpointTimer`.
     """
     timer = CheckpointTimer(seconds, unit, work)
     before = {}

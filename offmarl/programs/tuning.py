@@ -20,11 +20,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tomli_w
-from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from offmarl import settings, tracking
 from offmarl._imports import import_optional
+from offmarl._lock import writing
 from offmarl.config import PositiveInt, Seed, Validated
 from offmarl.errors import OffmarlError, OptionError, RunError, Stopped
 from offmarl.launch import Work, once
@@ -100,12 +100,9 @@ def tune(
     or has unreadable trials, `MissingExtraError` without Optuna, and `Stopped` after Ctrl-C.
     """
     study = _Study(program, args, space, local(file), search or Search())
-    study.file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(f"{study.file}.lock", timeout=0), study.stored():
-            return study.run()
-    except Timeout:
-        raise RunError(f"another process writes {study.file}: wait for it to end.") from None
+    take_over = getattr(args, "take_over", False)
+    with writing(Path(f"{study.file}.lock"), study.file, take_over), study.stored():
+        return study.run()
 
 
 def _nested(identity: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ T = TypeVar("T", bound=Validated)
 SEARCH = "search"
 """Name of the table that is no program's: the ranges for ``offmarl tune``."""
 
-NEVER = ("vault", "env", "out", "validation", "seed", "seeds")
+NEVER = ("vault", "env", "out", "validation", "seed", "seeds", "take_over")
 """Arguments that say what a program runs on, and not how; files cannot set them."""
 
 _ATTRIBUTE = "_settings"
@@ -65,7 +65,7 @@ class Used(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Return what a run's record says of the arguments, which `keep` reads."""
-        return {"settings": self.sources(), "given": sorted(self.given)}
+        return {"settings": self.sources(), "given": sorted({*self.given} - {"take_over"})}
 
     def lines(self, args: Validated) -> list[str]:
         """Describe where the values of arguments came from; empty if none is from a file."""
@@ -95,27 +95,10 @@ def fill(
     file: str | Path | None = None,
     packaged: bool = True,
 ) -> T:
-    """Return arguments, with values from files for those that are not given.
+    """Return a program's ``Args``, with values from files for those that are not given.
 
-    Parameters
-    ----------
-    kind
-        The program's ``Args``.
-    program
-        Name of the program.
-    env
-        Name of the environment; may be empty.
-    given
-        Arguments by name.
-    file
-        The user's file, which must have a table for the program.
-    packaged
-        Whether to use the package's file; False for a program in a user's own file.
-
-    Raises
-    ------
-    OptionError
-        A file is invalid, or an argument is.
+    ``env`` may be empty; the user's ``file`` must have a table for the program. The package's file
+    is not for programs in a user's own file. `OptionError` if a file or an argument is invalid.
     """
     found: dict[str, Setting] = {}
     path = package_file(env)
@@ -146,13 +129,7 @@ def keep(args: T, recorded: Mapping[str, Any]) -> T:
     The package's files may have changed since. Values that are given, or that are from the user's
     own file, are not changed. Neither are those of arguments that were given to the run and are
     missing now: they differ from the run's, so that it is not resumed with other arguments.
-
-    Parameters
-    ----------
-    args
-        The arguments.
-    recorded
-        Content of ``run.json`` of the run that they resume; empty if there is none.
+    ``recorded`` is the ``run.json`` of the run that they resume; empty if there is none.
     """
     before = recorded.get("settings")
     if before is None or _ATTRIBUTE not in vars(args):
@@ -231,20 +208,7 @@ class _File(NamedTuple):
 
 
 def tables(path: Path, shown: str = "") -> dict[str, dict[str, Any]]:
-    """Return the tables of a file.
-
-    Parameters
-    ----------
-    path
-        The file.
-    shown
-        Its name in messages; by default its path.
-
-    Raises
-    ------
-    OptionError
-        There is no such file, or it is not valid.
-    """
+    """Return the tables of a file, which messages call ``shown``; `OptionError` if that fails."""
     shown = shown or str(path)
     missing = f"there is no settings file {shown}: give the path of one."
     found = records.user_toml(local(path), shown, missing)

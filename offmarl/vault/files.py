@@ -10,20 +10,19 @@ under a lock, made durable, and renamed to their final path.
 
 import contextlib
 import errno
-import fcntl
 import os
-import random
 import re
 import shutil
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePath
 
+from offmarl._lock import FileLock
 from offmarl.errors import (
     VaultConflictError,
     VaultError,
@@ -172,77 +171,40 @@ def conflict(path: PurePath) -> VaultError:
 class WriterLock:
     """The exclusive right to write to a directory; it ends with the process that holds it.
 
-    Parameters
-    ----------
-    directory
-        The directory to lock. None for places without locks, such as buckets: then only the fence
-        of a commit detects another writer.
-    timeout
-        Seconds to wait while another process holds the lock.
-
-    Raises
-    ------
-    VaultLockedError
-        Another process holds the lock; the message names it.
-    VaultError
-        The directory cannot be written to or locked.
+    Where ``directory`` is None, as in buckets, only the fence of a commit detects another writer.
+    `VaultLockedError` names the process that still has the lock after ``timeout`` seconds.
     """
 
     def __init__(self, directory: Path | None, timeout: float = 0.0):
-        self._fd = -1
+        self._file: FileLock | None = None
         if directory is None:
             return
         check_regular_files(directory)
         try:
-            self._fd = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+            file = FileLock(directory / LOCK)
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise full(directory) from error
             raise VaultError(f"{directory} cannot be written to: {error.strerror}.") from error
         try:
-            locked = self._wait(timeout)
+            locked = file.acquire(timeout)
         except OSError as error:
-            self._close()
             raise VaultError(
                 f"{directory} cannot be locked ({error.strerror}): its file system lacks flock, or "
                 "was mounted without it. Write to a local disk, and move the vault afterwards."
             ) from error
         if not locked:
-            holder = os.pread(self._fd, 1000, 0).decode(errors="replace") or "another process"
-            self._close()
             raise VaultLockedError(
-                f"{directory} is being written by {holder}: wait until it is done, or stop it."
+                f"{directory} is being written by {file.text or 'another process'}: wait until it "
+                "is done, or stop it."
             )
-        with contextlib.suppress(OSError):  # the text only tells others who holds the lock
-            os.ftruncate(self._fd, 0)
-            os.pwrite(self._fd, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
-
-    def _wait(self, timeout: float) -> bool:
-        """Return whether the lock was obtained in time."""
-        end = time.monotonic() + timeout
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            if time.monotonic() >= end:
-                return False
-            # Random intervals, so that many waiting processes do not try at the same time.
-            time.sleep(random.uniform(0.001, 0.01))
+        file.write(f"process {os.getpid()} on {socket.gethostname()}")
+        self._file = file
 
     def release(self) -> None:
         """Release the lock. Idempotent."""
-        if self._fd >= 0:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing is not enough if a forked process has it
-            self._close()
-
-    def _close(self, close: Callable[[int], None] = os.close) -> None:  # at exit, `os` may be gone
-        close(self._fd)
-        self._fd = -1
-
-    def __del__(self) -> None:
-        # Only close: unlocking would release the lock of a process that this one was forked from.
-        if self._fd >= 0:
-            self._close()
+        if self._file is not None:
+            self._file.release()
 
 
 @contextmanager

@@ -197,7 +197,7 @@ def test_a_signal_stops_the_cells_and_the_same_call_continues(run, read, tmp_pat
 def test_two_processes_do_not_run_one_benchmark(run, tmp_path):
     (tmp_path / ".out.tasks").mkdir()
     lock = FileLock(tmp_path / ".out.tasks" / "launch.lock", is_singleton=False)
-    with lock, pytest.raises(RunError, match="another launch"):
+    with lock, pytest.raises(RunError, match="is being written"):
         run()
 
 

@@ -91,7 +91,7 @@ def test_two_launches_at_once_are_refused(launch, directory):
     directory.mkdir()
     with (
         FileLock(directory / "launch.lock", is_singleton=False),
-        pytest.raises(RunError, match="is running: wait for it"),
+        pytest.raises(RunError, match="is being written by another process"),
     ):
         launch()
 

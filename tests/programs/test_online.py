@@ -330,6 +330,32 @@ def test_stopped_between_checkpoints_it_is_the_run_that_never_stopped(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("damage", [b"\0" * 64 + b"\n", b'{"seed": 0, "st\n', b"[]\n"])
+def test_damaged_metrics_are_cut_and_the_evaluations_written_again(
+    recorded, tmp_path, monkeypatch, damage
+):
+    args, saves = small(tmp_path, tiers="random", checkpoint_seconds=0.0), []
+    save = online._Journal.save
+
+    def dying(self, done, states):
+        if len(saves) == 5:
+            raise SystemExit
+        saves.append(save(self, done, states))
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(online._Journal, "save", dying)
+        mappo.main(args)
+    path = next(tmp_path.rglob(tracking.METRICS_FILE))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join((*lines[:2], damage, *lines[3:])))
+    with pytest.warns(UserWarning, match="is damaged from line 3 on"):
+        mappo.main(args)
+    whole = next(recorded[0].rglob(tracking.METRICS_FILE)).parent
+    name = tracking.MARL_EVAL_FILE
+    assert path.with_name(name).read_text() == (whole / name).read_text()
+
+
+@pytest.mark.slow
 def test_a_finished_run_records_further_tiers_without_training(recorded, tmp_path):
     out = tmp_path / "copy"
     shutil.copytree(recorded[0], out)

@@ -5,6 +5,10 @@ import hashlib
 import json
 import os
 import shutil
+import socket
+import subprocess
+import sys
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,15 +20,18 @@ import pytest
 
 import offmarl
 from offmarl import programs, tracking
+from offmarl._lock import writing
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import loop, offline, registry
 from offmarl.programs.compiling import compilation_cache, keep_compiled_programs, use_cores
 from offmarl.programs.loop import Schedule, online_schedule, stage_starts
 from offmarl.programs.program import OnlineArgs, Program, Stage, shaping_values, structure
+from offmarl.programs.run import LOCK
 from offmarl.programs.sharding import Layout, layout_of, map_seeds
 from offmarl.replay import Windows
 from offmarl.report import final_returns
+from tests import children
 from tests.children import python
 from tests.programs import two_stage
 from tests.runs import metrics_of
@@ -548,3 +555,141 @@ def test_the_cache_can_be_turned_off_or_be_another(no_cache, monkeypatch, by):
     wanted = None if by == "switch" else "elsewhere"
     assert jax.config.jax_compilation_cache_dir == wanted
     assert not no_cache.exists()
+
+
+# ---------------------------------------------------------------------------------- the directory
+
+
+def stopped(args, monkeypatch):
+    """Stop a run after its sixth update, whose checkpoint follows the evaluation of the fifth."""
+    count, update = [0], loop._update
+
+    def stopping(*given):
+        count[0] += 1
+        if count[0] > 6:
+            raise KeyboardInterrupt
+        return update(*given)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop, "_update", stopping)
+        patch.setattr(loop, "SECONDS_AT_ONCE", 0.0)
+        two_stage.main(args)
+    return args.out
+
+
+def files(directory):
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_run_that_another_process_writes_is_left_alone(random_data, tmp_path, monkeypatch):
+    args = arguments(random_data(ENV), tmp_path / "toy", checkpoint_seconds=0.0)
+    run = stopped(args, monkeypatch)
+    before = files(run)
+    with writing(run / LOCK, run), pytest.raises(RunError, match="is being written by process"):
+        two_stage.main(args)
+    assert files(run) == before
+    two_stage.main(args)
+    assert not (run / LOCK).exists()
+
+
+def test_a_finished_run_is_complete_although_it_is_locked(trained, random_data):
+    args = arguments(random_data(ENV), trained)
+    with writing(trained / LOCK, trained):
+        assert two_stage.main(args) == trained
+
+
+def test_the_record_does_not_tell_that_a_run_was_taken_over(random_data, tmp_path):
+    args = arguments(random_data(ENV), tmp_path / "toy", take_over=True)
+    assert "take_over" not in (two_stage.main(args) / tracking.RUN_FILE).read_text()
+
+
+@pytest.mark.parametrize("kept", ["checkpoints", "metrics.jsonl", "marl_eval.json"])
+def test_a_directory_without_its_record_is_refused(trained, random_data, tmp_path, kept):
+    run = tmp_path / "toy"
+    run.mkdir()
+    (shutil.copytree if kept == "checkpoints" else shutil.copy)(trained / kept, run / kept)
+    before = files(run)
+    with pytest.raises(RunError, match=rf"holds {kept} of a run and no run.json.*restore it"):
+        two_stage.main(arguments(random_data(ENV), run))
+    assert files(run) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 64, b'{"kind": "base', b"[]", b"{}"])
+def test_a_damaged_record_is_refused_with_a_way_out(trained, random_data, tmp_path, content):
+    run = shutil.copytree(trained, tmp_path / "toy")
+    (run / tracking.RUN_FILE).write_bytes(content)
+    message = rf"run\.json .*: restore it from a copy, or remove {run}, with its checkpoints, and"
+    with pytest.raises(RunError, match=message):
+        two_stage.main(arguments(random_data(ENV), run))
+
+
+DAMAGE = {
+    "zeros at the end": lambda lines: [*lines, b"\0" * 64 + b"\n"],
+    "zeros in the middle": lambda lines: [*lines[:2], b"\0" * 64 + b"\n", *lines[3:]],
+    "half a line": lambda lines: [*lines[:3], lines[3][:9] + b"\n", *lines[4:]],
+    "no object": lambda lines: [b"[1]\n", *lines],
+    "no step": lambda lines: [*lines[:1], b'{"seed": 0}\n', *lines[1:]],
+    "text": lambda lines: [*lines[:4], b'{"seed": 0, "step": 5, "loss": "x"}\n'],
+    "other bytes": lambda lines: [*lines[:5], bytes(range(128, 256)) + b"\n"],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damaged_metrics_are_cut_and_training_goes_on(
+    trained, random_data, tmp_path, monkeypatch, damage
+):
+    args = arguments(random_data(ENV), tmp_path / "toy", checkpoint_seconds=0.0)
+    path = stopped(args, monkeypatch) / tracking.METRICS_FILE
+    path.write_bytes(b"".join(damage(path.read_bytes().splitlines(keepends=True))))
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl is damaged from line \d+ on"):
+        two_stage.main(args)
+    np.testing.assert_array_equal(weights(args.out, 1), weights(trained, 1))
+    assert tracking.read(path)[-1]["step"] == 17
+
+
+def test_an_evaluation_that_was_lost_is_repeated(trained, random_data, tmp_path):
+    run = shutil.copytree(trained, tmp_path / "toy")
+    record = json.loads((run / tracking.RUN_FILE).read_text())
+    tracking.write_json(run / tracking.RUN_FILE, record | {"complete": False})
+    path = run / tracking.METRICS_FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-1]) + b"\0" * 64 + b"\n")
+    with pytest.warns(UserWarning, match="is damaged"):
+        two_stage.main(arguments(random_data(ENV), run))
+    name = tracking.MARL_EVAL_FILE
+    assert (run / name).read_text() == (trained / name).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [0.4, 8.0])
+def test_of_two_trainings_in_one_directory_one_goes_on(random_data, tmp_path, seconds):
+    """The other one says who writes there, and changes nothing."""
+
+    def command(name):
+        return [
+            *(sys.executable, "-m", "offmarl", "train", "bc", "--vault", random_data(ENV)),
+            *("--env", "none", "--held-out", "0.2", "--updates", "6000", "--seeds", "1"),
+            *("--evaluate-every", "3000", "--hidden", "8", "--out", tmp_path / name, "--json"),
+        ]
+
+    def start():
+        words = [*map(str, command("both"))]
+        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    first = start()
+    time.sleep(seconds)
+    second = start()
+    said = {child.pid: "".join(child.communicate()) for child in (first, second)}
+    codes = {child.pid: child.returncode for child in (first, second)}
+    if [*codes.values()] == [0, 0]:
+        pytest.skip("the first training had ended")
+    (winner,), (loser,) = ([pid for pid in codes if codes[pid] == code] for code in (0, 1))
+    assert f"is being written by process {winner} on {socket.gethostname()}" in said[loser]
+    children.run(command("alone"), env=os.environ | {"OFFMARL_QUIET": "1"})
+    both, alone = tmp_path / "both", tmp_path / "alone"
+    assert metrics_of(both) == metrics_of(alone)
+    name = tracking.MARL_EVAL_FILE
+    assert (both / name).read_text() == (alone / name).read_text()
+    assert sorted(path.name for path in both.iterdir()) == sorted(
+        path.name for path in alone.iterdir()
+    )

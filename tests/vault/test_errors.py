@@ -119,7 +119,7 @@ def test_a_file_system_without_locks(path, tmp_path, monkeypatch, code):
 
 def test_a_forked_process_keeps_no_lock(path):
     writer = vault.resume(path)
-    forked = os.dup(writer._lock._fd)
+    forked = os.dup(writer._lock._file._fd)
     writer.close()
     vault.resume(path).close()
     os.close(forked)
