@@ -18,6 +18,7 @@ from offmarl.envs.base import require_positive
 from offmarl.errors import OptionError
 from offmarl.launch import Work
 from offmarl.paths import local
+from offmarl.programs.identity import environment_source
 from offmarl.programs.record import (
     CHUNK,
     Player,
@@ -29,7 +30,6 @@ from offmarl.programs.record import (
     recorded_return,
     software,
 )
-from offmarl.programs.run import environment_source
 from offmarl.types import ArrayTree, Policy
 from offmarl.vault import layout
 from offmarl.vault.transform.pipeline import join_rows

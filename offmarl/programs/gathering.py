@@ -20,8 +20,9 @@ from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import RunError
 from offmarl.launch import Work
+from offmarl.programs.identity import MAY_DIFFER, differences
 from offmarl.programs.program import FREE, Args, Keep
-from offmarl.programs.run import MAY_DIFFER, Run, differences
+from offmarl.programs.run import Run
 from offmarl.programs.stopping import best_of
 from offmarl.types import ArrayTree
 

@@ -14,7 +14,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 import offmarl
 from offmarl import envs, vault
-from offmarl._compiling import QUICKLY
+from offmarl._compiling import QUICKLY, pinned
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
@@ -35,15 +35,16 @@ from offmarl.programs.collecting import collect
 from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.foreign import errors_of_functions
 from offmarl.programs.grouped import GroupState, collect_in_groups, groups_of
+from offmarl.programs.identity import (
+    differences,
+    environment_source,
+    numerics,
+    require_same_numerics,
+)
 from offmarl.programs.loop import Schedule, copied
 from offmarl.programs.peers import ends_with_others
 from offmarl.programs.program import Hyperparameters, Program, Stage
-from offmarl.programs.run import (
-    CheckpointTimer,
-    checkpoint_timer,
-    differences,
-    environment_source,
-)
+from offmarl.programs.run import CheckpointTimer, checkpoint_timer
 from offmarl.programs.sharding import Layout, check_divisible, recorder_layout
 from offmarl.replay.device import bytes_of, require_room
 from offmarl.rollout import RolloutState, init_rollout, rollout
@@ -148,6 +149,7 @@ class Player(NamedTuple):
     rows: int
 
 
+@pinned()
 def record_players(
     env: Environment,
     players: Sequence[Player],
@@ -495,6 +497,8 @@ def _checked_provenance(
             else "it holds no steps, so remove it to start again."
         )
         raise RunError(f"{path} was started with {name}={theirs!r}, not {ours!r}{hint}: {advice}")
+    if not provenance.get("complete"):
+        require_same_numerics(path, provenance.get("numerics"), numerics())
     return dict(provenance)
 
 
@@ -521,6 +525,7 @@ def open_for_recording(
             )
         return vault.resume(path)
     about = dict(provenance) | {"recipe": dict(recipe), "software": software(), "complete": False}
+    about["numerics"] = numerics()
     if source := envs.source(spec.name):
         about["environment_source"] = source
     rows, steps = size
