@@ -26,8 +26,12 @@ def pinned() -> Iterator[None]:
 
     For a block, or as a decorator of a function. The user's settings are as before after it.
     """
-    x64: Any = getattr(jax, "enable_x64", None) or import_module("jax.experimental").enable_x64
-    with x64(False), jax.default_prng_impl("threefry2x32"), jax.threefry_partitionable(True):
+    home: Any = jax if hasattr(jax, "enable_x64") else import_module("jax.experimental")
+    with (
+        home.enable_x64(False),
+        jax.default_prng_impl("threefry2x32"),
+        jax.threefry_partitionable(True),
+    ):
         yield
 
 
