@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from offmarl import tracking
-from offmarl.benchmark.cells import checksum, fingerprint, identity, is_current
+from offmarl.benchmark.cells import checksum, fingerprint, identity, is_current, sources
 from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, slug
 from offmarl.errors import RunError
 from offmarl.paths import local
@@ -80,6 +80,8 @@ def _recording(plan: Plan, recipe: Recipe) -> Job:
     if any(field.name == "tiers" for field in fields(load("recorder", recipe.program).Args)):
         options.setdefault("tiers", ",".join(dict.fromkeys(tiers)))
     config = _config(recipe.program, options)
+    for name, code in sources(recipe.program, options).items():
+        config += f"# {name}: {code}\n"  # with other code it is another recording
     place = _place(plan, recipe.name, config)
     command = ["record", recipe.program, "--config", str(_config_file(place))]
     command += ["--out", str(place / "vaults"), "--json"]

@@ -13,6 +13,7 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from offmarl import tracking, vault
+from offmarl.config import check_seed
 from offmarl.envs import Environment
 from offmarl.envs.base import require_positive
 from offmarl.errors import OptionError
@@ -226,4 +227,4 @@ def block_times(
 
 def block_key(seed: int, block: int) -> PRNGKeyArray:
     """Return the random key of a block."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _BLOCKS), block)
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(check_seed(seed)), _BLOCKS), block)

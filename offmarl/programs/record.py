@@ -16,6 +16,7 @@ import offmarl
 from offmarl import envs, vault
 from offmarl._compiling import QUICKLY, pinned
 from offmarl.checkpoint import Checkpoints
+from offmarl.config import check_seed
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
 from offmarl.envs.sides import Side
@@ -132,7 +133,7 @@ def record_policy(
         The vault cannot be written.
     """
     require_positive(num_envs=num_envs)
-    key = jax.random.key(seed)
+    key = jax.random.key(check_seed(seed))
     player = Player(policy, params, num_envs)
     identity = {"seed": seed}
     about = provenance or {}

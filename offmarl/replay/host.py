@@ -17,6 +17,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from offmarl import _ahead
+from offmarl.config import check_seed
 from offmarl.errors import OptionError
 from offmarl.replay.blocks import (
     BlockGatherer,
@@ -204,7 +205,7 @@ class Stream:
         together = max(1, min(GATHERED_WINDOWS // batch_size, room))
         most = max(1, _MOST_AHEAD // together)
         most = parts_ahead(memory, together * batch_bytes, "a batch", most)
-        self.seed, self.step = seed, start
+        self.seed, self.step = check_seed(seed), start
         stop = order.num_batches
         firsts = count(start, together) if stop is None else range(start, stop, together)
         self._parts = ahead(partial(self._gather, together), firsts, most)
