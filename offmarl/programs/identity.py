@@ -108,12 +108,15 @@ def machine(devices: int = 1) -> dict[str, Any]:
     return {"versions": versions, "hardware": hardware, "numerics": numerics(devices)}
 
 
-def numerics(devices: int = 1) -> dict[str, Any]:
-    """Return the settings that change last digits and can be set back; see ``docs/runs.md``."""
+def numerics(devices: int | None = None) -> dict[str, Any]:
+    """Return the settings that change last digits and can be set back; see ``docs/runs.md``.
+
+    With the threads and the ``devices`` of a CPU for programs that learn.
+    """
     found = {name: value for name in _OPTIONS if (value := getattr(jax.config, name, None))}
     flags = [one for one in os.environ.get("XLA_FLAGS", "").split() if not _HARMLESS.match(one)]
     found |= {"xla_flags": " ".join(sorted(flags))} if flags else {}
-    if jax.default_backend() != "cpu":
+    if devices is None or jax.default_backend() != "cpu":
         return found
     asked = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""
     threads = int(asked) if asked.isdecimal() else len(own_cores())

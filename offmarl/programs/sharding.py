@@ -35,7 +35,7 @@ class Layout(NamedTuple):
 
     at_once: int
     """Seeds computed side by side, by `jax.vmap`, on one device. The others follow one after the
-    other, by `jax.lax.map`. The results' bits depend on this number, and not on ``devices``."""
+    other, by `jax.lax.map`. The results' bits depend on this number."""
     devices: int = 1
     """Devices that the seeds are spread over. With one seed at a time they need not divide the
     seeds: `place` adds copies of the last seed."""
