@@ -122,17 +122,6 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
 
     It can be published: in place of paths on this machine it holds the plan's name of the dataset,
     and only the name of a program's file.
-
-    Parameters
-    ----------
-    cell
-        The cell.
-    run
-        The directory of its finished run.
-    path
-        The file to write.
-    seconds
-        How long its training took, with its start and its evaluations.
     """
     about = identity(cell)
     record = tracking.publishable(tracking.read_run(run))

@@ -96,13 +96,6 @@ def _place(plan: Plan, label: str, content: str) -> Path:
 def note_vaults(plan: Plan, job: Job, answer: Mapping[str, Any]) -> None:
     """Write down the vaults that a preparation made.
 
-    Parameters
-    ----------
-    plan, job
-        The plan, and one of its preparations.
-    answer
-        What its command prints with ``--json``.
-
     Raises
     ------
     RunError

@@ -206,17 +206,7 @@ class RecordWork(Work):
 def block_times(
     steps: int, num_envs: int, time_limit: int | None, block_steps: int | None = None
 ) -> int:
-    """Return the number of time steps of a block, which all blocks have.
-
-    Parameters
-    ----------
-    steps, num_envs
-        Environment steps of the recording, and the environments that take them.
-    time_limit
-        Maximum length of an episode; None if it is unknown.
-    block_steps
-        Environment steps that a block should have.
-    """
+    """Return the number of time steps of a block, which all blocks have."""
     row = -(-steps // num_envs)
     if block_steps is not None:
         return min(-(-block_steps // num_envs), row)

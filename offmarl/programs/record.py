@@ -165,23 +165,8 @@ def record_players(
 ) -> bool:
     """Record several policies side by side, each in environments of its own, as `record_policy`.
 
-    Parameters
-    ----------
-    env, path, steps, provenance, checkpoint_seconds, devices
-        As for `record_policy`.
-    players
-        The policies; the id of a policy is its number. The first ones play in the first rows.
-    key
-        Random key.
-    identity
-        A JSON object of what the key was made from, and anything else that determines the data.
-    agent_ids
-        As for `record_policy`, for a single player.
-
-    Returns
-    -------
-    bool
-        False if the recording was complete already.
+    The id of a policy is its number. ``identity`` is a JSON object of what the key was made from,
+    and of anything else that determines the data.
     """
     require_positive(steps=steps)
     keep_compiled_programs()
@@ -401,13 +386,6 @@ def recorded(env: Environment, first_id: int) -> tuple[EnvSpec, Whole | None]:
     """Return the spec of an environment's recordings, and what makes them of captured steps.
 
     These differ for one side of an adversarial environment, whose recordings hold all agents.
-
-    Parameters
-    ----------
-    env
-        The environment, without autoreset.
-    first_id
-        Policy id of the first opponents.
     """
     if isinstance(env, Side):
         return env.recorded_spec, partial(env.whole, first_id=first_id)
@@ -438,13 +416,6 @@ def identity_of(players: Sequence[Player]) -> dict[str, Any]:
 def is_complete(path: Path, recipe: Mapping[str, Any]) -> bool:
     """Whether a recording exists and is complete.
 
-    Parameters
-    ----------
-    path
-        Path of its vault.
-    recipe
-        A JSON object of everything that determines the recording.
-
     Raises
     ------
     RunError
@@ -460,17 +431,6 @@ def check_recipe(
     hints: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """Return the provenance of a recording; empty if it does not exist.
-
-    Parameters
-    ----------
-    path
-        Path of its vault.
-    recipe
-        A JSON object of what determines the recording.
-    partly
-        Whether the vault's recipe may have further entries.
-    hints
-        What decides an entry that no argument is named after, by the entry's name.
 
     Raises
     ------

@@ -429,11 +429,6 @@ def more_to_come(more: bool = True) -> Iterator[None]:
     """Declare that the command has other work to do after the block.
 
     A signal that came too late to stop the block then stops the command after it.
-
-    Parameters
-    ----------
-    more
-        Whether there is more work; if False, the state outside the block applies.
     """
     token = _more.set(more or _more.get())
     try:
@@ -448,11 +443,6 @@ def checkpoint_timer(seconds: float, unit: str, work: str = "") -> Iterator[Chec
 
     It has no effect outside the main thread, which Python delivers signals to. Signals that are
     ignored, or that the application handles itself, are not changed.
-
-    Parameters
-    ----------
-    seconds, unit, work
-        As for `CheckpointTimer`.
     """
     timer = CheckpointTimer(seconds, unit, work)
     before = {}

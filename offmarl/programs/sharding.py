@@ -135,19 +135,6 @@ def layout_of(
 ) -> Layout:
     """Choose how the seeds and batches of a baseline are computed.
 
-    Parameters
-    ----------
-    seeds
-        Number of seeds.
-    batching
-        "map", "vmap", or "auto": whichever is faster on the backend.
-    at_once
-        The value of a resumed run, which is kept.
-    devices
-        Number of devices. Those that the seeds leave divide the batches. By default a single
-        process spreads seeds over its devices and divides no batch, and several processes use all
-        of their devices.
-
     Raises
     ------
     OptionError

@@ -49,15 +49,6 @@ def learning_curve(
 ) -> None:
     """Train several seeds side by side, and report each evaluation.
 
-    Parameters
-    ----------
-    make, args
-        The program and its arguments; `record_online` describes them.
-    seeds
-        Number of training seeds, the first of which is that of the arguments.
-    report
-        Called with the environment steps taken and the returns.
-
     Raises
     ------
     OptionError

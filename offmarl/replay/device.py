@@ -146,17 +146,6 @@ def load(
     The host holds one block at a time, some tens of megabytes, and the returns-to-go if batches
     carry them.
 
-    Parameters
-    ----------
-    source
-        What to draw from.
-    windows
-        What to draw.
-    episodes
-        Numbers of the episodes to draw from; all of them by default. Only these are loaded.
-    weights
-        What steps weigh; all the same by default.
-
     Raises
     ------
     ShapeError

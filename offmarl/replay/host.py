@@ -331,15 +331,6 @@ def _read_to(reader: Any, to: str) -> Callable[[Int[np.ndarray, "k B"]], list[Se
 def parts_ahead(memory: int, part: int, name: str, most: int) -> int:
     """Return how many parts to gather ahead of use, so that all take no more than ``memory``.
 
-    Parameters
-    ----------
-    memory, part
-        Bytes there are, and bytes of a part.
-    name
-        What a part is, in words.
-    most
-        Parts that are enough.
-
     Raises
     ------
     OptionError
@@ -357,17 +348,7 @@ def parts_ahead(memory: int, part: int, name: str, most: int) -> int:
 def ahead(
     produce: Callable[[_In], _Out], arguments: Iterable[_In], most: int
 ) -> Generator[_Out, None, None]:
-    """Yield what a function makes of each argument, in order, made by threads ahead of time.
-
-    Parameters
-    ----------
-    produce
-        Called by several threads.
-    arguments
-        May be endless.
-    most
-        Results that may be ready or under way before they are asked for.
-    """
+    """Yield what a function makes of each argument, in order, made by threads ahead of time."""
     pool = ThreadPoolExecutor(_THREADS, "offmarl-stream")
     try:
         started = _ahead.ahead(arguments, lambda one: pool.submit(produce, one), most + 1)
