@@ -210,7 +210,7 @@ def test_seeds_that_another_one_would_equal_are_refused(tmp_path, seed):
         lambda: data.stream(2, 1, seed=seed),
         lambda: data.stream(2, 1, seed=seed, epochs=1),
         lambda: data.split(validation=0.5, seed=seed),
-        lambda: vault.subsample(data, tmp_path / "b.vlt", episodes=2, seed=seed),
+        lambda: vault.sample(data, tmp_path / "b.vlt", episodes=2, seed=seed),
     ]
     for call in calls:
         with pytest.raises(OptionError, match=f"seed must be from 0 to 4,294,967,295, not {seed}"):
