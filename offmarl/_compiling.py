@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
+from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -17,6 +18,21 @@ the programs are about four times slower."""
 _HALF = {"xla_backend_optimization_level": 1}
 """On a CPU, XLA compiles evaluations of policies up to twice as fast, and they are at most a fifth
 slower; see ``benchmarks/RESULTS.md``."""
+
+
+@contextmanager
+def pinned() -> Iterator[None]:
+    """Compute in 32 bits and with JAX's default random numbers, whatever the user has set.
+
+    For a block, or as a decorator of a function. The user's settings are as before after it.
+    """
+    home: Any = jax if hasattr(jax, "enable_x64") else import_module("jax.experimental")
+    with (
+        home.enable_x64(False),
+        jax.default_prng_impl("threefry2x32"),
+        jax.threefry_partitionable(True),
+    ):
+        yield
 
 
 @contextmanager

@@ -5,6 +5,7 @@ are `RecordedName`, for which `offmarl.records.import_code` imports nothing, bec
 downloaded dataset or policy chose them.
 """
 
+import ast
 import hashlib
 import importlib
 import io
@@ -12,7 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -93,6 +94,35 @@ def import_file(path: Path, name: str | None = None) -> ModuleType:
             raise
         raise OptionError(f"{path} cannot be imported: {summarize(error)}") from error
     return module
+
+
+def code_digest(file: Path) -> str:
+    """Return the SHA-256 of a Python file, or of it and the files around it that it imports.
+
+    Those are modules in its directory and below, and in its package.
+    """
+    found, left = dict[Path, bytes](), [file]
+    while left:
+        if (path := left.pop()).is_file() and path not in found:
+            found[path] = path.read_bytes()
+            left += _imported(path, found[path])
+    digests = [hashlib.sha256(found[path]).digest() for path in sorted(found)]
+    return (digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()).hex()
+
+
+def _imported(path: Path, source: bytes) -> Iterator[Path]:
+    """Yield where the modules would be, around a file, that it imports."""
+    with suppress(SyntaxError, ValueError):  # its import says what is wrong
+        for node in ast.walk(ast.parse(source)):
+            level, names = 1, [one.name for one in getattr(node, "names", [])]
+            if isinstance(node, ast.ImportFrom):
+                home, level = node.module or "", max(node.level, 1)
+                names = [home, *(f"{home}.{name}" for name in names)]
+            for name in names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+                parts = name.strip(".").split(".")
+                inside = level == 1 and parts[0] == path.parent.name
+                place = path.parents[level - 1].joinpath(*parts[inside:])
+                yield from (place.parent / f"{place.name}.py", place / "__init__.py")
 
 
 class _FromSource(SourceFileLoader):

@@ -44,9 +44,20 @@ PositiveInt = Annotated[int, Rule("at least 1", lambda x: x >= 1)]
 NonNegativeInt = Annotated[int, Rule("at least 0", lambda x: x >= 0)]
 SeedCount = Annotated[PositiveInt, Rule("at most 10,000", lambda x: x <= 10_000)]
 Seed = Annotated[int, Rule("from 0 to 2,147,483,647", lambda x: 0 <= x < 2**31)]
+
 Fraction = Annotated[float, Rule("from 0 to 1", lambda x: 0 <= x <= 1)]
 Positive = Annotated[float, Rule("above 0 and finite", lambda x: 0 < x < math.inf)]
 NonNegative = Annotated[float, Rule("at least 0 and finite", lambda x: 0 <= x < math.inf)]
+
+
+def check_seed(seed: int, name: str = "seed") -> int:
+    """Return a seed of 32 bits; `OptionError` for others, which would draw what one of these does.
+
+    Programs count up from theirs, which is a `Seed`.
+    """
+    if not 0 <= seed < 2**32:
+        raise OptionError(f"{name} must be from 0 to 4,294,967,295, not {seed}.")
+    return seed
 
 
 REPEATED = "repeated"

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float, Num
 
+from offmarl.config import check_seed
 from offmarl.errors import OptionError, ShapeError
 
 Scores = Float[np.ndarray, "*b runs tasks"]
@@ -192,7 +193,7 @@ def bootstrap_interval(
             raise ShapeError(
                 f"an interval needs at least {MIN_RUNS} runs: got {len(array)}. Train more seeds."
             )
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(check_seed(seed))
     drawn = [_resample(generator, array, resamples) for array in scores]
     tail = (1 - confidence) / 2
     if method == "expanded":

@@ -15,7 +15,9 @@ from typing import Any
 
 import offmarl
 from offmarl import records, tracking
+from offmarl._imports import code_digest
 from offmarl.benchmark.plan import Cell
+from offmarl.envs.registry import code_of
 from offmarl.errors import RunError, VaultError
 from offmarl.paths import local
 from offmarl.programs import registry
@@ -38,14 +40,26 @@ def identity(cell: Cell) -> dict[str, Any]:
         "data": _public(data.vault),
         "options": {name: _public(value) for name, value in cell.options.items()},
     }
-    if program.endswith(".py") and local(program).is_file():
-        found["program"] = Path(program).name
-        found["sha256"] = hashlib.sha256(local(program).read_bytes()).hexdigest()
+    if code := sources(program, cell.options):
+        found |= {"program": Path(program).name, "sources": code}
     if data.recipe is not None:
         found["data"] = f"{data.recipe.name}:{data.tier}"
         found["recorded"] = {"program": data.recipe.program, **data.recipe.options}
+        if code := sources(data.recipe.program, data.recipe.options):
+            found["recorded"]["sources"] = code
     plain: dict[str, Any] = tracking.plain(found)
     return plain
+
+
+def sources(program: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """Return the checksums of the user's own code and data that a program and its options name."""
+    file, held_out = local(program), options.get("validation")
+    found = {
+        "program": code_digest(file) if file.suffix == ".py" and file.is_file() else None,
+        "env": code_of(str(options.get("env", ""))),
+        "validation": None if held_out is None else _fingerprint_at(held_out),
+    }
+    return {name: code for name, code in found.items() if code}
 
 
 def _public(value: Any) -> Any:
@@ -60,8 +74,11 @@ def fingerprint(cell: Cell) -> str | None:
 
     None for data that the plan records or downloads, and for a vault that is not here.
     """
-    place = None if cell.data.vault is None else local(cell.data.vault)
-    if place is None or not place.exists():
+    return None if cell.data.vault is None else _fingerprint_at(cell.data.vault)
+
+
+def _fingerprint_at(vault: str) -> str | None:
+    if not (place := local(vault)).exists():
         return None
     manifests = (*place.glob(MANIFEST), *place.glob(f"*/{MANIFEST}"))
     return _fingerprint(place, max(one.stat().st_mtime_ns for one in (place, *manifests)))
@@ -105,21 +122,14 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
 
     It can be published: in place of paths on this machine it holds the plan's name of the dataset,
     and only the name of a program's file.
-
-    Parameters
-    ----------
-    cell
-        The cell.
-    run
-        The directory of its finished run.
-    path
-        The file to write.
-    seconds
-        How long its training took, with its start and its evaluations.
     """
     about = identity(cell)
     record = tracking.publishable(tracking.read_run(run))
     record["args"]["vault"] = about["data"]
+    if "sources" in about:  # which may have changed since the training began
+        env = record.get("environment_source", {}).get("sha256")
+        ran = {"program": record["sha256"], "env": env}
+        about["sources"] = {name: ran.get(name) or x for name, x in about["sources"].items()}
     rows = tracking.read(run / tracking.METRICS_FILE)
     document = {
         "dataset": cell.data.label,

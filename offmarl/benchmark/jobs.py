@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from offmarl import records, tracking
-from offmarl.benchmark.cells import checksum, fingerprint, identity, is_current
+from offmarl.benchmark.cells import checksum, fingerprint, identity, is_current, sources
 from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, records_tiers, slug
 from offmarl.errors import RunError
 from offmarl.paths import local
@@ -77,6 +77,8 @@ def _recording(plan: Plan, recipe: Recipe) -> Job:
     if records_tiers(recipe):
         options.setdefault("tiers", ",".join(dict.fromkeys(tiers)))
     config = _config(recipe.program, options)
+    for name, code in sources(recipe.program, options).items():
+        config += f"# {name}: {code}\n"  # with other code it is another recording
     place = _place(plan, recipe.name, config)
     command = ["record", recipe.program, "--config", str(_config_file(place))]
     command += ["--out", str(place / "vaults"), "--json"]

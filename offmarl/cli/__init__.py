@@ -180,9 +180,16 @@ def main() -> None:
 
 def _leave_guards() -> None:
     """Leave out settings of JAX that offmarl and the libraries below it do not keep, and say so."""
-    names = ("TRANSFER_GUARD", "NUMPY_RANK_PROMOTION", "NUMPY_DTYPE_PROMOTION", "ENABLE_X64")
-    for name in (f"JAX_{guard}" for guard in names):
-        if os.environ.pop(name, "") not in ("", "0", "false", "allow", "standard"):
+    defaults = {
+        **dict.fromkeys(("TRANSFER_GUARD", "NUMPY_RANK_PROMOTION"), ("allow",)),
+        **dict.fromkeys(
+            ("NUMPY_DTYPE_PROMOTION", "DEFAULT_PRNG_IMPL"), ("standard", "threefry2x32")
+        ),
+        "ENABLE_X64": ("0", "false"),
+        "THREEFRY_PARTITIONABLE": ("1", "true"),
+    }
+    for name, default in ((f"JAX_{guard}", x) for guard, x in defaults.items()):
+        if os.environ.pop(name, "").lower() not in ("", *default):
             warnings.warn(f"{name} is left out: offmarl does not keep it.", stacklevel=2)
 
 

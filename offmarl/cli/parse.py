@@ -21,7 +21,7 @@ from typing import (
     get_type_hints,
 )
 
-from offmarl.config import REPEATED, Rule, Validated, Vaults
+from offmarl.config import REPEATED, Rule, Validated, Vaults, check_seed
 from offmarl.errors import OffmarlError, OptionError
 from offmarl.paths import expanded
 from offmarl.programs.configs import Config, read_config
@@ -298,6 +298,8 @@ def _parse(
         if not stop.code:
             raise
         raise OptionError(_reason(printed.getvalue())) from None
+    if "seed" in call.keywords:  # of commands; the arguments of programs have rules of their own
+        check_seed(call.keywords["seed"], "--seed")
     return call
 
 

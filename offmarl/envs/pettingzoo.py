@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from pettingzoo import ParallelEnv
 
+from offmarl.config import check_seed
 from offmarl.envs.base import Environment
 from offmarl.envs.gym_spaces import as_value, to_space
 from offmarl.envs.registry import make
@@ -67,7 +68,7 @@ class OffmarlParallelEnv(ParallelEnv):
         """Start an episode; the same seed starts the same episode."""
         del options
         drawn = int(self._random.integers(2**31)) if seed is None else seed
-        reset_key, self._key = jax.random.split(jax.random.key(drawn))
+        reset_key, self._key = jax.random.split(jax.random.key(check_seed(drawn)))
         self._state, timestep = self._reset(reset_key)
         self._view = jax.device_get(timestep.view)
         alive = self._view.alive
@@ -211,7 +212,7 @@ class PettingZooPolicy:
 
     def __init__(self, policy: Actor, env: Any, seed: int = 0):
         self._policy, self._env = policy, env
-        self._key = jax.random.key(seed)
+        self._key = jax.random.key(check_seed(seed))
         self._carry: Any = None
         self._translator: Translator | None = None
 

@@ -11,7 +11,6 @@ name that was read from a dataset, because the author of the dataset chose that 
 Importing this module and listing the names import neither JAX nor any plug-in.
 """
 
-import hashlib
 import importlib
 import inspect
 import json
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offmarl import records
-from offmarl._imports import summarize
+from offmarl._imports import code_digest, summarize
 from offmarl.envs.catalogue import BUILT_IN, EnvInfo, Family, Option
 from offmarl.errors import (
     OffmarlError,
@@ -197,6 +196,14 @@ def source(name: str) -> dict[str, str]:
     return _sources.get(name, {})
 
 
+def code_of(name: str) -> str | None:
+    """Return the checksum of the user's code that a name stands for; None for other names."""
+    code = _FILE.fullmatch(name) or _MODULE.fullmatch(name)
+    with suppress(OffmarlError):  # making the environment says what is wrong
+        return None if code is None else _import(code).source.get("sha256")
+    return None
+
+
 @lru_cache(maxsize=16)
 def release(package: str) -> str:
     """Return an installed package with its version, as "jaxmarl 0.2.0"; empty if there is none."""
@@ -271,12 +278,8 @@ def _import(code: re.Match[str]) -> _Found:
     is_file = where.endswith(".py")
     base = f"{Path(where).name if is_file else where}:{name}"
     source = {"factory": name, "file" if is_file else "module": where}
-    source |= {"sha256": _sha256(Path(file))} if file else {}
+    source |= {"sha256": code_digest(Path(file))} if file else {}
     return _Found(Family(base, factory, EnvInfo(""), None, where), base, (), suffix, source)
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _find(base: str) -> tuple[Family, tuple[Option, ...]]:

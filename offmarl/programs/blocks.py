@@ -13,11 +13,13 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from offmarl import tracking, vault
+from offmarl.config import check_seed
 from offmarl.envs import Environment
 from offmarl.envs.base import require_positive
 from offmarl.errors import OptionError
 from offmarl.launch import Work
 from offmarl.paths import local
+from offmarl.programs.identity import environment_source
 from offmarl.programs.record import (
     CHUNK,
     Player,
@@ -29,7 +31,6 @@ from offmarl.programs.record import (
     recorded_return,
     software,
 )
-from offmarl.programs.run import environment_source
 from offmarl.types import ArrayTree, Policy
 from offmarl.vault import layout
 from offmarl.vault.transform.pipeline import join_rows
@@ -205,17 +206,7 @@ class RecordWork(Work):
 def block_times(
     steps: int, num_envs: int, time_limit: int | None, block_steps: int | None = None
 ) -> int:
-    """Return the number of time steps of a block, which all blocks have.
-
-    Parameters
-    ----------
-    steps, num_envs
-        Environment steps of the recording, and the environments that take them.
-    time_limit
-        Maximum length of an episode; None if it is unknown.
-    block_steps
-        Environment steps that a block should have.
-    """
+    """Return the number of time steps of a block, which all blocks have."""
     row = -(-steps // num_envs)
     if block_steps is not None:
         return min(-(-block_steps // num_envs), row)
@@ -226,4 +217,4 @@ def block_times(
 
 def block_key(seed: int, block: int) -> PRNGKeyArray:
     """Return the random key of a block."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), _BLOCKS), block)
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(check_seed(seed)), _BLOCKS), block)

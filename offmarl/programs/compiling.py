@@ -22,15 +22,10 @@ def use_cores(seeds: int, batching: str) -> None:
 
     ``--devices`` counts as so many seeds.
 
-    Two cores train four seeds 1.5 times as fast as one device does, and to the same bits. The
+    Two cores train four seeds 1.5 times as fast as one device does, up to last digits. The
     command line calls this before JAX starts; later it has no effect, and neither has it after the
     user has set the number (``JAX_NUM_CPU_DEVICES``). Seeds under `jax.vmap` stay on one device,
     because the bits of their results depend on how many are computed side by side.
-
-    Parameters
-    ----------
-    seeds, batching
-        As in `offmarl.programs.Args`.
     """
     config: Any = jax.config
     chosen = config.jax_num_cpu_devices >= 0 or _DEVICE_COUNT in os.environ.get("XLA_FLAGS", "")

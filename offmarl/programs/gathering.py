@@ -20,8 +20,9 @@ from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import RunError
 from offmarl.launch import Work
+from offmarl.programs.identity import MAY_DIFFER, differences
 from offmarl.programs.program import FREE, Args, Keep
-from offmarl.programs.run import MAY_DIFFER, Run, differences
+from offmarl.programs.run import Run
 from offmarl.programs.stopping import best_of
 from offmarl.types import ArrayTree
 
@@ -30,13 +31,7 @@ _parts: ContextVar[Sequence[Path] | None] = ContextVar("parts", default=None)
 
 @contextmanager
 def gathered(runs: Sequence[Path]) -> Iterator[None]:
-    """Let `offmarl.programs.train` gather finished runs of one seed each instead of training.
-
-    Parameters
-    ----------
-    runs
-        Their directories, in the order of the seeds.
-    """
+    """Let `offmarl.programs.train` gather finished runs of one seed each instead of training."""
     token = _parts.set(runs)
     try:
         yield
@@ -56,24 +51,9 @@ def gather(
     keep: Keep,
     evaluate: Callable[[ArrayTree, int, bool], Mapping[str, Any]],
 ) -> dict[str, int]:
-    """Write the checkpoints and metrics of runs of one seed each into one run.
+    """Write the checkpoints and metrics of finished runs of one seed each into one run.
 
-    Parameters
-    ----------
-    run
-        The run of all seeds, which has nothing but its record.
-    like
-        The tree of a checkpoint of all seeds.
-    runs
-        The finished runs.
-    keep
-        Which checkpoints the run keeps.
-    evaluate
-        ``evaluate(states, step, last)``: an evaluation of all seeds, for those that stopped early.
-
-    Returns
-    -------
-    The step at which each seed stopped early, by its number; empty if none did.
+    Return the step at which each seed stopped early, by its number; empty if none did.
 
     Raises
     ------

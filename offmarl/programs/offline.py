@@ -12,7 +12,8 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
-from offmarl import __version__, settings, tracking
+from offmarl import settings, tracking
+from offmarl._compiling import pinned
 from offmarl.paths import below, local
 from offmarl.programs import dataset as data
 from offmarl.programs import gathering
@@ -28,6 +29,7 @@ from offmarl.programs.continuing import Start, start_of_baseline, started
 from offmarl.programs.dataset import DatasetStatistics
 from offmarl.programs.drawing import Drawing, drawing_of, open_data
 from offmarl.programs.evaluate import Evaluator, evaluate, make_evaluator, summary
+from offmarl.programs.identity import made_from
 from offmarl.programs.loop import (
     LOG_EVERY,
     Learned,
@@ -55,9 +57,7 @@ from offmarl.programs.run import (
     CheckpointTimer,
     Run,
     checkpoint_timer,
-    environment_source,
     locked,
-    machine,
     no_run_without_checkpoint,
     open_run,
     report,
@@ -84,6 +84,7 @@ from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, Mixture
 
 
+@pinned()
 def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: ArgsT) -> Path:
     """Train a program on a vault, evaluate it, and write the run.
 
@@ -154,29 +155,20 @@ def _train_locked(
     check_divisible("--batch-size", args.batch_size, layout)
     check_shards(directory, "batches", layout)
     drawing = drawing_of(args, program, dataset, evaluator, _recorded(directory, "priority_lag"))
+    sources = digests(dataset, evaluator) | begun.source
     record = {
-        "offmarl": __version__,
-        **machine(),
         "kind": "baseline",
-        "program": origin.name,
-        "file": origin.file,
-        "sha256": origin.sha256,
+        **made_from(origin, evaluator.env, sources, layout.devices),
         "args": {key: value for key, value in asdict(args).items() if key not in FREE},
         **origins,
         "spec": dataset.spec.to_json(),
         "greedy": program.greedy,
         "vault": f"{dataset.name}/{dataset.uid}",
-        "vault_digest": dataset.known_digest(),
-        **({"validation_digest": evaluator.validation} if evaluator.validation else {}),
         "seeds": list(range(args.seed, args.seed + args.seeds)),
         "seeds_at_once": layout.at_once,
         **shards_record(layout),
         **drawing.record,
-        **begun.source,
-        **(environment_source(evaluator.env.spec.name) if evaluator.env else {}),
     }
-    if evaluator.env and (package := evaluator.env.spec.package):
-        record["versions"] |= [package.split(" ", 1)]
     schedule = offline_schedule(program, args)
     stopping = Stopping(args, evaluator, schedule.starts[-1])
     check_same("the dataset", record["vault_digest"], "give all of them the same vault.")
@@ -199,6 +191,12 @@ def _train_locked(
         run.finish(stopped)
     for seed, step in stopped.items():
         tracking.notice(f"seed {seed} stopped at update {step}: --stop-on {args.stop_on}")
+
+
+def digests(dataset: Dataset | Mixture, evaluator: Evaluator) -> dict[str, str]:
+    """Return what identifies the data that is learned from, and that of the evaluation."""
+    found = {"vault_digest": dataset.known_digest()}
+    return found | ({"validation_digest": evaluator.validation} if evaluator.validation else {})
 
 
 def resolved(args: Args, spec: EnvSpec) -> Args:

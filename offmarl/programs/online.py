@@ -10,9 +10,8 @@ import jax
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-import offmarl
 from offmarl import settings, tracking, vault
-from offmarl._compiling import QUICKLY
+from offmarl._compiling import QUICKLY, pinned
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import from_json
 from offmarl.envs import Environment
@@ -25,6 +24,7 @@ from offmarl.programs.cluster import gathered, is_first, join, on_first
 from offmarl.programs.collecting import collect
 from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.continuing import Start, start_of
+from offmarl.programs.identity import environment_source, made_from
 from offmarl.programs.loop import build, learn, online_schedule
 from offmarl.programs.peers import ends_with_others
 from offmarl.programs.program import (
@@ -50,7 +50,6 @@ from offmarl.programs.run import (
     CheckpointTimer,
     Run,
     checkpoint_timer,
-    environment_source,
     locked,
     more_to_come,
     no_run_without_checkpoint,
@@ -89,6 +88,7 @@ class Recorded(NamedTuple):
     view: RenderableType
 
 
+@pinned()
 def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: ArgsT) -> Recorded:
     """Train a program online and record the requested tiers, for each training seed.
 
@@ -167,6 +167,7 @@ def _record_online(
     return _record_all(runs, versions, tiers)
 
 
+@pinned()
 def record_from_run(
     run_dir: str | Path,
     tiers: str,
@@ -289,11 +290,8 @@ def _recorders(
 
 def _record(run: Recorder) -> dict[str, Any]:
     return {
-        "offmarl": offmarl.__version__,
         "kind": "recorder",
-        "program": run.name,
-        "file": run.origin.file,
-        "sha256": run.origin.sha256,
+        **made_from(run.origin, run.env, run.source, run.layout.devices),
         "args": run.settings | {"seed": run.args.seed, "seeds": run.args.seeds},
         **settings.used(run.args).record(),
         "spec": replace(run.env.spec, extras=recorded(run.env, 1)[0].extras).to_json(),
@@ -301,7 +299,6 @@ def _record(run: Recorder) -> dict[str, Any]:
         "vault": None,
         "seeds": run.seeds,
         **shards_record(run.layout),
-        **run.source,
     }
 
 

@@ -14,8 +14,9 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 import offmarl
 from offmarl import envs, vault
-from offmarl._compiling import QUICKLY
+from offmarl._compiling import QUICKLY, pinned
 from offmarl.checkpoint import Checkpoints
+from offmarl.config import check_seed
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
 from offmarl.envs.sides import Side
@@ -35,15 +36,16 @@ from offmarl.programs.collecting import collect
 from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.foreign import errors_of_functions
 from offmarl.programs.grouped import GroupState, collect_in_groups, groups_of
+from offmarl.programs.identity import (
+    differences,
+    environment_source,
+    numerics,
+    require_same_numerics,
+)
 from offmarl.programs.loop import Schedule, copied
 from offmarl.programs.peers import ends_with_others
 from offmarl.programs.program import Hyperparameters, Program, Stage
-from offmarl.programs.run import (
-    CheckpointTimer,
-    checkpoint_timer,
-    differences,
-    environment_source,
-)
+from offmarl.programs.run import CheckpointTimer, checkpoint_timer
 from offmarl.programs.sharding import Layout, check_divisible, recorder_layout
 from offmarl.replay.device import bytes_of, require_room
 from offmarl.rollout import RolloutState, init_rollout, rollout
@@ -131,7 +133,7 @@ def record_policy(
         The vault cannot be written.
     """
     require_positive(num_envs=num_envs)
-    key = jax.random.key(seed)
+    key = jax.random.key(check_seed(seed))
     player = Player(policy, params, num_envs)
     identity = {"seed": seed}
     about = provenance or {}
@@ -148,6 +150,7 @@ class Player(NamedTuple):
     rows: int
 
 
+@pinned()
 def record_players(
     env: Environment,
     players: Sequence[Player],
@@ -162,23 +165,8 @@ def record_players(
 ) -> bool:
     """Record several policies side by side, each in environments of its own, as `record_policy`.
 
-    Parameters
-    ----------
-    env, path, steps, provenance, checkpoint_seconds, devices
-        As for `record_policy`.
-    players
-        The policies; the id of a policy is its number. The first ones play in the first rows.
-    key
-        Random key.
-    identity
-        A JSON object of what the key was made from, and anything else that determines the data.
-    agent_ids
-        As for `record_policy`, for a single player.
-
-    Returns
-    -------
-    bool
-        False if the recording was complete already.
+    The id of a policy is its number. ``identity`` is a JSON object of what the key was made from,
+    and of anything else that determines the data.
     """
     require_positive(steps=steps)
     keep_compiled_programs()
@@ -398,13 +386,6 @@ def recorded(env: Environment, first_id: int) -> tuple[EnvSpec, Whole | None]:
     """Return the spec of an environment's recordings, and what makes them of captured steps.
 
     These differ for one side of an adversarial environment, whose recordings hold all agents.
-
-    Parameters
-    ----------
-    env
-        The environment, without autoreset.
-    first_id
-        Policy id of the first opponents.
     """
     if isinstance(env, Side):
         return env.recorded_spec, partial(env.whole, first_id=first_id)
@@ -435,13 +416,6 @@ def identity_of(players: Sequence[Player]) -> dict[str, Any]:
 def is_complete(path: Path, recipe: Mapping[str, Any]) -> bool:
     """Whether a recording exists and is complete.
 
-    Parameters
-    ----------
-    path
-        Path of its vault.
-    recipe
-        A JSON object of everything that determines the recording.
-
     Raises
     ------
     RunError
@@ -457,17 +431,6 @@ def check_recipe(
     hints: Mapping[str, str] = {},
 ) -> dict[str, Any]:
     """Return the provenance of a recording; empty if it does not exist.
-
-    Parameters
-    ----------
-    path
-        Path of its vault.
-    recipe
-        A JSON object of what determines the recording.
-    partly
-        Whether the vault's recipe may have further entries.
-    hints
-        What decides an entry that no argument is named after, by the entry's name.
 
     Raises
     ------
@@ -495,6 +458,8 @@ def _checked_provenance(
             else "it holds no steps, so remove it to start again."
         )
         raise RunError(f"{path} was started with {name}={theirs!r}, not {ours!r}{hint}: {advice}")
+    if not provenance.get("complete"):
+        require_same_numerics(path, provenance.get("numerics"), numerics())
     return dict(provenance)
 
 
@@ -521,6 +486,7 @@ def open_for_recording(
             )
         return vault.resume(path)
     about = dict(provenance) | {"recipe": dict(recipe), "software": software(), "complete": False}
+    about["numerics"] = numerics()
     if source := envs.source(spec.name):
         about["environment_source"] = source
     rows, steps = size

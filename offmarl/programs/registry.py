@@ -8,7 +8,6 @@ record alone never makes offmarl import a file: the user names the file.
 """
 
 import ast
-import hashlib
 import inspect
 import sys
 from collections.abc import Callable, Iterable
@@ -18,7 +17,7 @@ from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 from offmarl import records, tracking
-from offmarl._imports import import_file
+from offmarl._imports import code_digest, import_file
 from offmarl.errors import OptionError, RunError, unknown_name
 from offmarl.paths import local
 
@@ -78,7 +77,7 @@ def origin_of(make: Callable[..., Any]) -> Origin:
     path = Path(inspect.getsourcefile(make) or "").resolve()
     if _is_own(path):
         return Origin(path.stem.rstrip("_"), None, None)
-    file, sha256 = str(path), _sha256(path)
+    file, sha256 = str(path), code_digest(path)
     if make.__module__ in sys.modules:
         _ran[file, sha256] = sys.modules[make.__module__]
     return Origin(path.stem, file, sha256)
@@ -123,7 +122,7 @@ def load_origin(
             f"--program {quote(str(origin.file))}."
         )
     path = _checked(local(program))
-    if _sha256(path) != origin.sha256:
+    if code_digest(path) != origin.sha256:
         raise RunError(
             f"{path} is not the program that trained {run}: that was {origin.file}, with other "
             "content. Give that file with its content at that time, or train again."
@@ -138,7 +137,7 @@ def file_of_run(run: Path, files: Iterable[Path]) -> Path | None:
     """
     sha256 = tracking.read_run(run).get("sha256")
     return next(
-        (file for file in files if sha256 and _sha256(_checked(local(file))) == sha256), None
+        (file for file in files if sha256 and code_digest(_checked(local(file))) == sha256), None
     )
 
 
@@ -167,7 +166,3 @@ def _load_file(path: Path) -> ModuleType:
             "`offmarl new baseline NAME` writes one to start from."
         )
     return module
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -6,17 +6,15 @@ finished run unchanged, or to raise an error because the arguments differ.
 
 import atexit
 import os
-import platform
 import shutil
 import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -26,7 +24,7 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from offmarl import envs, settings, tracking
+from offmarl import settings, tracking
 from offmarl._lock import writing
 from offmarl.config import Validated
 from offmarl.errors import OptionError, RunError, Stopped
@@ -34,8 +32,8 @@ from offmarl.paths import no_empty_directories
 from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.cluster import Agreement, end_together, is_first, on_first
 from offmarl.programs.dataset import STATISTICS_FILE
+from offmarl.programs.identity import MAY_DIFFER, differences, require_same_numerics
 from offmarl.records import recorded
-from offmarl.types import release_difference
 from offmarl.vault.layout import MANIFEST
 
 ArgsT = TypeVar("ArgsT", bound=Validated)
@@ -45,26 +43,6 @@ LOCK = "run.lock"
 
 _FILES = (STATISTICS_FILE, tracking.METRICS_FILE, tracking.MARL_EVAL_FILE)
 """Files of a run that mean nothing without its record."""
-
-MAY_DIFFER = (
-    "offmarl",
-    "versions",
-    "hardware",
-    "settings",
-    "given",
-    "args.vault",
-    "args.init",
-    "args.time_limit",
-    "args.tiers",
-    "args.steps",
-    "devices",
-    "processes",
-    "shards",
-)
-"""Entries that may differ when a run is resumed: the versions, the machine, which arguments were
-given and where the others came from, the paths of the vault and of the run that it starts from
-(digests identify them), the time limit (``spec`` has the one in use), what a recorder records after
-the training, and the devices (see `offmarl.programs.sharding.check_shards`)."""
 
 
 @dataclass(frozen=True)
@@ -221,8 +199,6 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
     for path, theirs, ours in sorted(
         differences(found, record, MAY_DIFFER), key=lambda one: _order(one[0])
     ):
-        if path == "spec.package" and not release_difference(theirs or "", ours or ""):
-            continue
         same_vault = found.get("vault") == record.get("vault") and "vaults" not in record
         if path == "vault_digest" and same_vault:
             raise RunError(
@@ -236,6 +212,8 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
             f"{directory} holds a run with {path} {theirs!r}, not {ours!r}: choose another "
             f"directory with --out, or give the arguments of that run to resume it.{rest}"
         )
+    if not complete:
+        require_same_numerics(directory, found.get("numerics"), record.get("numerics"))
     rows = tracking.read(directory / tracking.METRICS_FILE) if jax.process_count() > 1 else []
     return dict(record), complete, stopped, "".join(tracking.to_json(row) + "\n" for row in rows)
 
@@ -264,29 +242,6 @@ def no_run_without_checkpoint(run: Run) -> Iterator[None]:
         raise
 
 
-def machine() -> dict[str, Any]:
-    """Return what a run's record says of the machine and of the packages that compute on it."""
-    packages = ("jax", "jaxlib", "flax", "optax", "numpy")
-    device = jax.local_devices()[0]
-    hardware = {
-        "device": device.device_kind,
-        "devices": jax.local_device_count(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-    }
-    versions = {"python": platform.python_version()} | {one: version(one) for one in packages}
-    return {"versions": versions, "hardware": hardware}
-
-
-def _processor() -> str:
-    """Return the name of the processor; Linux tells it in a file of its own."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
 def settled(args: ArgsT, directory: Path) -> ArgsT:
     """Return arguments with the packaged settings that the directory's run has, and print them.
 
@@ -303,17 +258,6 @@ def print_sources(args: Validated) -> None:
     """Print where the values of arguments came from, if some are from files."""
     for line in settings.used(args).lines(args):
         tracking.notice(f"settings: {line}")
-
-
-def environment_source(name: str) -> dict[str, dict[str, str]]:
-    """Return what a record or recipe says of the code of an environment made in this process.
-
-    Its ``spec.name`` is the same for two files of the same name. The result lacks the path of the
-    file, and the package, which is in the spec; it is empty for the environments of offmarl.
-    """
-    found, apart = envs.source(name), ("file", "package")
-    source = {key: value for key, value in found.items() if key not in apart}
-    return {"environment_source": source} if source else {}
 
 
 def _by_step(
@@ -352,23 +296,6 @@ def _evaluated(rows: list[dict[str, Any]]) -> list[str]:
         for name in names
         if name == metric or name.startswith(f"{metric}_")
     ]
-
-
-def differences(
-    found: Any, wanted: Any, ignored: Sequence[str] = (), path: str = ""
-) -> list[tuple[str, Any, Any]]:
-    """Return where two JSON objects differ, but for ``ignored`` paths: path and both values.
-
-    ``path`` is that of the objects themselves.
-    """
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        return [
-            difference
-            for key in sorted(found.keys() | wanted.keys())
-            if (full := f"{path}.{key}" if path else key) not in ignored
-            for difference in differences(found.get(key), wanted.get(key), ignored, full)
-        ]
-    return [] if found == wanted else [(path, found, wanted)]
 
 
 # ---------------------------------------------------------------------------------- evaluations
@@ -489,8 +416,7 @@ class CheckpointTimer:
 def more_to_come(more: bool = True) -> Iterator[None]:
     """Declare that the command has other work to do after the block.
 
-    A signal that came too late to stop the block then stops the command after it. If ``more`` is
-    False, the state outside the block applies.
+    A signal that came too late to stop the block then stops the command after it.
     """
     token = _more.set(more or _more.get())
     try:
@@ -504,8 +430,7 @@ def checkpoint_timer(seconds: float, unit: str, work: str = "") -> Iterator[Chec
     """Handle SIGINT and SIGTERM by saving, while the block runs.
 
     It has no effect outside the main thread, which Python delivers signals to. Signals that are
-    ignored, or that the application handles itself, are not changed. The parameters are those of
-    `CheckpointTimer`.
+    ignored, or that the application handles itself, are not changed.
     """
     timer = CheckpointTimer(seconds, unit, work)
     before = {}

@@ -35,7 +35,7 @@ class Layout(NamedTuple):
 
     at_once: int
     """Seeds computed side by side, by `jax.vmap`, on one device. The others follow one after the
-    other, by `jax.lax.map`. The results' bits depend on this number, and not on ``devices``."""
+    other, by `jax.lax.map`. The results' bits depend on this number."""
     devices: int = 1
     """Devices that the seeds are spread over. With one seed at a time they need not divide the
     seeds: `place` adds copies of the last seed."""
@@ -134,19 +134,6 @@ def layout_of(
     seeds: int, batching: str, at_once: int | None = None, devices: int | None = None
 ) -> Layout:
     """Choose how the seeds and batches of a baseline are computed.
-
-    Parameters
-    ----------
-    seeds
-        Number of seeds.
-    batching
-        "map", "vmap", or "auto": whichever is faster on the backend.
-    at_once
-        The value of a resumed run, which is kept.
-    devices
-        Number of devices. Those that the seeds leave divide the batches. By default a single
-        process spreads seeds over its devices and divides no batch, and several processes use all
-        of their devices.
 
     Raises
     ------

@@ -23,17 +23,23 @@ import tomli_w
 from numpy.typing import NDArray
 
 from offmarl import settings, tracking
+from offmarl._compiling import pinned
 from offmarl._imports import import_optional
 from offmarl._lock import writing
 from offmarl.config import PositiveInt, Seed, Validated
 from offmarl.errors import OffmarlError, OptionError, RunError, Stopped
 from offmarl.launch import Work, once
 from offmarl.paths import local
+from offmarl.programs.continuing import start_of_baseline
 from offmarl.programs.drawing import open_data
+from offmarl.programs.evaluate import make_evaluator
+from offmarl.programs.identity import MAY_DIFFER, differences, made_from
+from offmarl.programs.offline import digests
 from offmarl.programs.program import FREE, SHAPING, Args, OnlineArgs, shared_names
-from offmarl.programs.registry import program_of
-from offmarl.programs.run import differences, watched
+from offmarl.programs.registry import origin_of, program_of
+from offmarl.programs.run import watched
 from offmarl.programs.search import Space, drawn
+from offmarl.programs.sides import opponents_of
 from offmarl.programs.unrecorded import learning_curve, scored_environment
 
 Score = Literal["last", "area"]
@@ -105,11 +111,6 @@ def tune(
         return study.run()
 
 
-def _nested(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a search must be continued with, with the arguments as an object."""
-    return {**identity, "arguments": json.loads(identity["arguments"])}
-
-
 def _require_file(file: Path) -> None:
     """Raise `OptionError` if a search cannot write its settings there."""
     if file.suffix != ".toml" or file.is_dir():
@@ -124,13 +125,25 @@ def _require_file(file: Path) -> None:
         )
 
 
-def _require_source(args: Validated) -> None:
-    """Raise what every trial would: there is no such environment or data, or it has no score."""
+@pinned()
+def _made_from(program: ModuleType, args: Validated) -> dict[str, Any]:
+    """Return what scores are made from; raise what every trial would, such as that of no data.
+
+    A search compares scores, so the version of offmarl may not differ, as it may in a run.
+    """
+    source: dict[str, Any] = {}
     if isinstance(args, OnlineArgs):
-        scored_environment(args)
+        env: Any = scored_environment(args)
+        source = opponents_of(env)
     else:
         assert isinstance(args, Args)
-        open_data(args)
+        evaluator = make_evaluator(args, dataset := open_data(args))
+        env = evaluator.env
+        source = digests(dataset, evaluator) | start_of_baseline(args, dataset.spec).source
+    if env is not None and env.spec.package:
+        source |= {"package": env.spec.package}
+    found = made_from(origin_of(program.make), env, source)
+    return {name: x for name, x in found.items() if name == "offmarl" or name not in MAY_DIFFER}
 
 
 class _Study:
@@ -145,7 +158,7 @@ class _Study:
             raise OptionError("there is no argument to search: give a table [search] of ranges.")
         _require_fresh(args, space)
         _require_file(file)
-        _require_source(args)
+        self._made_from = _made_from(program, args)
         self._optuna: Any = import_optional("optuna", "tune")
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
         self._work, self._writes = file.with_suffix(".trial"), True
@@ -247,11 +260,13 @@ class _Study:
         identity, found = self.identity(), study.user_attrs.get("identity")
         if found is None:
             study.set_user_attr("identity", identity)
-        elif found != identity:
-            path, theirs, ours = differences(_nested(found), _nested(identity))[0]
+            return
+        given = {**found, "arguments": json.loads(found["arguments"])}
+        wanted = {**identity, "arguments": json.loads(identity["arguments"])}
+        for path, theirs, ours in differences(given, wanted):
             raise RunError(
                 f"{self.file} was started with {path.removeprefix('arguments.')} {theirs!r}, not "
-                f"{ours!r}: give the same arguments to continue, or another --out."
+                f"{ours!r}: give the same arguments, data and code to continue, or another --out."
             )
 
     def work_in(self, directory: Path) -> None:
@@ -266,7 +281,7 @@ class _Study:
         search = {"seeds": self._search.seeds, "score": self._search.score}
         search |= {"search_seed": self._search.search_seed, "prune": self._search.prune}
         space = {name: one.words() for name, one in self.space.items()}
-        found: dict[str, Any] = tracking.plain({"program": self.name, **search, "ranges": space})
+        found: dict[str, Any] = tracking.plain({**self._made_from, **search, "ranges": space})
         return found | {"arguments": json.dumps(tracking.plain(kept), sort_keys=True)}
 
     def ended(self, study: Any) -> list[Any]:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key
 
+from offmarl._compiling import pinned
 from offmarl.envs import Environment
 from offmarl.errors import OptionError
 from offmarl.programs.compiling import keep_compiled_programs
@@ -39,6 +40,7 @@ def scored_environment(args: OnlineArgs) -> Environment:
     return env
 
 
+@pinned()
 def learning_curve(
     make: Callable[..., Program],
     args: OnlineArgs,

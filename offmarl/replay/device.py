@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.random import threefry_2x32
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpy.typing import NDArray
 
@@ -105,13 +106,23 @@ class Replay:
 
 def draw(starts: Starts, key: PRNGKeyArray, count: int) -> Int[Array, "count"]:
     """Draw slots that windows start at; `offmarl.replay.starts.draw_on_host` draws the same."""
+    pair = jax.random.key_data(key)[:2]  # the first half of an rbg key is that of a threefry key
     if isinstance(starts, Uniform):
-        return jax.random.randint(key, (count,), 0, starts.num_slots)
-    words = jax.random.bits(key, (WORDS_OF_A_DRAW, count), jnp.uint32)
+        first, second = jnp.stack(_hash(pair, 2), -1)
+        high, low = (jnp.bitwise_xor(*_hash(one, count)) for one in (first, second))
+        return below(high, low, jnp.uint32(starts.num_slots)).astype(jnp.int32)
+    words = jnp.bitwise_xor(*_hash(pair, WORDS_OF_A_DRAW * count)).reshape(-1, count)
     number = below(words[0], words[1], jnp.uint32(len(starts.share)))
     number = jnp.where(words[2] < starts.threshold[number], number, starts.alias[number])
     inside = below(words[3], words[4], starts.size[number].astype(jnp.uint32))
     return starts.first[number] + inside.astype(starts.first.dtype)
+
+
+def _hash(pair: Array, num: int) -> tuple[Array, Array]:
+    """Encrypt counters as `jax.random` does by default; its functions ask the user's settings."""
+    counts = jnp.concatenate([jnp.zeros(num, jnp.uint32), jnp.arange(num, dtype=jnp.uint32)])
+    high, low = jnp.split(threefry_2x32((pair[0], pair[1]), counts), 2)
+    return high, low
 
 
 def probability(starts: Starts, slots: Int[Array, "*b"]) -> Float[Array, "*b"]:
@@ -134,17 +145,6 @@ def load(
 
     The host holds one block at a time, some tens of megabytes, and the returns-to-go if batches
     carry them.
-
-    Parameters
-    ----------
-    source
-        What to draw from.
-    windows
-        What to draw.
-    episodes
-        Numbers of the episodes to draw from; all of them by default. Only these are loaded.
-    weights
-        What steps weigh; all the same by default.
 
     Raises
     ------

@@ -17,6 +17,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from offmarl import _ahead
+from offmarl.config import check_seed
 from offmarl.errors import OptionError
 from offmarl.replay.blocks import (
     BlockGatherer,
@@ -204,7 +205,7 @@ class Stream:
         together = max(1, min(GATHERED_WINDOWS // batch_size, room))
         most = max(1, _MOST_AHEAD // together)
         most = parts_ahead(memory, together * batch_bytes, "a batch", most)
-        self.seed, self.step = seed, start
+        self.seed, self.step = check_seed(seed), start
         stop = order.num_batches
         firsts = count(start, together) if stop is None else range(start, stop, together)
         self._parts = ahead(partial(self._gather, together), firsts, most)
@@ -330,15 +331,6 @@ def _read_to(reader: Any, to: str) -> Callable[[Int[np.ndarray, "k B"]], list[Se
 def parts_ahead(memory: int, part: int, name: str, most: int) -> int:
     """Return how many parts to gather ahead of use, so that all take no more than ``memory``.
 
-    Parameters
-    ----------
-    memory, part
-        Bytes there are, and bytes of a part.
-    name
-        What a part is, in words.
-    most
-        Parts that are enough.
-
     Raises
     ------
     OptionError
@@ -356,17 +348,7 @@ def parts_ahead(memory: int, part: int, name: str, most: int) -> int:
 def ahead(
     produce: Callable[[_In], _Out], arguments: Iterable[_In], most: int
 ) -> Generator[_Out, None, None]:
-    """Yield what a function makes of each argument, in order, made by threads ahead of time.
-
-    Parameters
-    ----------
-    produce
-        Called by several threads.
-    arguments
-        May be endless.
-    most
-        Results that may be ready or under way before they are asked for.
-    """
+    """Yield what a function makes of each argument, in order, made by threads ahead of time."""
     pool = ThreadPoolExecutor(_THREADS, "offmarl-stream")
     try:
         started = _ahead.ahead(arguments, lambda one: pool.submit(produce, one), most + 1)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
+from offmarl.config import check_seed
 from offmarl.errors import OptionError
 from offmarl.replay import threefry
 from offmarl.replay.starts import Starts, Uniform, draw_on_host
@@ -109,6 +110,7 @@ def make_order(
     OptionError
         The windows of passes are not equally likely, or there are no batches.
     """
+    check_seed(seed)
     if epochs is None and drop_last:
         raise OptionError("drop_last is for epochs: without them, all batches are full.")
     if epochs is None:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import UInt32
 
+from offmarl.config import check_seed
+
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
 
@@ -19,8 +21,8 @@ Keys = UInt32[np.ndarray, "*k 2"]
 
 
 def key(seed: int) -> UInt32[np.ndarray, "2"]:
-    """Return the key of a seed, as ``jax.random.key``; only the lower 32 bits count."""
-    return np.array([0, seed & 0xFFFFFFFF], np.uint32)
+    """Return the key of a seed, as ``jax.random.key``; `OptionError` unless it has 32 bits."""
+    return np.array([0, check_seed(seed)], np.uint32)
 
 
 def fold_in(keys: Keys, data: Any) -> UInt32[np.ndarray, "*n 2"]:

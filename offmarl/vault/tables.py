@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 
 from offmarl._imports import import_optional
+from offmarl.config import check_seed
 from offmarl.errors import OptionError, ShapeError
 from offmarl.teams import Team, by_team, names_by_team
 
@@ -391,4 +392,4 @@ def hold_out(
 
 def shuffled(count: int, seed: int) -> Int[np.ndarray, "M"]:
     """Return the numbers of ``count`` episodes in random order."""
-    return np.random.default_rng(seed).permutation(count)
+    return np.random.default_rng(check_seed(seed)).permutation(count)

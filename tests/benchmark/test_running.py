@@ -445,6 +445,45 @@ def test_a_cell_of_other_code_in_the_same_file_is_not_current(local_cell, tmp_pa
     assert run_of(plan, cell) != before
 
 
+@pytest.mark.parametrize("edited", ["game.py", "helper.py", "bench_pack/inner.py", "held.vlt"])
+def test_a_cell_whose_environment_or_held_out_data_changed_is_not_current(
+    edited, local_cell, tmp_path, random_data, monkeypatch
+):
+    monkeypatch.syspath_prepend(tmp_path)
+    made = "def make():\n    return offmarl.envs.make('probe/observation')\n"
+    (tmp_path / "helper.py").write_text("REWARD = 1\n")
+    (tmp_path / "game.py").write_text(f"import offmarl\nfrom helper import REWARD\n\n{made}")
+    (tmp_path / "bench_pack").mkdir()
+    (tmp_path / "bench_pack" / "__init__.py").touch()
+    (tmp_path / "bench_pack" / "inner.py").write_text("REWARD = 1\n")
+    (tmp_path / "bench_pack" / "games.py").write_text(
+        f"import offmarl\nfrom . import inner\n\n{made}"
+    )
+    held_out = edited == "held.vlt"
+    if held_out:
+        shutil.copytree(random_data("probe/observation").parent, tmp_path / "held.vlt")
+    env = "bench_pack.games:make" if "/" in edited else "game.py:make"
+    option = '"validation" = "held.vlt"' if held_out else f'env = "{env}"'
+    data = '[datasets]\n"mine" = { vault = "mine.vlt" }\n[baselines]\nbc = {}\n'
+    text = f"[training]\n{option}\n{data}"
+    (tmp_path / "plan.toml").write_text(text)
+    plan = benchmark.read_plan(tmp_path / "plan.toml", tmp_path / "out")
+    (cell,) = plan.cells
+    before = run_of(plan, cell)
+    digest = vault.open_vault("mine.vlt").digest()
+    run = write_run(tmp_path / "run", "mine", "data", RETURNS, vault_digest=digest)
+    pack(cell, run, cell_file(plan, cell))
+    assert is_current(cell, cell_file(plan, cell))
+    if held_out:
+        shutil.rmtree(tmp_path / "held.vlt")
+        shutil.copytree(random_data("probe/two-step").parent, tmp_path / "held.vlt")
+    else:
+        with (tmp_path / edited).open("a") as file:
+            file.write("# changed\n")
+    assert not is_current(cell, cell_file(plan, cell))
+    assert run_of(plan, cell) != before
+
+
 def test_a_packed_cell_holds_no_directories(local_cell, tmp_path):
     found = []
     for place in (tmp_path, tmp_path / "elsewhere"):

@@ -663,6 +663,8 @@ def test_training_under_the_guards_of_jax(tmp_path):
         "JAX_NUMPY_RANK_PROMOTION": "raise",
         "JAX_NUMPY_DTYPE_PROMOTION": "strict",
         "JAX_ENABLE_X64": "1",
+        "JAX_DEFAULT_PRNG_IMPL": "rbg",
+        "JAX_THREEFRY_PARTITIONABLE": "0",
         "JAX_DEBUG_NANS": "1",
     }
     sizes = ["--updates", "2", "--batch-size", "2", "--length", "5", "--out", "run"]
@@ -676,7 +678,7 @@ def test_training_under_the_guards_of_jax(tmp_path):
     )
     assert done.returncode == 0
     told = done.stderr.splitlines()
-    assert len(told) == 4 and all("is left out: offmarl does not keep it" in one for one in told)
+    assert len(told) == 6 and all("is left out: offmarl does not keep it" in one for one in told)
 
 
 SECRET = "https://me:pass/w@rd@example.org/data"

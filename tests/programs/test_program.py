@@ -693,3 +693,42 @@ def test_of_two_trainings_in_one_directory_one_goes_on(random_data, tmp_path, se
     assert sorted(path.name for path in both.iterdir()) == sorted(
         path.name for path in alone.iterdir()
     )
+
+
+@pytest.mark.parametrize("setting", ["rbg", "whole", "wide"])
+def test_training_does_not_depend_on_settings_of_jax_and_keeps_them(
+    trained, random_data, tmp_path, setting
+):
+    ambient = {
+        "rbg": (jax.default_prng_impl, "rbg"),
+        "whole": (jax.threefry_partitionable, False),
+        "wide": (jax.enable_x64, True),
+    }
+    choose, value = ambient[setting]
+    with choose(value):
+        run = two_stage.main(arguments(random_data(ENV), tmp_path / "run"))
+        assert choose.value == value
+    assert metrics(run, 0) == metrics(trained, 0)
+    assert tracking.read_run(run)["numerics"] == tracking.read_run(trained)["numerics"]
+
+
+@pytest.mark.parametrize(
+    ("begun", "advice"),
+    [
+        ({"threads": 1000}, "set PJRT_NPROC=1000 to go on"),
+        ({"devices": 2}, "set JAX_NUM_CPU_DEVICES=2 to go on"),
+        ({"xla_flags": "--xla_cpu_enable_fast_math=true"}, "XLA_FLAGS='--xla_cpu_enable_fast"),
+        ({"jax_default_matmul_precision": "bfloat16"}, "JAX_DEFAULT_MATMUL_PRECISION=bfloat16"),
+    ],
+)
+def test_an_unfinished_run_is_continued_with_settings_that_give_its_bits(
+    trained, random_data, tmp_path, begun, advice
+):
+    run = shutil.copytree(trained, tmp_path / "run")
+    record = tracking.read_run(run)
+    changed = record | {"numerics": record["numerics"] | begun}
+    tracking.write_json(run / "run.json", changed)
+    two_stage.main(arguments(random_data(ENV), run))  # it is finished
+    tracking.write_json(run / "run.json", changed | {"complete": False})
+    with pytest.raises(RunError, match=advice):
+        two_stage.main(arguments(random_data(ENV), run))

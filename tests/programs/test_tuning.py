@@ -1,6 +1,7 @@
 """The search of settings: ranges, trials, files, and what a kill leaves."""
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -17,7 +18,7 @@ from offmarl import programs, tracking
 from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.errors import OptionError, RunError, Stopped, UnknownNameError
 from offmarl.launch import Share, join_work, run_share
-from offmarl.programs import search, tuning
+from offmarl.programs import registry, search, tuning
 from offmarl.programs.run import report, watched
 from offmarl.programs.search import Choices, IntRange, Range
 from offmarl.programs.tuning import Search, TrialsWork, tune
@@ -387,3 +388,42 @@ def test_tasks_add_trials_to_one_search(tmp_path):
     assert run_share(work(6), Share(0, 1)) == 1
     with pytest.raises(RunError, match="were started with seeds=1, not 2"):
         TrialsWork(bandit, args, SPACE, file, Search(trials=6, seeds=2)).check()
+
+
+@pytest.mark.parametrize("tasks", [False, True])
+@pytest.mark.parametrize(
+    "field", ["vault_digest", "environment_source.sha256", "offmarl", "sha256"]
+)
+def test_a_search_is_continued_with_what_its_scores_were_made_from(
+    field, tasks, tmp_path, random_data, monkeypatch
+):
+    file, search = tmp_path / "tuned.toml", Search(trials=1, seeds=1)
+    source, data, module = tmp_path / "chase.py", tmp_path / "data.vlt", bandit
+    source.write_text(
+        "import offmarl\n\n\ndef chase():\n    return offmarl.envs.make('probe/one-step')\n"
+    )
+    space, args = SPACE, replace(arguments(), env=f"{source}:chase")
+    if field in ("vault_digest", "sha256"):
+        shutil.copy(two_stage.__file__, tmp_path / "mine.py")
+        shutil.copytree(random_data("probe/observation").parent, data)
+        module = registry.load("baseline", str(tmp_path / "mine.py"))
+        args = module.Args(vault=data / "random", env="none", updates=17, batch_size=4, length=2)
+        space = {"learning_rate": SPACE["rate"]}
+    tune(module, args, space, file, search)
+    if field == "vault_digest":
+        shutil.rmtree(data)
+        shutil.copytree(random_data("probe/two-step").parent, data)
+    elif field == "offmarl":
+        monkeypatch.setattr("offmarl.programs.identity.__version__", "9.9")
+    elif field == "sha256":
+        with (tmp_path / "mine.py").open("a") as text:
+            text.write("# changed\n")
+        module = registry.load("baseline", str(tmp_path / "mine.py"))
+        args = module.Args(**vars(args))
+    else:
+        source.write_text(source.read_text() + "# changed\n")
+    with pytest.raises(RunError, match=f"was started with {field} '"):
+        if tasks:
+            run_share(TrialsWork(module, args, space, file, replace(search, trials=2)), Share(0, 1))
+        else:
+            tune(module, args, space, file, replace(search, trials=2))

@@ -9,7 +9,7 @@ import pytest
 
 import offmarl
 from offmarl import vault
-from offmarl.errors import ShapeError
+from offmarl.errors import OptionError, ShapeError
 from offmarl.replay import Windows, load
 from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, Transition, View
 from offmarl.vault import open_vault
@@ -175,3 +175,43 @@ def test_guards_of_jax_are_for_the_code_of_users(tmp_path: Path, source: str) ->
         else:
             batch = next(iter(data.stream(batch=4, length=5)))
     assert np.isnan(batch.behaviour_log_prob).any()
+
+
+def ambient(name):
+    """Return JAX under a setting that a user may have."""
+    return {
+        "rbg": lambda: jax.default_prng_impl("rbg"),
+        "whole": lambda: jax.threefry_partitionable(False),
+        "wide": lambda: jax.enable_x64(True),
+    }[name]()
+
+
+@pytest.mark.parametrize("setting", ["rbg", "whole", "wide"])
+@pytest.mark.parametrize("weight", [None, "reward + 1"])
+def test_batches_are_those_of_a_stream_under_any_settings_of_jax(tmp_path, setting, weight):
+    write(tmp_path / "a.vlt", np.random.default_rng(0).random((2, 30)) < 0.2)
+    data = open_vault(tmp_path / "a.vlt")
+    weights = None if weight is None else np.arange(1.0, 1 + len(data.episodes.length))
+    with data.stream(4, 5, seed=7, weights=weights) as stream:
+        expected = next(stream)
+    with ambient(setting):
+        key = jax.random.fold_in(jax.random.key(7), 0)
+        found = jax.jit(lambda replay, key: replay.sample(key))(
+            data.replay(4, 5, weights=weights), key
+        )
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**40])
+def test_seeds_that_another_one_would_equal_are_refused(tmp_path, seed):
+    write(tmp_path / "a.vlt", np.ones((2, 8), bool))
+    data = open_vault(tmp_path / "a.vlt")
+    calls = [
+        lambda: data.stream(2, 1, seed=seed),
+        lambda: data.stream(2, 1, seed=seed, epochs=1),
+        lambda: data.split(validation=0.5, seed=seed),
+        lambda: vault.sample(data, tmp_path / "b.vlt", episodes=2, seed=seed),
+    ]
+    for call in calls:
+        with pytest.raises(OptionError, match=f"seed must be from 0 to 4,294,967,295, not {seed}"):
+            call()

@@ -15,6 +15,7 @@ import numpy as np
 from offmarl import records
 from offmarl._ahead import ahead
 from offmarl._imports import summarize
+from offmarl.config import check_seed
 from offmarl.errors import OffmarlError, OptionError
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Leaf, NumpyArray
@@ -89,7 +90,9 @@ def load(function: MapFunction, seed: int) -> Function:
         raise OptionError(f"{function!r} is not a function of steps: give one, or its place.")
     name = f"{getattr(call, '__module__', '?')}:{getattr(call, '__qualname__', repr(call))}"
     place = function if isinstance(function, str) else None
-    return Function(call, place or name, _checksum(call), _random_parameter(call), seed, place)
+    return Function(
+        call, place or name, _checksum(call), _random_parameter(call), check_seed(seed), place
+    )
 
 
 def _random_parameter(call: Callable[..., Any]) -> str | None:

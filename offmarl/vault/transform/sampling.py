@@ -3,6 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Int
 
+from offmarl.config import check_seed
 from offmarl.errors import OptionError
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.transform.selection import Pieces, Pool
@@ -34,7 +35,7 @@ def matched(returns: Float[np.ndarray, "M"], like: Float[np.ndarray, "L"], seed:
     inside = (returns >= edges[0]) & (returns <= edges[-1])
     due: NumpyArray = np.full(len(returns), np.inf)
     most = np.inf
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(check_seed(seed))
     for one in np.flatnonzero(share).tolist():
         members = np.flatnonzero((stratum == one) & inside)
         if not len(members):
