@@ -22,6 +22,7 @@ from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.paths import local
 from offmarl.programs import dataset
 from offmarl.programs.buffer import make_buffer
+from offmarl.programs.finite import require_finite
 from offmarl.programs.program import Args, OnlineArgs, Program
 from offmarl.programs.record import fingerprint
 from offmarl.programs.recorder import stacked
@@ -220,6 +221,9 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
         tree, _ = checkpoints.restore({"state": of_seeds(like, seeds)})
         states = [jax.tree.map(lambda leaf, i=i: leaf[i], tree["state"]) for i in range(seeds)]
     checkpoints.close()
+    require_finite(
+        [learned(state) or state for state in states], f"what the run in {directory} has learned"
+    )
     return built.program, states
 
 

@@ -437,6 +437,10 @@ class Journal(Protocol):
         """The last evaluation in a few words, for the progress bar."""
         ...
 
+    def check(self, done: int, states: Any, metrics: Any, count: int, /) -> None:
+        """Raise `NotFiniteError` if what the last updates learned, or a metric, is not finite."""
+        ...
+
     def add(self, done: int, metrics: Any, count: int, /) -> None:
         """Take the metrics of the last ``count`` updates, as `updates` or `collect` yields them."""
         ...
@@ -522,6 +526,7 @@ def learn(
     for step, states, metrics in clock.timed(work):
         collect_as_before()
         timer.work_done()
+        journal.check(step, states, metrics, step - done)
         journal.add(step, metrics, step - done)
         if step == schedule.next_log(step - 1):
             journal.log(step, clock.times(step * unit))

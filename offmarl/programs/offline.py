@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from offmarl import __version__, settings, tracking
 from offmarl.paths import below, local, no_empty_directories
 from offmarl.programs import dataset as data
-from offmarl.programs import gathering
+from offmarl.programs import finite, gathering
 from offmarl.programs.cluster import (
     check_same,
     gathered,
@@ -292,7 +292,7 @@ def _learn(job: _Job, dataset: Dataset | Mixture, timer: CheckpointTimer) -> Non
     run, schedule = job.run, job.schedule
     start_keys, update_keys, _ = job.keys()
     learners = Learners(job.program, job.hyper(), update_keys, job.layout)
-    journal = _Journal(job)
+    journal = _Journal(job, dataset)
     done, states = journal.begin(job.begin(start_keys, update_keys))
     timer.begin(done)
     if not journal.over:  # a run that has stopped early may have been killed before its end
@@ -329,8 +329,8 @@ def _batches(
 class _Journal:
     """Metrics, evaluations and checkpoints of all seeds."""
 
-    def __init__(self, job: _Job):
-        self._job = job
+    def __init__(self, job: _Job, dataset: Dataset | Mixture):
+        self._job, self._dataset = job, dataset
         self._checkpoints = job.run.checkpoints(keep=2)
         self._means = Means()
         self._untrained: ArrayTree | None = None
@@ -354,6 +354,18 @@ class _Journal:
         track = self._job.args.track if is_first() else ()
         self.trackers = Trackers(track, run.directory, run.record)
         return done, states
+
+    def check(
+        self, done: int, learned: Learned, metrics: Mapping[str, NDArray[Any]], _count: int
+    ) -> None:
+        """Raise `NotFiniteError` if a seed that has not stopped early is not finite."""
+        seeds, stopped = self._job.seeds.tolist(), self._job.stopped()
+        found = finite.faults(done, seeds, metrics, learned.state)
+        found = {seed: fault for seed, fault in found.items() if str(seed) not in stopped}
+        if found:
+            where, last = self._job.run.directory, self._checkpoints.latest()
+            data = finite.about(self._dataset)
+            raise finite.error(found, finite.left_behind(where, last, data))
 
     def add(self, _done: int, metrics: Mapping[str, NDArray[Any]], count: int) -> None:
         """Add the metrics of the last updates."""

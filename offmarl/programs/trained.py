@@ -18,6 +18,7 @@ from offmarl.errors import OptionError, RunError
 from offmarl.networks import blank_view
 from offmarl.paths import local
 from offmarl.programs import dataset, registry
+from offmarl.programs.finite import require_finite
 from offmarl.programs.normalisation import make_program
 from offmarl.programs.program import Program, state_shapes
 from offmarl.programs.stopping import best_step
@@ -84,7 +85,10 @@ class TrainedRun(NamedTuple):
         number = self._step(checkpoints.steps(), seed, step, unit)
         tree, _ = checkpoints.restore({part: stacked}, number)
         checkpoints.close()
-        return jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree[part])
+        found = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree[part])
+        at = "" if number is None else f" at {number * unit}"
+        require_finite(found, f"the {part} of seed {seed} in {self.directory}{at}")
+        return found
 
     def _round(self) -> int:
         """Return the environment steps of one update of a recorder."""

@@ -20,6 +20,7 @@ from offmarl.vault.tables import Table
 LIMIT_UNKNOWN = "time limit unknown"
 NOT_FINITE = "not finite"
 ILLEGAL_ACTIONS = "illegal actions"
+IMPOSSIBLE_ACTIONS = "impossible actions"
 
 MEANINGS = {
     "several rows": "episodes lie in several rows, each on its own time axis",
@@ -40,7 +41,7 @@ MEANINGS = {
     ILLEGAL_ACTIONS: "some actions of living agents are illegal by the recorded mask; batches "
     "leave out these steps",
     "no legal action": "some living agents have no legal action, and are kept unchanged",
-    "impossible actions": "some actions are outside the action space and are kept unchanged",
+    IMPOSSIBLE_ACTIONS: "some actions are outside the action space and are kept unchanged",
     "flags other than 0 and 1": "some flags are neither 0 nor 1 and count as 1",
     "impossible log-probabilities": "some log-probabilities are infinite or above 0 and are "
     "kept unchanged",
