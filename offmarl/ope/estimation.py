@@ -175,8 +175,8 @@ def _check(policies: Mapping[str, Target], spec: EnvSpec) -> None:
 
 def _no_likelihood(names: set[str]) -> str:
     return (
-        f"{', '.join(sorted(names))} give no finite probabilities of actions, as greedy policies of "
-        "continuous actions and explorers by noise do: sample their actions, or use fqe."
+        f"{', '.join(sorted(names))} give no finite probabilities of actions, as greedy policies "
+        "of continuous actions and explorers by noise do: sample their actions, or use fqe."
     )
 
 

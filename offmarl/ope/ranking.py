@@ -64,7 +64,9 @@ def _checked(
             "policy."
         )
     if not np.isfinite([estimates, returns]).all():
-        raise ShapeError("an estimate or a return is not finite: leave its policy out of the order.")
+        raise ShapeError(
+            "an estimate or a return is not finite: leave its policy out of the order."
+        )
     return estimates, returns
 
 
