@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from offmarl import __version__, statistics, tracking
 from offmarl import report as reports
 from offmarl.benchmark.cells import is_current

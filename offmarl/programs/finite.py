@@ -20,15 +20,14 @@ from offmarl.types import ArrayTree
 from offmarl.vault import Dataset, Mixture
 from offmarl.vault.compat import IMPOSSIBLE_ACTIONS, MEANINGS, sentences
 
+_ADVICE = "other settings, such as a lower learning rate, and another --out."
+
 
 def require_finite(tree: ArrayTree, what: str) -> None:
     """Raise `NotFiniteError` if an array of what was loaded is not finite."""
     for name, leaf in _floats(tree):
         if not np.isfinite(np.asarray(leaf)).all():
-            raise NotFiniteError(
-                f"{what} is not finite ({name or 'its only array'}), so it is no result: train "
-                "again with other settings, such as a lower learning rate, and another --out."
-            )
+            raise NotFiniteError(f"{what} is not finite ({name}): train again with {_ADVICE}")
 
 
 def faults(
@@ -42,20 +41,21 @@ def faults(
 
     ``learned`` has ``axes`` axes of seeds: 1, or 0 for that of a single seed.
     """
-    named = [*_floats(learned)]
-    bad = ~np.asarray(gathered(_are_finite(axes, [leaf for _, leaf in named]))) if named else None
-    arrays = np.zeros((0, len(seeds))) if bad is None else bad.reshape(len(named), -1)
-    wrong = {name: ~np.isfinite(values) for name, values in metrics.items()}
-    if not arrays.any() and not any(x.any() for x in wrong.values()):
-        return {}
-    found = {}
+    named = _floats(learned)
+    bad = np.zeros((0, len(seeds)), bool)
+    if named:
+        fine = gathered(_are_finite(axes, [leaf for _, leaf in named]))
+        bad = ~np.asarray(fine).reshape(len(named), -1)
+    found: dict[int, str] = {}
+    if not bad.any() and all(np.isfinite(values).all() for values in metrics.values()):
+        return found
     for place, seed in enumerate(seeds):
+        wrong = {name: ~np.isfinite(values[place]) for name, values in metrics.items()}
         words = []
-        at_first = [(x[place].argmax(), name) for name, x in wrong.items() if x[place].any()]
-        for at, name in sorted(at_first)[:1]:
-            update = done - metrics[name].shape[1] + at + 1
+        for at, name in sorted((x.argmax(), name) for name, x in wrong.items() if x.any())[:1]:
+            update = done - len(wrong[name]) + at + 1
             words.append(f"{name} is {metrics[name][place, at]} at update {update:,}")
-        if own := [name for (name, _), x in zip(named, arrays, strict=True) if x[place]]:
+        if own := [name for (name, _), x in zip(named, bad, strict=True) if x[place]]:
             words.append(f"{own[0]} ({len(own)} of {len(named)} arrays) after update {done:,}")
         if words:
             found[seed] = ", ".join(words)
@@ -69,30 +69,27 @@ def error(found: Mapping[int, str], left: str = "") -> NotFiniteError:
         seeds.setdefault(fault, []).append(str(seed))
     named = "; ".join(f"seed {', '.join(own)}: {fault}" for fault, own in seeds.items())
     return NotFiniteError(
-        f"training is not finite ({named}).{left} Repeating the command would end here again: "
-        "give other settings, such as a lower learning rate, and another --out."
+        f"training is not finite ({named}).{left} It would end here again: give {_ADVICE}"
     )
 
 
-def left_behind(directory: Path, last: int | None, data: str) -> str:
-    """Say what a run has kept, ``last`` the update of its last checkpoint, and of its data."""
-    kept = "has saved nothing" if last is None else f"keeps its checkpoint of update {last:,}"
-    return f" It stops for all seeds, and {directory} {kept}. {data}"
+def left_behind(directory: Path, last: int | None, data: Dataset | Mixture | None) -> str:
+    """Say what a run has kept, ``last`` being its last checkpoint, and what is known of its data.
 
-
-def about(dataset: Dataset | Mixture) -> str:
-    """Return what is known of values in a dataset that are not finite, which no batch has."""
+    A recorder has no data but its own episodes.
+    """
     found = []
-    for one in dataset.sources if isinstance(dataset, Mixture) else (dataset,):
+    parts = data.sources if isinstance(data, Mixture) else [one for one in (data,) if one]
+    for one in parts:
         kept, steps = one.sound_episodes, one.episodes.length.sum()
         left = 0 if kept is None else steps - kept.length.sum()
-        known = (
-            [f"{left:,} of {steps:,} steps are not finite or follow such a step"] if left else []
-        )
+        known = [f"{left:,} of {steps:,} steps are left out of batches"] if left else []
         known += [text.rstrip(".") for text in sentences(one.provenance.get("faults"))]
         known += [MEANINGS[quirk] for quirk in one.quirks if quirk == IMPOSSIBLE_ACTIONS]
-        found += [f"In {one.path}, {', and '.join(known)}." for _ in known[:1]]
-    return " ".join(found) or "No step of the data is known to be at fault."
+        found += [f"In {one.path}, {', and '.join(known)}."] if known else []
+    about = " ".join(found) or "No step of the data is known to be at fault."
+    saved = "has saved nothing" if last is None else f"keeps its checkpoint of update {last:,}"
+    return f" It stops for all seeds, and {directory} {saved}. {about}"
 
 
 def _floats(tree: ArrayTree) -> list[tuple[str, Any]]:

@@ -364,8 +364,7 @@ class _Journal:
         found = {seed: fault for seed, fault in found.items() if str(seed) not in stopped}
         if found:
             where, last = self._job.run.directory, self._checkpoints.latest()
-            data = finite.about(self._dataset)
-            raise finite.error(found, finite.left_behind(where, last, data))
+            raise finite.error(found, finite.left_behind(where, last, self._dataset))
 
     def add(self, _done: int, metrics: Mapping[str, NDArray[Any]], count: int) -> None:
         """Add the metrics of the last updates."""
@@ -436,12 +435,7 @@ class _Journal:
 class Means:
     """Means of metrics over a block of updates, independent of how the block is divided.
 
-    Parameters
-    ----------
-    sums
-        Sums of each metric, one for each seed; JSON.
-    count
-        Number of updates in the sums.
+    ``sums``, JSON, has those of each metric, one for each seed, over ``count`` updates.
     """
 
     def __init__(self, sums: Mapping[str, list[float]] | None = None, count: int = 0):

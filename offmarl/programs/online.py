@@ -471,9 +471,8 @@ class _Journal:
             tree = {"policy": run.program.policy_params(state), **learned(state)}
             found |= finite.faults(done, [run.seed], last, tree, axes=0)
         if found:
-            where = self._opened.directory
-            data = f"Its data are its own episodes in {self._runs[0].env.spec.name}."
-            raise finite.error(found, finite.left_behind(where, self.checkpoints.latest(), data))
+            where, step = self._opened.directory, self.checkpoints.latest()
+            raise finite.error(found, finite.left_behind(where, step, None))
 
     def add(self, done: int, metrics: Sequence[Mapping[str, Any]], count: int) -> None:
         """Keep the metrics of ``count`` updates, without waiting for the device."""

@@ -46,21 +46,10 @@ def learning_curve(
     seeds: int,
     report: Watcher,
 ) -> None:
-    """Train several seeds side by side, and report each evaluation.
+    """Train seeds side by side, the first that of the arguments, and report each evaluation.
 
-    Parameters
-    ----------
-    make, args
-        The program and its arguments; `record_online` describes them.
-    seeds
-        Number of training seeds, the first of which is that of the arguments.
-    report
-        Called with the environment steps taken and the returns.
-
-    Raises
-    ------
-    OptionError
-        An argument is invalid, or the program's stages do not add up to the run.
+    ``report`` is called with the environment steps taken and the returns. Raises `OptionError` for
+    arguments that cannot be, and `NotFiniteError`.
     """
     keep_compiled_programs()
     env = scored_environment(args)

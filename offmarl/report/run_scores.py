@@ -439,16 +439,9 @@ _SHOWN_SETTINGS = 3
 def _names(
     runs: Mapping[Path, Mapping[str, Any]], groups: Iterable[list[Path]], pool_settings: bool
 ) -> tuple[dict[Path, str], dict[str, list[str]]]:
-    """Return `Entry.run` of runs, and `Runs.settings`.
+    """Return `Entry.run` of runs, grouped by dataset, and `Runs.settings`.
 
-    Parameters
-    ----------
-    runs
-        Content of ``run.json`` by directory.
-    groups
-        The directories of each dataset.
-    pool_settings
-        Whether the settings stay out of the names.
+    With ``pool_settings`` the settings stay out of the names.
     """
     names: dict[Path, str] = {}
     for alike in groups:

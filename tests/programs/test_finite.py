@@ -81,7 +81,7 @@ def test_every_recorder_stops_when_it_is_not_finite(name, tmp_path, monkeypatch)
     sizes = {"total_steps": 10**5, "num_envs": 4, "hidden": 4, "num_steps": 4, "buffer_size": 64}
     options = {"env": "probe/observation", "seeds": 2, "checkpoint_seconds": 0.0, "out": tmp_path}
     args = arguments(module, evaluations=1, tiers="expert", **sizes, **options)
-    with pytest.raises(NotFiniteError, match="its own episodes in probe/observation") as error:
+    with pytest.raises(NotFiniteError, match="known to be at fault") as error:
         module.main(args)
     check_stopped(error, tmp_path / f"probe/observation.run/{name}-0-to-1")
 
