@@ -18,7 +18,9 @@ from offmarl.programs import offline, online, registry
 from offmarl.programs.finite import faults
 from offmarl.programs.loop import build
 from offmarl.programs.program import Stage
+from offmarl.programs.stopping import best_of
 from offmarl.types import Discrete, EnvSpec
+from tests import plain
 from tests.runs import write_policy, write_run
 
 CONTINUOUS = {"maddpg_cql", "matd3_bc", "omar"}
@@ -117,8 +119,8 @@ def test_a_policy_that_is_not_finite_is_not_loaded(tmp_path, monkeypatch, value)
         fresh(self, step, tree | {"policy": policy}, info)
 
     monkeypatch.setattr(Checkpoints, "save", save)
-    write_policy(tmp_path / "run", PolicyConfig("softmax", hidden=(4,)), SPEC, [5, 6])
-    load = partial(offmarl.load_policy, tmp_path / "run", program="tests/plain.py")
+    write_policy(tmp_path / "run", PolicyConfig("feedforward", hidden=4), SPEC, [5, 6])
+    load = partial(offmarl.load_policy, tmp_path / "run", program=plain.__file__)
     assert load(seed=5)
     with pytest.raises(NotFiniteError, match=r"the policy of seed 6 in .*run is not finite"):
         load(seed=6)
@@ -137,3 +139,8 @@ def test_a_run_with_a_loss_that_is_not_finite_has_no_score(tmp_path, stopped, re
             report.read_runs([run])
     else:
         assert report.read_runs([run]).scores
+
+
+def test_an_evaluation_that_is_not_finite_is_not_the_best():
+    rows = [{"seed": 0, "step": at, tracking.RETURN: x} for at, x in ((1, [1, 2]), (2, [9, None]))]
+    assert best_of(rows, 0) == 1 and best_of(rows[1:], 0) is None
