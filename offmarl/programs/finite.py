@@ -103,5 +103,4 @@ def _floats(tree: ArrayTree) -> list[tuple[str, Any]]:
 
 @partial(jax.jit, static_argnums=0)
 def _are_finite(axes: int, leaves: list[Array]) -> Bool[Array, "leaves *seeds"]:
-    found = [jnp.isfinite(leaf).all(tuple(range(axes, leaf.ndim))) for leaf in leaves]
-    return jnp.stack(found)
+    return jnp.stack([jnp.isfinite(leaf).all(tuple(range(axes, leaf.ndim))) for leaf in leaves])
