@@ -21,7 +21,7 @@
 | | `ChecksumError`, `VaultChecksumError`, `HubChecksumError` |
 | | `HubError`, `HubUnreachableError`, `CardError` |
 | | `RunError`, `CheckpointError`, `NotLearnedError`, `MissingExtraError`, `PluginError` |
-| | `ProcessLostError` |
+| | `NotFiniteError`, `ProcessLostError` |
 
 Names are imported on first use, so ``import offmarl`` is fast and imports neither JAX nor
 TensorStore.
@@ -40,6 +40,7 @@ from offmarl.errors import (
     HubUnreachableError,
     InvalidValueError,
     MissingExtraError,
+    NotFiniteError,
     NotLearnedError,
     OffmarlError,
     OptionError,
@@ -122,6 +123,7 @@ __all__ = [
     "HubUnreachableError",
     "InvalidValueError",
     "MissingExtraError",
+    "NotFiniteError",
     "NotLearnedError",
     "OffmarlError",
     "OptionError",

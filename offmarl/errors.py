@@ -104,6 +104,10 @@ class RunError(OffmarlError):
     """A run cannot be started, resumed or loaded."""
 
 
+class NotFiniteError(RunError):
+    """What a run has learned is not finite: training stopped there, or its policy is refused."""
+
+
 class NotLearnedError(RunError):
     """A recorder's best policy is not better than random play, so it has no tiers."""
 

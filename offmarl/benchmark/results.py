@@ -15,8 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from offmarl import __version__, statistics, tracking
 from offmarl import report as reports
 from offmarl.benchmark.cells import is_current
@@ -104,8 +102,8 @@ def read_results(plan: Plan) -> Results:
         path = cell_file(plan, cell)
         if not is_current(cell, path):
             continue
-        if seeds := _not_finite(path):
-            broken[cell.label] = f"the final evaluation of seed {', '.join(seeds)} is not finite"
+        if fault := reports.fault_of(path):
+            broken[cell.label] = fault
         else:
             files.setdefault(cell.data.label, {})[cell.baseline.label] = path
     metrics, incomparable = {}, {}
@@ -133,14 +131,6 @@ def read_results(plan: Plan) -> Results:
         label: _environment(next(iter(found.values()))) for label, found in files.items()
     }
     return Results(plan, files, scores, best, metrics, environments, broken)
-
-
-def _not_finite(path: Path) -> list[str]:
-    """Return the seeds of a cell whose scores are not finite."""
-    metrics = reports.final_metrics(path) & {*UNITS, *tracking.OTHER_RETURN.values()}
-    finals = [reports.final_returns(path, metric) for metric in metrics]
-    seeds = {seed for found in finals for seed, own in found.items() if not np.isfinite(own).all()}
-    return [str(seed) for seed in sorted(seeds)]
 
 
 def _environment(path: Path) -> str:

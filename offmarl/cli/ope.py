@@ -295,7 +295,7 @@ def _not_finite(found: "Estimates", returns: Set[str]) -> Iterator[str]:
     where = {"its return": returns}
     for method, values in found.values.items():
         where[f"its estimate by {method}"] = {
-            label for label, one in values.items() if not np.isfinite(one.value)
+            label for label, one in values.items() if not one.finite
         }
     for what, labels in where.items():
         for label in sorted(labels):
@@ -320,7 +320,7 @@ def _choice(
     settings = {
         setting: labels
         for setting, labels in settings.items()
-        if all(np.isfinite(values[label].value) for label in labels)
+        if all(values[label].finite for label in labels)
     }
     if not settings:
         return None
@@ -342,7 +342,7 @@ def _ranking(values: Mapping[str, "Value"], means: Mapping[str, float]) -> dict[
     """Return how well a method orders the policies that it evaluated."""
     from offmarl.ope import rank_correlation, regret
 
-    labels = [x for x in values if np.isfinite(values[x].value) and x in means]
+    labels = [x for x in values if values[x].finite and x in means]
     estimates = np.array([values[label].value for label in labels])
     returns = np.array([means[label] for label in labels])
     return {

@@ -70,6 +70,11 @@ class Value(NamedTuple):
     low: float | None = None
     high: float | None = None
 
+    @property
+    def finite(self) -> bool:
+        """Whether it and its interval are finite: others are neither ranked nor chosen."""
+        return all(x is None or np.isfinite(x) for x in self)
+
 
 class Estimates(NamedTuple):
     """The result of `estimate`."""
@@ -132,7 +137,7 @@ def estimate(
             raise OptionError(f"{method} cannot be used: {refusals[method]}")
     wanted = [one for one in METHODS if one in (methods or METHODS) and one not in refusals]
     followed = _follow_all(policies, data, options, progress)
-    unlikely = {name for name, one in followed.items() if np.isnan(one.log_prob).any()}
+    unlikely = {name for name, one in followed.items() if not (one.log_prob < np.inf).all()}
     if methods and unlikely and {"wis", "dr"} & {*wanted}:
         raise OptionError(f"importance sampling cannot be used: {_no_likelihood(unlikely)}")
     notes = [f"{method}: {why}" for method, why in refusals.items() if methods is None]
@@ -170,8 +175,8 @@ def _check(policies: Mapping[str, Target], spec: EnvSpec) -> None:
 
 def _no_likelihood(names: set[str]) -> str:
     return (
-        f"{', '.join(sorted(names))} give no probabilities of actions, as greedy policies of "
-        "continuous actions and explorers by noise do: sample their actions, or use fqe."
+        f"{', '.join(sorted(names))} give no finite probabilities of actions, as greedy policies "
+        "of continuous actions and explorers by noise do: sample their actions, or use fqe."
     )
 
 
@@ -246,7 +251,12 @@ class _Data(NamedTuple):
                 f"the probabilities of the recorded actions are missing (NaN) at {unknown:,} of "
                 f"{steps:,} steps: {weighted}"
             )
-        elif self.certain.any() and (self.behaviour_log_prob[self.mask] == 0).all():
+        elif not self.weighted.any() and self.complete.any():
+            reason = (
+                "each complete episode has an action of which the recorded probability is 0 or "
+                f"infinite: {weighted}"
+            )
+        elif self.certain.any() and (self.behaviour_log_prob[self.weighted] == 0).all():
             reason = (
                 "the policies that took the recorded actions were deterministic, so the data say "
                 "nothing about other actions: record with exploration or sampled actions, or use "
@@ -262,6 +272,15 @@ class _Data(NamedTuple):
                 "or dr, whose critic continues there."
             }
         return {}
+
+    @property
+    def weighted(self) -> Bool[np.ndarray, "M"]:
+        """The episodes that ratios weigh: complete, of actions that the data's policies can take.
+
+        No policy takes an action of probability 0, so that its ratio is that of a fault.
+        """
+        whole: NDArray[np.bool_] = self.complete & ~np.isinf(self.behaviour_log_prob).any(1)
+        return whole
 
     def require_finite_values(self, options: Options) -> None:
         """Raise `OptionError` for undiscounted values of episodes that never terminate."""
@@ -455,8 +474,8 @@ def _weighted(
     data: _Data,
     options: Options,
 ) -> tuple[float, dict[Method, Value]]:
-    """Return the effective sample size and the estimates by ratios, of complete episodes."""
-    kept = data.complete
+    """Return the effective sample size and the estimates by ratios."""
+    kept = data.weighted
     arrays = (followed.log_prob, data.behaviour_log_prob, data.mask)
     ratios = Ratios.of(*(jnp.asarray(x[kept]) for x in arrays))
     size, found = float(effective_sample_size(ratios)), dict[Method, Value]()
@@ -537,6 +556,11 @@ def _cautions(
         notes.append(
             f"{share:.1%} of the recorded joint actions were taken with probability 1: what other "
             "actions would earn there is unknown to wis and dr."
+        )
+    if effective and (left := int((data.complete & ~data.weighted).sum())):
+        notes.append(
+            f"{left:,} episodes are left out of wis and dr: the recorded probability of an action "
+            "in them is 0 or infinite, which no policy has of what it does."
         )
     if (~data.complete).any():
         notes.append(

@@ -63,6 +63,10 @@ def _checked(
             f"estimates {estimates.shape} and returns {returns.shape}: give one of each for every "
             "policy."
         )
+    if not np.isfinite([estimates, returns]).all():
+        raise ShapeError(
+            "an estimate or a return is not finite: leave its policy out of the order."
+        )
     return estimates, returns
 
 

@@ -22,6 +22,7 @@ from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.paths import local
 from offmarl.programs import dataset
 from offmarl.programs.buffer import make_buffer
+from offmarl.programs.finite import require_finite
 from offmarl.programs.program import Args, OnlineArgs, Program
 from offmarl.programs.record import fingerprint
 from offmarl.programs.recorder import stacked
@@ -60,14 +61,8 @@ class Start(NamedTuple):
 def start_of(args: OnlineArgs, env: Environment) -> Start:
     """Return what a recorder's arguments ask to start from.
 
-    Raises
-    ------
-    RunError, VaultError
-        There is no such run or vault, or it cannot be read.
-    ShapeError
-        It is of another environment.
-    OptionError
-        The run learned from normalised observations; or --replay is given with --side.
+    Raises `RunError` or `VaultError` if it cannot be read, `ShapeError` if it is of another
+    environment, and `OptionError` if it cannot be continued from.
     """
     if args.side and args.replay is not None:
         raise OptionError(
@@ -96,19 +91,10 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
 
 
 def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
-    """Return what a baseline's arguments ask to start from.
+    """Return what a baseline's arguments ask to start from; raises what `start_of` raises.
 
     What its networks know observations, states, rewards and returns by, such as the moments that
     these are normalised by, stays that of the run.
-
-    Raises
-    ------
-    RunError
-        There is no such run, or it cannot be read.
-    ShapeError
-        It is of another environment.
-    OptionError
-        It does not normalise as the arguments ask.
     """
     if args.init is None:
         return Start({}, lambda _program, _state: None, lambda _program, state, _number: state)
@@ -220,6 +206,9 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
         tree, _ = checkpoints.restore({"state": of_seeds(like, seeds)})
         states = [jax.tree.map(lambda leaf, i=i: leaf[i], tree["state"]) for i in range(seeds)]
     checkpoints.close()
+    require_finite(
+        [learned(state) or state for state in states], f"what the run in {directory} has learned"
+    )
     return built.program, states
 
 
@@ -244,24 +233,10 @@ def carry_over(
     run: str,
     sizes: str = "",
 ) -> ArrayTree:
-    """Return a fresh state with what a run has learned.
+    """Return a fresh state of a program with what a seed of another run, of ``source``, learned.
 
-    What acts must have the same sizes in both. Other networks, such as critics, start anew where
-    their sizes differ.
-
-    Parameters
-    ----------
-    source, trained
-        The run's program and the state of one of its seeds.
-    program, state
-        The program that continues, and its fresh state.
-    run, sizes
-        Name of the run, and the arguments that its policy's network depends on, for messages.
-
-    Raises
-    ------
-    ShapeError
-        The network of the policy differs; the message names the parameter.
+    What acts must have the same sizes in both: `ShapeError` names the parameter, and ``sizes``, the
+    arguments that the policy's network depends on. Other networks start anew where sizes differ.
     """
     if _alike(trained, state):
         named = hasattr(state, "_fields")

@@ -149,7 +149,9 @@ class DatasetStatistics:
             chosen = chosen[np.linspace(0, len(chosen) - 1, min(most, len(chosen))).astype(int)]
             found = []
             for part in _parts(dataset, chosen):
-                row, start = (x[part.episodes] for x in part.dataset.episodes[:2])
+                kept = part.dataset.sound_episodes or part.dataset.episodes
+                some = part.episodes[kept.length[part.episodes] > 0]
+                row, start = kept.row[some], kept.start[some]
                 steps = part.dataset.window_transitions(row, start, 1)
                 found.append(np.asarray(getattr(steps.view, name))[:, 0])
             return np.concatenate(found)

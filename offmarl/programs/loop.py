@@ -58,16 +58,10 @@ def build(
     source: Any,
     identity: Callable[[], Hashable],
 ) -> Program:
-    """Build a program, or return an equal one that was built and compiled before.
+    """Return ``make(spec, args, source)``, or an equal program that was compiled before.
 
-    Parameters
-    ----------
-    make, spec, source
-        ``make(spec, args, source)`` builds it.
-    args
-        The program's arguments. Hyperparameters do not shape a program; see `structure`.
-    identity
-        Returns a key of what ``make`` has used of the source; called after ``make``.
+    Hyperparameters do not shape a program; see `structure`. ``identity`` returns a key of what
+    ``make`` has used of the source; it is called after it.
     """
     program = make_program(make, spec, args, source)
     key = make, spec, type(args), shaping_values(args), identity()
@@ -117,13 +111,7 @@ class Schedule(NamedTuple):
 
 
 def stage_starts(stages: tuple[Stage, ...], updates: int) -> tuple[int, ...]:
-    """Return the first update of each stage in a run of ``updates``.
-
-    Raises
-    ------
-    ValueError
-        The stages do not add up to the run.
-    """
+    """Return the first update of each stage in a run; `ValueError` if they do not add up to it."""
     given = sum(stage.updates or 0 for stage in stages)
     flexible = [stage for stage in stages if stage.updates is None]
     rest = updates - given
@@ -134,13 +122,7 @@ def stage_starts(stages: tuple[Stage, ...], updates: int) -> tuple[int, ...]:
 
 
 def online_schedule(program: Program, args: OnlineArgs) -> Schedule:
-    """Return when a recorder logs, evaluates and changes its stage.
-
-    Raises
-    ------
-    OptionError
-        The stages do not add up to the run.
-    """
+    """Return when a recorder logs, evaluates and changes its stage, or raise `OptionError`."""
     iterations = -(-args.total_steps // (program.num_steps * args.num_envs))
     try:
         starts = stage_starts(program.stages, iterations)
@@ -153,13 +135,7 @@ def online_schedule(program: Program, args: OnlineArgs) -> Schedule:
 
 
 def offline_schedule(program: Program, args: Args) -> Schedule:
-    """Return when a baseline logs, evaluates and changes its stage.
-
-    Raises
-    ------
-    OptionError
-        The stages do not add up to the run.
-    """
+    """Return when a baseline logs, evaluates and changes its stage, or raise `OptionError`."""
     assert args.updates is not None and args.evaluate_every is not None
     try:
         starts = stage_starts(program.stages, args.updates)
@@ -231,25 +207,11 @@ def updates(
     schedule: Schedule,
     done: int,
 ) -> Iterator[tuple[int, Learned, dict[str, Float[Array, "seeds n"]]]]:
-    """Update all seeds on batches, about `SECONDS_AT_ONCE` at a time.
+    """Update all seeds on batches, about `SECONDS_AT_ONCE` at a time, after ``done`` updates.
 
-    Parameters
-    ----------
-    learners
-        The program and its seeds.
-    learned
-        States of all seeds. They are donated, and so are the yielded ones at the next step.
-    batches
-        The training data.
-    schedule
-        Where to stop in between.
-    done
-        Number of updates done before.
-
-    Yields
-    ------
-    The number of updates done, the states after them (with the copies that `Layout.place` adds),
-    and on the host the metrics of each update since the last yield.
+    The states are donated, and so are the yielded ones at the next step. Yields the number of
+    updates done, the states after them (with the copies that `Layout.place` adds), and on the host
+    the metrics of each update since the last yield.
     """
     seeds, size, data, stages = len(learners.keys), 1, None, learners.program.stages
     learned = learners.layout.place(learned, per_seed=True)
@@ -280,16 +242,8 @@ def updates(
 def next_size(size: int, seconds: float, at_once: float) -> int:
     """Return how many updates the next call makes: at most twice as many as the last one.
 
-    All processes get the number of the first, because an update has collective operations.
-
-    Parameters
-    ----------
-    size
-        The number that the last call was allowed.
-    seconds
-        Duration of each of its updates.
-    at_once
-        Duration of a call to aim at, in seconds.
+    ``seconds`` is the duration of one update, and ``at_once`` that of a call to aim at. All
+    processes get the number of the first, because an update has collective operations.
     """
     return from_first(max(1, min(2 * size, int(at_once / max(seconds, 1e-9)))))
 
@@ -300,24 +254,11 @@ def logged_loop(
     count: Int[Array, ""] | int,
     most: int,
 ) -> tuple[StateT, dict[str, Array]]:
-    """Make updates in a compiled loop, and keep the metrics of each.
+    """Make ``count`` updates, at most ``most``, in a compiled loop, and keep the metrics of each.
 
     One compiled loop serves every ``count``, so that an update has the same bits wherever a run was
-    interrupted.
-
-    Parameters
-    ----------
-    update
-        ``update(state, index) -> (state, metrics)``; the metrics are always the same ones. It is
-        traced once.
-    state
-        The first state.
-    count
-        Number of updates, at most ``most``.
-
-    Returns
-    -------
-    The last state, and the metrics, ``(most, ...)``; those from ``count`` on are zero.
+    interrupted. ``update(state, index)`` is traced once; its metrics are always the same ones.
+    Returns the last state, and the metrics, ``(most, ...)``; those from ``count`` on are zero.
     """
     update = partial(jax.jit, inline=True)(update)  # traced for the metrics' names and the loop
 
@@ -437,6 +378,10 @@ class Journal(Protocol):
         """The last evaluation in a few words, for the progress bar."""
         ...
 
+    def check(self, done: int, states: Any, metrics: Any, count: int, /) -> None:
+        """Raise `NotFiniteError` if what the last updates learned, or a metric, is not finite."""
+        ...
+
     def add(self, done: int, metrics: Any, count: int, /) -> None:
         """Take the metrics of the last ``count`` updates, as `updates` or `collect` yields them."""
         ...
@@ -497,31 +442,16 @@ def learn(
     unit: int = 1,
     elapsed: float = 0.0,
 ) -> None:
-    """Update, log, evaluate and checkpoint until the work is complete.
+    """Update, log, evaluate and checkpoint until the work, `updates` or `collect`, is complete.
 
-    Parameters
-    ----------
-    work
-        From `updates` or `collect`.
-    journal
-        Takes the results.
-    schedule
-        When to log and evaluate.
-    done
-        Number of updates done before.
-    timer
-        Tells when a checkpoint is due.
-    advance
-        Shows progress: called with a number of steps and `Journal.note`.
-    unit
-        Number of steps of one update, for the progress.
-    elapsed
-        Seconds that the run has taken before.
+    ``unit`` is the number of steps of an update, ``elapsed`` the seconds that the run took before.
+    Raises `NotFiniteError` at the first block that is not finite, before anything is made of it.
     """
     clock = _Clock(elapsed, done * unit)
     for step, states, metrics in clock.timed(work):
         collect_as_before()
         timer.work_done()
+        journal.check(step, states, metrics, step - done)
         journal.add(step, metrics, step - done)
         if step == schedule.next_log(step - 1):
             journal.log(step, clock.times(step * unit))

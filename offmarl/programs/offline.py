@@ -16,7 +16,7 @@ from offmarl import settings, tracking
 from offmarl._compiling import pinned
 from offmarl.paths import below, local
 from offmarl.programs import dataset as data
-from offmarl.programs import gathering
+from offmarl.programs import finite, gathering
 from offmarl.programs.cluster import (
     check_same,
     gathered,
@@ -305,7 +305,7 @@ def _learn(job: _Job, dataset: Dataset | Mixture, timer: CheckpointTimer) -> Non
     run, schedule = job.run, job.schedule
     start_keys, update_keys, _ = job.keys()
     learners = Learners(job.program, job.hyper(), update_keys, job.layout)
-    journal = _Journal(job)
+    journal = _Journal(job, dataset)
     done, states = journal.begin(job.begin(start_keys, update_keys))
     timer.begin(done)
     if not journal.over:  # a run that has stopped early may have been killed before its end
@@ -342,8 +342,8 @@ def _batches(
 class _Journal:
     """Metrics, evaluations and checkpoints of all seeds."""
 
-    def __init__(self, job: _Job):
-        self._job = job
+    def __init__(self, job: _Job, dataset: Dataset | Mixture):
+        self._job, self._dataset = job, dataset
         self._checkpoints = job.run.checkpoints(keep=2)
         self._means = Means()
         self._untrained: ArrayTree | None = None
@@ -377,6 +377,17 @@ class _Journal:
         if len(lines) < len(job.seeds):
             last = self.over or done == job.schedule.updates
             self._write(done, job.evaluate(job.stopping.apply(learned).state, done, last))
+
+    def check(
+        self, done: int, learned: Learned, metrics: Mapping[str, NDArray[Any]], _count: int
+    ) -> None:
+        """Raise `NotFiniteError` if a seed that has not stopped early is not finite."""
+        seeds, stopped = self._job.seeds.tolist(), self._job.stopped()
+        found = finite.faults(done, seeds, metrics, learned.state)
+        found = {seed: fault for seed, fault in found.items() if str(seed) not in stopped}
+        if found:
+            where, last = self._job.run.directory, self._checkpoints.latest()
+            raise finite.error(found, finite.left_behind(where, last, self._dataset))
 
     def add(self, _done: int, metrics: Mapping[str, NDArray[Any]], count: int) -> None:
         """Add the metrics of the last updates."""
@@ -448,7 +459,7 @@ class _Journal:
 class Means:
     """Means of metrics over a block of updates, independent of how the block is divided.
 
-    ``sums`` of each metric, one for each seed, are of ``count`` updates; all is JSON.
+    ``sums``, JSON, has those of each metric, one for each seed, over ``count`` updates.
     """
 
     def __init__(self, sums: Mapping[str, list[float]] | None = None, count: int = 0):

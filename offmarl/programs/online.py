@@ -18,12 +18,12 @@ from offmarl.envs import Environment
 from offmarl.errors import NotLearnedError, OptionError, RunError
 from offmarl.evaluation import require_room_for
 from offmarl.paths import local
-from offmarl.programs import registry
+from offmarl.programs import finite, registry
 from offmarl.programs.buffer import ChunkWriter
 from offmarl.programs.cluster import gathered, is_first, join, on_first
 from offmarl.programs.collecting import collect
 from offmarl.programs.compiling import keep_compiled_programs
-from offmarl.programs.continuing import Start, start_of
+from offmarl.programs.continuing import Start, learned, start_of
 from offmarl.programs.identity import environment_source, made_from
 from offmarl.programs.loop import build, learn, online_schedule
 from offmarl.programs.peers import ends_with_others
@@ -470,6 +470,23 @@ class _Journal:
         ]
         if lost:
             tracking.append(self._metrics, *lost)
+
+    def check(
+        self,
+        done: int,
+        states: Sequence[ArrayTree],
+        metrics: Sequence[Mapping[str, Any]],
+        count: int,
+    ) -> None:
+        """Raise `NotFiniteError` if a seed is not finite; `collect` has waited for the device."""
+        found: dict[int, str] = {}
+        for run, state, own in zip(self._runs, states, jax.device_get(metrics), strict=True):
+            last = {name: values[None, :count] for name, values in own.items()}
+            tree = {"policy": run.program.policy_params(state), **learned(state)}
+            found |= finite.faults(done, [run.seed], last, tree, axes=0)
+        if found:
+            where, step = self._opened.directory, self.checkpoints.latest()
+            raise finite.error(found, finite.left_behind(where, step, None))
 
     def add(self, done: int, metrics: Sequence[Mapping[str, Any]], count: int) -> None:
         """Keep the metrics of ``count`` updates, without waiting for the device."""

@@ -19,6 +19,7 @@ from offmarl.envs import Environment
 from offmarl.errors import CheckpointError
 from offmarl.evaluation import Evaluation, evaluate
 from offmarl.programs.cluster import DEVICE_ARGS, gathered, load_on_first
+from offmarl.programs.finite import require_finite
 from offmarl.programs.program import OnlineArgs, Program, hyperparameters
 from offmarl.programs.registry import Origin
 from offmarl.programs.sharding import ONE_DEVICE, Layout, place_shared
@@ -203,7 +204,9 @@ class Recorder(NamedTuple):
         shapes = {"policy": self.policy_shapes()}
         tree = load_on_first(lambda: self._restore(shapes, version.iteration), shapes)
         index = self.seeds.index(self.seed)
-        return jax.tree.map(lambda leaf: leaf[index], tree["policy"])
+        found = jax.tree.map(lambda leaf: leaf[index], tree["policy"])
+        require_finite(found, f"policy {version.iteration} of seed {self.seed} in {self.directory}")
+        return found
 
     def _restore(self, like: dict[str, ArrayTree], iteration: int) -> dict[str, ArrayTree]:
         policies = self.policies()

@@ -81,7 +81,10 @@ class Stopping:
             if seed in self.steps:
                 continue
             values.append(float(mean))
-            if len(values) - 1 - int(np.argmax(values)) >= self._patience:
+            if (
+                len(values) - 1 - int(np.argmax(np.nan_to_num(values, nan=-np.inf)))
+                >= self._patience
+            ):
                 self.steps[seed] = step
                 self._kept[seed] = self._of(states, seed)
 
@@ -142,5 +145,6 @@ def best_of(rows: Sequence[Mapping[str, Any]], seed: int) -> int | None:
 
 
 def _mean(row: Mapping[str, Any], metric: str) -> float | None:
-    values = [np.mean(value) for name, value in row.items() if name.startswith(metric)]
-    return float(np.mean(values)) if values else None
+    values = [value for name, value in row.items() if name.startswith(metric)]
+    finite = not any(None in value for value in values)  # a null stands for what is not
+    return float(np.mean([np.mean(value) for value in values])) if values and finite else None

@@ -18,6 +18,7 @@ from offmarl.errors import OptionError, RunError
 from offmarl.networks import blank_view
 from offmarl.paths import local
 from offmarl.programs import dataset, registry
+from offmarl.programs.finite import require_finite
 from offmarl.programs.normalisation import make_program
 from offmarl.programs.program import Program, state_shapes
 from offmarl.programs.stopping import best_step
@@ -61,16 +62,9 @@ class TrainedRun(NamedTuple):
     def restore(
         self, part: str, like: ArrayTree, seed: int | None = None, step: Step = None
     ) -> ArrayTree:
-        """Return a part of a checkpoint, for one seed.
+        """Return a part of a checkpoint, "policy" or "state", for one seed, if it is finite.
 
-        Parameters
-        ----------
-        part
-            "policy" or "state".
-        like
-            Its shapes for one seed.
-        seed, step
-            As for `load_policy`.
+        ``like`` has its shapes for one seed; ``seed`` and ``step`` are those of `load_policy`.
         """
         seeds = self.record["seeds"]
         seed = seeds[0] if seed is None else seed
@@ -84,7 +78,10 @@ class TrainedRun(NamedTuple):
         number = self._step(checkpoints.steps(), seed, step, unit)
         tree, _ = checkpoints.restore({part: stacked}, number)
         checkpoints.close()
-        return jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree[part])
+        found = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree[part])
+        at = "" if number is None else f" at {number * unit}"
+        require_finite(found, f"the {part} of seed {seed} in {self.directory}{at}")
+        return found
 
     def _round(self) -> int:
         """Return the environment steps of one update of a recorder."""
@@ -124,16 +121,10 @@ def builder_of(
     file: str | Path | None = None,
     env: Environment | None = None,
 ) -> Callable[[EnvSpec], Built]:
-    """Return a function that builds the program of a run for an environment.
+    """Return a function that builds the program of a run, of this record, for an environment.
 
-    Parameters
-    ----------
-    run, run_dir
-        Content of its ``run.json``, and its directory.
-    file
-        The Python file of its program; see `load_policy`.
-    env
-        The environment of a recorder; only its state depends on it, and not its policy.
+    ``file`` is that of its program, see `load_policy`. Of a recorder's program only the state, and
+    not the policy, depends on ``env``.
     """
     kind: registry.Kind = run["kind"]
     origin = registry.Origin(run["program"], run["file"], run["sha256"])

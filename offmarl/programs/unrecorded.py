@@ -12,6 +12,7 @@ from jaxtyping import Array, Int, Key
 from offmarl._compiling import pinned
 from offmarl.envs import Environment
 from offmarl.errors import OptionError
+from offmarl.programs import finite
 from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.evaluate import play
 from offmarl.programs.loop import Learned, build, online_schedule, start, start_stage
@@ -47,9 +48,10 @@ def learning_curve(
     seeds: int,
     report: Watcher,
 ) -> None:
-    """Train several seeds side by side, from that of the arguments on, and report each evaluation.
+    """Train seeds side by side, the first that of the arguments, and report each evaluation.
 
-    ``report`` is called with the environment steps taken and the returns.
+    ``report`` is called with the environment steps taken and the returns. Raises `OptionError` for
+    arguments that cannot be, and `NotFiniteError`.
     """
     keep_compiled_programs()
     env = scored_environment(args)
@@ -71,8 +73,11 @@ def learning_curve(
         states = _advance(program, stage, layout, states, (update_keys, hyper), number)
         done = number + 1
         if schedule.is_evaluation(done):
+            own = program.policy_params(states)
+            if found := finite.faults(done, range(args.seed, args.seed + seeds), {}, own):
+                raise finite.error(found)
             at = jax.vmap(jax.random.fold_in, in_axes=(0, None))(evaluate_keys, done)
-            params, at = layout.place((program.policy_params(states), at), per_seed=True)
+            params, at = layout.place((own, at), per_seed=True)
             returns = play(program, env, layout, args.eval_episodes, (False,), params, at)
             report(done * unit, np.asarray(returns)[:seeds, 0, :, 0])
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from offmarl.errors import RunError
+from offmarl.errors import NotFiniteError, RunError
 from offmarl.paths import local
 from offmarl.tracking import (
     AGREEMENT,
@@ -186,10 +186,16 @@ def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entr
     Raises
     ------
     RunError
-        The directory is not a run, the run has not finished its evaluation, or scores are not
-        finite.
+        The directory is not a run, or the run has not finished its evaluation.
+    NotFiniteError
+        A loss or a score is not finite.
     """
     record = read_run(directory)
+    if fault := fault_of(directory):
+        raise NotFiniteError(
+            f"{fault} in {directory}, so that it has no score: leave the run out, or train it with "
+            "other settings, such as a smaller learning rate."
+        )
     found: dict[Acting | None, dict[int, Float[np.ndarray, "episodes"]]] = {}
     if metric == RETURN:
         found[acting_of(record)] = final_returns(directory)
@@ -197,21 +203,25 @@ def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entr
             found[other_acting(record)] = others
     else:
         found[None] = final_returns(directory, metric)
-    for returns in found.values():
-        _refuse_not_finite(directory, returns)
     return {
         Entry(record["program"], how, run): np.array([one.mean() for one in returns.values()])
         for how, returns in found.items()
     }
 
 
-def _refuse_not_finite(directory: Path, returns: Mapping[int, Float[np.ndarray, "_"]]) -> None:
-    if broken := [seed for seed, own in returns.items() if not np.isfinite(own).all()]:
-        named = f"seed{'s' if len(broken) > 1 else ''} {', '.join(map(str, broken))}"
-        raise RunError(
-            f"the final evaluation of {directory} is not finite for {named}, so it has no score: "
-            "leave the run out, or train it with other settings, such as a smaller learning rate."
-        )
+def fault_of(directory: Path) -> str:
+    """Return what of a run is not finite, in words: a loss, or a final score; empty if all is."""
+    ends = read_run(directory).get("stopped", {})
+    for row in read(directory / METRICS_FILE):
+        seed, step = row["seed"], row["step"]
+        for name in row if step <= ends.get(str(seed), step) else ():
+            if row[name] is None:  # losses; evaluations are lists
+                return f"{name} of seed {seed} is not finite at step {step:,}"
+    metrics = final_metrics(directory) & {*UNITS, *OTHER_RETURN.values()}
+    finals = [final_returns(directory, metric) for metric in metrics]
+    wrong = {seed for found in finals for seed, own in found.items() if not np.isfinite(own).all()}
+    seeds = ", ".join(map(str, sorted(wrong)))
+    return f"the final evaluation of seed {seeds} is not finite" if wrong else ""
 
 
 def best_of_run(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entry, RunScores]:
@@ -429,16 +439,9 @@ _SHOWN_SETTINGS = 3
 def _names(
     runs: Mapping[Path, Mapping[str, Any]], groups: Iterable[list[Path]], pool_settings: bool
 ) -> tuple[dict[Path, str], dict[str, list[str]]]:
-    """Return `Entry.run` of runs, and `Runs.settings`.
+    """Return `Entry.run` of runs, grouped by dataset, and `Runs.settings`.
 
-    Parameters
-    ----------
-    runs
-        Content of ``run.json`` by directory.
-    groups
-        The directories of each dataset.
-    pool_settings
-        Whether the settings stay out of the names.
+    With ``pool_settings`` the settings stay out of the names.
     """
     names: dict[Path, str] = {}
     for alike in groups:

@@ -20,6 +20,7 @@ from offmarl.vault.tables import Table
 LIMIT_UNKNOWN = "time limit unknown"
 NOT_FINITE = "not finite"
 ILLEGAL_ACTIONS = "illegal actions"
+IMPOSSIBLE_ACTIONS = "impossible actions"
 
 MEANINGS = {
     "several rows": "episodes lie in several rows, each on its own time axis",
@@ -40,7 +41,8 @@ MEANINGS = {
     ILLEGAL_ACTIONS: "some actions of living agents are illegal by the recorded mask; batches "
     "leave out these steps",
     "no legal action": "some living agents have no legal action, and are kept unchanged",
-    "impossible actions": "some actions are outside the action space and are kept unchanged",
+    IMPOSSIBLE_ACTIONS: "some actions are outside the action space and are kept unchanged; "
+    "batches end an episode before the first that is not finite",
     "flags other than 0 and 1": "some flags are neither 0 nor 1 and count as 1",
     "impossible log-probabilities": "some log-probabilities are infinite or above 0 and are "
     "kept unchanged",
@@ -91,13 +93,15 @@ def sound_episodes(vault: Any) -> tables.Episodes | None:
     unknown. The data is read only where it may have such values: where offmarl recorded the quirk,
     or another program wrote it to this machine.
     """
-    if not _may_have(vault, NOT_FINITE):
+    if not (_may_have(vault, NOT_FINITE) or _may_have(vault, IMPOSSIBLE_ACTIONS)):
         return None
     found = vault.episodes
     length, final = found.length.copy(), found.final.copy()
     begins = found.row * vault.length + found.start
     for start, stop in vault.blocks():
-        bad_rows, bad_times = np.nonzero(~is_finite(vault.transitions(start, stop)))
+        steps = vault.transitions(start, stop)
+        fine = is_finite(steps) & np.isfinite(steps.action).all(tuple(range(2, steps.action.ndim)))
+        bad_rows, bad_times = np.nonzero(~fine)
         episode = np.searchsorted(begins, bad_rows * vault.length + start + bad_times, "right") - 1
         np.minimum.at(length, episode, start + bad_times - found.start[episode])
     known = np.flatnonzero(final >= 0)

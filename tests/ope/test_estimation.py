@@ -688,3 +688,52 @@ def test_episodes_that_batches_lack_a_part_of_are_not_used(tmp_path):
     with pytest.warns(UserWarning, match="leave out"):
         found = estimation._Data.read(data, Options())
     np.testing.assert_array_equal(found.reward.sum(1), 4.0)
+
+
+@pytest.mark.parametrize("target", [-1.0, -np.inf])
+@pytest.mark.parametrize("recorded", [-np.inf, np.inf])
+def test_an_episode_with_an_impossible_recorded_action_is_left_out(observed, recorded, target):
+    data, followed, options = observed
+    log_prob, behaviour = followed.log_prob.copy(), np.where(data.mask, -1.0, 0.0)
+    log_prob[3, 0], behaviour[3, 0] = target, recorded
+    broken, without = data._replace(behaviour_log_prob=behaviour), data.complete.copy()
+    without[3] = False
+    behaviour = np.where(data.mask, -1.0, 0.0)
+    known = data._replace(behaviour_log_prob=behaviour, complete=without)
+    followed = followed._replace(log_prob=log_prob)
+    found, wanted = (
+        estimation._weighted(["wis"], None, 0, followed, one, options) for one in (broken, known)
+    )
+    assert found == wanted and found[1]["wis"].finite
+    notes = estimation._cautions({"a": 100.0}, {"a": followed}, broken)
+    assert any("1 episodes are left out of wis and dr: the recorded pro" in note for note in notes)
+    none = np.where(data.mask, recorded, 0)
+    reasons = data._replace(behaviour_log_prob=none).refusals(options)
+    assert "each complete episode has an action" in reasons["wis"] and "dr" in reasons
+
+
+def test_what_a_policy_would_never_do_has_no_weight_in_known_numbers(observed):
+    """One step: half the episodes have the ratio 2, one of them 0; its reward is not counted."""
+    data, followed, _ = observed
+    number = np.arange(12)
+    log_prob = np.log(np.where(number % 2, 0.5, 1.0))[:, None]
+    log_prob[0] = -np.inf
+    one = data._replace(
+        reward=number[:, None].astype(np.float32),
+        mask=np.ones((12, 1), bool),
+        behaviour_log_prob=np.full((12, 1), np.log(0.5)),
+        complete=np.ones(12, bool),
+    )
+    followed = followed._replace(log_prob=log_prob)
+    size, found = estimation._weighted(["wis"], None, 0, followed, one, replace(FAST, gamma=1.0))
+    weights = np.where(number % 2, 1.0, 2.0) * (number > 0)
+    assert found["wis"].value == pytest.approx((weights * number).sum() / weights.sum())
+    assert size == pytest.approx(weights.sum() ** 2 / (weights**2).sum())
+
+
+@pytest.mark.parametrize(
+    ("value", "finite"),
+    [((1.0,), True), ((1.0, 0.0, 2.0), True), ((np.nan,), False), ((1.0, 0.0, np.inf), False)],
+)
+def test_an_estimate_is_finite_with_its_interval(value, finite):
+    assert Value(*value).finite is finite

@@ -23,6 +23,14 @@ def test_spearman(estimates, correlation):
     assert rank_correlation(np.array(estimates, float), RETURNS) == pytest.approx(correlation)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_has_no_rank(value):
+    for pair in ((RETURNS, np.array([1, value, 2, 3])), (np.array([1, value, 2, 3]), RETURNS)):
+        for function in (rank_correlation, regret):
+            with pytest.raises(ShapeError, match="not finite: leave its policy out"):
+                function(*pair)
+
+
 def test_equal_estimates_share_their_rank():
     """Ranks 1.5, 1.5, 3, 4 and 1, 4, 2, 3: covariance .5 over sqrt(4.5 * 5)."""
     found = rank_correlation(np.array([0.0, 0.0, 1.0, 2.0]), RETURNS)

@@ -3,6 +3,7 @@
 import json
 import pickle
 import threading
+import warnings
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError
+from offmarl.programs.dataset import DatasetStatistics
 from offmarl.replay import Batches, Replay, Windows, device, open_batches, split_key
 from offmarl.replay.host import ahead
 from offmarl.replay.starts import Uniform, draw_on_host
@@ -327,3 +329,29 @@ def test_steps_that_are_not_finite_or_illegal_are_in_no_batch(tmp_path, kind):
         assert not np.asarray(batch.next_known)[last].any()
     left_out = {3, 29, *range(17, 24), *range(36, 48)}
     assert seen == {*range(count)} - left_out
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("field", ["observations", "states", "rewards", "actions"])
+def test_no_way_of_drawing_gives_what_is_not_finite(tmp_path, field, value):
+    """Of the second episode, which begins with it, and of the third, which holds it later."""
+    rng, count = np.random.default_rng(0), 30
+    arrays = {
+        "observations": rng.normal(size=(count, 2, 3)),
+        "states": rng.normal(size=(count, 4)),
+        "rewards": rng.normal(size=(count, 2)),
+        "actions": rng.uniform(-0.9, 0.9, (count, 2, 2)),
+    }
+    arrays[field][[10, 25]] = value
+    ends = np.isin(np.arange(count), [9, 19, 29])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        data = offmarl.from_arrays(tmp_path / "a.vlt", **arrays, terminals=ends, on_invalid="keep")
+        replay, stream = data.replay(batch=8, length=4), data.stream(batch=8, length=4, seed=0)
+        drawn = [replay.sample(jax.random.key(0)), next(stream)]
+        drawn += data.stream(batch=4, length=4, seed=0, epochs=1, shuffle_buffer=10**6)
+        drawn += [data.whole_episodes(np.arange(3)), DatasetStatistics(data).initial_views()]
+    for one in drawn:
+        known = one._replace(behaviour_log_prob=None) if hasattr(one, "reward") else one
+        floats = [x for x in jax.tree.leaves(known) if x.dtype.kind == "f"]
+        assert floats and all(np.isfinite(x).all() for x in floats)

@@ -1,0 +1,146 @@
+"""Training that is not finite stops, and what it learned is no result."""
+
+import json
+from dataclasses import fields
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import offmarl
+from offmarl import report, tracking
+from offmarl.checkpoint import Checkpoints
+from offmarl.errors import NotFiniteError
+from offmarl.networks import PolicyConfig
+from offmarl.programs import offline, online, registry
+from offmarl.programs.finite import faults
+from offmarl.programs.loop import build
+from offmarl.programs.program import Stage
+from offmarl.programs.stopping import best_of
+from offmarl.types import Discrete, EnvSpec
+from tests import plain
+from tests.runs import write_policy, write_run
+
+CONTINUOUS = {"maddpg_cql", "matd3_bc", "omar"}
+LEARN_NOTHING = {"random", "scripted"}
+
+
+def growing(*args):
+    """Build a program whose parameters are multiplied until they are infinite."""
+    program = build(*args)
+
+    def grown(tree):
+        floats = lambda x: jnp.issubdtype(x.dtype, jnp.floating)  # noqa: E731
+        return jax.tree.map(lambda x: x * 1e13 if floats(x) else x, tree)
+
+    def update(state, _batch, _key, _hyper):
+        online = hasattr(state, "capture")
+        state = state._replace(params=grown(state.params)) if online else grown(state)
+        return state, {"loss": jnp.float32(0)}
+
+    return program._replace(stages=(Stage(update),), td_errors=False)
+
+
+def arguments(module, **values):
+    names = {field.name for field in fields(module.Args)}
+    return module.Args(**{name: value for name, value in values.items() if name in names})
+
+
+def check_stopped(refused, run):
+    assert "seed 0, 1: " in str(refused.value) and "another --out" in str(refused.value)
+    assert json.loads((run / tracking.RUN_FILE).read_text())["complete"] is False
+    last = Checkpoints(run / tracking.CHECKPOINTS).latest()
+    assert f"keeps its checkpoint of update {last}" in str(refused.value)
+    rows = tracking.read(run / tracking.METRICS_FILE)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(offmarl.load_policy(run).params))
+    assert not any(name.startswith(tracking.EVALUATED) for row in rows for name in row)
+    return last, rows
+
+
+@pytest.mark.parametrize("name", registry.find("baseline"))
+def test_every_baseline_stops_when_it_is_not_finite(name, random_data, tmp_path, monkeypatch):
+    monkeypatch.setattr(offline, "build", growing)
+    monkeypatch.setattr(offline, "evaluate", lambda *_: {})
+    module = registry.load("baseline", name)
+    env = "swarm/coverage-3:action=continuous" if name in CONTINUOUS else "probe/observation"
+    sizes = {"updates": 40, "batch_size": 4, "length": 2, "hidden": 4}
+    options = {"seeds": 2, "checkpoint_seconds": 0.0, "out": tmp_path / "run"}
+    args = arguments(module, vault=random_data(env), **sizes, **options)
+    with pytest.raises(
+        NotFiniteError, match="No step of the data is known to be at fault"
+    ) as error:
+        module.main(args)
+    last, rows = check_stopped(error, tmp_path / "run")
+    assert max(row["step"] for row in rows) <= last
+
+
+@pytest.mark.parametrize("name", [x for x in registry.find("recorder") if x not in LEARN_NOTHING])
+def test_every_recorder_stops_when_it_is_not_finite(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(online, "build", growing)
+    module = registry.load("recorder", name)
+    sizes = {"total_steps": 10**5, "num_envs": 4, "hidden": 4, "num_steps": 4, "buffer_size": 64}
+    options = {"env": "probe/observation", "seeds": 2, "checkpoint_seconds": 0.0, "out": tmp_path}
+    args = arguments(module, evaluations=1, tiers="expert", **sizes, **options)
+    with pytest.raises(NotFiniteError, match="known to be at fault") as error:
+        module.main(args)
+    check_stopped(error, tmp_path / f"probe/observation.run/{name}-0-to-1")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "arrays", "wanted"),
+    [
+        ({"loss": [[1, 2, 3], [4, 5, 6]]}, [[0, 0], [0, 0]], {}),
+        ({"a": [[1, 2, np.inf], [4, 5, 6]]}, [[0, 0], [0, 0]], {3: "a is inf at update 10"}),
+        (
+            {"b": [[0, np.nan, np.inf], [0, 0, 0]], "a": [[0, 0, np.nan], [0, 0, -np.inf]]},
+            [[0, 0], [0, 0]],
+            {3: "b is nan at update 9", 4: "a is -inf at update 10"},
+        ),
+        ({"a": [[1], [1]]}, [[0, 0], [0, np.nan]], {4: "w (1 of 1 arrays) after update 10"}),
+    ],
+)
+def test_faults_name_the_first_update_and_the_seed(metrics, arrays, wanted):
+    metrics = {name: np.array(values, float) for name, values in metrics.items()}
+    learned = {"w": jnp.array(arrays, jnp.bfloat16), "n": jnp.arange(2), "key": jax.random.key(0)}
+    assert faults(10, [3, 4], metrics, learned) == wanted
+
+
+SPEC = EnvSpec("two", 2, 3, 1, Discrete(2))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_policy_that_is_not_finite_is_not_loaded(tmp_path, monkeypatch, value):
+    fresh = Checkpoints.save
+
+    def save(self, step, tree, info):
+        policy = jax.tree.map(lambda leaf: leaf.at[1].set(value), tree["policy"])
+        fresh(self, step, tree | {"policy": policy}, info)
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+    write_policy(tmp_path / "run", PolicyConfig("feedforward", hidden=4), SPEC, [5, 6])
+    load = partial(offmarl.load_policy, tmp_path / "run", program=plain.__file__)
+    assert load(seed=5)
+    with pytest.raises(NotFiniteError, match=r"the policy of seed 6 in .*run is not finite"):
+        load(seed=6)
+
+
+@pytest.mark.parametrize(("stopped", "refused"), [({}, True), ({"1": 8}, True), ({"1": 5}, False)])
+def test_a_run_with_a_loss_that_is_not_finite_has_no_score(tmp_path, stopped, refused):
+    """One that stopped early before has: the others went on, and its updates with them."""
+    returns = [[1.0, 2.0], [3.0, 4.0]]
+    run = write_run(tmp_path / "run", "bc", "data", returns, stopped=stopped)
+    record = json.loads((run / tracking.RUN_FILE).read_text())
+    tracking.write_json(run / tracking.RUN_FILE, record | {"stopped": stopped})
+    tracking.append(run / tracking.METRICS_FILE, {"seed": 1, "step": 8, "loss": float("nan")})
+    if refused:
+        with pytest.raises(NotFiniteError, match="loss of seed 1 is not finite at step 8 in"):
+            report.read_runs([run])
+    else:
+        assert report.read_runs([run]).scores
+
+
+def test_an_evaluation_that_is_not_finite_is_not_the_best():
+    rows = [{"seed": 0, "step": at, tracking.RETURN: x} for at, x in ((1, [1, 2]), (2, [9, None]))]
+    assert best_of(rows, 0) == 1 and best_of(rows[1:], 0) is None
