@@ -201,7 +201,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             *init_learner(params, clipped_adam(0.0, 0.0)),
             noise=jnp.asarray(hyper.noise),
             rollout=init_rollout(env, policy, env_key, args.num_envs),
-            capture=init_capture(buffer, spec, sampled=True),
+            capture=init_capture(buffer, spec, True, args.num_steps),
             iteration=jnp.zeros((), jnp.int32),
         )
 

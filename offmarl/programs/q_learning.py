@@ -177,7 +177,7 @@ def q_program(
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> QState:
         params_key, env_key = jax.random.split(key)
-        params, capture = init_params(params_key), init_capture(buffer, spec, sampled=True)
+        params, capture = init_params(params_key), init_capture(buffer, spec, True, args.num_steps)
         return QState(
             params=params,
             target=params,

@@ -311,7 +311,8 @@ def environment_axes(state: ArrayTree) -> ArrayTree:
         if not isinstance(node, Capture):
             return whole
         buffer = whole.buffer.replace(experience=all_at(0, node.buffer.experience))
-        return Capture(buffer, all_at(1, node.next_views), whole.total)
+        next_views = all_at(0 if node.is_sampled else 1, node.next_views)
+        return whole._replace(buffer=buffer, next_views=next_views)
 
     return jax.tree.map(
         of_node, state, is_leaf=lambda node: isinstance(node, RolloutState | Capture)

@@ -283,7 +283,7 @@ def make_soft_actor_critic(
             target=Target(critics),
             optimiser=clipped_adam(0.0, 0.0, separately=True).init(params),
             rollout=init_rollout(env, policy, env_key, args.num_envs),
-            capture=init_capture(buffer, spec, sampled=True),
+            capture=init_capture(buffer, spec, True, args.num_steps),
             iteration=jnp.zeros((), jnp.int32),
         )
 

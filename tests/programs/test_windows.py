@@ -163,8 +163,9 @@ def test_a_buffer_warm_started_from_a_vault_holds_its_newest_steps(random_data):
     np.testing.assert_array_equal(
         step.transition.view.observation.reshape(40, 2, 3), expected.view.observation[:, 0]
     )
+    every = Start(jnp.repeat(jnp.arange(4), 10), jnp.arange(40) % 10, jnp.zeros(40, bool))
     np.testing.assert_array_equal(
-        step.next_view.observation.reshape(40, 2, 3), expected.view.observation[:, 1]
+        windows_at(capture, every, 1).view_t.observation[:, 0], expected.view.observation[:, 1]
     )
     np.testing.assert_array_equal(step.transition.reward.reshape(40, 2), expected.reward[:, 0])
     ended = np.asarray(step.transition.last)
@@ -195,7 +196,9 @@ def test_the_newest_steps_of_a_vault_are_the_last_ones_of_all_of_its_rows(tmp_pa
     step = capture.buffer.experience
     assert step.transition.reward.ravel().tolist() == [2, 3, 4, 102, 103, 104]
     assert step.transition.last.ravel().tolist() == [False, False, True] * 2
-    assert step.next_view.state.ravel().tolist() == [3, 4, 5, 103, 104, 105]
+    every = Start(jnp.zeros(6, int), jnp.arange(6), jnp.zeros(6, bool))
+    after = windows_at(capture, every, 1).view_t.state
+    assert after.ravel().tolist() == [3, 4, 5, 103, 104, 105]
 
 
 @pytest.mark.slow
