@@ -143,8 +143,7 @@ def init_capture(
         have fewer than eight on average; without it, the buffer has room for as many.
     """
     transition, view = _empty_step(spec)
-    zero = jnp.zeros((), jnp.int32)
-    state = buffer.init(Step(transition, zero if sampled else None))
+    state = buffer.init(Step(transition, jnp.zeros((), jnp.int32) if sampled else None))
     rows, capacity = state.experience.transition.last.shape
     lead, finals = (capacity, rows), capacity
     if sampled:
@@ -153,7 +152,7 @@ def init_capture(
             finals = max(num_steps, capacity // _STEPS_PER_FINAL)
         lead = (rows, finals + 1)
     next_views = jax.tree.map(lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), view)
-    return Capture(state, next_views, zero, zero)
+    return Capture(state, next_views, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
 
 def add(

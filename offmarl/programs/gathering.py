@@ -7,7 +7,6 @@ a seed that has stopped early, which one process goes on to write.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from copy import copy
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
+from offmarl.config import changed
 from offmarl.errors import RunError
 from offmarl.launch import Work
 from offmarl.programs.program import FREE, Args, Keep
@@ -224,7 +224,7 @@ class SeedsWork(Work):
     """
 
     def __init__(self, main: Callable[[Any], Path], args: Args, path: Path):
-        self._main, self._args = main, _changed(args, batching="map", out=path)
+        self._main, self._args = main, changed(args, batching="map", out=path)
         fixed = {key: value for key, value in asdict(args).items() if key not in FREE}
         super().__init__(f"train {path.name}", path, {"arguments": fixed})
 
@@ -239,7 +239,7 @@ class SeedsWork(Work):
         # Each seed has another best step, at which the run has the states of all of them.
         keep = "all" if self._args.keep == "best" else self._args.keep
         changes = {"seeds": 1, "seed": seed, "out": self._run(block), "track": (), "keep": keep}
-        self._main(_changed(self._args, **changes))
+        self._main(changed(self._args, **changes))
 
     def is_done(self, block: int) -> bool:
         """Whether a seed is trained, and its run has not been removed to train it again."""
@@ -262,11 +262,3 @@ class SeedsWork(Work):
 
     def _run(self, block: int) -> Path:
         return self.directory / "blocks" / f"seed-{self._args.seed + block}"
-
-
-def _changed(args: Args, **values: Any) -> Args:
-    """Return arguments with other values, which keep where the others came from."""
-    found = copy(args)
-    for name, value in values.items():
-        object.__setattr__(found, name, value)
-    return found

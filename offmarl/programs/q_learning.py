@@ -8,7 +8,7 @@ to `q_program`; its targets come from `bootstrap`.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,14 +40,17 @@ from offmarl.types import EnvSpec, Sequence
 class QArgs(OffPolicyArgs):
     """Arguments of recorders that learn action values."""
 
+    default_capacity: ClassVar[int] = 4096
     network: Literal["recurrent", "feedforward"] = "recurrent"
     """Network of the agents: with a memory, or without."""
     num_steps: PositiveInt = 32
     """Time steps in each environment between rounds of updates."""
     updates: PositiveInt = 32
     """Gradient updates in a round."""
-    capacity: PositiveInt = 4096
-    """Time steps that the replay holds of each environment."""
+    capacity: PositiveInt | None = None
+    """Time steps that the replay holds of each environment: by default 4096, or as many as fit into
+    half of the device's memory. A large replay holds fewer where episodes have fewer than eight
+    steps on average."""
     batch_size: PositiveInt = 32
     """Windows in a batch."""
     length: PositiveInt = 10
@@ -172,8 +175,7 @@ def q_program(
     first_importance(args.prioritise, args.importance)  # checked before anything runs
     config = q_config(args)
     env, policy = envs.autoreset(env), make_policy(config, spec)
-    capacity = max(args.capacity, args.num_steps)
-    buffer = make_buffer(args.num_envs, capacity)
+    buffer = make_buffer(args.num_envs, args.replay_steps)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> QState:
         params_key, env_key = jax.random.split(key)

@@ -271,7 +271,7 @@ def make_soft_actor_critic(
     config = PolicyConfig("feedforward", head, args.hidden, args.agent_id, args.share_parameters)
     env, policy = envs.autoreset(env), make_policy(config, spec)
     networks = make_networks(spec, args, config, centralised)
-    buffer = make_buffer(args.num_envs, max(args.capacity, args.num_steps))
+    buffer = make_buffer(args.num_envs, args.replay_steps)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         actor_key, critic_key, env_key = jax.random.split(key, 3)
