@@ -218,15 +218,6 @@ def take(capture: Capture, num_steps: int, cut: bool = False) -> Chunk:
     The copy is made on the device. Of the next views only the final views of episodes are copied:
     the others are in the transitions. Blocks until the steps are computed, because the number of
     final views depends on them.
-
-    Parameters
-    ----------
-    capture
-        The capture, which is not changed.
-    num_steps
-        T, at most the buffer's capacity.
-    cut
-        End the running episodes at the last step: truncate the agents that have not terminated.
     """
     experience, capacity = capture.buffer.experience, capture.capacity
     start = (int(capture.buffer.current_index) - num_steps) % capacity

@@ -46,11 +46,6 @@ class CaptureCheckpoints(Checkpoints):
 
     One process saves to a directory at a time. Before it saves, it restores the checkpoint that it
     goes on from, if there is one.
-
-    Parameters
-    ----------
-    directory, keep
-        As for `Checkpoints`.
     """
 
     def __init__(self, directory: str | Path, keep: int | None = None):
@@ -231,13 +226,7 @@ class _Files:
         return found[::-1]
 
     def fill(self, step: int, like: Capture, found: Capture) -> Capture:
-        """Return the capture of a checkpoint with its steps, which are read from the files.
-
-        Raises
-        ------
-        CheckpointError
-            A file is missing or damaged.
-        """
+        """Return the capture of a checkpoint with its steps, which are read from the files."""
         filled = int(found.filled)
         files = self._up_to(step, filled)
         if sum(file.size for file in files) < filled:

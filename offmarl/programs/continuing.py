@@ -58,17 +58,7 @@ class Start(NamedTuple):
 
 
 def start_of(args: OnlineArgs, env: Environment) -> Start:
-    """Return what a recorder's arguments ask to start from.
-
-    Raises
-    ------
-    RunError, VaultError
-        There is no such run or vault, or it cannot be read.
-    ShapeError
-        It is of another environment.
-    OptionError
-        The run learned from normalised observations; or --replay is given with --side.
-    """
+    """Return what a recorder's arguments ask to start from."""
     if args.side and args.replay is not None:
         raise OptionError(
             "--replay takes no steps of one side: vaults hold the steps of all agents. Leave out "
@@ -100,15 +90,6 @@ def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
 
     What its networks know observations, states, rewards and returns by, such as the moments that
     these are normalised by, stays that of the run.
-
-    Raises
-    ------
-    RunError
-        There is no such run, or it cannot be read.
-    ShapeError
-        It is of another environment.
-    OptionError
-        It does not normalise as the arguments ask.
     """
     if args.init is None:
         return Start({}, lambda _program, _state: None, lambda _program, state, _number: state)
@@ -132,8 +113,7 @@ def _filled(program: Program, state: ArrayTree, spec: EnvSpec, data: Dataset) ->
     capture = state.capture
     num_envs = capture.buffer.experience.transition.last.shape[0]
     buffer = make_buffer(num_envs, capture.capacity)
-    sizes = num_envs, capture.capacity
-    filled = warm_start(buffer, *sizes, spec, data, program.num_steps)
+    filled = warm_start(buffer, num_envs, capture.capacity, spec, data, program.num_steps)
     return program.on_replay(state._replace(capture=filled))
 
 
@@ -249,20 +229,6 @@ def carry_over(
 
     What acts must have the same sizes in both. Other networks, such as critics, start anew where
     their sizes differ.
-
-    Parameters
-    ----------
-    source, trained
-        The run's program and the state of one of its seeds.
-    program, state
-        The program that continues, and its fresh state.
-    run, sizes
-        Name of the run, and the arguments that its policy's network depends on, for messages.
-
-    Raises
-    ------
-    ShapeError
-        The network of the policy differs; the message names the parameter.
     """
     if _alike(trained, state):
         named = hasattr(state, "_fields")

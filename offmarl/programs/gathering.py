@@ -30,13 +30,7 @@ _parts: ContextVar[Sequence[Path] | None] = ContextVar("parts", default=None)
 
 @contextmanager
 def gathered(runs: Sequence[Path]) -> Iterator[None]:
-    """Let `offmarl.programs.train` gather finished runs of one seed each instead of training.
-
-    Parameters
-    ----------
-    runs
-        Their directories, in the order of the seeds.
-    """
+    """Let `offmarl.programs.train` gather finished runs of one seed each, in order."""
     token = _parts.set(runs)
     try:
         yield
@@ -56,29 +50,9 @@ def gather(
     keep: Keep,
     evaluate: Callable[[ArrayTree, int, bool], Mapping[str, Any]],
 ) -> dict[str, int]:
-    """Write the checkpoints and metrics of runs of one seed each into one run.
+    """Write finished runs of one seed each into one run; return the step at which each stopped.
 
-    Parameters
-    ----------
-    run
-        The run of all seeds, which has nothing but its record.
-    like
-        The tree of a checkpoint of all seeds.
-    runs
-        The finished runs.
-    keep
-        Which checkpoints the run keeps.
-    evaluate
-        ``evaluate(states, step, last)``: an evaluation of all seeds, for those that stopped early.
-
-    Returns
-    -------
-    The step at which each seed stopped early, by its number; empty if none did.
-
-    Raises
-    ------
-    RunError
-        A run is not finished, or was trained with other data or code than the record has.
+    ``evaluate(states, step, last)`` evaluates all seeds, for those that stopped early.
     """
     found = [_Part.read(directory, run.record) for directory in runs]
     one = jax.tree.map(lambda leaf: leaf[:1], like)
@@ -211,17 +185,7 @@ def _is_of_updates(row: Mapping[str, Any]) -> bool:
 
 
 class SeedsWork(Work):
-    """The training of several seeds, of which each is a block.
-
-    Parameters
-    ----------
-    main
-        The program's ``main``, which calls `offmarl.programs.train`.
-    args
-        Its arguments. The seeds are computed one after the other, whatever ``batching`` is.
-    path
-        Directory of the run.
-    """
+    """The training of several seeds, of which each is a block."""
 
     def __init__(self, main: Callable[[Any], Path], args: Args, path: Path):
         self._main, self._args = main, changed(args, batching="map", out=path)

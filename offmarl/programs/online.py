@@ -375,13 +375,9 @@ def _resume(
 def _check_room(runs: Sequence[Recorder], shapes: ArrayTree) -> None:
     """Raise `OptionError` if the states of all seeds do not fit into memory."""
     needed, devices = len(runs) * bytes_of(shapes), _devices(runs)
-    hint = "give smaller numbers"
-    if (
-        needed > room_on(devices)
-        and shapes.capture.is_sampled
-        and hasattr(runs[0].args, "capacity")
-    ):
-        most = _fitting_capacity(runs, shapes, room_on(devices))
+    room, hint = room_on(devices), "give smaller numbers"
+    if needed > room and shapes.capture.is_sampled and hasattr(runs[0].args, "capacity"):
+        most = _fitting_capacity(runs, shapes, room)
         hint += f", such as --capacity {most}" if most >= runs[0].program.num_steps else ""
     require_room(needed, "the environments, networks and buffers of all seeds", devices, hint)
 

@@ -24,17 +24,7 @@ def begin_priorities(capture: Capture) -> Priorities:
 
 
 def admit(priorities: Priorities, capture: Capture, num_steps: int, length: int) -> Priorities:
-    """Return the priorities after ``num_steps`` time steps were added to the buffer.
-
-    Parameters
-    ----------
-    priorities
-        The priorities before.
-    capture
-        The buffer, with the steps.
-    num_steps, length
-        Number of steps added, and of those of a window.
-    """
+    """Return the priorities after ``num_steps`` time steps were added to the buffer."""
     newest = jnp.arange(min(num_steps + length - 1, capture.capacity))
     index = (capture.buffer.current_index - 1 - newest) % capture.capacity
     exist = _exist(capture, index)

@@ -116,14 +116,7 @@ def bootstrap(
 ) -> Float[Array, "B T *b"]:
     """Return the targets that the arguments ask for, through which no gradient flows.
 
-    Parameters
-    ----------
-    args, hyper
-        The program's arguments and hyperparameters.
-    batch
-        The windows.
-    r_t, terminated, v_t
-        Reward of each step, whether nothing follows it, and the value of the slot after it.
+    ``terminated`` says whether nothing follows a step, and ``v_t`` is the value of the slot after.
     """
     r_t, discount_t = hyper.reward_scale * r_t, hyper.gamma * (1 - terminated)
     # The next slot holds the next step of the episode, if it holds a step that counts.
@@ -155,23 +148,7 @@ def q_program(
     init_params: Callable[[PRNGKeyArray], Any],
     loss: QLoss,
 ) -> Program:
-    """Build a program that learns action values.
-
-    Parameters
-    ----------
-    spec, args, env
-        As `make` of a recorder gets them.
-    init_params
-        Draws the parameters: a NamedTuple whose field ``agent`` holds those of the network that
-        `q_config` describes.
-    loss
-        What is minimised.
-
-    Raises
-    ------
-    OptionError
-        ``importance`` is given without ``prioritise``.
-    """
+    """Build a program that learns action values: networks as `q_config` describes, and a loss."""
     first_importance(args.prioritise, args.importance)  # checked before anything runs
     config = q_config(args)
     env, policy = envs.autoreset(env), make_policy(config, spec)

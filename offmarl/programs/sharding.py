@@ -102,13 +102,7 @@ def first_devices(count: int) -> list[Any]:
 
 
 def count_devices(wanted: int | None) -> int:
-    """Return the number of devices to use, from ``--devices``; by default all of them.
-
-    Raises
-    ------
-    OptionError
-        There are fewer, or they cannot be divided over the processes.
-    """
+    """Return the number of devices to use, from ``--devices``; by default all of them."""
     total, processes = len(jax.devices()), jax.process_count()
     if wanted is None:
         return total
@@ -147,11 +141,6 @@ def layout_of(
         Number of devices. Those that the seeds leave divide the batches. By default a single
         process spreads seeds over its devices and divides no batch, and several processes use all
         of their devices.
-
-    Raises
-    ------
-    OptionError
-        There are not as many devices.
     """
     most = count_devices(devices)
     if at_once is None:
@@ -172,11 +161,6 @@ def recorder_layout(seeds: int, devices: int | None) -> Layout:
     """Choose how the seeds and environments of a recorder are computed.
 
     By default a single process uses one device, and several use all of theirs.
-
-    Raises
-    ------
-    OptionError
-        There are not as many devices.
     """
     if devices is None and jax.process_count() == 1:
         return Layout(1)

@@ -142,21 +142,6 @@ class Networks(NamedTuple):
 
         It is exact for discrete actions. For continuous ones it belongs to one sampled action,
         through which gradients flow.
-
-        Parameters
-        ----------
-        critics
-            Parameters of critics; the smallest value counts.
-        view
-            The view to act in.
-        others
-            Actions of all agents, of which each agent's value uses those of the others.
-        policy
-            Distribution of the agents' actions in the view.
-        temperature
-            Weight of the entropy.
-        key
-            Random key of the sampled action.
         """
         if isinstance(policy, Categorical):
             q = self.critics.values(critics, view, others, jnp.zeros_like(others)).min(0)

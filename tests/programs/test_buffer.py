@@ -98,6 +98,12 @@ def test_what_comes_out_is_what_went_in(capacity, sizes, sampled, seed):
     check_recording(capacity, sizes, sampled, seed)
 
 
+@pytest.mark.slow
+def test_final_views_are_written_where_a_buffer_has_room_for_few(monkeypatch):
+    monkeypatch.setattr("offmarl.programs.buffer._SMALL_BYTES", 0)
+    check_recording(16, [3, 2, 3, 3, 3, 3, 3], sampled=True, seed=0)
+
+
 def test_several_chunks_at_once_are_those_of_one_by_one():
     """The buffer wraps within them, and episodes end in them."""
     rng, buffer = np.random.default_rng(0), make_buffer(E, 7)
@@ -125,7 +131,7 @@ def check_recording(capacity, sizes, sampled, seed):
     rng = np.random.default_rng(seed)
     sizes = [min(size, capacity) if sampled else capacity for size in sizes]
     buffer = make_buffer(E, capacity)
-    capture = init_capture(buffer, SPEC, sampled)
+    capture = init_capture(buffer, SPEC, sampled, num_steps=max(sizes))
     memory = Memory()
     added, next_views, start = [], [], 0
     with ChunkWriter(memory, "run") as chunks:
