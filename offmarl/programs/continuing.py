@@ -113,6 +113,8 @@ def _filled(program: Program, state: ArrayTree, spec: EnvSpec, data: Dataset) ->
     capture = state.capture
     num_envs = capture.buffer.experience.transition.last.shape[0]
     buffer = make_buffer(num_envs, capture.capacity)
+    for leaf in jax.tree.leaves(capture):  # there may be no room for two
+        leaf.delete()
     filled = warm_start(buffer, num_envs, capture.capacity, spec, data, program.num_steps)
     return program.on_replay(state._replace(capture=filled))
 

@@ -366,7 +366,7 @@ def _resume(
     like = [shapes] * len(runs)
     found = checkpoints.resume({"state": like})
     if found is None:
-        fresh = [init(run.key(INIT), hyper) for run in runs]
+        fresh = (init(run.key(INIT), hyper) for run in runs)  # the buffers are replaced one by one
         program = runs[0].program
         return 0, [start.begin(program, state, number) for number, state in enumerate(fresh)], {}
     return found.step, list(found.tree["state"]), found.info
@@ -374,7 +374,7 @@ def _resume(
 
 def _check_room(runs: Sequence[Recorder], shapes: ArrayTree) -> None:
     """Raise `OptionError` if the states of all seeds do not fit into memory."""
-    needed, devices = len(runs) * bytes_of(shapes), _devices(runs)
+    needed, devices = len(runs) * bytes_of(shapes), runs[0].layout.local_devices
     room, hint = room_on(devices), "give smaller numbers"
     if needed > room and shapes.capture.is_sampled and hasattr(runs[0].args, "capacity"):
         most = _fitting_capacity(runs, shapes, room)
@@ -388,7 +388,7 @@ def _chosen_capacity(runs: Sequence[Recorder]) -> int:
     before = record.get("args", {}).get("capacity")
     if before is not None and "capacity" not in record.get("given", ["capacity"]):
         return cast(int, converted("capacity", PositiveInt, before))
-    shapes, room = state_shapes(runs[0].program, args), room_on(_devices(runs)) // 2
+    shapes, room = state_shapes(runs[0].program, args), room_on(runs[0].layout.local_devices) // 2
     least = max(runs[0].program.num_steps, getattr(args, "length", 1) + getattr(args, "burn_in", 0))
     chosen = min(max(_fitting_capacity(runs, shapes, room), least), args.default_capacity)
     if chosen < args.default_capacity:
@@ -412,12 +412,6 @@ def _fitting_capacity(runs: Sequence[Recorder], shapes: ArrayTree, room: int) ->
         return len(runs) * (others + bytes_of(jax.eval_shape(make)))
 
     return bisect_right(range(1, capture.capacity + 1), room, key=needed)
-
-
-def _devices(runs: Sequence[Recorder]) -> int:
-    """Return how many devices of this process the runs use."""
-    layout = runs[0].layout
-    return layout.devices * layout.shards // jax.process_count()
 
 
 def _versions(runs: Sequence[Recorder], directory: Path) -> list[list[Version]]:

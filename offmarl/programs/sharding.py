@@ -43,6 +43,11 @@ class Layout(NamedTuple):
     """Devices that each batch of a seed, or its environments, are divided over. Sums over a batch
     are added in an order that depends on this number."""
 
+    @property
+    def local_devices(self) -> int:
+        """Number of devices of this process."""
+        return self.devices * self.shards // jax.process_count()
+
     def mesh(self) -> Mesh:
         """Return the devices, along the axes `SEEDS` and `DATA`."""
         return _mesh(first_devices(self.devices * self.shards), self.devices)

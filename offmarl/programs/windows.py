@@ -198,19 +198,22 @@ def warm_start(
     newest = np.argsort(times, kind="stable")[-steps * num_envs :]
     rows = np.sort(starts[newest]).reshape(num_envs, steps)
     goes_on = np.pad(rows[:, 1:] == rows[:, :-1] + 1, ((0, 0), (0, 1)))
-    sequence = jax.jit(lambda replay, slots: replay.at(slots))(replay, rows.ravel())
-    step, next_views = jax.tree.map(
-        lambda leaf: leaf.reshape(num_envs, steps, *leaf.shape[1:]).swapaxes(0, 1),
-        _as_step(sequence, jnp.asarray(goes_on.ravel())),
-    )
-    fresh = init_capture(buffer, spec, sampled=True, num_steps=num_steps)
-    # Nothing reads the extras of these steps, which the vault may lack.
-    extras = jax.tree.map(
-        lambda leaf: jnp.zeros((steps, num_envs, *leaf.shape[2:]), leaf.dtype),
-        fresh.buffer.experience.transition.extras,
-    )
-    filled = add(buffer, fresh, step._replace(extras=extras), next_views)
-    return filled._replace(total=fresh.total)  # these steps are not recorded again
+
+    def fill(replay: Replay, slots: Array, goes_on: Array) -> Capture:
+        step, next_views = jax.tree.map(
+            lambda leaf: leaf.reshape(num_envs, steps, *leaf.shape[1:]).swapaxes(0, 1),
+            _as_step(replay.at(slots), goes_on),
+        )
+        fresh = init_capture(buffer, spec, sampled=True, num_steps=num_steps)
+        # Nothing reads the extras of these steps, which the vault may lack.
+        extras = jax.tree.map(
+            lambda leaf: jnp.zeros((steps, num_envs, *leaf.shape[2:]), leaf.dtype),
+            fresh.buffer.experience.transition.extras,
+        )
+        filled = add(buffer, fresh, step._replace(extras=extras), next_views)
+        return filled._replace(total=fresh.total)  # these steps are not recorded again
+
+    return jax.jit(fill)(replay, rows.ravel(), goes_on.ravel())
 
 
 def _usable(
