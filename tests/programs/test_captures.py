@@ -142,6 +142,26 @@ def test_a_buffer_is_read_back_bit_by_bit_wherever_it_wraps(
 
 
 @pytest.mark.slow
+def test_a_buffer_with_few_final_views_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds fewer steps than its capacity, and the same ones as before."""
+    monkeypatch.setattr("offmarl.programs.buffer._SMALL_BYTES", 0)
+    state = State(jnp.zeros(2), init_capture(BUFFER, VECTORS, sampled=True, num_steps=3))
+    checkpoints, filled = CaptureCheckpoints(tmp_path, keep=2), []
+    for step in range(1, 8):
+        state = grow(state, VECTORS, 3, step)
+        checkpoints.save(step, {"state": state}, {})
+        filled.append(int(state.capture.filled))
+        found = resumed(tmp_path, state)[1].capture
+        assert int(found.filled) == filled[-1]
+        assert_same_bits(visible(found).next_views, visible(state.capture).next_views)
+        grown = [visible(grow(State(0, one), VECTORS, 3, 99)) for one in (found, state.capture)]
+        assert_same_bits(grown[0].capture.next_views, grown[1].capture.next_views)
+    assert filled[0] == 3 < max(filled) < CAPACITY
+
+
+@pytest.mark.slow
 def test_several_updates_between_checkpoints_and_none(tmp_path: Path) -> None:
     state, checkpoints = begin(VECTORS), CaptureCheckpoints(tmp_path)
     checkpoints.save(1, {"state": state}, {})
