@@ -80,8 +80,7 @@ def collect(
     while done < schedule.updates:
         stage = schedule.stage(done)
         if done == schedule.starts[stage]:
-            # A copy, because donated leaves must not be aliases or kept elsewhere; but buffers may
-            # take half of the memory.
+            # Copies, because donated leaves must not be aliases or kept elsewhere; not of buffers.
             started = [program.stages[stage].on_start(state) for state in states]
             started = [
                 copied(one._replace(capture=None))._replace(capture=one.capture) for one in started

@@ -402,9 +402,8 @@ def _chosen_capacity(runs: Sequence[Recorder]) -> int:
 
 def _fitting_capacity(runs: Sequence[Recorder], shapes: ArrayTree, room: int) -> int:
     """Return the largest capacity, up to that of the shapes, with which all seeds fit into room."""
-    capture, num_steps = shapes.capture, None
-    if capture.num_finals < capture.capacity:
-        num_steps = runs[0].program.num_steps
+    capture = shapes.capture
+    num_steps = runs[0].program.num_steps if capture.num_finals < capture.capacity else None
     others, rows = bytes_of(shapes) - bytes_of(capture), len(capture.buffer.experience.ends)
 
     def needed(capacity: int) -> int:
