@@ -11,6 +11,7 @@ below, or a `Literal`, is checked when the dataclass is made::
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -74,6 +75,14 @@ class Validated:
         hints = get_type_hints(type(self), include_extras=True)
         for field in fields(self):  # type: ignore[arg-type]
             check_rules(field.name, hints[field.name], getattr(self, field.name))
+
+
+def changed(args: T, **values: Any) -> T:
+    """Return arguments with other values, which keep where the others came from."""
+    found = copy(args)
+    for name, value in values.items():
+        object.__setattr__(found, name, value)
+    return found
 
 
 def check_rules(name: str, hint: Any, value: Any) -> None:

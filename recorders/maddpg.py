@@ -189,7 +189,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         agent_id=args.agent_id,
     )
     networks = Networks(spec, agent_network(config, spec), critics)
-    buffer = make_buffer(args.num_envs, max(args.capacity, args.num_steps))
+    buffer = make_buffer(args.num_envs, args.replay_steps)
     delay = args.delay if args.twin else 1
     random_rounds = -(-args.random_steps // (args.num_envs * args.num_steps))
 
@@ -201,7 +201,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             *init_learner(params, clipped_adam(0.0, 0.0)),
             noise=jnp.asarray(hyper.noise),
             rollout=init_rollout(env, policy, env_key, args.num_envs),
-            capture=init_capture(buffer, spec, sampled=True),
+            capture=init_capture(buffer, spec, True, args.num_steps),
             iteration=jnp.zeros((), jnp.int32),
         )
 

@@ -15,6 +15,7 @@ from flashbax.buffers.trajectory_buffer import TrajectoryBuffer, TrajectoryBuffe
 from jaxtyping import Array, Bool, Int
 from numpy.typing import NDArray
 
+from offmarl._mesh import DATA, by_shards, spec
 from offmarl.envs.outside import faults
 from offmarl.errors import InvalidValueError, ShapeError, VaultError
 from offmarl.networks import blank_view
@@ -32,25 +33,38 @@ _WAITING_BYTES = 256 * 2**20
 """Memory for chunks that wait for the disk; `ChunkWriter.put` blocks beyond it. At least one chunk
 may wait."""
 
+_STEPS_PER_FINAL = 8
+"""A large buffer has room for one final view for so many steps. Episodes of fewer steps on average
+leave it fewer steps than its capacity."""
+_SMALL_BYTES = 2**26
+"""A buffer with at most so many bytes of views has room for a final view for every step."""
+
 
 class Step(NamedTuple):
     """A step in the buffer."""
 
     transition: Transition
-    next_view: View | None
-    """The true next view, also at the end of an episode; None in a buffer that is not sampled."""
+    ends: Int[Array, "*b"] | None
+    """Number of episodes of the row that ended before it; None in a buffer that is not sampled."""
 
 
 class Capture(NamedTuple):
-    """A buffer of the last steps of E environments."""
+    """A buffer of the last steps of E environments.
+
+    The next view of a step is the view of the step after it, except where an episode ends.
+    """
 
     buffer: TrajectoryBufferState
     """Of `Step`, ``(E, capacity, ...)``; `offmarl.programs.draw_windows` draws from it."""
-    next_views: View | None
-    """Next views of the steps if the buffer has none, ``(capacity, E, ...)``, as the rollout
-    returned them. Few are ever read, and copying all would cost a tenth of a fast rollout."""
+    next_views: View
+    """If a program samples the buffer, the final views of each row's last F episodes, that of
+    episode i at ``i % F``, and then the view after the newest step: ``(E, F + 1, ...)``. Otherwise
+    the next views of all steps, ``(capacity, E, ...)``, as the rollout returned them: few are ever
+    read, and copying all would cost a tenth of a fast rollout."""
     total: Int[Array, ""]
     """Total number of time steps added to each row."""
+    filled: Int[Array, ""]
+    """Number of time steps that each row holds: the newest ones, whose next views are all known."""
 
     @property
     def capacity(self) -> int:
@@ -58,9 +72,20 @@ class Capture(NamedTuple):
         return int(self.buffer.experience.transition.last.shape[1])
 
     @property
-    def filled(self) -> Int[Array, ""]:
-        """Number of time steps that each row holds."""
-        return jnp.where(self.buffer.is_full, self.capacity, self.buffer.current_index)
+    def is_sampled(self) -> bool:
+        """Whether a program samples the buffer, so that old steps matter."""
+        return self.buffer.experience.ends is not None
+
+    @property
+    def num_finals(self) -> int:
+        """F, the number of final views that each row of a sampled buffer has room for."""
+        return int(self.next_views.alive.shape[1]) - 1
+
+    def place_of_next(self, row: Int[Array, "*#b"], index: Int[Array, "*#b"]) -> Int[Array, "*#b"]:
+        """Return where the next view is of a step that ends an episode, or is the newest."""
+        step = self.buffer.experience
+        last, ends = step.transition.last[row, index], step.ends[row, index]
+        return jnp.where(last, ends % self.num_finals, self.num_finals)
 
 
 class Chunk(NamedTuple):
@@ -99,7 +124,9 @@ def make_buffer(num_envs: int, capacity: int) -> TrajectoryBuffer:
     )
 
 
-def init_capture(buffer: TrajectoryBuffer, spec: EnvSpec, sampled: bool = False) -> Capture:
+def init_capture(
+    buffer: TrajectoryBuffer, spec: EnvSpec, sampled: bool = False, num_steps: int | None = None
+) -> Capture:
     """Return an empty capture.
 
     Parameters
@@ -109,17 +136,23 @@ def init_capture(buffer: TrajectoryBuffer, spec: EnvSpec, sampled: bool = False)
     spec
         Spec of the environment.
     sampled
-        Whether a program samples the buffer, which then holds the next views, too. Otherwise every
-        `add` must fill the buffer.
+        Whether a program samples the buffer. Otherwise every `add` must fill the buffer.
+    num_steps
+        Number of time steps of each `add` to a buffer that is sampled. A large buffer then has room
+        for fewer final views than steps, and holds fewer steps than its capacity where episodes
+        have fewer than eight on average; without it, the buffer has room for as many.
     """
     transition, view = _empty_step(spec)
-    total = jnp.zeros((), jnp.int32)
+    state = buffer.init(Step(transition, jnp.zeros((), jnp.int32) if sampled else None))
+    rows, capacity = state.experience.transition.last.shape
+    lead, finals = (capacity, rows), capacity
     if sampled:
-        return Capture(buffer.init(Step(transition, view)), None, total)
-    state = buffer.init(Step(transition, None))
-    lead = state.experience.transition.last.shape[::-1]
+        size = rows * capacity * sum(leaf.nbytes for leaf in jax.tree.leaves(view))
+        if num_steps is not None and size > _SMALL_BYTES:
+            finals = max(num_steps, capacity // _STEPS_PER_FINAL)
+        lead = (rows, finals + 1)
     next_views = jax.tree.map(lambda leaf: jnp.zeros((*lead, *leaf.shape), leaf.dtype), view)
-    return Capture(state, next_views, total)
+    return Capture(state, next_views, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
 
 def add(
@@ -134,16 +167,49 @@ def add(
     """
     num_steps = transitions.last.shape[0]
     total = capture.total + num_steps
-    if capture.next_views is None:
-        step = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), Step(transitions, next_views))
-        return Capture(buffer.add(capture.buffer, step), None, total)
+    filled = jnp.minimum(capture.filled + num_steps, capture.capacity)
+    by_row = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), transitions)
+    if capture.is_sampled:
+        return _add_sampled(buffer, capture, by_row, next_views)._replace(total=total)
     if num_steps != capture.capacity:
         raise ShapeError(
             f"{num_steps} steps were added to a buffer of {capture.capacity}: add as many steps as "
             "its capacity, or give init_capture sampled=True."
         )
-    step = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), Step(transitions, None))
-    return Capture(buffer.add(capture.buffer, step), next_views, total)
+    return Capture(buffer.add(capture.buffer, Step(by_row, None)), next_views, total, filled)
+
+
+def _add_sampled(
+    buffer: TrajectoryBuffer, capture: Capture, steps: Transition, next_views: View
+) -> Capture:
+    """Add steps ``(E, T, ...)`` with their next views ``(T, E, ...)``, of which finals are kept."""
+    last, room, newest = steps.last, capture.num_finals, capture.buffer.current_index - 1
+    before = capture.buffer.experience.ends[:, newest, None]
+    before += capture.buffer.experience.transition.last[:, newest, None]
+    ended = before + jnp.cumsum(last, axis=1)
+    state = buffer.add(capture.buffer, Step(steps, ended - last))
+    kept = last & (ended > ended[:, -1:] - room)
+    place = jnp.where(kept, (ended - last) % room, room + 1)
+    put = by_shards(
+        jax.vmap(_put_views, in_axes=(0, 0, 1)),
+        len(last),
+        in_specs=(spec(DATA), spec(DATA), spec(None, DATA)),
+        out_specs=spec(DATA),
+    )
+    # Steps are held as far back as the final views of all rows are.
+    age = (state.current_index - 1 - jnp.arange(capture.capacity)) % capture.capacity
+    known = (ended[:, -1:] - state.experience.ends <= room).all(0)
+    filled = jnp.sum(known & (age < capture.filled + last.shape[1]), dtype=jnp.int32)
+    return Capture(state, put(capture.next_views, place, next_views), capture.total, filled)
+
+
+def _put_views(finals: View, place: Int[Array, "T"], next_views: View) -> View:
+    """Put final views of a row in their places, and the view after its newest step in the last."""
+    return jax.tree.map(
+        lambda leaf, views: leaf.at[place].set(views, mode="drop").at[-1].set(views[-1]),
+        finals,
+        next_views,
+    )
 
 
 def take(capture: Capture, num_steps: int, cut: bool = False) -> Chunk:
@@ -152,22 +218,13 @@ def take(capture: Capture, num_steps: int, cut: bool = False) -> Chunk:
     The copy is made on the device. Of the next views only the final views of episodes are copied:
     the others are in the transitions. Blocks until the steps are computed, because the number of
     final views depends on them.
-
-    Parameters
-    ----------
-    capture
-        The capture, which is not changed.
-    num_steps
-        T, at most the buffer's capacity.
-    cut
-        End the running episodes at the last step: truncate the agents that have not terminated.
     """
     experience, capacity = capture.buffer.experience, capture.capacity
     start = (int(capture.buffer.current_index) - num_steps) % capacity
     wraps = start + num_steps > capacity
     copied = _copy_transitions(experience.transition, start, num_steps, wraps, cut)
     transition, is_cut = gathered(copied)
-    finals = _copy_finals(capture, np.asarray(transition.last), start)
+    finals = copy_finals(capture, np.asarray(transition.last), start)
     return Chunk(transition, finals, int(capture.total), np.asarray(is_cut))
 
 
@@ -179,21 +236,17 @@ def whole(capture: Capture) -> Chunk:
     if int(capture.buffer.current_index) != 0:
         return take(capture, capture.capacity)
     transition = capture.buffer.experience.transition
-    finals = _copy_finals(capture, np.asarray(transition.last), start=0)
+    finals = copy_finals(capture, np.asarray(transition.last), start=0)
     return Chunk(transition, finals, int(capture.total))
 
 
-def _copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> FinalObservations:
-    """Copy the final views of the steps marked in ``last``, which begin at ``start``."""
+def copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> FinalObservations:
+    """Copy the next views of steps from ``start`` on that end episodes, or are the newest."""
     row, time = np.nonzero(last)
     size = 1 << max(len(row) - 1, 0).bit_length()  # few sizes, so that few programs are compiled
     where = np.zeros((2, size), np.int32)
     where[:, : len(row)] = row, (start + time) % capture.capacity
-    if capture.next_views is None:
-        view = _copy_views(capture.buffer.experience.next_view, *where)
-    else:
-        view = _copy_views(capture.next_views, *where[::-1])
-    view = gathered(view)
+    view = gathered(_copy_views(capture, *where))
     return FinalObservations(jnp.asarray(row, jnp.int32), jnp.asarray(time, jnp.int32), view)
 
 
@@ -221,7 +274,12 @@ def _copy_transitions(
 
 
 @jax.jit
-def _copy_views(view: View, first: Int[Array, "M"], second: Int[Array, "M"]) -> View:
+def _copy_views(capture: Capture, row: Int[Array, "M"], index: Int[Array, "M"]) -> View:
+    if capture.is_sampled:
+        first, second = row, capture.place_of_next(row, index)
+    else:
+        first, second = index, row
+
     def copy(leaf: Array) -> Array:
         # Devices that lack an entry add 0 to it, which would turn -0.0 into 0.0.
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
@@ -230,7 +288,7 @@ def _copy_views(view: View, first: Int[Array, "M"], second: Int[Array, "M"]) -> 
         bits = jax.lax.bitcast_convert_type(leaf, words)[first, second]
         return jax.lax.bitcast_convert_type(bits, leaf.dtype)
 
-    return jax.tree.map(copy, view)
+    return jax.tree.map(copy, capture.next_views)
 
 
 def _empty_step(spec: EnvSpec) -> tuple[Transition, View]:
@@ -431,9 +489,11 @@ class ChunkWriter:
 def chunks_at_once(capture: Capture, num_steps: int) -> int:
     """Return the number of chunks of ``num_steps`` that can be given to `ChunkWriter.put` at once.
 
-    The buffer must hold them, and a quarter of the memory for chunks that wait, their copy.
+    The buffer must hold them and their final views, and a quarter of the memory for chunks that
+    wait, their copy.
     """
-    return max(min(capture.capacity, _waiting_steps(capture) // 4) // num_steps, 1)
+    held = capture.num_finals if capture.is_sampled else capture.capacity
+    return max(min(held, _waiting_steps(capture) // 4) // num_steps, 1)
 
 
 def _waiting_steps(capture: Capture) -> int:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from offmarl.checkpoint import Checkpoints, Resumed
 from offmarl.errors import CheckpointError, RunError
-from offmarl.programs.buffer import Capture
+from offmarl.programs.buffer import Capture, copy_finals
 from offmarl.programs.cluster import arrays_from_first, gathered, is_first, on_first
 from offmarl.types import ArrayTree
 from offmarl.vault.files import publish
@@ -36,7 +36,7 @@ BUFFERS = "buffer"
 
 _NEXT = "next_view"
 _STORED = "stored"
-"""Name of the mask of the steps whose next view is stored: those that another view follows."""
+"""Name of the mask of the steps whose next view is stored: ends of episodes, and the last step."""
 
 _DAMAGE = (zipfile.BadZipFile, KeyError, ValueError, EOFError, FileNotFoundError)
 
@@ -46,11 +46,6 @@ class CaptureCheckpoints(Checkpoints):
 
     One process saves to a directory at a time. Before it saves, it restores the checkpoint that it
     goes on from, if there is one.
-
-    Parameters
-    ----------
-    directory, keep
-        As for `Checkpoints`.
     """
 
     def __init__(self, directory: str | Path, keep: int | None = None):
@@ -60,7 +55,7 @@ class CaptureCheckpoints(Checkpoints):
 
     def save(self, step: int, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> None:
         """Write the steps since the last checkpoint, then a checkpoint; see `Checkpoints.save`."""
-        captures = [capture for capture in _captures(tree) if _is_sampled(capture)]
+        captures = [capture for capture in _captures(tree) if capture.is_sampled]
         before, totals = self._saved or (-1, [0] * len(captures))
         own = [int(capture.total) for capture in captures]
         added = [
@@ -92,7 +87,7 @@ class CaptureCheckpoints(Checkpoints):
 
         for step, info in on_first(read):
             tree = arrays_from_first(found[0].tree if found else dict(like))
-            totals = [int(one.total) for one in _captures(tree) if _is_sampled(one)]
+            totals = [int(one.total) for one in _captures(tree) if one.is_sampled]
             self._saved = step, totals
             return Resumed(step, tree, info)
         return None
@@ -110,7 +105,7 @@ class CaptureCheckpoints(Checkpoints):
             return tree, info
         assert step is not None
         found = _captures(tree)
-        sampled = [place for place, capture in enumerate(wanted) if _is_sampled(capture)]
+        sampled = [place for place, capture in enumerate(wanted) if capture.is_sampled]
         files = {place: self._files(number) for number, place in enumerate(sampled)}
         filled = iter(
             files[place].fill(step, like, capture) if place in files else _blank(like, capture)
@@ -125,11 +120,12 @@ class CaptureCheckpoints(Checkpoints):
 
     def _refuse_older(self, step: int) -> None:
         leaves = self._read_about(step)["leaves"].get("state", {})
-        if any(".capture.buffer.experience" in leaf for leaf in leaves):
+        whole = any(".capture.buffer.experience" in leaf for leaf in leaves)
+        if whole or not any(leaf.endswith(".filled") for leaf in leaves):
             raise RunError(
                 f"checkpoint {step} in {self._directory} was written by an earlier version of "
-                "offmarl, which kept the buffer of steps in it: delete the directory of the run "
-                "and repeat the command, which trains again."
+                "offmarl, which kept the buffer of steps in another way: delete the directory of "
+                "the run and repeat the command, which trains again."
             )
 
 
@@ -151,11 +147,6 @@ def _is_capture(node: Any) -> bool:
     return isinstance(node, Capture)
 
 
-def _is_sampled(capture: Capture) -> bool:
-    """Whether a program draws from the buffer, so that old steps matter."""
-    return capture.next_views is None
-
-
 def _captures(tree: ArrayTree) -> list[Capture]:
     leaves = jax.tree.leaves(tree, is_leaf=_is_capture)
     return [leaf for leaf in leaves if _is_capture(leaf)]
@@ -170,15 +161,15 @@ def _replace(tree: ArrayTree, function: Callable[[Capture], Capture]) -> dict[st
 
 
 def _without_steps(capture: Capture) -> Capture:
-    views: Any = None if _is_sampled(capture) else ()
-    return capture._replace(buffer=capture.buffer.replace(experience=()), next_views=views)
+    nothing: Any = ()
+    return capture._replace(buffer=capture.buffer.replace(experience=nothing), next_views=nothing)
 
 
 def _blank(like: Capture, found: Capture) -> Capture:
     """Return a buffer without steps, which the next update replaces."""
     blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
     buffer = found.buffer.replace(experience=blank.buffer.experience)
-    return Capture(buffer, blank.next_views, found.total)
+    return found._replace(buffer=buffer, next_views=blank.next_views)
 
 
 # ---------------------------------------------------------------------------------- files
@@ -235,25 +226,20 @@ class _Files:
         return found[::-1]
 
     def fill(self, step: int, like: Capture, found: Capture) -> Capture:
-        """Return the capture of a checkpoint with its steps, which are read from the files.
-
-        Raises
-        ------
-        CheckpointError
-            A file is missing or damaged.
-        """
-        filled = like.capacity if bool(found.buffer.is_full) else int(found.buffer.current_index)
+        """Return the capture of a checkpoint with its steps, which are read from the files."""
+        filled = int(found.filled)
         files = self._up_to(step, filled)
         if sum(file.size for file in files) < filled:
             raise self._damaged(step, f"{self._directory} lacks a part of the buffer's steps")
         place = partial(_in_ring, int(found.buffer.current_index), filled)
         try:
-            experience = _read([file.path for file in files], like.buffer.experience, place)
+            experience, next_views = _read([file.path for file in files], like, place)
         except _DAMAGE as error:
             raise self._damaged(
                 step, f"{self._directory}: {type(error).__name__}: {error}"
             ) from None
-        return found._replace(buffer=found.buffer.replace(experience=experience))
+        buffer = found.buffer.replace(experience=experience)
+        return found._replace(buffer=buffer, next_views=next_views)
 
     def _damaged(self, step: int, reason: str) -> CheckpointError:
         return CheckpointError(self._checkpoints / str(step), reason)
@@ -263,16 +249,13 @@ def _arrays(capture: Capture, count: int) -> dict[str, NDArray[Any]]:
     """Return the newest time steps by name, with the next views that are not the view after."""
     if not count:
         return {}
-    step = capture.buffer.experience
     start = (int(capture.buffer.current_index) - count) % capture.capacity
-    newest = jax.tree.map(lambda leaf: _newest(leaf, start, count), step)
-    view, after = newest.transition.view, newest.next_view
-    same = np.zeros(newest.transition.last.shape, bool)
-    same[:, :-1] = True
-    for one, other in zip(jax.tree.leaves(view), jax.tree.leaves(after), strict=True):
-        same[:, :-1] &= _equal(one[:, 1:], other[:, :-1])
-    arrays = _named(newest.transition) | {_STORED: ~same}
-    return arrays | {_NEXT + name: leaf[~same] for name, leaf in _named(after).items()}
+    newest = jax.tree.map(lambda leaf: _newest(leaf, start, count), capture.buffer.experience)
+    stored = newest.transition.last.copy()
+    stored[:, -1] = True
+    finals = _named(copy_finals(capture, stored, start).view)
+    views = {_NEXT + name: np.asarray(leaf)[: stored.sum()] for name, leaf in finals.items()}
+    return _named(newest) | {_STORED: stored} | views
 
 
 def _named(tree: ArrayTree) -> dict[str, Any]:
@@ -298,17 +281,6 @@ def _slice(leaf: Array, start: Int[Array, ""] | int, size: int) -> Array:
     return jax.lax.dynamic_slice_in_dim(leaf, start, size, axis=1)
 
 
-def _equal(one: NDArray[Any], other: NDArray[Any]) -> NDArray[np.bool_]:
-    """Compare the bits of each step, ``(E, T)``."""
-
-    def bits(array: NDArray[Any]) -> NDArray[np.uint8]:
-        flat = np.ascontiguousarray(array).reshape(*array.shape[:2], -1)
-        return flat.view(np.uint8)
-
-    equal: NDArray[np.bool_] = (bits(one) == bits(other)).all(-1)
-    return equal
-
-
 def _in_ring(end: int, filled: int, ring: NDArray[Any], steps: Sequence[NDArray[Any]]) -> None:
     """Put consecutive time steps into a ring, so that the last lies before ``end``."""
     rest = filled
@@ -324,36 +296,32 @@ def _in_ring(end: int, filled: int, ring: NDArray[Any], steps: Sequence[NDArray[
 
 
 def _read(
-    paths: Sequence[Path], like: Any, place: Callable[[NDArray[Any], list[NDArray[Any]]], None]
-) -> Any:
+    paths: Sequence[Path], like: Capture, place: Callable[[NDArray[Any], list[NDArray[Any]]], None]
+) -> tuple[Any, Any]:
     """Read the steps of a buffer one array after another, so that few are in memory twice."""
     files = [np.load(path, allow_pickle=False) for path in paths]
 
-    def ring(spec: Any, pieces: list[NDArray[Any]]) -> Array:
+    def ring(path: Any, spec: Any) -> Array:
         found = np.zeros(spec.shape, spec.dtype)
-        place(found, [piece.view(spec.dtype) for piece in pieces])
+        place(found, [file[jax.tree_util.keystr(path)].view(spec.dtype) for file in files])
         return jnp.asarray(found)
 
-    def transition(path: Any, spec: Any) -> Array:
-        return ring(spec, [file[jax.tree_util.keystr(path)] for file in files])
-
-    def next_view(path: Any, spec: Any) -> Array:
-        name = jax.tree_util.keystr(path)
-        return ring(spec, [_next_views(file, name) for file in files])
+    def finals(path: Any, spec: Any) -> Array:
+        found = np.zeros(spec.shape, spec.dtype)
+        for file in files:
+            row, time = np.nonzero(file[_STORED])
+            last, ends = file[".transition.last"], file[".ends"]
+            ended, newest = last[row, time], time == last.shape[1] - 1
+            row, number = row[ended], ends[row, time][ended] % like.num_finals
+            views = file[_NEXT + jax.tree_util.keystr(path)].view(spec.dtype)
+            found[row, number], found[:, -1] = views[ended], views[newest]
+        return jnp.asarray(found)
 
     try:
-        return like._replace(
-            transition=jax.tree_util.tree_map_with_path(transition, like.transition),
-            next_view=jax.tree_util.tree_map_with_path(next_view, like.next_view),
+        return (
+            jax.tree_util.tree_map_with_path(ring, like.buffer.experience),
+            jax.tree_util.tree_map_with_path(finals, like.next_views),
         )
     finally:
         for file in files:
             file.close()
-
-
-def _next_views(file: Any, name: str) -> NDArray[Any]:
-    view, stored = file[f".view{name}"], file[_STORED]
-    after = np.empty_like(view)
-    after[:, :-1] = view[:, 1:]
-    after[stored] = file[_NEXT + name]
-    return after

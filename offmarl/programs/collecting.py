@@ -80,8 +80,11 @@ def collect(
     while done < schedule.updates:
         stage = schedule.stage(done)
         if done == schedule.starts[stage]:
-            # A copy, because donated leaves must not be aliases or kept elsewhere.
-            started = [copied(program.stages[stage].on_start(state)) for state in states]
+            # Copies, because donated leaves must not be aliases or kept elsewhere; not of buffers.
+            started = [program.stages[stage].on_start(state) for state in states]
+            started = [
+                copied(one._replace(capture=None))._replace(capture=one.capture) for one in started
+            ]
             states, size = [place_state(*one) for one in zip(started, mesh_of, strict=True)], 1
         # Few numbers, so that few programs that copy steps out of the buffer are compiled.
         count = _power_of_two(min(size, most, schedule.next_stop(done) - done))

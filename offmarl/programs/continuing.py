@@ -118,12 +118,14 @@ def _filled(program: Program, state: ArrayTree, spec: EnvSpec, data: Dataset) ->
     capture = state.capture
     num_envs = capture.buffer.experience.transition.last.shape[0]
     buffer = make_buffer(num_envs, capture.capacity)
-    filled = warm_start(buffer, num_envs, capture.capacity, spec, data)
+    for leaf in jax.tree.leaves(capture):  # there may be no room for two
+        leaf.delete()
+    filled = warm_start(buffer, num_envs, capture.capacity, spec, data, program.num_steps)
     return program.on_replay(state._replace(capture=filled))
 
 
 def _check_replay(state: ArrayTree) -> None:
-    if state.capture.next_views is not None:
+    if not state.capture.is_sampled:
         raise OptionError(
             "this program learns from its newest steps alone, and has no replay to fill: leave out "
             "--replay."

@@ -7,7 +7,6 @@ a seed that has stopped early, which one process goes on to write.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from copy import copy
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
+from offmarl.config import changed
 from offmarl.errors import RunError
 from offmarl.launch import Work
 from offmarl.programs.identity import MAY_DIFFER, differences
@@ -31,7 +31,7 @@ _parts: ContextVar[Sequence[Path] | None] = ContextVar("parts", default=None)
 
 @contextmanager
 def gathered(runs: Sequence[Path]) -> Iterator[None]:
-    """Let `offmarl.programs.train` gather finished runs of one seed each instead of training."""
+    """Let `offmarl.programs.train` gather finished runs of one seed each, in order."""
     token = _parts.set(runs)
     try:
         yield
@@ -51,14 +51,9 @@ def gather(
     keep: Keep,
     evaluate: Callable[[ArrayTree, int, bool], Mapping[str, Any]],
 ) -> dict[str, int]:
-    """Write the checkpoints and metrics of finished runs of one seed each into one run.
+    """Write finished runs of one seed each into one run; return the step at which each stopped.
 
-    Return the step at which each seed stopped early, by its number; empty if none did.
-
-    Raises
-    ------
-    RunError
-        A run is not finished, or was trained with other data or code than the record has.
+    ``evaluate(states, step, last)`` evaluates all seeds, for those that stopped early.
     """
     found = [_Part.read(directory, run.record) for directory in runs]
     one = jax.tree.map(lambda leaf: leaf[:1], like)
@@ -191,20 +186,10 @@ def _is_of_updates(row: Mapping[str, Any]) -> bool:
 
 
 class SeedsWork(Work):
-    """The training of several seeds, of which each is a block.
-
-    Parameters
-    ----------
-    main
-        The program's ``main``, which calls `offmarl.programs.train`.
-    args
-        Its arguments. The seeds are computed one after the other, whatever ``batching`` is.
-    path
-        Directory of the run.
-    """
+    """The training of several seeds, of which each is a block."""
 
     def __init__(self, main: Callable[[Any], Path], args: Args, path: Path):
-        self._main, self._args = main, _changed(args, batching="map", out=path)
+        self._main, self._args = main, changed(args, batching="map", out=path)
         fixed = {key: value for key, value in asdict(args).items() if key not in FREE}
         super().__init__(f"train {path.name}", path, {"arguments": fixed})
 
@@ -219,7 +204,7 @@ class SeedsWork(Work):
         # Each seed has another best step, at which the run has the states of all of them.
         keep = "all" if self._args.keep == "best" else self._args.keep
         changes = {"seeds": 1, "seed": seed, "out": self._run(block), "track": (), "keep": keep}
-        self._main(_changed(self._args, **changes))
+        self._main(changed(self._args, **changes))
 
     def is_done(self, block: int) -> bool:
         """Whether a seed is trained, and its run has not been removed to train it again."""
@@ -242,11 +227,3 @@ class SeedsWork(Work):
 
     def _run(self, block: int) -> Path:
         return self.directory / "blocks" / f"seed-{self._args.seed + block}"
-
-
-def _changed(args: Args, **values: Any) -> Args:
-    """Return arguments with other values, which keep where the others came from."""
-    found = copy(args)
-    for name, value in values.items():
-        object.__setattr__(found, name, value)
-    return found

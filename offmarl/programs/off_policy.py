@@ -1,6 +1,7 @@
 """Arguments of recorders that learn from the buffer that they record."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.networks import AgentId
@@ -12,12 +13,17 @@ from offmarl.programs.program import OnlineArgs
 class OffPolicyArgs(OnlineArgs):
     """Arguments of recorders that learn from a replay of their steps."""
 
+    default_capacity: ClassVar[int] = 8192
+    """The capacity that is chosen where there is memory for it."""
+
     num_steps: PositiveInt = 25
     """Time steps in each environment between rounds of updates."""
     updates: PositiveInt = 16
     """Gradient updates in a round."""
-    capacity: PositiveInt = 8192
-    """Time steps that the replay holds of each environment."""
+    capacity: PositiveInt | None = None
+    """Time steps that the replay holds of each environment: by default 8192, or as many as fit into
+    half of the device's memory. A large replay holds fewer where episodes have fewer than eight
+    steps on average."""
     batch_size: PositiveInt = 512
     """Steps in a batch."""
     learning_rate: Positive = 1e-3
@@ -41,3 +47,8 @@ class OffPolicyArgs(OnlineArgs):
     """With --share-parameters, how the networks distinguish the agents. onehot: by their index,
     which ties them to their number; sinusoidal: by 16 sines and cosines of their place in the team;
     none: not at all."""
+
+    @property
+    def replay_steps(self) -> int:
+        """Time steps of the replay: at least those between rounds of updates."""
+        return max(self.capacity or self.default_capacity, self.num_steps)

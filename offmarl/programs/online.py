@@ -1,8 +1,10 @@
 """Online training with evaluation: what a recorder runs, and the files of its run."""
 
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -13,13 +15,13 @@ from rich.text import Text
 from offmarl import settings, tracking, vault
 from offmarl._compiling import QUICKLY, pinned
 from offmarl.checkpoint import Checkpoints
-from offmarl.config import from_json
+from offmarl.config import PositiveInt, changed, converted, from_json
 from offmarl.envs import Environment
 from offmarl.errors import NotLearnedError, OptionError, RunError
 from offmarl.evaluation import require_room_for
 from offmarl.paths import local
 from offmarl.programs import finite, registry
-from offmarl.programs.buffer import ChunkWriter
+from offmarl.programs.buffer import ChunkWriter, init_capture, make_buffer
 from offmarl.programs.cluster import gathered, is_first, join, on_first
 from offmarl.programs.collecting import collect
 from offmarl.programs.compiling import keep_compiled_programs
@@ -73,7 +75,7 @@ from offmarl.programs.tiers import (
     parse_tiers,
     record_tiers,
 )
-from offmarl.replay.device import bytes_of, require_room
+from offmarl.replay.device import bytes_of, require_room, room_on
 from offmarl.teams import names_by_team, only_or_all, teams_of
 from offmarl.terminal import table
 from offmarl.trackers import Trackers
@@ -144,6 +146,9 @@ def _record_online(
     layout = recorder_layout(args.seeds, args.devices)
     check_divisible("--num-envs", args.num_envs, layout)
     runs = _recorders(make, args, env, origin, directory, source, layout)
+    if getattr(args, "capacity", 0) is None:
+        args = changed(args, capacity=on_first(lambda: _chosen_capacity(runs)))
+        runs = _recorders(make, args, env, origin, directory, source, layout)
     for run in runs:
         check_vaults(run, tiers)
     check_shards(directory, "environments", layout)
@@ -354,16 +359,55 @@ def _resume(
     """Return the number of updates done, the states of all seeds, and the checkpoint's info."""
     init = jax.jit(runs[0].program.init, compiler_options=QUICKLY)
     shapes = state_shapes(runs[0].program, runs[0].args)
-    require_room(
-        len(runs) * bytes_of(shapes), "the environments, networks and buffers of all seeds"
-    )
+    _check_room(runs, shapes)
     like = [shapes] * len(runs)
     found = checkpoints.resume({"state": like})
     if found is None:
-        fresh = [init(run.key(INIT), hyper) for run in runs]
+        fresh = (init(run.key(INIT), hyper) for run in runs)  # the buffers are replaced one by one
         program = runs[0].program
         return 0, [start.begin(program, state, number) for number, state in enumerate(fresh)], {}
     return found.step, list(found.tree["state"]), found.info
+
+
+def _check_room(runs: Sequence[Recorder], shapes: ArrayTree) -> None:
+    """Raise `OptionError` if the states of all seeds do not fit into memory."""
+    needed, devices = len(runs) * bytes_of(shapes), runs[0].layout.local_devices
+    room, hint = room_on(devices), "give smaller numbers"
+    if needed > room and shapes.capture.is_sampled and hasattr(runs[0].args, "capacity"):
+        most = _fitting_capacity(runs, shapes, room)
+        hint += f", such as --capacity {most}" if most >= runs[0].program.num_steps else ""
+    require_room(needed, "the environments, networks and buffers of all seeds", devices, hint)
+
+
+def _chosen_capacity(runs: Sequence[Recorder]) -> int:
+    """Return the capacity of the run's replays, or else the default one if they fit into memory."""
+    args, record = cast(Any, runs[0].args), tracking.recorded(runs[0].directory)
+    before = record.get("args", {}).get("capacity")
+    if before is not None and "capacity" not in record.get("given", ["capacity"]):
+        return cast(int, converted("capacity", PositiveInt, before))
+    shapes, room = state_shapes(runs[0].program, args), room_on(runs[0].layout.local_devices) // 2
+    least = max(runs[0].program.num_steps, getattr(args, "length", 1) + getattr(args, "burn_in", 0))
+    chosen = min(max(_fitting_capacity(runs, shapes, room), least), args.default_capacity)
+    if chosen < args.default_capacity:
+        tracking.notice(
+            f"--capacity {chosen}, so that the run takes at most half of the {2 * room / 1e9:,.1f} "
+            f"GB of memory: with the default, {args.default_capacity}, it would take "
+            f"{len(runs) * bytes_of(shapes) / 1e9:,.1f} GB."
+        )
+    return chosen
+
+
+def _fitting_capacity(runs: Sequence[Recorder], shapes: ArrayTree, room: int) -> int:
+    """Return the largest capacity, up to that of the shapes, with which all seeds fit into room."""
+    capture = shapes.capture
+    num_steps = runs[0].program.num_steps if capture.num_finals < capture.capacity else None
+    others, rows = bytes_of(shapes) - bytes_of(capture), len(capture.buffer.experience.ends)
+
+    def needed(capacity: int) -> int:
+        make = partial(init_capture, make_buffer(rows, capacity), runs[0].env.spec, True, num_steps)
+        return len(runs) * (others + bytes_of(jax.eval_shape(make)))
+
+    return bisect_right(range(1, capture.capacity + 1), room, key=needed)
 
 
 def _versions(runs: Sequence[Recorder], directory: Path) -> list[list[Version]]:

@@ -5,12 +5,16 @@ one that starts at a step, and one more for one that starts after a step that en
 Windows that hold steps that were just added have the largest priority so far.
 """
 
+from functools import partial
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.programs.buffer import Capture
 from offmarl.programs.windows import Start, windows_at
 from offmarl.replay.priorities import Priorities, begin, importance, window_priorities
+from offmarl.replay.sum_tree import SumTree
 from offmarl.types import Sequence
 
 
@@ -20,17 +24,7 @@ def begin_priorities(capture: Capture) -> Priorities:
 
 
 def admit(priorities: Priorities, capture: Capture, num_steps: int, length: int) -> Priorities:
-    """Return the priorities after ``num_steps`` time steps were added to the buffer.
-
-    Parameters
-    ----------
-    priorities
-        The priorities before.
-    capture
-        The buffer, with the steps.
-    num_steps, length
-        Number of steps added, and of those of a window.
-    """
+    """Return the priorities after ``num_steps`` time steps were added to the buffer."""
     newest = jnp.arange(min(num_steps + length - 1, capture.capacity))
     index = (capture.buffer.current_index - 1 - newest) % capture.capacity
     exist = _exist(capture, index)
@@ -38,7 +32,16 @@ def admit(priorities: Priorities, capture: Capture, num_steps: int, length: int)
     slots = 2 * (row * capture.capacity + index[:, None]) + jnp.arange(2)
     fresh = exist.ravel().astype(jnp.float32)
     tree = priorities.tree.put(slots.ravel(), jnp.zeros_like(fresh), fresh)
+    held = jnp.where(capture.buffer.is_full, capture.capacity, capture.buffer.current_index)
+    tree = jax.lax.cond(capture.filled < held, partial(_without_lost, capture), lambda x: x, tree)
     return priorities._replace(tree=tree)
+
+
+def _without_lost(capture: Capture, tree: SumTree) -> SumTree:
+    """Return the tree without the windows of steps that left the buffer before others."""
+    exist = _exist(capture, jnp.arange(capture.capacity)).reshape(-1, 1)
+    values = tree.levels[0].reshape(-1, 2)[: len(exist)] * exist
+    return SumTree.of(values[:, 0], values[:, 1])
 
 
 def sample(
@@ -80,6 +83,6 @@ def learned(
 
 def _exist(capture: Capture, index: Int[Array, "n"]) -> Bool[Array, "E n 2"]:
     """Whether windows can start at each index of the time axis, and after it."""
-    filled = capture.buffer.is_full | (index < capture.buffer.current_index)
+    filled = (capture.buffer.current_index - 1 - index) % capture.capacity < capture.filled
     last = capture.buffer.experience.transition.last[:, index]
     return jnp.stack([jnp.broadcast_to(filled, last.shape), filled & last], -1)

@@ -8,7 +8,7 @@ to `q_program`; its targets come from `bootstrap`.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,14 +40,17 @@ from offmarl.types import EnvSpec, Sequence
 class QArgs(OffPolicyArgs):
     """Arguments of recorders that learn action values."""
 
+    default_capacity: ClassVar[int] = 4096
     network: Literal["recurrent", "feedforward"] = "recurrent"
     """Network of the agents: with a memory, or without."""
     num_steps: PositiveInt = 32
     """Time steps in each environment between rounds of updates."""
     updates: PositiveInt = 32
     """Gradient updates in a round."""
-    capacity: PositiveInt = 4096
-    """Time steps that the replay holds of each environment."""
+    capacity: PositiveInt | None = None
+    """Time steps that the replay holds of each environment: by default 4096, or as many as fit into
+    half of the device's memory. A large replay holds fewer where episodes have fewer than eight
+    steps on average."""
     batch_size: PositiveInt = 32
     """Windows in a batch."""
     length: PositiveInt = 10
@@ -113,14 +116,7 @@ def bootstrap(
 ) -> Float[Array, "B T *b"]:
     """Return the targets that the arguments ask for, through which no gradient flows.
 
-    Parameters
-    ----------
-    args, hyper
-        The program's arguments and hyperparameters.
-    batch
-        The windows.
-    r_t, terminated, v_t
-        Reward of each step, whether nothing follows it, and the value of the slot after it.
+    ``terminated`` says whether nothing follows a step, and ``v_t`` is the value of the slot after.
     """
     r_t, discount_t = hyper.reward_scale * r_t, hyper.gamma * (1 - terminated)
     # The next slot holds the next step of the episode, if it holds a step that counts.
@@ -152,32 +148,15 @@ def q_program(
     init_params: Callable[[PRNGKeyArray], Any],
     loss: QLoss,
 ) -> Program:
-    """Build a program that learns action values.
-
-    Parameters
-    ----------
-    spec, args, env
-        As `make` of a recorder gets them.
-    init_params
-        Draws the parameters: a NamedTuple whose field ``agent`` holds those of the network that
-        `q_config` describes.
-    loss
-        What is minimised.
-
-    Raises
-    ------
-    OptionError
-        ``importance`` is given without ``prioritise``.
-    """
+    """Build a program that learns action values: networks as `q_config` describes, and a loss."""
     first_importance(args.prioritise, args.importance)  # checked before anything runs
     config = q_config(args)
     env, policy = envs.autoreset(env), make_policy(config, spec)
-    capacity = max(args.capacity, args.num_steps)
-    buffer = make_buffer(args.num_envs, capacity)
+    buffer = make_buffer(args.num_envs, args.replay_steps)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> QState:
         params_key, env_key = jax.random.split(key)
-        params, capture = init_params(params_key), init_capture(buffer, spec, sampled=True)
+        params, capture = init_params(params_key), init_capture(buffer, spec, True, args.num_steps)
         return QState(
             params=params,
             target=params,

@@ -43,6 +43,11 @@ class Layout(NamedTuple):
     """Devices that each batch of a seed, or its environments, are divided over. Sums over a batch
     are added in an order that depends on this number."""
 
+    @property
+    def local_devices(self) -> int:
+        """Number of devices of this process."""
+        return self.devices * self.shards // jax.process_count()
+
     def mesh(self) -> Mesh:
         """Return the devices, along the axes `SEEDS` and `DATA`."""
         return _mesh(first_devices(self.devices * self.shards), self.devices)
@@ -102,13 +107,7 @@ def first_devices(count: int) -> list[Any]:
 
 
 def count_devices(wanted: int | None) -> int:
-    """Return the number of devices to use, from ``--devices``; by default all of them.
-
-    Raises
-    ------
-    OptionError
-        There are fewer, or they cannot be divided over the processes.
-    """
+    """Return the number of devices to use, from ``--devices``; by default all of them."""
     total, processes = len(jax.devices()), jax.process_count()
     if wanted is None:
         return total
@@ -159,11 +158,6 @@ def recorder_layout(seeds: int, devices: int | None) -> Layout:
     """Choose how the seeds and environments of a recorder are computed.
 
     By default a single process uses one device, and several use all of theirs.
-
-    Raises
-    ------
-    OptionError
-        There are not as many devices.
     """
     if devices is None and jax.process_count() == 1:
         return Layout(1)
@@ -298,7 +292,8 @@ def environment_axes(state: ArrayTree) -> ArrayTree:
         if not isinstance(node, Capture):
             return whole
         buffer = whole.buffer.replace(experience=all_at(0, node.buffer.experience))
-        return Capture(buffer, all_at(1, node.next_views), whole.total)
+        next_views = all_at(0 if node.is_sampled else 1, node.next_views)
+        return whole._replace(buffer=buffer, next_views=next_views)
 
     return jax.tree.map(
         of_node, state, is_leaf=lambda node: isinstance(node, RolloutState | Capture)

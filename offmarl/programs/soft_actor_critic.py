@@ -142,21 +142,6 @@ class Networks(NamedTuple):
 
         It is exact for discrete actions. For continuous ones it belongs to one sampled action,
         through which gradients flow.
-
-        Parameters
-        ----------
-        critics
-            Parameters of critics; the smallest value counts.
-        view
-            The view to act in.
-        others
-            Actions of all agents, of which each agent's value uses those of the others.
-        policy
-            Distribution of the agents' actions in the view.
-        temperature
-            Weight of the entropy.
-        key
-            Random key of the sampled action.
         """
         if isinstance(policy, Categorical):
             q = self.critics.values(critics, view, others, jnp.zeros_like(others)).min(0)
@@ -271,7 +256,7 @@ def make_soft_actor_critic(
     config = PolicyConfig("feedforward", head, args.hidden, args.agent_id, args.share_parameters)
     env, policy = envs.autoreset(env), make_policy(config, spec)
     networks = make_networks(spec, args, config, centralised)
-    buffer = make_buffer(args.num_envs, max(args.capacity, args.num_steps))
+    buffer = make_buffer(args.num_envs, args.replay_steps)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         actor_key, critic_key, env_key = jax.random.split(key, 3)
@@ -283,7 +268,7 @@ def make_soft_actor_critic(
             target=Target(critics),
             optimiser=clipped_adam(0.0, 0.0, separately=True).init(params),
             rollout=init_rollout(env, policy, env_key, args.num_envs),
-            capture=init_capture(buffer, spec, sampled=True),
+            capture=init_capture(buffer, spec, True, args.num_steps),
             iteration=jnp.zeros((), jnp.int32),
         )
 

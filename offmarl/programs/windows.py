@@ -10,9 +10,9 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from offmarl._mesh import divide
 from offmarl.errors import ShapeError
-from offmarl.programs.buffer import Capture, Step, add, init_capture
+from offmarl.programs.buffer import Capture, add, init_capture
 from offmarl.replay import Replay, Windows, load
-from offmarl.types import EnvSpec, Sequence, Transition
+from offmarl.types import EnvSpec, Sequence, Transition, View
 from offmarl.vault import Dataset
 
 _TRIALS = 24
@@ -68,21 +68,27 @@ def draw_windows(
 def windows_at(capture: Capture, start: Start, length: int, burn_in: int = 0) -> Sequence:
     """Return the windows that start at given places; see `draw_windows`."""
     # Of the steps of the row from ``burn_in`` before the start: where they lie, and in which slot.
-    places, filled = jnp.arange(-burn_in, length), capture.filled
+    places, filled, row = jnp.arange(-burn_in, length), capture.filled, start.row[:, None]
     age = start.age[:, None] + places
     inside = (age >= 0) & (age < filled)
-    oldest = capture.buffer.current_index - filled
+    oldest, held = capture.buffer.current_index - filled, capture.buffer.experience.transition
     index = (oldest + jnp.clip(age, 0, filled - 1)) % capture.capacity
-    steps: Step = jax.tree.map(
-        lambda leaf: leaf[start.row[:, None], index], capture.buffer.experience
-    )
-    last = steps.transition.last & inside
+    steps: Transition = jax.tree.map(lambda leaf: leaf[row, index], held)
+    stays = steps.last | (age >= filled - 1)
+    after, place = (index + 1) % capture.capacity, capture.place_of_next(row, index)
+
+    def next_view(views: Array, finals: Array) -> Array:
+        final = stays.reshape(stays.shape + (1,) * (views.ndim - 2))
+        return jnp.where(final, finals[row, place], views[row, after])
+
+    next_views = jax.tree.map(next_view, held.view, capture.next_views)
+    last = steps.last & inside
     ends_before = jnp.cumsum(last, axis=1) - last
     slot = places + ends_before - ends_before[:, burn_in, None] - start.after[:, None]
     slot = jnp.where(age < filled, slot, length + 1)
-    before = capture.buffer.experience.transition.last[start.row[:, None], index - 1]
+    before = held.last[row, index - 1]
     slots = jnp.arange(-burn_in, length + 1)
-    return divide(_in_slots(steps, slot, inside, before | (age == 0), slots))
+    return divide(_in_slots(steps, next_views, slot, inside, before | (age == 0), slots))
 
 
 def _uniform_starts(capture: Capture, key: PRNGKeyArray, batch_size: int, length: int) -> Start:
@@ -104,7 +110,8 @@ def _uniform_starts(capture: Capture, key: PRNGKeyArray, batch_size: int, length
 
 
 def _in_slots(
-    steps: Step,
+    steps: Transition,
+    next_views: View,
     slot_of_step: Int[Array, "B S"],
     inside: Bool[Array, "B S"],
     first: Bool[Array, "B S"],
@@ -127,14 +134,13 @@ def _in_slots(
         acted = is_step.reshape(is_step.shape + (1,) * (before.ndim - 2))
         return jnp.where(acted, take(before, index), take(after, index))
 
-    transition = steps.transition
     return Sequence(
-        view=jax.tree.map(view, transition.view, steps.next_view),
-        action=take(transition.action),
-        reward=take(transition.reward),
-        terminated=take(transition.terminated),
-        truncated=take(transition.truncated),
-        behaviour_log_prob=take(transition.behaviour_log_prob),
+        view=jax.tree.map(view, steps.view, next_views),
+        action=take(steps.action),
+        reward=take(steps.reward),
+        terminated=take(steps.terminated),
+        truncated=take(steps.truncated),
+        behaviour_log_prob=take(steps.behaviour_log_prob),
         mask=(counts & (slots >= 0))[:, :-1],
         next_known=jnp.ones_like(is_step[:, :-1]),
         first=counts & take(first, index),
@@ -151,7 +157,12 @@ def check_warm_start(vault: Dataset, spec: EnvSpec) -> None:
 
 
 def warm_start(
-    buffer: TrajectoryBuffer, num_envs: int, capacity: int, spec: EnvSpec, vault: Dataset
+    buffer: TrajectoryBuffer,
+    num_envs: int,
+    capacity: int,
+    spec: EnvSpec,
+    vault: Dataset,
+    num_steps: int | None = None,
 ) -> Capture:
     """Return a capture whose buffer holds the newest steps of a vault, with extras of zeros.
 
@@ -167,6 +178,8 @@ def warm_start(
         Spec of the environment.
     vault
         A dataset with any number of rows.
+    num_steps
+        As for `init_capture`.
 
     Raises
     ------
@@ -185,20 +198,22 @@ def warm_start(
     newest = np.argsort(times, kind="stable")[-steps * num_envs :]
     rows = np.sort(starts[newest]).reshape(num_envs, steps)
     goes_on = np.pad(rows[:, 1:] == rows[:, :-1] + 1, ((0, 0), (0, 1)))
-    sequence = jax.jit(lambda replay, slots: replay.at(slots))(replay, rows.ravel())
-    step = jax.tree.map(
-        lambda leaf: leaf.reshape(num_envs, steps, *leaf.shape[1:]).swapaxes(0, 1),
-        _as_step(sequence, jnp.asarray(goes_on.ravel())),
-    )
-    fresh = init_capture(buffer, spec, sampled=True)
-    # Nothing reads the extras of these steps, which the vault may lack.
-    extras = jax.tree.map(
-        lambda leaf: jnp.zeros((steps, num_envs, *leaf.shape[2:]), leaf.dtype),
-        fresh.buffer.experience.transition.extras,
-    )
-    step = step._replace(transition=step.transition._replace(extras=extras))
-    filled = add(buffer, fresh, step.transition, step.next_view)
-    return filled._replace(total=fresh.total)  # these steps are not recorded again
+
+    def fill(replay: Replay, slots: Array, goes_on: Array) -> Capture:
+        step, next_views = jax.tree.map(
+            lambda leaf: leaf.reshape(num_envs, steps, *leaf.shape[1:]).swapaxes(0, 1),
+            _as_step(replay.at(slots), goes_on),
+        )
+        fresh = init_capture(buffer, spec, sampled=True, num_steps=num_steps)
+        # Nothing reads the extras of these steps, which the vault may lack.
+        extras = jax.tree.map(
+            lambda leaf: jnp.zeros((steps, num_envs, *leaf.shape[2:]), leaf.dtype),
+            fresh.buffer.experience.transition.extras,
+        )
+        filled = add(buffer, fresh, step._replace(extras=extras), next_views)
+        return filled._replace(total=fresh.total)  # these steps are not recorded again
+
+    return jax.jit(fill)(replay, rows.ravel(), goes_on.ravel())
 
 
 def _usable(
@@ -218,8 +233,8 @@ def _places(replay: Replay) -> dict[str, Any]:
     return {name: leaf[:, 0] for name, leaf in places.items()}
 
 
-def _as_step(sequence: Sequence, goes_on: jax.Array) -> Step:
-    """Turn windows of one step, ``(M, 1, ...)``, into the buffer's records, ``(M, ...)``."""
+def _as_step(sequence: Sequence, goes_on: jax.Array) -> tuple[Transition, View]:
+    """Turn windows of one step, ``(M, 1, ...)``, into steps and next views, ``(M, ...)``."""
 
     def only(leaf: jax.Array) -> jax.Array:
         return leaf[:, 0]
@@ -237,4 +252,4 @@ def _as_step(sequence: Sequence, goes_on: jax.Array) -> Step:
         behaviour_log_prob=only(sequence.behaviour_log_prob),
         policy_id=jnp.full(goes_on.shape, -1, jnp.int32),
     )
-    return Step(transition, jax.tree.map(only, sequence.view_t))
+    return transition, jax.tree.map(only, sequence.view_t)

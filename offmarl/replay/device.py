@@ -217,16 +217,24 @@ def bytes_of(tree: ArrayTree) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def require_room(needed: int, what: str) -> None:
-    """Raise `OptionError` if this machine has less memory than something needs at least.
+def room_on(devices: int | None = None) -> int:
+    """Return the bytes that are free on some of this machine's devices; by default on all."""
+    count = len(jax.local_devices())
+    return free_bytes() * (count if jax.default_backend() == "cpu" else devices or count)
+
+
+def require_room(
+    needed: int, what: str, devices: int | None = None, hint: str = "give smaller numbers"
+) -> None:
+    """Raise `OptionError` if the devices have less memory than something needs at least.
 
     XLA ends the process for sizes that are far too large, and so does the system for others.
     """
-    room = free_bytes() * len(jax.local_devices())
+    room = room_on(devices)
     if needed > room:
         raise OptionError(
             f"{what} need at least {needed / 1e9:,.1f} GB of memory, and there are "
-            f"{room / 1e9:,.1f} GB: give smaller numbers."
+            f"{room / 1e9:,.1f} GB: {hint}."
         )
 
 

@@ -98,6 +98,12 @@ def test_what_comes_out_is_what_went_in(capacity, sizes, sampled, seed):
     check_recording(capacity, sizes, sampled, seed)
 
 
+@pytest.mark.slow
+def test_final_views_are_written_where_a_buffer_has_room_for_few(monkeypatch):
+    monkeypatch.setattr("offmarl.programs.buffer._SMALL_BYTES", 0)
+    check_recording(16, [3, 2, 3, 3, 3, 3, 3], sampled=True, seed=0)
+
+
 def test_several_chunks_at_once_are_those_of_one_by_one():
     """The buffer wraps within them, and episodes end in them."""
     rng, buffer = np.random.default_rng(0), make_buffer(E, 7)
@@ -125,7 +131,7 @@ def check_recording(capacity, sizes, sampled, seed):
     rng = np.random.default_rng(seed)
     sizes = [min(size, capacity) if sampled else capacity for size in sizes]
     buffer = make_buffer(E, capacity)
-    capture = init_capture(buffer, SPEC, sampled)
+    capture = init_capture(buffer, SPEC, sampled, num_steps=max(sizes))
     memory = Memory()
     added, next_views, start = [], [], 0
     with ChunkWriter(memory, "run") as chunks:
@@ -304,9 +310,9 @@ def test_an_empty_buffer_has_the_shapes_of_the_spec(action, sampled):
     discrete = isinstance(action, Discrete)
     assert step.transition.action.shape == ((3, 4, 2) if discrete else (3, 4, 2, width))
     assert step.transition.action.dtype == (jnp.int32 if discrete else jnp.float32)
-    view = step.next_view if sampled else capture.next_views
-    lead = (3, 4) if sampled else (4, 3)
+    view = capture.next_views
+    lead = (3, 5) if sampled else (4, 3)
     shapes = [(2, 5), (7,), (2, width), (2,)]
     assert [leaf.shape for leaf in view] == [(*lead, *shape) for shape in shapes]
     assert [leaf.dtype for leaf in view] == [jnp.float32, jnp.float32, bool, bool]
-    assert (step.next_view is None) != sampled
+    assert capture.is_sampled == sampled

@@ -14,6 +14,7 @@ from offmarl.errors import RunError
 from offmarl.programs import registry
 from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
+from offmarl.programs.windows import Start, windows_at
 from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, Transition, View, map_tree
 
 NUM_ENVS, CAPACITY = 2, 12
@@ -84,7 +85,21 @@ def grow(state: State, spec: EnvSpec, steps: int, seed: int) -> State:
     return State(state.params + seed, capture)
 
 
+def visible(tree: Any) -> Any:
+    """The tree with what can be drawn from its buffers in place of their final views."""
+
+    def drawn(node: Any) -> Any:
+        if not isinstance(node, Capture) or not int(node.filled):
+            return node
+        row, age = np.divmod(np.arange(NUM_ENVS * int(node.filled)), int(node.filled))
+        start = Start(jnp.asarray(row), jnp.asarray(age), jnp.zeros(len(row), bool))
+        return node._replace(next_views=windows_at(node, start, 1).view_t)  # type: ignore[arg-type]
+
+    return jax.tree.map(drawn, tree, is_leaf=lambda node: isinstance(node, Capture))
+
+
 def assert_same_bits(one: Any, other: Any) -> None:
+    one, other = visible(one), visible(other)
     for (path, ours), theirs in zip(
         jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True
     ):
@@ -124,6 +139,26 @@ def test_a_buffer_is_read_back_bit_by_bit_wherever_it_wraps(
     assert_same_bits(found, state)
     # A step is on disk once, and for the oldest of two checkpoints no longer than it needs it.
     assert steps_on_disk(tmp_path) <= CAPACITY + 2 * max(rounds)
+
+
+@pytest.mark.slow
+def test_a_buffer_with_few_final_views_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds fewer steps than its capacity, and the same ones as before."""
+    monkeypatch.setattr("offmarl.programs.buffer._SMALL_BYTES", 0)
+    state = State(jnp.zeros(2), init_capture(BUFFER, VECTORS, sampled=True, num_steps=3))
+    checkpoints, filled = CaptureCheckpoints(tmp_path, keep=2), []
+    for step in range(1, 8):
+        state = grow(state, VECTORS, 3, step)
+        checkpoints.save(step, {"state": state}, {})
+        filled.append(int(state.capture.filled))
+        found = resumed(tmp_path, state)[1].capture
+        assert int(found.filled) == filled[-1]
+        assert_same_bits(visible(found).next_views, visible(state.capture).next_views)
+        grown = [visible(grow(State(0, one), VECTORS, 3, 99)) for one in (found, state.capture)]
+        assert_same_bits(grown[0].capture.next_views, grown[1].capture.next_views)
+    assert filled[0] == 3 < max(filled) < CAPACITY
 
 
 @pytest.mark.slow
@@ -205,7 +240,7 @@ def test_checkpoints_hold_no_steps_and_buffers_that_are_refilled_are_not_stored(
         for step in range(1, 4):
             checkpoints.save(step, {"state": [State(jnp.zeros(2), capture)]}, {})
         size = sum(path.stat().st_size for path in (tmp_path / name).rglob("*") if path.is_file())
-        steps = sum(leaf.nbytes for leaf in jax.tree.leaves(capture.buffer.experience))
+        steps = sum(leaf.nbytes for leaf in jax.tree.leaves(capture))
         assert size < steps
     assert not (tmp_path / "refilled" / "buffer").exists()
     tree, _ = checkpoints.restore(

@@ -28,6 +28,7 @@ from offmarl.programs import collecting, loop, online, record_from_run
 from offmarl.programs.collecting import collect
 from offmarl.programs.loop import Schedule, stage_starts
 from offmarl.programs.program import Hyperparameters, Program, Stage
+from offmarl.replay import device
 from recorders import mappo, vdn
 from tests.runs import metrics_of
 from tests.vault.experience import SPEC, make
@@ -174,6 +175,48 @@ def test_several_updates_in_a_call_have_the_bits_of_single_ones(tmp_path, monkey
     counts = np.diff([0, *yielded[100:]]).tolist()
     assert counts == [1, 2, 4, 8, 8, 8, 2, 1, 8, 8, 8, 8, 2, 8, 8, 8, 8]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("memory", [5 * 10**6, 2 * 10**8])
+def test_a_capacity_that_does_not_fit_is_an_error_that_names_one_that_does(
+    tmp_path, monkeypatch, memory
+):
+    """Nothing is trained, and nothing is left behind."""
+    monkeypatch.setattr(device, "free_bytes", lambda: memory)
+    args = vdn.Args(env="swarm/coverage-3", out=tmp_path, hidden=4, capacity=10**6)
+    with pytest.raises(
+        OptionError, match=r"need at least .* GB .* such as --capacity \d+"
+    ) as found:
+        vdn.main(args)
+    assert not list(tmp_path.iterdir())
+    most = int(str(found.value).split()[-1].rstrip("."))
+    monkeypatch.setattr(online, "collect", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        vdn.main(replace(args, capacity=most))
+    with pytest.raises(OptionError, match=f"such as --capacity {most}"):
+        vdn.main(replace(args, capacity=most + 1, out=tmp_path / "more"))
+
+
+@pytest.mark.slow
+def test_a_chosen_capacity_fits_into_half_of_the_memory_and_is_kept(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(tracking, "notice", said.append)
+    options = {"tiers": "random", "steps": 64, "total_steps": 64, "num_envs": 4, "num_steps": 8}
+    options |= {"updates": 1, "evaluations": 1, "network": "feedforward", "length": 3}
+    args = vdn.Args(env="probe/observation", out=tmp_path, eval_episodes=2, hidden=4, **options)
+    monkeypatch.setattr(device, "free_bytes", lambda: 10**6)
+    vdn.main(args)
+    (run,) = tmp_path.rglob("run.json")
+    chosen = json.loads(run.read_text())["args"]["capacity"]
+    assert 8 < chosen < vdn.Args.default_capacity
+    assert f"--capacity {chosen}, so that" in "".join(said)
+    monkeypatch.setattr(device, "free_bytes", lambda: 10**10)
+    assert "nothing was changed" in vdn.main(args).data["outcome"]
+    with pytest.raises(RunError, match="capacity"):
+        vdn.main(replace(args, capacity=chosen + 1))
+    vdn.main(replace(args, out=tmp_path / "large"))
+    (run,) = (tmp_path / "large").rglob("run.json")
+    assert json.loads(run.read_text())["args"]["capacity"] == vdn.Args.default_capacity
 
 
 @pytest.mark.slow

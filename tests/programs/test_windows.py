@@ -56,7 +56,7 @@ def capture_of(ends: tuple[tuple[int, ...], ...] = ENDS, capacity: int = CAPACIT
     )
     after = view(jnp.where(last, 1000 + number, number + 1))
     buffer = make_buffer(rows, capacity)
-    capture = init_capture(buffer, SPEC, sampled=True)
+    capture = init_capture(buffer, SPEC, sampled=True, num_steps=4)
     put = jax.jit(partial(add, buffer))
     for start in range(0, len(last), 4):
         some = slice(start, start + 4)
@@ -138,6 +138,29 @@ def test_steps_are_drawn_equally_often() -> None:
             assert batch.mask.all()
 
 
+def test_steps_leave_the_buffer_with_their_final_views(monkeypatch) -> None:
+    """A row whose episodes are short limits what all rows hold; draws stay even, and exact."""
+    monkeypatch.setattr("offmarl.programs.buffer._SMALL_BYTES", 0)
+    ends = ((1,) * 14 + (0, 1), (0,) * 16)
+    capture = capture_of.__wrapped__(ends, 12)
+    assert (capture.num_finals, int(capture.filled)) == (4, 5)
+    for length in (1, 3):
+        batch = jax.jit(draw_windows, static_argnums=(2, 3))(
+            capture, jax.random.key(0), 2**13, length
+        )
+        seen, after = batch.view_tm1.state[..., 0], batch.view_t.state[..., 0]
+        steps, count = np.unique(seen[batch.mask], return_counts=True)
+        assert steps.tolist() == [11, 12, 13, 14, 15, 111, 112, 113, 114, 115]
+        np.testing.assert_allclose(count / count.mean(), 1, atol=0.1)
+        for step, led_to in zip(seen[batch.mask], after[batch.mask], strict=True):
+            row, time = divmod(int(step), 100)
+            assert led_to == step + (1000 if ends[row][time] else 1)
+    tree = admit(begin_priorities(capture), capture, 4, 3).tree
+    values = np.asarray(tree.values(jnp.arange(4 * 12), 1.0)).reshape(2, 12, 2)
+    held = [time % 12 for time in range(11, 16)]
+    assert np.flatnonzero(values[1, :, 0]).tolist() == sorted(held)
+
+
 def test_no_memory_comes_from_outside_the_buffer() -> None:
     """The oldest step resets it, wherever it is in a window."""
     start = Start(jnp.array([0]), jnp.array([-2]), jnp.array([False]))
@@ -163,8 +186,9 @@ def test_a_buffer_warm_started_from_a_vault_holds_its_newest_steps(random_data):
     np.testing.assert_array_equal(
         step.transition.view.observation.reshape(40, 2, 3), expected.view.observation[:, 0]
     )
+    every = Start(jnp.repeat(jnp.arange(4), 10), jnp.arange(40) % 10, jnp.zeros(40, bool))
     np.testing.assert_array_equal(
-        step.next_view.observation.reshape(40, 2, 3), expected.view.observation[:, 1]
+        windows_at(capture, every, 1).view_t.observation[:, 0], expected.view.observation[:, 1]
     )
     np.testing.assert_array_equal(step.transition.reward.reshape(40, 2), expected.reward[:, 0])
     ended = np.asarray(step.transition.last)
@@ -195,7 +219,9 @@ def test_the_newest_steps_of_a_vault_are_the_last_ones_of_all_of_its_rows(tmp_pa
     step = capture.buffer.experience
     assert step.transition.reward.ravel().tolist() == [2, 3, 4, 102, 103, 104]
     assert step.transition.last.ravel().tolist() == [False, False, True] * 2
-    assert step.next_view.state.ravel().tolist() == [3, 4, 5, 103, 104, 105]
+    every = Start(jnp.zeros(6, int), jnp.arange(6), jnp.zeros(6, bool))
+    after = windows_at(capture, every, 1).view_t.state
+    assert after.ravel().tolist() == [3, 4, 5, 103, 104, 105]
 
 
 @pytest.mark.slow
