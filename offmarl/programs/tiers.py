@@ -73,21 +73,10 @@ class Tier(NamedTuple):
 
 
 def parse_tiers(text: str) -> list[Tier]:
-    """Read tiers, separated by commas.
+    """Read tiers such as ``random,expert,mixed=medium:0.5+expert:0.5``.
 
-    Parameters
-    ----------
-    text
-        Such as ``random,expert,mixed=medium:0.5+expert:0.5``: a mixture has a name of its own, and
-        the shares of the tiers in it. Where several teams learn, ``expert-vs-random`` names the
-        tier of each, in their order.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such tier.
-    OptionError
-        A mixture is written in another way, or two tiers have one name.
+    A mixture has a name of its own, and the shares of the tiers in it. Where several teams learn,
+    ``expert-vs-random`` names the tier of each, in their order.
     """
     tiers: dict[str, Tier] = {}
     for part in (part.strip() for part in text.split(",")):
@@ -262,13 +251,7 @@ def _is_above(high: Float[np.ndarray, "episodes"], low: Float[np.ndarray, "episo
 
 
 def rows_of(shares: Mapping[str, float], num_envs: int) -> dict[str, int]:
-    """Divide environments by shares, which need not add up to 1.
-
-    Raises
-    ------
-    OptionError
-        A share is less than one environment.
-    """
+    """Divide environments by shares, which need not add up to 1; `OptionError` for too few."""
     total = sum(shares.values())
     ends = np.round(np.cumsum([*shares.values()]) / total * num_envs).astype(int)
     rows = dict(zip(shares, np.diff(ends, prepend=0).tolist(), strict=True))
@@ -281,16 +264,9 @@ def rows_of(shares: Mapping[str, float], num_envs: int) -> dict[str, int]:
 
 
 def check_vaults(run: Recorder, tiers: Sequence[Tier]) -> None:
-    """Raise an error if the vault of a tier exists and is of another recording.
+    """Raise an error if a tier cannot be, or its vault is of another recording.
 
     Called before training, which does not change what is compared.
-
-    Raises
-    ------
-    RunError
-        Such a vault exists.
-    OptionError
-        A mixture has more policies than there are environments.
     """
     several = len(teams_of(run.env.spec)) > 1
     for tier in tiers:
@@ -328,13 +304,7 @@ def _recipe(run: Recorder, tier: Tier) -> dict[str, Any]:
 def record_tiers(run: Recorder, versions: Sequence[Version], tiers: Sequence[Tier]) -> None:
     """Record all tiers of a training seed but replay, which the training has recorded.
 
-    Raises
-    ------
-    NotLearnedError
-        No version of the policy is good enough for a tier: see `Ladder.check`. All others are
-        recorded.
-    RunError
-        A tier is made of training data that was not kept.
+    Then raise `NotLearnedError` if `Ladder.check` refused some.
     """
     ladders = [
         Ladder(one, [version.of_team(number) for version in versions])
