@@ -443,11 +443,11 @@ def test_killed_and_called_again_it_is_the_run_that_never_stopped(recorded, tmp_
     args = small(tmp_path, checkpoint_seconds=0.0)
     settings = json.dumps({**vars(args), "out": str(tmp_path)})
     command = [sys.executable, "-c", KILLED, settings]
-    run = tmp_path / "probe" / "observation.run" / "mappo-0"
+    directory = tmp_path / "probe" / "observation.run" / "mappo-0"
     vaults = tmp_path / "probe" / "observation.vlt"
     stages = [  # in training, and in the recording of a tier
-        (lambda: (Checkpoints(run / "checkpoints").latest() or 0) >= 5, signal.SIGKILL),
-        (lambda: (Checkpoints(run / "checkpoints").latest() or 0) >= 15, signal.SIGTERM),
+        (lambda: (Checkpoints(directory / "checkpoints").latest() or 0) >= 5, signal.SIGKILL),
+        (lambda: (Checkpoints(directory / "checkpoints").latest() or 0) >= 15, signal.SIGTERM),
         ((vaults / "mappo-0-medium").exists, signal.SIGKILL),
     ]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -460,7 +460,7 @@ def test_killed_and_called_again_it_is_the_run_that_never_stopped(recorded, tmp_
             process.send_signal(signum)
             said = process.stderr.read()
         if signum == signal.SIGTERM:
-            step = 128 * Checkpoints(run / "checkpoints").latest()
+            step = 128 * Checkpoints(directory / "checkpoints").latest()
             assert f"Stopped: stopped at step {step:,}: the same command resumes" in said
-    run(command, env=environment)
+    subprocess.run(command, env=environment, check=True)
     assert content(tmp_path) == content(whole)
