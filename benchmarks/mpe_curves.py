@@ -112,13 +112,15 @@ def run(args: Run, seed: int) -> Iterator[dict[str, Any]]:
         "device": jax.devices()[0].device_kind,
         "points": points,
     }
-    begin = jax.jit(program.init)(jax.random.key(seed), hyper)
+    key = jax.random.key(seed)
+    begin = jax.jit(program.init)(key, hyper)
     unit = settings.num_envs * settings.num_steps
     rounds = args.steps // unit
     schedule = Schedule(rounds, rounds, 1, (0,))
     begun, paused = time.monotonic(), 0.0
+    train_key = jax.random.fold_in(key, 1)
     for done, (state,), metrics in collect(
-        program, [begin], hyper, [jax.random.key(seed + 1)], schedule, 0, [None]
+        program, [begin], hyper, [train_key], schedule, 0, [None]
     ):
         if done in due(rounds, args.points):
             jax.block_until_ready(metrics)

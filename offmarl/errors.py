@@ -109,7 +109,7 @@ class NotFiniteError(RunError):
 
 
 class NotLearnedError(RunError):
-    """A recorder's best policy is not better than random play, so it has no tiers."""
+    """A recorder has no policy that is good enough for a tier, or two tiers are alike."""
 
 
 class ProcessLostError(RunError):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from offmarl._mesh import DATA, by_shards, spec
@@ -24,6 +25,8 @@ class Evaluation(NamedTuple):
     `offmarl.teams.teams_of`; for a team reward, the team's return."""
     lengths: Int[Array, "episodes"]
     """Steps taken."""
+    ended: Bool[Array, "episodes"]
+    """Whether the episode ended within the time limit of the spec: see `returns_by_team`."""
 
     @property
     def returns(self) -> Float[Array, "*b episodes"]:
@@ -34,6 +37,29 @@ class Evaluation(NamedTuple):
                 "Evaluation.team_returns."
             )
         return self.team_returns[..., 0]
+
+
+def returns_by_team(spec: EnvSpec, found: Evaluation) -> Float[np.ndarray, "*b episodes teams"]:
+    """Return an evaluation's `team_returns`, outside of jit.
+
+    Raises
+    ------
+    ShapeError
+        Episodes have not ended at the time limit of the spec, so their returns are not whole.
+    """
+    require_ended(spec, found.ended)
+    return np.asarray(found.team_returns)
+
+
+def require_ended(spec: EnvSpec, ended: Bool[Array, "*b"]) -> None:
+    """Raise `ShapeError` unless all episodes ended within the time limit of the spec."""
+    going = ~np.asarray(ended)
+    if going.any():
+        raise ShapeError(
+            f"{going.sum():,} of {going.size:,} episodes of {spec.name} have not "
+            f"ended after {spec.time_limit} steps, the time_limit of its spec: state the real "
+            "limit there, and let the environment set truncated in the step that reaches it."
+        )
 
 
 class _Episode(NamedTuple):
@@ -108,7 +134,7 @@ def evaluate(
         )
         keys = jax.random.split(key, (time_limit, 2))
         episode, _ = jax.lax.scan(partial(step, params), episode, keys)
-        return Evaluation(episode.scores, episode.length)
+        return Evaluation(episode.scores, episode.length, episode.over)
 
     def step(params: ArrayTree, episode: _Episode, keys: Key[Array, "2"]) -> tuple[_Episode, None]:
         view = episode.view

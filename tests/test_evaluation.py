@@ -8,7 +8,7 @@ import pytest
 
 from offmarl import envs, load_policy
 from offmarl.errors import CheckpointError, OptionError, RunError, ShapeError
-from offmarl.evaluation import agreement, evaluate, log_likelihood
+from offmarl.evaluation import agreement, evaluate, log_likelihood, returns_by_team
 from offmarl.networks import PolicyConfig, QParams, init_policy, make_policy
 from offmarl.programs import LoadedPolicy
 from offmarl.programs.evaluate import with_actions
@@ -36,7 +36,7 @@ def test_what_follows_an_episode_does_not_count():
     one = evaluate(env, policy, jnp.array(1), jax.random.key(0), 3)
     several = replace_limit(envs.autoreset(env), 6)
     evaluation = evaluate(several, policy, jnp.array(1), jax.random.key(0), 3)
-    assert evaluation.lengths.tolist() == [1] * 3
+    assert evaluation.lengths.tolist() == [1] * 3 and evaluation.ended.all()
     np.testing.assert_array_equal(evaluation.returns, one.returns)
     assert (one.returns > 0).all()
 
@@ -70,6 +70,21 @@ def test_seeds_are_evaluated_side_by_side():
     assert together.returns.shape == (2, 3)
     alone = play(jnp.array(1), keys[1])
     np.testing.assert_array_equal(together.returns[1], alone.returns)
+
+
+@pytest.mark.parametrize(("limit", "wrap"), [(1, lambda env: env), (3, envs.autoreset)])
+def test_episodes_that_have_not_ended_have_no_returns(limit, wrap):
+    env = envs.make("classic/xor:time_limit=4")
+    short = replace_limit(wrap(env), limit)
+    play = jax.vmap(partial(evaluate, short, constant_policy(2), num_episodes=3), (None, 0))
+    found = play(jnp.array(1), jax.random.split(jax.random.key(0), 2))
+    with pytest.raises(ShapeError, match=f"6 of 6 .* classic/xor:.* not ended after {limit} steps"):
+        returns_by_team(short.spec, found)
+    some = found._replace(ended=found.ended.at[0].set(True))
+    with pytest.raises(ShapeError, match=r"^3 of 6 .*, the time_limit of its spec"):
+        returns_by_team(short.spec, some)
+    returns = returns_by_team(short.spec, found._replace(ended=found.ended | True))
+    assert returns.shape == (2, 3, 1)
 
 
 def test_without_a_time_limit_episodes_cannot_be_played_side_by_side():

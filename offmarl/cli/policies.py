@@ -5,7 +5,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from offmarl import envs, evaluation
 from offmarl.envs import Environment
@@ -85,15 +85,15 @@ def play(
     policy = next(iter(policies.values())).policy
 
     @jax.jit
-    def returns_of(params: ArrayTree) -> Float[Array, "episodes teams"]:
-        key = jax.random.key(seed)
-        return evaluation.evaluate(environment, policy, params, key, episodes).team_returns
+    def evaluate(params: ArrayTree) -> evaluation.Evaluation:
+        return evaluation.evaluate(environment, policy, params, jax.random.key(seed), episodes)
 
     teams = [team.name for team in teams_of(environment.spec)]
     returns: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {team: {} for team in teams}
     with progress("evaluate", len(policies)) as advance:
         for trained, loaded in policies.items():
-            found = dict(zip(teams, np.asarray(returns_of(loaded.params)).T, strict=True))
+            played = evaluation.returns_by_team(environment.spec, evaluate(loaded.params))
+            found = dict(zip(teams, played.T, strict=True))
             for team, own in found.items():
                 returns[team][trained] = own
             means = {team: float(own.mean()) for team, own in found.items()}

@@ -193,6 +193,11 @@ class LevelBasedForaging(Jumanji):
     penalty: float = 0.0
     time_limit: int = 100
 
+    @property
+    def optimal_return(self) -> float | None:
+        """The return of eating all food; None unless rewards are normalised by its levels."""
+        return 1 / self.num_agents if self.normalize_reward else None
+
     def _build(self) -> Wrapped:
         module = _environment("routing.lbf")
         generator = _environment("routing.lbf.generator").RandomGenerator

@@ -230,7 +230,9 @@ def _evaluation(policy: object) -> list[str]:
         return []
     steps, returns = policy.get("training_steps"), _return(policy)
     parts = [f"after {steps:,} training steps"] if isinstance(steps, int) else []
-    return parts + ([f"return on fresh seeds {returns}"] if returns else [])
+    share = policy.get("share_of_best_known")
+    known = f" ({share:.1%} of the way to the best known)" if isinstance(share, float) else ""
+    return parts + ([f"return on fresh seeds {returns}{known}"] if returns else [])
 
 
 def _return(facts: object) -> str:

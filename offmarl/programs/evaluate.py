@@ -174,7 +174,7 @@ def evaluate(
     Values by metric: the returns (of each team, where there are several), and `tracking.AGREEMENT`
     and `tracking.LOG_LIKELIHOOD`.
     """
-    found: dict[str, Array] = {}
+    found: dict[str, Any] = {}
     seeds = len(keys)
     params, keys = layout.place((params, keys), per_seed=True)
     if evaluator.held_out is not None:
@@ -185,7 +185,8 @@ def evaluate(
             name = tracking.OTHER_RETURN["sampled" if program.greedy else "greedy"]
             modes[name] = not program.greedy
         ways, teams = tuple(modes.values()), teams_of(evaluator.env.spec)
-        returns = play(program, evaluator.env, layout, episodes, ways, params, keys)
+        played = gathered(play(program, evaluator.env, layout, episodes, ways, params, keys))
+        returns = evaluation.returns_by_team(evaluator.env.spec, played)
         for mode, name in enumerate(modes):
             found |= _by_name(name, teams, returns[:, mode])
     return {name: values[:seeds] for name, values in jax.device_get(gathered(found)).items()}
@@ -213,8 +214,8 @@ def _imitation(
 
 
 def _by_name(
-    metric: str, teams: tuple[Team, ...], returns: Float[Array, "seeds episodes teams"]
-) -> dict[str, Float[Array, "seeds episodes"]]:
+    metric: str, teams: tuple[Team, ...], returns: Float[np.ndarray, "seeds episodes teams"]
+) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
     """Return the returns by the name of the metric, one for each team."""
     names = names_by_team(metric, teams)
     return {name: returns[..., index] for index, name in enumerate(names)}
@@ -229,8 +230,8 @@ def play(
     modes: tuple[bool, ...],
     params: ArrayTree,
     keys: Key[Array, "seeds"],
-) -> Float[Array, "seeds modes episodes teams"]:
-    """Play episodes with the policies of all seeds, and return the returns of each team.
+) -> evaluation.Evaluation:
+    """Play episodes with the policies of all seeds; the arrays have the axes seeds and modes.
 
     ``modes`` says for each way of acting whether it is greedy: all of them play the same episodes.
     The other arguments are those of `evaluate`.
@@ -238,13 +239,14 @@ def play(
     policies = [program.policy(greedy) for greedy in modes]
     played = partial(evaluation.evaluate, env, num_episodes=episodes)
 
-    def of_seed(params: ArrayTree, key: PRNGKeyArray) -> Float[Array, "modes episodes teams"]:
-        def of_mode(mode: Int[Array, ""]) -> Float[Array, "episodes teams"]:
-            return played(_one_of(policies), (mode, params), key).team_returns
+    def of_seed(params: ArrayTree, key: PRNGKeyArray) -> evaluation.Evaluation:
+        def of_mode(mode: Int[Array, ""]) -> evaluation.Evaluation:
+            return played(_one_of(policies), (mode, params), key)
 
         if _are_alike(policies, params, env.spec):
             return jax.lax.map(of_mode, jnp.arange(len(policies)))
-        return jnp.stack([played(policy, params, key).team_returns for policy in policies])
+        one_by_one = [played(policy, params, key) for policy in policies]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *one_by_one)
 
     return map_seeds(layout, of_seed, (params, keys))
 

@@ -2,18 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from offmarl import envs
 from offmarl.config import NonNegative, PositiveInt, Seed
 from offmarl.envs import Environment
 from offmarl.envs.sides import TeamPolicy
-from offmarl.evaluation import evaluate
+from offmarl.evaluation import Evaluation, evaluate, returns_by_team
 from offmarl.paths import below
 from offmarl.programs.blocks import Recording
 from offmarl.programs.cluster import DeviceArgs, is_first, join
@@ -155,7 +156,8 @@ def _short(name: str) -> str:
 def _about(env: Environment, cast: _Cast, args: FixedArgs) -> list[dict[str, Any]]:
     """Describe the policy of each team, with its mean return on fresh seeds."""
     key = jax.random.fold_in(jax.random.key(args.seed), _EVALUATE)
-    returns = np.asarray(_returns(env, cast.policy, args.eval_episodes, cast.params, key)).mean(0)
+    found = _evaluate(env, cast.policy, args.eval_episodes, cast.params, key)
+    returns = returns_by_team(env.spec, found).mean(0)
     teams = teams_of(env.spec)
     return [
         {
@@ -169,10 +171,8 @@ def _about(env: Environment, cast: _Cast, args: FixedArgs) -> list[dict[str, Any
     ]
 
 
-def _returns(
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def _evaluate(
     env: Environment, policy: Policy, episodes: int, params: ArrayTree, key: PRNGKeyArray
-) -> Float[Array, "episodes teams"]:
-    def play(params: ArrayTree, key: PRNGKeyArray) -> Float[Array, "episodes teams"]:
-        return evaluate(env, policy, params, key, episodes).team_returns
-
-    return jax.jit(play)(params, key)
+) -> Evaluation:
+    return evaluate(env, policy, params, key, episodes)

@@ -110,8 +110,8 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     Raises
     ------
     NotLearnedError
-        A tier depends on an expert that is not better than random play. The run is kept, and the
-        tiers of other training seeds are recorded.
+        No version of the policy is good enough for a tier, or two tiers are alike. The run is
+        kept, and all other tiers are recorded.
     RunError
         The directory holds a run, or a vault exists, with other arguments or other code of the
         environment. Nothing was changed.
@@ -339,6 +339,8 @@ def _train(
         stack.enter_context(journal.trackers)
         journal.chunks = [stack.enter_context(_replay(run, done, keep)) for run in runs]
         advance = stack.enter_context(_progress(runs, done))
+        if not done:  # the best version may be the untrained one
+            journal.evaluate(0, states)
         keys = [run.key(TRAIN) for run in runs]
         work = collect(
             first.program, states, hyper, keys, schedule, done, journal.chunks, first.layout
@@ -492,7 +494,7 @@ class _Journal:
 
     def go_on(self, start: int, info: Mapping[str, Any]) -> None:
         """Drop what was written after the checkpoint that training resumes from."""
-        tracking.cut(self._metrics, start * self._runs[0].iteration_steps)
+        tracking.cut(self._metrics, start * self._runs[0].iteration_steps if info else -1)
         track = self._runs[0].args.track if is_first() else ()
         self.trackers = Trackers(track, self._opened.directory, self._opened.record)
         if info:

@@ -23,7 +23,7 @@ PythonPolicy = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
 agent, or a pair of this dict and a dict of log-probabilities.
 
 Three methods are called if the policy has them: ``reset()`` at the start of every episode,
-``seed(number)`` there with the episode's seed, and ``after_step(rewards, terminations,
+``seed(number)`` there with a seed for the episode's draws, and ``after_step(rewards, terminations,
 truncations)`` with the outcome of each step.
 """
 
@@ -92,8 +92,9 @@ def record_episodes(
     """Record episodes of a PettingZoo environment in several processes, into one vault.
 
     After Ctrl-C or a kill, the same call resumes the recording, which holds whole episodes only. A
-    complete recording is not changed. Episode i is always played with seed ``seed + i``. The order
-    of the processes' episodes in the vault varies between recordings.
+    complete recording is not changed. Episode i is always played with the same seeds, 31 bits of
+    ``numpy.random.SeedSequence(seed, spawn_key=(i,))`` for the environment and 31 for the policy.
+    The order of the processes' episodes in the vault varies between recordings.
 
     Parameters
     ----------
@@ -110,7 +111,7 @@ def record_episodes(
     processes
         Number of processes.
     seed
-        Seed of the first episode.
+        Seed of all episodes.
     name, time_limit, provenance
         As for `record`.
 
@@ -124,14 +125,15 @@ def record_episodes(
     RunError
         The vault was started with another seed or number of processes, or by another program.
     OptionError
-        ``episodes`` or ``processes`` is below 1.
+        ``episodes`` or ``processes`` is below 1, or ``seed`` below 0.
     """
-    if episodes < 1 or processes < 1:
+    if episodes < 1 or processes < 1 or seed < 0:
         raise OptionError(
-            f"episodes and processes must be above 0, not {episodes} and {processes}."
+            "episodes and processes must be above 0, and the seed 0 or above, not "
+            f"{episodes}, {processes} and {seed}."
         )
     path = local(path)
-    recipe = {"seed": seed, "processes": processes}
+    recipe = {"seed": seed, "processes": processes, "episode_seeds": "folded"}
     _check_recipe(path, recipe)
     about = {**(provenance or {}), "recipe": recipe}
     options = {"name": name, "time_limit": time_limit, "provenance": about}
@@ -199,7 +201,7 @@ def _play(share: _Share, count: Callable[[], None]) -> int:
         there = recorder.recorded()
         for episode in mine[there:]:
             try:
-                _play_episode(recorder, policy, share.seed + episode)
+                _play_episode(recorder, policy, *_seeds(share.seed, episode))
             except BaseException:
                 recorder.discard()  # the next call plays it again
                 raise
@@ -208,9 +210,18 @@ def _play(share: _Share, count: Callable[[], None]) -> int:
     return recorder.episodes
 
 
-def _play_episode(recorder: Recorder, policy: PythonPolicy, seed: int) -> None:
+def _seeds(seed: int, episode: int) -> list[int]:
+    """Return an episode's seeds for the environment and the policy, which NumPy alike draws from.
+
+    They have 31 bits, which environments of any kind accept.
+    """
+    found = np.random.SeedSequence(seed, spawn_key=(episode,)).generate_state(2) >> 1
+    return [int(number) for number in found]
+
+
+def _play_episode(recorder: Recorder, policy: PythonPolicy, seed: int, draws: int) -> None:
     observations, infos = recorder.reset(seed=seed)
-    for start, arguments in (("reset", ()), ("seed", (seed,))):
+    for start, arguments in (("reset", ()), ("seed", (draws,))):
         if hasattr(policy, start):
             getattr(policy, start)(*arguments)
     while recorder.running:

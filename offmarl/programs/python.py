@@ -312,6 +312,11 @@ class _Episode:
         """Add the outcome of a step, or raise `InvalidValueError` and add nothing."""
         self.broken = True
         with _named(f"step {len(self)} of the episode"):
+            if len(self) == self._translator.spec.time_limit:
+                raise InvalidValueError(
+                    f"the episode has not ended after {len(self)} steps, its time_limit: give the "
+                    "real limit, or let the environment truncate all agents there."
+                )
             step, view = self._read(joint, log_prob, policy_id, outcome)
         self._check(step, view)
         self.broken = False

@@ -17,7 +17,7 @@ from offmarl._compiling import jit_rarely_run
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment
 from offmarl.errors import CheckpointError
-from offmarl.evaluation import Evaluation, evaluate
+from offmarl.evaluation import Evaluation, evaluate, returns_by_team
 from offmarl.programs.cluster import DEVICE_ARGS, gathered, load_on_first
 from offmarl.programs.finite import require_finite
 from offmarl.programs.program import OnlineArgs, Program, hyperparameters
@@ -27,7 +27,7 @@ from offmarl.programs.sides import against_reference
 from offmarl.teams import Team, only_or_all, teams_of
 from offmarl.types import ArrayTree, Policy
 
-INIT, TRAIN, EVALUATE, EVALUATE_AGAIN, EVALUATE_RANDOM, RECORD = range(6)
+INIT, TRAIN, EVALUATE, EVALUATE_AGAIN, EVALUATE_RANDOM, RECORD, CHOOSE = range(7)
 """Purposes of random keys; see `Recorder.key`."""
 
 _ROUNDS = 4
@@ -169,9 +169,8 @@ class Recorder(NamedTuple):
             policy, params = joint, (params, *references)
         params, key = place_shared((params, key), mesh)
         found = gathered(_evaluate(self.env, policy, episodes, mesh, params, key))
-        if self.team is None:
-            return np.asarray(found.returns)
-        return np.asarray(found.team_returns[:, teams_of(self.env.spec).index(self.team)])
+        team = 0 if self.team is None else teams_of(self.env.spec).index(self.team)
+        return returns_by_team(self.env.spec, found)[:, team]
 
     @property
     def mesh(self) -> Mesh | None:

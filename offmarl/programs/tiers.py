@@ -5,7 +5,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from jaxtyping import Float
@@ -24,6 +24,7 @@ from offmarl.programs.record import (
     record_players,
 )
 from offmarl.programs.recorder import (
+    CHOOSE,
     EVALUATE_AGAIN,
     EVALUATE_RANDOM,
     RECORD,
@@ -34,6 +35,7 @@ from offmarl.programs.run import more_to_come
 from offmarl.statistics import mean_interval
 from offmarl.teams import teams_of
 from offmarl.terminal import interval, plot
+from offmarl.terminal import number as cell
 from offmarl.types import ArrayTree, Policy
 
 FRACTIONS = {"poor": 0.25, "medium": 0.5, "good": 0.75}
@@ -46,11 +48,17 @@ PLAYED_TIERS = ("random", *FRACTIONS, "expert")
 """Tiers that one policy plays."""
 
 TIERS = (*PLAYED_TIERS, *REPLAY_TIERS)
-"""``random`` is a uniform policy over legal actions, ``expert`` the best checkpoint. `REPLAY_TIERS`
+"""``random`` is a uniform policy over legal actions, ``expert`` the best version. `REPLAY_TIERS`
 are training data. `FRACTIONS` defines the others."""
 
 VERSUS = "-vs-"
 """Divides the tiers of several teams, in their order, as in ``expert-vs-random``."""
+
+_FINALISTS = 4
+"""The best versions by their evaluations in training, of which a second evaluation chooses."""
+
+_SMALL = 0.1
+"""An expert that is less than this far from random to the best known return is warned of."""
 
 _NAME = re.compile(r"\w[\w.-]*")
 
@@ -63,29 +71,12 @@ class Tier(NamedTuple):
     """For a mixture, the share of the environments that each of `PLAYED_TIERS` plays in; empty for
     the others of `TIERS`."""
 
-    @property
-    def needs_ladder(self) -> bool:
-        """Whether it depends on how good the policy became."""
-        played = set(self.shares) or set(self.name.split(VERSUS))
-        return not played <= {"random", "replay"}
-
 
 def parse_tiers(text: str) -> list[Tier]:
-    """Read tiers, separated by commas.
+    """Read tiers such as ``random,expert,mixed=medium:0.5+expert:0.5``.
 
-    Parameters
-    ----------
-    text
-        Such as ``random,expert,mixed=medium:0.5+expert:0.5``: a mixture has a name of its own, and
-        the shares of the tiers in it. Where several teams learn, ``expert-vs-random`` names the
-        tier of each, in their order.
-
-    Raises
-    ------
-    UnknownNameError
-        There is no such tier.
-    OptionError
-        A mixture is written in another way, or two tiers have one name.
+    A mixture has a name of its own, and the shares of the tiers in it. Where several teams learn,
+    ``expert-vs-random`` names the tier of each, in their order.
     """
     tiers: dict[str, Tier] = {}
     for part in (part.strip() for part in text.split(",")):
@@ -116,126 +107,151 @@ def _shares(name: str, text: str) -> dict[str, float]:
     return shares
 
 
-def best(returns: Sequence[float]) -> int:
-    """Return the index of the best checkpoint, the first one if several are equal."""
-    return max(range(len(returns)), key=returns.__getitem__)
-
-
 # ---------------------------------------------------------------------------------- ladder
 
 
 class Ladder:
     """The evaluated versions of a training seed's policy, and which of them play the tiers.
 
-    Versions were evaluated during training. Those that play a tier are evaluated again on fresh
-    seeds, and by these returns a tier is chosen and described: the best of many noisy estimates is
-    too high.
-
-    Parameters
-    ----------
-    run
-        The recorder.
-    versions
-        The versions, in the order of training.
+    The best of many noisy estimates is too high. A version is therefore proposed by its evaluation
+    in training, chosen by a second one, and described by a third, each on other seeds.
     """
 
     def __init__(self, run: Recorder, versions: Sequence[Version]):
-        self._run = run
-        self._versions = versions
-        self._again: dict[int, Float[np.ndarray, "episodes"]] = {}
+        self._run, self._versions = run, versions
         self._uniform: Policy = make_policy(PolicyConfig("random"), run.env.spec)
-        self._top = versions[best([version.mean for version in versions])]
+        self._chosen: dict[str, Version] = {}
+        self._played: dict[tuple[int, ...], Float[np.ndarray, "episodes"]] = {}
+        self._accepted = ["random"]
 
-    @property
-    def random(self) -> Float[np.ndarray, "episodes"]:
-        """Returns of uniform legal actions."""
-        if -1 not in self._again:
-            key = self._run.key(EVALUATE_RANDOM)
-            self._again[-1] = self._run.returns_again(self._uniform, (), key)
-        return self._again[-1]
+    def returns(self, tier: str) -> Float[np.ndarray, "episodes"]:
+        """Return the returns by which a tier is described."""
+        if tier == "random":
+            return self._play(EVALUATE_RANDOM)
+        return self._play(EVALUATE_AGAIN, self.version(tier))
 
-    def again(self, version: Version) -> Float[np.ndarray, "episodes"]:
-        """Return a version's returns on fresh seeds."""
-        number = version.iteration
-        if number not in self._again:
-            params, key = self._run.load(version), self._run.key(EVALUATE_AGAIN, number)
-            self._again[number] = self._run.returns_again(self._run.policy, params, key)
-        return self._again[number]
+    def _trial(self, version: Version) -> float:
+        """Return the mean return by which a version is chosen."""
+        return float(self._play(CHOOSE, version).mean())
+
+    def _play(self, purpose: int, version: Version | None = None) -> Float[np.ndarray, "episodes"]:
+        """Return the returns of a version, or of uniform legal actions, on seeds of a purpose."""
+        parts = (purpose,) if version is None else (purpose, version.iteration)
+        if parts not in self._played:
+            run, policy, params = self._run, self._uniform, ()
+            if version is not None:
+                policy, params = run.policy, run.load(version)
+            self._played[parts] = run.returns_again(policy, params, run.key(*parts))
+        return self._played[parts]
 
     def version(self, tier: str) -> Version:
-        """Return the version that plays a tier."""
-        if tier == "expert":
-            return self._top
-        random, expert = self.random.mean(), self.again(self._top).mean()
-        threshold = random + FRACTIONS[tier] * (expert - random)
-        # The first evaluation proposes, and the second, on other seeds, decides.
-        reached = (one for one in self._versions if one.mean >= threshold)
-        return next((one for one in reached if self.again(one).mean() >= threshold), self._top)
+        """Return the version that plays a tier; `check` refuses one that is not good enough."""
+        if tier not in self._chosen:
+            if tier == "expert":
+                finalists = sorted(self._versions, key=lambda one: -one.mean)[:_FINALISTS]
+                self._chosen[tier] = max(finalists, key=self._trial)
+            else:
+                self._chosen[tier] = self._nearest(*self._band(tier))
+        return self._chosen[tier]
+
+    def _band(self, tier: str) -> tuple[float, float]:
+        """Return the return that a tier should have, and half the way to the next tier's."""
+        random, expert = (float(self.returns(name).mean()) for name in ("random", "expert"))
+        return random + FRACTIONS[tier] * (expert - random), (expert - random) / 8
+
+    def _nearest(self, target: float, width: float) -> Version:
+        trained = [one for one in self._versions if one.iteration] or self._versions
+        near = sorted(trained, key=lambda one: abs(one.mean - target))
+        proposed = (one for one in near if abs(one.mean - target) <= 2 * width)
+        return next((one for one in proposed if abs(self._trial(one) - target) <= width), near[0])
 
     def player(self, tier: str) -> tuple[Policy, ArrayTree, dict[str, Any]]:
         """Return the policy of a tier, its parameters, and what the provenance says of it."""
+        found = mean_interval(self.returns(tier))
+        about = {
+            "return": found.mean,
+            "return_interval": None if found.low is None else [found.low, found.high],
+            "evaluation_episodes": len(self.returns(tier)),
+        }
         if tier == "random":
-            return self._uniform, (), _evaluated(self.random)
+            return self._uniform, (), about
+        if (share := self._share(tier)) is not None:
+            about["share_of_best_known"] = share
         version = self.version(tier)
-        about = self._run.about(version) | _evaluated(self.again(version))
-        return self._run.policy, self._run.load(version), about
+        return self._run.policy, self._run.load(version), self._run.about(version) | about
 
-    def warn(self, tiers: Sequence[str]) -> None:
-        """Print which tiers one version plays, so that their data are alike."""
-        played: dict[int, list[str]] = {}
-        for tier in tiers:
-            played.setdefault(self.version(tier).iteration, []).append(tier)
-        for names in played.values():
-            if len(names) > 1:
-                tracking.notice(
-                    f"warning: one version of the policy plays {' and '.join(names)}, because no "
-                    "other was evaluated at their returns. More --evaluations tell them apart."
-                )
+    def _share(self, tier: str) -> float | None:
+        """Return how far a tier is from random to the environment's best known return."""
+        random, best = self.returns("random").mean(), getattr(self._run.env, "optimal_return", None)
+        if self._run.team is not None or best is None or best <= random:
+            return None
+        return float((self.returns(tier).mean() - random) / (best - random))
 
-    def check(self) -> None:
-        """Raise `NotLearnedError` if the expert is not better than uniform legal actions."""
-        random, expert = mean_interval(self.random), mean_interval(self.again(self._top))
-        low = expert.mean if expert.low is None else expert.low
-        high = random.mean if random.high is None else random.high
-        if low > high:
+    def check(self, tier: str) -> None:
+        """Raise `NotLearnedError` if a tier is not what its name says, or too close to another.
+
+        The others are random, expert, and the tiers that were checked before.
+        """
+        if tier in self._accepted:
             return
+        if tier in FRACTIONS:
+            self.check("expert")
+            target, width = self._band(tier)
+            if abs(self._trial(self.version(tier)) - target) > width:
+                low, high = (cell(x) for x in (target - width, target + width))
+                self._refuse(
+                    tier,
+                    f"none of its {len(self._versions)} evaluated versions returns from "
+                    f"{low} to {high}, {self._stated('random')}, and {self._stated('expert')}",
+                )
+        for other in self._accepted:
+            low, high = sorted((tier, other), key=PLAYED_TIERS.index)
+            if not _is_above(self.returns(high), self.returns(low)):
+                self._refuse(
+                    tier,
+                    f"{self._stated(high)} and {self._stated(low)}, on fresh seeds, where the "
+                    "intervals must not overlap",
+                )
+        self._accepted.append(tier)
+        if tier == "expert" and (share := self._share(tier)) is not None and share < _SMALL:
+            tracking.notice(
+                f"warning: the expert of {self._run.name} with seed {self._run.seed} is only "
+                f"{share:.1%} of the way from random to the best known return of "
+                f"{self._run.env.spec.name}: train longer, or with other settings."
+            )
+
+    def _stated(self, tier: str) -> str:
+        return f"{tier} returns {interval(*mean_interval(self.returns(tier)))}"
+
+    def _refuse(self, tier: str, why: str) -> NoReturn:
         run = self._run
-        replay = run.vault("replay")
-        kept = f" Its training data is in {replay}." if replay.exists() else ""
         steps = [version.iteration * run.iteration_steps for version in self._versions]
-        curve = plot(steps, [version.mean for version in self._versions], random.mean)
+        means = [version.mean for version in self._versions]
+        lacks = "did not learn" if tier == "expert" else f"has no {tier} of"
         raise NotLearnedError(
-            f"{run.name} with seed {run.seed} did not learn {run.env.spec.name}, so it has no "
-            f"tiers: its best policy returns {interval(*expert)} and uniform legal actions return "
-            f"{interval(*random)}, on fresh seeds, where the intervals must not overlap.\n\n"
-            f"{curve}\n\n"
-            "Train longer (--total-steps), or with other settings (--learning-rate and others; "
-            "`offmarl tune` finds some), or evaluate on more episodes (--eval-episodes) if the "
-            f"curve rises. The run is kept in {run.directory}; record what it has with "
-            f"`offmarl record --from-run {quote(str(run.directory))} --tiers random`.{kept}"
+            f"{run.name} with seed {run.seed} {lacks} {run.env.spec.name}: {why}.\n\n"
+            f"{plot(steps, means, self.returns('random').mean())}\n\n"
+            "Train in another directory (--out): longer (--total-steps), with other settings "
+            "(--learning-rate and others; `offmarl tune` finds some), with more versions to choose "
+            "from (--evaluations), or on more episodes (--eval-episodes) for narrower intervals. "
+            f"All other tiers are recorded, and the run is kept in {run.directory}; record further "
+            f"ones with `offmarl record --from-run {quote(str(run.directory))} --tiers TIERS`."
         )
 
 
-def _evaluated(returns: Float[np.ndarray, "episodes"]) -> dict[str, Any]:
-    found = mean_interval(returns)
-    return {
-        "return": found.mean,
-        "return_interval": None if found.low is None else [found.low, found.high],
-        "evaluation_episodes": len(returns),
-    }
+def _is_above(high: Float[np.ndarray, "episodes"], low: Float[np.ndarray, "episodes"]) -> bool:
+    """Whether the interval of a mean is above that of another."""
+    upper, lower = mean_interval(high), mean_interval(low)
+    return (upper.mean if upper.low is None else upper.low) > (
+        lower.mean if lower.high is None else lower.high
+    )
 
 
 # ---------------------------------------------------------------------------------- recording
 
 
 def rows_of(shares: Mapping[str, float], num_envs: int) -> dict[str, int]:
-    """Divide environments by shares, which need not add up to 1.
-
-    Raises
-    ------
-    OptionError
-        A share is less than one environment.
-    """
+    """Divide environments by shares, which need not add up to 1; `OptionError` for too few."""
     total = sum(shares.values())
     ends = np.round(np.cumsum([*shares.values()]) / total * num_envs).astype(int)
     rows = dict(zip(shares, np.diff(ends, prepend=0).tolist(), strict=True))
@@ -248,16 +264,9 @@ def rows_of(shares: Mapping[str, float], num_envs: int) -> dict[str, int]:
 
 
 def check_vaults(run: Recorder, tiers: Sequence[Tier]) -> None:
-    """Raise an error if the vault of a tier exists and is of another recording.
+    """Raise an error if a tier cannot be, or its vault is of another recording.
 
     Called before training, which does not change what is compared.
-
-    Raises
-    ------
-    RunError
-        Such a vault exists.
-    OptionError
-        A mixture has more policies than there are environments.
     """
     several = len(teams_of(run.env.spec)) > 1
     for tier in tiers:
@@ -295,35 +304,37 @@ def _recipe(run: Recorder, tier: Tier) -> dict[str, Any]:
 def record_tiers(run: Recorder, versions: Sequence[Version], tiers: Sequence[Tier]) -> None:
     """Record all tiers of a training seed but replay, which the training has recorded.
 
-    Raises
-    ------
-    NotLearnedError
-        The expert of a team is not better than uniform legal actions, and a tier depends on it.
-    RunError
-        A tier is made of training data that was not kept.
+    Then raise `NotLearnedError` if `Ladder.check` refused some.
     """
     ladders = [
         Ladder(one, [version.of_team(number) for version in versions])
         for number, one in enumerate(run.by_team())
     ]
-    for number, ladder in enumerate(ladders):
-        if any(_needs_ladder(run, tier, number) for tier in tiers):
-            ladder.check()
-            ladder.warn([x.name for x in tiers if x.name in (*FRACTIONS, "expert")])
+    refused: dict[str, None] = {}
     for tier in tiers:
+        try:
+            for ladder, names in zip(ladders, _names(run, tier), strict=True):
+                for name in names:
+                    ladder.check(name)
+        except NotLearnedError as error:
+            refused[str(error)] = None
+            continue
         with more_to_come(tier != tiers[-1]):
             if tier.name not in REPLAY_TIERS:
                 _record_played(run, ladders, tier)
             elif tier.name != "replay":
                 medium = max(ladder.version("medium").iteration for ladder in ladders)
                 _cut_replay(run, tier, medium, versions)
+    if refused:
+        raise NotLearnedError("\n\n".join(refused))
 
 
-def _needs_ladder(run: Recorder, tier: Tier, team: int) -> bool:
-    """Whether a tier depends on how good the policy of a team became."""
-    if VERSUS in tier.name:
-        return _skills(run, tier)[team] != "random"
-    return tier.needs_ladder
+def _names(run: Recorder, tier: Tier) -> list[list[str]]:
+    """Return the `PLAYED_TIERS` of each team that a tier depends on."""
+    teams = len(run.by_team())
+    if tier.name in REPLAY_TIERS:
+        return [["medium"] if tier.name == "medium-replay" else []] * teams
+    return [[name] for name in _skills(run, tier)] if teams > 1 else [[*tier.shares] or [tier.name]]
 
 
 def _record_played(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:

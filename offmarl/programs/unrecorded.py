@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Int, Key
 
 from offmarl._compiling import pinned
 from offmarl.envs import Environment
 from offmarl.errors import OptionError
+from offmarl.evaluation import returns_by_team
 from offmarl.programs import finite
 from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.evaluate import play
@@ -78,8 +78,8 @@ def learning_curve(
                 raise finite.error(found)
             at = jax.vmap(jax.random.fold_in, in_axes=(0, None))(evaluate_keys, done)
             params, at = layout.place((own, at), per_seed=True)
-            returns = play(program, env, layout, args.eval_episodes, (False,), params, at)
-            report(done * unit, np.asarray(returns)[:seeds, 0, :, 0])
+            played = play(program, env, layout, args.eval_episodes, (False,), params, at)
+            report(done * unit, returns_by_team(env.spec, played)[:seeds, 0, :, 0])
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)

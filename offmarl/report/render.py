@@ -64,8 +64,12 @@ def play(env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray)
     ------
     OptionError
         The environment cannot be drawn.
+    ShapeError
+        The episode has not ended at the time limit of the spec.
     """
     import jax
+
+    from offmarl.evaluation import require_ended
 
     if not hasattr(env, "scene") or env.spec.time_limit is None:
         raise OptionError(
@@ -73,7 +77,8 @@ def play(env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray)
             "your environment a method scene(state) and a time limit."
         )
     scenes, reward, last = jax.device_get(jax.jit(partial(_episode, env, policy))(params, key))
-    stop = len(last) if not last.any() else int(last.argmax()) + 1
+    require_ended(env.spec, last.any())
+    stop = int(last.argmax()) + 1
     leaves, shape = jax.tree.flatten(scenes)
     steps = [jax.tree.unflatten(shape, [leaf[t] for leaf in leaves]) for t in range(stop)]
     return Playback(env.spec.name, steps, np.cumsum(reward[:stop], dtype=float))

@@ -175,7 +175,7 @@ def test_the_snippets_of_a_page_run(page, prepared, tmp_path, monkeypatch):
         if any(command in snippet.code for snippet in PAGES[page]):
             shutil.rmtree(folder)
     monkeypatch.setenv("OFFMARL_QUIET", "1")
-    monkeypatch.setattr(Ladder, "check", lambda _: None)  # recorders get too few steps to learn
+    monkeypatch.setattr(Ladder, "check", lambda *_: None)  # recorders get too few steps to learn
     monkeypatch.setattr(
         offmarl,
         "load_dataset",

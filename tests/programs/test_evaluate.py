@@ -37,6 +37,7 @@ def test_both_ways_of_acting_play_the_same_episodes(monkeypatch, module, most, a
     init = partial(program.init, hyper=hyperparameters(args))
     params = program.policy_params(jax.vmap(init)(KEYS))
     found = evaluating.play(program, ENV, Layout(at_once), EPISODES, (True, False), params, KEYS)
+    found = found.team_returns
     assert found.shape == (SEEDS, 2, EPISODES, 1)
     for mode, greedy in enumerate((True, False)):
         np.testing.assert_allclose(found[:, mode], separately(program, params, greedy), rtol=1e-5)

@@ -538,9 +538,56 @@ def test_an_environment_of_ours_is_recorded_as_it_is_by_jax(tmp_path):
 
 
 def seeds_in(path):
-    """Return which seeds the episodes of a vault were played with."""
+    """Return which seeds the episodes of a vault were played with, as 32-bit floats."""
     data = vault.open_vault(path)
     return sorted(int(data[start : start + 1].view.state[0, 0, 1]) for start in data.episodes.start)
+
+
+def seeds_of(seed, episodes):
+    """Return the seeds that the episodes of a recording have."""
+    sequences = (np.random.SeedSequence(seed, spawn_key=(i,)) for i in range(episodes))
+    return sorted(int(np.float32(one.generate_state(1)[0] >> 1)) for one in sequences)
+
+
+def test_neighbouring_seeds_share_no_episodes(path):
+    found = []
+    for seed in (0, 1, 2, 2**32):
+        one = path.with_name(f"{seed}.vlt")
+        assert offmarl.record_episodes(Duel, one, 24, seed=seed) == 24
+        assert seeds_in(one) == seeds_of(seed, 24)
+        found += seeds_in(one)
+    assert len({*found}) == 4 * 24
+    with pytest.raises(OptionError, match="the seed 0 or above, not 1, 1 and -1"):
+        offmarl.record_episodes(Duel, path, 1, seed=-1)
+
+
+def test_the_policy_draws_from_another_seed_than_the_environment(path):
+    class Listening:
+        def __init__(self, env):
+            self.env, self.seeds = env, seeds
+
+        def seed(self, number):
+            self.seeds.append(number)
+
+        def __call__(self, *_):
+            return {agent: {"knight": 3, "squire": 10}[agent] for agent in self.env.agents}
+
+    seeds = []
+    offmarl.record_episodes(Duel, path, 5, Listening, seed=3)
+    assert len({*map(np.float32, seeds), *seeds_in(path)}) == 10
+    assert all(0 <= number < 2**31 for number in seeds)
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_an_episode_that_outlasts_its_time_limit_is_refused(path, limit):
+    with (
+        offmarl.record(Duel(), path, time_limit=limit) as recorder,
+        pytest.raises(InvalidValueError, match=f"not ended after {limit} steps, its time_limit"),
+    ):
+        play(recorder)
+    assert vault.open_vault(path).episodes.length.tolist() == [limit]
+    with pytest.raises(InvalidValueError, match=f"not ended after {limit} steps, its time_limit"):
+        offmarl.record_episodes(make_lingering, path.with_name("b.vlt"), 2, time_limit=limit)
 
 
 def steps_in(path):
@@ -552,7 +599,7 @@ def steps_in(path):
 @pytest.mark.nightly
 def test_processes_record_side_by_side(path):
     assert offmarl.record_episodes(Duel, path, 21, processes=3, seed=100) == 21
-    assert seeds_in(path) == list(range(100, 121))
+    assert seeds_in(path) == seeds_of(100, 21)
     assert offmarl.record_episodes(Duel, path, 21, processes=3, seed=100) == 0
 
 
@@ -598,7 +645,7 @@ def test_a_recording_in_processes_goes_on_after_it_was_stopped(path, how):
     assert before < 600
     assert "cut" not in vault.open_vault(path).episodes.cause
     assert offmarl.record_episodes(Duel, path, 600, processes=2) == 600 - before
-    assert seeds_in(path) == [*range(600)]
+    assert seeds_in(path) == seeds_of(0, 600)
 
 
 def make_lingering():

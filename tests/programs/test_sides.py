@@ -116,18 +116,17 @@ def test_each_team_plays_a_tier_with_its_own_skill(tmp_path):
 @pytest.mark.parametrize(
     ("given", "checked"),
     [
-        ("random,expert-vs-random", [True, False]),
-        ("random-vs-medium", [False, True]),
-        ("random-vs-random,replay", [False, False]),
-        ("expert", [True, True]),
-        ("medium-replay", [True, True]),
+        ("expert-vs-random", [["expert"], ["random"]]),
+        ("random-vs-medium", [["random"], ["medium"]]),
+        ("replay", [[], []]),
+        ("expert", [["expert"], ["expert"]]),
+        ("medium-replay", [["medium"], ["medium"]]),
     ],
 )
-def test_the_expert_of_a_team_is_checked_if_a_tier_depends_on_it(given, checked):
+def test_the_tiers_of_each_team_that_a_tier_depends_on_are_checked(given, checked):
     run = Recorder(*[None] * 8)._replace(env=ENV)
-    chosen = tiers.parse_tiers(given)
-    for team, expected in enumerate(checked):
-        assert any(tiers._needs_ladder(run, tier, team) for tier in chosen) is expected
+    (tier,) = tiers.parse_tiers(given)
+    assert tiers._names(run, tier) == checked
 
 
 @pytest.mark.parametrize(

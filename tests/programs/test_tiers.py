@@ -9,11 +9,7 @@ from offmarl import envs, tracking
 from offmarl.errors import NotLearnedError, OptionError, UnknownNameError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs.recorder import RECORD, TRAIN, Recorder, Version
-from offmarl.programs.tiers import FRACTIONS, Ladder, Tier, best, parse_tiers, rows_of
-
-
-def test_the_best_is_the_first_of_equals():
-    assert best([1.0, 4.0, 4.0, 2.0]) == 1
+from offmarl.programs.tiers import PLAYED_TIERS, Ladder, Tier, parse_tiers, rows_of
 
 
 def test_names_are_read_once_each():
@@ -72,16 +68,6 @@ def test_training_data_cannot_be_mixed():
         parse_tiers("mixed=replay:1+expert:1")
 
 
-@pytest.mark.parametrize(
-    ("text", "needs"),
-    [("random", False), ("replay", False), ("a=random:1", False), ("medium-replay", True)]
-    + [(tier, True) for tier in (*FRACTIONS, "expert", "a=random:1+good:1")],
-)
-def test_tiers_that_need_a_policy_that_learned(text, needs):
-    (tier,) = parse_tiers(text)
-    assert tier.needs_ladder == needs
-
-
 def test_environments_are_divided_by_shares():
     assert rows_of({"a": 1, "b": 1, "c": 1}, 8) == {"a": 3, "b": 2, "c": 3}
     assert rows_of({"a": 0.5, "b": 0.25, "c": 0.25}, 8) == {"a": 4, "b": 2, "c": 2}
@@ -93,99 +79,162 @@ def test_environments_are_divided_by_shares():
 
 
 class Numbered(Recorder):
-    """A recorder whose policies are the numbers of their versions; ``source`` has the returns."""
+    """A recorder whose policies are the numbers of their versions.
+
+    ``source`` has the true mean of each, () for random, and the noise of an episode.
+    """
 
     def returns_again(self, policy, params, key):
-        return np.asarray(self.source[params])
+        means, noise = self.source
+        return np.random.default_rng(key).normal(means[params], noise, 4 * EPISODES)
+
+    def key(self, *parts):
+        return (self.seed, *parts)
 
     def load(self, version):
         return version.iteration
 
 
-def make_recorder(returns, seed=0):
+EPISODES = 64
+
+
+def make_recorder(source=None, seed=0, env="probe/observation"):
+    env = envs.make(env)
     return Numbered(
         origin=SimpleNamespace(name="learner"),
-        args=SimpleNamespace(num_envs=10, side=None, out=Path("vaults"), env="probe/observation"),
-        env=SimpleNamespace(spec=envs.make("probe/observation").spec),
+        args=SimpleNamespace(num_envs=10, side=None, out=Path("vaults"), env=env.spec.name),
+        env=env,
         program=SimpleNamespace(num_steps=10),
-        policy=make_policy(PolicyConfig("random"), envs.make("probe/observation").spec),
+        policy=make_policy(PolicyConfig("random"), env.spec),
         directory="runs/r",
         seed=seed,
-        source=returns,
+        source=source,
     )
 
 
-def chosen(tier, returns, random, expert):
-    """Return the version of a tier; on fresh seeds, only the best has another return."""
-    again = {number: [value] * 2 for number, value in enumerate(returns)}
-    again |= {(): [random] * 2, best(returns): [expert] * 2}
-    versions = [Version(number, [value] * 2) for number, value in enumerate(returns)]
-    return Ladder(make_recorder(again), versions).version(tier).iteration
+def make_ladder(returns, random=0.0, noise=0.0, seed=0, trained=None, env="probe/observation"):
+    """A ladder of versions with true mean returns, evaluated in training with the same noise."""
+    run = make_recorder((dict(enumerate(returns)) | {(): random}, noise), seed, env)
+    rng = np.random.default_rng(seed)
+    found = trained or [rng.normal(mean, noise / EPISODES**0.5) for mean in returns]
+    return Ladder(run, [Version(number, [mean] * 3) for number, mean in enumerate(found)])
 
 
-RETURNS = [1.0, 2.9, 3.1, 2.0, 5.2, 7.7, 9.6, 9.0]
+RETURNS = [0.5, 2.9, 3.1, 2.0, 5.2, 7.7, 9.6, 9.0]
 
 
-@pytest.mark.parametrize(("tier", "index"), [("poor", 1), ("medium", 4), ("good", 5)])
-def test_a_tier_is_the_first_checkpoint_so_far_on_the_way(tier, index):
-    """From random 0.5 to expert 9.5 the thresholds are 2.75, 5 and 7.25."""
-    assert chosen(tier, RETURNS, 0.5, 9.5) == index
+@pytest.mark.parametrize(
+    ("tier", "version"), [("poor", 2), ("medium", 4), ("good", 5), ("expert", 6)]
+)
+def test_a_tier_is_the_version_nearest_to_its_part_of_the_way(tier, version):
+    ladder = make_ladder([*RETURNS[:2], 2.7, *RETURNS[3:]], random=0.4)
+    ladder.check(tier)
+    assert ladder.version(tier).iteration == version
 
 
-def test_the_thresholds_themselves_count():
-    assert chosen("medium", [1.0, 2.0, 3.0], 0.0, 4.0) == 1
+@pytest.mark.parametrize("medium", [-11.0, -14.0, -9.0])
+def test_returns_may_be_negative(medium):
+    ladder = make_ladder([-22.0, medium, -1.0], random=-22.0)
+    ladder.check("medium")
+    assert ladder.version("medium").iteration == 1
 
 
-def test_returns_may_be_negative():
-    assert chosen("medium", [-22.0, -12.0, -11.0, -1.3], -22.0, -1.2) == 2
+@pytest.mark.parametrize("medium", [0.3, 0.8, 0.997])
+def test_a_medium_version_has_bounds_on_both_sides(medium):
+    ladder = make_ladder([0.0, medium, medium, 1.0])
+    ladder.check("expert")
+    with pytest.raises(NotLearnedError, match=r"no medium of .* none of its 4 .* 0\.3750 to 0\.6"):
+        ladder.check("medium")
 
 
-def test_where_none_reaches_the_best_stands_in():
-    assert chosen("good", [1.0, 3.0, 2.0], 0.0, 40.0) == 1
+def test_a_lucky_evaluation_in_training_chooses_no_tier():
+    trained = [0.0, 0.5, 0.6, 1.2, 1.0, 0.2]
+    ladder = make_ladder([0.0, 0.1, 0.5, 0.4, 1.0, 0.0], trained=trained)
+    assert ladder.version("expert").iteration == 4
+    assert ladder.version("medium").iteration == 2
 
 
-def test_tiers_that_one_version_plays_are_warned_of(monkeypatch):
-    said = []
-    monkeypatch.setattr(tracking, "notice", said.append)
-    versions = [Version(i, [float(x)] * 2) for i, x in enumerate([0, 4, 10])]
-    returns = {(): [0.0, 0.0], 1: [4.0, 4.0], 2: [10.0, 10.0]}
-    ladder = Ladder(make_recorder(returns), versions)
-    ladder.warn(["poor", "medium", "expert"])
-    assert len(said) == 1 and "one version of the policy plays medium and expert" in said[0]
-    ladder.warn(["poor", "expert"])
-    assert len(said) == 1
+def test_an_untrained_policy_may_be_the_best():
+    ladder = make_ladder([1.0, 0.5, 0.1], random=0.0)
+    ladder.check("medium")
+    assert [ladder.version(tier).iteration for tier in ("expert", "medium")] == [0, 1]
+
+
+def test_tiers_that_are_alike_are_refused():
+    """The intervals of 256 episodes end 0.18 away from the mean."""
+    means = [0.0, 0.25, 0.5, 0.75, 1.0]
+    ladder = make_ladder(means, noise=1.5, seed=1, trained=means)
+    ladder.check("expert")
+    with pytest.raises(NotLearnedError, match="on fresh seeds, where the intervals must not over"):
+        ladder.check("good")
+    sharp = make_ladder(means, noise=0.3)
+    for tier in PLAYED_TIERS:
+        sharp.check(tier)
+
+
+TRUTH = [*np.linspace(0, 1, 14), 0.9, 1.0, 0.7, 0.85, 0.95, 0.6]
+
+
+@pytest.mark.parametrize(("noise", "least"), [(0.3, 198), (1.0, 170), (2.0, 5)])
+def test_tiers_of_noisy_evaluations_have_the_order_of_their_names(noise, least):
+    """Their returns are not those by which they were chosen, which are too high."""
+    errors, accepted = {"medium": [], "expert": []}, 0
+    for seed in range(200):
+        ladder = make_ladder(TRUTH, noise=noise, seed=seed)
+        for tier, found in errors.items():
+            reported = ladder.player(tier)[2]["return"]
+            found.append(reported - TRUTH[ladder.version(tier).iteration])
+        try:
+            ladder.check("medium")
+        except NotLearnedError:
+            continue
+        accepted += 1
+        medium, expert = (TRUTH[ladder.version(tier).iteration] for tier in errors)
+        assert 0.0 < medium < expert
+    assert accepted >= least
+    for found in errors.values():
+        assert abs(np.mean(found)) < 3 * noise / (4 * EPISODES * len(found)) ** 0.5
 
 
 def test_a_tier_is_described_by_its_evaluation_on_fresh_seeds():
-    """The first evaluation of version 2 was lucky; on fresh seeds version 3 is first half-way."""
-    versions = [Version(i, [float(x)] * 2) for i, x in enumerate([0, 2, 6, 6, 10])]
-    returns = {(): [0.0, 0.0, 0.0], 2: [3.0, 4.0, 5.0], 3: [5.0, 6.0, 7.0], 4: [9.0, 9.0, 9.0]}
-    ladder = Ladder(make_recorder(returns), versions)
-    assert ladder.version("medium").iteration == 3
-    assert ladder.version("expert").iteration == 4
+    ladder = make_ladder([0.0, 6.0, 12.0], noise=1.0)
     _, params, about = ladder.player("medium")
-    assert (params, about["return"], about["evaluation_episodes"]) == (3, 6.0, 3)
-    half = 4.302652729911275 / np.sqrt(3)  # the t quantile at 2 degrees of freedom
-    np.testing.assert_allclose(about["return_interval"], [6 - half, 6 + half])
+    assert (params, about["policy_id"], about["evaluation_episodes"]) == (1, 1, 256)
+    low, high = about["return_interval"]
+    assert low < about["return"] < high < low + 0.5
+    assert about["return"] != ladder._trial(ladder.version("medium"))
+
+
+@pytest.mark.parametrize(("expert", "said"), [(0.53, "only 6.0% of the way"), (0.6, "")])
+def test_an_expert_far_below_the_best_known_return_is_named_so(monkeypatch, expert, said):
+    notices = []
+    monkeypatch.setattr(tracking, "notice", notices.append)
+    ladder = make_ladder([0.5, expert], random=0.5)
+    ladder.check("expert")
+    assert said in "".join(notices) and len(notices) == bool(said)
+    share = ladder.player("expert")[2]["share_of_best_known"]
+    assert share == pytest.approx((expert - 0.5) / 0.5)
+    assert "share_of_best_known" not in ladder.player("random")[2]
 
 
 def test_an_expert_that_is_not_above_random_is_refused_with_its_curve():
-    versions = [Version(i, [float(x)] * 2) for i, x in enumerate([0, 1, 2])]
-    run = make_recorder({(): [0.5, 1.5, 1.0], 2: [1.0, 2.0, 1.5]})
+    ladder = make_ladder([0.0, 1.0, 2.0], random=2.0)
     with pytest.raises(NotLearnedError) as refused:
-        Ladder(run, versions).check()
+        ladder.check("expert")
     message = str(refused.value)
     assert "learner with seed 0 did not learn probe/observation" in message
-    assert "--total-steps" in message and "record --from-run runs/r --tiers random" in message
+    assert "--total-steps" in message and "record --from-run runs/r --tiers TIERS" in message
     curve = message.split("\n\n")[1].splitlines()
     assert curve[0].lstrip().startswith("2.000 |") and curve[0].endswith("*")
     assert curve[-1].split() == ["0", "200"]
-    Ladder(make_recorder({(): [0.5, 1.5, 1.0], 2: [8.0, 9.0, 8.5]}), versions).check()
+    with pytest.raises(NotLearnedError, match="did not learn probe/observation"):
+        ladder.check("poor")
+    ladder.check("random")
 
 
 def test_neighbouring_seeds_and_purposes_share_no_keys():
     keys = [
-        make_recorder({}, seed).key(purpose, *parts)
+        Recorder.key(make_recorder(seed=seed), purpose, *parts)
         for seed in range(4)
         for purpose in (TRAIN, RECORD)
         for parts in [(), (0,), (1,), (2,)]
