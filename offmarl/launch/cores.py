@@ -14,14 +14,7 @@ def own_cores() -> list[int]:
 
 
 def core_groups(count: int | None) -> list[tuple[int, ...]]:
-    """Return the cores of each process that runs side by side with the others.
-
-    Parameters
-    ----------
-    count
-        Number of processes; by default one for each core, or 1 on an accelerator. If there are more
-        than cores, they are not bound to any: their groups have a negative number.
-    """
+    """Return the cores of each process that runs side by side with the others."""
     cores = own_cores()
     count = count or (1 if _has_accelerator() else len(cores))
     if count > len(cores):

@@ -78,12 +78,7 @@ def read_status(call: Call) -> Status:
 
 
 def run_task(call: Call) -> State:
-    """Run a task in this process, with the standard outputs in its log.
-
-    Returns
-    -------
-    How it ended. After "stopped", the process should end, too.
-    """
+    """Run a task in this process, with the standard outputs in its log."""
     os.chdir(call.cwd)
     with _logging_to(call.log):
         _note(f"task {call.number} of {call.of}: {' '.join(call.arguments)}")

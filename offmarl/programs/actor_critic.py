@@ -140,24 +140,6 @@ def td_loss(
     A truncated step bootstraps from the view that it led to; steps that led to an unknown view do
     not count. Where the reward continues after an agent's death, the values of dead agents are
     learned too, and bootstrapped from.
-
-    Parameters
-    ----------
-    spec
-        The environment's spec.
-    batch
-        The windows.
-    q_tm1
-        Values of the data's actions by the K critics.
-    v_t
-        Value of the view after each step, through which no gradient flows.
-    gamma, reward_scale
-        Discount, and factor of the rewards.
-
-    Returns
-    -------
-    The loss, and metrics: ``q``, the mean value of the data's actions by the first critic, and
-    `TD_ERRORS`.
     """
     shared = spec.reward == "team"
     discount_t = bootstrap_discounts(gamma, batch.terminated, shared)

@@ -38,13 +38,7 @@ TreeT = TypeVar("TreeT")
 
 
 def seconds_of(variable: str, default: int) -> int:
-    """Return a time from an environment variable.
-
-    Raises
-    ------
-    OptionError
-        The variable is not a whole number of at least 1.
-    """
+    """Return a time from an environment variable."""
     text = os.environ.get(variable, "")
     if text and not (text.isdecimal() and int(text)):
         raise OptionError(f"{variable} is a whole number of seconds, such as 60, not {text!r}.")
@@ -259,13 +253,7 @@ def from_first(value: T) -> T:
 
 
 def on_first(make: Callable[[], Any]) -> Any:
-    """Call a function in the first process, and return its result, which is JSON, in all of them.
-
-    Raises
-    ------
-    OffmarlError
-        The function raised it. The others raise `RunError`.
-    """
+    """Call a function in the first process, and return its result, which is JSON, in all of them."""
     if jax.process_count() == 1:
         return make()
     text, raised = b"", None

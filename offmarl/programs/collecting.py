@@ -46,30 +46,6 @@ def collect(
     The seeds share the compiled program, and their calls run at the same time. (With
     `jax.lax.map` or `jax.vmap` over seeds, each update would copy their buffers.) So a seed has the
     same bits alone and with others.
-
-    Parameters
-    ----------
-    program
-        The program, which acts and learns.
-    states
-        The state of each seed. They are donated, and so are the yielded states at the next step.
-    hyper
-        The hyperparameters of all seeds.
-    keys
-        Update i of a seed always draws from ``fold_in(key, i)``.
-    schedule
-        The updates. Episodes are cut off after the last one.
-    done
-        Number of updates done before.
-    chunks
-        Writers of each seed's steps; None where they are not kept.
-    layout
-        How the seeds and environments share the devices.
-
-    Yields
-    ------
-    The number of updates done, the states after them, and on the device the metrics of each seed's
-    updates since the last yield: ``(MOST_AT_ONCE,)``, of which the first entries count.
     """
     meshes, writers = layout.meshes(), list(chunks)
     mesh_of = [meshes[seed % len(meshes)] for seed in range(len(states))]

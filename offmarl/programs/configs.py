@@ -37,13 +37,7 @@ class Config(NamedTuple):
     """Arguments by name, as the file holds them."""
 
     def program_for(self, name: str | None) -> str:
-        """Return the program to run, from the one that the user named, if any.
-
-        Raises
-        ------
-        OptionError
-            Nothing names a program, or the file is for another one.
-        """
+        """Return the program to run, from the one that the user named, if any."""
         if name is None and self.program is None:
             raise OptionError(
                 f'{self.shown} names no program: add `program = "bc"` to it, or give the name of '
@@ -74,20 +68,7 @@ class Config(NamedTuple):
 
 
 def read_config(path: str | Path) -> Config:
-    """Read a configuration file, or what a run recorded.
-
-    Parameters
-    ----------
-    path
-        A TOML file, a run's directory, or its ``run.json``.
-
-    Raises
-    ------
-    OptionError
-        There is no such file, it is not valid, or its program is in a file of the user's own.
-    RunError
-        The directory is not that of a run.
-    """
+    """Read a configuration file, or what a run recorded."""
     place = local(path)
     if place.is_dir() or place.suffix == ".json":
         return _of_run(place if place.is_dir() else place.parent, str(path))

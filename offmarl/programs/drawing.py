@@ -26,13 +26,7 @@ from offmarl.vault.weights import resolve
 
 
 def open_data(args: Args) -> Dataset | Mixture:
-    """Open the vault of a program's arguments, or the mixture of several.
-
-    Raises
-    ------
-    VaultError, ShapeError, OptionError
-        A vault cannot be opened, the vaults differ, or their shares are wrong.
-    """
+    """Open the vault of a program's arguments, or the mixture of several."""
     if args.stream_cache is not None:
         os.environ[STREAM_CACHE] = str(args.stream_cache)
     shares = _shares(args.vault)
@@ -96,13 +90,7 @@ def drawing_of(
     evaluator: Evaluator,
     lag: int | None,
 ) -> Drawing:
-    """Resolve the arguments on sampling; ``lag`` is that of a resumed run.
-
-    Raises
-    ------
-    OptionError
-        The program cannot prioritise, a weight is wrong, or windows are longer than the data.
-    """
+    """Resolve the arguments on sampling; ``lag`` is that of a resumed run."""
     begun = first_importance(args.prioritise, args.importance)
     windows = Windows(args.batch_size, args.length, args.burn_in, program.return_to_go)
     episodes, kind = evaluator.learned_from, args.replay

@@ -52,17 +52,7 @@ class Evaluator(NamedTuple):
 
 
 def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
-    """Make the environment and read the held-out episodes.
-
-    Raises
-    ------
-    ShapeError
-        The environment or the held-out data has other sizes than the training data.
-    OptionError
-        No episode can be held out, or both a fraction and a vault were given.
-    UnknownNameError, VaultError
-        The environment or vault does not exist.
-    """
+    """Make the environment and read the held-out episodes."""
     if (env := _environment(args, dataset)) is not None:
         require_room_for(env.spec, max(args.evaluate_episodes, args.final_episodes))
     if args.validation is not None:
@@ -78,13 +68,7 @@ def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
 
 
 def with_actions(episodes: Sequence) -> Sequence:
-    """Return the episodes in which an agent ever acts: others have no actions to agree with.
-
-    Raises
-    ------
-    OptionError
-        There is none.
-    """
+    """Return the episodes in which an agent ever acts: others have no actions to agree with."""
     alive = np.asarray(episodes.view.alive)[:, :-1]
     acts = (np.asarray(episodes.mask)[..., None] & alive).any((1, 2))
     if not acts.any():

@@ -79,19 +79,6 @@ def record_fixed(args: FixedArgs) -> Recorded:
     The vault is ``<out>/<env>.vlt/<name>-<seed>``, where the name is that of the policy, or of the
     teams' policies in order, such as ``scripted-vs-random``. After a kill at any instant, the same
     call resumes from the last checkpoint and ends with the data of an uninterrupted call.
-
-    Parameters
-    ----------
-    args
-        The arguments. Its `policies` are one policy for all agents, or ``TEAM=POLICY`` for each
-        team: see `offmarl.programs.sides`.
-
-    Raises
-    ------
-    OptionError, UnknownNameError, ShapeError, RunError, CheckpointError
-        A policy cannot be made: see `offmarl.programs.sides.policies_by_team`.
-    RunError, VaultError, Stopped
-        As for `record_policy`.
     """
     join(args)
     recording = fixed_recording(args)

@@ -49,30 +49,7 @@ def collect_in_groups(
     chunks: ChunkWriter,
     mesh: Mesh,
 ) -> Iterator[tuple[int, Callable[[], GroupState]]]:
-    """Play a policy in groups of environments, and write every step to a vault.
-
-    Parameters
-    ----------
-    env
-        The environment, with autoreset.
-    policy, params
-        The policy.
-    state
-        The state of all environments, which each process has.
-    key
-        Update i always draws from ``fold_in(key, i)``.
-    updates
-        Numbers of the updates. Each fills the buffer; episodes are cut off after the last one.
-    chunks
-        Writer of the steps.
-    mesh
-        The devices, along `DATA`.
-
-    Yields
-    ------
-    The number of updates done, and a function that returns the state of all environments after
-    them, divided over the devices. All processes must call it.
-    """
+    """Play a policy in groups of environments, and write every step to a vault."""
     num_steps, total = state.capture.capacity, len(state.rollout.view.alive)
     count = groups_of(total, mesh.size)
     size, own = total // count, _own_groups(mesh, count)

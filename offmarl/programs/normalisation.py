@@ -51,22 +51,7 @@ def make_program(
 
 
 def normalised(program: Program, what: tuple[str, ...], dataset: DatasetStatistics) -> Program:
-    """Wrap a program so that it learns from, and acts on, normalised data.
-
-    Parameters
-    ----------
-    program
-        The program.
-    what
-        As `Args.normalise`.
-    dataset
-        The statistics, which the run stores.
-
-    Raises
-    ------
-    OptionError
-        Rewards would be scaled twice.
-    """
+    """Wrap a program so that it learns from, and acts on, normalised data."""
     if {"reward", "return"} <= set(what):
         raise OptionError("rewards are scaled by one of reward and return: give one of them.")
     observation = _standard(dataset.observation_moments()) if "observation" in what else _same

@@ -139,15 +139,7 @@ class Networks(NamedTuple):
 def make_networks(
     spec: EnvSpec, args: ActorCriticArgs, program: str, sees: CriticInput
 ) -> Networks:
-    """Build the networks of a program.
-
-    Raises
-    ------
-    ShapeError
-        Actions are discrete.
-    OptionError
-        The critics value joint actions, and there are several teams.
-    """
+    """Build the networks of a program."""
     if not isinstance(spec.action, Continuous):
         raise ShapeError(
             f"{spec.name or 'this dataset'} has {spec.action_size} discrete actions, and {program} "
@@ -226,19 +218,6 @@ def sample_actions(
     Gaussian and truncated, so that the actions lie in [-1, 1] and have a density. Clipped actions
     have none: many lie at the ends of the range, and weights by the density of their noise have no
     mean.
-
-    Parameters
-    ----------
-    key
-        Random key.
-    action
-        The policies' actions in all slots.
-    batch
-        The windows.
-    count
-        Number of samples of each kind.
-    std
-        Standard deviation of the noise before it is truncated.
     """
     uniform_key, noise_key = jax.random.split(key)
     acts = usable(batch.view_tm1)

@@ -69,17 +69,6 @@ def team_errors(
 
     The reward is the mean of the agents', and nothing follows a step at which all terminate. Errors
     of steps whose next view is unknown are not known.
-
-    Parameters
-    ----------
-    batch
-        The windows.
-    q_tot_tm1
-        Q_tot of the data's actions.
-    v_tot_t
-        Value of the view after each step, through which no gradient flows.
-    gamma
-        Discount.
     """
     discount_t = gamma * (1 - batch.terminated.all(-1))
     target_tm1 = td_targets(batch.reward.mean(-1), discount_t, v_tot_t)

@@ -232,16 +232,7 @@ _peers: list[Peers] = []
 
 
 def watch(process: int | None, processes: int | None, patience: float) -> Peers:
-    """Return the other processes, after `jax.distributed.initialize`; `Peers.start` watches them.
-
-    Parameters
-    ----------
-    process, processes
-        Number of this process, and of all. None: JAX is asked, which waits until all processes
-        have come.
-    patience
-        Seconds after which a process that does not answer is lost.
-    """
+    """Return the other processes, after `jax.distributed.initialize`; `Peers.start` watches them."""
     from orbax.checkpoint import multihost
 
     client = multihost.get_jax_distributed_client()
@@ -279,16 +270,6 @@ def ends_with_others(where: Path) -> Iterator[None]:
     tells the others why, and one that does not answer ends them after a while: see `Peers`. If
     process 0 dies, JAX aborts the others; a second process, which only waits for the end of this
     one, then prints the message. Within another block of this kind, a block does nothing.
-
-    Parameters
-    ----------
-    where
-        The run or vault that the processes write.
-
-    Raises
-    ------
-    ProcessLostError
-        An exchange with the other processes failed.
     """
     if jax.process_count() == 1 or _guarded.get():
         yield

@@ -116,21 +116,6 @@ class _Configurable(DeviceArgs):
         """Return arguments with the values that offmarl's settings files hold for an environment.
 
         ``Args(...)`` does not read these files.
-
-        Parameters
-        ----------
-        env
-            Name of the environment: the one that a recorder learns in, or that a baseline's data
-            was recorded in.
-        settings
-            TOML file with settings that take precedence over those in the package.
-        given
-            Arguments by name, which take precedence over both.
-
-        Raises
-        ------
-        OptionError
-            The file or an argument is invalid.
         """
         if issubclass(cls, OnlineArgs):
             given["env"] = env

@@ -414,13 +414,7 @@ def identity_of(players: Sequence[Player]) -> dict[str, Any]:
 
 
 def is_complete(path: Path, recipe: Mapping[str, Any]) -> bool:
-    """Whether a recording exists and is complete.
-
-    Raises
-    ------
-    RunError
-        The vault was recorded with another recipe.
-    """
+    """Whether a recording exists and is complete."""
     return bool(check_recipe(path, recipe).get("complete"))
 
 
@@ -430,13 +424,7 @@ def check_recipe(
     partly: bool = False,
     hints: Mapping[str, str] = {},
 ) -> dict[str, Any]:
-    """Return the provenance of a recording; empty if it does not exist.
-
-    Raises
-    ------
-    RunError
-        The vault was recorded with another recipe.
-    """
+    """Return the provenance of a recording; empty if it does not exist."""
     provenance: dict[str, Any] = on_first(lambda: _checked_provenance(path, recipe, partly, hints))
     return provenance
 

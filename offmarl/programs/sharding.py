@@ -132,13 +132,7 @@ def count_devices(wanted: int | None) -> int:
 def layout_of(
     seeds: int, batching: str, at_once: int | None = None, devices: int | None = None
 ) -> Layout:
-    """Choose how the seeds and batches of a baseline are computed.
-
-    Raises
-    ------
-    OptionError
-        There are not as many devices.
-    """
+    """Choose how the seeds and batches of a baseline are computed."""
     most = count_devices(devices)
     if at_once is None:
         if batching == "auto":

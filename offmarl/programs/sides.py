@@ -33,26 +33,7 @@ _CODE = re.compile(r".*\.py:.+|[\w.]+:[\w.]+")
 
 
 def team_policy(source: str, env: Environment, team: Team) -> TeamPolicy:
-    """Return the policy that a name stands for.
-
-    Parameters
-    ----------
-    source
-        The name; see the module's docstring.
-    env
-        The environment of all agents.
-    team
-        The team that it acts for.
-
-    Raises
-    ------
-    UnknownNameError
-        The environment has no scripted policy of this name, and there is no such directory.
-    ShapeError
-        The policy of the run acts for other agents or on other sizes.
-    RunError, CheckpointError, OptionError
-        As for `load_policy` and `offmarl.envs.scripted.scripted_policy`.
-    """
+    """Return the policy that a name stands for."""
     everyone = tuple(range(env.spec.num_agents))
     about: dict[str, Any] = {"policy": source}
     if source == RANDOM:
@@ -94,24 +75,7 @@ def _of_run(directory: Path, env: Environment, team: Team) -> TeamPolicy:
 def policies_by_team(
     sources: Sequence[str], env: Environment, teams: Sequence[Team]
 ) -> dict[str, TeamPolicy]:
-    """Return the policies of some teams.
-
-    Parameters
-    ----------
-    sources
-        One name for all teams, or ``TEAM=NAME`` for each.
-    env
-        The environment of all agents.
-    teams
-        The teams that need a policy.
-
-    Raises
-    ------
-    OptionError
-        A team has no policy, or two.
-    UnknownNameError, ShapeError, RunError, CheckpointError
-        As for `team_policy`.
-    """
+    """Return the policies of some teams."""
     given = _by_name(sources, env, teams)
     return {team.name: team_policy(given[team.name], env, team) for team in teams}
 
@@ -140,22 +104,7 @@ def _by_name(sources: Sequence[str], env: Environment, teams: Sequence[Team]) ->
 
 
 def side_of(env: Environment, team: str, opponents: Sequence[str]) -> Side:
-    """Return the environment of one team, whose opponents act by the named policies.
-
-    Parameters
-    ----------
-    env
-        The environment of all agents, without autoreset.
-    team
-        Name of the team whose agents act.
-    opponents
-        Names of policies, as for `policies_by_team`.
-
-    Raises
-    ------
-    OptionError, UnknownNameError, ShapeError, RunError, CheckpointError
-        As for `policies_by_team` and `offmarl.envs.play_side`.
-    """
+    """Return the environment of one team, whose opponents act by the named policies."""
     own = find_team(env.spec, team)
     others = [one for one in teams_of(env.spec) if one != own]
     return play_side(env, team, policies_by_team(opponents, env, others))
@@ -180,14 +129,7 @@ def near(sources: Sequence[str], run_dir: Path) -> tuple[str, ...]:
 
 
 def learning_environment(args: OnlineArgs) -> Environment:
-    """Return the environment that a recorder learns in: one side of it if the arguments name one.
-
-    Raises
-    ------
-    OptionError, UnknownNameError, ShapeError, RunError, CheckpointError
-        There is no such environment, or it has no time limit; there are opponents and no side; or
-        as for `side_of`.
-    """
+    """Return the environment that a recorder learns in: one side of it if the arguments name one."""
     if args.opponents != OnlineArgs.opponents and not args.side:
         raise OptionError(
             "--opponents play against one side that learns: give --side with its team, or leave "
@@ -216,20 +158,6 @@ def against_reference(
     """Return a policy that plays a team by a given policy, and all others by reference policies.
 
     The reference is the environment's policy ``scripted``, or else uniform legal actions.
-
-    Parameters
-    ----------
-    env
-        The environment of all agents.
-    team
-        The team that the policy plays.
-    policy
-        A policy of all agents.
-
-    Returns
-    -------
-    The policy, whose parameters are a tuple that begins with those of the given policy; and the
-    rest of that tuple.
     """
     everyone = tuple(range(env.spec.num_agents))
     reference = scripted_policies(env).get(SCRIPTED) or make_policy(

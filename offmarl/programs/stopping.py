@@ -119,11 +119,6 @@ def best_step(directory: Path, seed: int) -> int:
 
     The evaluation before the first update does not count. The metric is the return, of all teams
     together, or the agreement with held-out actions in a run without an environment.
-
-    Raises
-    ------
-    RunError
-        The run has not evaluated the seed.
     """
     step = best_of(tracking.read(directory / tracking.METRICS_FILE), seed)
     if step is None:

@@ -25,13 +25,7 @@ from offmarl.types import ArrayTree
 
 
 def scored_environment(args: OnlineArgs) -> Environment:
-    """Return the environment that a recorder learns in, whose returns are one number.
-
-    Raises
-    ------
-    OptionError
-        It has several teams, and the arguments name no side.
-    """
+    """Return the environment that a recorder learns in, whose returns are one number."""
     env = learning_environment(args)
     if len(teams := teams_of(env.spec)) > 1:
         raise OptionError(

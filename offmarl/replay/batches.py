@@ -211,11 +211,6 @@ def lag_of(memory: int, part: int) -> int:
     """Return how many updates before its use a streamed batch is drawn by priorities.
 
     While the device uses one piece of as many batches as half of this, the next one is gathered.
-
-    Parameters
-    ----------
-    memory, part
-        Bytes that there are, and bytes of a batch for each seed.
     """
     parts_ahead(memory, part, "a batch for each seed", 1)  # raises the error if they are too few
     return min(_LAG, 2 * (memory // (part * (1 + IN_HAND))))

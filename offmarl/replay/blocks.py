@@ -479,13 +479,7 @@ class _Loaded(NamedTuple):
 def plan_blocks(
     source: Any, windows: Windows, episodes: Chosen, buffer_bytes: int | None
 ) -> tuple[BlockedSource, BlockTable]:
-    """Return a source that can be read by blocks, and its blocks.
-
-    Raises
-    ------
-    OptionError
-        It is a mixture, or an episode does not fit the buffer.
-    """
+    """Return a source that can be read by blocks, and its blocks."""
     if not isinstance(source, BlockedSource):
         raise OptionError(
             f"{source.path} is a mixture, and data on another machine is shuffled by blocks of one "

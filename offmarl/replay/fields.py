@@ -84,21 +84,7 @@ def step_fields(
     return_to_go: NDArray[np.float32] | None = None,
     first_episode: int = 0,
 ) -> Fields:
-    """Return the fields of the slots of steps.
-
-    Parameters
-    ----------
-    transition
-        The steps, ``(*n, ...)``.
-    place
-        Where they are.
-    episodes
-        The table that numbers their episodes.
-    return_to_go
-        ``(*n, N)``, if batches carry it.
-    first_episode
-        What sequences add to the numbers of the episodes.
-    """
+    """Return the fields of the slots of steps."""
     is_last = place.time == episodes.length[place.episode] - 1
     known = ~is_last | (episodes.final[place.episode] >= 0) | transition.terminated.all(-1)
     fields = recorded_fields(transition)

@@ -165,15 +165,7 @@ class CircleReader:
         self._write(Place(time, episode), np.arange(len(time)), batch, at)
 
     def _across(self, index: NDArray[np.int64], time: NDArray[np.int64]) -> Place:
-        """Return where the slots are of windows that go on in the next episodes of the circle.
-
-        Parameters
-        ----------
-        index
-            ``(n,)`` the episodes, as indices of the table's, in which windows begin.
-        time
-            ``(n, T+1)`` slots after the beginnings of these.
-        """
+        """Return where the slots are of windows that go on in the next episodes of the circle."""
         table, which = self._table, np.repeat(index[:, None], time.shape[1], 1)
         longer = np.arange(len(time))
         while len(longer):

@@ -329,13 +329,7 @@ def _read_to(reader: Any, to: str) -> Callable[[Int[np.ndarray, "k B"]], list[Se
 
 
 def parts_ahead(memory: int, part: int, name: str, most: int) -> int:
-    """Return how many parts to gather ahead of use, so that all take no more than ``memory``.
-
-    Raises
-    ------
-    OptionError
-        There is no room for one.
-    """
+    """Return how many parts to gather ahead of use, so that all take no more than ``memory``."""
     room = memory // part - IN_HAND
     if room < 1:
         raise OptionError(

@@ -94,22 +94,7 @@ Order = Draws | Epochs
 def make_order(
     starts: Starts, batch_size: int, seed: int, epochs: int | None, drop_last: bool
 ) -> Order:
-    """Return the order of the batches of a stream.
-
-    Parameters
-    ----------
-    starts
-        How likely a window is to start at each slot.
-    batch_size, seed, drop_last
-        As for `Epochs`.
-    epochs
-        Number of passes; None for draws without an end.
-
-    Raises
-    ------
-    OptionError
-        The windows of passes are not equally likely, or there are no batches.
-    """
+    """Return the order of the batches of a stream."""
     check_seed(seed)
     if epochs is None and drop_last:
         raise OptionError("drop_last is for epochs: without them, all batches are full.")

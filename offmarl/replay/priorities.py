@@ -44,30 +44,14 @@ class Priorities(NamedTuple):
 
 
 def begin(base: Float[Array, "n"]) -> Priorities:
-    """Return priorities before the first update.
-
-    Parameters
-    ----------
-    base
-        How likely a window is to start at each slot without priorities, up to a factor.
-    """
+    """Return priorities before the first update."""
     return Priorities(SumTree.of(jnp.zeros_like(base), base), jnp.ones(()))
 
 
 def window_priorities(
     errors: Float[Array, "B T"], counted: Bool[Array, "B T"], exponent: Float[Array, ""] | float
 ) -> Float[Array, "B"]:
-    """Return the priorities of windows, to the power of the exponent.
-
-    Parameters
-    ----------
-    errors
-        Temporal-difference errors.
-    counted
-        Steps whose errors are meaningful.
-    exponent
-        α: 0 draws all alike, 1 in proportion to the errors.
-    """
+    """Return the priorities of windows, to the power of the exponent."""
     size = jnp.where(counted, jnp.abs(jnp.nan_to_num(errors, posinf=_MOST, neginf=_MOST)), 0.0)
     mean = size.sum(-1) / jnp.maximum(counted.sum(-1), 1)
     mixed = _LARGEST_SHARE * size.max(-1) + (1 - _LARGEST_SHARE) * mean
@@ -78,11 +62,6 @@ def first_importance(prioritise: float | None, importance: float | None) -> floa
     """Return the power β of the importance weights at the first update.
 
     By default it is 0.4 (Schaul et al. 2016).
-
-    Raises
-    ------
-    OptionError
-        It is given without ``prioritise``.
     """
     if importance is not None and prioritise is None:
         raise OptionError("--importance needs --prioritise: give both.")
@@ -134,13 +113,7 @@ class Prioritised:
     lag: int
 
     def begin(self, keys: Key[Array, "lag"]) -> Priorities:
-        """Return priorities before the first update, with the draws of the first updates.
-
-        Parameters
-        ----------
-        keys
-            The keys that the first ``lag`` updates draw with.
-        """
+        """Return priorities before the first update, with the draws of the first updates."""
         fresh = begin(self._base(jnp.arange(self.num_slots)))
         if not self.lag:
             return fresh

@@ -54,17 +54,7 @@ Starts = Uniform | Segments
 def segments(
     first: NDArray[np.int64], size: NDArray[np.int64], share: NDArray[np.float64], num_slots: int
 ) -> Segments:
-    """Return segments of slots that are drawn in proportion to ``share``.
-
-    Parameters
-    ----------
-    first, size
-        First slot of each segment, ascending, and its number of slots.
-    share
-        At least 0; not all 0.
-    num_slots
-        Slots in all.
-    """
+    """Return segments of slots that are drawn in proportion to ``share``."""
     some = np.flatnonzero(share > 0)
     first, size, share = first[some], size[some], share[some] / share.sum()
     keep, alias = _alias_table(share * len(share))

@@ -93,13 +93,7 @@ class Distinct:
 
 
 def entropy(counts: Int[np.ndarray, "*n"] | Float[np.ndarray, "*n"]) -> float:
-    """Return the plug-in estimate of an entropy, in bits.
-
-    Parameters
-    ----------
-    counts
-        Number of occurrences of each outcome.
-    """
+    """Return the plug-in estimate of an entropy, in bits."""
     positive = counts[counts > 0]
     if not positive.size:
         return 0.0

@@ -194,15 +194,7 @@ _METHOD = (
 
 
 def dataset_page(surveys: Surveys, episodes: Iterable[str]) -> str:
-    """Return the page that describes datasets.
-
-    Parameters
-    ----------
-    surveys
-        The datasets, by name.
-    episodes
-        Parts of the page that show episodes.
-    """
+    """Return the page that describes datasets."""
     known = warnings_by_dataset(surveys)
     title = ", ".join(dict.fromkeys(one.spec.name or one.vault.name for one in surveys.values()))
     body = [

@@ -58,15 +58,7 @@ class Playback(NamedTuple):
 
 
 def play(env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray) -> Playback:
-    """Play one episode and return its scenes.
-
-    Raises
-    ------
-    OptionError
-        The environment cannot be drawn.
-    ShapeError
-        The episode has not ended at the time limit of the spec.
-    """
+    """Play one episode and return its scenes."""
     import jax
 
     from offmarl.evaluation import require_ended
@@ -134,15 +126,7 @@ def save(playback: Playback, path: Path) -> None:
 
 
 def to_gif(playback: Playback, every: int = 1) -> bytes:
-    """Return an episode as a GIF that loops.
-
-    Parameters
-    ----------
-    playback
-        The episode.
-    every
-        Draw every n-th scene only, for long episodes.
-    """
+    """Return an episode as a GIF that loops."""
     from PIL import Image
 
     images = list(frames(playback, every))
