@@ -230,7 +230,7 @@ _KEY = "tasks"
 
 
 def blocks_of(vaults: Sequence[Dataset], block_steps: int | None = None) -> list[Block]:
-    """Divide the episodes of vaults into blocks of at most so many steps, but at least one episode."""
+    """Divide the episodes of vaults into blocks of at most so many steps."""
     blocks = []
     for number, one in enumerate(vaults):
         most = block_steps or max(_BLOCK_BYTES // _step_bytes(one), 1)

@@ -253,7 +253,7 @@ def from_first(value: T) -> T:
 
 
 def on_first(make: Callable[[], Any]) -> Any:
-    """Call a function in the first process, and return its result, which is JSON, in all of them."""
+    """Call a function in the first process, and return its result, JSON, in all of them."""
     if jax.process_count() == 1:
         return make()
     text, raised = b"", None

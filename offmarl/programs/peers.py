@@ -232,7 +232,7 @@ _peers: list[Peers] = []
 
 
 def watch(process: int | None, processes: int | None, patience: float) -> Peers:
-    """Return the other processes, after `jax.distributed.initialize`; `Peers.start` watches them."""
+    """Return the other processes, after `jax.distributed.initialize`."""
     from orbax.checkpoint import multihost
 
     client = multihost.get_jax_distributed_client()

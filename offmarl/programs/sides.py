@@ -129,7 +129,7 @@ def near(sources: Sequence[str], run_dir: Path) -> tuple[str, ...]:
 
 
 def learning_environment(args: OnlineArgs) -> Environment:
-    """Return the environment that a recorder learns in: one side of it if the arguments name one."""
+    """Return the environment that a recorder learns in: one side of it if one is named."""
     if args.opponents != OnlineArgs.opponents and not args.side:
         raise OptionError(
             "--opponents play against one side that learns: give --side with its team, or leave "
