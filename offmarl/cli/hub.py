@@ -17,7 +17,7 @@ from offmarl.hub import Card
 from offmarl.hub import cache as pulled_datasets
 from offmarl.hub.cache import parse
 from offmarl.hub.card import Uid
-from offmarl.hub.pages import PageCache, directory
+from offmarl.hub.pages import page_cache
 from offmarl.terminal import number
 from offmarl.tracking import RUN_FILE
 
@@ -117,7 +117,7 @@ def push(
 ) -> Report:
     """Publish vaults as a dataset on the hub, or a trained policy as a model.
 
-    The dataset consists of shards, a card, checksums and Croissant metadata.
+    The dataset consists of the vaults' files, an index, a card and Croissant metadata.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def _remove_pages(action: str) -> Report:
         raise OptionError(
             "--streamed is for `offmarl cache rm`: `offmarl cache ls` gives the size."
         )
-    freed = PageCache(directory()).clear()
+    freed = page_cache().clear()
     return Report({"freed": freed}, f"{_size(freed)} of streamed pages removed.")
 
 
@@ -300,10 +300,10 @@ def _listed(found: dict[str, pulled_datasets.Entry]) -> Report:
     data = {
         name: {"path": one.path, "uids": one.uids, "bytes": one.size} for name, one in found.items()
     }
-    streamed = PageCache(directory()).size
+    streamed = page_cache().size
     where = f"in {root}"
     if streamed:
-        where += f"\n{_size(streamed)} of streamed pages in {directory()}"
+        where += f"\n{_size(streamed)} of streamed pages in {page_cache().root}"
     facts = {"root": root, "datasets": data, "streamed": streamed}
     return Report(facts, Group(listed, as_is(where)))
 

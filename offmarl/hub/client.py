@@ -35,6 +35,7 @@ from huggingface_hub.utils.tqdm import (
 )
 
 from offmarl.errors import HubError, HubUnreachableError
+from offmarl.hub.card import File
 
 MIRRORS = "OFFMARL_MIRRORS"
 """Environment variable: addresses to try after the hub's, separated by spaces."""
@@ -166,11 +167,11 @@ def _ask(endpoint: str, mirrors: list[str], place: _Place, revision: str) -> Rem
     return Remote(urls, commit, size, found.etag if _SHA256.fullmatch(found.etag or "") else None)
 
 
-def known(repository: str, path: str, size: int, sha256: str, *, commit: str) -> Remote:
+def known(repository: str, file: File, commit: str) -> Remote:
     """Return a file whose size and hash a card gives; the hub is not asked."""
-    place = _Place(repository, path, "dataset")
+    place = _Place(repository, file.path, "dataset")
     urls = tuple(_url(endpoint, place, commit) for endpoint in endpoints())
-    return Remote(urls, commit, size, sha256)
+    return Remote(urls, commit, file.size, file.sha256)
 
 
 def _url(endpoint: str, place: _Place, revision: str) -> str:

@@ -5,7 +5,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -18,19 +17,15 @@ from offmarl.errors import (
     UnknownNameError,
     unknown_name,
 )
-from offmarl.hub import cache, client, install, joining
+from offmarl.hub import cache, client, install
 from offmarl.hub import card as cards
 from offmarl.hub.cache import Entry, Target, kept, kept_card, parse, pulled
-from offmarl.hub.card import Card, to_toml
+from offmarl.hub.card import CARD, Card, to_toml
 from offmarl.hub.client import Remote
-from offmarl.hub.shards import is_index
 from offmarl.paths import local
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.manifest import PUBLISHED, TIME_LIMIT
 from offmarl.vault.open import SUFFIX
-
-CARD = "offmarl.toml"
-"""The card in a repository that `push` filled."""
 
 
 class Size(NamedTuple):
@@ -206,7 +201,7 @@ def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
 
 
 class _Source(NamedTuple):
-    """The source of a dataset: one archive of all uids, or shards of each uid."""
+    """The source of a dataset: one archive of all uids, or the files of each uid."""
 
     name: str
     card: Card
@@ -313,7 +308,12 @@ def _install_missing(entry: Entry, source: _Source, uid: str | None) -> int:
     here = set(entry.record.get("uids", {})) & set(entry.uids)
     if source.archive is None:
         wanted = [uid] if uid else list(source.card.uids)
-        return sum(_install_files(entry, source, one) for one in wanted if one not in here)
+        where = source.repository, source.commit
+        return sum(
+            install.install_files(entry, source.card, one, *where)
+            for one in wanted
+            if one not in here
+        )
     if uid in here or (uid is None and entry.record.get("whole")):
         return 0
     fetched = install.install_archive(entry, source.card, source.archive, uid, source.published)
@@ -322,30 +322,19 @@ def _install_missing(entry: Entry, source: _Source, uid: str | None) -> int:
     return fetched
 
 
-def _install_files(entry: Entry, source: _Source, uid: str) -> int:
-    """Install a vault that was pushed, and return the bytes downloaded."""
-    files, repository, commit = source.card.uids[uid].files, source.repository, source.commit
-    if not files:
-        raise HubError(f"the card of {source.name} lists no files of {uid}: push it again.")
-    if is_index(files[0]):
-        known = [client.known(repository, *astuple(file), commit=commit) for file in files]
-        return joining.install_shards(entry, source.card, uid, known)
-    found = [client.find(repository, file.path, commit) for file in files]
-    return install.install_pieces(entry, source.card, uid, found)
-
-
 def _sizes(entry: Entry, source: _Source, uid: str | None) -> dict[str, Size]:
+    card = source.card
     if source.archive is None:
-        uids = [uid] if uid else list(source.card.uids)
-        totals = {one: sum(file.size for file in source.card.uids[one].files) for one in uids}
+        files = {one: card.files_of(one)[0].values() for one in ([uid] if uid else card.uids)}
+        totals = {one: sum(file.size for file in some) for one, some in files.items()}
         return {one: Size(total, total) for one, total in totals.items()}
-    sizes = {}
-    with install.read_directory(entry, source.archive, source.card.name) as (download, found):
-        for one in found.roots if uid is None else [uid]:
-            members = found.of(one).values()
-            coming = sum(download.missing(*span) for span in found.intervals(members))
-            sizes[one] = Size(coming, sum(member.file_size for member in members))
-    return sizes
+    with install.open_archive(entry, source.archive, card.name) as archive:
+        uids = archive.roots if uid is None else [uid]
+        members = {one: archive.of(one).values() for one in uids}
+        return {
+            one: Size(sum(x.compress_size for x in some), sum(x.file_size for x in some))
+            for one, some in members.items()
+        }
 
 
 @contextmanager

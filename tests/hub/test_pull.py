@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import shutil
 import threading
 import time
 import zipfile
@@ -10,7 +11,6 @@ import pytest
 from huggingface_hub import constants
 
 from offmarl import hub as library
-from offmarl import vault
 from offmarl.errors import (
     ChecksumError,
     HubError,
@@ -111,39 +111,58 @@ def test_hostile_etags_are_no_hashes(hub, etag):
     assert set(pulled.checks.values()) == {"CRC-32 of every file (no hash is published)"}
 
 
-def test_what_a_killed_process_left_is_used(hub, monkeypatch):
-    def die(self, start, data):
-        write(self, start, data)
-        written.append(len(data))
-        if len(written) == 6:
-            raise KeyboardInterrupt
-
-    write, written = install.Download._write, []
-    with monkeypatch.context() as patch:
-        patch.setattr(install.Download, "_write", die)
-        with pytest.raises(KeyboardInterrupt):
-            library.pull(NAME)
-    (entry,) = cache.entries()
-    journal = entry.arriving / "archive.zip.journal"
-    journal.write_text(journal.read_text() + '{"start": 1')  # a line that was cut off
-    with (entry.arriving / "archive.zip").open("r+b") as file:
-        file.write(b"X")  # and a part that the disk lost
-    pulled = library.pull(NAME)
-    assert_whole(hub.archive, pulled.paths)
-    assert pulled.fetched == len(hub.archive) - sum(written) + install.PART
+class Killed(KeyboardInterrupt):
+    """A process that ends at once."""
 
 
-def test_what_was_unpacked_by_a_killed_process_is_replaced(hub, monkeypatch):
+def dying(function, calls):
+    """Return a function that is killed after so many calls."""
+
     def die(*args):
-        unpack(*args)
-        raise KeyboardInterrupt
+        nonlocal calls
+        found = function(*args)
+        calls -= 1
+        if not calls:
+            raise Killed
+        return found
 
-    unpack = vault.unpack
+    return die
+
+
+@pytest.mark.parametrize("uid", ["", "/Good"])
+@pytest.mark.parametrize(
+    ("place", "calls"),
+    [(client.Connection, 3), (client.Connection, 5), (install, 1), (install, 2)],
+)
+def test_what_a_killed_process_left_is_used(hub, monkeypatch, uid, place, calls):
+    name = "read" if place is client.Connection else "extract"
     with monkeypatch.context() as patch:
-        patch.setattr(vault, "unpack", die)
-        with pytest.raises(KeyboardInterrupt):
-            library.pull(NAME)
-    assert_whole(hub.archive, library.pull(NAME).paths)
+        patch.setattr(place, name, dying(getattr(place, name), calls))
+        with pytest.raises(Killed):
+            library.pull(NAME + uid)
+    assert nothing_placed()
+    before = hub.sent
+    pulled = library.pull(NAME + uid)
+    assert_whole(hub.archive, pulled.paths)
+    assert hub.sent - before == pulled.fetched
+    (entry,) = cache.entries()
+    assert [path.name for path in entry.arriving.iterdir()] == [".lock"]
+
+
+def test_a_killed_pull_of_one_uid_repeats_one_file_at_most(hub, monkeypatch):
+    whole = library.pull(f"{NAME}/Poor").fetched
+    for calls in range(1, 5):
+        with monkeypatch.context() as patch:
+            patch.setattr(install, "extract", dying(install.extract, calls))
+            with pytest.raises(Killed):
+                library.pull(f"{NAME}/Good")
+        fetched = library.pull(f"{NAME}/Good").fetched
+        done = content_of(hub.archive, "Good").values()
+        assert fetched <= whole - sum(len(x) for x in [*done][: calls - 1])
+        (entry,) = cache.entries()
+        shutil.rmtree(entry.path / "Good")
+        facts = entry.record["uids"]
+        entry.note({"uids": {uid: x for uid, x in facts.items() if uid != "Good"}})
 
 
 def test_pinned_revisions(hub):
@@ -270,7 +289,7 @@ def test_a_disk_that_fills_up(hub, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("os.pwrite", full)
+        patch.setattr("os.truncate", full)
         with pytest.raises(HubError, match=r"the disk of .* is full"):
             library.pull(NAME)
     assert nothing_placed()
