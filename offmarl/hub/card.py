@@ -151,13 +151,7 @@ class Card:
         return f"{self.scenario}.vlt/{uid}"
 
     def files_of(self, uid: str) -> tuple[dict[str, File], File]:
-        """Return the files of a published vault by their paths in its directory, and its index.
-
-        Raises
-        ------
-        CardError
-            The card lists no such files, or others.
-        """
+        """Return the files of a published vault by their paths in its directory, and its index."""
         found = {file.path: file for file in self.uids[uid].files}
         index = found.pop(index_of(uid), None)
         root = f"{self.place_of(uid)}/"

@@ -90,22 +90,9 @@ def _checksums(descriptor: int, places: Iterable[ValueLocation], advance: Advanc
 
 
 class Index:
-    """The index of a published vault, from an untrusted source.
+    """The index of a published vault, from an untrusted source; `HubError` if it is damaged.
 
-    Parameters
-    ----------
-    data
-        The content of the file.
-    sizes
-        Bytes of each file of the vault.
-    name
-        What to call the index in an error.
-
-    Raises
-    ------
-    HubError
-        It is too large or damaged, or has a place that is outside of the files or that another
-        value has, too.
+    ``sizes`` are the bytes of each file of the vault, which its places must lie in.
     """
 
     def __init__(self, data: bytes, sizes: Mapping[str, int], name: str):

@@ -126,27 +126,16 @@ def _publish(
 
 
 class Archive(NamedTuple):
-    """A remote zip archive of vaults, of which some intervals are in a local file of its size.
-
-    Attributes
-    ----------
-    path
-        The local file.
-    connection
-        Fetches what is missing there.
-    members
-        The files of the archive, in the order of their offsets.
-    roots
-        The paths of the vaults in the archive, by uid.
-    end
-        Offset at which the files end and the directory begins.
-    """
+    """A remote zip archive of vaults, of which some intervals are in a local file of its size."""
 
     path: Path
     connection: Connection
     members: tuple[zipfile.ZipInfo, ...] = ()
+    """The files, in the order of their offsets."""
     roots: Mapping[str, PurePosixPath] = {}
+    """The paths of the vaults in the archive, by uid."""
     end: int = 0
+    """Where the files end, and the directory begins."""
 
     def of(self, uid: str) -> dict[str, zipfile.ZipInfo]:
         """Return a vault's files by relative path; `UnknownNameError` for an unknown uid."""

@@ -59,13 +59,7 @@ def page_cache() -> "PageCache":
 
 
 class PageCache:
-    """Pages on the disk, which several processes share, and the pages used last, in memory.
-
-    Parameters
-    ----------
-    root
-        The directory; created if it does not exist.
-    """
+    """Pages on the disk, which several processes share, and the pages used last, in memory."""
 
     def __init__(self, root: Path):
         self.root = root
@@ -192,18 +186,11 @@ class _Coming(NamedTuple):
 
 
 class Pages:
-    """The pages of one remote file.
-
-    Parameters
-    ----------
-    remote
-        The file; its SHA-256 must be known.
-    owner
-        The repository. Others do not share its pages: they could claim the SHA-256 of its files.
-    """
+    """The pages of one remote file, whose SHA-256 must be known."""
 
     def __init__(self, remote: Remote, owner: str):
         self.remote, self._cache = remote, page_cache()
+        # Another repository does not share its pages: it could claim the SHA-256 of its files.
         self._identity = hashlib.sha256(f"{owner} {remote.sha256}".encode()).hexdigest()
         self._lock = threading.Lock()
         self._coming: dict[int, _Coming] = {}

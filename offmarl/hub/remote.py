@@ -66,16 +66,7 @@ def parse(url: Url) -> Address:
 class PublishedValues:
     """The values of a published vault, read from its files; a `KeyValues` that nothing writes to.
 
-    Parameters
-    ----------
-    files
-        The files of the vault, by their paths in its directory.
-    index
-        The file of its index.
-    open_pages
-        Returns the pages of a file.
-    name
-        What to call the vault in an error.
+    ``files`` are those of the vault, by their paths in its directory.
     """
 
     def __init__(
@@ -175,13 +166,7 @@ class PublishedValues:
 
 
 class HubDriver(Registered):
-    """A published vault, or a dataset of several.
-
-    Attributes
-    ----------
-    address
-        The parts of the address.
-    """
+    """A published vault, or a dataset of several."""
 
     is_writable = False
     is_remote = True

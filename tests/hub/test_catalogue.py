@@ -136,9 +136,7 @@ def test_what_is_written_is_read_back():
     files = tuple(catalogue.File(path, 1, "0" * 64) for path in paths)
     uid = catalogue.Uid(1, 2, 0.5, float("inf"), digest="d", files=files)
     card = catalogue.parse(MINIMAL, "card")
-    card = catalogue.dataclasses.replace(
-        card, uids={name: uid}, quirks=('a "b"\\\n', "é\x7f")
-    )
+    card = catalogue.dataclasses.replace(card, uids={name: uid}, quirks=('a "b"\\\n', "é\x7f"))
     assert catalogue.parse(catalogue.to_toml(card), "card") == card
 
 
