@@ -192,21 +192,14 @@ def _is_intact(path: Path, size: int, known: int | str) -> bool:
 
 
 class Target(NamedTuple):
-    """The parts of a name such as "og_marl/smac_v1/3m/Good@main".
-
-    Attributes
-    ----------
-    name
-        Name of a dataset in the catalogue, or of a repository on the hub.
-    uid
-        One of its vaults; None for all.
-    revision
-        A branch, tag or commit; None for the revision that the card names.
-    """
+    """The parts of a name such as "og_marl/smac_v1/3m/Good@main"."""
 
     name: str
+    """Name of a dataset in the catalogue, or of a repository on the hub."""
     uid: str | None
+    """One of its vaults; None for all."""
     revision: str | None
+    """A branch, tag or commit; None for the revision that the card names."""
 
     @property
     def card(self) -> Card | None:

@@ -15,7 +15,7 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
 from offmarl import tracking, vault
-from offmarl.errors import HubChecksumError, HubError, unknown_name
+from offmarl.errors import HubChecksumError, HubError, OffmarlError, unknown_name
 from offmarl.hub import client
 from offmarl.hub.cache import Entry
 from offmarl.hub.card import Card
@@ -165,9 +165,9 @@ class Archive(NamedTuple):
 
 
 @contextmanager
-def open_archive(entry: Entry, remote: Remote, name: str) -> Iterator[Archive]:
-    """Download and check the directory of an archive, which is at its end."""
-    path = entry.arriving / "archive.zip"
+def open_archive(place: Path, remote: Remote, name: str) -> Iterator[Archive]:
+    """Download and check the directory of an archive, to a file in ``place`` for the block."""
+    path = place / "archive.zip"
     try:
         with closing(Connection(remote)) as connection:
             path.write_bytes(b"")
@@ -208,7 +208,7 @@ def install_archive(
 
     A single one is downloaded file by file; all are downloaded as one file, which has a hash.
     """
-    with open_archive(entry, remote, card.name) as archive:
+    with open_archive(entry.arriving, remote, card.name) as archive:
         uids = list(archive.roots) if uid is None else [uid]
         members = [member for one in uids for member in archive.of(one).values()]
         coming = remote.size if uid is None else sum(one.compress_size for one in members)
@@ -224,8 +224,10 @@ def install_archive(
                     files = archive.of(one).items()
                     sums = {name: (member.file_size, member.CRC) for name, member in files}
                     _publish(entry, card, one, check, sums)
-        finally:
-            path.unlink()  # also if it was damaged, so that the next pull starts again
+        except OffmarlError:  # it is damaged: let the next pull start again
+            path.unlink()
+            raise
+        path.unlink()
         return fetched + archive.connection.total
 
 

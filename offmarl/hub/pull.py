@@ -110,8 +110,7 @@ def pull(
                 entry.note({TIME_LIMIT: time_limit})
             return _pulled(entry, card, target, 0, asked=False)
         raise
-    with _opened(source, out) as entry:
-        _note(entry, source, time_limit)
+    with _opened(source, out, time_limit) as entry:
         fetched = _install_missing(entry, source, target.uid)
         return _pulled(entry, source.card, target, fetched)
 
@@ -129,11 +128,8 @@ def plan(name: str, out: str | os.PathLike[str] | None = None) -> Plan:
     with _listing_local_datasets():
         source = _find(target, out)
     place = _place_of(source, out).path
-    with TemporaryDirectory() as scratch:  # what has arrived counts, and nothing new stays
-        here = out if os.access(place, os.W_OK) else scratch
-        with _opened(source, here) as entry:
-            sizes = _sizes(entry, source, target.uid)
     there = next(one for one in (place, *place.parents) if one.is_dir())
+    sizes = _sizes(source, target.uid)
     return Plan(source.card, source.commit, sizes, shutil.disk_usage(there).free)
 
 
@@ -146,25 +142,6 @@ def _time_limit(entry: Entry, card: Card | None, requested: int | None) -> int |
     """Return the time limit of pulled vaults: as requested, else as recorded, else the card's."""
     limits = (requested, entry.record.get(TIME_LIMIT), card.time_limit if card else None)
     return next((limit for limit in limits if limit is not None), None)
-
-
-def _note(entry: Entry, source: "_Source", time_limit: int | None) -> None:
-    """Record beside the vaults what their card says and the vaults do not."""
-    card = source.card
-    published = {
-        "dataset": card.name,
-        "repository": source.repository,
-        "commit": source.commit,
-        "licence": card.licence.data,
-        "licence_link": card.licence.link,
-        "citation": card.citation.strip(),
-    }
-    facts = {
-        TIME_LIMIT: _time_limit(entry, card, time_limit),
-        PUBLISHED: {k: v for k, v in published.items() if v},
-    }
-    if any(entry.record.get(name) != fact for name, fact in facts.items()):
-        entry.note(facts)
 
 
 def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
@@ -268,12 +245,14 @@ def _place_of(source: _Source, out: str | os.PathLike[str] | None) -> Entry:
 
 
 @contextmanager
-def _opened(source: _Source, out: str | os.PathLike[str] | None) -> Iterator[Entry]:
+def _opened(
+    source: _Source, out: str | os.PathLike[str] | None, time_limit: int | None
+) -> Iterator[Entry]:
     """Lock the place of a dataset; `HubError` if it holds another one or cannot be written."""
     entry = _place_of(source, out)
     try:
         with entry.locked():
-            _claim(entry, source)
+            _claim(entry, source, time_limit)
             yield entry
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -287,10 +266,13 @@ def _opened(source: _Source, out: str | os.PathLike[str] | None) -> Iterator[Ent
         ) from error
 
 
-def _claim(entry: Entry, source: _Source) -> None:
-    """Record which dataset the place is for; `HubError` if it holds another one."""
+def _claim(entry: Entry, source: _Source, time_limit: int | None) -> None:
+    """Record which dataset the place is for, and what its card says and the vaults do not.
+
+    `HubError` if it holds another one.
+    """
     about = {"name": source.name, "repository": source.repository, "commit": source.commit}
-    found = entry.record
+    card, found = source.card, entry.record
     if not found and entry.uids:
         raise HubError(f"{entry.path} holds vaults that were not pulled: give another --out.")
     if found and {key: found.get(key) for key in about} != about:
@@ -298,9 +280,21 @@ def _claim(entry: Entry, source: _Source) -> None:
             f"{entry.path} holds {found.get('name')} at commit {found.get('commit')}, not "
             f"{source.name} at {source.commit}: give another --out."
         )
-    card = to_toml(source.card)  # so that the dataset can be used without the hub
-    if found.get("card") != card:
-        entry.note(about | {"card": card})
+    published = {
+        "dataset": card.name,
+        "repository": source.repository,
+        "commit": source.commit,
+        "licence": card.licence.data,
+        "licence_link": card.licence.link,
+        "citation": card.citation.strip(),
+    }
+    facts = about | {
+        "card": to_toml(card),  # so that the dataset can be used without the hub
+        TIME_LIMIT: _time_limit(entry, card, time_limit),
+        PUBLISHED: {k: v for k, v in published.items() if v},
+    }
+    if any(found.get(name) != fact for name, fact in facts.items()):
+        entry.note(facts)
 
 
 def _install_missing(entry: Entry, source: _Source, uid: str | None) -> int:
@@ -322,19 +316,22 @@ def _install_missing(entry: Entry, source: _Source, uid: str | None) -> int:
     return fetched
 
 
-def _sizes(entry: Entry, source: _Source, uid: str | None) -> dict[str, Size]:
+def _sizes(source: _Source, uid: str | None) -> dict[str, Size]:
     card = source.card
     if source.archive is None:
         files = {one: card.files_of(one)[0].values() for one in ([uid] if uid else card.uids)}
         totals = {one: sum(file.size for file in some) for one, some in files.items()}
         return {one: Size(total, total) for one, total in totals.items()}
-    with install.open_archive(entry, source.archive, card.name) as archive:
+    with (
+        TemporaryDirectory() as scratch,
+        install.open_archive(Path(scratch), source.archive, card.name) as archive,
+    ):
         uids = archive.roots if uid is None else [uid]
         members = {one: archive.of(one).values() for one in uids}
-        return {
-            one: Size(sum(x.compress_size for x in some), sum(x.file_size for x in some))
-            for one, some in members.items()
-        }
+    return {
+        one: Size(sum(x.compress_size for x in some), sum(x.file_size for x in some))
+        for one, some in members.items()
+    }
 
 
 @contextmanager
