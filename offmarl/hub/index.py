@@ -22,6 +22,7 @@ from offmarl.tracking import Advance
 from offmarl.vault.commit import Contents, ValueLocation
 from offmarl.vault.faults import damaged
 from offmarl.vault.files import open_file
+from offmarl.vault.layout import MAX_CHUNK_BYTES
 
 _MOST = 2**30
 """Maximum bytes of an index, uncompressed, all of which is read into memory."""
@@ -131,6 +132,8 @@ def _check(document: Document, rows: Mapping[str, int], sizes: Mapping[str, int]
         raise ValueError("a key is there twice")
     if unknown := {*document.files} - sizes.keys():
         raise ValueError(f"the card does not list {min(unknown)!r:.80}")
+    if len({*document.files}) < len(document.files):
+        raise ValueError("a file is there twice")
     if document.keys:
         ends = [sizes[file] for file in document.files]
         _check_places(*(np.array(column, np.int64) for column in (*columns[:3], ends)))
@@ -144,6 +147,8 @@ def _check_places(
         raise ValueError("a place is impossible")
     if (length > ends[file]).any() or (offset > ends[file] - length).any():
         raise ValueError("a value is outside of its file")
+    if length.max() > MAX_CHUNK_BYTES:
+        raise ValueError(f"a value has {length.max():,} bytes")
     order = np.lexsort((offset, file))
     file, begin, end = file[order], offset[order], (offset + length)[order]
     if ((begin[1:] < end[:-1]) & (file[1:] == file[:-1])).any():

@@ -218,12 +218,12 @@ def _read(one: Dataset) -> _Vault:
     """Read a vault once for its digest, and once for its index."""
     driver, path = one.store.driver, one.path
     assert isinstance(driver, Directory)
-    if one.native:
-        one.statistics(tracking.progress)  # which it stores if it can
-    if _is_untidy(driver):
-        with suppress(VaultError):  # it is locked, or there is no room: publish it as it is
-            compact(path)
     with errors_of(path):
+        if one.native:
+            one.statistics(tracking.progress)  # which it stores if it can
+        if _is_untidy(driver):
+            with suppress(VaultError):  # it is locked, or there is no room: publish it as it is
+                compact(path)
         manifest = (driver.directory / MANIFEST).read_bytes()
         one = open_source(path)
         digest = one.digest()

@@ -86,7 +86,7 @@ class PublishedValues:
         return [self._value(key) for key in keys]
 
     def _value(self, key: str) -> bytes | None:
-        if key == METADATA and key in self._files:
+        if key == METADATA:
             return self._whole(self._pages(key), self._files[key])
         place = self._index.get(key)
         if not isinstance(place, Place):

@@ -300,6 +300,7 @@ FORGED = {
     "a text": (lambda x: x["length"].__setitem__(0, "1"), "index of a vault"),
     "inside another": (lambda x: follow(x, 1), "inside another"),
     "the same place": (lambda x: follow(x, 0), "inside another"),
+    "a file twice": (lambda x: x["files"].append(x["files"][0]), "a file is there twice"),
     "a key twice": (lambda x: x["keys"].__setitem__(0, x["keys"][1]), "a key is there twice"),
     "a short column": (lambda x: x["crc32c"].pop(), "different lengths"),
     "an unknown column": (lambda x: x.__setitem__("code", "x"), "index of a vault"),
