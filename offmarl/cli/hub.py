@@ -68,7 +68,7 @@ def pull(
         as_is(f"\n{pulled.card.citation.strip()}".rstrip("\n")),
         as_is(f"Next: offmarl show {quote(str(next(iter(pulled.paths.values()))))}"),
     )
-    data = {"name": pulled.card.name, **pulled._asdict(), "card": _plain(pulled.card)}
+    data = {"name": pulled.card.name, **pulled._asdict(), "card": asdict(pulled.card)}
     return Report(data, text)
 
 
@@ -160,7 +160,7 @@ def push(
         grid(facts),
         as_is(f"\nNext: offmarl pull {quote(to)}"),
     )
-    return Report({**pushed._asdict(), "card": _plain(pushed.card)}, text)
+    return Report({**pushed._asdict(), "card": asdict(pushed.card)}, text)
 
 
 def _pushed_policy(pushed: hub.PushedPolicy) -> Report:
@@ -269,11 +269,6 @@ def _here() -> dict[str, pulled_datasets.Entry]:
     }
 
 
-def _is_named(full: str, name: str) -> bool:
-    """Whether a name, with or without its commit, is that of a dataset."""
-    return full == name or full.startswith(f"{name}@")
-
-
 def _choose(
     found: dict[str, pulled_datasets.Entry], names: Iterable[str], everything: bool
 ) -> dict[str, pulled_datasets.Entry]:
@@ -284,7 +279,9 @@ def _choose(
         return found
     chosen: dict[str, pulled_datasets.Entry] = {}
     for name in names:
-        matching = {full: entry for full, entry in found.items() if _is_named(full, name)}
+        matching = {
+            full: entry for full, entry in found.items() if name in (full, full.partition("@")[0])
+        }
         if not matching:
             raise unknown_name("pulled dataset", name, found, see="offmarl cache ls")
         chosen |= matching
@@ -319,7 +316,7 @@ def catalogue(env: str | None, agents: int | None) -> Report:
     columns = ["name", "agents", "actions", "uids (mean return)"]
     rows = [[card.name, card.num_agents, _actions(card), _uids(card)] for card in cards]
     text = table(columns, rows) if rows else "no dataset matches."
-    return Report({"datasets": [_plain(card) for card in cards]}, text)
+    return Report({"datasets": [asdict(card) for card in cards]}, text)
 
 
 def _actions(card: Card) -> str:
@@ -353,10 +350,6 @@ def _licence(card: Card) -> str:
     _, code, link, note = astuple(card.licence)
     data = f"data {card.licence.data}" + (f" ({link})" if link else "")
     return data + (f"; code {code}" if code else "") + (f". {note}" if note else "")
-
-
-def _plain(card: Card) -> dict[str, Any]:
-    return asdict(card)
 
 
 def _size(count: int) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import shutil
 import threading
 import time
 import zipfile
@@ -149,22 +148,6 @@ def test_what_a_killed_process_left_is_used(hub, monkeypatch, uid, place, calls)
     whole = 121_000 if uid else len(hub.archive)
     assert pulled.fetched <= whole - kept + 2**16  # the directory of the archive is read again
     assert [path.name for path in entry.arriving.iterdir()] == [".lock"]
-
-
-def test_a_killed_pull_of_one_uid_repeats_one_file_at_most(hub, monkeypatch):
-    whole = library.pull(f"{NAME}/Poor").fetched
-    for calls in range(1, 5):
-        with monkeypatch.context() as patch:
-            patch.setattr(install, "extract", dying(install.extract, calls))
-            with pytest.raises(Killed):
-                library.pull(f"{NAME}/Good")
-        fetched = library.pull(f"{NAME}/Good").fetched
-        done = content_of(hub.archive, "Good").values()
-        assert fetched <= whole - sum(len(x) for x in [*done][: calls - 1])
-        (entry,) = cache.entries()
-        shutil.rmtree(entry.path / "Good")
-        facts = entry.record["uids"]
-        entry.note({"uids": {uid: x for uid, x in facts.items() if uid != "Good"}})
 
 
 def test_pinned_revisions(hub):
