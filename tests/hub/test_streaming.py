@@ -31,6 +31,7 @@ from offmarl.replay import host
 from offmarl.vault import arrays
 from offmarl.vault.digest import digest
 
+from . import server
 from .test_push import (
     record,
     vaults,  # noqa: F401 - a fixture
@@ -360,7 +361,8 @@ def test_large_reads_are_in_parts_each_fetched_once(hub, pushed, monkeypatch):
     whole, length = vault.open_vault(pushed[0])[:], 0
     monkeypatch.setattr(arrays, "_PART_BYTES", 3_000)
     monkeypatch.setattr(pages, "PAGE", 1_000)
-    monkeypatch.setattr(pages, "_MEMORY_PAGES", 16)
+    monkeypatch.setattr(pages, "_MEMORY_PAGES", 32)
+    monkeypatch.setattr(server, "LARGE", 1)  # small files are sent as a whole
     monkeypatch.setenv(STREAM_CACHE, "0")
     library.push(pushed[:1], "org/paged", "CC-BY-4.0")
     remote = offmarl.open("hf://org/paged/good")
