@@ -123,13 +123,13 @@ TRAIN = """
 import json, resource, sys, threading, time
 from pathlib import Path
 from offmarl import cli, tracking
-from offmarl.hub.pages import directory
+from offmarl.hub.pages import page_cache
 
 most = [0]
 def watch():
     while True:
         sizes = []
-        for path in directory().rglob("*"):
+        for path in page_cache().root.rglob("*"):
             try:
                 sizes.append(path.stat().st_size)
             except OSError:

@@ -22,7 +22,6 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from offmarl import vault
-from offmarl.hub.packing import shard_bytes
 from offmarl.testing import experience
 from offmarl.types import Discrete, EnvSpec
 
@@ -130,22 +129,20 @@ def check(directory: Path, steps: int) -> tuple[Size, Size]:
 
 def columns(size: Size, rates: Rates) -> dict[str, str]:
     """Return what a dataset takes, by what it is called."""
-    shards = -(-size.disk // shard_bytes(round(size.disk)))
     requests = size.disk / REQUEST
     hours = size.steps / rates.recording / 3600
     passed = size.disk / 1e12 * rates.egress + requests / 1e6 * rates.reads
     return {
         "episodes": quantity(size.episodes),
         "data": quantity(size.disk, "B"),
-        "files of a local vault": quantity(size.files),
-        "published shards": quantity(shards),
+        "files, here and published": quantity(size.files),
         "of the data, tables": quantity(size.tables, "B"),
         "memory of the episode table": quantity(size.memory, "B"),
         "requests of a pass": quantity(requests),
         "hours of a pass": quantity(size.disk / rates.link / 3600),
         "core-hours of recording": quantity(hours),
         "dollars of recording": quantity(hours * rates.core),
-        "dollars of uploading": quantity(shards / 1e6 * rates.writes),
+        "dollars of uploading": quantity(size.files / 1e6 * rates.writes),
         "dollars of storing, a month": quantity(size.disk / 1e12 * rates.storage),
         "dollars of a pass": quantity(passed),
     }

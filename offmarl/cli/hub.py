@@ -17,7 +17,7 @@ from offmarl.hub import Card
 from offmarl.hub import cache as pulled_datasets
 from offmarl.hub.cache import parse
 from offmarl.hub.card import Uid
-from offmarl.hub.pages import PageCache, directory
+from offmarl.hub.pages import page_cache
 from offmarl.terminal import number
 from offmarl.tracking import RUN_FILE
 
@@ -68,7 +68,7 @@ def pull(
         as_is(f"\n{pulled.card.citation.strip()}".rstrip("\n")),
         as_is(f"Next: offmarl show {quote(str(next(iter(pulled.paths.values()))))}"),
     )
-    data = {"name": pulled.card.name, **pulled._asdict(), "card": _plain(pulled.card)}
+    data = {"name": pulled.card.name, **pulled._asdict(), "card": asdict(pulled.card)}
     return Report(data, text)
 
 
@@ -117,7 +117,7 @@ def push(
 ) -> Report:
     """Publish vaults as a dataset on the hub, or a trained policy as a model.
 
-    The dataset consists of shards, a card, checksums and Croissant metadata.
+    The dataset consists of the vaults' files, an index, a card and Croissant metadata.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ def push(
         grid(facts),
         as_is(f"\nNext: offmarl pull {quote(to)}"),
     )
-    return Report({**pushed._asdict(), "card": _plain(pushed.card)}, text)
+    return Report({**pushed._asdict(), "card": asdict(pushed.card)}, text)
 
 
 def _pushed_policy(pushed: hub.PushedPolicy) -> Report:
@@ -215,7 +215,7 @@ def _remove_pages(action: str) -> Report:
         raise OptionError(
             "--streamed is for `offmarl cache rm`: `offmarl cache ls` gives the size."
         )
-    freed = PageCache(directory()).clear()
+    freed = page_cache().clear()
     return Report({"freed": freed}, f"{_size(freed)} of streamed pages removed.")
 
 
@@ -269,11 +269,6 @@ def _here() -> dict[str, pulled_datasets.Entry]:
     }
 
 
-def _is_named(full: str, name: str) -> bool:
-    """Whether a name, with or without its commit, is that of a dataset."""
-    return full == name or full.startswith(f"{name}@")
-
-
 def _choose(
     found: dict[str, pulled_datasets.Entry], names: Iterable[str], everything: bool
 ) -> dict[str, pulled_datasets.Entry]:
@@ -284,7 +279,9 @@ def _choose(
         return found
     chosen: dict[str, pulled_datasets.Entry] = {}
     for name in names:
-        matching = {full: entry for full, entry in found.items() if _is_named(full, name)}
+        matching = {
+            full: entry for full, entry in found.items() if name in (full, full.partition("@")[0])
+        }
         if not matching:
             raise unknown_name("pulled dataset", name, found, see="offmarl cache ls")
         chosen |= matching
@@ -300,10 +297,10 @@ def _listed(found: dict[str, pulled_datasets.Entry]) -> Report:
     data = {
         name: {"path": one.path, "uids": one.uids, "bytes": one.size} for name, one in found.items()
     }
-    streamed = PageCache(directory()).size
+    streamed = page_cache().size
     where = f"in {root}"
     if streamed:
-        where += f"\n{_size(streamed)} of streamed pages in {directory()}"
+        where += f"\n{_size(streamed)} of streamed pages in {page_cache().root}"
     facts = {"root": root, "datasets": data, "streamed": streamed}
     return Report(facts, Group(listed, as_is(where)))
 
@@ -319,7 +316,7 @@ def catalogue(env: str | None, agents: int | None) -> Report:
     columns = ["name", "agents", "actions", "uids (mean return)"]
     rows = [[card.name, card.num_agents, _actions(card), _uids(card)] for card in cards]
     text = table(columns, rows) if rows else "no dataset matches."
-    return Report({"datasets": [_plain(card) for card in cards]}, text)
+    return Report({"datasets": [asdict(card) for card in cards]}, text)
 
 
 def _actions(card: Card) -> str:
@@ -353,10 +350,6 @@ def _licence(card: Card) -> str:
     _, code, link, note = astuple(card.licence)
     data = f"data {card.licence.data}" + (f" ({link})" if link else "")
     return data + (f"; code {code}" if code else "") + (f". {note}" if note else "")
-
-
-def _plain(card: Card) -> dict[str, Any]:
-    return asdict(card)
 
 
 def _size(count: int) -> str:

@@ -7,6 +7,7 @@ when the hub was last asked.
 """
 
 import errno
+import hashlib
 import os
 import shutil
 import zlib
@@ -152,16 +153,16 @@ def remove(one: Entry) -> int:
 
 
 def verify(one: Entry, uid: str | None = None) -> int:
-    """Compare every file with the CRC-32 of its archive, and return the number of files."""
+    """Compare every file with what `pull` recorded, and return the number of files."""
     files = [
-        (path, size, crc)
+        (one.path / name / file, *known)
         for name, facts in one.record.get("uids", {}).items()
         if uid in (None, name)
-        for path, size, crc in ((one.path / name / file, *f) for file, f in facts["files"].items())
+        for file, known in facts["files"].items()
     ]
     if not files:
         raise HubError(f"{one.path} was not pulled completely: pull it again.")
-    damaged = [path for path, size, crc in files if not _is_intact(path, size, crc)]
+    damaged = [path for path, size, known in files if not _is_intact(path, size, known)]
     if damaged:
         names = ", ".join(str(path.relative_to(one.path)) for path in damaged[:3])
         raise HubChecksumError(
@@ -171,38 +172,34 @@ def verify(one: Entry, uid: str | None = None) -> int:
     return len(files)
 
 
-def _is_intact(path: Path, size: int, crc: int) -> bool:
-    found = 0
+def _is_intact(path: Path, size: int, known: int | str) -> bool:
+    """Whether a file has this size, and this SHA-256, or CRC-32 if it is from an archive."""
     try:
-        if path.stat().st_size != size:
-            return False
         with path.open("rb") as file:
+            if path.stat().st_size != size:
+                return False
+            if isinstance(known, str):
+                return hashlib.file_digest(file, "sha256").hexdigest() == known
+            crc = 0
             while block := file.read(2**20):
-                found = zlib.crc32(block, found)
+                crc = zlib.crc32(block, crc)
+            return crc == known
     except OSError:
         return False
-    return found == crc
 
 
 # ------------------------------------------------------------------------------------ names
 
 
 class Target(NamedTuple):
-    """The parts of a name such as "og_marl/smac_v1/3m/Good@main".
-
-    Attributes
-    ----------
-    name
-        Name of a dataset in the catalogue, or of a repository on the hub.
-    uid
-        One of its vaults; None for all.
-    revision
-        A branch, tag or commit; None for the revision that the card names.
-    """
+    """The parts of a name such as "og_marl/smac_v1/3m/Good@main"."""
 
     name: str
+    """Name of a dataset in the catalogue, or of a repository on the hub."""
     uid: str | None
+    """One of its vaults; None for all."""
     revision: str | None
+    """A branch, tag or commit; None for the revision that the card names."""
 
     @property
     def card(self) -> Card | None:

@@ -21,11 +21,16 @@ from offmarl.hub.licences import Licence
 from offmarl.records import Agents, Count
 from offmarl.statistics import Reference
 from offmarl.trees import flatten_tree
+from offmarl.vault.layout import DATA, MANIFEST, METADATA
 
 SUFFIX = ".toml"
+CARD = "offmarl.toml"
+"""The card in a repository that `offmarl.hub.push` filled."""
 
 _PLAIN = re.compile(r"\w[\w .+=-]*")
 _SHA256 = re.compile("[0-9a-f]{64}")
+_IN_VAULT = re.compile(rf"{re.escape(METADATA)}|{re.escape(MANIFEST)}|{DATA}/[\w-]+")
+"""Paths of the files that a vault consists of."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Uid:
     origin: str | None = None
     """Where its data comes from, in a sentence or two."""
     files: tuple[File, ...] = ()
-    """Shards of its own archive on the hub; empty if one archive holds all uids."""
+    """Its files on the hub, and its index; empty if one archive holds all uids."""
     incomplete: Count | None = None
     """Number of episodes that the environment did not end; None for none."""
     teams: Mapping[str, TeamReturns] = field(default_factory=dict)
@@ -141,6 +146,33 @@ class Card:
         """The scenario in the suite, such as "3m"."""
         return self.name.split("/")[-1]
 
+    def place_of(self, uid: str) -> str:
+        """Return the directory of a published vault in its repository."""
+        return f"{self.scenario}.vlt/{uid}"
+
+    def files_of(self, uid: str) -> tuple[dict[str, File], File]:
+        """Return the files of a published vault by their paths in its directory, and its index."""
+        found = {file.path: file for file in self.uids[uid].files}
+        index = found.pop(index_of(uid), None)
+        root = f"{self.place_of(uid)}/"
+        inside = {path.removeprefix(root): file for path, file in found.items()}
+        wrong = [
+            path
+            for path in found
+            if not (path.startswith(root) and _IN_VAULT.fullmatch(path.removeprefix(root)))
+        ]
+        if wrong or index is None or not {METADATA, MANIFEST} <= inside.keys():
+            raise CardError(
+                f"the card of {self.name} does not list the files of {uid} as `offmarl push` "
+                f"publishes a vault{f' ({wrong[0]!r:.80})' if wrong else ''}: push it again."
+            )
+        return inside, index
+
+
+def index_of(uid: str) -> str:
+    """Return the path of a published vault's index in its repository."""
+    return f"index/{uid}.json.gz"
+
 
 # ---------------------------------------------------------------------------------- catalogue
 
@@ -213,6 +245,9 @@ def check(card: Card, where: str) -> Card:
                 f"{where}: a file has an invalid path, size or SHA-256: {file.path!r:.80}, "
                 f"{file.size}, {file.sha256!r:.80}."
             )
+    for uid, one in card.uids.items():
+        if one.files:
+            card.files_of(uid)
     if card.time_limit is not None and card.time_limit < 1:
         raise CardError(f"{where}: time_limit must be positive, not {card.time_limit}.")
     return card

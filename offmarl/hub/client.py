@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from huggingface_hub import (
+    HfFileMetadata,
     constants,
     get_hf_file_metadata,
     get_session,
@@ -35,6 +36,7 @@ from huggingface_hub.utils.tqdm import (
 )
 
 from offmarl.errors import HubError, HubUnreachableError
+from offmarl.hub.card import File
 
 MIRRORS = "OFFMARL_MIRRORS"
 """Environment variable: addresses to try after the hub's, separated by spaces."""
@@ -130,53 +132,50 @@ def _first_hop(endpoint: str) -> tuple[str, int]:
 
 def find(repository: str, path: str, revision: str, kind: Kind = "dataset") -> Remote:
     """Return a file's size, hash and commit."""
-    found = answering()
+    mirrors = answering()
     problem = HubUnreachableError(f"no hub answers about {repository}.")
-    for endpoint in found:
+    for number, endpoint in enumerate(mirrors):
         try:
-            return _ask(endpoint, found, _Place(repository, path, kind), revision)
+            found = _ask(endpoint, repository, path, revision, kind)
         except HubUnreachableError as error:
             problem = error
+            continue
+        commit, size = found.commit_hash or "", found.size or 0
+        if not _COMMIT.fullmatch(commit) or not 0 < size < 2**63:
+            raise HubError(
+                f"the hub's answer about {path} of {repository} is invalid (commit "
+                f"{found.commit_hash!r}, size {found.size!r}): a proxy or mirror may have changed "
+                "it."
+            )
+        sha256 = found.etag if _SHA256.fullmatch(found.etag or "") else None
+        first = mirrors[number:] + mirrors[:number]
+        return Remote(_urls(first, repository, path, commit, kind), commit, size, sha256)
     raise problem
 
 
-class _Place(NamedTuple):
-    """A file in a repository."""
-
-    repository: str
-    path: str
-    kind: Kind
-
-
-def _ask(endpoint: str, mirrors: list[str], place: _Place, revision: str) -> Remote:
-    repository, path, _ = place
-    url = _url(endpoint, place, revision)
+def _ask(endpoint: str, repository: str, path: str, revision: str, kind: Kind) -> HfFileMetadata:
+    """Return what a hub or a mirror says of a file."""
     with errors_of(repository, revision, path):
-        found = get_hf_file_metadata(
-            url, token=token_for(url) or False, timeout=_TIMEOUT, endpoint=endpoint
-        )
-    commit, size = found.commit_hash or "", found.size or 0
-    if not _COMMIT.fullmatch(commit) or not 0 < size < 2**63:
-        raise HubError(
-            f"the hub's answer about {path} of {repository} is invalid (commit "
-            f"{found.commit_hash!r}, size {found.size!r}): a proxy or mirror may have changed it."
-        )
-    first = (endpoint, *(mirror for mirror in mirrors if mirror != endpoint))
-    urls = tuple(_url(mirror, place, commit) for mirror in first)
-    return Remote(urls, commit, size, found.etag if _SHA256.fullmatch(found.etag or "") else None)
+        (url,) = _urls([endpoint], repository, path, revision, kind)
+        token = token_for(url) or False
+        return get_hf_file_metadata(url, token=token, timeout=_TIMEOUT, endpoint=endpoint)
 
 
-def known(repository: str, path: str, size: int, sha256: str, *, commit: str) -> Remote:
+def known(repository: str, file: File, commit: str) -> Remote:
     """Return a file whose size and hash a card gives; the hub is not asked."""
-    place = _Place(repository, path, "dataset")
-    urls = tuple(_url(endpoint, place, commit) for endpoint in endpoints())
-    return Remote(urls, commit, size, sha256)
+    with errors_of(repository, commit, file.path):
+        urls = _urls(endpoints(), repository, file.path, commit, "dataset")
+        return Remote(urls, commit, file.size, file.sha256)
 
 
-def _url(endpoint: str, place: _Place, revision: str) -> str:
-    repository, path, kind = place
-    with errors_of(repository, revision, path):
-        return hf_hub_url(repository, path, repo_type=kind, revision=revision, endpoint=endpoint)
+def _urls(
+    hosts: Iterable[str], repository: str, path: str, revision: str, kind: Kind
+) -> tuple[str, ...]:
+    """Return the addresses of a file on several hosts."""
+    return tuple(
+        hf_hub_url(repository, path, repo_type=kind, revision=revision, endpoint=host)
+        for host in hosts
+    )
 
 
 @contextmanager

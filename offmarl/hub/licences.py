@@ -118,27 +118,18 @@ _RECORDED = ("recipe", "recorded", "program")
 
 
 class Statement(NamedTuple):
-    """The statements of one source of a vault's data.
-
-    Attributes
-    ----------
-    recorded
-        Whether offmarl recorded it, so that its publisher chooses the licence.
-    words
-        Where it comes from, in a sentence without its full stop.
-    licence
-        The licence that the source states; None if it states none.
-    link
-        Address of the text of a licence that is "other".
-    citation
-        The citation that the source asks for.
-    """
+    """The statements of one source of a vault's data."""
 
     recorded: bool
+    """Whether offmarl recorded it, so that its publisher chooses the licence."""
     words: str
+    """Where it comes from, in a sentence without its full stop."""
     licence: str | None = None
+    """The licence that the source states; None if it states none."""
     link: str | None = None
+    """Address of the text of a licence that is "other"."""
     citation: str = ""
+    """The citation that the source asks for."""
 
 
 def statements(vault: "Dataset") -> list[Statement]:

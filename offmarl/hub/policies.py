@@ -10,8 +10,8 @@ import re
 import shutil
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,9 +22,9 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from offmarl import records, tracking
 from offmarl.errors import CardError, HubError, HubUnreachableError, OptionError, RunError
 from offmarl.hub import client
-from offmarl.hub.install import Download, check_whole
+from offmarl.hub.install import fetch_checked
 from offmarl.hub.licences import check_link, hub_metadata, licence_named
-from offmarl.hub.push import commit_files, file_of, pack, repository_of, staging
+from offmarl.hub.push import commit_files, repository_of
 from offmarl.paths import local
 from offmarl.statistics import MIN_RUNS, bootstrap_interval, mean
 from offmarl.terminal import number
@@ -34,6 +34,7 @@ ARCHIVE = "run.zip"
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = (tracking.RUN_FILE, tracking.METRICS_FILE, tracking.MARL_EVAL_FILE, "dataset.npz")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
 _MOST_BYTES = 10 * 2**30
 """Largest size of an unpacked policy."""
 
@@ -111,16 +112,17 @@ def push_policy(
     record = _finished(directory)
     endpoint = client.answering()[0]
     api, url = HfApi(endpoint=endpoint), f"{endpoint}/{repository}"
-    with staging(repository) as place, client.errors_of(repository):
+    with TemporaryDirectory() as place, client.errors_of(repository):
         parent = repository_of(api, repository, private, "model")
         record = tracking.plain(tracking.publishable(record))
-        tracking.write_json(place / tracking.RUN_FILE, record)
-        members = _members(directory) | {tracking.RUN_FILE: place / tracking.RUN_FILE}
-        pack([(path, name) for name, path in members.items()], place / ARCHIVE)
+        archive, own = Path(place, ARCHIVE), Path(place, tracking.RUN_FILE)
+        tracking.write_json(own, record)
+        _pack(_members(directory) | {tracking.RUN_FILE: own}, archive)
+        operations = [CommitOperationAdd(ARCHIVE, str(archive))]
+        packed = operations[0].upload_info
         card = _card(directory, record, repository, terms, summary)
-        card["file"] = asdict(file_of(place / ARCHIVE, place))
+        card["file"] = {"path": ARCHIVE, "size": packed.size, "sha256": packed.sha256.hex()}
         texts = {CARD: tomli_w.dumps(card), "README.md": _readme(card, licence_link)}
-        operations = [CommitOperationAdd(ARCHIVE, str(place / ARCHIVE))]
         operations += [CommitOperationAdd(path, text.encode()) for path, text in texts.items()]
         sent = sum(operation.upload_info.size for operation in operations)
         commit = commit_files(api, repository, operations, message, parent, "model")
@@ -144,6 +146,15 @@ def _members(directory: Path) -> dict[str, Path]:
     found = [directory / name for name in _FILES if (directory / name).is_file()]
     found += [path for path in last.rglob("*") if path.is_file()]
     return {path.relative_to(directory).as_posix(): path for path in sorted(found)}
+
+
+def _pack(members: Mapping[str, Path], archive: Path) -> None:
+    """Pack files into an archive whose bytes depend on them only."""
+    with zipfile.ZipFile(archive, "w") as packed:
+        for name, path in members.items():
+            member = zipfile.ZipInfo(name, _EPOCH)
+            with path.open("rb") as source, packed.open(member, "w", force_zip64=True) as target:
+                shutil.copyfileobj(source, target)
 
 
 # ---------------------------------------------------------------------------------- card
@@ -393,18 +404,16 @@ def _install(run: Path, repository: str, commit: str, card: dict[str, Any]) -> i
     arriving = run.with_name(f".{run.name}.arriving")
     arriving.mkdir(parents=True, exist_ok=True)
     remote = client.find(repository, ARCHIVE, commit, "model")
-    download = Download(arriving / ARCHIVE, remote)
-    try:
-        check_whole(f"{ARCHIVE} of {repository}", download, card["file"]["sha256"], "card")
-    finally:
-        download.close()
+    archive = arriving / f"{commit}.part"
+    with tracking.progress(repository, remote.size, unit="bytes") as advance:
+        name, sha256 = f"{ARCHIVE} of {repository}", card["file"]["sha256"]
+        fetched = fetch_checked(remote, archive, name, sha256, advance)
     unpacked = arriving / "unpacked"
     shutil.rmtree(unpacked, ignore_errors=True)
-    _unpack(arriving / ARCHIVE, unpacked, repository)
+    _unpack(archive, unpacked, repository)
     (unpacked / CARD).write_text(tomli_w.dumps({**card, "commit": commit}))
     tracking.read_run(unpacked)
     unpacked.rename(run)
-    fetched = download.fetched
     shutil.rmtree(arriving)
     return fetched
 

@@ -5,7 +5,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import astuple
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -18,19 +17,15 @@ from offmarl.errors import (
     UnknownNameError,
     unknown_name,
 )
-from offmarl.hub import cache, client, install, joining
+from offmarl.hub import cache, client, install
 from offmarl.hub import card as cards
 from offmarl.hub.cache import Entry, Target, kept, kept_card, parse, pulled
-from offmarl.hub.card import Card, to_toml
+from offmarl.hub.card import CARD, Card, to_toml
 from offmarl.hub.client import Remote
-from offmarl.hub.shards import is_index
 from offmarl.paths import local
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.manifest import PUBLISHED, TIME_LIMIT
 from offmarl.vault.open import SUFFIX
-
-CARD = "offmarl.toml"
-"""The card in a repository that `push` filled."""
 
 
 class Size(NamedTuple):
@@ -115,8 +110,7 @@ def pull(
                 entry.note({TIME_LIMIT: time_limit})
             return _pulled(entry, card, target, 0, asked=False)
         raise
-    with _opened(source, out) as entry:
-        _note(entry, source, time_limit)
+    with _opened(source, out, time_limit) as entry:
         fetched = _install_missing(entry, source, target.uid)
         return _pulled(entry, source.card, target, fetched)
 
@@ -134,11 +128,8 @@ def plan(name: str, out: str | os.PathLike[str] | None = None) -> Plan:
     with _listing_local_datasets():
         source = _find(target, out)
     place = _place_of(source, out).path
-    with TemporaryDirectory() as scratch:  # what has arrived counts, and nothing new stays
-        here = out if os.access(place, os.W_OK) else scratch
-        with _opened(source, here) as entry:
-            sizes = _sizes(entry, source, target.uid)
     there = next(one for one in (place, *place.parents) if one.is_dir())
+    sizes = _sizes(source, target.uid)
     return Plan(source.card, source.commit, sizes, shutil.disk_usage(there).free)
 
 
@@ -151,25 +142,6 @@ def _time_limit(entry: Entry, card: Card | None, requested: int | None) -> int |
     """Return the time limit of pulled vaults: as requested, else as recorded, else the card's."""
     limits = (requested, entry.record.get(TIME_LIMIT), card.time_limit if card else None)
     return next((limit for limit in limits if limit is not None), None)
-
-
-def _note(entry: Entry, source: "_Source", time_limit: int | None) -> None:
-    """Record beside the vaults what their card says and the vaults do not."""
-    card = source.card
-    published = {
-        "dataset": card.name,
-        "repository": source.repository,
-        "commit": source.commit,
-        "licence": card.licence.data,
-        "licence_link": card.licence.link,
-        "citation": card.citation.strip(),
-    }
-    facts = {
-        TIME_LIMIT: _time_limit(entry, card, time_limit),
-        PUBLISHED: {k: v for k, v in published.items() if v},
-    }
-    if any(entry.record.get(name) != fact for name, fact in facts.items()):
-        entry.note(facts)
 
 
 def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
@@ -206,7 +178,7 @@ def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
 
 
 class _Source(NamedTuple):
-    """The source of a dataset: one archive of all uids, or shards of each uid."""
+    """The source of a dataset: one archive of all uids, or the files of each uid."""
 
     name: str
     card: Card
@@ -273,12 +245,14 @@ def _place_of(source: _Source, out: str | os.PathLike[str] | None) -> Entry:
 
 
 @contextmanager
-def _opened(source: _Source, out: str | os.PathLike[str] | None) -> Iterator[Entry]:
+def _opened(
+    source: _Source, out: str | os.PathLike[str] | None, time_limit: int | None
+) -> Iterator[Entry]:
     """Lock the place of a dataset; `HubError` if it holds another one or cannot be written."""
     entry = _place_of(source, out)
     try:
         with entry.locked():
-            _claim(entry, source)
+            _claim(entry, source, time_limit)
             yield entry
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -292,10 +266,13 @@ def _opened(source: _Source, out: str | os.PathLike[str] | None) -> Iterator[Ent
         ) from error
 
 
-def _claim(entry: Entry, source: _Source) -> None:
-    """Record which dataset the place is for; `HubError` if it holds another one."""
+def _claim(entry: Entry, source: _Source, time_limit: int | None) -> None:
+    """Record which dataset the place is for, and what its card says and the vaults do not.
+
+    `HubError` if it holds another one.
+    """
     about = {"name": source.name, "repository": source.repository, "commit": source.commit}
-    found = entry.record
+    card, found = source.card, entry.record
     if not found and entry.uids:
         raise HubError(f"{entry.path} holds vaults that were not pulled: give another --out.")
     if found and {key: found.get(key) for key in about} != about:
@@ -303,9 +280,21 @@ def _claim(entry: Entry, source: _Source) -> None:
             f"{entry.path} holds {found.get('name')} at commit {found.get('commit')}, not "
             f"{source.name} at {source.commit}: give another --out."
         )
-    card = to_toml(source.card)  # so that the dataset can be used without the hub
-    if found.get("card") != card:
-        entry.note(about | {"card": card})
+    published = {
+        "dataset": card.name,
+        "repository": source.repository,
+        "commit": source.commit,
+        "licence": card.licence.data,
+        "licence_link": card.licence.link,
+        "citation": card.citation.strip(),
+    }
+    facts = about | {
+        "card": to_toml(card),  # so that the dataset can be used without the hub
+        TIME_LIMIT: _time_limit(entry, card, time_limit),
+        PUBLISHED: {k: v for k, v in published.items() if v},
+    }
+    if any(found.get(name) != fact for name, fact in facts.items()):
+        entry.note(facts)
 
 
 def _install_missing(entry: Entry, source: _Source, uid: str | None) -> int:
@@ -313,7 +302,12 @@ def _install_missing(entry: Entry, source: _Source, uid: str | None) -> int:
     here = set(entry.record.get("uids", {})) & set(entry.uids)
     if source.archive is None:
         wanted = [uid] if uid else list(source.card.uids)
-        return sum(_install_files(entry, source, one) for one in wanted if one not in here)
+        where = source.repository, source.commit
+        return sum(
+            install.install_files(entry, source.card, one, *where)
+            for one in wanted
+            if one not in here
+        )
     if uid in here or (uid is None and entry.record.get("whole")):
         return 0
     fetched = install.install_archive(entry, source.card, source.archive, uid, source.published)
@@ -322,30 +316,22 @@ def _install_missing(entry: Entry, source: _Source, uid: str | None) -> int:
     return fetched
 
 
-def _install_files(entry: Entry, source: _Source, uid: str) -> int:
-    """Install a vault that was pushed, and return the bytes downloaded."""
-    files, repository, commit = source.card.uids[uid].files, source.repository, source.commit
-    if not files:
-        raise HubError(f"the card of {source.name} lists no files of {uid}: push it again.")
-    if is_index(files[0]):
-        known = [client.known(repository, *astuple(file), commit=commit) for file in files]
-        return joining.install_shards(entry, source.card, uid, known)
-    found = [client.find(repository, file.path, commit) for file in files]
-    return install.install_pieces(entry, source.card, uid, found)
-
-
-def _sizes(entry: Entry, source: _Source, uid: str | None) -> dict[str, Size]:
+def _sizes(source: _Source, uid: str | None) -> dict[str, Size]:
+    card = source.card
     if source.archive is None:
-        uids = [uid] if uid else list(source.card.uids)
-        totals = {one: sum(file.size for file in source.card.uids[one].files) for one in uids}
+        files = {one: card.files_of(one)[0].values() for one in ([uid] if uid else card.uids)}
+        totals = {one: sum(file.size for file in some) for one, some in files.items()}
         return {one: Size(total, total) for one, total in totals.items()}
-    sizes = {}
-    with install.read_directory(entry, source.archive, source.card.name) as (download, found):
-        for one in found.roots if uid is None else [uid]:
-            members = found.of(one).values()
-            coming = sum(download.missing(*span) for span in found.intervals(members))
-            sizes[one] = Size(coming, sum(member.file_size for member in members))
-    return sizes
+    with (
+        TemporaryDirectory() as scratch,
+        install.open_archive(Path(scratch), source.archive, card.name) as archive,
+    ):
+        uids = archive.roots if uid is None else [uid]
+        members = {one: archive.of(one).values() for one in uids}
+    return {
+        one: Size(sum(x.compress_size for x in some), sum(x.file_size for x in some))
+        for one, some in members.items()
+    }
 
 
 @contextmanager

@@ -1,55 +1,63 @@
-"""Publishing vaults: shards, tables of episodes, a README, a card, and Croissant metadata."""
+"""Publishing vaults: their own files, an index of each, tables of episodes, and the card."""
 
-import hashlib
 import os
 import re
-import shutil
 import sys
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from filelock import FileLock
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from offmarl import tracking
-from offmarl.errors import CardError, HubError, OptionError
-from offmarl.hub import cache, client
+from offmarl.errors import CardError, HubError, OptionError, VaultConflictError, VaultError
+from offmarl.hub import client
 from offmarl.hub.card import (
+    CARD,
     Card,
     File,
     TeamReturns,
     Uid,
     check,
+    index_of,
     parse,
     to_toml,
 )
 from offmarl.hub.client import LARGEST
+from offmarl.hub.index import build_index
 from offmarl.hub.licences import Licence, citation_of, in_words, licence_of
-from offmarl.hub.packing import PackedFile, pack_vault
-from offmarl.hub.pull import CARD
 from offmarl.hub.readme import EPISODES, croissant, readme
 from offmarl.statistics import spread
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
-from offmarl.vault.drivers import driver_of
-from offmarl.vault.layout import EXTRAS, OBSERVATIONS, STATE, leaves, typed
-from offmarl.vault.open import (
-    SUFFIX,
-    open_source,
-    place_of,
-    refused_link,
+from offmarl.vault.commit import Contents, live_bytes, live_files
+from offmarl.vault.compaction import compact
+from offmarl.vault.drivers import Directory, driver_of
+from offmarl.vault.files import errors_of
+from offmarl.vault.layout import (
+    DATA,
+    EXTRAS,
+    MANIFEST,
+    METADATA,
+    OBSERVATIONS,
+    STATE,
+    leaves,
+    typed,
 )
+from offmarl.vault.open import SUFFIX, open_source, place_of, refused_link
 
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-_BLOCK = 2**20
+_LEAST_UNUSED = 2**20
+_MOST_UNUSED = 1 / 6
+"""A vault with more unused bytes than these is compacted before it is published."""
+_MANY_FILES = 64
+_SMALL_FILE = 2**22
+"""So is one of more files than these, of fewer bytes on average."""
 
 
 class Pushed(NamedTuple):
@@ -60,6 +68,19 @@ class Pushed(NamedTuple):
     commit: str
     sent: int
     """Bytes of all files, including those that the hub already had."""
+
+
+class _Vault(NamedTuple):
+    """A vault to publish."""
+
+    dataset: Dataset
+    digest: str
+    manifest: bytes
+    """The content of its manifest: that of the commit that was read."""
+    listing: bytes
+    """Its index."""
+    files: list[Path]
+    """Its data files."""
 
 
 def push(
@@ -75,14 +96,14 @@ def push(
 ) -> Pushed:
     """Publish vaults of one environment as a dataset that `pull` downloads.
 
-    Each vault is published as a zip archive; a large one as an index and shards, each of which is
-    an archive of a vault of whole chunks. They are packed while they are sent, so nothing is copied
-    on this disk; each is read once for its hash, and once to be sent. The bytes depend on the vault
-    only, so that a repeated push sends what is missing. All files appear in one commit, which is
-    refused if another commit was made meanwhile. Other vaults that the repository holds stay in its
-    card.
+    The files of each vault are published as they are, so that a download of the repository holds
+    vaults that stock flashbax opens. A vault with much unused space or very many files is compacted
+    first. Beside it is an index for streams: where each value is in the files, and its checksum. A
+    repeated push sends what is missing. All files appear in one commit, which is refused if another
+    commit was made meanwhile, and which removes files that the new card does not list any more.
+    Other vaults that the repository holds stay in its card.
 
-    Beside them is a Parquet table of the episodes of each vault, which the hub's viewer shows, if
+    There is also a Parquet table of the episodes of each vault, which the hub's viewer shows, if
     PyArrow is installed (the extra "tables"). Statistics that the vaults do not have yet are
     computed and stored in them first, for `offmarl train` on data that is not downloaded.
 
@@ -131,33 +152,36 @@ def push(
     endpoint = client.answering()[0]
     url = f"{endpoint}/datasets/{repository}"
     api = HfApi(endpoint=endpoint)
-    with staging(repository), client.errors_of(repository):
+    with client.errors_of(repository):
         parent = repository_of(api, repository, private)
-        digests = {uid: _prepared(one) for uid, one in data.items()}
-        archives = {uid: _archives(one, digests[uid]) for uid, one in data.items()}
-        files = {uid: tuple(map(_file_of, some)) for uid, some in archives.items()}
-        card = _card(data, digests, files, repository, terms, name, summary, citation)
         has = partial(api.file_exists, repository, repo_type="dataset", revision=parent)
-        if has(CARD):
-            card = _with_others(card, repository, parent)
+        old = _card_in(repository, parent) if has(CARD) else None
+        found = {uid: _read(one) for uid, one in data.items()}
+        data = {uid: one.dataset for uid, one in found.items()}
+        card = _card(found, repository, terms, name, summary, citation)
+        added = {uid: _added(one, card.place_of(uid)) for uid, one in found.items()}
+        card = _with_files(card, added)
+        if old:
+            card = _with_others(card, old, repository)
         others = [f"{EPISODES}/{uid}.parquet" for uid in card.uids if uid not in data]
         tables = episode_tables(data)
         texts = {
-            CARD: _bounded(to_toml(card), repository),
+            CARD: _bounded(to_toml(check(card, f"the card of {repository}")), repository),
             "README.md": readme(card, repository, [*filter(has, others), *tables]),
             "croissant.json": croissant(card, repository, url, str(date.today())),
         }
-        operations = [one for some in archives.values() for one in some]
-        operations += [
-            CommitOperationAdd(path, content)
-            for path, content in (
-                *tables.items(),
-                *((path, text.encode()) for path, text in texts.items()),
-            )
-        ]
+        contents = tables | {path: text.encode() for path, text in texts.items()}
+        operations = [one for some in added.values() for one in some]
+        operations += [CommitOperationAdd(path, content) for path, content in contents.items()]
         sent = sum(operation.upload_info.size for operation in operations)
-        commit = commit_files(api, repository, operations, message, parent)
+        gone = sorted(_paths(old) - _paths(card)) if old else []
+        commit = commit_files(api, repository, operations, message, parent, remove=gone)
     return Pushed(card, url, commit, sent)
+
+
+def _paths(card: Card) -> set[str]:
+    """Return the paths of all files that a card lists."""
+    return {file.path for one in card.uids.values() for file in one.files}
 
 
 def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Dataset]:
@@ -190,27 +214,60 @@ def _expand(path: Path) -> list[Path]:
     return [path / one.name for one in inside] or [path]
 
 
-def _prepared(one: Dataset) -> str:
-    """Compute the statistics that a vault lacks, if it can store them; return its digest."""
-    if one.native and one.store.driver.is_writable:
-        one.statistics(tracking.progress)
-    return one.digest()
+def _read(one: Dataset) -> _Vault:
+    """Read a vault once for its digest, and once for its index."""
+    driver, path = one.store.driver, one.path
+    assert isinstance(driver, Directory)
+    with errors_of(path):
+        if one.native:
+            one.statistics(tracking.progress)  # which it stores if it can
+        if _is_untidy(driver):
+            with suppress(VaultError):  # it is locked, or there is no room: publish it as it is
+                compact(path)
+        manifest = (driver.directory / MANIFEST).read_bytes()
+        one = open_source(path)
+        digest = one.digest()
+        contents = Contents.of(one.store)
+        listing = build_index(contents, one.uid)
+        files = [driver.directory / name for name in sorted(live_files(driver))]
+        if (driver.directory / MANIFEST).read_bytes() != manifest:
+            raise VaultConflictError(
+                f"{path} was written to while it was read: push it when its writer is done."
+            )
+    return _Vault(one, digest, manifest, listing, [file for file in files if file.is_file()])
 
 
-def _archives(one: Dataset, digest: str) -> list[CommitOperationAdd]:
-    """Return the archives of a vault, which are read once here, for their hashes."""
-    files = {packed.path: PackedFile(packed.members) for packed in pack_vault(one, digest)}
-    total = sum(file.hashed for file in files.values())
-    with tracking.progress(f"pack {one.uid}", total, unit="bytes") as advance:
-        for file in files.values():
-            file.advance = advance
-        # `PackedFile` is a `BinaryIO` in all but its declared base class.
-        return [CommitOperationAdd(path, cast("BinaryIO", file)) for path, file in files.items()]
+def _is_untidy(driver: Directory) -> bool:
+    """Whether a vault has much unused space, or very many small files."""
+    sizes = [file.stat().st_size for file in (driver.directory / DATA).iterdir()]
+    total = sum(sizes)
+    unused = total - live_bytes(driver)
+    wasteful = unused > max(_LEAST_UNUSED, _MOST_UNUSED * total)
+    return wasteful or (len(sizes) > _MANY_FILES and total < _SMALL_FILE * len(sizes))
 
 
-def _file_of(operation: CommitOperationAdd) -> File:
-    info = operation.upload_info
-    return File(operation.path_in_repo, info.size, info.sha256.hex())
+def _added(one: _Vault, place: str) -> list[CommitOperationAdd]:
+    """Return the files of a vault, at their paths in the repository."""
+    metadata = one.dataset.path / METADATA
+    return [
+        CommitOperationAdd(f"{place}/{METADATA}", str(metadata)),
+        CommitOperationAdd(f"{place}/{MANIFEST}", one.manifest),
+        *(CommitOperationAdd(f"{place}/{DATA}/{file.name}", str(file)) for file in one.files),
+        CommitOperationAdd(index_of(one.dataset.uid), one.listing),
+    ]
+
+
+def _with_files(card: Card, added: Mapping[str, Sequence[CommitOperationAdd]]) -> Card:
+    """Return a card that lists the files of its vaults."""
+    files = {
+        uid: tuple(
+            File(one.path_in_repo, one.upload_info.size, one.upload_info.sha256.hex())
+            for one in some
+        )
+        for uid, some in added.items()
+    }
+    uids = {uid: replace(one, files=files[uid]) for uid, one in card.uids.items()}
+    return replace(card, uids=uids)
 
 
 def episode_tables(data: Mapping[str, Dataset]) -> dict[str, bytes]:
@@ -228,57 +285,22 @@ def episode_tables(data: Mapping[str, Dataset]) -> dict[str, bytes]:
     return found
 
 
-@contextmanager
-def staging(repository: str) -> Iterator[Path]:
-    """Provide an empty directory beside the cache; only one push to a repository at a time."""
-    directory = cache.root().parent / "pushing" / repository.replace("/", "--")
-    directory.mkdir(parents=True, exist_ok=True)
-    with FileLock(directory / ".lock"):
-        try:
-            yield directory
-        finally:
-            shutil.rmtree(directory)
-
-
 def repository_of(api: HfApi, repository: str, private: bool, kind: client.Kind = "dataset") -> str:
     """Create the repository if it does not exist, and return its newest commit."""
     api.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
     return api.repo_info(repository, repo_type=kind).sha or ""
 
 
-def pack(files: Sequence[tuple[Path, str]], archive: Path) -> None:
-    """Pack files, each with its name inside, into an archive whose bytes depend on them only."""
-    total = sum(file.stat().st_size for file, _ in files)
-    packing = tracking.progress(f"pack {archive.stem}", total, unit="bytes")
-    with packing as advance, zipfile.ZipFile(archive, "w") as packed:
-        for file, inside in files:
-            member = zipfile.ZipInfo(inside, _EPOCH)
-            with file.open("rb") as source, packed.open(member, "w", force_zip64=True) as target:
-                shutil.copyfileobj(source, target, _BLOCK)
-            advance(member.file_size)
-
-
-def file_of(path: Path, directory: Path) -> File:
-    """Describe a file that is published from a directory."""
-    return File(path.relative_to(directory).as_posix(), path.stat().st_size, sha256_of(path))
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _card(
-    data: dict[str, Dataset],
-    digests: dict[str, str],
-    files: dict[str, tuple[File, ...]],
+    found: Mapping[str, _Vault],
     repository: str,
     licence: Licence,
     name: str | None,
     summary: str,
     citation: str,
 ) -> Card:
+    """Return the card of vaults, without their files."""
+    data = {uid: one.dataset for uid, one in found.items()}
     first = next(iter(data.values()))
     owner, _, called = repository.rpartition("/")
     environment = first.spec.name if first.spec.name.count("/") == 1 else f"unknown/{called}"
@@ -292,7 +314,7 @@ def _card(
             num_agents=first.spec.num_agents,
             citation=citation or citation_of([*data.values()]),
             licence=licence,
-            uids={uid: _describe(one, digests[uid], files[uid]) for uid, one in data.items()},
+            uids={uid: _describe(one.dataset, one.digest) for uid, one in found.items()},
             action={kind: first.spec.action_size},
             observation_size=first.spec.observation_size,
             state_size=first.spec.state_size,
@@ -304,10 +326,14 @@ def _card(
     )
 
 
-def _with_others(card: Card, repository: str, commit: str) -> Card:
-    """Add the vaults that a repository holds; `CardError` if one card cannot describe them all."""
+def _card_in(repository: str, commit: str) -> Card:
+    """Return the card that a repository has."""
     where = f"{CARD} of {repository}"
-    old = parse(client.read_text_file(client.find(repository, CARD, commit), where), where)
+    return parse(client.read_text_file(client.find(repository, CARD, commit), where), where)
+
+
+def _with_others(card: Card, old: Card, repository: str) -> Card:
+    """Add the vaults that a repository holds; `CardError` if one card cannot describe them all."""
     kept = {uid: one for uid, one in old.uids.items() if uid not in card.uids}
     if not kept:
         return card
@@ -360,7 +386,7 @@ def _bounded(text: str, repository: str) -> str:
     return text
 
 
-def _describe(one: Dataset, digest: str, files: tuple[File, ...]) -> Uid:
+def _describe(one: Dataset, digest: str) -> Uid:
     episodes = one.episodes
     teams = {
         team: {f"return_{name}": value for name, value in spread(returns).items()}
@@ -376,7 +402,6 @@ def _describe(one: Dataset, digest: str, files: tuple[File, ...]) -> Uid:
         incomplete=episodes.incomplete or None,
         digest=digest,
         origin=in_words(one),
-        files=files,
         **known,
     )
 
@@ -388,6 +413,7 @@ def commit_files(
     message: str,
     parent: str,
     kind: client.Kind = "dataset",
+    remove: Sequence[str] = (),
 ) -> str:
     """Upload what the hub does not have, and commit everything or nothing.
 
@@ -406,7 +432,7 @@ def commit_files(
         with client.bars(shown=sys.stderr.isatty() and not tracking.is_quiet()):
             done = api.create_commit(
                 repository,
-                operations,
+                [*operations, *map(CommitOperationDelete, remove)],
                 commit_message=message,
                 repo_type=kind,
                 parent_commit=parent or None,

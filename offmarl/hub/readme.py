@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from offmarl.hub.card import Card, File, Uid
+from offmarl.hub.card import Card, File, Uid, index_of
 from offmarl.hub.licences import OTHER, SPDX, UNKNOWN, hub_metadata, page_of
 
 _TAGS = ("multi-agent", "offline-rl", "reinforcement-learning", "jax", "flashbax", "offmarl")
@@ -105,10 +105,19 @@ dataset = offmarl.open("hf://{repository}/{first}")
 stream = dataset.stream(batch=32, length=20)
 ```
 
-Each uid is one zip archive in `data/`, or a directory of several: shards, each of which holds an
-interval of time, and their index. Every archive but the index contains a vault that stock
-[flashbax](https://github.com/instadeepai/flashbax) opens. `offmarl.toml` lists the SHA-256 of every
-file and the digest of every vault's content; `offmarl pull` checks both.
+Each directory `{card.place_of(first)}` is a vault, which stock
+[flashbax](https://github.com/instadeepai/flashbax) opens once it is downloaded:
+
+```python
+from flashbax.vault import Vault
+from huggingface_hub import snapshot_download
+
+data = snapshot_download("{repository}", repo_type="dataset")
+vault = Vault(rel_dir=data, vault_name="{card.scenario}.vlt", vault_uid="{first}")
+```
+
+`index/` says where each value is in the files of a vault, for streams. `offmarl.toml` lists the
+SHA-256 of every file and the digest of every vault's content; `offmarl pull` checks both.
 
 ## Origin
 
@@ -198,15 +207,14 @@ def _licence_url(card: Card) -> str:
 
 
 def _file_object(file: File, uid: str, url: str) -> dict[str, Any]:
-    whole = file.path.endswith(".zip")
-    part = "" if file.path == f"data/{uid}.zip" else ", one of several archives"
+    is_index = file.path == index_of(uid)
     return {
         "@type": "cr:FileObject",
         "@id": file.path,
         "name": file.path,
-        "description": f"The vault {uid}{part}.",
+        "description": f"{'The index' if is_index else 'A file'} of the vault {uid}.",
         "contentUrl": f"{url}/resolve/main/{file.path}",
         "contentSize": f"{file.size} B",
-        "encodingFormat": "application/zip" if whole else "application/octet-stream",
+        "encodingFormat": "application/gzip" if is_index else "application/octet-stream",
         "sha256": file.sha256,
     }

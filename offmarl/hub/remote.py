@@ -1,32 +1,47 @@
 """Datasets on the hub as vaults that are read without a download: ``hf://org/name``.
 
 A name is that of `offmarl.hub.pull`: ``hf://org/name``, ``hf://org/name/uid`` and
-``hf://org/name@revision/uid``. Requests are for pages of the published shards; see
-`offmarl.hub.pages`.
+``hf://org/name@revision/uid``. Requests are for ranges of the published files, by the vault's
+`Index`; see `offmarl.hub.pages`.
 """
 
-from dataclasses import astuple
-from functools import cached_property
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, lru_cache
 from pathlib import PurePath
 from typing import NamedTuple
 
+import google_crc32c
 from huggingface_hub import constants
 
-from offmarl.errors import HubError, UnknownNameError, VaultError, VaultNotFoundError, unknown_name
+from offmarl.errors import (
+    HubChecksumError,
+    HubError,
+    VaultConflictError,
+    VaultError,
+    VaultNotFoundError,
+    unknown_name,
+)
 from offmarl.hub import card as cards
 from offmarl.hub import client
-from offmarl.hub.card import Card, File
-from offmarl.hub.pages import PageCache, Pages, directory
-from offmarl.hub.pull import CARD
-from offmarl.hub.shards import ShardedValues
+from offmarl.hub.card import CARD, Card, File
+from offmarl.hub.index import Index, Place
+from offmarl.hub.pages import Pages
 from offmarl.vault.key_values import Registered
+from offmarl.vault.layout import METADATA
 from offmarl.vault.location import Url
 
 _DATASETS = "datasets"
 """The host of addresses as huggingface_hub writes them: ``hf://datasets/org/name``."""
+_TOGETHER = 2**25
+"""Bytes that are fetched together, which are in memory until all have arrived."""
+_TRIES = 3
+"""Requests for a value whose checksum is wrong."""
+_MOST = 2**28
+"""Maximum bytes of a file that is read whole."""
 
 
-class Place(NamedTuple):
+class Address(NamedTuple):
     """The parts of an address."""
 
     repository: str
@@ -34,7 +49,7 @@ class Place(NamedTuple):
     uid: str | None
 
 
-def parse(url: Url) -> Place:
+def parse(url: Url) -> Address:
     """Parse the address of a dataset."""
     text = "/".join(url.parts[1:])
     path, at, revision = text.removeprefix(f"{_DATASETS}/").partition("@")
@@ -45,94 +60,165 @@ def parse(url: Url) -> Place:
             f"{url} is not the address of a dataset: give hf://org/name, hf://org/name/uid or "
             "hf://org/name@revision/uid."
         )
-    return Place("/".join(parts[:2]), revision or "main", parts[2] if len(parts) > 2 else None)
+    return Address("/".join(parts[:2]), revision or "main", parts[2] if len(parts) > 2 else None)
 
 
-class Published(NamedTuple):
-    """A published dataset at one commit."""
+class PublishedValues:
+    """The values of a published vault, read from its files; a `KeyValues` that nothing writes to.
 
-    repository: str
-    commit: str
-    card: Card
+    ``files`` are those of the vault, by their paths in its directory.
+    """
 
-    def values(self, uid: str) -> ShardedValues:
-        """Return the values of one of its vaults."""
-        files = self.card.uids[uid].files
-        if not files or not all(file.path.endswith(".zip") for file in files):
+    def __init__(
+        self,
+        files: Mapping[str, File],
+        index: File,
+        open_pages: Callable[[File], Pages],
+        name: str,
+    ):
+        self._files, self._name = files, name
+        self._pages = lru_cache(None)(lambda path: open_pages(files[path]))
+        sizes = {path: file.size for path, file in files.items()}
+        self._index = Index(self._whole(open_pages(index), index), sizes, index.path)
+
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Return the values of keys; None for each key that does not exist."""
+        return [self._value(key) for key in keys]
+
+    def _value(self, key: str) -> bytes | None:
+        if key == METADATA:
+            return self._whole(self._pages(key), self._files[key])
+        place = self._index.get(key)
+        if not isinstance(place, Place):
+            return place
+
+        def is_intact(content: bytes) -> bool:
+            return google_crc32c.value(content) == place.crc32c
+
+        start, stop = place.offset, place.offset + place.length
+        return self._checked(self._pages(place.file), start, stop, is_intact)
+
+    def _whole(self, pages: Pages, file: File) -> bytes:
+        """Return the content of a small file, which has the SHA-256 in the card."""
+        if file.size > _MOST:
             raise HubError(
-                f"{self.repository}/{uid} was published by an earlier version of offmarl, and "
-                "cannot be streamed: `offmarl pull` downloads it; push it again to stream it."
+                f"{file.path} of {self._name} has {file.size:,} bytes; at most {_MOST:,} are read "
+                "of such a file."
             )
-        cache, owner = PageCache(directory()), f"{constants.ENDPOINT}/{self.repository}"
 
-        def open_pages(file: File) -> Pages:
-            remote = client.known(self.repository, *astuple(file), commit=self.commit)
-            return Pages(remote, cache, owner)
+        def is_intact(content: bytes) -> bool:
+            return hashlib.sha256(content).hexdigest() == file.sha256
 
-        found = ShardedValues(files, open_pages, f"{self.repository}/{uid}")
-        if found.digest not in (None, self.card.uids[uid].digest):
-            raise HubError(
-                f"the index of {found.name} is that of other data than its card describes, because "
-                "two programs pushed at once: push it again."
-            )
-        return found
+        return self._checked(pages, 0, file.size, is_intact)
 
+    def _checked(
+        self, pages: Pages, start: int, stop: int, is_intact: Callable[[bytes], bool]
+    ) -> bytes:
+        """Return an interval of a file; it is fetched again if it is damaged."""
+        for _ in range(_TRIES):
+            found = pages.read(start, stop)
+            if is_intact(found):
+                return found
+            pages.drop(start, stop)
+        raise HubChecksumError(
+            f"bytes {start} to {stop} of {pages.remote.urls[0]} arrived {_TRIES} times with a "
+            "wrong checksum: the connection or a mirror damages them. Nothing of them was used; "
+            "what was fetched before is kept."
+        )
 
-def published(place: Place) -> Published:
-    """Find a dataset on the hub, and read its card."""
-    remote = client.find(place.repository, CARD, place.revision)
-    name = f"{CARD} of {place.repository}"
-    card = cards.parse(client.read_text_file(remote, name), name)
-    return Published(place.repository, remote.commit, card)
+    def prefetch(self, keys: Sequence[str]) -> None:
+        """Fetch the values of keys, several requests at a time, so that `read` finds them."""
+        spans: dict[str, list[tuple[int, int]]] = {}
+        size = 0
+        for key in keys:
+            if isinstance(place := self._index.get(key), Place):
+                span = place.offset, place.offset + place.length
+                spans.setdefault(place.file, []).append(span)
+                size += place.length
+            if size > _TOGETHER:
+                self._fetch(spans)
+                spans, size = {}, 0
+        self._fetch(spans)
+
+    def _fetch(self, spans: Mapping[str, Iterable[tuple[int, int]]]) -> None:
+        coming = [self._pages(path).start(some) for path, some in spans.items()]
+        for page in (one for some in coming for one in some):
+            page.result()
+
+    def sizes(self, prefix: str) -> Mapping[str, int]:
+        """Return the keys that begin with a prefix, and the bytes of their values."""
+        return self._index.sizes(prefix)
+
+    def generations(self, keys: Sequence[str]) -> list[bytes]:
+        """Return a stamp for each key; a commit on the hub never changes."""
+        return [b"1"] * len(keys)
+
+    def commit(self, writes: Mapping[str, bytes], fence: Mapping[str, bytes]) -> None:
+        """Raise `VaultConflictError`: published data is not written to."""
+        del writes, fence
+        raise VaultConflictError(
+            f"{self._name} is published, and cannot be changed: pull it first."
+        )
+
+    def clear(self) -> None:
+        """Raise `VaultConflictError`: published data is not removed."""
+        self.commit({}, {})
 
 
 class HubDriver(Registered):
-    """A published vault, or a dataset of several.
-
-    Attributes
-    ----------
-    place
-        The parts of the address.
-    """
+    """A published vault, or a dataset of several."""
 
     is_writable = False
     is_remote = True
 
     def __init__(self, path: Url):
-        self.path, self.place = path, parse(path)
+        self.path, self.address = path, parse(path)
 
     @cached_property
-    def found(self) -> Published:
-        """The dataset, as it was when it was first used."""
-        return published(self.place)
+    def _found(self) -> tuple[str, Card]:
+        """The commit and the card of the dataset, as they were when it was first used."""
+        repository, revision, _ = self.address
+        remote = client.find(repository, CARD, revision)
+        name = f"{CARD} of {repository}"
+        return remote.commit, cards.parse(client.read_text_file(remote, name), name)
+
+    @property
+    def _uid(self) -> str:
+        assert self.address.uid is not None
+        return self.address.uid
 
     @cached_property
-    def values(self) -> ShardedValues:  # type: ignore[override]
+    def values(self) -> PublishedValues:  # type: ignore[override]
         """The values of the vault."""
-        assert self.place.uid is not None
-        return self.found.values(self.place.uid)
+        (commit, card), repository = self._found, self.address.repository
+        owner = f"{constants.ENDPOINT}/{repository}"
+
+        def open_pages(file: File) -> Pages:
+            return Pages(client.known(repository, file, commit), owner)
+
+        name = f"{repository}/{self._uid}"
+        return PublishedValues(*card.files_of(self._uid), open_pages, name)
 
     @property
     def digest(self) -> str | None:
         """The digest of the vault's content, from the card."""
-        return self.found.card.uids[self.place.uid or ""].digest
+        return self._found[1].uids[self._uid].digest
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the vault's archives."""
-        return sum(file.size for file in self.found.card.uids[self.place.uid or ""].files)
+        """Bytes of the vault's files."""
+        files, _ = self._found[1].files_of(self._uid)
+        return sum(file.size for file in files.values())
 
     def is_vault(self) -> bool:
         """Whether the address names a vault of the dataset."""
-        if self.place.uid is None:
+        if self.address.uid is None:
             return False
-        if self.place.uid not in (known := self.found.card.uids):
-            try:
-                raise unknown_name("uid", self.place.uid, known)
-            except UnknownNameError as error:
-                raise VaultNotFoundError(f"{self.path}: {error}") from None
+        if self._uid not in (known := self._found[1].uids):
+            error = unknown_name("uid", self._uid, known)
+            raise VaultNotFoundError(f"{self.path}: {error}")
         return True
 
     def vaults(self) -> list[PurePath]:
         """Return the vaults of the dataset."""
-        return [] if self.place.uid else [self.path / uid for uid in self.found.card.uids]
+        return [] if self.address.uid else [self.path / uid for uid in self._found[1].uids]

@@ -135,12 +135,12 @@ def _opened(archive: PurePath) -> zipfile.ZipFile:
             needed = _TAIL
             for _ in range(2):  # the end, and then the whole directory
                 file.seek(-min(needed, size), os.SEEK_END)
-                needed = _check_directory(archive, file.read())
+                needed = directory_bytes(archive, file.read())
         return zipfile.ZipFile(archive)
     size = _TAIL
     while True:
         tail = _read_tail(archive, size)
-        _check_directory(archive, tail)
+        directory_bytes(archive, tail)
         try:
             return zipfile.ZipFile(BytesIO(tail))
         except (zipfile.BadZipFile, ValueError):
@@ -149,7 +149,7 @@ def _opened(archive: PurePath) -> zipfile.ZipFile:
             size *= 16
 
 
-def _check_directory(archive: PurePath, tail: bytes) -> int:
+def directory_bytes(archive: PurePath, tail: bytes) -> int:
     """Return the bytes of an archive's directory and of what follows it.
 
     Python reads a directory as a whole, which takes seconds for a hundred thousand files. It uses
@@ -260,7 +260,7 @@ def unpack(archive: Path, destination: Path, members: str | None = None) -> list
         _check_room(part, archive, sum(member.file_size for member in wanted))
         with readable(archive), zipfile.ZipFile(archive) as opened:
             for member in wanted:
-                _extract(opened, member, part / member.filename)
+                extract(opened, member, part / member.filename)
         for path in vaults:
             make_directory((destination / path).parent)
             publish(part / path, destination / path)
@@ -280,7 +280,8 @@ def _check_room(directory: Path, archive: Path, size: int) -> None:
         )
 
 
-def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> None:
+def extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> None:
+    """Unpack one file of an archive, and compare its checksum."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with archive.open(member) as source, path.open("wb") as target:
         shutil.copyfileobj(source, target, _BLOCK_BYTES)

@@ -9,7 +9,6 @@ all other keys of the commit.
 
 import errno
 import fcntl
-import hashlib
 import mmap
 import os
 import struct
@@ -21,7 +20,6 @@ from typing import NamedTuple
 
 import google_crc32c
 
-from offmarl.errors import VaultFormatError
 from offmarl.vault.files import sync
 from offmarl.vault.layout import DATA
 
@@ -30,8 +28,6 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 _NODE, _MANIFEST = bytes.fromhex("0cdb20de"), bytes.fromhex("0cdb3a2a")
 _INDIRECT = 1
 _NO_COMPRESSION = b"\0"
-_LARGEST_KEY = 2**12
-"""Bytes. A forged node could otherwise repeat a long prefix until the memory is full."""
 
 
 class Block(NamedTuple):
@@ -87,41 +83,6 @@ def write_blocks(directory: Path, blocks: Sequence[Block]) -> DataFile:
         os.close(descriptor)
     values = sum(length for *_, length in entries)
     return DataFile(name, _manifest(name, size, len(node), len(entries), values))
-
-
-def write_references(
-    directory: Path, name: str, entries: Iterable[tuple[str, int, int]]
-) -> DataFile:
-    """Write a data file that lists values of another one durably."""
-    listed = list_values(name, entries)
-    path = directory / listed.name
-    path.write_bytes(listed.node)
-    sync(path)
-    sync(directory / DATA)
-    return DataFile(listed.name, listed.manifest)
-
-
-class Listing(NamedTuple):
-    """A data file that lists the values of another data file."""
-
-    name: str
-    """Path in the store's directory; the same for the same values."""
-    node: bytes
-    """Its content, a node of the tree."""
-    manifest: bytes
-    """A manifest of a store that holds these values and nothing else."""
-
-
-def list_values(name: str, entries: Iterable[tuple[str, int, int]]) -> Listing:
-    """Return the data file that lists the values of the data file ``name``.
-
-    ``entries`` are the key, the offset and the length of each value.
-    """
-    found = sorted((key.encode(), offset, length) for key, offset, length in entries)
-    node = _node(name, found)
-    own = f"{DATA}/{hashlib.sha256(node).hexdigest()[:32]}"
-    values = sum(length for *_, length in found)
-    return Listing(own, node, _manifest(own, 0, len(node), len(found), values))
 
 
 def allocate(size: int) -> mmap.mmap:
@@ -186,60 +147,6 @@ def _node(name: str, entries: Sequence[tuple[bytes, int, int]]) -> bytes:
         _varints([0] * count),  # number of the file
         _varints(offset for _, offset, _ in entries),
     )
-
-
-def read_node(data: bytes, name: str) -> dict[str, tuple[int, int]]:
-    """Return the offset and the length of each value in a leaf node that `list_values` made."""
-    if data[:4] != _NODE or _sealed(_NODE, data[14:-4]) != data:
-        raise VaultFormatError(f"{name} is damaged: its checksum is wrong.")
-    try:
-        return _entries(data)
-    except (IndexError, ValueError) as error:
-        raise VaultFormatError(f"{name} is not a list of values ({error!s:.200}).") from error
-
-
-def _entries(data: bytes) -> dict[str, tuple[int, int]]:
-    """Parse a leaf node; `IndexError` or `ValueError` if it is not of our kind."""
-    numbers = _Numbers(data, 15)
-    for _ in range(numbers.next()):  # the files
-        lengths = numbers.next(), numbers.next()
-        numbers.at += lengths[0]
-    count = numbers.next()
-    shared = [0, *(numbers.next() for _ in range(count - 1))]
-    sizes = [numbers.next() for _ in range(count)]
-    keys, key = [], b""
-    for same, size in zip(shared, sizes, strict=True):
-        if same > len(key) or same + size > _LARGEST_KEY:
-            raise ValueError(f"a key of {same + size:,} bytes")
-        key = key[:same] + data[numbers.at : numbers.at + size]
-        numbers.at += size
-        keys.append(key.decode())
-    lengths_of = [numbers.next() for _ in range(count)]
-    numbers.at += count  # where values are: all in the file
-    for _ in range(count):  # the number of the file
-        numbers.next()
-    offsets = [numbers.next() for _ in range(count)]
-    return dict(zip(keys, zip(offsets, lengths_of, strict=True), strict=True))
-
-
-class _Numbers:
-    """Reads the varints of a node."""
-
-    def __init__(self, data: bytes, at: int):
-        self._data, self.at = data, at
-
-    def next(self) -> int:
-        """Return the next number."""
-        found = shift = 0
-        while True:
-            byte = self._data[self.at]
-            self.at += 1
-            found |= (byte & 127) << shift
-            if byte < 128:
-                return found
-            shift += 7
-            if shift > 63:
-                raise ValueError("a number of more than 64 bits")
 
 
 def _num_shared(first: bytes, second: bytes) -> int:

@@ -17,7 +17,7 @@ import tensorstore as ts
 
 from offmarl._ahead import in_thread
 from offmarl.errors import VaultFormatError
-from offmarl.vault.bulk import Block, DataFile, write_blocks, write_references
+from offmarl.vault.bulk import Block, DataFile, write_blocks
 from offmarl.vault.drivers import Driver, TensorStoreDriver, driver_of
 from offmarl.vault.files import conflict, errors_of, vault_error
 from offmarl.vault.forking import is_forked, use_tensorstore
@@ -332,15 +332,6 @@ class OcdbtStore(Store):
         found = ts.KvStore.open(spec, context=context).result()
         found.experimental_copy_range_to(inside).result()
         own.delete_range(ts.KvStore.KeyRange()).result()
-
-    def adopt(self, name: str, entries: Sequence[tuple[str, int, int]]) -> None:
-        """Take over values of a data file that is in the directory already."""
-        if not entries:
-            return
-        transaction = ts.Transaction(atomic=True)
-        file = write_references(self.driver.directory, name, entries)
-        self._refer_to_file(transaction, file)
-        transaction.commit_async().result()
 
     def refer_to(self, other: "OcdbtStore") -> None:
         """Take over all keys of another store with the same driver; the values are not copied."""

@@ -85,7 +85,7 @@ def told_by_the_report(path, offmarl):
 
 
 def told_by_the_card(path, offmarl):
-    card = push._describe(vault.open_vault(path), "", ())
+    card = push._describe(vault.open_vault(path), "")
     assert (card.episodes, card.incomplete) == (5, 2)
     assert (card.return_min, card.return_max) == (1.0, 6.0)
     return card.return_mean

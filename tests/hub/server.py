@@ -11,6 +11,7 @@ import random
 import re
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -85,10 +86,12 @@ class Hub:
             server.shutdown()
             server.server_close()
 
-    def commit(self, repository: str, files: dict[str, bytes]) -> str:
-        """Add files, and return the commit."""
+    def commit(self, repository: str, files: dict[str, bytes], removed: Iterable[str] = ()) -> str:
+        """Add files, remove others, and return the commit."""
         history = self.repositories.setdefault(repository, [])
         merged = (history[-1][1] if history else {}) | files
+        for path in removed:
+            del merged[path]
         name = hashlib.sha1(f"{repository}{len(history)}".encode()).hexdigest()
         history.append((name, merged))
         return name
@@ -190,6 +193,8 @@ class _Front(_Handler):
             r"/api/(?:datasets|models)/([^/]+/[^/]+)(?:/revision/(.+))?", path
         ):
             return self.info(match[1], match[2] or "main")
+        if match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/tree/([^/]+)", path):
+            return self.tree(*match.groups())
         return self.answer(200 if path == "/" else 404, {})
 
     def may_use(self, repository):
@@ -247,6 +252,18 @@ class _Front(_Handler):
                 for name, data in found[1].items()
             ]
             self.answer(200, {"id": repository, "sha": found[0], "siblings": siblings})
+
+    def tree(self, repository, revision):
+        if found := self.known(repository, revision):
+            described = ((name, metadata_of(data)) for name, data in found[1].items())
+            files = [
+                {"type": "file", "path": name, "oid": one.pop("blobId"), **one}
+                for name, one in described
+            ]
+            for one in files:
+                if "lfs" in one:
+                    one["lfs"]["oid"] = one["lfs"]["sha256"]
+            self.answer(200, files)
 
     def do_POST(self):
         self.note()
@@ -321,19 +338,21 @@ class _Front(_Handler):
         parent = lines[0]["value"].get("parentCommit")
         if parent and parent != (history[-1][0] if history else "0" * 40):
             return self.fail(412, "PreconditionFailed", "a commit has happened since")
-        files = {}
+        files, removed = {}, set()
         for line in lines[1:]:
             value = line["value"]
             if line["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 files[value["path"]] = self.hub.uploaded[value["oid"]]
+            elif line["key"] == "deletedFile":
+                removed.add(value["path"])
         faults = self.hub.faults
         files = {name: x for name, x in files.items() if not fnmatch(name, faults.lost)}
         for name in files:
             if fnmatch(name, faults.spoiled):
                 files[name] = files[name][:-1] + (b"#" if len(files[name]) >= LARGE else b"##")
-        commit = self.hub.commit(repository, files)
+        commit = self.hub.commit(repository, files, removed)
         url = f"{self.hub.url}/datasets/{repository}/commit/{commit}"
         return self.answer(200, {"commitUrl": url, "commitOid": commit, "hookOutput": ""})
 

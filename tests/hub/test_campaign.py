@@ -1,7 +1,6 @@
 """Many pulls and many kills."""
 
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -50,7 +49,7 @@ def test_kill_at_20_instants_loses_a_part_at_most(hub, tmp_path):
     counter = tmp_path / "received"
     script = [sys.executable, str(__file__).replace("test_campaign", "killed")]
     command = [*script, str(hub.cards), NAME, str(counter), str(install.PART)]
-    lost = []
+    lost, lost_at_most = [], install.PART + 2**16  # the directory of the archive is read again
     for instant in range(KILLS):
         counter.unlink(missing_ok=True)
         process = subprocess.Popen(command, env=environment)
@@ -64,10 +63,10 @@ def test_kill_at_20_instants_loses_a_part_at_most(hub, tmp_path):
         assert not entry.uids
         pulled = library.pull(NAME)
         assert_whole(archive, pulled.paths)
-        assert pulled.fetched <= len(archive) - received(counter) + install.PART
+        assert pulled.fetched <= len(archive) - received(counter) + lost_at_most
         cache.remove(entry)
     print("bytes lost by each kill:", lost)
-    assert max(lost) <= install.PART
+    assert max(lost) <= lost_at_most
 
 
 def received(counter) -> int:
@@ -75,5 +74,5 @@ def received(counter) -> int:
 
 
 def noted(entry) -> int:
-    lines = (entry.arriving / "archive.zip.journal").read_text().splitlines()
-    return sum(one["stop"] - one["start"] for one in map(json.loads, lines[1:]))
+    """Bytes of the archive on the disk."""
+    return sum(path.stat().st_size for path in entry.arriving.glob("*.part"))

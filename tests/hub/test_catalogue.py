@@ -131,12 +131,12 @@ def test_a_wrong_card_is_refused_by_name(text, message):
 
 
 def test_what_is_written_is_read_back():
-    files = (catalogue.File("data/é 1.zip", 1, "0" * 64),)
+    name = "Medium Replay.x"
+    paths = f"c.vlt/{name}/metadata.json", f"c.vlt/{name}/manifest.ocdbt", f"index/{name}.json.gz"
+    files = tuple(catalogue.File(path, 1, "0" * 64) for path in paths)
     uid = catalogue.Uid(1, 2, 0.5, float("inf"), digest="d", files=files)
     card = catalogue.parse(MINIMAL, "card")
-    card = catalogue.dataclasses.replace(
-        card, uids={"Medium Replay.x": uid}, quirks=('a "b"\\\n', "é\x7f")
-    )
+    card = catalogue.dataclasses.replace(card, uids={name: uid}, quirks=('a "b"\\\n', "é\x7f"))
     assert catalogue.parse(catalogue.to_toml(card), "card") == card
 
 

@@ -1,13 +1,13 @@
 """Downloads in parts: which answers are accepted, and which data is kept from earlier attempts."""
 
+import hashlib
 import threading
-import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
 
-from offmarl.errors import HubError
+from offmarl.errors import HubChecksumError, HubError
 from offmarl.hub import client, install
 from offmarl.hub.client import Remote
 
@@ -213,118 +213,32 @@ def test_mirrors_take_turns(server):
 # ------------------------------------------------------------------ what is kept
 
 
-def collected(server, path, **described):
-    """The bytes that are missing to a download that is begun anew."""
-    download = install.Download(path, remote(server, **described))
-    missing = download.missing(0, download.size)
-    download.close()
-    return missing
+def ignore(_):
+    """No-op callback."""
 
 
-def test_parts_survive_and_are_not_fetched_again(server, tmp_path):
-    download = install.Download(tmp_path / "file", remote(server))
-    assert download.missing(0, 200) == 200
-    download.ensure(60, 130)
-    assert (download.missing(0, 200), download.missing(60, 130), download.fetched) == (130, 0, 70)
-    assert [download.missing(*span) for span in ((50, 70), (120, 140), (0, 60))] == [10, 10, 60]
-    download.close()
-    assert collected(server, tmp_path / "file") == 130
-    server.asked.clear()
-    again = install.Download(tmp_path / "file", remote(server))
-    assert b"".join(again.parts(0, 200)) == DATA
-    assert again.fetched == 130
-    assert server.asked == ["bytes=0-59", "bytes=130-199"]
-    again.close()
-    assert (tmp_path / "file").read_bytes() == DATA
+def test_a_download_goes_on_where_it_was(server, tmp_path):
+    path, heard = tmp_path / "file", []
+    path.write_bytes(DATA[:70])
+    fetched, sha256 = install.fetch(remote(server), path, heard.append)
+    assert (fetched, sha256) == (130, hashlib.sha256(DATA).hexdigest())
+    assert path.read_bytes() == DATA and sum(heard) == 200
+    assert server.asked == ["bytes=70-199"]
+    assert install.fetch(remote(server), path, ignore) == (0, sha256)
+    path.write_bytes(DATA + b"more than there is")
+    assert install.fetch(remote(server), path, ignore) == (200, sha256)
+    assert path.read_bytes() == DATA
 
 
-@pytest.mark.parametrize(
-    "other", [{"commit": "b" * 40}, {"size": 180}, {"sha256": "0" * 64}], ids=str
-)
-def test_parts_of_another_file_are_not_used(server, tmp_path, other):
-    """Another commit may have other content, even of the same size."""
-    path = tmp_path / "file"
-    download = install.Download(path, remote(server))
-    download.ensure(0, 100)
-    download.close()
-    assert collected(server, path) == 100
-    assert collected(server, path, **other) == other.get("size", 200)
-    assert path.read_bytes() == bytes(other.get("size", 200))
-    assert collected(server, path) == 200  # and the first is forgotten
+def test_what_was_damaged_on_the_disk_is_removed(server, tmp_path):
+    path, sha256 = tmp_path / "file", hashlib.sha256(DATA).hexdigest()
+    path.write_bytes(b"#" + DATA[1:70])
+    with pytest.raises(HubChecksumError, match="the file arrived with SHA-256"):
+        install.fetch_checked(remote(server), path, "the file", sha256, ignore)
+    assert install.fetch_checked(remote(server), path, "the file", sha256, ignore) == 200
 
 
-def test_a_damaged_part_is_fetched_again(server, tmp_path):
-    path = tmp_path / "file"
-    download = install.Download(path, remote(server))
-    download.ensure(0, 200)
-    download.close()
-    data = bytearray(DATA)
-    data[60] ^= 1
-    path.write_bytes(data)
-    assert collected(server, path) == 50
-    journal = path.with_name("file" + install.JOURNAL)
-    lines = journal.read_text().splitlines()
-    assert len(lines) == 4  # who it is, and the parts that are as they were noted
-    journal.write_text("\n".join([*lines[:-1], lines[-1][:10]]))
-    assert collected(server, path) == 100
-
-
-def test_a_part_is_noted_when_it_is_durable(server, tmp_path, monkeypatch):
-    path, events = tmp_path / "file", []
-    download = install.Download(path, remote(server))
-    fsync, note = install.os.fsync, install.Download._note
-    monkeypatch.setattr(install.os, "fsync", lambda fd: events.append("sync") or fsync(fd))
-    monkeypatch.setattr(
-        install.Download, "_note", lambda self, record: events.append(record) or note(self, record)
-    )
-    download.ensure(0, 50)
-    crc = zlib.crc32(DATA[:50])
-    assert events == ["sync", {"start": 0, "stop": 50, "crc32": crc}]
-    download.discard()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_hash_of_the_whole(server, tmp_path):
-    import hashlib
-
-    download = install.Download(tmp_path / "file", remote(server))
-    heard = []
-    download.report_to(heard.append)
-    download.ensure(120, 130)
-    assert download.sha256() == hashlib.sha256(DATA).hexdigest()
-    assert sum(heard) == download.fetched == 200
-    download.close()
-
-
-def test_a_download_as_a_file(server, tmp_path):
-    download = install.Download(tmp_path / "file", remote(server))
-    view = install.RemoteFile(download)
-    assert view.readable() and view.seekable()
-    assert view.seek(-10, 2) == view.tell() == 190
-    assert view.read(20) == DATA[190:]
-    assert view.read(5) == b""
-    assert view.seek(60) == 60
-    assert view.seek(-10, 1) == 50
-    assert view.read(3) == DATA[50:53]
-    assert view.tell() == 53
-    assert view.seek(500) == 500
-    assert view.read(5) == b""
-    assert view.seek(-500, 1) == 0
-    assert download.fetched == 13
-    assert view.read() == DATA
-    download.close()
-
-
-@pytest.mark.parametrize(
-    ("intervals", "merged"),
-    [
-        ([], []),
-        ([(5, 9)], [(5, 9)]),
-        ([(5, 9), (0, 5)], [(0, 9)]),
-        ([(0, 4), (5, 9)], [(0, 4), (5, 9)]),
-        ([(0, 9), (2, 4), (12, 13)], [(0, 9), (12, 13)]),
-        ([(0, 4), (2, 6), (6, 7)], [(0, 7)]),
-    ],
-)
-def test_intervals_are_joined(intervals, merged):
-    assert install._merge(intervals) == merged
+def test_parts_are_on_the_disk_as_they_arrive(server, tmp_path):
+    path, seen = tmp_path / "file", []
+    install.fetch(remote(server), path, lambda _: seen.append(path.stat().st_size))
+    assert seen[0] == 0 and {50, 100, 150} <= {*seen}

@@ -10,7 +10,6 @@ import pytest
 from huggingface_hub import constants
 
 from offmarl import hub as library
-from offmarl import vault
 from offmarl.errors import (
     ChecksumError,
     HubError,
@@ -111,39 +110,44 @@ def test_hostile_etags_are_no_hashes(hub, etag):
     assert set(pulled.checks.values()) == {"CRC-32 of every file (no hash is published)"}
 
 
-def test_what_a_killed_process_left_is_used(hub, monkeypatch):
-    def die(self, start, data):
-        write(self, start, data)
-        written.append(len(data))
-        if len(written) == 6:
-            raise KeyboardInterrupt
-
-    write, written = install.Download._write, []
-    with monkeypatch.context() as patch:
-        patch.setattr(install.Download, "_write", die)
-        with pytest.raises(KeyboardInterrupt):
-            library.pull(NAME)
-    (entry,) = cache.entries()
-    journal = entry.arriving / "archive.zip.journal"
-    journal.write_text(journal.read_text() + '{"start": 1')  # a line that was cut off
-    with (entry.arriving / "archive.zip").open("r+b") as file:
-        file.write(b"X")  # and a part that the disk lost
-    pulled = library.pull(NAME)
-    assert_whole(hub.archive, pulled.paths)
-    assert pulled.fetched == len(hub.archive) - sum(written) + install.PART
+class Killed(KeyboardInterrupt):
+    """A process that ends at once."""
 
 
-def test_what_was_unpacked_by_a_killed_process_is_replaced(hub, monkeypatch):
+def dying(function, calls):
+    """Return a function that is killed after so many calls."""
+
     def die(*args):
-        unpack(*args)
-        raise KeyboardInterrupt
+        nonlocal calls
+        found = function(*args)
+        calls -= 1
+        if not calls:
+            raise Killed
+        return found
 
-    unpack = vault.unpack
+    return die
+
+
+@pytest.mark.parametrize("uid", ["", "/Good"])
+@pytest.mark.parametrize(
+    ("place", "calls"),
+    [(client.Connection, 3), (client.Connection, 5), (install, 1), (install, 2)],
+)
+def test_what_a_killed_process_left_is_used(hub, monkeypatch, uid, place, calls):
+    name = "read" if place is client.Connection else "extract"
     with monkeypatch.context() as patch:
-        patch.setattr(vault, "unpack", die)
-        with pytest.raises(KeyboardInterrupt):
-            library.pull(NAME)
-    assert_whole(hub.archive, library.pull(NAME).paths)
+        patch.setattr(place, name, dying(getattr(place, name), calls))
+        with pytest.raises(Killed):
+            library.pull(NAME + uid)
+    assert nothing_placed()
+    (entry,) = cache.entries()
+    kept = entry.arriving.glob("Good/d/*" if uid else "[0-9a-f]*.part")
+    kept = sum(path.stat().st_size for path in kept)
+    pulled = library.pull(NAME + uid)
+    assert_whole(hub.archive, pulled.paths)
+    whole = 121_000 if uid else len(hub.archive)
+    assert pulled.fetched <= whole - kept + 2**16  # the directory of the archive is read again
+    assert [path.name for path in entry.arriving.iterdir()] == [".lock"]
 
 
 def test_pinned_revisions(hub):
@@ -270,7 +274,7 @@ def test_a_disk_that_fills_up(hub, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("os.pwrite", full)
+        patch.setattr("os.truncate", full)
         with pytest.raises(HubError, match=r"the disk of .* is full"):
             library.pull(NAME)
     assert nothing_placed()

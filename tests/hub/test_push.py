@@ -1,7 +1,6 @@
 """Publishing vaults, and pulling them again."""
 
 import dataclasses
-import hashlib
 import importlib
 import io
 import json
@@ -9,11 +8,11 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 
 import numpy as np
 import pytest
 import tensorstore as ts
+from huggingface_hub import snapshot_download
 
 import offmarl
 from offmarl import hub as library
@@ -24,10 +23,11 @@ from offmarl.errors import (
     HubError,
     HubUnreachableError,
     OptionError,
+    VaultError,
     VaultFormatError,
     VaultNotFoundError,
 )
-from offmarl.hub import cache, packing
+from offmarl.hub import cache
 from offmarl.hub import card as catalogue
 from offmarl.types import EnvSpec
 from offmarl.vault.layout import METADATA
@@ -36,7 +36,6 @@ from tests.runs import write_run
 from tests.vault.experience import SPEC, make
 from tests.vault.test_stock import open_stock
 
-SMALL = 5_000
 push = importlib.import_module("offmarl.hub.push")  # the function has the same name
 
 # The client deprecates what it does itself.
@@ -54,36 +53,72 @@ def vaults(tmp_path):
     return [record(tmp_path / "made-up.vlt" / uid, i) for i, uid in enumerate(("good", "poor"))]
 
 
-@pytest.fixture
-def small_shards(monkeypatch):
-    monkeypatch.setattr(packing, "SMALLEST", SMALL)
+def files_of(hub, repository="org/made-up", under=""):
+    files = hub.files(repository, "main")[1]
+    return {name: data for name, data in files.items() if name.startswith(under)}
 
 
-def test_push_then_pull_gives_the_same_digest(hub, vaults, small_shards):
+def test_push_then_pull_gives_the_same_files(hub, vaults):
     pushed = library.push(vaults, "org/made-up", "CC-BY-4.0", citation="@misc{us}")
     assert pushed.card.name == "org/test/made-up"
-    _, files = hub.files("org/made-up", "main")
-    index, *shards = [name for name in files if name.startswith("data/good")]
-    assert index == "data/good/index.zip" and len(shards) == 2
-    assert shards == [f"data/good/{i:05}.zip" for i in range(len(shards))]
     pulled = library.pull("org/made-up")
     assert pulled.commit == pushed.commit and list(pulled.paths) == ["good", "poor"]
     for path in vaults:
+        place = pulled.paths[path.name]
+        published = files_of(hub, under=f"made-up.vlt/{path.name}/")
+        assert {"metadata.json", "manifest.ocdbt"} < {name.split("/")[2] for name in published}
+        for name, data in published.items():
+            inside = name.split("/", 2)[2]
+            assert data == (path / inside).read_bytes() == (place / inside).read_bytes()
+        assert f"index/{path.name}.json.gz" in files_of(hub)
         digest = vault.open_vault(path).digest()
-        assert vault.open_vault(pulled.paths[path.name]).digest() == digest
-        assert pushed.card.uids[path.name].digest == digest
+        assert vault.open_vault(place).digest() == pushed.card.uids[path.name].digest == digest
     assert "digest of its content, from the card" in pulled.checks["good"]
     dataset = library.load_dataset("org/made-up/good")
     assert dataset.path == pulled.paths["good"]
 
 
-def test_a_shard_that_is_not_what_was_pushed(hub, vaults, small_shards):
+def test_a_download_of_the_repository_opens_with_stock(hub, vaults, tmp_path):
+    library.push(vaults, "org/made-up", "CC-BY-4.0")
+    snapshot_download("org/made-up", repo_type="dataset", local_dir=tmp_path, endpoint=hub.url)
+    for path in vaults:
+        seen = open_stock(tmp_path / "made-up.vlt" / path.name).read().experience
+        expected = vault.open_vault(path).read(leaves=["rewards"])["rewards"]
+        np.testing.assert_array_equal(seen["rewards"], expected)
+
+
+def test_a_file_that_is_not_what_was_pushed(hub, vaults):
     library.push(vaults, "org/made-up", "CC-BY-4.0")
     hub.faults.flip = True
-    with pytest.raises(HubError, match=r"good/00000\.zip arrived with SHA-256"):
+    with pytest.raises(HubError, match=r"vlt/good/d/\w+ arrived with SHA-256"):
         library.pull("org/made-up")
     hub.faults.flip = False
     assert list(library.pull("org/made-up/poor").paths) == ["poor"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"path": "made-up.vlt/good/../../../x"},
+        {"path": "made-up.vlt/good/d/x/y"},
+        {"path": "made-up.vlt/poor/d/x"},
+        {"path": "made-up.vlt/good/writer.lock"},
+        {"path": "/etc/passwd"},
+        {"sha256": "../" * 20 + "tmp/x"},
+        {"size": -1},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("use", [library.pull, lambda name: offmarl.open(f"hf://{name}")])
+def test_a_card_whose_files_lead_elsewhere(hub, vaults, change, use):
+    card = library.push(vaults[:1], "org/made-up", "CC-BY-4.0").card
+    text = catalogue.to_toml(card)
+    file = next(one for one in card.uids["good"].files if "/d/" in one.path)
+    for name, value in change.items():
+        text = text.replace(f"{getattr(file, name)}", f"{value}", 1)
+    hub.commit("org/made-up", {"offmarl.toml": text.encode()})
+    with pytest.raises(CardError):
+        use("org/made-up/good")
 
 
 @pytest.mark.parametrize(
@@ -132,21 +167,45 @@ def test_the_hub_validates_the_card(hub, vaults, monkeypatch):
     assert not hub.repositories["org/other"]
 
 
-def test_an_interrupted_push_sends_what_is_missing(hub, vaults, small_shards):
-    def shards_there():
-        return {name for name in hub.uploaded if name not in before}
-
-    before = set(hub.uploaded)
-    hub.faults.uploads = 2
+def test_an_interrupted_push_sends_what_is_missing(hub, vaults):
+    hub.faults.uploads = 1
     with pytest.raises(HubError, match=r"failed .* Repeat the command"):
         library.push(vaults, "org/made-up", "CC-BY-4.0")
-    assert len(shards_there()) == 2 and not hub.repositories["org/made-up"]
+    assert len(hub.uploaded) == 1 and not hub.repositories["org/made-up"]
     hub.faults.uploads = 1000
     library.push(vaults, "org/made-up", "CC-BY-4.0")
-    assert len(shards_there()) == 6
-    sent = 1000 - hub.faults.uploads
+    assert len(hub.uploaded) == 2
     library.push(vaults, "org/made-up", "CC-BY-4.0")
-    assert sent == 4 == 1000 - hub.faults.uploads, "the same vault gives the same shards"
+    assert hub.faults.uploads == 999, "the same vault gives the same files"
+
+
+def test_a_vault_with_much_unused_space_is_compacted(hub, vaults, monkeypatch):
+    monkeypatch.setattr(push, "_LEAST_UNUSED", 1000)
+    digest = vault.open_vault(vaults[0]).digest()
+    for seed in range(3):
+        with vault.resume(vaults[0]) as writer:
+            for _ in range(5):
+                writer.append(*make(SPEC, rows=2, steps=3, seed=seed))
+                writer.flush()
+    with vault.resume(vaults[0]) as writer:  # in use: it is published as it is
+        wasteful = library.push(vaults[:1], "org/used", "CC-BY-4.0")
+    pushed = library.push(vaults[:1], "org/made-up", "CC-BY-4.0")
+    assert pushed.sent < wasteful.sent
+    (path,) = library.pull("org/made-up").paths.values()
+    assert vault.open_vault(path).digest() == vault.open_vault(vaults[0]).digest() != digest
+
+
+def test_a_vault_that_is_written_to_meanwhile(hub, vaults, monkeypatch):
+    def late(contents, name):
+        with vault.resume(vaults[0]) as writer:
+            writer.append(*make(SPEC, rows=2, steps=70, seed=9))
+        return build(contents, name)
+
+    build = push.build_index
+    monkeypatch.setattr(push, "build_index", late)
+    with pytest.raises(VaultError, match="was written to while it was read"):
+        library.push(vaults[:1], "org/made-up", "CC-BY-4.0")
+    assert not hub.repositories["org/made-up"]
 
 
 def test_concurrent_change_is_refused(hub, vaults, monkeypatch):
@@ -166,7 +225,7 @@ def test_concurrent_change_is_refused(hub, vaults, monkeypatch):
 @pytest.mark.parametrize(
     ("pattern", "left_out"),
     [
-        ("data/", "data/good.zip"),
+        ("d/", "made-up.vlt/good/d/"),
         ("*.parquet", "episodes/good.parquet"),
         ("README.md", "README.md"),
     ],
@@ -183,11 +242,12 @@ def test_a_gitignore_that_leaves_out_files(hub, vaults, pattern, left_out):
     assert [*library.pull("org/made-up").paths] == ["good", "poor"]
 
 
-@pytest.mark.parametrize("path", ["data/good.zip", "offmarl.toml", "episodes/poor.parquet"])
+@pytest.mark.parametrize("path", ["made-up.vlt/good/d/*", "offmarl.toml", "index/poor.json.gz"])
 @pytest.mark.parametrize("fault", ["lost", "spoiled"])
 def test_what_arrives_is_compared_with_what_was_sent(hub, vaults, path, fault):
     setattr(hub.faults, fault, path)
-    with pytest.raises(HubError, match=f"org/made-up does not hold {path} as it was sent"):
+    shown = path.replace("*", r"\w+")
+    with pytest.raises(HubError, match=f"org/made-up does not hold {shown} as it was sent"):
         library.push(vaults, "org/made-up", "CC-BY-4.0")
     setattr(hub.faults, fault, "")
     library.push(vaults, "org/made-up", "CC-BY-4.0")
@@ -205,11 +265,13 @@ def test_a_second_push_keeps_the_vaults_of_the_first(hub, vaults, tmp_path):
     for path in (*vaults, third):
         assert vault.open_vault(pulled[path.name]).digest() == vault.open_vault(path).digest()
     files = hub.files("org/made-up", "main")[1]
-    assert b"data/good.zip" in files["croissant.json"] and b"| good |" in files["README.md"]
+    assert b"index/good.json.gz" in files["croissant.json"] and b"| good |" in files["README.md"]
     for uid in ("good", "poor", "third"):
         assert f"path: episodes/{uid}.parquet".encode() in files["README.md"]
-    again = record(tmp_path / "again.vlt" / "good", 7)
+    again, before = record(tmp_path / "again.vlt" / "good", 7), files_of(hub)
     library.push([again], "org/made-up", "CC-BY-4.0")
+    gone = before.keys() - files_of(hub)
+    assert gone and all(name.startswith("made-up.vlt/good/d/") for name in gone)
     pulled = library.pull("org/made-up")
     assert vault.open_vault(pulled.paths["good"]).digest() == vault.open_vault(again).digest()
     assert [*pulled.paths] == ["good", "poor", "third"]
@@ -332,18 +394,20 @@ def test_a_push_says_how_far_it_is_in_lines_and_wants_a_whole_name(hub, vaults, 
             library.push(vaults, name, "CC-BY-4.0")
     library.push(vaults, "org/told", "CC-BY-4.0")
     told = capfd.readouterr().err
-    assert "pack good: " in told and "\r" not in told
+    assert "index good: " in told and "\r" not in told
 
 
-def test_a_pulled_vault_of_shards_is_like_any_other(hub, vaults, small_shards):
+def test_a_pulled_vault_is_like_any_other(hub, vaults):
     library.push(vaults, "org/made-up", "CC-BY-4.0")
     (path,) = library.pull("org/made-up/good").paths.values()
     local = vault.open_vault(vaults[0])
     assert not vault.verify(path, deep=True).faults
     (entry,) = cache.entries()
-    assert cache.verify(entry, "good") > 4
+    assert cache.verify(entry, "good") > 3
     with vault.resume(path) as writer:
         writer.append(*make(SPEC, rows=2, steps=70, seed=9))
+    with pytest.raises(ChecksumError, match="differ from what was published"):
+        cache.verify(entry, "good")
     with vault.resume(vaults[0]) as writer:
         writer.append(*make(SPEC, rows=2, steps=70, seed=9))
     local = vault.open_vault(vaults[0])
@@ -354,86 +418,17 @@ def test_a_pulled_vault_of_shards_is_like_any_other(hub, vaults, small_shards):
     np.testing.assert_array_equal(seen["rewards"], local.read(leaves=["rewards"])["rewards"])
 
 
-def test_an_interrupted_pull_goes_on_after_the_last_whole_shard(hub, vaults, small_shards):
+def test_an_interrupted_pull_goes_on_after_the_last_whole_file(hub, vaults):
     library.push(vaults, "org/made-up", "CC-BY-4.0")
     files = hub.repositories["org/made-up"][-1][1]
-    missing = files.pop("data/good/00001.zip")
-    with pytest.raises(HubError, match=r"00001\.zip"):
+    names = sorted(files_of(hub, under="made-up.vlt/good/"), key=lambda name: len(files[name]))
+    missing = files.pop(names[0])
+    with pytest.raises(HubError, match=rf"{names[0]} is missing on the hub \(404\)"):
         library.pull("org/made-up/good")
-    files["data/good/00001.zip"] = missing
-    before = hub.sent
+    files[names[0]] = missing
     pulled = library.pull("org/made-up/good")
-    assert (
-        hub.sent - before
-        == pulled.fetched
-        < sum(len(data) for name, data in files.items() if name.startswith("data/good/"))
-    )
+    assert pulled.fetched < sum(len(files[name]) for name in names)
     assert vault.open_vault(pulled.paths["good"]).digest() == vault.open_vault(vaults[0]).digest()
-
-
-def as_before(hub, vaults, piece: int) -> None:
-    """Publish as earlier versions did: the archive of each vault, cut into pieces."""
-    library.push(vaults, "org/made-up", "CC-BY-4.0")
-    files = hub.repositories["org/made-up"][-1][1]
-    card = catalogue.parse(files["offmarl.toml"].decode(), "the card")
-    uids = dict(card.uids)
-    for path in vaults:
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:
-            for file in sorted(path.rglob("*")):
-                if file.is_file():
-                    archive.write(file, f"made-up.vlt/{file.relative_to(path.parent)}")
-        data = buffer.getvalue()
-        pieces = [data[i : i + piece] for i in range(0, len(data), piece)]
-        names = [f"data/{path.name}.zip.{i:03}" for i in range(len(pieces))]
-        if len(pieces) == 1:
-            names = [f"data/{path.name}.zip"]
-        files |= dict(zip(names, pieces, strict=True))
-        listed = [
-            catalogue.File(name, len(one), hashlib.sha256(one).hexdigest())
-            for name, one in zip(names, pieces, strict=True)
-        ]
-        uids[path.name] = dataclasses.replace(uids[path.name], files=tuple(listed))
-    files["offmarl.toml"] = catalogue.to_toml(dataclasses.replace(card, uids=uids)).encode()
-
-
-@pytest.mark.parametrize("piece", [20_000, 10**6])
-def test_data_that_earlier_versions_published(hub, vaults, piece):
-    as_before(hub, vaults, piece)
-    pulled = library.pull("org/made-up")
-    for path in vaults:
-        digest = vault.open_vault(path).digest()
-        assert vault.open_vault(pulled.paths[path.name]).digest() == digest
-    with pytest.raises(HubError, match=r"published by an earlier version .* push it again"):
-        offmarl.open("hf://org/made-up/good")
-
-
-def test_small_reads_of_an_archive_read_each_value_once(vaults):
-    """An upload reads 64 kB at a time, and a value may have hundreds of megabytes."""
-    (packed,) = packing.pack_vault(vault.open_vault(vaults[0]), "digest")
-    reads = 0
-
-    def counted(part: packing.Part) -> packing.Part:
-        def read() -> bytes:
-            nonlocal reads
-            reads += 1
-            return part.read()
-
-        return part._replace(read=read)
-
-    def members() -> list[packing.Member]:
-        return [one._replace(parts=[*map(counted, one.parts)]) for one in packed.members()]
-
-    file, whole = packing.PackedFile(members), packing.PackedFile(packed.members).read()
-    assert b"".join(iter(lambda: file.read(100), b"")) == whole
-    assert reads == sum(len(one.parts) for one in packed.members())
-    assert file.seek(len(whole) // 2) and file.read(10) == whole[len(whole) // 2 :][:10]
-
-
-def test_a_terabyte_is_at_most_a_thousand_files():
-    for total in (10**9, 10**10, 10**11, 10**12, 10**13):
-        assert total / packing.shard_bytes(total) <= max(17, total / 1e9)
-    assert packing.shard_bytes(10**6) == packing.SMALLEST == 50_000_000
 
 
 def test_the_episodes_are_a_parquet_table(hub, vaults):
@@ -448,14 +443,12 @@ def test_the_episodes_are_a_parquet_table(hub, vaults):
     assert "path: episodes/good.parquet" in page and "split: good" in page
 
 
-def test_vaults_of_other_programs_are_shards_too(hub, tmp_path, small_shards):
+def test_vaults_of_other_programs_are_published_too(hub, tmp_path):
     path = record(tmp_path / "other.vlt" / "uid", 0)
     Store.open(path)._kv.delete_range(ts.KvStore.KeyRange("offmarl/", "offmarl0")).result()
     metadata = json.loads((path / METADATA).read_text())
     (path / METADATA).write_text(json.dumps({**metadata, "offmarl": "no more"}))
     library.push([path], "org/other", "CC-BY-4.0")
-    names = [n for n in hub.files("org/other", "main")[1] if n.startswith("data/uid/")]
-    assert names[0] == "data/uid/index.zip" and len(names) > 2
     local = vault.open_vault(path)
     remote = offmarl.open("hf://org/other/uid")
     pulled = vault.open_vault(library.pull("org/other").paths["uid"])

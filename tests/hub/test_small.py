@@ -62,12 +62,6 @@ def test_the_size_is_bounded_before_and_while_it_arrives(hub, monkeypatch):
     assert read() == "ab"
 
 
-def test_busy_servers_are_asked_again(hub, commit, monkeypatch):
-    monkeypatch.setattr(client, "_ATTEMPTS", 3)
-    hub.faults.unavailable = 3
-    assert read() == TEXT
-
-
 def test_the_token_goes_to_the_hub_alone(hub, commit, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     read()

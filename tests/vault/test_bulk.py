@@ -11,7 +11,7 @@ import pytest
 import tensorstore as ts
 
 from offmarl import vault
-from offmarl.errors import VaultConflictError, VaultFormatError, VaultFullError
+from offmarl.errors import VaultConflictError, VaultFullError
 from offmarl.vault import bulk, commit
 from offmarl.vault import store as store_module
 from offmarl.vault import writer as writer_module
@@ -63,32 +63,6 @@ def test_tensorstore_reads_what_was_written(directory):
     ((name, size),) = commit.current_tree(Directory(directory)).live_bytes.items()
     assert name == file.name
     assert size <= (directory / name).stat().st_size < size + 3 * mmap.PAGESIZE
-
-
-def test_a_list_of_values_is_read_back():
-    entries = [(key, 7 * number, number) for number, key in enumerate(VALUES)]
-    listed = bulk.list_values("d/" + "0" * 32, entries)
-    assert bulk.read_node(listed.node, "it") == {key: (a, b) for key, a, b in entries}
-
-
-def forged(*parts):
-    return bulk._sealed(bulk._NODE, b"\0", bulk._files("d/x"), *parts)
-
-
-@pytest.mark.parametrize(
-    ("node", "message"),
-    [
-        (forged(b"\xff" * 100), "more than 64 bits"),
-        (forged(bulk._varints([2**60])), "index out of range"),
-        (forged(bulk._varints([1, 2**40])), "a key of 1,099,511,627,776 bytes"),
-        (forged(bulk._varints([2, 5, 1, 1]), b"ab"), "a key of 6 bytes"),
-        (forged(bulk._varints([1, 2]), b"\xff\xfe", bytes(8)), "can't decode"),
-        (forged()[:-1], "its checksum is wrong"),
-    ],
-)
-def test_a_forged_list_of_values_is_refused(node, message):
-    with pytest.raises(VaultFormatError, match=message):
-        bulk.read_node(node, "the list")
 
 
 @pytest.mark.parametrize("refused", ["open", "write"])

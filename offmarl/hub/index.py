@@ -1,0 +1,155 @@
+"""The index of a published vault: where each value is in the vault's files, and its checksum.
+
+A vault is published as its own files, which stock flashbax opens once they are downloaded. Whoever
+reads them over a network fetches the index first, and then only the ranges of bytes that are
+needed. The index is JSON, compressed by gzip; its SHA-256 is in the dataset's card.
+"""
+
+import gzip
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import NamedTuple
+
+import google_crc32c
+import msgspec
+import numpy as np
+
+from offmarl import tracking
+from offmarl.errors import HubError
+from offmarl.tracking import Advance
+from offmarl.vault.commit import Contents, ValueLocation
+from offmarl.vault.faults import damaged
+from offmarl.vault.files import open_file
+from offmarl.vault.layout import MAX_CHUNK_BYTES
+
+_MOST = 2**30
+"""Maximum bytes of an index, uncompressed, all of which is read into memory."""
+_GZIP = 31
+"""zlib's window bits for data with a header of gzip."""
+
+
+class Place(NamedTuple):
+    """Where a value is in the files of a vault."""
+
+    file: str
+    offset: int
+    length: int
+    crc32c: int
+
+
+class Document(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of an index: a table of the values, by columns, and the shortest values."""
+
+    files: list[str]
+    """Paths in the vault's directory."""
+    keys: list[str]
+    file: list[int]
+    """Number of the file that holds each key's value."""
+    offset: list[int]
+    length: list[int]
+    crc32c: list[int]
+    inline: dict[str, bytes]
+    """Values that are in no file, because OCDBT keeps short ones in its tree; in base64."""
+
+
+def build_index(contents: Contents, name: str) -> bytes:
+    """Return the index of a vault on this machine; every value is read for its checksum."""
+    if contents.tree.lost:
+        raise damaged(contents.driver.path, contents.tree.lost[0])
+    values = contents.tree.values.items()
+    inline = {key: value for key, value in values if isinstance(value, bytes)}
+    placed = sorted((at, key) for key, at in values if isinstance(at, ValueLocation))
+    files = sorted({at.file for at, _ in placed})
+    numbers = {file: number for number, file in enumerate(files)}
+    total, sums = sum(at.length for at, _ in placed), []
+    with tracking.progress(f"index {name}", total, unit="bytes") as advance:
+        for file, some in groupby((at for at, _ in placed), lambda at: at.file):
+            sums += _checksums(open_file(contents.driver.directory, file), some, advance)
+    document = Document(
+        files,
+        keys=[key for _, key in placed],
+        file=[numbers[at.file] for at, _ in placed],
+        offset=[at.offset for at, _ in placed],
+        length=[at.length for at, _ in placed],
+        crc32c=sums,
+        inline=inline,
+    )
+    return gzip.compress(msgspec.json.encode(document), mtime=0)
+
+
+def _checksums(descriptor: int, places: Iterable[ValueLocation], advance: Advance) -> list[int]:
+    """Return the CRC32Cs of the values in an open file, which is closed."""
+    found = []
+    with os.fdopen(descriptor, "rb") as file:
+        for place in places:
+            file.seek(place.offset)
+            found.append(google_crc32c.value(file.read(place.length)))
+            advance(place.length)
+    return found
+
+
+class Index:
+    """The index of a published vault, from an untrusted source; `HubError` if it is damaged.
+
+    ``sizes`` are the bytes of each file of the vault, which its places must lie in.
+    """
+
+    def __init__(self, data: bytes, sizes: Mapping[str, int], name: str):
+        try:
+            found = zlib.decompressobj(_GZIP).decompress(data, _MOST + 1)
+            if len(found) > _MOST:
+                raise ValueError(f"it has more than {_MOST:,} bytes")
+            self._document = document = msgspec.json.decode(found, type=Document)
+            self._rows = {key: row for row, key in enumerate(document.keys)}
+            _check(document, self._rows, sizes)
+        except (ValueError, OverflowError, zlib.error) as error:
+            raise HubError(f"{name} is not the index of a vault ({error!s:.200}).") from error
+
+    def get(self, key: str) -> Place | bytes | None:
+        """Return where the value of a key is, or the value; None if there is no such key."""
+        if (row := self._rows.get(key)) is None:
+            return self._document.inline.get(key)
+        one = self._document
+        file = one.files[one.file[row]]
+        return Place(file, one.offset[row], one.length[row], one.crc32c[row])
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the keys that begin with a prefix, and the bytes of their values."""
+        one = self._document
+        every = [*zip(one.keys, one.length, strict=True)]
+        every += [(key, len(value)) for key, value in one.inline.items()]
+        return {key: length for key, length in every if key.startswith(prefix)}
+
+
+def _check(document: Document, rows: Mapping[str, int], sizes: Mapping[str, int]) -> None:
+    """Raise `ValueError` if an index contradicts itself or the files."""
+    columns = document.file, document.offset, document.length, document.crc32c
+    if {len(column) for column in columns} != {len(document.keys)}:
+        raise ValueError("its columns have different lengths")
+    if len(rows) < len(document.keys) or rows.keys() & document.inline.keys():
+        raise ValueError("a key is there twice")
+    if unknown := {*document.files} - sizes.keys():
+        raise ValueError(f"the card does not list {min(unknown)!r:.80}")
+    if len({*document.files}) < len(document.files):
+        raise ValueError("a file is there twice")
+    if document.keys:
+        ends = [sizes[file] for file in document.files]
+        _check_places(*(np.array(column, np.int64) for column in (*columns[:3], ends)))
+
+
+def _check_places(
+    file: np.ndarray, offset: np.ndarray, length: np.ndarray, ends: np.ndarray
+) -> None:
+    """Raise `ValueError` if a value is outside of its file, or inside another value."""
+    if file.min() < 0 or file.max() >= len(ends) or min(offset.min(), length.min()) < 0:
+        raise ValueError("a place is impossible")
+    if (length > ends[file]).any() or (offset > ends[file] - length).any():
+        raise ValueError("a value is outside of its file")
+    if length.max() > MAX_CHUNK_BYTES:
+        raise ValueError(f"a value has {length.max():,} bytes")
+    order = np.lexsort((offset, file))
+    file, begin, end = file[order], offset[order], (offset + length)[order]
+    if ((begin[1:] < end[:-1]) & (file[1:] == file[:-1])).any():
+        raise ValueError("a value lies inside another")
