@@ -120,7 +120,9 @@ VERBS = {
     "doctor": Verb("doctor", "Check the installation and the connection to the hub"),
     "completion": Verb("doctor", "Print a shell completion script"),
     "verify": Verb("data", "Check a vault for damage", example="A.vlt --deep"),
-    "repair": Verb("data", "Recover the intact data of a damaged vault", example="A.vlt --dry-run"),
+    "salvage": Verb(
+        "data", "Copy the intact episodes of a damaged vault", example="A.vlt -o B.vlt"
+    ),
     "compact": Verb("data", "Reclaim unused space", example="A.vlt"),
     "cat": Verb(
         "transform", "Join vaults into one", example="A.vlt B.vlt -o C.vlt", has_tasks=True

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from offmarl.vault.key_values import KeyValues, register_driver
     from offmarl.vault.mixture import Mixture, mix
     from offmarl.vault.open import Summary, list_vaults, open_vault
-    from offmarl.vault.repairing import Repair, repair
     from offmarl.vault.salvaging import Salvage, salvage
     from offmarl.vault.shared import SharedWriter, join
     from offmarl.vault.tables import Episodes
@@ -46,7 +45,6 @@ __all__ = [
     "Fault",
     "KeyValues",
     "Mixture",
-    "Repair",
     "Salvage",
     "SharedWriter",
     "Steps",
@@ -70,7 +68,6 @@ __all__ = [
     "open_vault",
     "recode",
     "register_driver",
-    "repair",
     "resume",
     "salvage",
     "sample",
@@ -85,7 +82,6 @@ _HOMES = {
     "convert": "export_dataset from_arrays import_dataset",
     "faults": "Fault",
     "compaction": "Compaction compact",
-    "repairing": "Repair repair",
     "verification": "Verification verify",
     "key_values": "KeyValues register_driver",
     "open": "Summary list_vaults open_vault",

@@ -20,6 +20,7 @@ from offmarl.vault.episode_set import Chosen, EpisodeSet
 from offmarl.vault.final_views import FinalViews
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import (
+    Description,
     Manifest,
     describe,
     read_episodes,
@@ -72,7 +73,7 @@ class Dataset(EpisodeSet):
         self.store, self.path = store, store.path
         self._checked, self._opening = checked, Lock()
         self._read_through: Arrays | None = None
-        self._described = described = describe(store)
+        self._described = described = self._describe()
         self.manifest, self.unverified = described.manifest, described.unverified
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
         if self.manifest and time_limit is not None:
@@ -81,6 +82,9 @@ class Dataset(EpisodeSet):
         known = None if self.manifest else pulled.time_limit
         self.time_limit = known if time_limit is None else time_limit
         self.provenance = {**described.provenance, **pulled.provenance}
+
+    def _describe(self) -> Description:
+        return describe(self.store)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the path only: another process opens the vault again, as it is then."""

@@ -131,16 +131,16 @@ def vault_error(error: ValueError | OSError, path: PurePath) -> VaultError:
     if "Generation mismatch" in text:
         return conflict(path)
     if "Configuration mismatch" in text:
-        return VaultError(f"{path} was replaced or repaired after it was opened: open it again.")
+        return VaultError(f"{path} was replaced after it was opened: open it again.")
     if lost := _LOST_CHUNK.search(text):
         return VaultFormatError(
-            f"{path} has lost {lost[1]}: `offmarl verify` lists the damage, and `offmarl repair` "
-            "recovers the intact data."
+            f"{path} has lost {lost[1]}: `offmarl verify` lists the damage, and `offmarl salvage` "
+            "copies the intact episodes."
         )
     if _CUT_FILE in text:
         return VaultFormatError(
             f"{path} has a data file that was cut off: `offmarl verify` lists the damage, and "
-            "`offmarl repair` recovers the intact data."
+            "`offmarl salvage` copies the intact episodes."
         )
     if any(sign in text for sign in _NO_ROOM):
         return full(path)

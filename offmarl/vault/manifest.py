@@ -1,7 +1,7 @@
 """The manifest: the content of offmarl's keys and of ``metadata.json``.
 
 Each key is decoded in one place. `read_manifest` is strict, for reading and writing. `read_parts`
-keeps what it can read and collects faults, for verifying and repairing.
+keeps what it can read and collects faults, for verifying and salvaging.
 """
 
 import json
@@ -142,7 +142,7 @@ def _read_own(store: Store, schema: Schema, head: Head) -> Manifest:
         raise VaultFormatError(
             f"{store.path} had {head.length} steps a row, and its index was set back to "
             f"{own.stock_length}: a program that does not use offmarl's lock overwrote it during "
-            "the recording. `offmarl repair` recovers the intact data."
+            "the recording. Copy the vault again from its source."
         )
     return own
 
@@ -176,8 +176,8 @@ def check_documents(store: Store, schema: Schema) -> None:
     for (key, document), value in zip(expected.items(), store.get_all([*expected]), strict=True):
         if value != document and load_json(value, key) != json.loads(document):
             raise VaultFormatError(
-                f"{store.path} is damaged: {key} is not what the vault's schema says. `offmarl "
-                "repair` corrects it."
+                f"{store.path} is damaged: {key} is not what the vault's schema says. "
+                "`offmarl salvage` copies the intact episodes."
             )
 
 
@@ -248,6 +248,17 @@ class Parts(NamedTuple):
         whole = sorted(self.ended) == starts[:-1].tolist() and starts[-1] == self.head.episodes
         return table if whole else None
 
+    def description(self, store: Store) -> "Description":
+        """Describe the vault by what could be read; `VaultFormatError` without a head."""
+        schema, head, running = self.schema, self.head, self.running
+        expect(head is not None, f"the head of {store.path} is damaged.")
+        assert head is not None
+        if running is None:
+            running = tables.none_running(schema.rows, schema.spec.num_agents)
+        stock = head.length if self.stock_length is None else self.stock_length
+        own = Manifest(schema, head, running, dict(self.provenance or {}), stock)
+        return _description(store, own)
+
 
 def read_parts(contents: Contents, schema: Schema, faults: list[Fault]) -> Parts:
     """Read the intact parts of a commit's manifest, and append the faults of the others."""
@@ -315,9 +326,13 @@ def _describe_own(store: Store, own: Manifest, metadata: Mapping[str, Any]) -> D
     if any(metadata.get(key) != expected[key] for key in STOCK_KEYS):
         raise VaultFormatError(
             f"{store.path / METADATA} contradicts the vault's own schema, so one of them was "
-            "changed or damaged: copy the vault again from its source, or see what "
-            "`offmarl repair` makes of it."
+            "changed or damaged: copy the vault again from its source, or copy its intact "
+            "episodes with `offmarl salvage`."
         )
+    return _description(store, own)
+
+
+def _description(store: Store, own: Manifest) -> Description:
     schema = own.schema
     return Description(
         store, own, schema.leaves, schema.rows, own.length, own.provenance, own.unverified

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
@@ -16,9 +17,16 @@ from offmarl.vault.commit import Contents
 from offmarl.vault.creation import free_place
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import Fault, with_episodes
+from offmarl.vault.files import errors_of
 from offmarl.vault.final_views import FinalViews
 from offmarl.vault.layout import POLICY_IDS, Codec, NumpyArray
-from offmarl.vault.manifest import Manifest, read_parts
+from offmarl.vault.manifest import (
+    Description,
+    Manifest,
+    read_metadata,
+    read_parts,
+    read_schema,
+)
 from offmarl.vault.open import locate
 from offmarl.vault.store import Store
 from offmarl.vault.transform import pipeline, policy_ids
@@ -64,14 +72,13 @@ def salvage(
 ) -> Salvage:
     """Copy the undamaged episodes of a damaged vault to a new one.
 
-    `repair` keeps a vault's beginning up to the first damage, in place. This copies whole episodes
-    from before and after the damage, and leaves the damaged vault unchanged. The new vault has one
-    row with the episodes end to end, in their order.
+    Whole episodes from before and after the damage are copied, and the damaged vault is left
+    unchanged. The new vault has one row with the episodes end to end, in their order.
 
     Parameters
     ----------
     source
-        A vault that can still be opened; otherwise repair it first.
+        A vault; its schema or its ``metadata.json`` may be damaged, as each is in the other.
     path, codec, progress
         As for `offmarl.vault.cat`.
 
@@ -80,7 +87,7 @@ def salvage(
     VaultExistsError
         The path exists.
     VaultFormatError
-        The vault's own tables are damaged.
+        The vault's head or the tree of its keys is damaged, so its episodes are unknown.
     VaultError
         No episode is undamaged, or the new vault cannot be written.
     """
@@ -97,7 +104,7 @@ def salvage(
     table = left.episodes
     places = zip(table.row[~sound], table.start[~sound], table.length[~sound], strict=True)
     lost = tuple(Lost(*map(int, place)) for place in places)
-    unknown = left.num_steps - int(table.length.sum())
+    unknown = left.rows * found.length - int(table.length.sum())
     arguments = {
         "lost": [list(episode) for episode in lost[:_MOST_NAMED]],
         "unknown_steps": unknown,
@@ -119,8 +126,29 @@ class _DamagedDataset(Dataset):
 
     _mapped = False
 
+    def __init__(self, found: Verification):
+        self._faults = found.faults
+        super().__init__(Store.open(found.path), checked=False)  # the verification was deep
+
+    def _describe(self) -> Description:
+        with errors_of(self.path):
+            contents = Contents.of(self.store)
+        if not contents.keys(layout.OWN_PREFIX):
+            return self._describe_foreign()
+        metadata: dict[str, Any] = {}
+        with suppress(VaultFormatError):
+            metadata = read_metadata(contents.driver)
+        self._parts = read_parts(contents, read_schema(contents, metadata, []), [])
+        return self._parts.description(self.store)
+
+    def _describe_foreign(self) -> Description:
+        """Describe another program's vault up to where its episodes are unknown."""
+        whole = super()._describe()
+        ends = (fault.steps[0] for fault in self._faults if fault.steps and _tells(fault))
+        return whole._replace(length=min([whole.length, *ends]))
+
     def _recorded(self, manifest: Manifest) -> tables.Table:
-        known = read_parts(Contents.of(self.store), manifest.schema, []).ended
+        known = self._parts.ended
         running = manifest.running[manifest.running["length"] > 0]
         return np.concatenate([*(known[first] for first in sorted(known)), running])
 
@@ -134,14 +162,19 @@ class _DamagedDataset(Dataset):
 def _open(found: Verification) -> Dataset:
     """Open a verified vault, of which parts may be missing."""
     try:
-        return _DamagedDataset(Store.open(found.path), checked=False)  # the verification was deep
+        return _DamagedDataset(found)
     except VaultError as error:
         if found.sound:
             raise
         raise VaultFormatError(
             f"{found.path} has damaged tables ({found.faults[0]}), so its episodes are unknown: "
-            "`offmarl repair --dry-run` shows what a repair would keep."
+            "copy the vault again from its source."
         ) from error
+
+
+def _tells(fault: Fault) -> bool:
+    """Whether a fault is in an array that tells where episodes end."""
+    return fault.leaf in (*layout.SIGNALS, POLICY_IDS)
 
 
 def _sound(left: Dataset, found: Verification) -> Bool[np.ndarray, "M"]:

@@ -1,7 +1,7 @@
 """The store of a vault: keys and values that each commit replaces atomically.
 
-`Store.open` parses a path once. The store is then passed to everything that reads, writes, checks
-or repairs the vault.
+`Store.open` parses a path once. The store is then passed to everything that reads, writes or checks
+the vault.
 """
 
 import contextlib

@@ -394,14 +394,6 @@ def misplaced(contents: Contents, grid: Grid, chunk: Chunk) -> str:
     return "its data file is missing or truncated" if contents.is_cut_off(chunk.key) else ""
 
 
-def placed_length(contents: Contents, grids: Iterable[Grid], length: int) -> int:
-    """Return the steps before the first chunk that is missing or has another size."""
-    for grid in grids:
-        wrong = (chunk for chunk in grid.within(length) if misplaced(contents, grid, chunk))
-        length = min(length, next((chunk.steps[0] for chunk in wrong), length))
-    return length
-
-
 def stored_bytes(contents: Contents, grid: Grid, length: int) -> int:
     """Return the bytes of an array's existing chunks."""
     return sum(contents.size(chunk.key) for chunk in _placed(contents, grid, length))

@@ -164,7 +164,7 @@ weights windows
 
 
 def test_reading_loads_reading(vaults: dict[str, Dataset]) -> None:
-    """Neither writing, verifying, repairing, transforming nor JAX."""
+    """Neither writing, verifying, transforming nor JAX."""
     code = """
 import sys, offmarl
 offmarl.open(sys.argv[1])[1:3]

@@ -17,7 +17,6 @@ from offmarl.terminal import Advance
 from offmarl.types import flatten_view
 from offmarl.vault import encoding, layout, tables
 from offmarl.vault.chunks import compress
-from offmarl.vault.compaction import repeat_tree
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import damaged
 from offmarl.vault.files import errors_of
@@ -370,4 +369,3 @@ def _write_tables(
         for first in range(0, len(ended), _BLOCK_RECORDS)
     }
     _commit(store, documents | blocks | {layout.RUNNING_KEY: running.tobytes()})
-    repeat_tree(store)
