@@ -15,7 +15,7 @@ from offmarl.teams import teams_of
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, Episode, Transition, View, map_tree
 from offmarl.vault import bounds, compat, encoding, layout, tables
-from offmarl.vault.arrays import Arrays, open_arrays
+from offmarl.vault.arrays import Arrays
 from offmarl.vault.episode_set import Chosen, EpisodeSet
 from offmarl.vault.final_views import FinalViews
 from offmarl.vault.layout import NumpyArray
@@ -465,7 +465,7 @@ class Dataset(EpisodeSet):
         if self._read_through is None:
             with self._opening:  # threads share it, and what it maps
                 if self._read_through is None:
-                    self._read_through = open_arrays(
+                    self._read_through = Arrays(
                         self._described, lambda: self.episodes, self._checked, self._mapped
                     )
         return self._read_through

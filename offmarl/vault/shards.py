@@ -19,11 +19,10 @@ from offmarl.vault.commit import Contents
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import Directory
 from offmarl.vault.layout import METADATA, OWN_PREFIX, Head, NumpyArray, seal, unseal
-from offmarl.vault.manifest import Manifest, read_episodes, read_metadata
-from offmarl.vault.metadata import Grid, without_episodes
+from offmarl.vault.manifest import Manifest, foreign_grids, read_episodes, read_metadata
+from offmarl.vault.metadata import Grid, own_grids, without_episodes
 from offmarl.vault.store import OcdbtStore
 from offmarl.vault.tables import Table
-from offmarl.vault.verification import foreign_grids, own_grids
 
 _BLOCK_RECORDS = 2**16
 _COMMIT_BYTES = 2**26
@@ -71,7 +70,7 @@ class Sharding:
                 f"{dataset.path} cannot be read ({error}): run `offmarl verify`."
             ) from error
         if own:
-            self._grids = own_grids(own.schema)
+            self._grids = [*own_grids(own.schema).values()]
         else:
             self._grids = foreign_grids(contents, read_metadata(contents.driver), [])
         self.unit = math.lcm(*(grid.chunks[1] for grid in self._grids))
