@@ -24,6 +24,8 @@ from offmarl.vault.windows import WindowPlaces, put_steps
 _KEYS_A_CHUNK = 64
 """Reading one chunk without a map takes about as long as mapping this many chunks."""
 
+_Cut = list[tuple[int, slice, slice]]
+
 _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts by process only
 
 
@@ -78,7 +80,6 @@ class Arrays:
 
     def chunk(self, name: str) -> tuple[int, int]:
         """Return the rows and the steps of an array's chunks."""
-        self._check_names([name])
         rows, steps, *_ = self._vault.grids[name].chunks
         return rows, steps
 
@@ -117,25 +118,33 @@ class Arrays:
         reader = self._map() if self._map_pays(names, rows, steps) else self._reader
         found: dict[str, NumpyArray] = {}
         parts: list[Part] = []
+        cuts: dict[tuple[int, int], tuple[_Cut, _Cut]] = {}
         for name in names:
+            size = self.chunk(name)
+            if size not in cuts:
+                cuts[size] = [*cut(rows, size[0])], [*cut(steps, size[1])]
+            by_rows, by_steps = cuts[size]
             select = (agents[name],) if name in agents else ()
-            leaf, (chunk_rows, chunk_steps) = self._vault.leaves[name], self.chunk(name)
-            shape = np.empty((0, *leaf.shape))[(slice(None), *select)].shape[1:]
-            by_rows, by_steps = [*cut(rows, chunk_rows)], [*cut(steps, chunk_steps)]
-            is_view = name in reader.maps and len(by_rows) == len(by_steps) == 1
-            out: NumpyArray = np.empty(
-                0 if is_view else (len(rows), len(steps), *shape), leaf.dtype
-            )
+            if name in reader.maps and len(by_rows) == len(by_steps) == 1:
+                ((block, inside, _),), ((number, times, _),) = by_rows, by_steps
+                place = ChunkPlace(name, block, number)
+                found[name] = reader.mapped(place)[(inside, times, *select)]
+                continue
+            shape, dtype = self._selected(name, select)
+            out = found[name] = np.empty((len(rows), len(steps), *shape), dtype)
             for number, times, to_steps in by_steps:
                 for block, inside, to_rows in by_rows:
-                    part = Part(ChunkPlace(name, block, number), (inside, times, *select), out)
-                    if is_view:
-                        out = reader.view(part)
-                    else:
-                        parts.append(part._replace(target=out[to_rows, to_steps]))
-            found[name] = out
+                    place = ChunkPlace(name, block, number)
+                    parts.append(Part(place, (inside, times, *select), out[to_rows, to_steps]))
         reader.copy(parts)
         return found
+
+    def _selected(self, name: str, select: tuple[slice, ...]) -> tuple[Any, Any]:
+        """Return the shape of what is selected from each step of an array, and its type."""
+        leaf = self._vault.leaves[name]
+        if not select:
+            return leaf.shape, leaf.dtype
+        return np.empty((0, *leaf.shape))[(slice(None), *select)].shape[1:], leaf.dtype
 
     def windows(
         self,

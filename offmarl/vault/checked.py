@@ -103,12 +103,13 @@ class Checks:
     ) -> list[ChunkPlace]:
         """Return which chunks of some arrays have not been compared, as they lie in the files."""
         key, places = tuple(names), block * self._chunks + number
-        rows = np.array([self._index[name] for name in names])
-        if key not in self._sound_in_all:
-            self._sound_in_all[key] = np.logical_and.reduce(self._sound[rows], axis=0)
-        sound = self._sound_in_all[key]
-        if sound[places].all():
+        sound = self._sound_in_all.get(key)
+        if sound is not None and sound[places].all():
             return []
+        rows = np.array([self._index[name] for name in names])
+        if sound is None:
+            sound = np.logical_and.reduce(self._sound[rows], axis=0)
+            self._sound_in_all[key] = sound
         places = np.unique(places)
         places = places[np.argsort(places % self._chunks, kind="stable")]
         known = self._sound[np.ix_(rows, places)]
@@ -134,7 +135,8 @@ class Checks:
         ``checksum`` is its CRC32C, if known. ``again`` reads the chunk once more. It is called if
         the checksum differs, because a writer may have committed between the reads of both.
         """
-        self.load([place.number])
+        if place.number < self._numbers and not self._loaded[place.number]:
+            self.load([place.number])
         while not self._agrees(place, chunk, checksum):
             with self._lock:
                 before = self._state(place.number)

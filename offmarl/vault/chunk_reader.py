@@ -139,12 +139,12 @@ class ChunkReader:
 
     # ------------------------------------------------------------------------------ steps
 
-    def view(self, part: Part) -> NumpyArray:
-        """Return a part of a mapped chunk, not copied."""
-        chunk = self.maps[part.place.name].chunk(part.place.block, part.place.number)
-        if self._checks and self._checks.is_fresh(part.place):
-            self._checks.compare(part.place, chunk)
-        return chunk[part.source]
+    def mapped(self, place: ChunkPlace) -> NumpyArray:
+        """Return a mapped chunk, not copied."""
+        chunk = self.maps[place.name].chunk(place.block, place.number)
+        if self._checks and self._checks.is_fresh(place):
+            self._checks.compare(place, chunk)
+        return chunk
 
     def copy(self, parts: Sequence[Part]) -> None:
         """Copy parts of chunks to where they belong."""
