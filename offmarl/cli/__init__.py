@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import NamedTuple
 
-from offmarl import __version__
 from offmarl._ahead import briefly
 from offmarl._garbage import collect_rarely
+from offmarl._version import __version__
 from offmarl.cli import interrupts, output
 from offmarl.cli.output import Report
 from offmarl.cli.parse import parse

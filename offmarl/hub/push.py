@@ -39,14 +39,10 @@ from offmarl.hub.readme import EPISODES, croissant, readme
 from offmarl.statistics import spread
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
+from offmarl.vault.dataset import open_source
 from offmarl.vault.drivers import driver_of
 from offmarl.vault.layout import EXTRAS, OBSERVATIONS, STATE, leaves, typed
-from offmarl.vault.open import (
-    SUFFIX,
-    open_source,
-    place_of,
-    refused_link,
-)
+from offmarl.vault.open import SUFFIX, place_of, refused_link
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _BLOCK = 2**20

@@ -15,7 +15,6 @@ from offmarl.terminal import Advance, Progress, quiet, silent
 from offmarl.vault import layout, tables
 from offmarl.vault.commit import Contents
 from offmarl.vault.creation import free_place
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import Fault, with_episodes
 from offmarl.vault.files import errors_of
 from offmarl.vault.final_views import FinalViews
@@ -28,6 +27,7 @@ from offmarl.vault.manifest import (
     read_schema,
 )
 from offmarl.vault.open import locate
+from offmarl.vault.reader import Reader
 from offmarl.vault.store import Store
 from offmarl.vault.transform import pipeline, policy_ids
 from offmarl.vault.transform.pipeline import Remap, copy_pieces
@@ -110,9 +110,7 @@ def salvage(
         "unknown_steps": unknown,
     }
 
-    def copy(
-        vault: Dataset, pieces: Pieces, writer: Writer, remap: Remap, advance: Advance
-    ) -> None:
+    def copy(vault: Reader, pieces: Pieces, writer: Writer, remap: Remap, advance: Advance) -> None:
         for run in runs(vault, pieces):
             copy_pieces(vault, run, writer, remap, advance)
 
@@ -121,7 +119,7 @@ def salvage(
     return Salvage(made, found.faults, pieces.episodes, pieces.steps, lost, unknown)
 
 
-class _DamagedDataset(Dataset):
+class _DamagedVault(Reader):
     """A damaged vault, which is read without a memory map, since a map would need all files."""
 
     _mapped = False
@@ -159,10 +157,10 @@ class _DamagedDataset(Dataset):
         )
 
 
-def _open(found: Verification) -> Dataset:
+def _open(found: Verification) -> Reader:
     """Open a verified vault, of which parts may be missing."""
     try:
-        return _DamagedDataset(found)
+        return _DamagedVault(found)
     except VaultError as error:
         if found.sound:
             raise
@@ -177,7 +175,7 @@ def _tells(fault: Fault) -> bool:
     return fault.leaf in (*layout.SIGNALS, POLICY_IDS)
 
 
-def _sound(left: Dataset, found: Verification) -> Bool[np.ndarray, "M"]:
+def _sound(left: Reader, found: Verification) -> Bool[np.ndarray, "M"]:
     """Return the mask of episodes without a fault."""
     sound = np.ones(len(left.episodes.row), bool)
     for fault in found.faults:
@@ -187,7 +185,7 @@ def _sound(left: Dataset, found: Verification) -> Bool[np.ndarray, "M"]:
     return sound
 
 
-def _runs(vault: Dataset, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pieces]:
+def _runs(vault: Reader, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pieces]:
     """Divide pieces into groups without damage between them; a group is read at once."""
     damaged = np.zeros(vault.rows, bool)
     for fault in faults:
@@ -200,7 +198,7 @@ def _runs(vault: Dataset, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[P
     yield from (Pieces(*run) for run in zip(*columns, strict=True) if len(run[0]))
 
 
-def _ids(vault: Dataset, runs: Iterable[Pieces]) -> Iterator[NumpyArray]:
+def _ids(vault: Reader, runs: Iterable[Pieces]) -> Iterator[NumpyArray]:
     """Yield the policy ids of the copied steps; others may be damaged."""
     names = [name for name in (POLICY_IDS,) if name in vault.leaves]
     for run in runs if names else []:

@@ -23,7 +23,6 @@ from offmarl.terminal import Progress, quiet
 from offmarl.vault import compat, encoding, index, layout, tables, values
 from offmarl.vault.checked import agrees
 from offmarl.vault.commit import Contents
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import Driver, driver_of
 from offmarl.vault.faults import Fault, expect, merged, noting, of_chunk, with_episodes
 from offmarl.vault.layout import DATA, MANIFEST, METADATA, OWN_PREFIX, NumpyArray, Schema
@@ -45,6 +44,7 @@ from offmarl.vault.metadata import (
     zarrays,
 )
 from offmarl.vault.open import locate, place_of
+from offmarl.vault.reader import Reader
 from offmarl.vault.store import Store, store_of
 
 _MAX_FAULTS = 1000
@@ -107,7 +107,7 @@ def verify(
     found = examine(store, deep=deep, progress=progress)
     if not (deep and found.native and found.sound):
         return found
-    return found._replace(notes=tuple(_notes(Dataset(store, checked=False))))
+    return found._replace(notes=tuple(_notes(Reader(store, checked=False))))
 
 
 def find(path: str | os.PathLike[str]) -> Driver:
@@ -153,7 +153,7 @@ def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verifica
         _check_content(contents, layers, found, progress)
     if deep and layers.parts and not any(f.steps or f.key == METADATA for f in found.faults):
         with noting(found.faults):
-            found.faults += index.differences(Dataset(store, checked=False), layers.parts)
+            found.faults += index.differences(Reader(store, checked=False), layers.parts)
     faults = tuple(_told(fault, layers.parts) for fault in merged(found.faults))
     unchecked = tuple(dict.fromkeys(found.unchecked))
     return Verification(
@@ -170,7 +170,7 @@ def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verifica
     )
 
 
-def _notes(vault: Dataset) -> Iterator[str]:
+def _notes(vault: Reader) -> Iterator[str]:
     """Yield the recorded quirks, and the first value of each kind of a vault that records none."""
     told = set(vault.quirks)
     yield from (compat.MEANINGS[quirk] for quirk in vault.quirks)

@@ -16,8 +16,8 @@ from offmarl import records
 from offmarl._ahead import ahead
 from offmarl._imports import summarize
 from offmarl.errors import OffmarlError, OptionError
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault.reader import Reader
 from offmarl.vault.transform import expression, selection
 from offmarl.vault.transform.columns import Part, Result, Steps, check
 from offmarl.vault.transform.expression import Columns, Expression
@@ -150,7 +150,7 @@ def reward_formula(text: str, columns: Columns) -> Function:
 class Apply(NamedTuple):
     """Applies a function to parts of a vault."""
 
-    vault: Dataset
+    vault: Reader
     function: Function
 
     def __call__(self, part: Part) -> tuple[Any, Steps]:
