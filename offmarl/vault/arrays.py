@@ -49,6 +49,7 @@ class Arrays:
     ):
         self._vault, self._may_map = vault, mapped
         self._episodes = episodes
+        self._sizes = {name: grid.chunks[:2] for name, grid in vault.grids.items()}
         self._schema: Schema | None = None
         if checked and vault.manifest and vault.manifest.schema.codec == "raw":
             # A forged length must not make the checks, which hold state for each chunk, take much
@@ -80,7 +81,7 @@ class Arrays:
 
     def chunk(self, name: str) -> tuple[int, int]:
         """Return the rows and the steps of an array's chunks."""
-        rows, steps, *_ = self._vault.grids[name].chunks
+        rows, steps = self._sizes[name]
         return rows, steps
 
     def check_length(self) -> None:
@@ -202,7 +203,7 @@ class Arrays:
             self.prefetch(mapped, rows, starts, length)
         asked = _usage()
         yield from ((name, places[name], reader.maps[name]) for name in mapped)
-        pieces = reader.gather(others, places)
+        pieces = reader.gather(others, places) if others else {}
         yield from ((name, places[name], pieces.pop(name)) for name in others)
         has_read, has_waited = asked[0] > before[0], _usage()[1] > asked[1]
         self._cold = has_read or has_waited
@@ -215,9 +216,11 @@ class Arrays:
         length: int,
     ) -> dict[str, WindowPlaces]:
         """Return the places of windows in arrays, computed once for each size of chunks."""
-        sizes = {name: self.chunk(name) for name in names}
-        places = {size: WindowPlaces(rows, starts, length, *size) for size in {*sizes.values()}}
-        return {name: places[size] for name, size in sizes.items()}
+        found: dict[tuple[int, ...], WindowPlaces] = {}
+        for size in (self._sizes[name] for name in names):
+            if size not in found:
+                found[size] = WindowPlaces(rows, starts, length, *size)
+        return {name: found[self._sizes[name]] for name in names}
 
     def prefetch(
         self,

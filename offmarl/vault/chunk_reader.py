@@ -157,7 +157,7 @@ class ChunkReader:
             if unreleased > _RELEASE_BYTES:
                 self.maps[part.place.name].region.release()
                 unreleased = 0
-        for place, chunk in self.read([*others]):
+        for place, chunk in self.read([*others]) if others else ():
             part = others[place]
             part.target[...] = taken = chunk[part.source]
             if taken.size < chunk.size:
