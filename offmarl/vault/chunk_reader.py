@@ -5,6 +5,7 @@ registered. Each chunk is compared with its checksum and decoded. Uncompressed c
 files are used where they are, and a bounded number of others is kept in memory.
 """
 
+import os
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from offmarl.vault.windows import ChunkSteps, WindowPlaces, put_steps
 
 _KEPT_BYTES = 2**26
 """Bytes of decoded chunks that are kept in memory."""
-_DECODED_AHEAD = 8
+_DECODED_AHEAD = 2 * (os.cpu_count() or 1)
 _RELEASE_BYTES = 2**22
 """Bytes read between two calls of `Region.release`, which keeps the resident memory small."""
 _COMPARED_BYTES = 2**24

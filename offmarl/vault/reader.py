@@ -281,7 +281,7 @@ class Reader:
         """Gather windows from anywhere, as they are on disk.
 
         Uncompressed vaults on this machine are read as fast as arrays in memory, even if they are
-        larger than memory. For other vaults, whole chunks are read, and some megabytes of them kept.
+        larger than memory. For other vaults, whole chunks are read, and some of them kept.
 
         Parameters
         ----------

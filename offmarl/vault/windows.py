@@ -101,17 +101,3 @@ def put_steps(
         items = as_items(np.ascontiguousarray(windows) != 0)
     found = items.take(index, mode="clip").view(bool if out.dtype == bool else windows.dtype)
     out[where] = found.reshape(*index.shape, *out.shape[2:])
-
-
-def window_chunks(
-    rows: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    length: int,
-    chunk_rows: int,
-    chunk_steps: int,
-) -> list[tuple[int, int]]:
-    """Return the chunks that hold windows: the block of rows and the number in time, sorted."""
-    block = rows // chunk_rows
-    first, last = starts // chunk_steps, (starts + max(length, 1) - 1) // chunk_steps
-    windows = zip(block.tolist(), first.tolist(), last.tolist(), strict=True)
-    return sorted({(row, number) for row, a, b in windows for number in range(a, b + 1)})
