@@ -36,24 +36,7 @@ _ALL = slice(None)
 class Reader:
     """A vault as it was when it was opened: any interval, window or episode of it.
 
-    It has no verbs: `offmarl.vault.Dataset` is a reader with those.
-
-    Attributes
-    ----------
-    path
-        Its directory; one in an archive or at a URL is written in the same way.
-    manifest
-        The keys of offmarl; None in a vault of another program.
-    leaves
-        Disk name to the data type and the shape of a single step.
-    rows, length
-        The first two axes of every array: environments, and time steps of each.
-    provenance
-        Where the data comes from; JSON. For a dataset that was pulled, also its publication.
-    unverified
-        Intervals of steps, ``((start, stop), ...)``, that a stock program appended.
-    time_limit
-        The limit that a foreign vault was opened with, else that of `offmarl pull`, else None.
+    It has no verbs: `offmarl.vault.Dataset`, which describes the attributes, is a reader with those.
     """
 
     _mapped = True  # whether the files may be mapped into memory

@@ -310,6 +310,7 @@ def test_a_document_of_an_array_that_lies_misleads_nobody(path, change):
     (fault,) = vault.verify(path).faults
     assert "rewards./.zarray: it is not what the vault's schema says" in str(fault)
     assert vault.open_vault(path).digest() == digest  # offmarl reads by the schema
+    assert_all_salvaged(path, digest)
 
 
 @pytest.mark.parametrize("change", [{"dtype": "<i4"}, {"dtype": ">f4"}, {"order": "F"}], ids=str)
