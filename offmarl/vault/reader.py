@@ -36,7 +36,7 @@ _ALL = slice(None)
 class Reader:
     """A vault as it was when it was opened: any interval, window or episode of it.
 
-    It has no verbs: `offmarl.vault.Dataset`, which describes the attributes, is a reader with those.
+    It has no verbs: `offmarl.vault.Dataset`, which describes the attributes, adds them.
     """
 
     _mapped = True  # whether the files may be mapped into memory

@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 _BULK_BYTES = 2**23
 """Size from which blocks are written to a file of their own."""
+_READERS = 8
+"""Threads that read from a place that a user registered."""
 _COALESCING = {
     "experimental_read_coalescing_threshold_bytes": 2**16,
     "experimental_read_coalescing_merged_bytes": 2**23,
@@ -361,6 +363,10 @@ class OcdbtStore(Store):
         self._dropped = files
 
 
+def _divided(keys: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [keys[first : first + size] for first in range(0, len(keys), size)]
+
+
 def _values_of(blocks: Iterable[Block]) -> dict[str, bytes]:
     return {key: value for block in blocks for key, value in block.values().items()}
 
@@ -404,6 +410,13 @@ class KeyValueStore(Store):
 
     def fetch(self, keys: Sequence[str], depth: int) -> Iterator[bytes | None]:
         """Yield the stored values of keys, in order; None for each that does not exist."""
-        parts = [keys[first : first + depth] for first in range(0, len(keys), depth)]
-        for part, _ in ahead(parts, self.driver.prefetch, 2):
-            yield from self.attempt(partial(self._values.read, part))
+        for batch, _ in ahead(_divided(keys, depth), self.driver.prefetch, 2):
+            if len(batch) == 1:
+                yield from self.attempt(partial(self._values.read, batch))
+                continue
+            parts = _divided(batch, -(-len(batch) // _READERS))
+            for part, read in ahead(parts, self._start, _READERS):
+                yield from self.attempt(read.result, partial(self._values.read, part))
+
+    def _start(self, keys: Sequence[str]) -> "Future[list[bytes | None]]":
+        return in_thread(partial(self._values.read, keys), "offmarl-read")
