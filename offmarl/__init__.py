@@ -30,6 +30,7 @@ TensorStore.
 from typing import TYPE_CHECKING
 
 from offmarl._imports import lazy_getattr
+from offmarl._version import __version__
 from offmarl.errors import (
     CardError,
     CheckpointError,
@@ -104,8 +105,6 @@ if TYPE_CHECKING:
     from offmarl.vault import Dataset, from_arrays, mix
     from offmarl.vault import open_vault as open
     from offmarl.vault.location import Url
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ArraySpec",

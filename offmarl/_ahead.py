@@ -2,11 +2,13 @@
 
 import atexit
 import math
+import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from itertools import islice
 from threading import Event, Thread, local
 from typing import Any, TypeVar
@@ -66,6 +68,19 @@ def in_thread(work: Callable[[], _Work], name: str) -> "Future[_Work]":
     _threads.add(thread)
     thread.start()
     return done
+
+
+def in_pool(work: Callable[[], _Work]) -> "Future[_Work]":
+    """Do short work, such as decoding, in one of a few threads that all share."""
+    return _pool().submit(work)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count() or 1, "offmarl-pool")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # threads do not survive a fork
 
 
 def end_if_abandoned() -> None:

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import NamedTuple
 
-from offmarl import __version__
 from offmarl._ahead import briefly
 from offmarl._garbage import collect_rarely
+from offmarl._version import __version__
 from offmarl.cli import interrupts, output
 from offmarl.cli.output import Report
 from offmarl.cli.parse import parse
@@ -120,7 +120,9 @@ VERBS = {
     "doctor": Verb("doctor", "Check the installation and the connection to the hub"),
     "completion": Verb("doctor", "Print a shell completion script"),
     "verify": Verb("data", "Check a vault for damage", example="A.vlt --deep"),
-    "repair": Verb("data", "Recover the intact data of a damaged vault", example="A.vlt --dry-run"),
+    "salvage": Verb(
+        "data", "Copy the intact episodes of a damaged vault", example="A.vlt -o B.vlt"
+    ),
     "compact": Verb("data", "Reclaim unused space", example="A.vlt"),
     "cat": Verb(
         "transform", "Join vaults into one", example="A.vlt B.vlt -o C.vlt", has_tasks=True

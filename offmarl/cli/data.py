@@ -1,4 +1,4 @@
-"""``offmarl ls``, ``show``, ``verify``, ``repair`` and ``compact``: vaults, and their files."""
+"""``offmarl ls``, ``show``, ``verify``, ``salvage`` and ``compact``: vaults, and their files."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,6 @@ from tyro.conf import Positional, arg
 
 from offmarl import vault
 from offmarl.cli.output import Report, as_is, grid, table
-from offmarl.errors import OptionError
 from offmarl.hub.licences import recorded_as
 from offmarl.paths import local, may_be_name
 from offmarl.statistics import spread
@@ -352,53 +351,19 @@ def verify(path: _Vault, deep: bool = False) -> Report:
     return Report(data, Group(*_outcome(found)), found.sound)
 
 
-def repair(path: _Vault, dry_run: bool = False, salvage: str | None = None) -> Report:
-    """Recover the intact data of a damaged vault.
+def salvage(path: _Vault, out: Annotated[str, arg(aliases=["-o"], metavar="VAULT")]) -> Report:
+    """Copy the intact episodes of a damaged vault.
 
-    The longest intact part from the beginning is kept, and lost data is listed. The repaired vault
-    is built beside the old one and replaces it atomically. An intact vault is not changed.
+    They are written to a new vault, and the damaged one is not changed. Lost episodes are listed.
 
     Parameters
     ----------
     path
-        A vault; its manifest or metadata.json may be missing.
-    dry_run
-        Only print what would be kept.
-    salvage
-        Do not change the vault, but write all its intact episodes to a new vault at this path.
+        A vault of any program.
+    out
+        The new vault.
     """
-    if salvage is not None:
-        if dry_run:
-            raise OptionError("--dry-run and --salvage both leave the vault unchanged: give one.")
-        return _salvaged(vault.salvage(path, salvage, progress=_in_bytes))
-    done = vault.repair(path, dry_run=dry_run, progress=_in_bytes)
-    data = {
-        "path": done.path,
-        "changed": bool(done.faults) and not dry_run,
-        "length_before": done.length_before,
-        "length": done.length,
-        "dropped": done.dropped,
-        "faults": [fault._asdict() for fault in done.faults],
-    }
-    if not done.faults:
-        return Report(data, f"{done.path} is intact: nothing was changed.")
-    of_all = "" if done.length_before is None else f" of {number(done.length_before)}"
-    kept = f"{number(done.length)}{of_all} steps of each row"
-    verb = "would keep" if dry_run else "kept"
-    lost = _lines(done.dropped) if done.dropped else ["  nothing"]
-    return Report(
-        data,
-        Group(
-            f"{done.path}: {verb} {kept}.",
-            "Faults:",
-            *_lines(done.faults),
-            "Lost:",
-            *lost,
-        ),
-    )
-
-
-def _salvaged(done: vault.Salvage) -> Report:
+    done = vault.salvage(path, out, progress=_in_bytes)
     lost = [f"row {row}, steps {start} to {start + n - 1}" for row, start, n in done.lost]
     if done.unknown_steps:
         lost.append(f"{number(done.unknown_steps)} steps of unknown episodes")
@@ -444,10 +409,7 @@ def _outcome(found: vault.Verification) -> list[RenderableType]:
         lines.append(f"{found.path} {extent}: {looked}.")
     else:
         lines += [f"{found.path} is damaged ({looked}):", *_lines(found.faults)]
-        lines.append(
-            "`offmarl repair` keeps the longest intact part from the beginning; `offmarl repair "
-            "--salvage OUT` writes all intact episodes to a new vault."
-        )
+        lines.append("`offmarl salvage` copies the intact episodes to a new vault.")
     if found.notes:
         lines += ["What it holds that is no damage:", *_lines(found.notes)]
     if found.skipped:

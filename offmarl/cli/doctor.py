@@ -14,7 +14,7 @@ from huggingface_hub import get_token
 from tyro.conf import Positional, arg, subcommand
 from tyro.extras import subcommand_cli_from_dict
 
-from offmarl import __version__
+from offmarl._version import __version__
 from offmarl.cli.output import Report, as_is, grid
 from offmarl.cli.parse import conventions, documented
 from offmarl.hub import cache, client

@@ -21,8 +21,9 @@ from offmarl.teams import only_or_all
 from offmarl.terminal import number, plot
 from offmarl.tracking import is_run, progress, refuse_benchmark
 from offmarl.vault import Dataset
+from offmarl.vault.dataset import open_source
 from offmarl.vault.files import errors_of
-from offmarl.vault.open import open_source, place_of
+from offmarl.vault.open import place_of
 
 _MOST_FRAMES = 100
 

@@ -32,7 +32,8 @@ from offmarl.vault.convert import (
     export_dataset,
     import_dataset,
 )
-from offmarl.vault.open import locate, open_source
+from offmarl.vault.dataset import open_source
+from offmarl.vault.open import locate
 from offmarl.vault.transform.function import MapFunction
 from offmarl.vault.transform.pipeline import AnyVault, StrPath
 

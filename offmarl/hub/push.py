@@ -38,6 +38,7 @@ from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
 from offmarl.vault.commit import Contents, live_bytes, live_files
 from offmarl.vault.compaction import compact
+from offmarl.vault.dataset import open_source
 from offmarl.vault.drivers import Directory, driver_of
 from offmarl.vault.files import errors_of
 from offmarl.vault.layout import (
@@ -50,7 +51,7 @@ from offmarl.vault.layout import (
     leaves,
     typed,
 )
-from offmarl.vault.open import SUFFIX, open_source, place_of, refused_link
+from offmarl.vault.open import SUFFIX, place_of, refused_link
 
 _LEAST_UNUSED = 2**20
 _MOST_UNUSED = 1 / 6

@@ -18,10 +18,10 @@ from offmarl import tracking, vault
 from offmarl.errors import OptionError, RunError, VaultError
 from offmarl.launch.work import Work, once
 from offmarl.terminal import silent
-from offmarl.vault import Dataset
 from offmarl.vault.creation import destination
 from offmarl.vault.digest import fingerprint
 from offmarl.vault.layout import NumpyArray
+from offmarl.vault.reader import Reader
 from offmarl.vault.transform import lineage, pipeline, policy_ids
 from offmarl.vault.transform.changes import Change, MappedFunction
 from offmarl.vault.transform.policy_ids import Named, Source
@@ -199,7 +199,7 @@ class TransformWork(Work):
         about = lineage.provenance_of(self.change.operation, {}, [(source, pieces)], self._named)
         pipeline.copy_block(self.change.vaults, source.vault, pieces, path, remap, about)
 
-    def _arguments(self, first: Dataset) -> Mapping[str, Any]:
+    def _arguments(self, first: Reader) -> Mapping[str, Any]:
         """Return the arguments for the lineage; those of a map are in the provenance of a block."""
         if self.change.function is None:
             return self.change.arguments()
@@ -229,7 +229,7 @@ _KEY = "tasks"
 """Key of the provenance of vaults that tasks made."""
 
 
-def blocks_of(vaults: Sequence[Dataset], block_steps: int | None = None) -> list[Block]:
+def blocks_of(vaults: Sequence[Reader], block_steps: int | None = None) -> list[Block]:
     """Divide the episodes of vaults into blocks of at most so many steps."""
     blocks = []
     for number, one in enumerate(vaults):
@@ -243,15 +243,15 @@ def blocks_of(vaults: Sequence[Dataset], block_steps: int | None = None) -> list
     return blocks
 
 
-def _step_bytes(one: Dataset) -> int:
+def _step_bytes(one: Reader) -> int:
     return sum(leaf.step_bytes for leaf in one.leaves.values())
 
 
-def _examined(one: Dataset) -> dict[str, Any]:
+def _examined(one: Reader) -> dict[str, Any]:
     return policy_ids.facts_of(one, silent)._asdict()
 
 
-def _source(one: Dataset, facts: Mapping[str, Any]) -> Source:
+def _source(one: Reader, facts: Mapping[str, Any]) -> Source:
     return policy_ids.source_of(one, policy_ids.Facts(**facts))
 
 

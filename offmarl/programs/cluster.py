@@ -25,8 +25,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, Sharding
 from numpy.typing import NDArray
 
-from offmarl import __version__
 from offmarl._mesh import spec
+from offmarl._version import __version__
 from offmarl.config import NonNegativeInt, PositiveInt, Validated
 from offmarl.errors import OffmarlError, OptionError, RunError
 from offmarl.programs.peers import first_line, last_words, peers, watch

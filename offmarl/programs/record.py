@@ -53,6 +53,7 @@ from offmarl.statistics import mean_interval
 from offmarl.teams import only_or_all
 from offmarl.tracking import plain, progress
 from offmarl.types import ArrayTree, EnvSpec, FinalObservations, Policy, Transition
+from offmarl.vault.reader import Reader
 
 CHUNK = 64
 """Largest number of time steps collected at once: they should fit into the processor's cache."""
@@ -337,14 +338,14 @@ def _record(
                 timer.saved(done * num_steps * recipe["num_envs"])
         chunks.flush()
         if isinstance(writer, vault.Writer):
-            chunks.complete(recorded=recorded_return(vault.Dataset(writer.store)))
+            chunks.complete(recorded=recorded_return(Reader(writer.store)))
     checkpoints.close()
     any_process(False)  # none ends, or reads the vault, before it is complete
     if is_first():
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def recorded_return(dataset: vault.Dataset) -> dict[str, Any]:
+def recorded_return(dataset: Reader) -> dict[str, Any]:
     """Return the mean return of the complete episodes in a vault, and its interval, by team."""
     episodes = dataset.episodes
     means: dict[str, float | None] = {}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from offmarl import __version__
+from offmarl._version import __version__
 from offmarl.report import dataset_figures as figures
 from offmarl.report import tables
 from offmarl.report.accumulators import DiscreteActions

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from offmarl import __version__
+from offmarl._version import __version__
 from offmarl.report import page, tables
 from offmarl.report.curves import Curve, broken_of, curves_of
 from offmarl.report.figures import COLOURS, draw_curve, make_figure

@@ -15,26 +15,16 @@ if TYPE_CHECKING:
     from offmarl.vault.compaction import Compaction, compact
     from offmarl.vault.convert import export_dataset, from_arrays, import_dataset
     from offmarl.vault.creation import create, create_whole
-    from offmarl.vault.dataset import Dataset
+    from offmarl.vault.dataset import Dataset, open_vault
     from offmarl.vault.faults import Fault
     from offmarl.vault.key_values import KeyValues, register_driver
     from offmarl.vault.mixture import Mixture, mix
-    from offmarl.vault.open import Summary, list_vaults, open_vault
-    from offmarl.vault.repairing import Repair, repair
+    from offmarl.vault.open import Summary, list_vaults
     from offmarl.vault.salvaging import Salvage, salvage
     from offmarl.vault.shared import SharedWriter, join
     from offmarl.vault.tables import Episodes
-    from offmarl.vault.transform import (
-        Steps,
-        cat,
-        dedup,
-        filter,
-        map,
-        recode,
-        sample,
-        slice,
-        split,
-    )
+    from offmarl.vault.transform.columns import Steps
+    from offmarl.vault.verbs import cat, dedup, filter, map, recode, sample, slice, split
     from offmarl.vault.verification import Verification, verify
     from offmarl.vault.weights import Weights
     from offmarl.vault.writer import Writer, resume
@@ -46,7 +36,6 @@ __all__ = [
     "Fault",
     "KeyValues",
     "Mixture",
-    "Repair",
     "Salvage",
     "SharedWriter",
     "Steps",
@@ -70,7 +59,6 @@ __all__ = [
     "open_vault",
     "recode",
     "register_driver",
-    "repair",
     "resume",
     "salvage",
     "sample",
@@ -85,16 +73,16 @@ _HOMES = {
     "convert": "export_dataset from_arrays import_dataset",
     "faults": "Fault",
     "compaction": "Compaction compact",
-    "repairing": "Repair repair",
     "verification": "Verification verify",
     "key_values": "KeyValues register_driver",
-    "open": "Summary list_vaults open_vault",
-    "dataset": "Dataset",
+    "open": "Summary list_vaults",
+    "dataset": "Dataset open_vault",
     "mixture": "Mixture mix",
     "weights": "Weights",
     "salvaging": "Salvage salvage",
     "tables": "Episodes",
-    "transform": "Steps cat dedup filter map recode sample slice split",
+    "transform.columns": "Steps",
+    "verbs": "cat dedup filter map recode sample slice split",
     "creation": "create create_whole",
     "shared": "SharedWriter join",
     "writer": "Writer resume",

@@ -189,8 +189,8 @@ def _check_foreign_length(vault: Description, chunk_steps: Callable[[str], int])
             return
     raise VaultFormatError(
         f"{vault.path} says that each row has {vault.length:,} steps, and there is data for "
-        f"{backed:,} at most: its index is damaged or forged. `offmarl repair` keeps what is "
-        "sound; or copy the vault again from its source."
+        f"{backed:,} at most: its index is damaged or forged. Copy the vault again from its "
+        "source."
     )
 
 
@@ -216,8 +216,8 @@ def check_own_length(vault: Description, schema: Schema) -> None:
         found = f"that takes {blocks * numbers:,} chunks of each array, and there are {count:,}"
     raise VaultFormatError(
         f"{vault.path} says that it has {schema.rows:,} rows of {vault.length:,} steps: {found}. "
-        "It has lost data, or its length is damaged or forged. `offmarl repair` keeps what is "
-        "sound; or copy the vault again from its source."
+        "It has lost data, or its length is damaged or forged. Copy the vault again from "
+        "its source, or copy its intact episodes with `offmarl salvage`."
     )
 
 

@@ -1,7 +1,6 @@
 """Reads the commits of an OCDBT store: the tree of keys of each, and the values.
 
-A store keeps its earlier commits until it is compacted, and the nodes of their trees can be found
-in the data files even without the manifest. Data of a damaged store can be recovered from them.
+A store keeps its earlier commits until it is compacted.
 """
 
 from collections import Counter
@@ -9,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import tensorstore as ts
 
@@ -18,15 +17,8 @@ from offmarl.vault.drivers import Driver, TensorStoreDriver
 from offmarl.vault.files import check_name
 from offmarl.vault.forking import use_tensorstore
 from offmarl.vault.key_values import Registered
-from offmarl.vault.layout import DATA, MANIFEST, load_json, unseal
+from offmarl.vault.layout import load_json, unseal
 from offmarl.vault.store import Store
-
-T = TypeVar("T")
-
-
-_NODE_MAGIC = bytes.fromhex("0cdb20de")
-"""The first bytes of every node of the tree; its length follows in 8 bytes, little-endian."""
-_HEADER = 12
 
 
 class ValueLocation(NamedTuple):
@@ -79,22 +71,6 @@ def live_files(driver: TensorStoreDriver) -> frozenset[str]:
     return frozenset(found)
 
 
-def earlier_trees(driver: TensorStoreDriver) -> Iterator[Tree]:
-    """Yield the trees of earlier commits that can be found, the latest first.
-
-    Without a manifest, every node in the data files is taken as a root, in no order.
-    """
-    try:
-        history = _history(driver, _manifest(driver))
-    except (ValueError, OSError):
-        roots = _scattered(driver)
-    else:
-        roots = (node for kind, node in history if kind == "root")
-        next(roots, None)
-    for root in roots:
-        yield _read(driver, root)
-
-
 def _manifest(driver: TensorStoreDriver) -> Any:
     use_tensorstore(driver.path)
     driver.check()
@@ -112,22 +88,6 @@ def _history(driver: TensorStoreDriver, node: Any) -> Iterator[tuple[str, str]]:
             with suppress(ValueError, OSError):
                 found = ts.ocdbt.dump(driver.files, child["location"]).result()
                 yield from _history(driver, found)
-
-
-def _scattered(driver: TensorStoreDriver) -> Iterator[str]:
-    """Yield possible roots of trees: every node in the data files."""
-    driver.check()
-    for name in driver.files.list().result():
-        file = name.decode()
-        if file == MANIFEST or not file.startswith(f"{DATA}/"):
-            continue
-        data = bytes(driver.files.read(file).result().value)
-        offset = data.find(_NODE_MAGIC)
-        while offset >= 0:
-            size = int.from_bytes(data[offset + 4 : offset + _HEADER], "little")
-            if _HEADER < size <= len(data) - offset:
-                yield f"btreenode::{file}:{offset}:{size}"
-            offset = data.find(_NODE_MAGIC, offset + 1)
 
 
 def _read(driver: TensorStoreDriver, root: str | None) -> Tree:

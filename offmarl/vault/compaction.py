@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offmarl._ahead import ahead, depth_of
-from offmarl.errors import VaultConflictError, VaultFormatError
+from offmarl.errors import VaultConflictError
 from offmarl.vault import commit, layout
 from offmarl.vault.commit import Contents, ValueLocation
 from offmarl.vault.drivers import Directory, Driver
@@ -75,13 +75,12 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
         manifest = (directory / MANIFEST).read_bytes()
         found = examine(store, deep=False)
         if not found.sound:
-            raise VaultFormatError(f"{directory} is damaged ({found.faults[0]}): repair it first.")
+            raise damaged(directory, found.faults[0])
         contents = Contents.of(store)
         with rebuilding(directory) as fresh:
             # With the same identity, programs that have the vault open can continue to read.
             rebuilt = store_of(Directory(fresh), commit.config_of(Directory(directory)))
             copy(contents, contents.tree.values, rebuilt)
-            repeat_tree(rebuilt)
             switch(directory, fresh, expected=manifest)
         after = _usage(directory)
     return Compaction(directory, before[0], after[0], before[1], after[1])
@@ -113,7 +112,6 @@ def reclaim(store: Store) -> None:
             # The first commits refer to the old files. This store has the last commit alone.
             result = OcdbtStore(driver, config, last)
             result.refer_to(rebuilt)
-            repeat_tree(result)
             _replace_manifest(driver, last, manifest.stamp.generation)
 
 
@@ -167,24 +165,15 @@ def rebuilding(directory: Path) -> Iterator[Path]:
         tidy(Directory(directory))
 
 
-def copy(contents: Contents, keys: Iterable[str], target: Store, *, strict: bool = True) -> None:
-    """Copy keys and values in the order in which they are read; offmarl's keys with checksums.
-
-    If not ``strict``, values that cannot be read are left out.
-    """
-    for batch in _batches(_values(contents, sorted(keys, key=_order), strict)):
+def copy(contents: Contents, keys: Iterable[str], target: Store) -> None:
+    """Copy keys and values in the order in which they are read; offmarl's keys with checksums."""
+    for batch in _batches(_values(contents, sorted(keys, key=_order))):
         target.commit(batch, fence={}).result()
 
 
-def _values(contents: Contents, keys: list[str], strict: bool) -> Iterator[tuple[str, bytes]]:
+def _values(contents: Contents, keys: list[str]) -> Iterator[tuple[str, bytes]]:
     for key, read in ahead(keys, contents.fetch, depth_of(_BATCH_BYTES // 16)):
-        try:
-            value = unseal(key, read(), contents.driver.path)
-        except (VaultFormatError, ValueError, OSError):
-            if strict:
-                raise
-        else:
-            yield key, value
+        yield key, unseal(key, read(), contents.driver.path)
 
 
 def _batches(values: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
@@ -200,15 +189,6 @@ def _batches(values: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
     yield batch
 
 
-def repeat_tree(store: Store) -> None:
-    """Commit once more, so that a rebuilt store has two trees, as other stores have.
-
-    A repair uses the earlier one if the later one is damaged.
-    """
-    (index,) = store.get_all([layout.INDEX_KEY])
-    store.commit({layout.INDEX_KEY: index}, fence={}).result()
-
-
 def _order(key: str) -> tuple[bool, str, int, int, str]:
     """Sort the chunks of a leaf by time, and offmarl's keys, which complete a vault, last."""
     found = _CHUNK.fullmatch(key)
@@ -216,12 +196,12 @@ def _order(key: str) -> tuple[bool, str, int, int, str]:
     return key.startswith(OWN_PREFIX), leaf, int(number), int(block), rest
 
 
-def switch(directory: Path, fresh: Path, expected: bytes | None) -> None:
+def switch(directory: Path, fresh: Path, expected: bytes) -> None:
     """Replace a store by another atomically."""
     for file in (fresh / DATA).iterdir():
         file.rename(directory / DATA / file.name)
     sync(directory / DATA)
-    if expected is not None and (directory / MANIFEST).read_bytes() != expected:
+    if (directory / MANIFEST).read_bytes() != expected:
         raise VaultConflictError(
             f"a program that does not use offmarl's lock wrote to {directory} meanwhile: nothing "
             "was changed. Stop that program, and try again."
@@ -245,7 +225,7 @@ def tidy(driver: Driver) -> None:
     try:
         live = commit.live_files(driver)
     except (ValueError, OSError):
-        live = None  # unknown without a manifest: a repair may need any file
+        live = None  # unknown without a manifest: any file may be needed
     for file in (directory / DATA).glob("*"):
         if live is not None and f"{DATA}/{file.name}" not in live:
             file.unlink()

@@ -15,11 +15,11 @@ from offmarl.terminal import Advance, silent
 from offmarl.tracking import replace_file
 from offmarl.types import EnvSpec, Transition, flatten_view
 from offmarl.vault import encoding, layout
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import Driver, TensorStoreDriver
 from offmarl.vault.forking import is_forked
 from offmarl.vault.layout import Leaf, NumpyArray
 from offmarl.vault.manifest import read_manifest
+from offmarl.vault.reader import Reader
 
 KEPT = "digests"
 """The directory of `offmarl.paths.cache` in which `known_digest` keeps digests."""
@@ -28,7 +28,7 @@ _OFF = "OFFMARL_DIGEST_CACHE"
 _HEXADECIMAL = re.compile("[0-9a-f]{64}")
 
 
-def digest(vault: Dataset, advance: Advance = silent) -> str:
+def digest(vault: Reader, advance: Advance = silent) -> str:
     """Return the SHA-256 of a vault's logical content, in hexadecimal.
 
     It covers every episode's steps, cause and final view, in any order. So it does not depend on
@@ -45,7 +45,7 @@ def digest(vault: Dataset, advance: Advance = silent) -> str:
     return total.hexdigest()
 
 
-def known_digest(vault: Dataset, advance: Advance = silent) -> str:
+def known_digest(vault: Reader, advance: Advance = silent) -> str:
     """Return the `digest`, from `KEPT` if this user computed it of the same commit before.
 
     So only the first use of a vault reads all of it. Without checksums for all of its chunks, it is
@@ -70,7 +70,7 @@ def known_digest(vault: Dataset, advance: Advance = silent) -> str:
     return found
 
 
-def _commit(vault: Dataset) -> str | None:
+def _commit(vault: Reader) -> str | None:
     """Return what identifies the content of a vault without reading it; None if nothing does.
 
     It is a checksum of the file that says where the last commit is stored. Names of data files are
@@ -96,7 +96,7 @@ def _shows_commits(driver: Driver) -> bool:
     return isinstance(driver, TensorStoreDriver) and driver.staleness is None and not is_forked()
 
 
-def fingerprint(vault: Dataset) -> str:
+def fingerprint(vault: Reader) -> str:
     """Return a checksum of a vault's episode table and of its chunks' checksums, in hexadecimal.
 
     It tells whether the data has changed since, and reads no steps. Unlike `digest`, it depends on
@@ -131,7 +131,7 @@ def _describe(name: str, leaf: Leaf, spec: EnvSpec) -> list[Any]:
 
 
 def episode_digests(
-    vault: Dataset, *, policies: bool = True, advance: Advance = silent
+    vault: Reader, *, policies: bool = True, advance: Advance = silent
 ) -> NumpyArray:
     """Return the SHA-256 of each episode, ``(M,)`` of 32 bytes, as `Dataset.episodes` has them.
 
@@ -143,7 +143,7 @@ def episode_digests(
     return found
 
 
-def _of_episodes(vault: Dataset, policies: bool, advance: Advance) -> Iterator[tuple[int, bytes]]:
+def _of_episodes(vault: Reader, policies: bool, advance: Advance) -> Iterator[tuple[int, bytes]]:
     found = vault.episodes
     ends = found.start + found.length
     running: dict[int, Any] = {}
@@ -178,7 +178,7 @@ def _mixed_steps(steps: Transition, policies: bool) -> NumpyArray:
     return (ids != ids[..., :1]).any(-1)
 
 
-def _finals(vault: Dataset, episodes: NumpyArray) -> dict[int, NumpyArray]:
+def _finals(vault: Reader, episodes: NumpyArray) -> dict[int, NumpyArray]:
     """Return the final views of episodes that have one, packed."""
     found = vault.final_views(vault.episodes.final[episodes])
     views = _pack([*flatten_view(found).values()], 1)

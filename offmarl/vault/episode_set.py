@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +22,6 @@ if TYPE_CHECKING:  # replay imports JAX, which reading does without
         WindowItems,
     )
     from offmarl.replay.host import To
-    from offmarl.vault.dataset import Dataset
-    from offmarl.vault.mixture import Mixture
 
 Chosen = NDArray[np.int64] | None
 """Numbers of episodes; None for all."""
@@ -45,8 +43,8 @@ class EpisodeSet(ABC):
         """Read one episode; see `Dataset.episode`."""
 
     @abstractmethod
-    def _located(self, episodes: Chosen) -> "tuple[Dataset | Mixture, Chosen]":
-        """Return the dataset, and the numbers there of some of these episodes."""
+    def _located(self, episodes: Chosen) -> tuple[Any, Chosen]:
+        """Return the `Dataset` or `Mixture`, and the numbers there of some of these episodes."""
 
     def __len__(self) -> int:
         return len(self.episodes.row)
@@ -449,7 +447,7 @@ class Subset(EpisodeSet):
         ``(K,)`` the episodes' numbers in ``dataset.episodes``, in order.
     """
 
-    def __init__(self, dataset: "Dataset | Mixture", numbers: NDArray[np.int64]):
+    def __init__(self, dataset: Any, numbers: NDArray[np.int64]):
         self.dataset, self.numbers = dataset, numbers
 
     @property
@@ -473,7 +471,7 @@ class Subset(EpisodeSet):
         """Describe the view without reading any data."""
         return f"<Subset: {len(self):,} of {len(self.dataset):,} episodes of {self.dataset!r}>"
 
-    def _located(self, episodes: Chosen) -> "tuple[Dataset | Mixture, Chosen]":
+    def _located(self, episodes: Chosen) -> tuple[Any, Chosen]:
         if episodes is None:
             return self.dataset, self.numbers
         chosen = episode_numbers(episodes, len(self))

@@ -45,7 +45,7 @@ def damaged(
     """Return the error for a damaged vault; ``what`` may be a `Fault`."""
     return kind(
         f"{path} is damaged: {what}. `offmarl verify --deep` lists all damage. Copy the vault "
-        "again from its source, or recover the intact data with `offmarl repair`."
+        "again from its source, or copy its intact episodes with `offmarl salvage`."
     )
 
 

@@ -40,7 +40,6 @@ _CUT_FILE = "Requested byte range"
 """What TensorStore says of a file that is shorter than its references."""
 
 _NO_ROOM = ("No space left", "ENOSPC", "File too large", "EFBIG", "EDQUOT", "quota exceeded")
-_LOST_CHUNK = re.compile(r'NOT_FOUND: chunk .* stored at "([^"]+)"')
 _MOST_TEXT = 1000
 _SYNCS = 16
 _SETTLE_SECONDS = 0.1
@@ -130,20 +129,23 @@ def vault_error(error: ValueError | OSError, path: PurePath) -> VaultError:
     if "Generation mismatch" in text:
         return conflict(path)
     if "Configuration mismatch" in text:
-        return VaultError(f"{path} was replaced or repaired after it was opened: open it again.")
-    if lost := _LOST_CHUNK.search(text):
-        return VaultFormatError(
-            f"{path} has lost {lost[1]}: `offmarl verify` lists the damage, and `offmarl repair` "
-            "recovers the intact data."
-        )
+        return VaultError(f"{path} was replaced after it was opened: open it again.")
     if _CUT_FILE in text:
         return VaultFormatError(
             f"{path} has a data file that was cut off: `offmarl verify` lists the damage, and "
-            "`offmarl repair` recovers the intact data."
+            "`offmarl salvage` copies the intact episodes."
         )
     if any(sign in text for sign in _NO_ROOM):
         return full(path)
     return VaultError(f"{path} cannot be read or written: {text}")
+
+
+def lost_chunk(path: PurePath, key: str) -> VaultFormatError:
+    """Return the error for a vault that lacks a chunk."""
+    return VaultFormatError(
+        f"{path} has lost {key}: `offmarl verify` lists the damage, and `offmarl salvage` copies "
+        "the intact episodes."
+    )
 
 
 def full(path: PurePath) -> VaultFullError:

@@ -9,10 +9,10 @@ import numpy as np
 from offmarl.errors import ShapeError, VaultError
 from offmarl.types import EnvSpec, FinalObservations, Transition
 from offmarl.vault import encoding, layout, tables
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import Fault
 from offmarl.vault.layout import Head, NumpyArray
 from offmarl.vault.manifest import Parts
+from offmarl.vault.reader import Reader
 from offmarl.vault.tables import Signals, Table
 
 Cut = bool | np.ndarray[Any, np.dtype[np.bool_]]
@@ -158,7 +158,7 @@ def _mark_cut(ended: tables.Table, begin: int, cut: NumpyArray) -> tables.Table:
 _MAX_FAULTS = 100
 
 
-def reindex(vault: Dataset, stop: int, known: Table) -> tuple[Table, Table]:
+def reindex(vault: Reader, stop: int, known: Table) -> tuple[Table, Table]:
     """Find the episodes in the first ``stop`` steps of each row."""
     given_up = known[(known["cause"] == tables.OPEN) & (_ends(known) < stop)]
     running = tables.none_running(vault.rows, vault.spec.num_agents)
@@ -178,7 +178,7 @@ def reindex(vault: Dataset, stop: int, known: Table) -> tuple[Table, Table]:
     return ended, running
 
 
-def differences(vault: Dataset, own: Parts) -> Iterator[Fault]:
+def differences(vault: Reader, own: Parts) -> Iterator[Fault]:
     """Yield the differences between the episode table and the steps."""
     table, head = own.table, own.head
     if table is None or head is None:

@@ -145,8 +145,8 @@ class Schema(NamedTuple):
                 raise ValueError(f"version {data['version']} has no such leaves")
         except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
             raise VaultFormatError(
-                f"the vault's schema is damaged ({_reason(error):.200}): `offmarl repair` may "
-                "recover it from metadata.json; otherwise copy the vault again."
+                f"the vault's schema is damaged ({_reason(error):.200}): copy the vault again "
+                "from its source, or copy its intact episodes with `offmarl salvage`."
             ) from error
         return schema
 
@@ -201,8 +201,8 @@ class Head(NamedTuple):
                 raise ValueError("total_return or run has the wrong type")
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise VaultFormatError(
-                f"the vault's head is damaged ({_reason(error):.200}): `offmarl repair` recovers "
-                "the intact data."
+                f"the vault's head is damaged ({_reason(error):.200}): copy the vault again "
+                "from its source."
             ) from error
         return head
 
@@ -423,6 +423,6 @@ def unseal(key: str, stored: bytes, path: PurePath) -> bytes:
     if mark != _MARK or google_crc32c.value(value) != int.from_bytes(checksum, "big"):
         raise VaultFormatError(
             f"{path} is damaged: the checksum of {key} is wrong. `offmarl verify` lists the "
-            "damage, and `offmarl repair` recovers the intact data."
+            "damage, and `offmarl salvage` copies the intact episodes."
         )
     return value

@@ -18,11 +18,11 @@ from offmarl.errors import VaultError
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, Transition
 from offmarl.vault import encoding, layout
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import STATISTICS_KEY, Leaf, NumpyArray, column_of
 from offmarl.vault.manifest import read_manifest, read_pull_record
 from offmarl.vault.quantiles import QuantileSketch, capacity_for
 from offmarl.vault.ranges import Ranges, RangesAccumulator
+from offmarl.vault.reader import Reader
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 """The quantiles that are computed."""
@@ -81,7 +81,7 @@ Statistics = Mapping[str, LeafStatistics]
 """Statistics by column, such as "reward" or "observation.image"."""
 
 
-def statistics(vault: Dataset, progress: Progress = quiet) -> Statistics:
+def statistics(vault: Reader, progress: Progress = quiet) -> Statistics:
     """Return a vault's statistics: the stored ones, or new ones, which are stored if possible.
 
     See `Dataset.statistics`.
@@ -263,7 +263,7 @@ def _padding(field: str, leaf: Leaf, spec: EnvSpec) -> NumpyArray | None:
 # ---------------------------------------------------------------------------------- storing
 
 
-def stored(vault: Dataset) -> Statistics | None:
+def stored(vault: Reader) -> Statistics | None:
     """Return the statistics that are stored with a vault; None if they are of other data."""
     with suppress(VaultError, KeyError, TypeError, ValueError, AttributeError):
         found = vault.store.get_json(STATISTICS_KEY) if vault.native else None
@@ -283,7 +283,7 @@ def _are_of(found: Statistics, spec: EnvSpec) -> bool:
     )
 
 
-def keep(vault: Dataset, computed: Statistics) -> bool:
+def keep(vault: Reader, computed: Statistics) -> bool:
     """Store statistics with a vault; return whether that was possible.
 
     A vault that another process is writing to, that cannot be written, that offmarl did not write,

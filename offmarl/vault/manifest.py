@@ -1,11 +1,9 @@
 """The manifest: the content of offmarl's keys and of ``metadata.json``.
 
 Each key is decoded in one place. `read_manifest` is strict, for reading and writing. `read_parts`
-keeps what it can read and collects faults, for verifying and repairing.
+keeps what it can read and collects faults, for verifying and salvaging.
 """
 
-import json
-import math
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
@@ -18,8 +16,15 @@ from offmarl.vault.commit import Contents
 from offmarl.vault.drivers import Driver
 from offmarl.vault.faults import Fault, expect, noting
 from offmarl.vault.layout import METADATA, Head, Leaf, NumpyArray, Schema, load_json, unseal
-from offmarl.vault.metadata import STOCK_KEYS, parse_metadata, schema_in, to_metadata, zarrays
-from offmarl.vault.mmap import Snapshot, open_snapshot
+from offmarl.vault.metadata import (
+    STOCK_KEYS,
+    Grid,
+    own_grids,
+    parse_metadata,
+    schema_in,
+    to_metadata,
+)
+from offmarl.vault.snapshot import Snapshot, open_snapshot
 from offmarl.vault.store import Store
 
 
@@ -63,11 +68,14 @@ def unchecked(manifest: Manifest | None, length: int, checked: bool) -> tuple[st
 
 def stock_length(store: Store) -> int:
     """Return the steps of each row of another program's vault."""
-    index = store.array(layout.INDEX_PREFIX)
-    if index.shape != (1,) or index.dtype.numpy_dtype.kind != "i":
+    document = store.get_json(f"{layout.INDEX_PREFIX}.zarray")
+    expect(document is not None, f"{store.path} has lost its index.")
+    grid = Grid.of(layout.INDEX_PREFIX, document or {}, axes=1)
+    if grid.shape != (1,) or grid.dtype.kind != "i":
         raise VaultFormatError(f"{store.path}: the index is not one number.")
-    length = int(store.attempt(lambda: index.read().result())[0])
-    if length < 0:
+    value = store.get(layout.INDEX_KEY)
+    index = grid.missing_chunk() if value is None else grid.decode(value, layout.INDEX_KEY)
+    if (length := int(index[0])) < 0:
         raise VaultFormatError(f"{store.path}: the index has the impossible length {length}.")
     return length
 
@@ -142,7 +150,7 @@ def _read_own(store: Store, schema: Schema, head: Head) -> Manifest:
         raise VaultFormatError(
             f"{store.path} had {head.length} steps a row, and its index was set back to "
             f"{own.stock_length}: a program that does not use offmarl's lock overwrote it during "
-            "the recording. `offmarl repair` recovers the intact data."
+            "the recording. Copy the vault again from its source."
         )
     return own
 
@@ -167,27 +175,8 @@ def read_episodes(store: Store, own: Manifest) -> tables.Table:
     return np.concatenate([ended, running]) if len(running) else ended
 
 
-def check_documents(store: Store, schema: Schema) -> None:
-    """Raise `VaultFormatError` if the ``.zarray`` documents differ from the schema.
-
-    The documents have no checksums, and a damaged one would make offmarl misread the data.
-    """
-    expected = zarrays(schema)
-    for (key, document), value in zip(expected.items(), store.get_all([*expected]), strict=True):
-        if value != document and load_json(value, key) != json.loads(document):
-            raise VaultFormatError(
-                f"{store.path} is damaged: {key} is not what the vault's schema says. `offmarl "
-                "repair` corrects it."
-            )
-
-
-def snapshot_of(store: Store, own: Manifest | None, encoded: bool = False) -> Snapshot | None:
-    """Map a vault's files; None if that is impossible or useless.
-
-    Mapping a compressed vault is useful only for readers that take ``encoded`` chunks.
-    """
-    if own and own.schema.codec != "raw" and not encoded:
-        return None
+def snapshot_of(store: Store, own: Manifest | None) -> Snapshot | None:
+    """Map a vault's files; None if that is impossible."""
     try:
         snapshot = open_snapshot(store.driver)
     except (OSError, ValueError) as error:
@@ -248,6 +237,17 @@ class Parts(NamedTuple):
         whole = sorted(self.ended) == starts[:-1].tolist() and starts[-1] == self.head.episodes
         return table if whole else None
 
+    def description(self, store: Store) -> "Description":
+        """Describe the vault by what could be read; `VaultFormatError` without a head."""
+        schema, head, running = self.schema, self.head, self.running
+        expect(head is not None, f"the head of {store.path} is damaged.")
+        assert head is not None
+        if running is None:
+            running = tables.none_running(schema.rows, schema.spec.num_agents)
+        stock = head.length if self.stock_length is None else self.stock_length
+        own = Manifest(schema, head, running, dict(self.provenance or {}), stock)
+        return _description(store, own)
+
 
 def read_parts(contents: Contents, schema: Schema, faults: list[Fault]) -> Parts:
     """Read the intact parts of a commit's manifest, and append the faults of the others."""
@@ -292,6 +292,8 @@ class Description(NamedTuple):
     length: int
     provenance: Mapping[str, Any]
     unverified: tuple[tuple[int, int], ...] = ()
+    grids: Mapping[str, Grid] = {}
+    """How the chunks of each array are stored."""
 
     @property
     def path(self) -> PurePath:
@@ -315,38 +317,62 @@ def _describe_own(store: Store, own: Manifest, metadata: Mapping[str, Any]) -> D
     if any(metadata.get(key) != expected[key] for key in STOCK_KEYS):
         raise VaultFormatError(
             f"{store.path / METADATA} contradicts the vault's own schema, so one of them was "
-            "changed or damaged: copy the vault again from its source, or see what "
-            "`offmarl repair` makes of it."
+            "changed or damaged: copy the vault again from its source, or copy its intact "
+            "episodes with `offmarl salvage`."
         )
+    return _description(store, own)
+
+
+def _description(store: Store, own: Manifest) -> Description:
     schema = own.schema
     return Description(
-        store, own, schema.leaves, schema.rows, own.length, own.provenance, own.unverified
+        store=store,
+        manifest=own,
+        leaves=schema.leaves,
+        rows=schema.rows,
+        length=own.length,
+        provenance=own.provenance,
+        unverified=own.unverified,
+        grids=own_grids(schema),
     )
 
 
 def _describe_foreign(store: Store, metadata: Mapping[str, Any], check_arrays: bool) -> Description:
     leaves, rows = parse_metadata(metadata)
-    for name, leaf in leaves.items() if check_arrays else ():
-        _check_array(store, name, leaf, rows)
     extra = {key: metadata[key] for key in metadata if key not in STOCK_KEYS}
-    return Description(store, None, leaves, rows, stock_length(store), extra)
+    found = Description(store, None, leaves, rows, stock_length(store), extra)
+    if not check_arrays:
+        return found
+    documents = store.get_all([f"{layout.prefix_of(name)}.zarray" for name in leaves])
+    grids = {
+        name: foreign_grid(name, leaf, rows, document)
+        for (name, leaf), document in zip(leaves.items(), documents, strict=True)
+    }
+    return found._replace(grids=grids)
 
 
-def _check_array(store: Store, name: str, leaf: Leaf, rows: int) -> None:
-    array = store.array(layout.prefix_of(name))
-    found = Leaf(array.dtype.numpy_dtype, array.shape[2:])
-    if found != leaf or array.shape[0] != rows:
+def foreign_grids(
+    contents: Contents, metadata: Mapping[str, Any], faults: list[Fault]
+) -> list[Grid]:
+    """Return the arrays of another program's vault, and append faults of the unreadable ones."""
+    leaves, rows = parse_metadata(metadata)
+    grids = []
+    for name, leaf in leaves.items():
+        key = f"{layout.prefix_of(name)}.zarray"
+        with noting(faults, key):
+            grids.append(foreign_grid(name, leaf, rows, contents.get(key)))
+    return grids
+
+
+def foreign_grid(name: str, leaf: Leaf, rows: int, document: bytes) -> Grid:
+    """Return the grid of another program's array; `VaultFormatError` if it is not as it should."""
+    grid = Grid.of(name, load_json(document, f"the .zarray of {name}"))
+    if grid.leaf != leaf or grid.shape[0] != rows:
         raise VaultFormatError(
-            f"{store.path}: {METADATA} says that {name} has {rows} rows of {leaf.dtype} "
-            f"{leaf.shape}, and its array has {array.shape[0]} of {found.dtype} {found.shape}."
+            f"{METADATA} says that {name} has {rows} rows of {leaf.dtype} {leaf.shape}, and its "
+            f"array has {grid.shape[0]} of {grid.leaf.dtype} {grid.leaf.shape}."
         )
-    chunk = array.chunk_layout.read_chunk.shape
-    size = math.prod(size or 1 for size in chunk or ()) * leaf.dtype.itemsize
-    if size > layout.MAX_CHUNK_BYTES:
-        raise VaultFormatError(
-            f"{store.path}: the chunks of {name} are said to have shape {chunk}, which no vault "
-            "has, and reading one would fill the memory."
-        )
+    return grid
 
 
 RECORD = "pulled.json"

@@ -5,7 +5,7 @@ import itertools
 import math
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import google_crc32c
@@ -267,6 +267,43 @@ class Grid(NamedTuple):
         """Whether chunks may be omitted because a fill value stands for them."""
         return self.fill is not None
 
+    @property
+    def leaf(self) -> Leaf:
+        """Type and shape of a single step of a single row."""
+        return Leaf(self.dtype.newbyteorder("="), self.shape[2:])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the bytes of a chunk are those of its steps, one after the other."""
+        return (
+            self.compressor is None
+            and (self.order, self.separator) == ("C", ".")
+            and self.chunks[2:] == self.shape[2:]
+            and self.dtype.isnative
+        )
+
+    def join(self, parts: Sequence[NumpyArray]) -> NumpyArray:
+        """Return the whole steps of parts that were decoded, in the order of `keys`."""
+        if self.chunks[2:] == self.shape[2:]:
+            return parts[0].astype(self.leaf.dtype, copy=False)
+        found: NumpyArray = np.empty((*self.chunks[:2], *self.shape[2:]), self.leaf.dtype)
+        for index, part in zip(self._inner(), parts, strict=True):
+            starts = (i * size for i, size in zip(index, self.chunks[2:], strict=True))
+            spans = (slice(a, a + size) for a, size in zip(starts, self.chunks[2:], strict=True))
+            target = found[(slice(None), slice(None), *spans)]
+            target[...] = part[tuple(map(slice, target.shape))]
+        return found
+
+    def _inner(self) -> Iterator[tuple[int, ...]]:
+        """Yield the places of the chunks that divide the steps of a block and a time."""
+        counts = (-(-s // c) for s, c in zip(self.shape[2:], self.chunks[2:], strict=True))
+        return itertools.product(*map(range, counts))
+
+    def keys(self, block: int, number: int) -> list[str]:
+        """Return the keys of the chunks of a block of rows and of a time, which hold its steps."""
+        prefix, join = prefix_of(self.name), self.separator.join
+        return [prefix + join(map(str, (block, number, *inner))) for inner in self._inner()]
+
     def missing_chunk(self) -> NumpyArray:
         """Return the content of an omitted chunk: the fill value, or zeros."""
         chunk: NumpyArray = np.zeros(self.chunks, self.dtype)
@@ -274,7 +311,7 @@ class Grid(NamedTuple):
             chunk[...] = self.fill
         return chunk
 
-    def decode(self, value: bytes, place: str) -> NumpyArray:
+    def decode(self, value: Any, place: str) -> NumpyArray:
         """Return the content of a chunk from its stored bytes.
 
         Memory use is bounded by the size of a chunk, even if the bytes are forged.
@@ -303,13 +340,20 @@ class Grid(NamedTuple):
         """Yield the chunks of one interval of time, by rows, up to step ``length``."""
         rows, steps, *_ = self.chunks
         span = number * steps, min(length, (number + 1) * steps)
-        counts = (-(-s // c) for s, c in zip(self.shape, self.chunks, strict=True))
-        first, _, *rest = map(range, counts)
-        for block, *inner in itertools.product(first, *rest):
-            key = prefix_of(self.name) + self.separator.join(map(str, (block, number, *inner)))
-            yield Chunk(
-                key, self.name, (block * rows, min(self.shape[0], (block + 1) * rows)), span
-            )
+        for block in range(-(-self.shape[0] // rows)):
+            some = block * rows, min(self.shape[0], (block + 1) * rows)
+            for key in self.keys(block, number):
+                yield Chunk(key, self.name, some, span)
+
+
+def own_grids(schema: Schema) -> dict[str, Grid]:
+    """Return the arrays that a vault of offmarl has."""
+    compressor = "zstd" if schema.codec == "zstd" else None
+    lead, chunk = (schema.rows, TIME_AXIS), (schema.chunk_rows, schema.chunk_steps)
+    return {
+        name: Grid(name, x.dtype, (*lead, *x.shape), (*chunk, *x.shape), compressor, ".", None, "C")
+        for name, x in schema.leaves.items()
+    }
 
 
 def _fill(value: Any, dtype: np.dtype[Any]) -> np.generic | None:
@@ -327,7 +371,7 @@ def _is_number(dtype: np.dtype[Any]) -> bool:
     return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.type is not np.void)
 
 
-def _decompress(codec: str | None, value: bytes, size: int) -> bytes:
+def _decompress(codec: str | None, value: Any, size: int) -> Any:
     """Return the content of a compressed chunk, cut off soon after ``size`` bytes."""
     if codec in ("zlib", "gzip"):
         return zlib.decompressobj(_ANY_HEADER).decompress(value, size + 1)
@@ -340,7 +384,7 @@ def _decompress(codec: str | None, value: bytes, size: int) -> bytes:
         raise ValueError(f"its header gives {found} bytes instead of {size}")
     from numcodecs import get_codec  # imported here: few vaults need it
 
-    return bytes(get_codec({"id": codec}).decode(value))
+    return get_codec({"id": codec}).decode(value)
 
 
 def _blosc_size(value: bytes) -> int:

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import PurePath
 from typing import NamedTuple
@@ -12,12 +12,12 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from offmarl._episodes import episode_numbers
-from offmarl.errors import OptionError, ShapeError
+from offmarl.errors import OptionError
 from offmarl.types import EnvSpec, Episode
 from offmarl.vault import bounds, layout, tables
-from offmarl.vault.dataset import Dataset
+from offmarl.vault.dataset import Dataset, open_vault
 from offmarl.vault.episode_set import Chosen, EpisodeSet
-from offmarl.vault.open import open_vault
+from offmarl.vault.reader import common_spec
 from offmarl.vault.weights import By, check_by
 
 VaultLike = str | os.PathLike[str] | Dataset
@@ -234,29 +234,3 @@ def _check_shares(vaults: list[Dataset], shares: NDArray[np.float64]) -> None:
         raise OptionError(
             f"{twice[0]} is in the mixture twice: name it once, with its whole share."
         )
-
-
-def common_spec(vaults: Sequence[Dataset]) -> EnvSpec:
-    """Return the spec of vaults that are joined or mixed."""
-    first = max(vaults, key=lambda vault: (bool(vault.spec.name), bool(vault.spec.package)))
-    limits = {vault.time_limit for vault in vaults} - {None}
-    if len(limits) > 1:
-        raise ShapeError(f"the vaults have different time limits: {', '.join(map(str, limits))}.")
-    for vault in vaults:
-        difference = vault.spec.difference(first.spec)
-        if vault.spec.name and not difference:
-            difference = _other_settings(vault.spec, first.spec)
-        if difference:
-            raise ShapeError(
-                f"{vault.path} cannot be joined with {first.path}: it differs in {difference}. "
-                "Take vaults of one environment, with the same settings."
-            )
-    return first.spec
-
-
-def _other_settings(one: EnvSpec, other: EnvSpec) -> str:
-    for setting in ("name", "time_limit", "reward", "state"):
-        a, b = getattr(one, setting), getattr(other, setting)
-        if a != b:
-            return f"{setting} ({a!r}, not {b!r})"
-    return ""

@@ -11,10 +11,10 @@ from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotF
 from offmarl.paths import named
 from offmarl.teams import only_or_all, teams_of
 from offmarl.vault import encoding, tables
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import Directory, Driver, driver_of
 from offmarl.vault.files import errors_of
 from offmarl.vault.manifest import describe, read_episodes
+from offmarl.vault.reader import Reader
 from offmarl.vault.store import Store, store_of
 
 SUFFIX = ".vlt"
@@ -45,46 +45,11 @@ class Summary(NamedTuple):
     """How many of the episodes are not complete."""
 
 
-def open_vault(
+def open_reader(
     path: str | os.PathLike[str], *, checked: bool = True, time_limit: int | None = None
-) -> Dataset:
-    """Open a vault for reading, as it is now.
-
-    Parameters
-    ----------
-    path
-        ``<directory>/<name>.vlt/<uid>``, or ``<directory>/<name>.vlt`` if it holds one uid. The
-        directory may be a zip archive (``3m.zip/3m.vlt/Good``), a bucket (``s3://...``,
-        ``gs://...``), a web address (also of an archive), a dataset on the hub that is read without
-        a download (``hf://org/name/uid``), or a URL of a registered driver (see
-        `offmarl.vault.register_driver`). Or the name of a pulled dataset, such as
-        ``og_marl/smac_v1/3m/Good``; an existing path of that name takes precedence.
-    checked
-        Whether to compare every chunk of an uncompressed vault of offmarl with its checksum before
-        it is first used. Without it, damage goes unnoticed. Compressed chunks are always compared.
-        Vaults of other programs have no checksums that offmarl could compare; `Dataset.unchecked`
-        lists the data that is read without.
-    time_limit
-        For vaults of other programs, many of which flag the time limit as a termination: the limit
-        in steps. Episodes of this length are then truncated instead. By default the limit that
-        `offmarl pull` recorded with the vault, if any.
-
-    Raises
-    ------
-    VaultNotFoundError
-        Nothing exists at the path.
-    VaultFormatError
-        The data at the path is not a vault, or is damaged.
-    """
-    return Dataset(store_of(locate(path)), checked, time_limit)
-
-
-def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) -> Dataset:
-    """Open a vault to copy from it. Its data is checked, or damage would get new checksums.
-
-    ``time_limit`` is as for `open_vault`.
-    """
-    return open_vault(path, checked=True, time_limit=time_limit)
+) -> Reader:
+    """Open a vault for reading, as it is now; see `open_vault`."""
+    return Reader(store_of(locate(path)), checked, time_limit)
 
 
 def place_of(path: str | os.PathLike[str], one: bool = False) -> Driver:

@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool
@@ -14,12 +15,19 @@ from offmarl.terminal import Advance, Progress, quiet, silent
 from offmarl.vault import layout, tables
 from offmarl.vault.commit import Contents
 from offmarl.vault.creation import free_place
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.faults import Fault, with_episodes
+from offmarl.vault.files import errors_of
 from offmarl.vault.final_views import FinalViews
 from offmarl.vault.layout import POLICY_IDS, Codec, NumpyArray
-from offmarl.vault.manifest import Manifest, read_parts
+from offmarl.vault.manifest import (
+    Description,
+    Manifest,
+    read_metadata,
+    read_parts,
+    read_schema,
+)
 from offmarl.vault.open import locate
+from offmarl.vault.reader import Reader
 from offmarl.vault.store import Store
 from offmarl.vault.transform import pipeline, policy_ids
 from offmarl.vault.transform.pipeline import Remap, copy_pieces
@@ -64,14 +72,13 @@ def salvage(
 ) -> Salvage:
     """Copy the undamaged episodes of a damaged vault to a new one.
 
-    `repair` keeps a vault's beginning up to the first damage, in place. This copies whole episodes
-    from before and after the damage, and leaves the damaged vault unchanged. The new vault has one
-    row with the episodes end to end, in their order.
+    Whole episodes from before and after the damage are copied, and the damaged vault is left
+    unchanged. The new vault has one row with the episodes end to end, in their order.
 
     Parameters
     ----------
     source
-        A vault that can still be opened; otherwise repair it first.
+        A vault; its schema or its ``metadata.json`` may be damaged, as each is in the other.
     path, codec, progress
         As for `offmarl.vault.cat`.
 
@@ -80,7 +87,7 @@ def salvage(
     VaultExistsError
         The path exists.
     VaultFormatError
-        The vault's own tables are damaged.
+        The vault's head or the tree of its keys is damaged, so its episodes are unknown.
     VaultError
         No episode is undamaged, or the new vault cannot be written.
     """
@@ -97,15 +104,13 @@ def salvage(
     table = left.episodes
     places = zip(table.row[~sound], table.start[~sound], table.length[~sound], strict=True)
     lost = tuple(Lost(*map(int, place)) for place in places)
-    unknown = left.num_steps - int(table.length.sum())
+    unknown = left.rows * found.length - int(table.length.sum())
     arguments = {
         "lost": [list(episode) for episode in lost[:_MOST_NAMED]],
         "unknown_steps": unknown,
     }
 
-    def copy(
-        vault: Dataset, pieces: Pieces, writer: Writer, remap: Remap, advance: Advance
-    ) -> None:
+    def copy(vault: Reader, pieces: Pieces, writer: Writer, remap: Remap, advance: Advance) -> None:
         for run in runs(vault, pieces):
             copy_pieces(vault, run, writer, remap, advance)
 
@@ -114,13 +119,34 @@ def salvage(
     return Salvage(made, found.faults, pieces.episodes, pieces.steps, lost, unknown)
 
 
-class _DamagedDataset(Dataset):
+class _DamagedVault(Reader):
     """A damaged vault, which is read without a memory map, since a map would need all files."""
 
     _mapped = False
 
+    def __init__(self, found: Verification):
+        self._faults = found.faults
+        super().__init__(Store.open(found.path), checked=False)  # the verification was deep
+
+    def _describe(self) -> Description:
+        with errors_of(self.path):
+            contents = Contents.of(self.store)
+        if not contents.keys(layout.OWN_PREFIX):
+            return self._describe_foreign()
+        metadata: dict[str, Any] = {}
+        with suppress(VaultFormatError):
+            metadata = read_metadata(contents.driver)
+        self._parts = read_parts(contents, read_schema(contents, metadata, []), [])
+        return self._parts.description(self.store)
+
+    def _describe_foreign(self) -> Description:
+        """Describe another program's vault up to where its episodes are unknown."""
+        whole = super()._describe()
+        ends = (fault.steps[0] for fault in self._faults if fault.steps and _tells(fault))
+        return whole._replace(length=min([whole.length, *ends]))
+
     def _recorded(self, manifest: Manifest) -> tables.Table:
-        known = read_parts(Contents.of(self.store), manifest.schema, []).ended
+        known = self._parts.ended
         running = manifest.running[manifest.running["length"] > 0]
         return np.concatenate([*(known[first] for first in sorted(known)), running])
 
@@ -131,20 +157,25 @@ class _DamagedDataset(Dataset):
         )
 
 
-def _open(found: Verification) -> Dataset:
+def _open(found: Verification) -> Reader:
     """Open a verified vault, of which parts may be missing."""
     try:
-        return _DamagedDataset(Store.open(found.path), checked=False)  # the verification was deep
+        return _DamagedVault(found)
     except VaultError as error:
         if found.sound:
             raise
         raise VaultFormatError(
             f"{found.path} has damaged tables ({found.faults[0]}), so its episodes are unknown: "
-            "`offmarl repair --dry-run` shows what a repair would keep."
+            "copy the vault again from its source."
         ) from error
 
 
-def _sound(left: Dataset, found: Verification) -> Bool[np.ndarray, "M"]:
+def _tells(fault: Fault) -> bool:
+    """Whether a fault is in an array that tells where episodes end."""
+    return fault.leaf in (*layout.SIGNALS, POLICY_IDS)
+
+
+def _sound(left: Reader, found: Verification) -> Bool[np.ndarray, "M"]:
     """Return the mask of episodes without a fault."""
     sound = np.ones(len(left.episodes.row), bool)
     for fault in found.faults:
@@ -154,7 +185,7 @@ def _sound(left: Dataset, found: Verification) -> Bool[np.ndarray, "M"]:
     return sound
 
 
-def _runs(vault: Dataset, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pieces]:
+def _runs(vault: Reader, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[Pieces]:
     """Divide pieces into groups without damage between them; a group is read at once."""
     damaged = np.zeros(vault.rows, bool)
     for fault in faults:
@@ -167,7 +198,7 @@ def _runs(vault: Dataset, pieces: Pieces, faults: Iterable[Fault]) -> Iterator[P
     yield from (Pieces(*run) for run in zip(*columns, strict=True) if len(run[0]))
 
 
-def _ids(vault: Dataset, runs: Iterable[Pieces]) -> Iterator[NumpyArray]:
+def _ids(vault: Reader, runs: Iterable[Pieces]) -> Iterator[NumpyArray]:
     """Yield the policy ids of the copied steps; others may be damaged."""
     names = [name for name in (POLICY_IDS,) if name in vault.leaves]
     for run in runs if names else []:

@@ -16,10 +16,10 @@ from offmarl.errors import ShapeError, VaultConflictError, VaultError
 from offmarl.types import EnvSpec, FinalObservations, Transition, map_tree
 from offmarl.vault import encoding, tables, values
 from offmarl.vault.compaction import exclusive, reclaim
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.index import Cut, account, is_there
 from offmarl.vault.layout import Head
 from offmarl.vault.open import locate, place_of
+from offmarl.vault.reader import Reader
 from offmarl.vault.store import store_of
 from offmarl.vault.writer import manifest_of, resume
 
@@ -36,7 +36,7 @@ class SharedWriter:
     Any thread may use it, but only one thread at a time.
     """
 
-    def __init__(self, vault: Dataset, run: str, gather: int | None, timeout: float):
+    def __init__(self, vault: Reader, run: str, gather: int | None, timeout: float):
         own = manifest_of(vault)
         self.path = vault.path
         self.run = run
@@ -212,4 +212,4 @@ def join(
             f"{path} cannot have several writers: only a directory on this machine can be locked. "
             "Write one vault per process, and join them with `offmarl cat`."
         )
-    return SharedWriter(Dataset(store_of(locate(path))), run, gather, timeout)
+    return SharedWriter(Reader(store_of(locate(path))), run, gather, timeout)

@@ -1,13 +1,13 @@
 """The store of a vault: keys and values that each commit replaces atomically.
 
-`Store.open` parses a path once. The store is then passed to everything that reads, writes, checks
-or repairs the vault.
+`Store.open` parses a path once. The store is then passed to everything that reads, writes or checks
+the vault.
 """
 
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import PurePath
@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import tensorstore as ts
 
-from offmarl._ahead import in_thread
+from offmarl._ahead import ahead, in_thread
 from offmarl.errors import VaultFormatError
 from offmarl.vault.bulk import Block, DataFile, write_blocks
 from offmarl.vault.drivers import Driver, TensorStoreDriver, driver_of
@@ -24,21 +24,20 @@ from offmarl.vault.forking import is_forked, use_tensorstore
 from offmarl.vault.key_values import Registered
 from offmarl.vault.layout import (
     DATA,
-    INDEX_PREFIX,
     MANIFEST,
     UNFINISHED,
-    NumpyArray,
     load_json,
     seal,
     unseal,
 )
 from offmarl.vault.location import kvstore_spec
-from offmarl.vault.metadata import Grid
 
 T = TypeVar("T")
 
 _BULK_BYTES = 2**23
 """Size from which blocks are written to a file of their own."""
+_READERS = 8
+"""Threads that read from a place that a user registered."""
 _COALESCING = {
     "experimental_read_coalescing_threshold_bytes": 2**16,
     "experimental_read_coalescing_merged_bytes": 2**23,
@@ -145,10 +144,10 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def array(self, prefix: str, *, complete: bool = False) -> ts.TensorStore:
-        """Open the zarr array whose keys begin with ``prefix``, for reading.
+    def fetch(self, keys: Sequence[str], depth: int) -> Iterator[bytes | None]:
+        """Yield the stored values of keys, in order; None for each that does not exist.
 
-        If it is ``complete``, a missing chunk is an error; otherwise it is read as zeros.
+        At most ``depth`` are read ahead.
         """
 
     def get(self, key: str) -> bytes | None:
@@ -175,22 +174,23 @@ class Store(ABC):
         """Ask the system to drop data written since the last call from its cache."""
         return
 
-    def attempt(self, read: Callable[[], T]) -> T:
+    def attempt(self, read: Callable[[], T], again: Callable[[], T] | None = None) -> T:
         """Call ``read`` and return its result; convert errors of TensorStore to `VaultError`.
 
-        ``read`` is called again if a compaction removed files between two reads, because the new
-        files hold the same data.
+        ``again``, by default ``read``, is called if a compaction removed files between two reads,
+        because the new files hold the same data.
         """
+        again = again or read
         if self._held is None or not is_forked():
             use_tensorstore(self.path)
         try:
-            return self.driver.finish(read, read)
+            return self.driver.finish(read, again)
         except (ValueError, OSError) as error:
             if not isinstance(error, ValueError) or "NOT_FOUND" not in str(error):
                 raise vault_error(error, self.path) from error
         # Outside `except`, because the exception keeps the result of the first call in memory.
         with errors_of(self.path):
-            return self.driver.finish(read, read)
+            return self.driver.finish(again, again)
 
 
 def store_of(driver: Driver, config: Mapping[str, Any] | None = None) -> Store:
@@ -259,17 +259,18 @@ class OcdbtStore(Store):
         )
         return [bytes(x.value) for x in found], [bytes(x.stamp.generation) for x in found]
 
-    def array(self, prefix: str, *, complete: bool = False, write: bool = False) -> ts.TensorStore:
-        """Open the zarr array whose keys begin with ``prefix``."""
-        self.driver.check()
-        spec: dict[str, Any] = {"driver": "zarr", "kvstore": {**self._spec, "path": prefix}}
-        if complete:
-            spec["fill_missing_data_reads"] = False
-        if not self.driver.is_writable:
-            spec |= {"recheck_cached_metadata": False, "recheck_cached_data": False}
-        options: dict[str, Any] = {"open": True, "read": True, "write": write}
-        context = self.driver.context
-        return self.attempt(lambda: ts.open(spec, context=context, **options).result())
+    def fetch(self, keys: Sequence[str], depth: int) -> Iterator[bytes | None]:
+        """Yield the stored values of keys, in order; None for each that does not exist."""
+        for key, read in ahead(keys, self._start, depth):
+            found = self.attempt(read.result, partial(self._again, key))
+            yield bytes(found.value) if found.state == "value" else None
+
+    def _start(self, key: str) -> Any:
+        use_tensorstore(self.path)
+        return self._kv.read(key, staleness_bound=self.driver.staleness)
+
+    def _again(self, key: str) -> Any:
+        return self._start(key).result()
 
     def commit(
         self,
@@ -353,12 +354,16 @@ class OcdbtStore(Store):
         self._dropped = files
 
 
+def _divided(keys: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [keys[first : first + size] for first in range(0, len(keys), size)]
+
+
 def _values_of(blocks: Iterable[Block]) -> dict[str, bytes]:
     return {key: value for block in blocks for key, value in block.values().items()}
 
 
 class KeyValueStore(Store):
-    """A store in a place that a user registered; TensorStore reads its arrays through callbacks."""
+    """A store in a place that a user registered."""
 
     def __init__(self, driver: Registered):
         self.driver: Registered = driver
@@ -394,32 +399,15 @@ class KeyValueStore(Store):
         done.set_result(None)
         return done
 
-    def array(self, prefix: str, *, complete: bool = False) -> ts.TensorStore:
-        """Open the zarr array whose keys begin with ``prefix``."""
-        document = self.get_json(f"{prefix}.zarray")
-        if document is None:
-            raise VaultFormatError(f"{self.path} has lost {prefix}.zarray: the vault is damaged.")
-        axes = 1 if prefix == INDEX_PREFIX else 2
-        grid = Grid.of(prefix.removesuffix("./") or prefix, document, axes)
+    def fetch(self, keys: Sequence[str], depth: int) -> Iterator[bytes | None]:
+        """Yield the stored values of keys, in order; None for each that does not exist."""
+        for batch, _ in ahead(_divided(keys, depth), self.driver.prefetch, 2):
+            if len(batch) == 1:
+                yield from self.attempt(partial(self._values.read, batch))
+                continue
+            parts = _divided(batch, -(-len(batch) // _READERS))
+            for part, read in ahead(parts, self._start, _READERS):
+                yield from self.attempt(read.result, partial(self._values.read, part))
 
-        def read(domain: ts.IndexDomain, out: Any, _: Any) -> None:
-            index = [a // c for a, c in zip(domain.origin, grid.chunks, strict=True)]
-            key = prefix + grid.separator.join(map(str, index))
-            inside = (slice(0, size) for size in domain.shape)
-            out[...] = self._chunk(key, grid, complete)[tuple(inside)]
-
-        return ts.virtual_chunked(
-            read,
-            dtype=ts.dtype(grid.dtype),
-            domain=ts.IndexDomain(shape=grid.shape),
-            chunk_layout=ts.ChunkLayout(read_chunk_shape=grid.chunks),
-        )
-
-    def _chunk(self, key: str, grid: Grid, complete: bool) -> NumpyArray:
-        """Read and decode one chunk."""
-        (value,) = self._values.read([key])
-        if value is None and complete:
-            raise VaultFormatError(f"{self.path} has lost {key}: the vault is damaged.")
-        if value is None:
-            return grid.missing_chunk()
-        return grid.decode(value, f"{self.path}: {key}")
+    def _start(self, keys: Sequence[str]) -> "Future[list[bytes | None]]":
+        return in_thread(partial(self._values.read, keys), "offmarl-read")

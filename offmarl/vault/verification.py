@@ -16,27 +16,35 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from offmarl._ahead import ahead, depth_of
-from offmarl.errors import VaultError, VaultFormatError, VaultLayoutError
+from offmarl._ahead import ahead, depth_of, in_pool
+from offmarl.errors import VaultFormatError, VaultLayoutError
 from offmarl.teams import teams_of
 from offmarl.terminal import Progress, quiet
 from offmarl.vault import compat, encoding, index, layout, tables, values
 from offmarl.vault.checked import agrees
 from offmarl.vault.commit import Contents
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import Driver, driver_of
 from offmarl.vault.faults import Fault, expect, merged, noting, of_chunk, with_episodes
-from offmarl.vault.layout import DATA, MANIFEST, METADATA, OWN_PREFIX, Leaf, NumpyArray, Schema
-from offmarl.vault.manifest import Parts, read_metadata, read_parts, read_schema, stock_length
+from offmarl.vault.layout import DATA, MANIFEST, METADATA, OWN_PREFIX, NumpyArray, Schema
+from offmarl.vault.manifest import (
+    Parts,
+    foreign_grids,
+    read_metadata,
+    read_parts,
+    read_schema,
+    stock_length,
+)
 from offmarl.vault.metadata import (
     STOCK_KEYS,
     Chunk,
     Grid,
+    own_grids,
     parse_metadata,
     to_metadata,
     zarrays,
 )
 from offmarl.vault.open import locate, place_of
+from offmarl.vault.reader import Reader
 from offmarl.vault.store import Store, store_of
 
 _MAX_FAULTS = 1000
@@ -99,7 +107,7 @@ def verify(
     found = examine(store, deep=deep, progress=progress)
     if not (deep and found.native and found.sound):
         return found
-    return found._replace(notes=tuple(_notes(Dataset(store, checked=False))))
+    return found._replace(notes=tuple(_notes(Reader(store, checked=False))))
 
 
 def find(path: str | os.PathLike[str]) -> Driver:
@@ -142,10 +150,10 @@ def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verifica
         layers = _native(contents, found) if native else _foreign(store, contents, found)
     _check_places(contents, layers, found)
     if deep:
-        _check_content(store, contents, layers, found, progress)
+        _check_content(contents, layers, found, progress)
     if deep and layers.parts and not any(f.steps or f.key == METADATA for f in found.faults):
         with noting(found.faults):
-            found.faults += index.differences(Dataset(store, checked=False), layers.parts)
+            found.faults += index.differences(Reader(store, checked=False), layers.parts)
     faults = tuple(_told(fault, layers.parts) for fault in merged(found.faults))
     unchecked = tuple(dict.fromkeys(found.unchecked))
     return Verification(
@@ -162,7 +170,7 @@ def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verifica
     )
 
 
-def _notes(vault: Dataset) -> Iterator[str]:
+def _notes(vault: Reader) -> Iterator[str]:
     """Yield the recorded quirks, and the first value of each kind of a vault that records none."""
     told = set(vault.quirks)
     yield from (compat.MEANINGS[quirk] for quirk in vault.quirks)
@@ -213,15 +221,7 @@ def _native(contents: Contents, found: _Found) -> _Layers:
                 "checksums."
             )
     _check_documents(contents, schema, found.faults)
-    return _Layers(own_grids(schema), own.length, own)
-
-
-def own_grids(schema: Schema) -> list[Grid]:
-    """Return the arrays that a vault of offmarl has."""
-    documents = zarrays(schema).values()  # that of the index comes last
-    return [
-        Grid.of(name, json.loads(one)) for name, one in zip(schema.leaves, documents, strict=False)
-    ]
+    return _Layers([*own_grids(schema).values()], own.length, own)
 
 
 def _check_documents(contents: Contents, schema: Schema, faults: list[Fault]) -> None:
@@ -260,26 +260,6 @@ def _other_layout(metadata: Mapping[str, Any]) -> str:
     return ""
 
 
-def foreign_grids(
-    contents: Contents, metadata: Mapping[str, Any], faults: list[Fault]
-) -> list[Grid]:
-    """Return the arrays of another program's vault, and append faults of the unreadable ones."""
-    leaves, rows = parse_metadata(metadata)
-    grids = []
-    for name, leaf in leaves.items():
-        key = layout.prefix_of(name) + ".zarray"
-        with noting(faults, key):
-            grids.append(_foreign_grid(contents, key, name, leaf, rows))
-    return grids
-
-
-def _foreign_grid(contents: Contents, key: str, name: str, leaf: Leaf, rows: int) -> Grid:
-    grid = Grid.of(name, contents.get_json(key))
-    if (grid.dtype, grid.shape[0], grid.shape[2:]) != (leaf.dtype, rows, leaf.shape):
-        raise VaultFormatError(f"it contradicts {METADATA}.")
-    return grid
-
-
 def _check_places(contents: Contents, layers: _Layers, found: _Found) -> None:
     """Check that every chunk exists and has the right size."""
     for grid in layers.grids:
@@ -295,9 +275,7 @@ def _check_places(contents: Contents, layers: _Layers, found: _Found) -> None:
                 break
 
 
-def _check_content(
-    store: Store, contents: Contents, layers: _Layers, found: _Found, progress: Progress
-) -> None:
+def _check_content(contents: Contents, layers: _Layers, found: _Found, progress: Progress) -> None:
     """Read every chunk that exists."""
     own = layers.parts
     sizes = [(grid, stored_bytes(contents, grid, layers.length)) for grid in layers.grids]
@@ -305,7 +283,7 @@ def _check_content(
         if own and own.schema.codec == "raw":
             faults = checksums_of(contents, layers.grids, own)
         else:
-            faults = decoded(store, contents, layers.grids, layers.length)
+            faults = decoded(contents, layers.grids, layers.length)
         for fault, size in faults:
             found.faults += [fault] if fault else []
             found.read_bytes += size
@@ -394,14 +372,6 @@ def misplaced(contents: Contents, grid: Grid, chunk: Chunk) -> str:
     return "its data file is missing or truncated" if contents.is_cut_off(chunk.key) else ""
 
 
-def placed_length(contents: Contents, grids: Iterable[Grid], length: int) -> int:
-    """Return the steps before the first chunk that is missing or has another size."""
-    for grid in grids:
-        wrong = (chunk for chunk in grid.within(length) if misplaced(contents, grid, chunk))
-        length = min(length, next((chunk.steps[0] for chunk in wrong), length))
-    return length
-
-
 def stored_bytes(contents: Contents, grid: Grid, length: int) -> int:
     """Return the bytes of an array's existing chunks."""
     return sum(contents.size(chunk.key) for chunk in _placed(contents, grid, length))
@@ -414,26 +384,20 @@ def _placed(contents: Contents, grid: Grid, length: int) -> Iterator[Chunk]:
             yield chunk
 
 
-def decoded(
-    store: Store, contents: Contents, grids: Iterable[Grid], length: int
-) -> Iterator[Checked]:
+def decoded(contents: Contents, grids: Iterable[Grid], length: int) -> Iterator[Checked]:
     """Decode every chunk, which checks its codec's checksums."""
     for grid in grids:
-        try:
-            array = store.array(layout.prefix_of(grid.name))
-        except VaultError:
-            continue  # its description has a fault already
 
-        def read(chunk: Chunk, array: NumpyArray = array) -> Callable[[], NumpyArray]:
-            return array[slice(*chunk.rows), slice(*chunk.steps)].read().result
+        def decode(chunk: Chunk, grid: Grid = grid) -> Callable[[], NumpyArray]:
+            read = contents.fetch(chunk.key)
+            return in_pool(lambda: grid.decode(read(), "it")).result
 
-        for chunk, result in ahead(
-            _placed(contents, grid, length), read, depth_of(grid.chunk_bytes)
-        ):
+        placed, depth = _placed(contents, grid, length), depth_of(grid.chunk_bytes)
+        for chunk, result in ahead(placed, decode, depth):
             faults: list[Fault] = []
             with noting(faults):
                 result()
-            fault = of_chunk(chunk, f"it cannot be decoded: {faults[0].what}") if faults else None
+            fault = of_chunk(chunk, faults[0].what.rstrip(".")) if faults else None
             yield fault, contents.size(chunk.key)
 
 

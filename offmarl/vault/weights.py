@@ -2,18 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offmarl import records
 from offmarl.errors import OptionError, ShapeError
+from offmarl.vault.reader import Reader
 from offmarl.vault.tables import Episodes
-
-if TYPE_CHECKING:
-    from offmarl.vault.dataset import Dataset
-    from offmarl.vault.mixture import Mixture
 
 By = Literal["step", "episode"]
 
@@ -63,7 +60,7 @@ class Weights:
         ``by`` is something else, or the temperature is not above 0 and finite.
     """
 
-    of: str | Callable[["Dataset"], Any] | NDArray[Any]
+    of: str | Callable[[Any], Any] | NDArray[Any]
     by: By = "step"
     temperature: float | None = None
 
@@ -84,13 +81,13 @@ class Weights:
         return getattr(self.of, "__name__", "the given numbers")
 
 
-WeightsLike = Weights | str | Callable[["Dataset"], Any] | NDArray[Any] | None
+WeightsLike = Weights | str | Callable[[Any], Any] | NDArray[Any] | None
 
 
 class _Values(NamedTuple):
     """The numbers of one dataset: ``(M,)`` for its episodes, or ``(rows, length)``."""
 
-    dataset: "Dataset"
+    dataset: Reader
     numbers: NDArray[np.float64]
     counted: NDArray[np.bool_]
     """Of the same shape: those of the episodes that are drawn from; the others weigh nothing."""
@@ -106,7 +103,7 @@ class _Values(NamedTuple):
 
 
 def resolve(
-    source: "Dataset | Mixture", weights: WeightsLike, chosen: NDArray[np.int64] | None = None
+    source: Any, weights: WeightsLike, chosen: NDArray[np.int64] | None = None
 ) -> tuple[Any, ...] | None:
     """Return the weights of the steps of a dataset, or of each vault of a mixture."""
     if weights is None:
@@ -138,7 +135,7 @@ def resolve(
 
 
 def _masks(
-    datasets: "tuple[Dataset, ...]", chosen: NDArray[np.int64] | None
+    datasets: tuple[Reader, ...], chosen: NDArray[np.int64] | None
 ) -> list[NDArray[np.bool_]]:
     """Return which episodes of each dataset are chosen."""
     counts = [len(one) for one in datasets]
@@ -168,7 +165,7 @@ def _complete(values: list[_Values]) -> list[_Values]:
 
 
 def _values(
-    datasets: "tuple[Dataset, ...]", weights: Weights, chosen: NDArray[np.int64] | None
+    datasets: tuple[Reader, ...], weights: Weights, chosen: NDArray[np.int64] | None
 ) -> list[_Values]:
     of, found = weights.of, []
     if isinstance(of, np.ndarray):
@@ -195,7 +192,7 @@ def _values(
     return [_shaped(dataset, numbers, weights) for dataset, numbers in found]
 
 
-def _shaped(dataset: "Dataset", numbers: Any, weights: Weights) -> _Values:
+def _shaped(dataset: Reader, numbers: Any, weights: Weights) -> _Values:
     found = np.asarray(numbers, np.float64)
     if found.shape not in ((len(dataset),), (dataset.rows, dataset.length)):
         raise ShapeError(
@@ -206,7 +203,7 @@ def _shaped(dataset: "Dataset", numbers: Any, weights: Weights) -> _Values:
     return _Values(dataset, found, np.ones(found.shape, bool))
 
 
-def _column(dataset: "Dataset", name: str) -> Any:
+def _column(dataset: Reader, name: str) -> Any:
     """Return the numbers of a column, ``(M,)`` or ``(rows, length)``."""
     if name == _RETURN:
         return dataset.episodes.episode_returns

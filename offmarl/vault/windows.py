@@ -10,7 +10,7 @@ from offmarl.vault.layout import NumpyArray
 
 
 class ChunkSteps(NamedTuple):
-    """Where steps are in chunks of one size; all arrays have one shape."""
+    """Where P steps are in chunks of one size; arrays ``(P,)``."""
 
     block: NDArray[np.int64]
     number: NDArray[np.int64]
@@ -59,12 +59,9 @@ class WindowPlaces:
         self._steps: dict[int, NDArray[np.int64]] = {}
         self.index = np.arange(len(rows) * length).reshape(len(rows), length)
         if length > chunk_steps:
-            times, self.crossing, self.piece_steps = (
-                starts[:, None] + np.arange(length),
-                rows[:0],
-                1,
-            )
-            self.pieces = ChunkSteps.of(rows[:, None], times, chunk_rows, chunk_steps)
+            times = (starts[:, None] + np.arange(length)).ravel()
+            self.crossing, self.piece_steps = rows[:0], 1
+            self.pieces = ChunkSteps.of(rows.repeat(length), times, chunk_rows, chunk_steps)
             return
         over, self.piece_steps = np.maximum(starts % chunk_steps + length - chunk_steps, 0), length
         self.crossing = some = np.flatnonzero(over)
@@ -104,17 +101,3 @@ def put_steps(
         items = as_items(np.ascontiguousarray(windows) != 0)
     found = items.take(index, mode="clip").view(bool if out.dtype == bool else windows.dtype)
     out[where] = found.reshape(*index.shape, *out.shape[2:])
-
-
-def window_chunks(
-    rows: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    length: int,
-    chunk_rows: int,
-    chunk_steps: int,
-) -> list[tuple[int, int]]:
-    """Return the chunks that hold windows: the block of rows and the number in time, sorted."""
-    block = rows // chunk_rows
-    first, last = starts // chunk_steps, (starts + max(length, 1) - 1) // chunk_steps
-    windows = zip(block.tolist(), first.tolist(), last.tolist(), strict=True)
-    return sorted({(row, number) for row, a, b in windows for number in range(a, b + 1)})

@@ -21,13 +21,13 @@ from offmarl.types import EnvSpec, FinalObservations, Transition
 from offmarl.vault import compat, encoding, layout, values
 from offmarl.vault.chunks import ChunkBuffer, Staged, Value
 from offmarl.vault.compaction import prepare, reclaim
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import Directory
 from offmarl.vault.files import WriterLock, conflict, errors_of
 from offmarl.vault.index import Cut, Record, account, is_there, tables_of, warn_of_length
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import Manifest
 from offmarl.vault.open import locate
+from offmarl.vault.reader import Reader
 from offmarl.vault.store import Pending, Store, store_of
 from offmarl.vault.values import OnInvalid, RecordPosition
 
@@ -59,7 +59,7 @@ class Writer:
     """
 
     def __init__(self, store: Store, lock: WriterLock, on_invalid: OnInvalid = "raise"):
-        vault = Dataset(store)
+        vault = Reader(store)
         own = manifest_of(vault)
         self.path = store.path
         self._lock = lock
@@ -287,7 +287,7 @@ class Writer:
         waited = time.monotonic() - self._committed_at
         return staged >= min(most, _MOST_COMMIT_BYTES) or (staged > 0 and waited > _COMMIT_SECONDS)
 
-    def _adopt(self, vault: Dataset) -> None:
+    def _adopt(self, vault: Reader) -> None:
         """Adopt the steps that a stock program appended, as episodes of unknown policies.
 
         The data is already on disk, so invalid values are kept.
@@ -366,7 +366,7 @@ class Writer:
             raise VaultError(f"the writer of {self.path} is closed: resume the vault to continue.")
 
 
-def manifest_of(vault: Dataset) -> Manifest:
+def manifest_of(vault: Reader) -> Manifest:
     """Return the manifest of a vault; `VaultFormatError` if offmarl did not write it."""
     if vault.manifest is None:
         raise VaultFormatError(

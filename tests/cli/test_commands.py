@@ -471,7 +471,7 @@ def _help_of_bc(offmarl) -> str:
 ON_FILES = [
     *(
         ["verify", "FILE"],
-        ["repair", "FILE"],
+        ["salvage", "FILE", "-o", "o.vlt"],
         ["compact", "FILE"],
         ["show", "FILE"],
         ["ls", "FILE"],

@@ -1,4 +1,4 @@
-"""``verify``, ``repair`` and ``compact``."""
+"""``verify``, ``salvage`` and ``compact``."""
 
 import shutil
 
@@ -7,7 +7,7 @@ from offmarl.vault.drivers import Directory
 from tests.vault import damage
 
 
-def test_verify_then_repair_then_compact(offmarl, tmp_path):
+def test_verify_then_salvage_then_compact(offmarl, tmp_path):
     path = damage.record(tmp_path / "v.vlt" / "a")
     quick, whole = offmarl("verify", "v.vlt"), offmarl("verify", "v.vlt", "--deep").out
     assert "is intact as far as checked: 52 steps of each row, 70 chunks" in quick.out
@@ -26,20 +26,13 @@ def test_verify_then_repair_then_compact(offmarl, tmp_path):
     (fault,) = offmarl("verify", "v.vlt", "--deep", "--json").json["faults"]
     assert (fault["leaf"], fault["steps"]) == ("observations", [24, 32])
 
-    assert "`offmarl repair --salvage OUT` writes" in " ".join(found.out.split())
-    taken = offmarl("repair", "v.vlt", "--salvage", "out.vlt")
+    assert "`offmarl salvage` copies" in " ".join(found.out.split())
+    taken = offmarl("salvage", "v.vlt", "-o", "out.vlt")
     assert "Lost:" in taken.out
     assert "row 0, steps " in taken.out
     assert offmarl("verify", "out.vlt", "--deep").code == 0
-    assert offmarl("repair", "v.vlt", "--salvage", "o.vlt", "--dry-run").code == 2
-
-    planned = offmarl("repair", "v.vlt", "--dry-run")
-    assert "would keep 24 of 52 steps of each row" in planned.out
-    assert "steps 24 to 51 of every row" in planned.out
-    assert offmarl("verify", "v.vlt", "--deep").code == 1
-    assert offmarl("repair", "v.vlt", "--json").json["length"] == 24
-    assert "nothing was changed" in offmarl("repair", "v.vlt").out
-    assert offmarl("verify", "v.vlt", "--deep").code == 0
+    assert offmarl("verify", "v.vlt", "--deep").code == 1  # and left as it was
+    assert offmarl("salvage", "v.vlt", "-o", "all.vlt", "--json").json["lost"]
 
     done = offmarl("compact", "v.vlt", "--json").json
     assert done["bytes_after"] <= done["bytes_before"]
@@ -50,7 +43,6 @@ def test_an_archive_is_verified_and_left_alone(offmarl, tmp_path):
     damage.record(tmp_path / "v.vlt" / "a", "zstd")
     shutil.make_archive("v", "zip", tmp_path, "v.vlt")
     assert "is intact" in offmarl("verify", "v.zip/v.vlt/a", "--deep").out
-    for verb in ("repair", "compact"):
-        refused = offmarl(verb, "v.zip/v.vlt/a")
-        assert refused.code == 1
-        assert "is not a directory on this machine" in refused.err
+    refused = offmarl("compact", "v.zip/v.vlt/a")
+    assert refused.code == 1
+    assert "is not a directory on this machine" in refused.err

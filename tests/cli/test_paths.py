@@ -114,7 +114,6 @@ def same(found, wanted):
 READING = {
     "show": lambda out: out.json["path"],
     "verify": lambda out: out.json["path"],
-    "repair": lambda out: out.json["path"],
     "compact": lambda out: out.json["path"],
     "report": lambda out: next(iter(out.json["vaults"].values()))["path"],
     "ls": lambda out: out.json["vaults"][0]["path"],
@@ -169,7 +168,6 @@ def test_library(place, spelled, spelling, target):
         assert [one.name for _, one in vault.list_vaults(given)] == ["v"]
         vault.resume(given).close()
         vault.join(given, "me").close()
-        assert not vault.repair(given, dry_run=True).faults
 
 
 # ---------------------------------------------------------------------------- what is made
@@ -183,7 +181,7 @@ MAKING = {
     "dedup": ["{in}", "-o", "{out}"],
     "recode": ["{in}", "-o", "{out}"],
     "map": ["{in}", "--reward", "reward * 2", "-o", "{out}"],
-    "repair": ["{in}", "--salvage", "{out}"],
+    "salvage": ["{in}", "-o", "{out}"],
     "convert": ["{npz}", "{out}", "--from", "numpy"],
     "record": ["--policy", "{run}", "--steps", "9", "--out", "{out}"],
     "train": ["bc", "--vault", "{in}", "--validation", "{in}", "--env", "none", "--out", "{out}"],
@@ -380,7 +378,7 @@ def test_credentials_reach_the_server_and_no_message():
     ],
 )
 def test_urls_that_cannot_be(offmarl, url, message):
-    for verb in ("show", "ls", "verify", "repair"):
+    for verb in ("show", "ls", "verify"):
         outcome = offmarl(verb, url)
         assert outcome.code == 1 and message in outcome.err
         assert "secret" not in outcome.err + outcome.out

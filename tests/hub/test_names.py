@@ -56,7 +56,7 @@ def offline(request, monkeypatch, published):
 VERBS = {
     "show": [GOOD],
     "verify": [GOOD],
-    "repair": [GOOD],
+    "salvage": [GOOD, "-o", "salvaged.vlt"],
     "ls": [GOOD],
     "report": [NAME],
     "cat": [GOOD, f"{NAME}/Poor", "-o", "cat.vlt"],
@@ -82,7 +82,7 @@ def test_every_verb_takes_the_name_of_what_was_pulled(
     for verb, arguments in VERBS.items():
         outcome = offmarl(verb, *arguments, "--json")
         assert outcome.code == 0, (verb, outcome)
-        if verb in ("show", "repair"):
+        if verb == "show":
             assert outcome.json["path"] == str(paths["Good"])
     assert list(offmarl("verify", GOOD, "--json").json["verified"].values()) == [4]
     (paths["Good"] / "metadata.json").write_text("{}")

@@ -18,8 +18,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 def test_the_version_is_in_one_place():
     assert "version" in PROJECT["project"]["dynamic"]
-    assert PROJECT["tool"]["hatch"]["version"] == {"path": "offmarl/__init__.py"}
-    source = (ROOT / "offmarl/__init__.py").read_text()
+    assert PROJECT["tool"]["hatch"]["version"] == {"path": "offmarl/_version.py"}
+    source = (ROOT / "offmarl/_version.py").read_text()
     # The release workflow reads it the same way.
     assert re.findall(r'^__version__ = "(.*)"$', source, re.MULTILINE) == [offmarl.__version__]
 

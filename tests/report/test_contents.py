@@ -11,7 +11,7 @@ from offmarl.errors import VaultError
 from offmarl.report import tables
 from offmarl.report.warnings import data_warnings
 from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, map_tree
-from offmarl.vault.open import open_source
+from offmarl.vault.dataset import open_source
 from offmarl.vault.ranges import RangesAccumulator
 from tests.vault.experience import make
 
@@ -46,7 +46,7 @@ def discrete(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(discrete, module_monkeypatch):
     """Its survey, in blocks of 16 steps: episodes, and much else, go across their borders."""
-    module_monkeypatch.setattr("offmarl.vault.dataset._BLOCK_BYTES", 1)
+    module_monkeypatch.setattr("offmarl.vault.reader._BLOCK_BYTES", 1)
     assert len(list(discrete.blocks())) == -(-STEPS // 16)
     return report.survey(discrete)
 

@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from offmarl import vault
-from offmarl.types import EnvSpec, map_tree
+from offmarl.types import EnvSpec
 from offmarl.vault.layout import LOCK
 
-from .experience import SPEC, assert_same, make
+from .experience import SPEC, make
 
 STEPS, COMMITS, CHUNK_STEPS = 13, 4, 8
 
@@ -70,23 +68,3 @@ def damage(file: Path, kind: str, rng: random.Random) -> str:
     data[bit // 8] ^= 1 << bit % 8
     file.write_bytes(data)
     return f"bit {bit} flipped"
-
-
-def assert_prefix(path: Path, whole: vault.Dataset, dropped: tuple[str, ...]) -> int:
-    """Check that a vault holds the first steps of another, and return how many."""
-    found = vault.open_vault(path)
-    assert_same(found.transitions(), whole.transitions(0, found.length))
-    if any("known only from their steps" in line for line in dropped):
-        return found.length  # so where episodes that were given up ended is not known
-    places = zip(whole.episodes.row, whole.episodes.start, strict=True)
-    number_of = {place: number for number, place in enumerate(places)}
-    for number, row in enumerate(found.episodes.row):
-        other = number_of[row, found.episodes.start[number]]
-        if found.episodes.cause[number] != "open":
-            assert found.episodes.length[number] == whole.episodes.length[other]
-            assert found.episodes.cause[number] == whole.episodes.cause[other]
-        if found.episodes.final[number] >= 0:
-            mine = found.final_views(found.episodes.final[number : number + 1])
-            theirs = whole.final_views(whole.episodes.final[other : other + 1])
-            map_tree(np.testing.assert_array_equal, mine, theirs)
-    return found.length

@@ -75,11 +75,6 @@ def close(path: Path) -> None:
     say(1)
 
 
-def repair(path: Path) -> None:
-    vault.repair(path)
-    say(1)
-
-
 def change(path: Path) -> None:
     """Map a vault two directories above, by a function that changes rewards and views."""
     if not path.exists():
@@ -117,7 +112,6 @@ PROGRAMS = {
         share,
         compact,
         close,
-        repair,
         change,
         export,
     )

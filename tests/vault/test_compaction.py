@@ -1,4 +1,4 @@
-"""Compaction removes unused bytes only, and a kill during it or a repair loses nothing."""
+"""Compaction removes unused bytes only, and a kill during it loses nothing."""
 
 import errno
 import random
@@ -75,10 +75,8 @@ def test_readers_read_on(path):
 
 
 @pytest.mark.slow
-def test_stock_goes_on_after_compact_and_repair(path):
+def test_stock_goes_on_after_compact(path):
     transition = vault.open_vault(path).transitions()
-    (path / "metadata.json").unlink()
-    vault.repair(path)
     vault.compact(path)
     assert_stock_reads_and_samples(path, transition)
     append_with_stock(open_stock(path), make(steps=11, seed=5)[0])
@@ -105,10 +103,11 @@ def test_what_cannot_be_compacted(path, monkeypatch):
     with vault.resume(path), pytest.raises(VaultLockedError):
         vault.compact(path)
 
-    def meanwhile(*_, **__):
+    def meanwhile(*arguments, real=compaction.copy):
+        real(*arguments)
         append_with_stock(open_stock(path), make(steps=4)[0])
 
-    monkeypatch.setattr(compaction, "repeat_tree", meanwhile)
+    monkeypatch.setattr(compaction, "copy", meanwhile)
     with pytest.raises(VaultConflictError, match="nothing was changed"):
         vault.compact(path)
     monkeypatch.undo()
@@ -228,11 +227,12 @@ def test_readers_read_on_after_a_close(path, monkeypatch):
 def test_what_a_stock_program_writes_meanwhile_is_kept(path, reclaiming, monkeypatch):
     whole = vault.open_vault(path).transitions()
 
-    def meanwhile(*_, **__):
+    def meanwhile(*arguments, real=compaction.copy):
+        real(*arguments)
         append_with_stock(open_stock(path), make(steps=4)[0])
 
     writer = vault.resume(path)
-    monkeypatch.setattr(compaction, "repeat_tree", meanwhile)
+    monkeypatch.setattr(compaction, "copy", meanwhile)
     writer.close()
     assert not (path / compaction.REBUILT).exists()
     found = vault.open_vault(path)
@@ -251,16 +251,6 @@ def test_a_full_disk_does_not_fail_a_close(path, reclaiming, monkeypatch):
     assert damage.content(path) == before
     assert not (path / compaction.REBUILT).exists()
     vault.resume(path).close()
-
-
-def damaged(path):
-    """A vault that a repair keeps a part of."""
-    place = commit.current_tree(Directory(path)).values["observations./0.4.0.0"]
-    file = path / place.file
-    data = bytearray(file.read_bytes())
-    data[place.offset + 9] ^= 1
-    file.write_bytes(data)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -288,36 +278,33 @@ def campaign(victims, program, path, instants):
     rng = random.Random(0)
     deaths = [{"event": 1 + number * (events - 1) // instants} for number in range(instants)]
     deaths += [{"seconds": rng.uniform(0.001, 0.08)} for _ in range(instants)]
-    states = []
     for when in deaths:
         shutil.rmtree(path)
         shutil.copytree(old, path)
         died = victims.run(program, path, **when)
-        states.append(state_of(path) == after)
-        assert states[-1] or state_of(path) == before, when
-        assert not died.acknowledged or states[-1]
+        is_done = state_of(path) == after
+        assert is_done or state_of(path) == before, when
+        assert not died.acknowledged or is_done
         assert died.signal == signal.SIGKILL or "seconds" in when
         PROGRAMS[program](path)
         assert state_of(path) == after
         live = commit.live_files(Directory(path))
         assert {f"d/{file.name}" for file in (path / "d").iterdir()} == live
         assert not (path / compaction.REBUILT).exists()
-    return states
 
 
-@pytest.mark.parametrize("program", ["compact", "close", "repair"])
+@pytest.mark.parametrize("program", ["compact", "close"])
 @pytest.mark.slow
 def test_killed_at_some_instants(victims, tmp_path, program):
     path = damage.record(tmp_path / "v.vlt" / "a")
-    campaign(victims, program, damaged(path) if program == "repair" else path, 2)
+    campaign(victims, program, path, 2)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("program", ["compact", "close", "repair"])
+@pytest.mark.parametrize("program", ["compact", "close"])
 def test_killed_at_60_instants(victims, tmp_path, program):
     path = damage.record(tmp_path / "v.vlt" / "a")
-    states = campaign(victims, program, damaged(path) if program == "repair" else path, 30)
-    assert program != "repair" or not all(states)  # the others leave the content as it was
+    campaign(victims, program, path, 30)
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def test_damage_is_found():
 
 def test_what_a_dictionary_cannot_do_is_said():
     found = write()
-    for verb in (vault.compact, vault.repair, lambda path: vault.join(path, "me")):
+    for verb in (vault.compact, lambda path: vault.join(path, "me")):
         with pytest.raises(VaultError, match="directory on this machine"):
             verb(found.path)
 

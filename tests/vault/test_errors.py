@@ -281,7 +281,7 @@ def test_a_flipped_bit_is_found_when_compressed(tmp_path):
     chunk = bytearray(store.get("observations./0.0.0.0"))
     chunk[len(chunk) // 2] ^= 1
     store.commit({"observations./0.0.0.0": bytes(chunk)}, {}).result()
-    with pytest.raises(VaultError, match="cannot be read"):
+    with pytest.raises(VaultFormatError, match=r"z.vlt/a: observations./0.0.0.0 cannot be decoded"):
         vault.open_vault(path).transitions()
 
 

@@ -83,7 +83,6 @@ USES = {
     "episode": lambda p: vault.open_vault(p).episode(0),
     "digest": lambda p: vault.open_vault(p).digest(),
     "compact": vault.compact,
-    "repair": vault.repair,
     "salvage": lambda p: vault.salvage(p, p.parents[1] / "salvaged.vlt"),
 }
 

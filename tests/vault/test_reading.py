@@ -151,20 +151,20 @@ def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
         writer.append(transition)
     found = vault.open_vault(path)
     np.testing.assert_array_equal(found[:5].reward, transition.reward[:, :5])
-    assert found._arrays._mapped is None
+    assert not found._arrays._is_mapped
     np.testing.assert_array_equal(found[:].reward, transition.reward)
-    assert found._arrays._mapped is not None
+    assert found._arrays._is_mapped
 
 
 READING = """
-archive arrays bounds bulk checked commit compat dataset decoded drivers encoding episode_set faults
-files final_views forking key_values layout location manifest metadata mmap open region store tables
-weights windows
+archive arrays bounds bulk checked chunk_reader commit compat dataset drivers encoding episode_set
+faults files final_views forking key_values layout location manifest metadata open reader snapshot
+store tables weights windows
 """
 
 
 def test_reading_loads_reading(vaults: dict[str, Dataset]) -> None:
-    """Neither writing, verifying, repairing, transforming nor JAX."""
+    """Neither writing, verifying, transforming nor JAX."""
     code = """
 import sys, offmarl
 offmarl.open(sys.argv[1])[1:3]

@@ -95,7 +95,7 @@ def test_nothing_wrong_and_nothing_left(path, tmp_path):
 
 def test_where_nothing_tells_of_episodes(path, tmp_path):
     flip(path, layout.HEAD_KEY, 3)
-    with pytest.raises(VaultFormatError, match=r"head is wrong.* repair --dry-run` shows"):
+    with pytest.raises(VaultFormatError, match=r"head is wrong.* copy the vault again"):
         vault.salvage(path, tmp_path / "out.vlt")
 
 

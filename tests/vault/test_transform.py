@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import View
-from offmarl.vault import chunks, dataset, final_views, store, writer
+from offmarl.vault import chunks, final_views, reader, store, writer
 from offmarl.vault.digest import episode_digests
 from offmarl.vault.transform import lineage, pipeline, sampling
 
@@ -124,7 +124,7 @@ def test_blocks_of_any_size_give_the_same(a, tmp_path, monkeypatch):
     whole = vault.slice(a, tmp_path / "a.vlt", start=5, stop=45, by="steps")
     some = vault.filter(a, "reward > 0", tmp_path / "b.vlt", by="steps")
     monkeypatch.setattr(pipeline, "BLOCK_BYTES", 1)
-    monkeypatch.setattr(dataset, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(reader, "_BLOCK_BYTES", 1)
     monkeypatch.setattr(final_views, "_IN_MEMORY_BYTES", 1)
     blocks = vault.slice(a, tmp_path / "c.vlt", start=5, stop=45, by="steps")
     assert blocks.digest() == whole.digest()

@@ -30,9 +30,8 @@ from offmarl.vault.convert.flat import read_omar, read_omiga
 from offmarl.vault.convert.minari import read_minari, write_minari
 from offmarl.vault.convert.pymarl import read_pymarl, write_pymarl
 from offmarl.vault.creation import create_whole
-from offmarl.vault.dataset import Dataset
+from offmarl.vault.dataset import Dataset, open_source, open_vault
 from offmarl.vault.layout import Codec
-from offmarl.vault.open import open_source, open_vault
 from offmarl.vault.values import OnInvalid
 
 READERS: dict[str, Callable[..., AbstractContextManager[Imported]]] = {

@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 from offmarl.errors import OptionError
 from offmarl.vault import tables
-from offmarl.vault.dataset import Dataset
+from offmarl.vault.digest import digest
 from offmarl.vault.layout import Codec
+from offmarl.vault.reader import Reader
 from offmarl.vault.transform import sampling, selection
 from offmarl.vault.transform.function import Function, load, parse_reward
 from offmarl.vault.transform.pipeline import AnyVault, Select, opened, opened_all, opened_with_limit
@@ -23,7 +24,7 @@ class Change(NamedTuple):
     operation: str
     arguments: Callable[[], Mapping[str, Any]]
     """Returns the arguments for the lineage; it may read vaults."""
-    vaults: Sequence[Dataset]
+    vaults: Sequence[Reader]
     select: Select
     codec: Codec | None = None
     chunk_steps: int | None = None
@@ -103,7 +104,11 @@ def sampling_episodes(
     def arguments() -> dict[str, Any]:
         if not matching:
             return given
-        described = [{"vault": name_of(model), "digest": model.digest()} for model in models]
+        digests = [one.store.driver.digest or digest(one) for one in models]
+        described = [
+            {"vault": name_of(one), "digest": found}
+            for one, found in zip(models, digests, strict=True)
+        ]
         return {**given, "match_returns": described[0] if len(described) == 1 else described}
 
     def select(sources: Sequence[Source], within: Sequence[Pieces] | None) -> list[Pieces]:

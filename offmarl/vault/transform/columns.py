@@ -18,8 +18,8 @@ from offmarl import gate
 from offmarl.errors import InvalidValueError, OptionError, ShapeError
 from offmarl.types import DTYPES, ArraySpec, EnvSpec, flatten_view
 from offmarl.vault import encoding, layout, values
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Leaf, NumpyArray, column_of, disk_name_of
+from offmarl.vault.reader import Reader
 from offmarl.vault.values import RecordPosition
 
 FINAL = "final."
@@ -59,7 +59,7 @@ class Steps(Mapping[str, Any]):
         The environment's sizes.
     """
 
-    def __init__(self, vault: Dataset, part: Part):
+    def __init__(self, vault: Reader, part: Part):
         self.spec: EnvSpec = vault.spec
         self.vault, self._part = vault, part
         self._found: dict[str, NumpyArray] = {}

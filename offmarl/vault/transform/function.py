@@ -17,8 +17,8 @@ from offmarl._ahead import ahead
 from offmarl._imports import summarize
 from offmarl.config import check_seed
 from offmarl.errors import OffmarlError, OptionError
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault.reader import Reader
 from offmarl.vault.transform import expression, selection
 from offmarl.vault.transform.columns import Part, Result, Steps, check
 from offmarl.vault.transform.expression import Columns, Expression
@@ -153,7 +153,7 @@ def reward_formula(text: str, columns: Columns) -> Function:
 class Apply(NamedTuple):
     """Applies a function to parts of a vault."""
 
-    vault: Dataset
+    vault: Reader
     function: Function
 
     def __call__(self, part: Part) -> tuple[Any, Steps]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from offmarl._version import __version__
 from offmarl.vault import layout
 from offmarl.vault.transform import policy_ids
 from offmarl.vault.transform.policy_ids import Named, Source, name_of, sources_of
@@ -21,8 +22,6 @@ def provenance_of(
     merged: Iterable[Named],
 ) -> dict[str, Any]:
     """Return the provenance of a vault that a transform makes."""
-    from offmarl import __version__
-
     merged = list(merged)
     policies = [policy for named in merged for policy in named.policies]
     share = _MOST_BYTES // len(taken)

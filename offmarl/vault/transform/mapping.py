@@ -13,20 +13,30 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import OptionError, VaultChecksumError, VaultError
-from offmarl.terminal import Advance
+from offmarl.terminal import Advance, Progress
 from offmarl.types import flatten_view
 from offmarl.vault import encoding, layout, tables
 from offmarl.vault.chunks import compress
-from offmarl.vault.compaction import repeat_tree
-from offmarl.vault.dataset import Dataset
+from offmarl.vault.creation import create_store
 from offmarl.vault.faults import damaged
 from offmarl.vault.files import errors_of
 from offmarl.vault.layout import METADATA, Head, NumpyArray, Schema, column_of
 from offmarl.vault.metadata import to_metadata, without_episodes
+from offmarl.vault.reader import Reader
 from offmarl.vault.store import Store
 from offmarl.vault.tables import Table
+from offmarl.vault.transform import lineage, pipeline, selection
 from offmarl.vault.transform.columns import Part, Result, check, new_extras
-from offmarl.vault.transform.function import Apply, Function, results
+from offmarl.vault.transform.function import (
+    Apply,
+    Function,
+    MapFunction,
+    load,
+    parse_reward,
+    results,
+    reward_formula,
+)
+from offmarl.vault.transform.pipeline import AnyVault, StrPath, opened
 from offmarl.vault.transform.selection import Unit
 
 _COMMIT_BYTES = 2**25
@@ -35,7 +45,39 @@ _BLOCK_RECORDS = 2**16
 """Episodes in a block of the episode table."""
 
 
-def parts_of(vault: Dataset, schema: Schema, by: Unit) -> Iterator[Part]:
+def map_columns(
+    source: AnyVault,
+    path: StrPath,
+    function: MapFunction | None,
+    reward: str | None,
+    by: Unit,
+    seed: int,
+    processes: int,
+    progress: Progress,
+) -> None:
+    """Write a vault with changed columns; see `offmarl.vault.map`."""
+    if (function is None) == (reward is None):
+        raise OptionError("give a function (--with) or a formula of rewards (--reward).")
+    if processes < 1:
+        raise OptionError(f"the number of processes must be at least 1, not {processes}.")
+    if reward is not None:
+        parse_reward(reward)  # before anything slow
+    loaded = None if function is None else load(function, seed)
+    vault = opened(source)
+    with create_store(path) as store:
+        (examined,) = pipeline.examine_all([vault], progress)
+        if loaded is None:
+            assert reward is not None
+            by, loaded = "steps", reward_formula(reward, selection.columns_of(examined))
+        mapped = start(vault, loaded, by, processes)
+        arguments = {**loaded.described, "columns": mapped.columns, "by": by}
+        taken = examined, selection.everything(vault)
+        provenance = lineage.provenance_of("map", arguments, [taken], examined.named)
+        with progress("map", vault.num_steps) as advance:
+            write(mapped, store, provenance, advance)
+
+
+def parts_of(vault: Reader, schema: Schema, by: Unit) -> Iterator[Part]:
     """Yield the parts that a function is called for, by block of rows and then by time.
 
     Parts by steps are whole chunks of all rows that share them, so they do not depend on the
@@ -44,7 +86,7 @@ def parts_of(vault: Dataset, schema: Schema, by: Unit) -> Iterator[Part]:
     yield from _episodes(vault, schema) if by == "episodes" else _chunks(vault, schema)
 
 
-def _episodes(vault: Dataset, schema: Schema) -> Iterator[Part]:
+def _episodes(vault: Reader, schema: Schema) -> Iterator[Part]:
     found = vault.episodes
     # Rows that share chunks advance together, so that few chunks are unfinished at a time.
     for number in np.lexsort((found.row, found.start, found.row // schema.chunk_rows)).tolist():
@@ -52,7 +94,7 @@ def _episodes(vault: Dataset, schema: Schema) -> Iterator[Part]:
         yield Part(slice(row, row + 1), start, start + int(found.length[number]), number)
 
 
-def _chunks(vault: Dataset, schema: Schema) -> Iterator[Part]:
+def _chunks(vault: Reader, schema: Schema) -> Iterator[Part]:
     chunks = max(1, _COMMIT_BYTES // schema.chunk_bytes)
     size, number = chunks * schema.chunk_steps, 0
     for first in range(0, vault.rows, schema.chunk_rows):
@@ -62,13 +104,13 @@ def _chunks(vault: Dataset, schema: Schema) -> Iterator[Part]:
             number += 1
 
 
-def is_current(vault: Dataset) -> bool:
+def is_current(vault: Reader) -> bool:
     """Whether all of a vault is stored in the present format, so that its chunks can be copied."""
     own = vault.manifest
     return own is not None and not own.unverified
 
 
-def schema_of(vault: Dataset) -> Schema:
+def schema_of(vault: Reader) -> Schema:
     """Return the schema of a vault with the same rows: the vault's own if it is current."""
     if vault.manifest and is_current(vault):
         return vault.manifest.schema
@@ -80,7 +122,7 @@ def schema_of(vault: Dataset) -> Schema:
 class Mapped(NamedTuple):
     """A function that is being applied to a vault."""
 
-    vault: Dataset
+    vault: Reader
     schema: Schema
     """Of the new vault."""
     changed: frozenset[str]
@@ -94,7 +136,7 @@ class Mapped(NamedTuple):
         return sorted(map(column_of, self.changed))
 
 
-def start(vault: Dataset, function: Function, by: Unit, processes: int) -> Mapped:
+def start(vault: Reader, function: Function, by: Unit, processes: int) -> Mapped:
     """Apply a function to the first part of a vault, to find out what it changes and adds."""
     schema, apply = schema_of(vault), Apply(vault, function)
     parts = parts_of(vault, schema, by)
@@ -157,7 +199,7 @@ def _check_columns(result: Result, changed: frozenset[str], part: Part) -> None:
         )
 
 
-def _stored(vault: Dataset, part: Part) -> dict[str, NumpyArray]:
+def _stored(vault: Reader, part: Part) -> dict[str, NumpyArray]:
     """Return the arrays of a part as offmarl's present format stores them."""
     return encoding.to_disk(vault.transitions(part.start, part.stop, part.rows))
 
@@ -233,7 +275,7 @@ class _Chunks:
         self._close(self._length)
         self._commit()
 
-    def copy(self, source: Dataset, name: str) -> None:
+    def copy(self, source: Reader, name: str) -> None:
         """Copy an array's chunks as stored; `VaultChecksumError` if a checksum does not fit."""
         leaf, blocks = self._schema.leaves[name], range(self._blocks)
         for number in range(self._count):
@@ -245,7 +287,7 @@ class _Chunks:
                 self._compare(source, name, number, keys)
         self._commit()
 
-    def _compare(self, source: Dataset, name: str, number: int, keys: list[str]) -> None:
+    def _compare(self, source: Reader, name: str, number: int, keys: list[str]) -> None:
         (stored,) = source.store.get_all([layout.checksums_key(number)])
         expected = layout.decode_checksums(stored).reshape(-1, self._blocks)
         found = self._checksums[number, list(self._schema.leaves).index(name)]
@@ -269,7 +311,7 @@ class _Chunks:
 class _Finals:
     """Writes the final views of episodes in the order in which their ends come."""
 
-    def __init__(self, vault: Dataset, store: Store):
+    def __init__(self, vault: Reader, store: Store):
         self._vault, self._store = vault, store
         self._numbers: NumpyArray = np.full(len(vault.episodes.final), -1)
         self._waiting: list[NumpyArray] = []
@@ -311,7 +353,7 @@ def _copy_finals(source: Store, store: Store) -> None:
 class _EpisodeTable:
     """The episodes of the new vault: the source's, with what follows from the new columns."""
 
-    def __init__(self, vault: Dataset):
+    def __init__(self, vault: Reader):
         self.vault, found = vault, vault.episodes
         self._begins: NumpyArray = found.row * vault.length + found.start
         self.returns: NumpyArray | None = None
@@ -370,4 +412,3 @@ def _write_tables(
         for first in range(0, len(ended), _BLOCK_RECORDS)
     }
     _commit(store, documents | blocks | {layout.RUNNING_KEY: running.tobytes()})
-    repeat_tree(store)

@@ -14,12 +14,11 @@ from offmarl.errors import VaultError
 from offmarl.terminal import Advance, Progress, silent
 from offmarl.types import FinalObservations, Transition, View, map_tree
 from offmarl.vault.creation import create_whole
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.drivers import driver_of
 from offmarl.vault.files import whole
 from offmarl.vault.layout import Codec, NumpyArray
-from offmarl.vault.mixture import common_spec
-from offmarl.vault.open import SUFFIX, open_source, open_vault
+from offmarl.vault.open import SUFFIX, open_reader
+from offmarl.vault.reader import Reader, common_spec
 from offmarl.vault.tables import CAUSES, CUT, OPEN
 from offmarl.vault.transform import policy_ids
 from offmarl.vault.transform.lineage import provenance_of
@@ -28,7 +27,7 @@ from offmarl.vault.transform.selection import Pieces, everything
 from offmarl.vault.writer import Writer
 
 StrPath = str | os.PathLike[str]
-AnyVault = StrPath | Dataset
+AnyVault = StrPath | Reader
 """A vault, open or by its path."""
 
 Select = Callable[[Sequence[Source], Sequence[Pieces] | None], Sequence[Pieces]]
@@ -38,21 +37,21 @@ episodes of each source; None stands for all."""
 Remap = Callable[[NumpyArray], NumpyArray]
 """Translates policy ids of a source into those of the new vault."""
 
-Copy = Callable[[Dataset, Pieces, Writer, Remap, Advance], None]
+Copy = Callable[[Reader, Pieces, Writer, Remap, Advance], None]
 """Appends pieces of a vault to another, as `copy_pieces` does."""
 
 BLOCK_BYTES = 2**25
 """Approximate size of what is read at once."""
 
 
-def opened(vault: AnyVault) -> Dataset:
+def opened(vault: AnyVault) -> Reader:
     """Open a vault, checked, unless it is open."""
-    return vault if isinstance(vault, Dataset) else open_source(vault)
+    return vault if isinstance(vault, Reader) else open_reader(vault)
 
 
-def opened_all(vaults: AnyVault | Sequence[AnyVault]) -> list[Dataset]:
+def opened_all(vaults: AnyVault | Sequence[AnyVault]) -> list[Reader]:
     """Open one vault or several; `VaultError` for none."""
-    several = [vaults] if isinstance(vaults, str | os.PathLike | Dataset) else [*vaults]
+    several = [vaults] if isinstance(vaults, str | os.PathLike | Reader) else [*vaults]
     if not several:
         raise VaultError("no vaults to join: give at least one vault.")
     return [opened(vault) for vault in several]
@@ -60,7 +59,7 @@ def opened_all(vaults: AnyVault | Sequence[AnyVault]) -> list[Dataset]:
 
 def opened_with_limit(
     vaults: AnyVault | Sequence[AnyVault], time_limit: int | None
-) -> list[Dataset]:
+) -> list[Reader]:
     """Open vaults; the time limit is for foreign ones, which do not record how episodes ended."""
     found = opened_all(vaults)
     if time_limit is None:
@@ -71,30 +70,29 @@ def opened_with_limit(
             f"{names}: these vaults record how episodes ended, so leave the time limit out."
         )
     return [
-        vault if vault.native else open_source(vault.path, time_limit=time_limit) for vault in found
+        vault if vault.native else open_reader(vault.path, time_limit=time_limit) for vault in found
     ]
 
 
 def run(
     operation: str,
     arguments: Mapping[str, Any],
-    vaults: Sequence[Dataset],
+    vaults: Sequence[Reader],
     select: Select,
     path: StrPath,
     codec: Codec | None,
     progress: Progress,
     provenance: Mapping[str, Any] | None = None,
     chunk_steps: int | None = None,
-) -> Dataset:
+) -> None:
     """Make a vault from selected parts of others."""
     with _create(vaults, path, codec, chunk_steps) as writer:
         sources = examine_all(vaults, progress)
         taken = [*zip(sources, select(sources, None), strict=True)]
         _fill(writer, operation, arguments, taken, progress, provenance or {})
-    return open_vault(path)
 
 
-def examine_all(vaults: Sequence[Dataset], progress: Progress) -> list[Source]:
+def examine_all(vaults: Sequence[Reader], progress: Progress) -> list[Source]:
     """Compute the digests of vaults and find their origins."""
     with progress("digest", sum(vault.num_steps for vault in vaults)) as advance:
         return [policy_ids.examine(vault, advance) for vault in vaults]
@@ -115,8 +113,8 @@ def write(
 
 
 def copy_block(
-    vaults: Sequence[Dataset],
-    source: Dataset,
+    vaults: Sequence[Reader],
+    source: Reader,
     pieces: Pieces,
     path: StrPath,
     remap: Remap,
@@ -132,13 +130,13 @@ def copy_block(
 
 
 def rewrite(
-    vault: Dataset,
+    vault: Reader,
     arguments: Mapping[str, Any],
     path: StrPath,
     codec: Codec | None,
     chunk_steps: int | None,
     progress: Progress,
-) -> Dataset:
+) -> None:
     """Make a vault with the same content and rows."""
     with _create([vault], path, codec, chunk_steps, vault.rows, vault.length) as writer:
         (source,) = examine_all([vault], progress)
@@ -146,18 +144,17 @@ def rewrite(
             copy_rows(vault, writer, advance)
         taken = source, everything(vault)
         writer.annotate(provenance_of("recode", arguments, [taken], source.named))
-    return open_vault(path)
 
 
 def join_rows(
-    blocks: Sequence[Dataset],
+    blocks: Sequence[Reader],
     path: StrPath,
-    provenance: Callable[[Dataset], Mapping[str, Any]],
+    provenance: Callable[[Reader], Mapping[str, Any]],
     progress: Progress,
     codec: Codec | None = None,
     chunk_steps: int | None = None,
     remap: Remap | None = None,
-) -> Dataset:
+) -> None:
     """Make a vault of vaults with as many rows each, one after the other in time.
 
     No episode may span two of them.
@@ -167,8 +164,7 @@ def join_rows(
             for block in blocks:
                 copy_rows(block, writer, advance, remap)
         writer.flush()
-        writer.annotate(provenance(Dataset(writer.store)))
-    return open_vault(path)
+        writer.annotate(provenance(Reader(writer.store)))
 
 
 @contextmanager
@@ -182,7 +178,7 @@ def atomic_directory(path: StrPath) -> Iterator[Path]:
 
 
 def _create(
-    vaults: Sequence[Dataset],
+    vaults: Sequence[Reader],
     path: StrPath,
     codec: Codec | None,
     chunk_steps: int | None = None,
@@ -201,7 +197,7 @@ def _create(
     )
 
 
-def codec_of(vaults: Sequence[Dataset], codec: Codec | None) -> Codec:
+def codec_of(vaults: Sequence[Reader], codec: Codec | None) -> Codec:
     """Return the codec of a new vault; by default that of the first of its sources."""
     first = vaults[0].manifest
     return codec or (first.schema.codec if first else "raw")
@@ -247,7 +243,7 @@ class _Window(NamedTuple):
 
 
 def copy_pieces(
-    vault: Dataset, pieces: Pieces, writer: Writer, remap: Remap, advance: Advance
+    vault: Reader, pieces: Pieces, writer: Writer, remap: Remap, advance: Advance
 ) -> None:
     """Append pieces of a vault to a row of another, end to end.
 
@@ -261,7 +257,7 @@ def copy_pieces(
         advance(steps.last.size)
 
 
-def copy_rows(vault: Dataset, writer: Writer, advance: Advance, remap: Remap | None = None) -> None:
+def copy_rows(vault: Reader, writer: Writer, advance: Advance, remap: Remap | None = None) -> None:
     """Append all of a vault, unchanged but for policy ids, to one with as many rows."""
     found = vault.episodes
     ends = found.start + found.length
@@ -292,7 +288,7 @@ def _split_at(blocks: Iterator[tuple[int, int]], breaks: list[int]) -> Iterator[
         yield from pairwise(edges)
 
 
-def _windows(vault: Dataset, pieces: Pieces) -> Iterator[_Window]:
+def _windows(vault: Reader, pieces: Pieces) -> Iterator[_Window]:
     """Iterate over the rows that have pieces; short rows are read together."""
     rows = vault.episodes.row[pieces.episode]
     row_bytes = vault.length * sum(leaf.step_bytes for leaf in vault.leaves.values())
@@ -307,7 +303,7 @@ def _windows(vault: Dataset, pieces: Pieces) -> Iterator[_Window]:
                 yield _window(vault, Pieces(*(x[inside] for x in of_rows)), begin, stop)
 
 
-def _window(vault: Dataset, pieces: Pieces, begin: int, stop: int) -> _Window:
+def _window(vault: Reader, pieces: Pieces, begin: int, stop: int) -> _Window:
     start = np.maximum(pieces.start, begin)
     end = np.minimum(pieces.stop, stop)
     row = vault.episodes.row[pieces.episode]
@@ -320,7 +316,7 @@ def _window(vault: Dataset, pieces: Pieces, begin: int, stop: int) -> _Window:
     )
 
 
-def _gather(vault: Dataset, window: _Window) -> tuple[Transition, FinalObservations, NumpyArray]:
+def _gather(vault: Reader, window: _Window) -> tuple[Transition, FinalObservations, NumpyArray]:
     """Return a window's pieces end to end ``(1, T, ...)``, their final views, and where cut."""
     pieces, ends, found = window.pieces, window.ends, vault.episodes
     episode = pieces.episode[ends]

@@ -15,9 +15,9 @@ from jaxtyping import Int
 from offmarl.errors import VaultError
 from offmarl.terminal import Advance
 from offmarl.vault.creation import DEFAULT_UID
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.digest import digest
 from offmarl.vault.layout import POLICY_IDS, NumpyArray
+from offmarl.vault.reader import Reader
 
 KEY = "origins"
 """Key of the provenance that lists the origins."""
@@ -59,7 +59,7 @@ class Named(NamedTuple):
 class Source(NamedTuple):
     """An input of a transform."""
 
-    vault: Dataset
+    vault: Reader
     digest: str
     """Digest of its content, or of its episode table if the vault is damaged."""
     named: list[Named]
@@ -86,19 +86,19 @@ class Facts(NamedTuple):
     """The lowest policy id."""
 
 
-def facts_of(vault: Dataset, advance: Advance) -> Facts:
+def facts_of(vault: Reader, advance: Advance) -> Facts:
     """Compute a vault's digest and the range of its policy ids."""
     source = examine(vault, advance)
     return Facts(source.digest, *_extremes(_ids(vault)))
 
 
-def source_of(vault: Dataset, facts: Facts) -> Source:
+def source_of(vault: Reader, facts: Facts) -> Source:
     """Return a source whose facts are known; little of it is read."""
     ids = [np.array([facts.highest, facts.lowest])]
     return Source(vault, facts.digest, _origins(vault, facts.digest, ids))
 
 
-def examine(vault: Dataset, advance: Advance) -> Source:
+def examine(vault: Reader, advance: Advance) -> Source:
     """Compute a vault's digest and find its origins; reads all of it."""
     try:
         found = digest(vault, lambda steps: advance(steps * vault.rows))
@@ -107,7 +107,7 @@ def examine(vault: Dataset, advance: Advance) -> Source:
     return Source(vault, found, _origins(vault, found))
 
 
-def examine_damaged(vault: Dataset, ids: Iterable[NumpyArray] | None) -> Source:
+def examine_damaged(vault: Reader, ids: Iterable[NumpyArray] | None) -> Source:
     """Identify a vault that cannot be read completely by its episode table."""
     total = hashlib.sha256()
     for column in vault.episodes.columns:
@@ -116,7 +116,7 @@ def examine_damaged(vault: Dataset, ids: Iterable[NumpyArray] | None) -> Source:
     return Source(vault, found, _origins(vault, found, ids))
 
 
-def name_of(vault: Dataset) -> str:
+def name_of(vault: Reader) -> str:
     """Return ``name.vlt/uid``, which does not depend on the directory."""
     return f"{vault.name}.vlt/{vault.uid}"
 
@@ -174,7 +174,7 @@ def remap(ids: NumpyArray, source: Sequence[Origin], target: Sequence[Origin]) -
     return result
 
 
-def _origins(vault: Dataset, digest: str, ids: Iterable[NumpyArray] | None = None) -> list[Named]:
+def _origins(vault: Reader, digest: str, ids: Iterable[NumpyArray] | None = None) -> list[Named]:
     """Return the origins of a vault; the vault itself if no transform made it."""
     highest, lowest = _extremes(_ids(vault) if ids is None else ids)
     policies = [
@@ -189,7 +189,7 @@ def _origins(vault: Dataset, digest: str, ids: Iterable[NumpyArray] | None = Non
     return [Named(_root(vault, digest, count, lowest < 0), policies)]
 
 
-def _inherited(vault: Dataset) -> list[Origin]:
+def _inherited(vault: Reader) -> list[Origin]:
     """Return the origins that a transform recorded."""
     noted = _list(vault.provenance.get(KEY)) if vault.native else []
     fields = set(Origin._fields)
@@ -214,7 +214,7 @@ def _within(
     return [policy for policy in policies if origin.first <= policy["policy_id"] < origin.stop]
 
 
-def _root(vault: Dataset, digest: str, count: int, unknown: bool) -> Origin:
+def _root(vault: Reader, digest: str, count: int, unknown: bool) -> Origin:
     known = vault.provenance
     program = known.get("program") or _mapping(known.get("policy")).get("program")
     seeds = [_mapping(one).get("seed") for one in (known, known.get("recipe"), known.get("args"))]
@@ -230,7 +230,7 @@ def _root(vault: Dataset, digest: str, count: int, unknown: bool) -> Origin:
     )
 
 
-def _ids(vault: Dataset) -> Iterator[NumpyArray]:
+def _ids(vault: Reader) -> Iterator[NumpyArray]:
     if POLICY_IDS not in vault.leaves:
         yield np.array([-1])
         return

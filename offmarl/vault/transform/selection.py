@@ -10,8 +10,8 @@ from jaxtyping import Bool, Float, Int
 
 from offmarl.errors import ExpressionError, OptionError
 from offmarl.vault import encoding
-from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import POLICY_IDS, NumpyArray
+from offmarl.vault.reader import Reader
 from offmarl.vault.transform import expression, policy_ids
 from offmarl.vault.transform.expression import (
     ANY_EXTRA,
@@ -78,19 +78,19 @@ class Pieces(NamedTuple):
         return len(np.unique(self.episode))
 
 
-def whole_episodes(vault: Dataset, chosen: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> Pieces:
+def whole_episodes(vault: Reader, chosen: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> Pieces:
     """Take whole episodes, given by a mask or by numbers in any order."""
     episode = np.sort(np.arange(len(vault.episodes.row))[chosen])
     start = vault.episodes.start[episode]
     return Pieces(episode, start, start + vault.episodes.length[episode])
 
 
-def everything(vault: Dataset) -> Pieces:
+def everything(vault: Reader) -> Pieces:
     """Take all episodes."""
     return whole_episodes(vault, np.ones(len(vault.episodes.row), bool))
 
 
-def time_interval(vault: Dataset, start: int, stop: int) -> Pieces:
+def time_interval(vault: Reader, start: int, stop: int) -> Pieces:
     """Take a range of time steps of every row; episodes are cut at its ends."""
     pieces = everything(vault)
     within = Pieces(pieces.episode, np.maximum(pieces.start, start), np.minimum(pieces.stop, stop))
@@ -120,7 +120,7 @@ class Pool:
         Their paths, for messages.
     """
 
-    def __init__(self, vaults: Sequence[Dataset]):
+    def __init__(self, vaults: Sequence[Reader]):
         self.vaults = list(vaults)
         self.path = ", ".join(str(vault.path) for vault in vaults)
         counts = [len(vault.episodes.row) for vault in vaults]
@@ -312,7 +312,7 @@ def _check_known(source: Source, parsed: Expression, columns: Columns) -> None:
         )
 
 
-def check_extras(vault: Dataset, names: Iterable[str]) -> set[str]:
+def check_extras(vault: Reader, names: Iterable[str]) -> set[str]:
     """Return which names are those of extras."""
     known = [name for name in vault.leaves if name.startswith(EXTRA)]
     found = {name for name in names if name.startswith(EXTRA)}

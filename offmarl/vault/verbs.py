@@ -22,14 +22,13 @@ import numpy as np
 from offmarl.errors import OptionError
 from offmarl.terminal import Progress, quiet
 from offmarl.vault import tables
-from offmarl.vault.creation import create_store
-from offmarl.vault.dataset import Dataset
+from offmarl.vault.dataset import Dataset, open_vault
 from offmarl.vault.digest import episode_digests
 from offmarl.vault.layout import Codec
-from offmarl.vault.open import open_vault
-from offmarl.vault.transform import changes, lineage, mapping, pipeline, selection
+from offmarl.vault.transform import changes, pipeline, selection
 from offmarl.vault.transform.changes import Change
-from offmarl.vault.transform.function import MapFunction, load, parse_reward, reward_formula
+from offmarl.vault.transform.function import MapFunction
+from offmarl.vault.transform.mapping import map_columns
 from offmarl.vault.transform.pipeline import AnyVault, StrPath, opened
 from offmarl.vault.transform.selection import Pieces, Unit, whole_episodes
 
@@ -75,7 +74,7 @@ def cat(
 
 
 def _run(change: Change, path: StrPath, progress: Progress) -> Dataset:
-    return pipeline.run(
+    pipeline.run(
         change.operation,
         change.arguments(),
         change.vaults,
@@ -85,6 +84,7 @@ def _run(change: Change, path: StrPath, progress: Progress) -> Dataset:
         progress,
         chunk_steps=change.chunk_steps,
     )
+    return open_vault(path)
 
 
 def filter(
@@ -275,7 +275,8 @@ def slice(
         return [whole_episodes(vault, np.arange(*selection.interval(start, stop, count)))]
 
     arguments = {"start": start, "stop": stop, "by": by}
-    return pipeline.run("slice", arguments, [vault], select, path, codec, progress, provenance)
+    pipeline.run("slice", arguments, [vault], select, path, codec, progress, provenance)
+    return open_vault(path)
 
 
 def dedup(
@@ -306,7 +307,8 @@ def dedup(
             )
         return [whole_episodes(vault, np.unique(hashes, return_index=True)[1])]
 
-    return pipeline.run("dedup", {}, [vault], select, path, codec, progress)
+    pipeline.run("dedup", {}, [vault], select, path, codec, progress)
+    return open_vault(path)
 
 
 def recode(
@@ -347,7 +349,8 @@ def recode(
     if len(change.vaults) > 1:
         raise OptionError("the rows of several vaults cannot be kept: give --layout stream.")
     arguments = {**change.arguments(), "layout": layout}
-    return pipeline.rewrite(change.vaults[0], arguments, path, codec, chunk_steps, progress)
+    pipeline.rewrite(change.vaults[0], arguments, path, codec, chunk_steps, progress)
+    return open_vault(path)
 
 
 def map(
@@ -405,23 +408,5 @@ def map(
     ...     return {"reward": steps["reward"] / 10}
     >>> offmarl.vault.map("vaults/a.vlt", "vaults/b.vlt", scale)
     """
-    if (function is None) == (reward is None):
-        raise OptionError("give a function (--with) or a formula of rewards (--reward).")
-    if processes < 1:
-        raise OptionError(f"the number of processes must be at least 1, not {processes}.")
-    if reward is not None:
-        parse_reward(reward)  # before anything slow
-    loaded = None if function is None else load(function, seed)
-    vault = opened(source)
-    with create_store(path) as store:
-        (examined,) = pipeline.examine_all([vault], progress)
-        if loaded is None:
-            assert reward is not None
-            by, loaded = "steps", reward_formula(reward, selection.columns_of(examined))
-        mapped = mapping.start(vault, loaded, by, processes)
-        arguments = {**loaded.described, "columns": mapped.columns, "by": by}
-        taken = examined, selection.everything(vault)
-        provenance = lineage.provenance_of("map", arguments, [taken], examined.named)
-        with progress("map", vault.num_steps) as advance:
-            mapping.write(mapped, store, provenance, advance)
+    map_columns(source, path, function, reward, by, seed, processes, progress)
     return open_vault(path)

@@ -1,0 +1,366 @@
+"""Reads chunks of a vault's arrays: the one way from stored bytes to steps.
+
+The bytes come from mapped files, from requests to another machine, or from a driver that a user
+registered. Each chunk is compared with its checksum and decoded. Uncompressed chunks of mapped
+files are used where they are, and a bounded number of others is kept in memory.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from threading import Lock
+from typing import Any, NamedTuple
+
+import google_crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from offmarl._ahead import ahead, depth_of, in_pool
+from offmarl._arrays import as_items
+from offmarl.vault.checked import Checks, ChunkPlace
+from offmarl.vault.files import lost_chunk
+from offmarl.vault.forking import is_forked
+from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault.manifest import Description
+from offmarl.vault.snapshot import Region, Snapshot
+from offmarl.vault.windows import ChunkSteps, WindowPlaces, put_steps
+
+_KEPT_BYTES = 2**26
+"""Bytes of decoded chunks that are kept in memory."""
+_DECODED_AHEAD = 2 * (os.cpu_count() or 1)
+_RELEASE_BYTES = 2**22
+"""Bytes read between two calls of `Region.release`, which keeps the resident memory small."""
+_COMPARED_BYTES = 2**24
+"""Bytes compared between two such calls."""
+_PIECE_BYTES = 2**17
+_CACHED_BYTES = 2**18
+_LARGE_BYTES = 512
+"""From this size on a leaf is gathered step by step, so that each is copied once from the disk."""
+
+
+class Part(NamedTuple):
+    """A part of a chunk, and where to copy it."""
+
+    place: ChunkPlace
+    source: tuple[slice, ...]
+    target: NumpyArray
+
+
+class ChunkReader:
+    """Reads the chunks of one vault, from its mapped files or from its store; threads may share it.
+
+    Parameters
+    ----------
+    vault
+        The vault's description. If offmarl wrote the vault, every chunk must exist; other programs
+        may omit chunks that hold only the fill value.
+    checks
+        Compares every chunk; None compares nothing.
+    snapshot
+        The vault's mapped files, if they are mapped.
+
+    Attributes
+    ----------
+    maps
+        The uncompressed arrays of mapped files, by name.
+    """
+
+    def __init__(self, vault: Description, checks: Checks | None, snapshot: Snapshot | None = None):
+        self._vault, self._checks = vault, checks
+        self.snapshot = snapshot
+        self._source = snapshot or vault.store
+        self._kept: OrderedDict[ChunkPlace, NumpyArray] = OrderedDict()
+        self._kept_bytes, self._lock = 0, Lock()
+        self.maps = _map_arrays(snapshot, vault) if snapshot else {}
+
+    def read(self, places: Sequence[ChunkPlace]) -> Iterator[tuple[ChunkPlace, NumpyArray]]:
+        """Yield chunks ``(rows, steps, *leaf)`` that are not mapped; do not write to them.
+
+        Several are read and decoded at once, and those in memory come first.
+        """
+        wanted = []
+        for place in places:
+            if (chunk := self._kept.get(place)) is None:
+                wanted.append(place)
+            else:
+                yield place, chunk
+        if self._checks:
+            self._checks.load({place.number for place in wanted})
+        keys = [self._keys(place) for place in wanted]
+        depth = depth_of(max((self._bytes_of(place) for place in wanted), default=0))
+        values = self._source.fetch([key for some in keys for key in some], depth)
+        encoded = (
+            (place, [*islice(values, len(some))]) for place, some in zip(wanted, keys, strict=True)
+        )
+        if len(wanted) < 2 or is_forked():
+            yield from ((place, self._decode(place, some)) for place, some in encoded)
+            return
+        decode = partial(_in_pool, self._decode)
+        for (place, _), done in ahead(encoded, decode, min(depth, _DECODED_AHEAD)):
+            yield place, done.result()
+
+    def _keys(self, place: ChunkPlace) -> list[str]:
+        return self._vault.grids[place.name].keys(place.block, place.number)
+
+    def _bytes_of(self, place: ChunkPlace) -> int:
+        rows, steps, *_ = self._vault.grids[place.name].chunks
+        return rows * steps * self._vault.leaves[place.name].step_bytes
+
+    def _decode(self, place: ChunkPlace, values: Sequence[Any]) -> NumpyArray:
+        grid, parts = self._vault.grids[place.name], []
+        for key, value in zip(self._keys(place), values, strict=True):
+            if value is None and self._vault.manifest:
+                raise lost_chunk(self._vault.path, key)
+            place_of = f"{self._vault.path}: {key}"
+            parts.append(grid.missing_chunk() if value is None else grid.decode(value, place_of))
+        chunk = grid.join(parts)
+        if self._checks is None:
+            return chunk
+        again = None if self.snapshot else partial(self._again, place)
+        return self._checks.compare(place, chunk, again=again)
+
+    def _again(self, place: ChunkPlace) -> NumpyArray:
+        grid, keys = self._vault.grids[place.name], self._keys(place)
+        values = self._source.fetch(keys, len(keys))
+        return grid.join([grid.decode(x or b"", k) for x, k in zip(values, keys, strict=True)])
+
+    def _keep(self, place: ChunkPlace, chunk: NumpyArray) -> None:
+        """Keep a decoded chunk until newer ones need its memory."""
+        with self._lock:
+            if chunk.nbytes > _KEPT_BYTES or place in self._kept:
+                return
+            self._kept[place] = chunk
+            self._kept_bytes += chunk.nbytes
+            while self._kept_bytes > _KEPT_BYTES:
+                _, oldest = self._kept.popitem(last=False)
+                self._kept_bytes -= oldest.nbytes
+
+    # ------------------------------------------------------------------------------ steps
+
+    def mapped(self, place: ChunkPlace) -> NumpyArray:
+        """Return a mapped chunk, not copied."""
+        chunk = self.maps[place.name].chunk(place.block, place.number)
+        if self._checks and self._checks.is_fresh(place):
+            self._checks.compare(place, chunk)
+        return chunk
+
+    def copy(self, parts: Sequence[Part]) -> None:
+        """Copy parts of chunks to where they belong."""
+        others, unreleased = {}, 0
+        for part in parts:
+            if part.place.name not in self.maps:
+                others[part.place] = part
+                continue
+            unreleased += self._copy_mapped(part)
+            if unreleased > _RELEASE_BYTES:
+                self.maps[part.place.name].region.release()
+                unreleased = 0
+        for place, chunk in self.read([*others]) if others else ():
+            part = others[place]
+            part.target[...] = taken = chunk[part.source]
+            if taken.size < chunk.size:
+                self._keep(place, chunk)
+
+    def _copy_mapped(self, part: Part) -> int:
+        """Copy a part of a mapped chunk, compare the chunk, and return its bytes."""
+        place, source, target = part
+        chunk = self.maps[place.name].chunk(place.block, place.number)
+        if self._checks is None or not self._checks.is_fresh(place):
+            target[...] = chunk[source]
+        elif target.shape == chunk.shape:
+            self._checks.compare(place, chunk, checksum=_copy(chunk, target))
+        else:
+            target[...] = chunk[source]
+            self._checks.compare(place, chunk)
+        return chunk.nbytes
+
+    def fresh(self, names: Sequence[str], places: WindowPlaces) -> list[ChunkPlace]:
+        """Return the mapped chunks of windows that have not been compared."""
+        if self._checks is None or not (names and len(places.rows)):
+            return []
+        return self._checks.fresh(names, places.pieces.block, places.pieces.number)
+
+    def compare(self, places: Sequence[ChunkPlace], cold: bool) -> None:
+        """Compare mapped chunks; on a cold disk, many are requested at once."""
+        if not places or not self._checks:
+            return
+        self._checks.load({place.number for place in places})
+        step = max(1, _COMPARED_BYTES // max(map(self._bytes_of, places)))
+        for begin in range(0, len(places), step):
+            some = places[begin : begin + step]
+            if cold:
+                self.prefetch(some)
+            for place in some:
+                self._checks.compare(place, self.maps[place.name].chunk(place.block, place.number))
+            self.maps[some[0].name].region.release()
+
+    def prefetch(self, places: Sequence[ChunkPlace]) -> None:
+        """Ask the disk to read whole mapped chunks in the background."""
+        for name in dict.fromkeys(place.name for place in places):
+            some = [(block, number) for one, block, number in places if one == name]
+            self.maps[name].prefetch_chunks(some)
+
+    def gather(
+        self, names: Sequence[str], places: Mapping[str, WindowPlaces]
+    ) -> dict[str, NumpyArray]:
+        """Gather the pieces of windows of arrays that are not mapped, ``(P, steps, *leaf)``."""
+        found: dict[str, NumpyArray] = {}
+        wanted: dict[ChunkPlace, NDArray[np.int64]] = {}
+        for name in names:
+            leaf, pieces = self._vault.leaves[name], places[name].pieces
+            block, number = pieces.block, pieces.number
+            shape = len(block), places[name].piece_steps, *leaf.shape
+            found[name] = np.empty(shape, leaf.dtype)
+            order = np.lexsort((block, number))
+            ends = np.diff(block[order]) | np.diff(number[order])
+            for some in np.split(order, np.flatnonzero(ends) + 1) if len(order) else []:
+                wanted[ChunkPlace(name, int(block[some[0]]), int(number[some[0]]))] = some
+        for place, chunk in self.read([*wanted]):
+            some, pieces = wanted[place], places[place.name].pieces
+            steps = pieces.step[some, None] + np.arange(places[place.name].piece_steps)
+            as_items(found[place.name]).reshape(-1, steps.shape[1])[some] = as_items(chunk)[steps]
+            self._keep(place, chunk)
+        return found
+
+
+def _in_pool(decode: Any, one: tuple[ChunkPlace, Sequence[Any]]) -> Any:
+    return in_pool(partial(decode, *one))
+
+
+def windows_of(pieces: NumpyArray, places: WindowPlaces) -> NumpyArray:
+    """Put windows ``(W, length, *leaf)`` together from their pieces."""
+    shape = len(places.rows), places.length, *pieces.shape[2:]
+    if len(places.crossing):
+        pieces = as_items(pieces)[places.index].view(pieces.dtype)
+    return pieces.reshape(shape)
+
+
+@dataclass(frozen=True)
+class MappedArray:
+    """An array ``(rows, T, *leaf)`` with uncompressed chunks in mapped files.
+
+    Attributes
+    ----------
+    leaf
+        Type and shape of a single step.
+    chunk_rows, chunk_steps
+        Rows and steps of a chunk.
+    region
+        The mapped files.
+    addresses
+        ``(blocks, chunks)`` int64, the index in ``region.bytes`` at which each chunk begins.
+    """
+
+    leaf: Leaf
+    chunk_rows: int
+    chunk_steps: int
+    region: Region
+    addresses: NDArray[np.int64]
+
+    def chunk(self, block: int, number: int) -> NumpyArray:
+        """Return one chunk ``(chunk_rows, chunk_steps, *leaf)``, not copied."""
+        shape = (self.chunk_rows, self.chunk_steps, *self.leaf.shape)
+        data = self.region.bytes.data
+        return np.ndarray(shape, self.leaf.dtype, data, int(self.addresses[block, number]))
+
+    def windows(self, places: WindowPlaces) -> NumpyArray:
+        """Gather windows ``(W, length, *leaf)``."""
+        crossing, shape = places.crossing, (len(places.rows), places.length, *self.leaf.shape)
+        addresses = self._address(places.pieces)
+        if not len(crossing):
+            return self._gather(addresses, places.piece_steps).reshape(shape)
+        found = self._gather(addresses[: len(places.rows)], places.piece_steps)
+        steps = self._step_addresses(places, addresses)[places.index[crossing]]
+        found[crossing] = self._gather(steps.ravel(), 1).reshape(len(crossing), *shape[1:])
+        return found
+
+    def window_steps(
+        self,
+        places: WindowPlaces,
+        index: NDArray[np.int64],
+        out: NumpyArray,
+        at: NDArray[np.int64] | None,
+    ) -> None:
+        """Gather windows, and write some of their steps to an array.
+
+        ``index``, ``out`` and ``at`` are those of `put_steps`.
+        """
+        index = places.steps(index, out.shape[1])
+        if self.leaf.step_bytes < _LARGE_BYTES or out.dtype != self.leaf.dtype:
+            pieces = self._gather(self._address(places.pieces), places.piece_steps)
+            put_steps(pieces, index, out, at)
+            return
+        steps = self._step_addresses(places, self._address(places.pieces))
+        wanted = steps[index].ravel()
+        items, target = self.region.items(self.leaf.step_bytes), as_items(out)
+        to = None
+        if at is not None:
+            to = (at[:, None] * out.shape[1] + np.arange(out.shape[1])).ravel()
+        # NumPy gathers only into new arrays. Where these fit in the processor's cache, the copy
+        # from there to ``out`` takes little time.
+        size = max(1, _CACHED_BYTES // self.leaf.step_bytes)
+        for begin in range(0, len(wanted), size):
+            some = slice(begin, begin + size)
+            target[some if to is None else to[some]] = items[wanted[some]]
+
+    def prefetch(self, rows: NDArray[np.int64], starts: NDArray[np.int64], length: int) -> None:
+        """Ask the disk to read windows in the background."""
+        stops = starts + length
+        while len(starts):
+            ends = np.minimum(stops, (starts // self.chunk_steps + 1) * self.chunk_steps)
+            sizes = (ends - starts) * self.leaf.step_bytes
+            steps = ChunkSteps.of(rows, starts, self.chunk_rows, self.chunk_steps)
+            self.region.will_need(self._address(steps), sizes)
+            goes_on = ends < stops
+            rows, starts, stops = rows[goes_on], ends[goes_on], stops[goes_on]
+
+    def prefetch_chunks(self, places: Sequence[tuple[int, int]]) -> None:
+        """Ask the disk to read whole chunks in the background, given as (block, number)."""
+        begins = self.addresses[tuple(np.array(places).T)]
+        size = self.chunk_rows * self.chunk_steps * self.leaf.step_bytes
+        self.region.will_need(begins, np.full_like(begins, size))
+
+    def _address(self, steps: ChunkSteps) -> NDArray[np.int64]:
+        found: NDArray[np.int64] = self.addresses[steps.block, steps.number]
+        return found + steps.step * self.leaf.step_bytes
+
+    def _step_addresses(self, places: WindowPlaces, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the addresses of all steps of pieces, given those of the pieces."""
+        steps = np.arange(places.piece_steps) * self.leaf.step_bytes
+        return (pieces.reshape(-1, 1) + steps).ravel()
+
+    def _gather(self, addresses: NDArray[np.int64], steps: int) -> NumpyArray:
+        found = self.region.items(steps * self.leaf.step_bytes)[addresses]
+        return found.view(self.leaf.dtype).reshape(-1, steps, *self.leaf.shape)
+
+
+def _map_arrays(snapshot: Snapshot, vault: Description) -> dict[str, MappedArray]:
+    """Return the arrays that can be mapped, by name: plain ones of which no chunk is missing."""
+    found = {}
+    for name, leaf in vault.leaves.items():
+        grid = vault.grids[name]
+        rows, steps, *_ = grid.chunks
+        shape = -(-vault.rows // rows), -(-vault.length // steps)
+        if not grid.is_plain:
+            continue
+        if (addresses := snapshot.addresses(name, shape, grid.chunk_bytes)) is not None:
+            found[name] = MappedArray(leaf, rows, steps, snapshot.region, addresses)
+    return found
+
+
+def _copy(chunk: NumpyArray, target: NumpyArray) -> int:
+    """Copy a chunk ``(rows, steps, ...)``, and return its CRC32C.
+
+    Each piece is copied and then hashed, while it is still in the processor's cache.
+    """
+    checksum = 0
+    steps = max(1, _PIECE_BYTES // max(1, chunk[:1, :1].nbytes))
+    for row, to_row in zip(chunk, target, strict=True):
+        for start in range(0, len(row), steps):
+            piece = row[start : start + steps]
+            to_row[start : start + steps] = piece
+            checksum = google_crc32c.extend(checksum, piece)
+    return checksum
