@@ -51,7 +51,7 @@ def returns_by_team(spec: EnvSpec, found: Evaluation) -> Float[np.ndarray, "*b e
     return np.asarray(found.team_returns)
 
 
-def require_ended(spec: EnvSpec, ended: Bool[Array, "*b"]) -> None:
+def require_ended(spec: EnvSpec, ended: ArrayTree) -> None:
     """Raise `ShapeError` unless all episodes ended within the time limit of the spec."""
     going = ~np.asarray(ended)
     if going.any():

@@ -99,7 +99,7 @@ def _table(
     room = width - _GAP * (len(columns) - 1)
     least[0] = most[0] = min(most[0], max(cell_len(columns[0]), room - sum(least[1:])))
     if title:
-        yield Text(title, style="bold")
+        yield Text(printable(title), style="bold")
     yield Text()
     if sum(least) > room:
         for name, *rest in rows:
@@ -122,7 +122,11 @@ def _table(
 
 def grid(named: Mapping[str, str | PurePath]) -> RenderableType:
     """Return facts with their names, one per line; paths are kept whole."""
-    facts = [(name, _Whole(x) if isinstance(x, PurePath) else x) for name, x in named.items()]
+    facts = [
+        # Escaped here, because Rich drops some control characters.
+        (name, _Whole(one_line(str(x))) if isinstance(x, PurePath) else printable(x))
+        for name, x in named.items()
+    ]
     return _Drawn(lambda console, width: _facts(facts, console, width))
 
 

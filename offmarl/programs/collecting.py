@@ -57,10 +57,7 @@ def collect(
         stage = schedule.stage(done)
         if done == schedule.starts[stage]:
             # Copies, because donated leaves must not be aliases or kept elsewhere; not of buffers.
-            started = [program.stages[stage].on_start(state) for state in states]
-            started = [
-                copied(one._replace(capture=None))._replace(capture=one.capture) for one in started
-            ]
+            started = [_but_buffer(program.stages[stage].on_start(state)) for state in states]
             states, size = [place_state(*one) for one in zip(started, mesh_of, strict=True)], 1
         # Few numbers, so that few programs that copy steps out of the buffer are compiled.
         count = _power_of_two(min(size, most, schedule.next_stop(done) - done))
@@ -79,6 +76,13 @@ def collect(
                 capture = writer.put(states[seed].capture, program.num_steps, last, count)
                 states[seed] = states[seed]._replace(capture=capture)
         yield done, list(states), list(metrics)
+
+
+def _but_buffer(state: ArrayTree) -> ArrayTree:
+    """Return a copy of a state; of its buffer, if it has one, the original."""
+    if not hasattr(state, "capture"):
+        return copied(state)
+    return copied(state._replace(capture=None))._replace(capture=state.capture)
 
 
 def _power_of_two(number: int) -> int:

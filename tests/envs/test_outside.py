@@ -3,7 +3,6 @@
 Each takes one file of the user's.
 """
 
-import hashlib
 import json
 import sys
 import textwrap
@@ -13,6 +12,7 @@ import pytest
 
 import offmarl
 from offmarl import envs
+from offmarl._imports import code_digest
 from offmarl.envs import registry
 from offmarl.envs.probes import Match
 from offmarl.errors import OptionError, PluginError, UnknownNameError
@@ -132,11 +132,10 @@ def test_a_module_is_found_in_the_working_directory(folder, monkeypatch):
     monkeypatch.chdir(folder)
     env = envs.make("outside_game:sized:num_agents=4")
     assert (env.spec.name, env.spec.num_agents) == ("outside_game:sized:num_agents=4", 4)
-    digest = hashlib.sha256((folder / "outside_game.py").read_bytes()).hexdigest()
     assert envs.source(env.spec.name) == {
         "module": "outside_game",
         "factory": "sized",
-        "sha256": digest,
+        "sha256": code_digest(folder / "outside_game.py"),  # with its helper
     }
 
 
