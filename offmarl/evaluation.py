@@ -30,12 +30,20 @@ class Evaluation(NamedTuple):
 
     @property
     def returns(self) -> Float[Array, "*b episodes"]:
-        """The returns of the only team; `ShapeError` if there are several."""
+        """The returns of the only team.
+
+        Raises
+        ------
+        ShapeError
+            There are several teams; or, outside of jit, episodes have not ended at the time limit.
+        """
         if self.team_returns.shape[-1] > 1:
             raise ShapeError(
                 f"the episodes of {self.team_returns.shape[-1]} teams have no single return: use "
                 "Evaluation.team_returns."
             )
+        if not isinstance(self.ended, jax.core.Tracer):
+            _require_ended("the environment", "all", self.ended)
         return self.team_returns[..., 0]
 
 
@@ -53,12 +61,16 @@ def returns_by_team(spec: EnvSpec, found: Evaluation) -> Float[np.ndarray, "*b e
 
 def require_ended(spec: EnvSpec, ended: ArrayTree) -> None:
     """Raise `ShapeError` unless all episodes ended within the time limit of the spec."""
+    _require_ended(spec.name, str(spec.time_limit), ended)
+
+
+def _require_ended(name: str, limit: str, ended: ArrayTree) -> None:
     going = ~np.asarray(ended)
     if going.any():
         raise ShapeError(
-            f"{going.sum():,} of {going.size:,} episodes of {spec.name} have not "
-            f"ended after {spec.time_limit} steps, the time_limit of its spec: state the real "
-            "limit there, and let the environment set truncated in the step that reaches it."
+            f"{going.sum():,} of {going.size:,} episodes of {name} have not ended after {limit} "
+            "steps, the time_limit of its spec: state the real limit there, and let the "
+            "environment set truncated in the step that reaches it."
         )
 
 

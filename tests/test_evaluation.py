@@ -80,6 +80,8 @@ def test_episodes_that_have_not_ended_have_no_returns(limit, wrap):
     found = play(jnp.array(1), jax.random.split(jax.random.key(0), 2))
     with pytest.raises(ShapeError, match=f"6 of 6 .* classic/xor:.* not ended after {limit} steps"):
         returns_by_team(short.spec, found)
+    with pytest.raises(ShapeError, match="6 of 6 episodes"):
+        found.returns  # noqa: B018 - a property
     some = found._replace(ended=found.ended.at[0].set(True))
     with pytest.raises(ShapeError, match=r"^3 of 6 .*, the time_limit of its spec"):
         returns_by_team(short.spec, some)

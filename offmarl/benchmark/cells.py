@@ -51,15 +51,33 @@ def identity(cell: Cell) -> dict[str, Any]:
     return plain
 
 
+_NAMING = ("env", "validation", "weight", "init", "opponents", "replay")
+"""Options that may name the user's own code, vaults and runs."""
+
+
 def sources(program: str, options: Mapping[str, Any]) -> dict[str, str]:
-    """Return the checksums of the user's own code and data that a program and its options name."""
-    file, held_out = local(program), options.get("validation")
-    found = {
-        "program": code_digest(file) if file.suffix == ".py" and file.is_file() else None,
-        "env": code_of(str(options.get("env", ""))),
-        "validation": None if held_out is None else _fingerprint_at(held_out),
-    }
+    """Return checksums of the user's own code, data and runs that a program and options name."""
+    file = local(program)
+    found = {"program": code_digest(file) if file.suffix == ".py" and file.is_file() else ""}
+    for name in _NAMING:
+        given = options.get(name) or ()
+        each = [given] if isinstance(given, str) else given
+        found[name] = " ".join(filter(None, map(_content, map(str, each))))
     return {name: code for name, code in found.items() if code}
+
+
+def _content(text: str) -> str | None:
+    """Return a checksum of what an option names: code, a vault, or a run; of a team, perhaps."""
+    for name in (text, text.partition("=")[2]):
+        if code := code_of(name):
+            return code
+        if name and (run := local(name) / tracking.RUN_FILE).is_file():
+            metrics = run.with_name(tracking.METRICS_FILE)  # with the times of this training
+            files = [path.read_bytes() for path in (run, metrics) if path.is_file()]
+            return hashlib.sha256(b"".join(files)).hexdigest()
+        if name and (content := _fingerprint_at(name)):
+            return content
+    return None
 
 
 def _public(value: Any) -> Any:

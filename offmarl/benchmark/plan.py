@@ -294,7 +294,8 @@ def _check_options(kind: Kind, program: str, options: Mapping[str, Any], where: 
         found = Config(where, None, options).arguments(args)
         args(**found, **({"vault": "unknown"} if issubclass(args, Args) else {}))
     except OptionError as error:
-        raise OptionError(f"{where}: {error}") from None
+        text = str(error)
+        raise OptionError(text if text.startswith(where) else f"{where}: {text}") from None
     except (Exception, SystemExit):
         if not is_users(program):
             raise

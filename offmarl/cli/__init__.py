@@ -192,7 +192,9 @@ def _leave_guards() -> None:
     }
     for name, default in ((f"JAX_{guard}", x) for guard, x in defaults.items()):
         if os.environ.pop(name, "").lower() not in ("", *default):
-            warnings.warn(f"{name} is left out: offmarl does not keep it.", stacklevel=2)
+            warnings.warn(
+                f"{name} has no effect: offmarl computes with JAX's default.", stacklevel=2
+            )
 
 
 @contextmanager

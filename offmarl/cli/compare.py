@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 from rich.console import Group
@@ -157,7 +158,7 @@ def _notes(comparison: Comparison, found: Runs, metric: str, pool_settings: bool
         if name not in comparison.references and name not in found.outside
     )
     if metric == RETURN and raw:
-        given = " ".join(f"{env} RANDOM EXPERT" for env in raw)
+        given = " ".join(f"{quote(env)} RANDOM EXPERT" for env in raw)
         yield (
             f"The reference returns of {', '.join(raw)} are unknown, so returns there are not "
             f"normalised: give them with --references {given}."

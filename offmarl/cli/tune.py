@@ -146,7 +146,10 @@ def _report(found: Tuned, space: Space) -> Report:
         reverse=True,
     )
     trials = "1 trial" if len(found.trials) == 1 else f"{len(found.trials)} trials"
-    title = f"{found.file}: the best of {trials}, score {found.score:.6g}"
+    states = [row["state"] for row in found.trials if row["score"] is None]
+    left = ", ".join(f"{states.count(one)} {one}" for one in dict.fromkeys(states))
+    left = f" ({left})" if left else ""
+    title = f"{found.file}: the best of {trials}{left}, score {found.score:.6g}"
     ranges = {name: one.words() for name, one in space.items()}
     rows = [{**dict.fromkeys(ranges, ""), **row} for row in best[:_SHOWN]]
     for row in rows:

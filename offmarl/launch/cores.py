@@ -13,6 +13,15 @@ def own_cores() -> list[int]:
     return [*range(os.cpu_count() or 1)]
 
 
+def threads() -> int:
+    """Return the number of threads that XLA computes with on a CPU, if there are not more devices.
+
+    It is that of the cores of this process, unless a variable of XLA's says otherwise.
+    """
+    asked = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""
+    return int(asked) if asked.isdecimal() and int(asked) else len(own_cores())
+
+
 def core_groups(count: int | None) -> list[tuple[int, ...]]:
     """Return the cores of each process that runs side by side with the others."""
     cores = own_cores()
@@ -26,7 +35,9 @@ def environment(cores: tuple[int, ...]) -> dict[str, str]:
     """Return the variables of a process; on one core, XLA needs no threads of its own."""
     flags = os.environ.get("XLA_FLAGS", "")
     alone = {"XLA_FLAGS": f"{flags} {_SINGLE_THREADED}".strip()} if len(cores) == 1 else {}
-    return {name: x for name, x in os.environ.items() if name != "OFFMARL_QUIET"} | alone
+    # Tasks compute with one thread, so that their bits do not depend on the number of workers.
+    kept = {name: x for name, x in os.environ.items() if name != "OFFMARL_QUIET"}
+    return {"PJRT_NPROC": "1"} | kept | alone
 
 
 def bind(pid: int, cores: tuple[int, ...]) -> None:

@@ -216,7 +216,8 @@ class _Launch:
             self._ended.add(one.number)
             if one.number in self._died and not is_stopping:
                 self._failed[one.number] = self._died[one.number]
-        elif status.state == "failed":
+        elif status.state == "failed" or (status.state == "crashed" and self._work.goes_on):
+            # Work that goes on has run its other blocks: to start it again would end alike.
             self._give_up(call, status.error)
         elif status.state == "stopped" and not one.died:  # by a signal from elsewhere
             self._again(call, launcher, "was stopped")

@@ -10,7 +10,7 @@ import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from offmarl import paths
-from offmarl.launch.cores import own_cores
+from offmarl.launch.cores import threads
 
 _DEVICE_COUNT = "xla_force_host_platform_device_count"
 
@@ -31,7 +31,7 @@ def use_cores(seeds: int, batching: str) -> None:
     chosen = config.jax_num_cpu_devices >= 0 or _DEVICE_COUNT in os.environ.get("XLA_FLAGS", "")
     if batching != "vmap" and not chosen:
         with suppress(RuntimeError):  # JAX has started
-            config.update("jax_num_cpu_devices", min(seeds, len(own_cores())))
+            config.update("jax_num_cpu_devices", min(seeds, threads()))
 
 
 # ---------------------------------------------------------------------------------- compilation

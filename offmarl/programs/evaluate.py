@@ -18,6 +18,7 @@ from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, log_likelihood, require_room_for
 from offmarl.networks import blank_view
 from offmarl.programs.cluster import gathered
+from offmarl.programs.identity import environment_source
 from offmarl.programs.program import Args, Program
 from offmarl.programs.sharding import Layout, map_seeds
 from offmarl.replay.device import bytes_of
@@ -55,6 +56,7 @@ def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     """Make the environment and read the held-out episodes."""
     if (env := _environment(args, dataset)) is not None:
         require_room_for(env.spec, max(args.evaluate_episodes, args.final_episodes))
+        _warn_of_other_code(env, dataset)
     if args.validation is not None:
         data = _validation(args, args.validation, dataset)
         every = np.arange(len(data.episodes.length))
@@ -65,6 +67,19 @@ def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     rest, held_out = dataset.hold_out(fraction)
     episodes = with_actions(dataset.whole_episodes(_some(held_out, args.final_episodes)))
     return Evaluator(dataset.spec, env, episodes, rest, fraction)
+
+
+def _warn_of_other_code(env: Environment, dataset: Dataset | Mixture) -> None:
+    """Print which data was recorded in an environment of the same name whose code was another."""
+    now = environment_source(env.spec.name).get("environment_source", {}).get("sha256")
+    for one in dataset.sources if isinstance(dataset, Mixture) else [dataset]:
+        then = one.provenance.get("environment_source")
+        then = then.get("sha256") if isinstance(then, dict) else None
+        if now and then and now != then and one.spec.name == env.spec.name:
+            tracking.notice(
+                f"warning: the code of {env.spec.name} has changed since {one.path} was recorded "
+                "in it, so that the returns of policies and those of the data may not be compared."
+            )
 
 
 def with_actions(episodes: Sequence) -> Sequence:

@@ -3,7 +3,7 @@
 The returns of a policy of NaN are finite: the largest of values that are NaN is the first of them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,14 @@ def faults(
     metrics: Mapping[str, Float[np.ndarray, "seeds n"]],
     learned: ArrayTree,
     axes: int = 1,
+    by_design: Collection[str] = (),
 ) -> dict[int, str]:
     """Return what is not finite after ``done`` updates, by seed: a metric of the last n, an array.
 
-    ``learned`` has ``axes`` axes of seeds: 1, or 0 for that of a single seed.
+    ``learned`` has ``axes`` axes of seeds: 1, or 0 for that of a single seed. Arrays that were not
+    finite before an update (`infinities`) are ``by_design``, such as the best value so far.
     """
-    named = _floats(learned)
+    named = [(name, leaf) for name, leaf in _floats(learned) if name not in by_design]
     bad = np.zeros((0, len(seeds)), bool)
     if named:
         fine = gathered(_are_finite(axes, [leaf for _, leaf in named]))
@@ -60,6 +62,12 @@ def faults(
         if words:
             found[seed] = ", ".join(words)
     return found
+
+
+def infinities(trees: Sequence[ArrayTree]) -> set[str]:
+    """Return the names of arrays that are not finite in one of some trees."""
+    named = (one for tree in trees for one in _floats(tree))
+    return {name for name, leaf in named if not np.isfinite(np.asarray(leaf)).all()}
 
 
 def error(found: Mapping[int, str], left: str = "") -> NotFiniteError:

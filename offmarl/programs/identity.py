@@ -17,7 +17,7 @@ import jax
 from offmarl import __version__, envs
 from offmarl.envs import Environment
 from offmarl.errors import RunError
-from offmarl.launch.cores import own_cores
+from offmarl.launch.cores import threads
 from offmarl.programs.registry import Origin
 from offmarl.types import release_difference
 
@@ -118,23 +118,26 @@ def numerics(devices: int | None = None) -> dict[str, Any]:
     found |= {"xla_flags": " ".join(sorted(flags))} if flags else {}
     if devices is None or jax.default_backend() != "cpu":
         return found
-    asked = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""
-    threads = int(asked) if asked.isdecimal() else len(own_cores())
     # XLA divides loops over its threads, and compiles programs for several devices in another way.
     return found | {
-        "threads": max(threads, jax.local_device_count()),
+        "threads": max(threads(), jax.local_device_count()),
         "devices": min(devices, 2),
     }
 
 
-def require_same_numerics(place: Path, found: Mapping[str, Any] | None, now: Any) -> None:
+def require_same_numerics(place: Path, begun: Mapping[str, Any] | None, now: Any) -> None:
     """Raise `RunError` if what was begun with some `numerics` would go on with others."""
-    for name, theirs, ours in differences(found or {}, now if found else {}):
-        how = _SET_BACK.get(name, f"{name.upper()}={{}}").format("" if theirs is None else theirs)
-        raise RunError(
-            f"{place} was begun with {name} {theirs!r}, not {ours!r}, which changes the last "
-            f"digits of what JAX computes: set {how} to go on, or choose another --out."
-        )
+    if not (found := differences(begun or {}, now if begun else {})):
+        return
+    what = ", ".join(f"{name} {theirs!r}, not {ours!r}" for name, theirs, ours in found)
+    how = " ".join(
+        _SET_BACK.get(name, f"{name.upper()}={{}}").format("" if theirs is None else theirs)
+        for name, theirs, _ in found
+    )
+    raise RunError(
+        f"{place} was begun with {what}, which changes the last digits of what JAX computes: set "
+        f"{how} to go on, or choose another --out."
+    )
 
 
 def _processor() -> str:

@@ -362,6 +362,7 @@ class _Journal:
                 self.over = self._job.stopping.over
         else:  # a copy, because updates donate the states
             self._untrained = copied(self._job.program.policy_params(fresh.state))
+        self._by_design = finite.infinities([jax.device_get(gathered(states.state))])
         run = self._job.run
         tracking.cut(run.metrics, -1 if found is None else done)
         if found is not None and self._job.schedule.is_evaluation(done):
@@ -383,7 +384,7 @@ class _Journal:
     ) -> None:
         """Raise `NotFiniteError` if a seed that has not stopped early is not finite."""
         seeds, stopped = self._job.seeds.tolist(), self._job.stopped()
-        found = finite.faults(done, seeds, metrics, learned.state)
+        found = finite.faults(done, seeds, metrics, learned.state, 1, self._by_design)
         found = {seed: fault for seed, fault in found.items() if str(seed) not in stopped}
         if found:
             where, last = self._job.run.directory, self._checkpoints.latest()

@@ -161,7 +161,7 @@ def _record_online(
         return _summary(runs, tiers, "complete already, nothing was changed")
     lock()
     with (
-        no_run_without_checkpoint(opened),
+        no_run_without_checkpoint(opened, lambda: _unfinished(runs)),
         checkpoint_timer(args.checkpoint_seconds, "step") as timer,
         more_to_come(),
     ):
@@ -332,7 +332,7 @@ def _train(
     """Train all seeds to the end, and return the evaluated versions of each."""
     first, journal, hyper = runs[0], _Journal(runs, opened), hyperparameters(runs[0].args)
     done, states, info = _resume(runs, start, journal.checkpoints, hyper)
-    journal.go_on(done, info)
+    journal.go_on(done, info, states)
     timer.begin(done * first.iteration_steps)
     schedule = online_schedule(first.program, first.args)
     with ExitStack() as stack:
@@ -445,6 +445,12 @@ def _replay(run: Recorder, start: int, keep: bool) -> AbstractContextManager[Chu
     return ChunkWriter(writer, "replay", start, start * run.program.num_steps, whole)
 
 
+def _unfinished(runs: Sequence[Recorder]) -> list[Path]:
+    """Return the vaults of training data that the runs have begun; `check_vaults` has seen them."""
+    paths = [(run.vault("replay"), run.recipe) for run in runs]
+    return [path for path, recipe in paths if path.exists() and not is_complete(path, recipe)]
+
+
 def _progress(runs: Sequence[Recorder], start: int) -> AbstractContextManager[tracking.Advance]:
     steps, seeds = runs[0].iteration_steps, f", {len(runs)} seeds" if len(runs) > 1 else ""
     total = runs[0].iterations * steps
@@ -492,8 +498,9 @@ class _Journal:
         self.chunks: list[ChunkWriter | None] = []
         """Writers of each seed's training data."""
 
-    def go_on(self, start: int, info: Mapping[str, Any]) -> None:
+    def go_on(self, start: int, info: Mapping[str, Any], states: Sequence[ArrayTree]) -> None:
         """Drop what was written after the checkpoint that training resumes from."""
+        self._by_design = finite.infinities([self._learned(state) for state in states])
         tracking.cut(self._metrics, start * self._runs[0].iteration_steps if info else -1)
         track = self._runs[0].args.track if is_first() else ()
         self.trackers = Trackers(track, self._opened.directory, self._opened.record)
@@ -517,6 +524,9 @@ class _Journal:
         if lost:
             tracking.append(self._metrics, *lost)
 
+    def _learned(self, state: ArrayTree) -> ArrayTree:
+        return {"policy": self._runs[0].program.policy_params(state), **learned(state)}
+
     def check(
         self,
         done: int,
@@ -528,8 +538,8 @@ class _Journal:
         found: dict[int, str] = {}
         for run, state, own in zip(self._runs, states, jax.device_get(metrics), strict=True):
             last = {name: values[None, :count] for name, values in own.items()}
-            tree = {"policy": run.program.policy_params(state), **learned(state)}
-            found |= finite.faults(done, [run.seed], last, tree, axes=0)
+            tree = self._learned(state)
+            found |= finite.faults(done, [run.seed], last, tree, 0, self._by_design)
         if found:
             where, step = self._opened.directory, self.checkpoints.latest()
             raise finite.error(found, finite.left_behind(where, step, None))

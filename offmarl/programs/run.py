@@ -226,8 +226,8 @@ def _order(path: str) -> int:
 
 
 @contextmanager
-def no_run_without_checkpoint(run: Run) -> Iterator[None]:
-    """Leave no run behind if the block fails before its first checkpoint.
+def no_run_without_checkpoint(run: Run, vaults: Callable[[], list[Path]] = list) -> Iterator[None]:
+    """Leave no run behind, and none of its unfinished vaults, if it fails before a checkpoint.
 
     There is nothing to resume then, and ``run.json`` would refuse the command with other arguments,
     by which a user corrects it. A signal is no failure: the same command is repeated.
@@ -237,6 +237,8 @@ def no_run_without_checkpoint(run: Run) -> Iterator[None]:
     except Exception:
         if is_first() and not run.complete and not (run.directory / tracking.CHECKPOINTS).is_dir():
             shutil.rmtree(run.directory / tracking.POLICIES, ignore_errors=True)
+            for vault in vaults():
+                shutil.rmtree(vault, ignore_errors=True)
             for name in (*_FILES, tracking.RUN_FILE):
                 (run.directory / name).unlink(missing_ok=True)
         raise

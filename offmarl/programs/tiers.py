@@ -228,14 +228,17 @@ class Ladder:
         steps = [version.iteration * run.iteration_steps for version in self._versions]
         means = [version.mean for version in self._versions]
         lacks = "did not learn" if tier == "expert" else f"has no {tier} of"
+        more = "with more versions to choose from (--evaluations)"
+        if len(self._versions) > run.iterations:  # each update is evaluated
+            more = "with more and smaller updates to choose from (--num-envs, --num-steps)"
         raise NotLearnedError(
             f"{run.name} with seed {run.seed} {lacks} {run.env.spec.name}: {why}.\n\n"
             f"{plot(steps, means, self.returns('random').mean())}\n\n"
             "Train in another directory (--out): longer (--total-steps), with other settings "
-            "(--learning-rate and others; `offmarl tune` finds some), with more versions to choose "
-            "from (--evaluations), or on more episodes (--eval-episodes) for narrower intervals. "
-            f"All other tiers are recorded, and the run is kept in {run.directory}; record further "
-            f"ones with `offmarl record --from-run {quote(str(run.directory))} --tiers TIERS`."
+            f"(--learning-rate and others; `offmarl tune` finds some), {more}, or on more episodes "
+            f"(--eval-episodes) for narrower intervals. The run is kept in {run.directory}, and "
+            "tiers that are not named here are recorded; record further ones with "
+            f"`offmarl record --from-run {quote(str(run.directory))} --tiers TIERS`."
         )
 
 

@@ -27,6 +27,7 @@ from offmarl._compiling import pinned
 from offmarl._imports import import_optional
 from offmarl._lock import writing
 from offmarl.config import PositiveInt, Seed, Validated
+from offmarl.envs.registry import code_of
 from offmarl.errors import OffmarlError, OptionError, RunError, Stopped
 from offmarl.launch import Work, once
 from offmarl.paths import local
@@ -140,6 +141,8 @@ def _made_from(program: ModuleType, args: Validated) -> dict[str, Any]:
         evaluator = make_evaluator(args, dataset := open_data(args))
         env = evaluator.env
         source = digests(dataset, evaluator) | start_of_baseline(args, dataset.spec).source
+        if args.weight and (code := code_of(args.weight)):
+            source |= {"weight_source": code}
     if env is not None and env.spec.package:
         source |= {"package": env.spec.package}
     found = made_from(origin_of(program.make), env, source)

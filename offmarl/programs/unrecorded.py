@@ -20,6 +20,7 @@ from offmarl.programs.program import Hyperparameters, OnlineArgs, Program, hyper
 from offmarl.programs.run import Watcher
 from offmarl.programs.sharding import Layout, layout_of, map_seeds
 from offmarl.programs.sides import learning_environment
+from offmarl.replay.device import bytes_of, require_room
 from offmarl.teams import teams_of
 from offmarl.types import ArrayTree
 
@@ -56,6 +57,8 @@ def learning_curve(
     )
     one = hyperparameters(args)
     hyper = jax.tree.map(lambda leaf: jnp.full(seeds, leaf, leaf.dtype), one)
+    shapes = start.eval_shape(program, keys[:, 0], hyper)  # type: ignore[no-untyped-call]
+    require_room(bytes_of(shapes), "the environments, networks and buffers of all seeds")
     states = layout.place(start(program, keys[:, 0], hyper), per_seed=True)
     hyper, update_keys = layout.place((hyper, keys[:, 1]), per_seed=True)
     evaluate_keys = keys[:, 2]

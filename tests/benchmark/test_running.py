@@ -445,8 +445,19 @@ def test_a_cell_of_other_code_in_the_same_file_is_not_current(local_cell, tmp_pa
     assert run_of(plan, cell) != before
 
 
-@pytest.mark.parametrize("edited", ["game.py", "helper.py", "bench_pack/inner.py", "held.vlt"])
-def test_a_cell_whose_environment_or_held_out_data_changed_is_not_current(
+OPTIONS = {
+    "game.py": 'env = "game.py:make"',
+    "helper.py": 'env = "game.py:make"',
+    "bench_pack/inner.py": 'env = "bench_pack.games:make"',
+    "held.vlt": 'validation = "held.vlt"',
+    "weights.py": 'weight = "weights.py:weigh"',
+    "other run/metrics.jsonl": 'init = "other run"',
+}
+"""What a cell depends on, and the option that names it."""
+
+
+@pytest.mark.parametrize("edited", OPTIONS)
+def test_a_cell_whose_code_data_or_first_run_changed_is_not_current(
     edited, local_cell, tmp_path, random_data, monkeypatch
 ):
     monkeypatch.syspath_prepend(tmp_path)
@@ -459,13 +470,13 @@ def test_a_cell_whose_environment_or_held_out_data_changed_is_not_current(
     (tmp_path / "bench_pack" / "games.py").write_text(
         f"import offmarl\nfrom . import inner\n\n{made}"
     )
+    (tmp_path / "weights.py").write_text("def weigh(data):\n    return 1\n")
+    write_run(tmp_path / "other run", "bc", "data", RETURNS)
     held_out = edited == "held.vlt"
     if held_out:
         shutil.copytree(random_data("probe/observation").parent, tmp_path / "held.vlt")
-    env = "bench_pack.games:make" if "/" in edited else "game.py:make"
-    option = '"validation" = "held.vlt"' if held_out else f'env = "{env}"'
     data = '[datasets]\n"mine" = { vault = "mine.vlt" }\n[baselines]\nbc = {}\n'
-    text = f"[training]\n{option}\n{data}"
+    text = f"[training]\n{OPTIONS[edited]}\n{data}"
     (tmp_path / "plan.toml").write_text(text)
     plan = benchmark.read_plan(tmp_path / "plan.toml", tmp_path / "out")
     (cell,) = plan.cells

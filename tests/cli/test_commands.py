@@ -678,7 +678,7 @@ def test_training_under_the_guards_of_jax(tmp_path):
     )
     assert done.returncode == 0
     told = done.stderr.splitlines()
-    assert len(told) == 6 and all("is left out: offmarl does not keep it" in one for one in told)
+    assert len(told) == 6 and all("has no effect" in one for one in told)
 
 
 SECRET = "https://me:pass/w@rd@example.org/data"

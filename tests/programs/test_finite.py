@@ -15,11 +15,12 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.errors import NotFiniteError
 from offmarl.networks import PolicyConfig
 from offmarl.programs import offline, online, registry
-from offmarl.programs.finite import faults
+from offmarl.programs.finite import faults, infinities
 from offmarl.programs.loop import build
 from offmarl.programs.program import Stage
 from offmarl.programs.stopping import best_of
 from offmarl.types import Discrete, EnvSpec
+from recorders import mappo
 from tests import plain
 from tests.runs import write_policy, write_run
 
@@ -106,6 +107,24 @@ def test_faults_name_the_first_update_and_the_seed(metrics, arrays, wanted):
     metrics = {name: np.array(values, float) for name, values in metrics.items()}
     learned = {"w": jnp.array(arrays, jnp.bfloat16), "n": jnp.arange(2), "key": jax.random.key(0)}
     assert faults(10, [3, 4], metrics, learned) == wanted
+
+
+def test_what_was_infinite_before_is_no_fault():
+    """Such as the best value so far of an optimiser."""
+    learned = {"best": jnp.array([np.inf]), "w": jnp.zeros(1)}
+    before = infinities([learned])
+    assert before == {"best"}
+    assert not faults(1, [0], {}, learned, by_design=before)
+    assert faults(1, [0], {}, learned | {"w": jnp.array([np.nan])}, by_design=before)
+
+
+def test_a_recording_that_saved_nothing_leaves_nothing(tmp_path):
+    args = {"env": "probe/observation", "total_steps": 512, "num_envs": 4, "num_steps": 16}
+    args |= {"hidden": 4, "steps": 64, "tiers": "replay", "out": tmp_path}
+    with pytest.raises(NotFiniteError, match="has saved nothing"):
+        mappo.main(mappo.Args(learning_rate=1e30, **args))
+    assert not [*tmp_path.rglob("*.json"), *tmp_path.rglob("mappo-0*")]
+    mappo.main(mappo.Args(evaluations=2, **args))
 
 
 SPEC = EnvSpec("two", 2, 3, 1, Discrete(2))

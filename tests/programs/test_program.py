@@ -716,6 +716,7 @@ def test_training_does_not_depend_on_settings_of_jax_and_keeps_them(
     ("begun", "advice"),
     [
         ({"threads": 1000}, "set PJRT_NPROC=1000 to go on"),
+        ({"threads": 9, "devices": 2}, "set JAX_NUM_CPU_DEVICES=2 PJRT_NPROC=9 to go on"),
         ({"devices": 2}, "set JAX_NUM_CPU_DEVICES=2 to go on"),
         ({"xla_flags": "--xla_cpu_enable_fast_math=true"}, "XLA_FLAGS='--xla_cpu_enable_fast"),
         ({"jax_default_matmul_precision": "bfloat16"}, "JAX_DEFAULT_MATMUL_PRECISION=bfloat16"),

@@ -392,7 +392,7 @@ def test_tasks_add_trials_to_one_search(tmp_path):
 
 @pytest.mark.parametrize("tasks", [False, True])
 @pytest.mark.parametrize(
-    "field", ["vault_digest", "environment_source.sha256", "offmarl", "sha256"]
+    "field", ["vault_digest", "environment_source.sha256", "offmarl", "sha256", "weight_source"]
 )
 def test_a_search_is_continued_with_what_its_scores_were_made_from(
     field, tasks, tmp_path, random_data, monkeypatch
@@ -403,18 +403,24 @@ def test_a_search_is_continued_with_what_its_scores_were_made_from(
         "import offmarl\n\n\ndef chase():\n    return offmarl.envs.make('probe/one-step')\n"
     )
     space, args = SPACE, replace(arguments(), env=f"{source}:chase")
-    if field in ("vault_digest", "sha256"):
+    if field in ("vault_digest", "sha256", "weight_source"):
         shutil.copy(two_stage.__file__, tmp_path / "mine.py")
         shutil.copytree(random_data("probe/observation").parent, data)
         module = registry.load("baseline", str(tmp_path / "mine.py"))
         args = module.Args(vault=data / "random", env="none", updates=17, batch_size=4, length=2)
         space = {"learning_rate": SPACE["rate"]}
+    if field == "weight_source":
+        code = "import numpy as np\n\n\ndef weigh(data):\n    return np.ones(data.num_steps)\n"
+        (tmp_path / "weights.py").write_text(code)
+        args = replace(args, weight=f"{tmp_path / 'weights.py'}:weigh")
     tune(module, args, space, file, search)
     if field == "vault_digest":
         shutil.rmtree(data)
         shutil.copytree(random_data("probe/two-step").parent, data)
     elif field == "offmarl":
         monkeypatch.setattr("offmarl.programs.identity.__version__", "9.9")
+    elif field == "weight_source":
+        (tmp_path / "weights.py").write_text(code + "# changed\n")
     elif field == "sha256":
         with (tmp_path / "mine.py").open("a") as text:
             text.write("# changed\n")
