@@ -35,9 +35,7 @@ def environment(cores: tuple[int, ...]) -> dict[str, str]:
     """Return the variables of a process; on one core, XLA needs no threads of its own."""
     flags = os.environ.get("XLA_FLAGS", "")
     alone = {"XLA_FLAGS": f"{flags} {_SINGLE_THREADED}".strip()} if len(cores) == 1 else {}
-    # Tasks compute with one thread, so that their bits do not depend on the number of workers.
-    kept = {name: x for name, x in os.environ.items() if name != "OFFMARL_QUIET"}
-    return {"PJRT_NPROC": "1"} | kept | alone
+    return {name: x for name, x in os.environ.items() if name != "OFFMARL_QUIET"} | alone
 
 
 def bind(pid: int, cores: tuple[int, ...]) -> None:
