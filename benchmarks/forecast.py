@@ -82,7 +82,8 @@ def _cost_of_equation(equation: Any) -> Cost:
         once = Cost(sum(x.operations for x in each), sum(x.bytes for x in each))
         if name != "scan":
             return once
-        carried = sum(map(_bytes, equation.outvars[: params["num_carry"]]))
+        pairs = zip(equation.outvars, inner[0].outvars, strict=True)  # the others are stacked
+        carried = sum(_bytes(one) for one, own in pairs if one.aval.shape == own.aval.shape)
         length = params["length"]
         return Cost(length * once.operations, length * (once.bytes + 2 * carried))
     size = sum(prod(one.aval.shape) for one in equation.outvars)
