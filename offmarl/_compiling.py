@@ -12,12 +12,16 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Compiler options for programs that run once. XLA compiles them several times as fast; on a CPU
-the programs are about four times slower."""
+"""On a CPU, XLA compiles programs several times as fast, and they are about four times slower."""
 
 _HALF = {"xla_backend_optimization_level": 1}
 """On a CPU, XLA compiles evaluations of policies up to twice as fast, and they are at most a fifth
 slower; see ``benchmarks/RESULTS.md``."""
+
+
+def quickly() -> Any:
+    """Return the compiler options for a program that runs once; none but on a CPU."""
+    return QUICKLY if jax.default_backend() == "cpu" else None
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from offmarl._compiling import QUICKLY
+from offmarl._compiling import quickly
 from offmarl.envs.base import autoreset
 from offmarl.envs.outside import faults, outcome
 from offmarl.types import Continuous, EnvSpec, Timestep, map_tree
@@ -135,7 +135,7 @@ def compiled(
         return env.step(key, state, action)
 
     run = jax.vmap(functools.partial(_rollout, env, reference, tolerance))
-    compile_quickly = functools.partial(jax.jit, compiler_options=QUICKLY)
+    compile_quickly = functools.partial(jax.jit, compiler_options=quickly())
     return Programs(compile_quickly(reset), compile_quickly(step), compile_quickly(run), traces)
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from offmarl import tracking
-from offmarl._compiling import QUICKLY
+from offmarl._compiling import quickly
 from offmarl._garbage import collect_as_before
 from offmarl._mesh import divide
 from offmarl.errors import OptionError
@@ -150,9 +150,23 @@ def offline_schedule(program: Program, args: Args) -> Schedule:
 # ---------------------------------------------------------------------------------- updates
 
 
-@partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
 def start(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
-    """Return the initial states of all seeds; ``hyper`` has a leading axis of seeds, too.
+    """Return the initial states of all seeds; ``hyper`` has a leading axis of seeds, too."""
+    return _compiled_start()(program, keys, hyper)
+
+
+def start_shapes(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
+    """Return the shapes and types of what `start` returns."""
+    return _compiled_start().eval_shape(program, keys, hyper)
+
+
+@cache
+def _compiled_start() -> Any:
+    return jax.jit(_start, static_argnums=0, compiler_options=quickly())
+
+
+def _start(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
+    """Start the seeds.
 
     The seeds follow one another: a program of the user's may have layers of Flax with orthogonal
     kernels, which can wait for one another under vmap; see `offmarl.networks.linear.orthogonal`.

@@ -40,6 +40,7 @@ from offmarl.programs.loop import (
     learn,
     offline_schedule,
     start,
+    start_shapes,
     updates,
 )
 from offmarl.programs.peers import ends_with_others
@@ -256,7 +257,7 @@ class _Job(NamedTuple):
     def begin(self, keys: Key[Array, "seeds"], update_keys: Key[Array, "seeds"]) -> Learned:
         """Return the states of all seeds before the first update."""
         fresh = self.program, keys, self.hyper()
-        shapes = start.eval_shape(*fresh)  # type: ignore[no-untyped-call]
+        shapes = start_shapes(*fresh)
         require_room(bytes_of(shapes), "the networks of all seeds")
         states, draws = start(*fresh), self.drawing.draws
         if self.args.init is not None:

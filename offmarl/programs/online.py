@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from offmarl import settings, tracking, vault
-from offmarl._compiling import QUICKLY, pinned
+from offmarl._compiling import pinned, quickly
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import PositiveInt, changed, converted, from_json
 from offmarl.envs import Environment
@@ -359,7 +359,7 @@ def _resume(
     runs: Sequence[Recorder], start: Start, checkpoints: Checkpoints, hyper: Hyperparameters
 ) -> tuple[int, list[ArrayTree], dict[str, Any]]:
     """Return the number of updates done, the states of all seeds, and the checkpoint's info."""
-    init = jax.jit(runs[0].program.init, compiler_options=QUICKLY)
+    init = jax.jit(runs[0].program.init, compiler_options=quickly())
     shapes = state_shapes(runs[0].program, runs[0].args)
     _check_room(runs, shapes)
     like = [shapes] * len(runs)

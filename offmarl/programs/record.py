@@ -14,7 +14,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 import offmarl
 from offmarl import envs, vault
-from offmarl._compiling import QUICKLY, pinned
+from offmarl._compiling import pinned, quickly
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import check_seed
 from offmarl.envs import Environment, autoreset
@@ -366,7 +366,7 @@ def resume(
     program: Program, checkpoints: Checkpoints, key: PRNGKeyArray, hyper: Hyperparameters
 ) -> tuple[int, ArrayTree, dict[str, Any]]:
     """Return the number of updates done, the state after them, and the checkpoint's info."""
-    init = jax.jit(program.init, compiler_options=QUICKLY)
+    init = jax.jit(program.init, compiler_options=quickly())
     shapes = jax.eval_shape(init, key, hyper)
     require_room(bytes_of(shapes), "so many environments")
     found = checkpoints.resume({"state": shapes})

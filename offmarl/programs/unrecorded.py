@@ -15,7 +15,7 @@ from offmarl.evaluation import returns_by_team
 from offmarl.programs import finite
 from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.evaluate import play
-from offmarl.programs.loop import Learned, build, online_schedule, start, start_stage
+from offmarl.programs.loop import Learned, build, online_schedule, start, start_shapes, start_stage
 from offmarl.programs.program import Hyperparameters, OnlineArgs, Program, hyperparameters
 from offmarl.programs.run import Watcher
 from offmarl.programs.sharding import Layout, layout_of, map_seeds
@@ -57,7 +57,7 @@ def learning_curve(
     )
     one = hyperparameters(args)
     hyper = jax.tree.map(lambda leaf: jnp.full(seeds, leaf, leaf.dtype), one)
-    shapes = start.eval_shape(program, keys[:, 0], hyper)  # type: ignore[no-untyped-call]
+    shapes = start_shapes(program, keys[:, 0], hyper)
     require_room(bytes_of(shapes), "the environments, networks and buffers of all seeds")
     states = layout.place(start(program, keys[:, 0], hyper), per_seed=True)
     hyper, update_keys = layout.place((hyper, keys[:, 1]), per_seed=True)
