@@ -28,7 +28,6 @@ from offmarl.hub import card as catalogue
 from offmarl.hub import client, pages
 from offmarl.paths import STREAM_CACHE
 from offmarl.replay import host
-from offmarl.vault import arrays
 from offmarl.vault.digest import digest
 
 from . import server
@@ -359,7 +358,6 @@ def test_an_index_of_another_push(hub, pushed):
 def test_large_reads_are_in_parts_each_fetched_once(hub, pushed, monkeypatch):
     """Also without a cache, and with memory for fewer pages than are read."""
     whole, length = vault.open_vault(pushed[0])[:], 0
-    monkeypatch.setattr(arrays, "_PART_BYTES", 3_000)
     monkeypatch.setattr(pages, "PAGE", 1_000)
     monkeypatch.setattr(pages, "_MEMORY_PAGES", 32)
     monkeypatch.setattr(server, "LARGE", 1)  # small files are sent as a whole
