@@ -229,7 +229,7 @@ class Ladder:
         means = [version.mean for version in self._versions]
         lacks = "did not learn" if tier == "expert" else f"has no {tier} of"
         more = "with more versions to choose from (--evaluations)"
-        if len(self._versions) > run.iterations:  # each update is evaluated
+        if self._versions[-1].iteration < len(self._versions):  # each update is evaluated
             more = "with more and smaller updates to choose from (--num-envs, --num-steps)"
         raise NotLearnedError(
             f"{run.name} with seed {run.seed} {lacks} {run.env.spec.name}: {why}.\n\n"
