@@ -40,7 +40,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import swarm, windows
-from benchmarks.forecast import Cost, cost_of, peaks
+from benchmarks.forecast import Cost, of_batch, of_update, peaks
 from offmarl import envs
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.programs import record_policy
@@ -218,13 +218,11 @@ def measure_sampling(args: Args, deadline: Deadline) -> Iterator[Row]:
         for name, (sample, data) in ways.items():
             run = windows.keeping_last(sample, draws)
             took[name] = timed(partial(run, data, jax.random.key(1)), args.rounds) / draws
-        made = jax.eval_shape(Replay.sample, replay, jax.random.key(0))
-        moved = 2 * sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(made))
         yield row | {
             "seconds": took["ours"],
             "flashbax": took["flashbax"],
             "ratio": took["ours"] / took["flashbax"],
-            **shares(Cost(0, moved), took["ours"]),
+            **shares(of_batch(batch), took["ours"]),
         }
 
 
@@ -233,6 +231,7 @@ def measure_updates(args: Args, deadline: Deadline) -> Iterator[Row]:
     replay, _ = windows.random_replay(spec, steps, 32)
     for name in ("bc",) if args.tiny else ("bc", "maicq", "qmix_cql", "oryx"):
         program, hyper = windows.make(name, spec)
+        cost = of_update(name)
         for seeds in (1, 2) if args.tiny else (1, 10, 100):
             if deadline.passed():
                 return
@@ -246,8 +245,6 @@ def measure_updates(args: Args, deadline: Deadline) -> Iterator[Row]:
                 learned[0], found = _update(program, 0, Layout(seeds), learned[0], *rest)
                 return found
 
-            one = partial(_one_update, program, replay)
-            cost = cost_of(one, jax.tree.map(lambda x: x[0], learned[0].state), keys[0], hyper)
             row = {"program": name, "seeds": seeds, "shape": spec.name}
             try:
                 seconds = timed(run, args.rounds) / number
@@ -258,10 +255,6 @@ def measure_updates(args: Args, deadline: Deadline) -> Iterator[Row]:
                 "updates_per_second": seeds / seconds,
                 **shares(Cost(seeds * cost.operations, seeds * cost.bytes), seconds),
             }
-
-
-def _one_update(program: Any, replay: Replay, state: Any, key: Any, hyper: Any) -> Any:
-    return program.stages[0].update(state, replay.sample(key), key, hyper)
 
 
 MEASURES: dict[Part, Callable[[Args, Deadline], Iterator[Row]]] = {

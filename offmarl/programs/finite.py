@@ -25,9 +25,8 @@ _ADVICE = "other settings, such as a lower learning rate, and another --out."
 
 def require_finite(tree: ArrayTree, what: str) -> None:
     """Raise `NotFiniteError` if an array of what was loaded is not finite."""
-    for name, leaf in _floats(tree):
-        if not np.isfinite(np.asarray(leaf)).all():
-            raise NotFiniteError(f"{what} is not finite ({name}): train again with {_ADVICE}")
+    if names := infinities([tree]):
+        raise NotFiniteError(f"{what} is not finite ({names[0]}): train again with {_ADVICE}")
 
 
 def faults(
@@ -64,10 +63,10 @@ def faults(
     return found
 
 
-def infinities(trees: Sequence[ArrayTree]) -> set[str]:
+def infinities(trees: Sequence[ArrayTree]) -> list[str]:
     """Return the names of arrays that are not finite in one of some trees."""
     named = (one for tree in trees for one in _floats(tree))
-    return {name for name, leaf in named if not np.isfinite(np.asarray(leaf)).all()}
+    return [name for name, leaf in named if not np.isfinite(np.asarray(leaf)).all()]
 
 
 def error(found: Mapping[int, str], left: str = "") -> NotFiniteError:

@@ -113,7 +113,7 @@ def test_what_was_infinite_before_is_no_fault():
     """Such as the best value so far of an optimiser."""
     learned = {"best": jnp.array([np.inf]), "w": jnp.zeros(1)}
     before = infinities([learned])
-    assert before == {"best"}
+    assert before == ["best"]
     assert not faults(1, [0], {}, learned, by_design=before)
     assert faults(1, [0], {}, learned | {"w": jnp.array([np.nan])}, by_design=before)
 

@@ -350,12 +350,8 @@ def test_seeds_side_by_side_have_the_bits_of_single_runs(recorded, tmp_path):
     assert {record["seed"] for record in metrics} == {0, 1}
 
 
-@pytest.mark.slow
-def test_stopped_between_checkpoints_it_is_the_run_that_never_stopped(
-    recorded, tmp_path, monkeypatch
-):
-    args, saves = small(tmp_path, tiers="replay", checkpoint_seconds=0.0), []
-    save = online._Journal.save
+def die_between_checkpoints(args, monkeypatch):
+    saves, save = [], online._Journal.save
 
     def dying(self, done, states):
         if len(saves) == 5:
@@ -365,6 +361,14 @@ def test_stopped_between_checkpoints_it_is_the_run_that_never_stopped(
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(online._Journal, "save", dying)
         mappo.main(args)
+
+
+@pytest.mark.slow
+def test_stopped_between_checkpoints_it_is_the_run_that_never_stopped(
+    recorded, tmp_path, monkeypatch
+):
+    args = small(tmp_path, tiers="replay", checkpoint_seconds=0.0)
+    die_between_checkpoints(args, monkeypatch)
     mappo.main(args)
     name = "probe/observation.vlt/mappo-0-replay"
     assert (
@@ -377,17 +381,8 @@ def test_stopped_between_checkpoints_it_is_the_run_that_never_stopped(
 def test_damaged_metrics_are_cut_and_the_evaluations_written_again(
     recorded, tmp_path, monkeypatch, damage
 ):
-    args, saves = small(tmp_path, tiers="random", checkpoint_seconds=0.0), []
-    save = online._Journal.save
-
-    def dying(self, done, states):
-        if len(saves) == 5:
-            raise SystemExit
-        saves.append(save(self, done, states))
-
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(online._Journal, "save", dying)
-        mappo.main(args)
+    args = small(tmp_path, tiers="random", checkpoint_seconds=0.0)
+    die_between_checkpoints(args, monkeypatch)
     path = next(tmp_path.rglob(tracking.METRICS_FILE))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join((*lines[:2], damage, *lines[3:])))
