@@ -462,9 +462,10 @@ def learn(
     Raises `NotFiniteError` at the first block that is not finite, before anything is made of it.
     """
     clock = _Clock(elapsed, done * unit)
-    for step, states, metrics in clock.timed(work):
+    for step, states, found in clock.timed(work):
         collect_as_before()
         timer.work_done()
+        metrics = jax.device_get(found)  # `work` has waited for the device
         journal.check(step, states, metrics, step - done)
         journal.add(step, metrics, step - done)
         if step == schedule.next_log(step - 1):

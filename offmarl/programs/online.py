@@ -471,13 +471,12 @@ class _Lines(NamedTuple):
 
     def expand(self, unit: int, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
         """Return the lines; ``unit`` is the number of steps of an update."""
-        metrics = jax.device_get(self.metrics)
         for index in range(self.updates):
             later = (self.updates - 1 - index) * unit
             times = dict(self.times)
             if times:
                 times[tracking.WALL_TIME] -= later / times[tracking.SPEED]
-            for seed, own in zip(seeds, metrics, strict=True):
+            for seed, own in zip(seeds, self.metrics, strict=True):
                 found = {name: values[index] for name, values in own.items()}
                 yield {"seed": seed, "step": self.done * unit - later, **found, **times}
 
@@ -534,9 +533,9 @@ class _Journal:
         metrics: Sequence[Mapping[str, Any]],
         count: int,
     ) -> None:
-        """Raise `NotFiniteError` if a seed is not finite; `collect` has waited for the device."""
+        """Raise `NotFiniteError` if a seed is not finite."""
         found: dict[int, str] = {}
-        for run, state, own in zip(self._runs, states, jax.device_get(metrics), strict=True):
+        for run, state, own in zip(self._runs, states, metrics, strict=True):
             last = {name: values[None, :count] for name, values in own.items()}
             tree = self._learned(state)
             found |= finite.faults(done, [run.seed], last, tree, 0, self._by_design)
@@ -545,7 +544,7 @@ class _Journal:
             raise finite.error(found, finite.left_behind(where, step, None))
 
     def add(self, done: int, metrics: Sequence[Mapping[str, Any]], count: int) -> None:
-        """Keep the metrics of ``count`` updates, without waiting for the device."""
+        """Keep the metrics of ``count`` updates."""
         self._unwritten.append(_Lines(done, count, metrics, {}))
 
     def log(self, _done: int, times: Mapping[str, float]) -> None:
