@@ -114,13 +114,7 @@ def _named(vaults: Sequence[Dataset]) -> dict[str, Dataset]:
 
 
 def _environment(name: str, vaults: Iterable[Dataset]) -> Any:
-    """Make the environment that the user named, for all vaults.
-
-    Raises
-    ------
-    ShapeError
-        It has other sizes than a vault.
-    """
+    """Make the environment that the user named, for all vaults."""
     from offmarl import envs  # imports JAX
 
     env = envs.make(name)

@@ -203,23 +203,7 @@ OVERCOOKED_V2_LAYOUTS = (
 def _jaxmarl(
     name: str, env_class: str, compat: str, *sizes: str, env_id: str = "", **about: Any
 ) -> Family:
-    """Describe an environment of JaxMARL.
-
-    Parameters
-    ----------
-    name
-        Below ``jaxmarl/``.
-    env_class
-        The name of its class.
-    compat
-        Key in the adapter's table of differences.
-    sizes
-        See `Family`.
-    env_id
-        JaxMARL's id, if it is not the name.
-    about
-        See `EnvInfo`.
-    """
+    """Describe an environment of JaxMARL."""
     fixed = {"env_id": env_id or name, "env_class": env_class, "compat": compat}
     about = {"extra": "envs"} | about
     return _family(f"jaxmarl/{name}", "jaxmarl:JaxMarl", *sizes, fixed=fixed, **about)

@@ -24,13 +24,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 def spec_of(space: spaces.Space[Any]) -> Any:
-    """Return the specs of the arrays that `reader` makes of the values of a space, a `SpecTree`.
-
-    Raises
-    ------
-    ShapeError
-        Two names of a Dict space are equal but for characters that a leaf's name cannot have.
-    """
+    """Return the specs of the arrays that `reader` makes of the values of a space, a `SpecTree`."""
     if isinstance(space, _GROUPS):
         found = _map(lambda parts: {x: y for x, (_, y) in parts.items()}, _leaf_spec, space)
         return spec_tree(found)
@@ -86,12 +80,7 @@ def _listed(keys: set[Any]) -> str:
 
 
 def common(trees: Sequence[Any]) -> Any:
-    """Return the smallest specs, a `SpecTree`, that the arrays of all agents fit into once padded.
-
-    Returns
-    -------
-    None if no padding makes them equal: their names, data types or numbers of axes differ.
-    """
+    """Return the smallest specs that the padded arrays of all agents fit into; None for none."""
     flat = [flatten_tree(tree) for tree in trees]
     kinds = {tuple((p, s.dtype, len(s.shape)) for p, s in leaves.items()) for leaves in flat}
     if len(kinds) > 1:

@@ -77,19 +77,7 @@ class JaxMarlState(NamedTuple):
 
 @dataclass(frozen=True)
 class JaxMarl:
-    """A JaxMARL environment; create it by name with `offmarl.envs.make`.
-
-    Parameters
-    ----------
-    name
-        The name in offmarl.
-    env_id, env_class
-        JaxMARL's id of the environment, and the name of its class.
-    compat
-        Key of its entry in the table of differences.
-    arguments
-        Arguments for JaxMARL's class, sorted by name.
-    """
+    """A JaxMARL environment; create it by name with `offmarl.envs.make`."""
 
     name: str
     env_id: str

@@ -56,23 +56,6 @@ class Translator:
     flattened to float32 vectors. Legal actions come from ``action_mask`` in the observation or the
     info. The state is ``env.state()``; if there is none, it is all observations, provided that
     these are vectors.
-
-    Parameters
-    ----------
-    env
-        An environment with the parallel API, reset at least once.
-    name
-        Name for the spec; by default the one in its metadata, if it is a registered name.
-    time_limit
-        Time limit for the spec.
-    flat
-        Flatten all observations, and the state, to float32 vectors: as in older recordings.
-
-    Raises
-    ------
-    ShapeError
-        It does not have the parallel API, its actions are neither Discrete nor Boxes with finite
-        bounds, or the agents have actions of both kinds.
     """
 
     def __init__(
@@ -138,23 +121,7 @@ class Translator:
         alive: Sequence[bool] | Bool[np.ndarray, "N"],
         state: Any,
     ) -> View:
-        """Return the view after a step or a reset.
-
-        Parameters
-        ----------
-        observations, infos
-            As the environment returned them.
-        alive
-            Which agents will act, in order.
-        state
-            The result of `state_of`.
-
-        Raises
-        ------
-        InvalidValueError
-            An observation, a mask or the state does not fit its space, or an agent that is alive
-            has no observation or no legal action; the message names the agent.
-        """
+        """Return the view after a step or a reset."""
         check_agents("observations", observations, self._keys)
         view, legal = map_tree(np.copy, self._blank), self.actions.mask.copy()
         for i, (agent, space) in enumerate(zip(self._keys, self._spaces, strict=True)):
@@ -183,13 +150,7 @@ class Translator:
         return fit(state, ArraySpec(self._state_shape, spec.dtype), "the state").reshape(spec.shape)
 
     def joint(self, actions: Mapping[str, Any]) -> np.ndarray:
-        """Return the agents' actions as one array; those of absent agents are zero.
-
-        Raises
-        ------
-        InvalidValueError
-            An action is outside its agent's action space.
-        """
+        """Return the agents' actions as one array; those of absent agents are zero."""
         return self.actions.join(
             [
                 self._vector(agent, space, actions)

@@ -64,15 +64,6 @@ def noisy_policy(network: Any, spec: EnvSpec, greedy: bool) -> Policy:
 
     The log-probabilities of its actions are exact: those of a clipped Gaussian around the action,
     of the softmax of the logits, or of a uniform distribution.
-
-    Parameters
-    ----------
-    network
-        The agents' network: a torso or `Unshared`.
-    spec
-        The environment's spec.
-    greedy
-        Act without noise.
     """
 
     def act(

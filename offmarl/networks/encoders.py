@@ -153,13 +153,7 @@ def _padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
 
 
 class JointEncoder(nn.Module):
-    """Encodes the agents' observations as one vector: that of each agent, concatenated.
-
-    Attributes
-    ----------
-    encoder
-        Encodes one agent's observation.
-    """
+    """Encodes the agents' observations as one vector: that of each agent, concatenated."""
 
     encoder: Encoder
 

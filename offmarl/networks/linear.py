@@ -59,15 +59,7 @@ def _drawing(
 
 
 class Dense(nn.Module):
-    """A layer with the parameters of Flax's dense layer.
-
-    Attributes
-    ----------
-    features
-        Number of outputs.
-    kernel_init
-        Initialises the kernel, ``(inputs, features)``; the bias is zero at first.
-    """
+    """A layer with the parameters of Flax's dense layer."""
 
     features: int
     kernel_init: Any = nn.initializers.lecun_normal()

@@ -9,15 +9,7 @@ from offmarl.envs.swarm.dynamics import OBSTACLE_RADIUS
 def around(
     offset: Float[Array, "N K D"], known: Float[Array, "N K 1"], desired: Float[Array, "N D"]
 ) -> Float[Array, "N D"]:
-    """Return the velocity that leads around obstacles ahead.
-
-    Parameters
-    ----------
-    offset, known
-        Positions of the obstacles relative to the drone, and whether there is one.
-    desired
-        The velocity without obstacles.
-    """
+    """Return the velocity that leads around obstacles ahead."""
     distance = jnp.maximum(length_of(offset)[..., None], 0.1)
     gap = jnp.maximum(distance - OBSTACLE_RADIUS, 0.1)
     normal = -offset / distance
