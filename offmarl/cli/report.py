@@ -179,7 +179,7 @@ def _watched(name: str, found: Survey, env: Any | None) -> Iterator[tuple[bytes,
     from offmarl import envs  # imports JAX
     from offmarl.report import render, replay_render
 
-    env = envs.make_for(found.spec) if env is None else env
+    env = envs.make(found.spec.name) if env is None else env
     returns = found.episodes.team_returns  # episodes are ranked by those of the first team
     order = whole[np.argsort(returns[whole, 0], kind="stable")]
     chosen = {"worst": order[0], "median": order[(len(order) - 1) // 2], "best": order[-1]}

@@ -5,8 +5,7 @@ observation. JaxMARL merges termination and truncation into one ``done``; the ad
 them. Most rewards are shared at least in part, so ``terminated`` and ``truncated`` have the same
 value for all agents, and an agent that dies before the end is only not ``alive``.
 
-Grids keep their shape and integers, and observations of several parts are dictionaries. The option
-``flat`` of these environments makes float32 vectors of them, as in older recordings.
+Grids keep their shape and integers, and observations of several parts are dictionaries.
 
 The environments differ in details, which `offmarl.envs.jaxmarl_compat` collects; the names and
 classes are in `offmarl.envs.catalogue`. Checked against jaxmarl 0.2.0.
@@ -61,9 +60,6 @@ _NOT_OPTIONS = {
     "num_enemies",
 }
 
-_GRIDS = ("overcooked", "overcooked_v2", "coin_game", "storm", "storm_2p", "storm_np")
-"""Kinds of environments whose observations are, or can be, grids."""
-
 _SET_BY_MPE_SUBCLASSES = {"num_agents", "num_landmarks", "action_type", "dim_c", "dim_p"}
 """Arguments of MPE's base class that its subclasses set themselves."""
 
@@ -80,29 +76,22 @@ class JaxMarl:
     """A JaxMARL environment; create it by name with `offmarl.envs.make`."""
 
     name: str
-    env_id: str
     env_class: str
     compat: str
+    """Key of its entry in the table of differences."""
     arguments: tuple[tuple[str, Option], ...] = ()
 
     @classmethod
-    def options(cls, env_id: str, env_class: str, compat: str) -> dict[str, Option]:
+    def options(cls, env_class: str, compat: str) -> dict[str, Option]:
         """Return the options of an environment with their defaults."""
-        del env_id
         return _options(env_class, compat)
 
     @classmethod
-    def build(
-        cls, name: str, env_id: str, env_class: str, compat: str, **arguments: Option
-    ) -> "JaxMarl":
+    def build(cls, name: str, env_class: str, compat: str, **arguments: Option) -> "JaxMarl":
         """Create an environment, and check that JaxMARL accepts the arguments."""
-        env = cls(name, env_id, env_class, compat, tuple(sorted(arguments.items())))
+        env = cls(name, env_class, compat, tuple(sorted(arguments.items())))
         _ = env.spec
         return env
-
-    def option(self, name: str) -> Any:
-        """Return the value of an option that was given; None for others."""
-        return dict(self.arguments).get(name)
 
     @property
     def wrapped(self) -> Any:
@@ -159,7 +148,7 @@ class _Wrapped(NamedTuple):
     actions: Actions
     observation_sizes: tuple[int, ...]
     """Entries of each agent's observation."""
-    flat: bool
+    are_vectors: bool
     """Whether observations are float32 vectors."""
 
 
@@ -175,7 +164,7 @@ def _wrap(env: JaxMarl) -> _Wrapped:
     actions = Actions(tuple(_action_space(inner, agent) for agent in inner.agents))
     sizes = tuple(sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in each)
     are_vectors = all(leaf.ndim < 2 for leaf in jax.tree.leaves(each))
-    return _Wrapped(inner, compat, actions, sizes, are_vectors or env.option("flat"))
+    return _Wrapped(inner, compat, actions, sizes, are_vectors)
 
 
 @lru_cache(maxsize=256)
@@ -238,7 +227,7 @@ def _observe(wrapped: _Wrapped, observations: Observations) -> tuple[ArrayTree, 
     # Stack before flattening: JaxMARL sliced these out of one array, and XLA undoes the slicing
     # only in this order.
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
-    if not wrapped.flat:
+    if not wrapped.are_vectors:
         return stacked, jnp.zeros(0)
     observation = jax.vmap(flatten)(stacked)
     return observation, observation.ravel()
@@ -258,8 +247,7 @@ def _action_space(env: Any, agent: Any) -> ActionSpace:
 def _options(env_class: str, compat: str) -> dict[str, Option]:
     """Return the arguments of a class that fit into a name, with defaults.
 
-    An ``agent_view_size`` of 0 stands for None: the cooks see the whole kitchen. ``flat`` is an
-    option of the adapter.
+    An ``agent_view_size`` of 0 stands for None: the cooks see the whole kitchen.
     """
     cls = _load_class(env_class, compat)
     own, passes_on = _arguments(cls)
@@ -272,8 +260,6 @@ def _options(env_class: str, compat: str) -> dict[str, Option]:
         own = {k: v for k, v in base.items() if k not in _SET_BY_MPE_SUBCLASSES} | own
     if env_class == "OvercookedV2":
         own["agent_view_size"] = 0
-    if compat in _GRIDS:
-        own["flat"] = False
     kinds = (bool, int, float, str)
     return {k: v for k, v in own.items() if type(v) in kinds and k not in _NOT_OPTIONS}
 
@@ -308,12 +294,14 @@ def _construct(env: JaxMarl) -> Any:
             return _load_class(env.env_class, env.compat)(**_convert(env, arguments))
     except (TypeError, ValueError, AssertionError, LookupError, NotImplementedError) as error:
         listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
-        raise OptionError(f"JaxMARL cannot create {env.env_id} with {listed}: {error}") from error
+        raise OptionError(
+            f"JaxMARL cannot create {env.env_class} with {listed}: {error}"
+        ) from error
 
 
 def _convert(env: JaxMarl, arguments: Mapping[str, Option]) -> dict[str, Any]:
     """Return the arguments for the class: objects where a name holds only a word."""
-    given: dict[str, Any] = {k: v for k, v in arguments.items() if k != "flat"}
+    given: dict[str, Any] = dict(arguments)
     if "SMAX" in env.env_class:
         given["scenario"] = _package(env.compat).map_name_to_scenario(given["scenario"])
     if env.env_class == "Overcooked":

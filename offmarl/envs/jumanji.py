@@ -273,21 +273,12 @@ class SearchAndRescue(Jumanji):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Grid(Jumanji):
-    """An environment on a grid; the option ``flat`` gives vectors, as in older recordings."""
-
-    flat: bool = False
-
-    def _image(self, channels: Bool[Array, "*b C height width"]) -> Array:
-        """Return images with the channels last, or vectors with the option ``flat``."""
-        if self.flat:
-            return channels.reshape(*channels.shape[:-3], -1).astype(jnp.float32)
-        return jnp.moveaxis(channels, -3, -1)
+def _image(channels: Bool[Array, "*b C height width"]) -> Bool[Array, "*b height width C"]:
+    return jnp.moveaxis(channels, -3, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Connector(_Grid):
+class Connector(Jumanji):
     """Agents draw paths to their targets without crossing each other's.
 
     Observation: the grid in six channels: own path, head and target, then those of the others.
@@ -318,10 +309,10 @@ class Connector(_Grid):
         def observe(observation: Observation) -> Array:
             grid, own = observation.grid, own_cells(observation.grid)
             of_kind = (grid > 0) & ((grid - 1) % 3 == jnp.arange(3).reshape(3, 1, 1))
-            return self._image(jnp.concatenate([own, of_kind & ~own], axis=1))
+            return _image(jnp.concatenate([own, of_kind & ~own], axis=1))
 
         def everything(observation: Observation) -> Array:
-            return self._image(own_cells(observation.grid).reshape(-1, *observation.grid.shape))
+            return _image(own_cells(observation.grid).reshape(-1, *observation.grid.shape))
 
         def connected_or_blocked(state: State) -> Bool[Array, ""]:
             connected = (state.agents.position == state.agents.target).all(-1)
@@ -339,7 +330,7 @@ class Connector(_Grid):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cleaner(_Grid):
+class Cleaner(Jumanji):
     """Agents clean the tiles of a maze; an illegal move ends the episode.
 
     Observation: the grid in four channels: dirt, walls, the agent, the others. State: dirt, walls,
@@ -373,7 +364,7 @@ class Cleaner(_Grid):
             others = agents.sum(0) > agents
             shared = jnp.broadcast_to(maze, (self.num_agents, *maze.shape))
             own = jnp.stack([agents, others], axis=1)
-            return self._image(jnp.concatenate([shared, own], axis=1))
+            return _image(jnp.concatenate([shared, own], axis=1))
 
         return Wrapped(
             env,
@@ -382,7 +373,7 @@ class Cleaner(_Grid):
                 ~(state.grid == constants.DIRTY).any() | (state.step_count < self.time_limit)
             ),
             observe,
-            state=lambda observation: self._image(jnp.concatenate(channels(observation))),
+            state=lambda observation: _image(jnp.concatenate(channels(observation))),
         )
 
 

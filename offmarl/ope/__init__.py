@@ -24,10 +24,18 @@ if TYPE_CHECKING:
         effective_sample_size,
         weighted_importance_sampling,
     )
-    from offmarl.ope.ranking import TuningCurve, rank_correlation, regret, tuning_curve
+    from offmarl.ope.ranking import (
+        Compared,
+        TuningCurve,
+        compare_with_returns,
+        rank_correlation,
+        regret,
+        tuning_curve,
+    )
 
 __all__ = [
     "METHODS",
+    "Compared",
     "Critic",
     "Estimates",
     "FittedQ",
@@ -41,6 +49,7 @@ __all__ = [
     "TuningCurve",
     "Value",
     "bootstrap",
+    "compare_with_returns",
     "doubly_robust",
     "effective_sample_size",
     "estimate",
@@ -58,7 +67,7 @@ _HOMES = {
     "history": "Followed Histories",
     "importance": "Ratios bootstrap doubly_robust effective_sample_size "
     "weighted_importance_sampling",
-    "ranking": "TuningCurve rank_correlation regret tuning_curve",
+    "ranking": "Compared TuningCurve compare_with_returns rank_correlation regret tuning_curve",
 }
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this

@@ -67,7 +67,7 @@ def replay_episode(
     """
     if not {STATE, KEY} <= dataset.spec.extras.keys():
         raise OptionError(f"{dataset.path} has no environment states: record it with --env-states.")
-    env = envs.make_for(dataset.spec) if env is None else env
+    env = envs.make(dataset.spec.name) if env is None else env
     if difference := dataset.spec.difference(env.spec, extras=False):
         raise ShapeError(
             f"{dataset.path} and the environment {env.spec.name} differ in {difference}."

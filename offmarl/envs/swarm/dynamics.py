@@ -278,3 +278,22 @@ def to_frame(heading: Float[Array, "N"], vectors: Float[Array, "N K D"]) -> Floa
     x, y = vectors[..., 0], vectors[..., 1]
     turned = jnp.stack([cos * x + sin * y, cos * y - sin * x], -1)
     return jnp.concatenate([turned, vectors[..., 2:]], -1)
+
+
+# --------------------------------------------------------------- parts of scripted controllers
+
+
+def around(
+    offset: Float[Array, "N K D"], known: Float[Array, "N K 1"], desired: Float[Array, "N D"]
+) -> Float[Array, "N D"]:
+    """Return the velocity that leads around obstacles ahead."""
+    distance = jnp.maximum(length_of(offset)[..., None], 0.1)
+    gap = jnp.maximum(distance - OBSTACLE_RADIUS, 0.1)
+    normal = -offset / distance
+    into = jnp.maximum(-(normal * desired[:, None]).sum(-1, keepdims=True), 0.0)
+    return jnp.where((known > 0) & (gap < 1.5), normal * (into + 0.1 / gap), 0.0).sum(1)
+
+
+def length_of(vector: Float[Array, "*b D"]) -> Float[Array, "*b"]:
+    """Return the lengths of vectors."""
+    return jnp.sqrt(jnp.square(vector).sum(-1))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.base import Scene, restart, transition
+from offmarl.envs.base import Scene, require_positive, restart, transition
 from offmarl.envs.swarm import dynamics, quadrotor
 from offmarl.envs.swarm.collisions import RESTITUTION, collide
 from offmarl.envs.swarm.dynamics import Disturbance, DroneParams, DroneState
@@ -290,6 +290,28 @@ class SwarmEnv(SwarmObservations):
         message = self._status(state) if self.comm == "status" else message
         alive = state.alive[: self._num_acting, None]
         return state._replace(message=jnp.where(alive, message, 0.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowingArena(SwarmEnv):
+    """A task in an arena that grows with N.
+
+    Parameters
+    ----------
+    cells_per_agent
+        The area (volume) of the arena over N; its side is rounded to whole cells.
+    """
+
+    cells_per_agent: float = 32.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(cells_per_agent=self.cells_per_agent)
+
+    @property
+    def side(self) -> int:
+        """Cells along one side of the arena: G."""
+        return max(2, round((self.num_agents * self.cells_per_agent) ** (1 / self.dims)))
 
 
 @functools.cache

@@ -9,11 +9,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.base import MARKS, require_positive
 from offmarl.envs.swarm import dynamics
-from offmarl.envs.swarm.dynamics import DroneState
+from offmarl.envs.swarm.dynamics import DroneState, around, length_of
 from offmarl.envs.swarm.env import SwarmEnv
 from offmarl.envs.swarm.neighbours import find_neighbours, find_points
 from offmarl.envs.swarm.observations import Blocks, SwarmState
-from offmarl.envs.swarm.steering import around, length_of
 
 _MATES = 2
 _TOGETHER = 3.0
