@@ -137,10 +137,10 @@ def ope(
         "data_return": found.data._asdict(),
         "policies": {
             label: {
-                method: own[label]._asdict() if label in own else None
-                for method, own in found.values.items()
-            }
-            | {
+                **{
+                    method: own[label]._asdict() if label in own else None
+                    for method, own in found.values.items()
+                },
                 "effective_sample_size": found.effective.get(label),
                 "true_return": means.get(label),
             }

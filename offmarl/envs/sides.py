@@ -302,17 +302,16 @@ class Side:
         ends = self._join(finals.view._replace(state=None), after, axis=1)
         return whole, finals._replace(view=ends._replace(state=finals.view.state))
 
-    def _ids(self, transition: Transition, first_id: int) -> NDArray[Any]:
+    def _ids(self, transition: Transition, first_id: int) -> Any:
         """Return the policy ids of all agents: the recorded ones, and those of the opponents."""
         names, lead = [name for name, _ in self.opponents], transition.last.shape
         own = transition.policy_id.reshape(*lead, -1)
         team_of = {x: team.name for team in teams_of(self.env.spec) for x in team.agents}
         ids = [first_id + names.index(team_of[agent]) for agent in _others(self)]
-        found: NDArray[Any] = self._join(
+        return self._join(
             np.broadcast_to(own, (*lead, len(self.team.agents))),
             np.broadcast_to(np.array(ids, own.dtype), (*lead, len(ids))),
         )
-        return found
 
     def _join(self, own: ArrayTree, others: ArrayTree, axis: int = 2) -> ArrayTree:
         """Join the rows of the team's agents with the others', in the order of all agents."""
@@ -327,12 +326,17 @@ class Side:
         return _part(view, self.team.agents)
 
     def _others(self, view: View, action: Array, log_prob: Array, timestep: Timestep) -> _Others:
-        agents = _others(self)
-        before, after = (
-            _part(one, agents)._replace(state=None) for one in (view, timestep.next_view)
+        whole = _Others(
+            view._replace(state=None),
+            action,
+            log_prob,
+            timestep.reward,
+            timestep.terminated,
+            timestep.truncated,
+            timestep.next_view._replace(state=None),
         )
-        taken = action, log_prob, timestep.reward, timestep.terminated, timestep.truncated
-        return _Others(before, *take_agents(taken, agents), after)
+        others: _Others = take_agents(whole, _others(self))
+        return others
 
 
 def play_side(env: Environment, team: str, opponents: Mapping[str, TeamPolicy]) -> Side:

@@ -10,23 +10,23 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from offmarl.errors import ShapeError
-from offmarl.ope.estimation import Value
+from offmarl.ope.estimation import Method, Value
 
 _RANKS = (1, 3, 5)
 """k of regret@k."""
 
-Estimated = Mapping[str, Mapping[str, Value]]
+Estimated = Mapping[Method, Mapping[str, Value]]
 """Estimates by method and policy, as in `offmarl.ope.Estimates`."""
 
 
 class Compared(NamedTuple):
     """Estimates of policies beside their returns in the environment."""
 
-    chosen: dict[str, dict[str, Any]]
+    chosen: dict[Method, dict[str, Any]]
     """By method: the ``setting`` with the best mean ``estimate`` over its policies. Where all
     returns are known, also the ``true_return`` that it has and the ``best_true_return``. Methods
     that did not evaluate all policies are left out."""
-    ranking: dict[str, dict[str, Any]]
+    ranking: dict[Method, dict[str, Any]]
     """By method: the number of ``policies``, their rank correlation ``spearman``, and ``regret`` by
     k. Empty if fewer than two returns are known."""
     tuning: "TuningCurve | None"

@@ -13,7 +13,7 @@ from offmarl.envs import states
 from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import record_policy, registry, replay_episode
-from offmarl.report import replay_render
+from offmarl.report import render
 
 
 def record(name, path, steps=96, num_envs=4, **options):
@@ -87,7 +87,7 @@ def test_scenes_are_those_of_the_states(swarm, tmp_path):
     """Also in a vault that was made of another, whose random keys nothing else tells."""
     later = vault.filter(swarm, "index > 5", tmp_path / "later.vlt")
     env = envs.make(swarm.spec.name)
-    shown = replay_render.replay(env, later, 0)
+    shown = render.replay(env, later, 0)
     states = replay_episode(later, 0).states
     assert len(shown.scenes) == len(shown.score) == len(jax.tree.leaves(states)[0])
     for t in (0, 3):
