@@ -23,11 +23,11 @@ from offmarl.benchmark.plan import Plan, slug
 from offmarl.errors import RunError
 from offmarl.hub.card import references
 from offmarl.report import page
-from offmarl.report.comparison import Comparison, Estimate, about_best, few_seeds
+from offmarl.report.comparison import Comparison, about_best, few_seeds
 from offmarl.report.curves import Curves
 from offmarl.report.run_scores import UNITS, Entry, RunScores
 from offmarl.report.tables import Section, comparison_tables
-from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Reference
+from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Estimate, Reference
 from offmarl.terminal import interval, number
 from offmarl.tracking import RETURN, Acting
 

@@ -1,5 +1,7 @@
 """Adapter for the multi-agent environments of Jumanji (Bonnet et al. 2024, arXiv 2306.09884).
 
+The matrix games of matrax have Jumanji's interface, too.
+
 Except for two, Jumanji's environments do not say why an episode ends; the adapter derives the cause
 from the state. Where Jumanji has one observation for all agents, the adapter gives each agent its
 own perspective. Grids are images of booleans, with the channels last.
@@ -41,6 +43,7 @@ class Wrapped(NamedTuple):
     state: Callable[[Observation], Array] | None = None
     """The global state; None if Jumanji has none: then the observations are vectors."""
     reward: Literal["team", "individual"] = "team"
+    package: str = "jumanji"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,14 +120,16 @@ def _spec(env: Jumanji) -> EnvSpec:
         "concatenated" if wrapped.state is None else "native",
         observation=observation,
         global_state=state,
-        package=release("jumanji"),
+        package=release(wrapped.package),
     )
 
 
 def _view(wrapped: Wrapped, observation: Observation) -> View:
     each = wrapped.observe(observation)
     mask = getattr(observation, "action_mask", None)
-    everything = jnp.ones(wrapped.env.action_spec.shape, bool)
+    spec = wrapped.env.action_spec
+    choices = (int(spec.num_values[0]),) if hasattr(spec, "num_values") else ()
+    everything = jnp.ones((*spec.shape, *choices), bool)
     return View(
         observation=each,
         state=each.ravel() if wrapped.state is None else wrapped.state(observation),
@@ -416,6 +421,51 @@ class MultiCvrp(Jumanji):
             served,
             observe,
             state=lambda observation: flatten((vehicles(observation), customers(observation))),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrax(Jumanji):
+    """A matrix game of matrax for two agents, repeated ``time_limit`` times; always truncated.
+
+    Parameters
+    ----------
+    game
+        The kind of game.
+    number
+        The number of the game; for penalty games the penalty.
+    keep_state
+        Observe the actions of all agents in the previous round (-1 before the first), not zeros.
+    """
+
+    game: str = "climbing"
+    number: int = 0
+    keep_state: bool = False
+    time_limit: int = 500
+
+    def __post_init__(self) -> None:
+        require_positive(time_limit=self.time_limit)
+        _ = self.spec
+
+    def _build(self) -> Wrapped:
+        matrax = import_optional("matrax", "envs")
+        payoff = matrax.climbing_game
+        if self.game != "climbing":
+            games = getattr(matrax, f"{self.game.replace('-', '_')}_games")
+            if str(self.number) not in games:
+                raise OptionError(
+                    f"there is no {self.game} game {self.number} in matrax: its numbers are "
+                    f"{', '.join(games)}."
+                )
+            payoff = games[str(self.number)]
+        payoff = np.asarray(payoff)
+        return Wrapped(
+            matrax.MatrixGame(payoff, self.keep_state, self.time_limit),
+            self.time_limit,
+            lambda _state: jnp.zeros((), bool),
+            lambda observation: observation.agent_obs.astype(jnp.float32),
+            reward="team" if (payoff[0] == payoff[1]).all() else "individual",
+            package="matrax",
         )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from offmarl._imports import homes_in, lazy_getattr
 
 if TYPE_CHECKING:
-    from offmarl.ope.estimation import METHODS, Estimates, Method, Target, Value, estimate
+    from offmarl.ope.estimation import METHODS, Estimates, Method, Target, estimate
     from offmarl.ope.fitted import Critic, FittedQ, Options, Transitions, fit, make_critic
     from offmarl.ope.history import Followed, Histories
     from offmarl.ope.importance import (
@@ -47,7 +47,6 @@ __all__ = [
     "Target",
     "Transitions",
     "TuningCurve",
-    "Value",
     "bootstrap",
     "compare_with_returns",
     "doubly_robust",
@@ -62,7 +61,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "estimation": "METHODS Estimates Method Target Value estimate",
+    "estimation": "METHODS Estimates Method Target estimate",
     "fitted": "Critic FittedQ Options Transitions fit make_critic",
     "history": "Followed Histories",
     "importance": "Ratios bootstrap doubly_robust effective_sample_size "

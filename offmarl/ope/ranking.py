@@ -10,12 +10,13 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from offmarl.errors import ShapeError
-from offmarl.ope.estimation import Method, Value
+from offmarl.ope.estimation import Method
+from offmarl.statistics import Estimate
 
 _RANKS = (1, 3, 5)
 """k of regret@k."""
 
-Estimated = Mapping[Method, Mapping[str, Value]]
+Estimated = Mapping[Method, Mapping[str, Estimate]]
 """Estimates by method and policy, as in `offmarl.ope.Estimates`."""
 
 
@@ -74,7 +75,9 @@ def compare_with_returns(
 
 
 def _choice(
-    values: Mapping[str, Value], settings: Mapping[str, Sequence[str]], means: Mapping[str, float]
+    values: Mapping[str, Estimate],
+    settings: Mapping[str, Sequence[str]],
+    means: Mapping[str, float],
 ) -> dict[str, Any] | None:
     """Return the setting with the best mean estimate; None if some policy has no estimate."""
     every = {label for labels in settings.values() for label in labels}
@@ -101,7 +104,7 @@ def _choice(
     return choice
 
 
-def _ranking(values: Mapping[str, Value], means: Mapping[str, float]) -> dict[str, Any]:
+def _ranking(values: Mapping[str, Estimate], means: Mapping[str, float]) -> dict[str, Any]:
     """Return how well a method orders the policies that it evaluated."""
     labels = [x for x in values if values[x].finite and x in means]
     estimates = np.array([values[label].value for label in labels])

@@ -9,20 +9,11 @@ from jaxtyping import Float
 
 from offmarl import statistics
 from offmarl.report.run_scores import UNITS, Data, Entry, Runs, RunScores, Scores
-from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Reference
+from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Estimate, Reference
 from offmarl.terminal import number
 from offmarl.tracking import RETURN
 
 _SEED = 0  # of all bootstrap draws: the same runs always give the same intervals
-
-
-class Estimate(NamedTuple):
-    """A point estimate and its stratified bootstrap 95% interval."""
-
-    value: float
-    low: float | None = None
-    """None below `statistics.MIN_RUNS` runs, and so is ``high``."""
-    high: float | None = None
 
 
 class Row(NamedTuple):
@@ -181,7 +172,7 @@ def _row(entry: Entry, scores: Float[np.ndarray, "runs tasks"], median: Any) -> 
     return Row(entry, len(scores), _estimate(statistics.iqm, scores), mean, float(median))
 
 
-def _estimate(function: statistics.Estimate, *scores: Float[np.ndarray, "_ tasks"]) -> Estimate:
+def _estimate(function: statistics.Estimator, *scores: Float[np.ndarray, "_ tasks"]) -> Estimate:
     value = float(function(*map(statistics.checked, scores)))
     if min(map(len, scores)) < MIN_RUNS:
         return Estimate(value)

@@ -8,11 +8,11 @@ from jaxtyping import Float
 from rich.console import RenderableType
 
 from offmarl.report.accumulators import ContinuousActions, DiscreteActions
-from offmarl.report.comparison import Comparison, Estimate, Row
+from offmarl.report.comparison import Comparison, Row
 from offmarl.report.contents import LENGTHS, Survey
 from offmarl.report.curves import Curves
 from offmarl.report.dataset_figures import Surveys
-from offmarl.statistics import spread
+from offmarl.statistics import Estimate, spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import bars, interval, number, table
 from offmarl.types import Discrete, EnvSpec

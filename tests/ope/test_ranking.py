@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from offmarl.errors import ShapeError
-from offmarl.ope import Value, compare_with_returns, rank_correlation, regret, tuning_curve
+from offmarl.ope import compare_with_returns, rank_correlation, regret, tuning_curve
+from offmarl.statistics import Estimate
 
 RETURNS = np.array([1.0, 5.0, 2.0, 4.0])
 
@@ -55,7 +56,9 @@ def test_regret_is_lost_by_trying_the_best_estimates_only():
 
 def test_the_choice_is_the_best_mean_over_seeds():
     settings = {"even": ["a", "b"], "lucky": ["c", "d"], "diverged": ["e"]}
-    values = {name: Value(x) for name, x in zip("abcde", (2.0, 3.0, 4.0, 0.0, np.nan), strict=True)}
+    values = {
+        name: Estimate(x) for name, x in zip("abcde", (2.0, 3.0, 4.0, 0.0, np.nan), strict=True)
+    }
     found = compare_with_returns({"fqe": values}, settings, {})
     assert found.chosen == {"fqe": {"setting": "even", "estimate": 2.5}}
     assert found.notes == (

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.envs.base import require_positive
-from offmarl.envs.swarm.env import GrowingArena
+from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.observations import Blocks, SwarmState, sense_map, watched
 
 _PATCH = {2: 5, 3: 3}
@@ -61,15 +61,10 @@ class Coverage(GrowingArena):
         """Return the mean staleness."""
         return {"staleness": state.task.staleness.mean()}
 
-    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> CoverageTask:  # noqa: ARG002
+    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> CoverageTask:
         return CoverageTask((~watched(state.drones.position, self.side)).astype(jnp.float32))
 
-    def _advance(
-        self,
-        key: PRNGKeyArray,  # noqa: ARG002
-        before: SwarmState,
-        moved: SwarmState,
-    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+    def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
         aged = jnp.minimum(before.task.staleness + 1 / self.recovery_time, 1.0)
         staleness = jnp.where(watched(moved.drones.position, self.side), 0.0, aged)
         reward = jnp.full(self.num_agents, _REWARD_SCALE * (aged - staleness).mean())

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl.envs.base import MARKS
 from offmarl.envs.swarm import dynamics
 from offmarl.envs.swarm.dynamics import length_of
-from offmarl.envs.swarm.env import GrowingArena
+from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.neighbours import Points, find_points, reduce_within
 from offmarl.envs.swarm.observations import Blocks, SwarmState
 
@@ -136,12 +136,7 @@ class Delivery(GrowingArena):
         total = reduce_within(add, nothing, task.position, grippers, _GRIP, self.side)
         return (total[:-1] / jnp.maximum(total[-1], 1)).T
 
-    def _advance(
-        self,
-        key: PRNGKeyArray,
-        before: SwarmState,
-        moved: SwarmState,
-    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+    def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
         task = before.task
         step = jnp.where(task.carried[:, None], self._haul(before, moved), 0.0)
         position = task.position + step

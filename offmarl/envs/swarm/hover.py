@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl.envs.base import MARKS
 from offmarl.envs.swarm import dynamics
 from offmarl.envs.swarm.dynamics import around, length_of
-from offmarl.envs.swarm.env import GrowingArena
+from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.observations import Blocks, SwarmState
 
 _NEAR = 0.5
@@ -79,12 +79,7 @@ class Hover(GrowingArena):
         near = length_of(goal - state.drones.position) <= _NEAR
         return near & (length_of(state.drones.velocity) <= _SLOW)
 
-    def _advance(
-        self,
-        key: PRNGKeyArray,  # noqa: ARG002
-        before: SwarmState,
-        moved: SwarmState,
-    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+    def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
         goal = before.task.goal
         left = [length_of(goal - state.drones.position).mean() for state in (before, moved)]
         hovers = self._hovers(moved, goal)

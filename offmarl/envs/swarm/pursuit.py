@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from offmarl.envs.base import require_positive
 from offmarl.envs.swarm import dynamics, quadrotor
 from offmarl.envs.swarm.dynamics import Kind
-from offmarl.envs.swarm.env import GrowingArena
+from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.neighbours import find_distance, find_neighbours
 from offmarl.envs.swarm.observations import Blocks, SwarmState, describe
 from offmarl.envs.swarm.options import require_one_of
@@ -138,7 +138,7 @@ class Pursuit(GrowingArena):
         """Return the fraction of evaders caught."""
         return {"caught": 1 - state.alive[self._evaders].mean(dtype=jnp.float32)}
 
-    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> PursuitTask:  # noqa: ARG002
+    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> PursuitTask:
         return PursuitTask(self._gap(state, self._closest(state)))
 
     def _closest(self, state: SwarmState) -> Float[Array, "M"]:
@@ -150,12 +150,7 @@ class Pursuit(GrowingArena):
         free = state.alive[self._evaders]
         return jnp.where(free, closest, 0.0).mean() / self.side
 
-    def _advance(
-        self,
-        key: PRNGKeyArray,  # noqa: ARG002
-        before: SwarmState,
-        moved: SwarmState,
-    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+    def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
         closest = self._closest(moved)
         free = before.alive[self._evaders]
         caught = free & (closest <= _CATCH_RANGE)

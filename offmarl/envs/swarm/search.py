@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.base import MARKS
-from offmarl.envs.swarm.env import GrowingArena
+from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.neighbours import Points, reduce_within
 from offmarl.envs.swarm.observations import Blocks, SwarmState
 
@@ -83,12 +83,7 @@ class Search(GrowingArena):
         none = jnp.zeros(self.num_targets, bool)
         return self._watch(state, SearchTask(position, velocity, none, jnp.zeros(none.shape)))
 
-    def _advance(
-        self,
-        key: PRNGKeyArray,
-        before: SwarmState,
-        moved: SwarmState,
-    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+    def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
         old = before.task
         position, velocity = _wander(key, old.position, old.velocity, self.side)
         task = self._watch(moved, old._replace(position=position, velocity=velocity))
