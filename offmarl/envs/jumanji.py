@@ -91,13 +91,28 @@ class Jumanji:
     def _build(self) -> Wrapped:
         raise NotImplementedError
 
+    def _make(self, module: str, generator: str, drawn: str, other: str) -> Any:
+        """Create an environment of Jumanji, by the name of the class.
+
+        ``drawn`` are the options that its generator of initial states takes, ``other`` those that
+        it takes itself.
+        """
+        of_generator, of_environment = (
+            {name: getattr(self, name) for name in names.split()} for names in (drawn, other)
+        )
+        make_states = getattr(_environment(f"{module}.generator"), generator)
+        make = getattr(_environment(module), type(self).__name__)
+        return make(generator=make_states(**of_generator), **of_environment)
+
 
 @lru_cache(maxsize=256)
 def _wrap(env: Jumanji) -> Wrapped:
     """Create the Jumanji environment once: JAX compiles once for the same object."""
     try:
         with jax.ensure_compile_time_eval():
-            return env._build()
+            wrapped = env._build()
+            _ = wrapped.env.action_spec  # computed once, and not while something is traced
+        return wrapped
     except (AssertionError, ValueError, TypeError) as error:
         raise OptionError(f"Jumanji cannot create {env.name}: {error}") from error
 
@@ -128,7 +143,7 @@ def _view(wrapped: Wrapped, observation: Observation) -> View:
     each = wrapped.observe(observation)
     mask = getattr(observation, "action_mask", None)
     spec = wrapped.env.action_spec
-    choices = (int(spec.num_values[0]),) if hasattr(spec, "num_values") else ()
+    choices = np.asarray(spec.num_values)[:1].tolist() if hasattr(spec, "num_values") else []
     everything = jnp.ones((*spec.shape, *choices), bool)
     return View(
         observation=each,
@@ -158,20 +173,9 @@ class RobotWarehouse(Jumanji):
     time_limit: int = 500
 
     def _build(self) -> Wrapped:
-        module = _environment("routing.robot_warehouse")
-        generator = _environment("routing.robot_warehouse.generator").RandomGenerator
         is_collision = _environment("routing.robot_warehouse.utils").is_collision
-        env = module.RobotWarehouse(
-            generator(
-                shelf_rows=self.shelf_rows,
-                shelf_columns=self.shelf_columns,
-                column_height=self.column_height,
-                num_agents=self.num_agents,
-                sensor_range=self.sensor_range,
-                request_queue_size=self.request_queue_size,
-            ),
-            time_limit=self.time_limit,
-        )
+        drawn = "shelf_rows shelf_columns column_height num_agents sensor_range request_queue_size"
+        env = self._make("routing.robot_warehouse", "RandomGenerator", drawn, "time_limit")
 
         def collided(state: State) -> Bool[Array, ""]:
             who = jnp.arange(self.num_agents)
@@ -204,21 +208,9 @@ class LevelBasedForaging(Jumanji):
         return 1 / self.num_agents if self.normalize_reward else None
 
     def _build(self) -> Wrapped:
-        module = _environment("routing.lbf")
-        generator = _environment("routing.lbf.generator").RandomGenerator
-        env = module.LevelBasedForaging(
-            generator(
-                grid_size=self.grid_size,
-                num_agents=self.num_agents,
-                num_food=self.num_food,
-                fov=self.fov,
-                max_agent_level=self.max_agent_level,
-                force_coop=self.force_coop,
-            ),
-            time_limit=self.time_limit,
-            normalize_reward=self.normalize_reward,
-            penalty=self.penalty,
-        )
+        drawn = "grid_size num_agents num_food fov max_agent_level force_coop"
+        other = "time_limit normalize_reward penalty"
+        env = self._make("routing.lbf", "RandomGenerator", drawn, other)
         return Wrapped(
             env,
             self.time_limit,
@@ -300,12 +292,8 @@ class Connector(Jumanji):
                 f"the ends of {self.num_agents} paths have no room on {self.grid_size} x "
                 f"{self.grid_size} cells: choose fewer agents, or a larger grid."
             )
-        module = _environment("routing.connector")
-        generator = _environment("routing.connector.generator").RandomWalkGenerator
-        env = module.Connector(
-            generator(grid_size=self.grid_size, num_agents=self.num_agents),
-            time_limit=self.time_limit,
-        )
+        drawn = "grid_size num_agents"
+        env = self._make("routing.connector", "RandomWalkGenerator", drawn, "time_limit")
 
         def own_cells(grid: Num[Array, "height width"]) -> Bool[Array, "N 3 height width"]:
             values = 1 + jnp.arange(3 * self.num_agents).reshape(self.num_agents, 3, 1, 1)
@@ -349,14 +337,9 @@ class Cleaner(Jumanji):
     time_limit: int = 100
 
     def _build(self) -> Wrapped:
-        module = _environment("routing.cleaner")
         constants = _environment("routing.cleaner.constants")
-        generator = _environment("routing.cleaner.generator").RandomGenerator
-        env = module.Cleaner(
-            generator(num_rows=self.num_rows, num_cols=self.num_cols, num_agents=self.num_agents),
-            time_limit=self.time_limit,
-            penalty_per_timestep=self.penalty_per_timestep,
-        )
+        drawn, other = "num_rows num_cols num_agents", "time_limit penalty_per_timestep"
+        env = self._make("routing.cleaner", "RandomGenerator", drawn, other)
 
         def channels(observation: Observation) -> tuple[Array, Array]:
             grid, (rows, columns) = observation.grid, observation.agents_locations.T

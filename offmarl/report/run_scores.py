@@ -156,9 +156,7 @@ def read_runs(
         found: dict[Entry, RunScores] = {}
         for path in alike:
             found |= scores_of(path, metric, names[path])
-            acting = acting_of(runs[path]) if metric == RETURN else None
-            entry = Entry(runs[path]["program"], acting, names[path])
-            trained.setdefault(label, {})[entry] = path
+            trained.setdefault(label, {})[_entry(runs[path], metric, names[path])] = path
             if of_best := best_of_run(path, metric, names[path]):
                 best.setdefault(label, {}).update(of_best)
         scores[label] = dict(sorted(found.items(), key=lambda item: item[0].acting == "sampled"))
@@ -202,17 +200,18 @@ def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entr
             f"{fault} in {directory}, so that it has no score: leave the run out, or train it with "
             "other settings, such as a smaller learning rate."
         )
-    found: dict[Acting | None, dict[int, Float[np.ndarray, "episodes"]]] = {}
-    if metric == RETURN:
-        found[acting_of(record)] = final_returns(directory)
-        if others := final_returns(directory, OTHER_RETURN[other_acting(record)]):
-            found[other_acting(record)] = others
-    else:
-        found[None] = final_returns(directory, metric)
+    ways = metrics_of(_entry(record, metric, run), metric)
+    found = {one: final_returns(directory, name) for one, name in ways.items()}
     return {
-        Entry(record["program"], how, run): np.array([one.mean() for one in returns.values()])
-        for how, returns in found.items()
+        one: np.array([own.mean() for own in returns.values()])
+        for one, returns in found.items()
+        if returns
     }
+
+
+def _entry(record: Mapping[str, Any], metric: str, run: str) -> Entry:
+    """Return a run's entry of the way its program acts."""
+    return Entry(record["program"], acting_of(record) if metric == RETURN else None, run)
 
 
 def fault_of(directory: Path) -> str:
@@ -235,9 +234,8 @@ def best_of_run(directory: Path, metric: str = RETURN, run: str = "") -> dict[En
 
     The parameters are those of `scores_of`.
     """
-    record = read_run(directory)
-    entry = Entry(record["program"], acting_of(record) if metric == RETURN else None, run)
-    found = {one: best_scores(directory, name) for one, name in metrics_of(entry, metric).items()}
+    ways = metrics_of(_entry(read_run(directory), metric, run), metric)
+    found = {one: best_scores(directory, name) for one, name in ways.items()}
     return {one: scores for one, scores in found.items() if scores is not None}
 
 
@@ -317,13 +315,8 @@ def _final(directory: Path) -> dict[int, dict[str, Any]]:
     run = read_run(directory)
     if run.get("complete") and not holds(directory, MARL_EVAL_FILE):
         raise RunError(
-            f"{directory} was trained without an evaluation, so it cannot be compared: "
-            + (
-                "an older offmarl recorded it; record it again."
-                if run.get("kind") == "recorder"
-                else "train it again, with --env if its environment can be made, or with "
-                "--held-out."
-            )
+            f"{directory} was trained without an evaluation, so it cannot be compared: train it "
+            "again, with --env if its environment can be made, or with --held-out."
         )
     document = read_json(directory, MARL_EVAL_FILE)
     try:
@@ -341,10 +334,7 @@ def _final(directory: Path) -> dict[int, dict[str, Any]]:
 def _absolute_metrics(
     document: Mapping[str, Any], run: Mapping[str, Any]
 ) -> dict[int, dict[str, Any]]:
-    """Return the final metrics of all algorithms in a run's document: one for each way of acting.
-
-    Older runs have a single algorithm, whose greedy returns are another metric.
-    """
+    """Return the final metrics of a run's document, which has an algorithm for each way to act."""
     (tasks,) = document.values()
     (algorithms,) = tasks.values()
     other = other_acting(run)
