@@ -15,9 +15,17 @@ from pettingzoo import ParallelEnv
 
 from offmarl.config import check_seed
 from offmarl.envs.base import Environment
-from offmarl.envs.gym_spaces import as_value, to_space
 from offmarl.envs.registry import make
-from offmarl.envs.translator import MASK, SEEN, Infos, Observations, Translator, state_of
+from offmarl.envs.translator import (
+    MASK,
+    SEEN,
+    Infos,
+    Observations,
+    Translator,
+    as_value,
+    state_of,
+    to_space,
+)
 from offmarl.errors import OptionError
 from offmarl.types import ArraySpec, Discrete, EnvSpec, SpecTree, Timestep, View, map_tree
 

@@ -22,12 +22,15 @@ from offmarl.networks.autoregressive import (
     make_agent_sequence,
     make_sequence_policy,
 )
-from offmarl.networks.deterministic import NoisyParams, differentiable_action, squash
 from offmarl.networks.encoders import (
+    AttentionPool,
+    CriticKind,
     Encoder,
+    PooledEncoder,
     ViewEncoder,
     blank_view,
     central,
+    critic_encoder,
     observation_encoder,
     state_encoder,
     unshared_critic_encoder,
@@ -41,7 +44,7 @@ from offmarl.networks.flows import (
     make_one_step_policy,
     one_step_network,
 )
-from offmarl.networks.inputs import AgentId, InputLayer, Inputs
+from offmarl.networks.linear import AgentId, InputLayer, Inputs
 from offmarl.networks.mixers import (
     LinearMixer,
     LinearWeights,
@@ -65,21 +68,29 @@ from offmarl.networks.mixers import (
 from offmarl.networks.policies import (
     AgentNetwork,
     Head,
+    NoisyParams,
     PolicyConfig,
     QParams,
     agent_head,
     agent_network,
+    differentiable_action,
     init_network,
     init_policy,
     make_network,
     make_policy,
+    squash,
     stochastic_head,
 )
-from offmarl.networks.pooling import AttentionPool, CriticKind, PooledEncoder, critic_encoder
 from offmarl.networks.retention import GatedLayer, Retention, retain
-from offmarl.networks.torsos import Activation, FeedForward, Moments, Recurrent, unroll_batch
+from offmarl.networks.torsos import (
+    Activation,
+    FeedForward,
+    Moments,
+    Recurrent,
+    Unshared,
+    unroll_batch,
+)
 from offmarl.networks.transformer import CausalTransformer, DecisionTransformer, Trajectory
-from offmarl.networks.unshared import Unshared
 
 __all__ = [
     "ActionValue",

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from offmarl.networks.encoders import central, state_encoder, unshared_critic_encoder
-from offmarl.networks.inputs import Inputs
+from offmarl.networks.linear import Inputs
 from offmarl.networks.torsos import FeedForward
 from offmarl.types import ArrayTree, EnvSpec, View
 

@@ -21,8 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl.distributions import Distribution
 from offmarl.networks.action_values import as_vectors
 from offmarl.networks.encoders import Encoder, blank_view, observation_encoder
-from offmarl.networks.inputs import AgentId, InputLayer, id_features
-from offmarl.networks.linear import orthogonal
+from offmarl.networks.linear import AgentId, InputLayer, id_features, orthogonal
 from offmarl.networks.policies import Head
 from offmarl.networks.retention import GatedLayer, Retention
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy

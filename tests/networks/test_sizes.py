@@ -27,7 +27,7 @@ from offmarl.networks import (
     mix,
     mixing_weights,
 )
-from offmarl.networks.inputs import id_features
+from offmarl.networks.linear import id_features
 from offmarl.types import Discrete, EnvSpec, View
 from tests.plain import Args
 
