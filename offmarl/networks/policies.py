@@ -143,8 +143,8 @@ def make_network(
         output_scale=output_scale,
         constants=constants,
         encoder=encoder,
+        layers=config.layers,
         activation=config.activation,
-        **({} if config.layers is None else {"layers": config.layers}),
     )
     if config.share_parameters:
         return network

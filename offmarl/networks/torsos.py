@@ -75,7 +75,7 @@ class FeedForward(nn.Module):
         A module that turns the input into a vector for each agent, or into `Inputs`; None if the
         input is either.
     layers
-        Number of hidden layers.
+        Number of hidden layers; None for 2.
     activation
         Function after each hidden layer.
     """
@@ -86,7 +86,7 @@ class FeedForward(nn.Module):
     output_scale: float = 1.0
     constants: int = 0
     encoder: nn.Module | None = None
-    layers: int = 2
+    layers: int | None = None
     activation: Activation = "relu"
 
     @staticmethod
@@ -103,9 +103,10 @@ class FeedForward(nn.Module):
         wide, narrow = (orthogonal(scale) for scale in (2**0.5, self.output_scale))
         activate = _ACTIVATIONS[self.activation]
         x = activate(InputLayer(self.hidden, self.agent_id, name="Dense_0")(x))
-        for index in range(1, self.layers):
+        layers = 2 if self.layers is None else self.layers
+        for index in range(1, layers):
             x = activate(Dense(self.hidden, kernel_init=wide, name=f"Dense_{index}")(x))
-        x = Dense(self.outputs, kernel_init=narrow, name=f"Dense_{self.layers}")(x)
+        x = Dense(self.outputs, kernel_init=narrow, name=f"Dense_{layers}")(x)
         return _Constants(self.constants)(x), carry
 
     def unroll(
@@ -131,7 +132,7 @@ class Recurrent(nn.Module):
     outputs, hidden, agent_id, output_scale, constants, encoder
         As in `FeedForward`.
     layers
-        Number of hidden layers beside the GRU: the first comes before it, the others after it.
+        Number of hidden layers beside the GRU, None for 1: the first is before it, others after it.
     activation
         Function after the GRU and each hidden layer.
     """
@@ -142,7 +143,7 @@ class Recurrent(nn.Module):
     output_scale: float = 1.0
     constants: int = 0
     encoder: nn.Module | None = None
-    layers: int = 1
+    layers: int | None = None
     activation: Activation = "relu"
 
     def setup(self) -> None:  # noqa: D102
@@ -153,7 +154,7 @@ class Recurrent(nn.Module):
             "recurrent_kernel", orthogonal_gates, (self.hidden, 3 * self.hidden)
         )
         self.recurrent_bias = self.param("recurrent_bias", nn.initializers.zeros, (self.hidden,))
-        self.after = [Dense(self.hidden, kernel_init=wide) for _ in range(1, self.layers)]
+        self.after = [Dense(self.hidden, kernel_init=wide) for _ in range(1, self.layers or 1)]
         self.head = Dense(self.outputs, kernel_init=narrow)
         self.append = _Constants(self.constants)
 
