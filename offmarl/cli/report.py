@@ -10,7 +10,7 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from offmarl.cli.files import check_file, write_page
-from offmarl.cli.output import Report, as_is
+from offmarl.cli.output import Report, as_dicts, as_is
 from offmarl.errors import OffmarlError, OptionError, ShapeError, VaultError
 from offmarl.report import pages, tables
 from offmarl.report.contents import LENGTHS, Survey, data_warnings, survey, warnings_by_dataset
@@ -198,18 +198,12 @@ def _survey_data(found: Survey) -> Mapping[str, Any]:
         "ends": dict(zip(causes.tolist(), counts.tolist(), strict=True)),
         "return": only_or_all({team: spread(x) for team, x in found.team_returns.items()}),
         "length": spread(found.lengths),
-        "rewards": _plain(found.rewards),
-        "actions": _plain(found.actions),
-        "observations": _plain(found.observations),
-        "state": _plain(found.state),
+        "rewards": as_dicts(found.rewards),
+        "actions": as_dicts(found.actions),
+        "observations": as_dicts(found.observations),
+        "state": as_dicts(found.state),
         "alive": found.alive,
-        "coverage": {"saco": found.saco, **_plain(found.coverage)},
-        "windows": [_plain(found.windows(length)) for length in LENGTHS],
+        "coverage": {"saco": found.saco, **as_dicts(found.coverage)},
+        "windows": [as_dicts(found.windows(length)) for length in LENGTHS],
         "provenance": vault.provenance,
     }
-
-
-def _plain(record: Any) -> dict[str, Any]:
-    """Return a record as a dictionary, and the records in it, too."""
-    fields = record._asdict().items()
-    return {name: _plain(x) if hasattr(x, "_asdict") else x for name, x in fields}
