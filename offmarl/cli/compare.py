@@ -18,7 +18,7 @@ from offmarl.report import figures, tables
 from offmarl.report.comparison import comparison_data
 from offmarl.report.comparison import notes as comparison_notes
 from offmarl.report.pages import comparison_page, episodes_section
-from offmarl.report.run_scores import is_foreign, with_foreign
+from offmarl.report.run_scores import Runs, is_foreign, with_foreign
 from offmarl.report.tables import Section
 from offmarl.statistics import Reference
 from offmarl.terminal import number
@@ -85,14 +85,8 @@ def compare(
     if foreign and metric != RETURN:
         raise RunError(f"{foreign[0]} holds returns, and the runs have none: compare it alone.")
     found = with_foreign(found, foreign)
-    known = _known(references) if metric == RETURN else {}
-    given = {env for env, *_ in references}
-    by_dataset = {
-        name: known[data.environment]
-        for name, data in found.data.items()
-        if data.environment in (given if name in found.outside else known)
-    }
-    comparison = reports.compare(found.scores, by_dataset, metric, found.best)
+    scales = _references(found, references) if metric == RETURN else {}
+    comparison = reports.compare(found.scores, scales, metric, found.best)
     curves = reports.read_curves(found.directories, metric)
     sections = [*tables.comparison_tables(comparison)]
     notes = [*comparison_notes(comparison, found, metric, pool_settings)]
@@ -133,11 +127,20 @@ def _is_unfinished(run: Path) -> bool:
     return begun and not read_run(run).get("complete", False)
 
 
-def _known(given: Iterable[tuple[str, float, float]]) -> dict[str, Reference]:
-    """Return the reference returns by environment; ``given`` ones override known ones."""
+def _references(found: Runs, given: Iterable[tuple[str, float, float]]) -> dict[str, Reference]:
+    """Return the reference returns of datasets; ``given`` ones, by environment, override others.
+
+    Results of other projects are normalised by given ones only.
+    """
     from offmarl.hub.card import references  # takes a while to import
 
-    return references() | {env: Reference(random, expert) for env, random, expert in given}
+    own = {env: Reference(random, expert) for env, random, expert in given}
+    known = references() | own
+    return {
+        name: known[data.environment]
+        for name, data in found.data.items()
+        if data.environment in (own if name in found.outside else known)
+    }
 
 
 def _losses(runs: Iterable[Path]) -> Section:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from rich.console import Group
 from tyro.conf import Positional, arg
 
-from offmarl.cli.output import Report, records, table
+from offmarl.cli.output import Report, as_dicts, records, table
 from offmarl.errors import RunError
 from offmarl.paths import distinct
 from offmarl.terminal import interval
@@ -98,7 +98,7 @@ def ope(
     if not runs:
         raise RunError("no runs to evaluate: give the directory of at least one run.")
     from offmarl.hub.policies import run_named  # takes a while to import, as the others do
-    from offmarl.ope import Options, compare_with_returns, estimate
+    from offmarl.ope import Options, estimate
     from offmarl.vault import open_vault
 
     options = Options(
@@ -122,35 +122,13 @@ def ope(
         for one in candidates
         if (known := _returns(one, act, draws[one.label])) is not None
     }
-    settings: dict[str, list[str]] = {}
-    for one in candidates:
-        settings.setdefault(one.setting, []).append(one.label)
-    compared = compare_with_returns(found.values, settings, returns, seed)
-    notes = *found.notes, *_notes(candidates, draws, returns), *compared.notes
-    means = {label: float(own.mean()) for label, own in returns.items()}
-    data = {
+    about = {
         "vault": dataset.path,
         "digest": dataset.known_digest(),
         "gamma": gamma,
         "horizon": horizon,
-        "episodes": found.episodes,
-        "data_return": found.data._asdict(),
-        "policies": {
-            label: {
-                **{
-                    method: own[label]._asdict() if label in own else None
-                    for method, own in found.values.items()
-                },
-                "effective_sample_size": found.effective.get(label),
-                "true_return": means.get(label),
-            }
-            for label in policies
-        },
-        "chosen": compared.chosen,
-        "ranking": compared.ranking,
-        "tuning": compared.tuning and compared.tuning._asdict(),
-        "notes": notes,
     }
+    data = about | _data(found, candidates, draws, returns, seed)
     return Report(data, Group(*_view(data)))
 
 
@@ -225,6 +203,38 @@ def _returns(one: Candidate, act: str, draws: bool) -> Float[np.ndarray, "episod
         and isinstance(row.get(metric), list)
     ]
     return np.array(found[-1], float) if found else None
+
+
+def _data(
+    found: Any,
+    candidates: Sequence[Candidate],
+    draws: Mapping[str, bool],
+    returns: Mapping[str, Float[np.ndarray, "_"]],
+    seed: int,
+) -> dict[str, Any]:
+    """Return everything but the dataset, for JSON."""
+    from offmarl.ope import compare_with_returns  # imports JAX
+
+    settings: dict[str, list[str]] = {}
+    for one in candidates:
+        settings.setdefault(one.setting, []).append(one.label)
+    compared = compare_with_returns(found.values, settings, returns, seed)
+    return {
+        "episodes": found.episodes,
+        "data_return": as_dicts(found.data),
+        "policies": {
+            one.label: {
+                **{name: as_dicts(own.get(one.label)) for name, own in found.values.items()},
+                "effective_sample_size": found.effective.get(one.label),
+                "true_return": float(returns[one.label].mean()) if one.label in returns else None,
+            }
+            for one in candidates
+        },
+        "chosen": compared.chosen,
+        "ranking": compared.ranking,
+        "tuning": as_dicts(compared.tuning),
+        "notes": (*found.notes, *_notes(candidates, draws, returns), *compared.notes),
+    }
 
 
 def _notes(

@@ -1,6 +1,6 @@
 """Recorded episodes, played again in their environment."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from offmarl import envs
 from offmarl.envs import Environment
 from offmarl.envs.states import KEY, STATE, recorded_states
 from offmarl.errors import OptionError, ShapeError
-from offmarl.types import ArrayTree, Episode, View
+from offmarl.types import ArrayTree, Episode, Timestep, Transition, View
 from offmarl.vault import Dataset
 
 _TOLERANCE = 1e-3
@@ -73,22 +73,7 @@ def replay_episode(
             f"{dataset.path} and the environment {env.spec.name} differ in {difference}."
         )
     episode = dataset.episode(number)
-    steps = episode.transition
-    count, action = len(steps.last), jnp.asarray(steps.action)
-    size = max(env.spec.time_limit or 0, count)  # one program for all lengths
-
-    def pad(tree: ArrayTree) -> ArrayTree:
-        return jax.tree.map(lambda leaf: leaf[np.minimum(np.arange(size), count - 1)], tree)
-
-    has_states = {STATE, KEY} <= dataset.spec.extras.keys()
-    if has_states:
-        assert steps.extras is not None
-        states, keys = recorded_states(env, steps.extras)
-        played = states, *_take_steps(env)(*pad((keys, states, action)))  # type: ignore[arg-type]
-    else:
-        begin, keys = _keys(dataset, number)
-        played = _play(env)(begin, *pad((keys, action)))  # type: ignore[arg-type]
-    states, after, timestep = jax.tree.map(lambda leaf: leaf[:count], played)
+    states, after, timestep = _played(dataset, number, episode.transition, env)
     whole = jax.tree.map(lambda x, y: jnp.concatenate([x, y[-1:]]), states, after)
     found = ReplayedEpisode(
         whole,
@@ -100,12 +85,36 @@ def replay_episode(
         exact=True,
     )
     was_cut = dataset.episodes.cause[number] == "cut"
-    pairs = [
-        pair
-        for pair in _pairs(found, episode, was_cut)
-        if has_states or pair[0] in ("observation", "the final observation", "reward")
-    ]
+    pairs = _pairs(found, episode, was_cut)
+    if not _has_states(dataset):
+        compared = ("observation", "the final observation", "reward")
+        pairs = (pair for pair in pairs if pair[0] in compared)
     return found._replace(exact=_compare(dataset, number, pairs))
+
+
+def _has_states(dataset: Dataset) -> bool:
+    return {STATE, KEY} <= dataset.spec.extras.keys()
+
+
+def _played(
+    dataset: Dataset, number: int, steps: Transition, env: Environment
+) -> tuple[ArrayTree, ArrayTree, Timestep]:
+    """Take the steps of an episode again; return the states before and after each, and outcomes."""
+    count, action = len(steps.last), jnp.asarray(steps.action)
+    size = max(env.spec.time_limit or 0, count)  # one program for all lengths
+
+    def pad(tree: ArrayTree) -> ArrayTree:
+        return jax.tree.map(lambda leaf: leaf[np.minimum(np.arange(size), count - 1)], tree)
+
+    if _has_states(dataset):
+        assert steps.extras is not None
+        states, keys = recorded_states(env, steps.extras)
+        found = states, *_take_steps(env)(*pad((keys, states, action)))  # type: ignore[arg-type]
+    else:
+        begin, keys = _keys(dataset, number)
+        found = _play(env)(begin, *pad((keys, action)))  # type: ignore[arg-type]
+    played: tuple[ArrayTree, ArrayTree, Timestep] = jax.tree.map(lambda leaf: leaf[:count], found)
+    return played
 
 
 @lru_cache(maxsize=4)
@@ -164,7 +173,7 @@ def _draws(num_envs: int, chunk: int) -> Any:
     return draw
 
 
-def _compare(dataset: Dataset, number: int, pairs: list[tuple[str, Any, Any]]) -> bool:
+def _compare(dataset: Dataset, number: int, pairs: Iterable[tuple[str, Any, Any]]) -> bool:
     """Return whether an episode equals its recording; `OptionError` if it differs."""
     exact = True
     for name, ours, theirs in pairs:
