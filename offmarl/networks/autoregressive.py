@@ -192,7 +192,7 @@ class AgentSequence(nn.Module):
         memory = self.empty(first.shape[:-1]) if memory is None else memory
         ids = jnp.broadcast_to(self._ids(), (*action.shape[:-1], self._ids().shape[-1]))
         tokens = jnp.take(self.token(action, ids), order, axis=-2)
-        start = jnp.broadcast_to(self._started(), tokens[..., :1, :].shape)
+        start = jnp.broadcast_to(self.first_token(), tokens[..., :1, :].shape)
         tokens = jnp.concatenate([start, tokens[..., :-1, :]], axis=-2)
         x = jnp.take(self._embedded(observation), order, axis=-2)
         encoded, of_encoder = self._encode(x, memory.encoder, first)
@@ -245,7 +245,7 @@ class AgentSequence(nn.Module):
 
     def first_token(self) -> Float[Array, "hidden"]:
         """Return what the first agent gets in place of an action."""
-        return self._started()
+        return self.action_norm(nn.gelu(self.start))
 
     # ---------------------------------------------------------------------------------- values
 
@@ -263,9 +263,6 @@ class AgentSequence(nn.Module):
 
     def _ids(self) -> Float[np.ndarray, "N F"]:
         return id_features(self.agent_id, self.num_agents)
-
-    def _started(self) -> Float[Array, "hidden"]:
-        return self.action_norm(nn.gelu(self.start))
 
     def _embedded(self, observation: ArrayTree) -> Float[Array, "*b N hidden"]:
         x = observation if self.encoder is None else self.encoder(observation)

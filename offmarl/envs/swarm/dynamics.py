@@ -140,18 +140,6 @@ def motions(dynamics: str, dims: int) -> Float[np.ndarray, "A D"]:
     return np.concatenate([np.zeros((1, dims), np.float32), along])
 
 
-def move(
-    drones: DroneState,
-    command: Float[Array, "N D"],
-    params: DroneParams,
-    wind: Float[Array, "D"],
-    side: float,
-    dynamics: str = "velocity",
-) -> DroneState:
-    """Advance one step. A wall removes the velocity component into it."""
-    return keep_inside(fly(drones, command, params, wind, dynamics), side)
-
-
 def fly(
     drones: DroneState,
     command: Float[Array, "N D"],
