@@ -17,17 +17,13 @@ from offmarl.networks.alternating import (
 from offmarl.networks.autoregressive import (
     AgentSequence,
     Decoded,
-    SequenceMemory,
     init_agent_sequence,
     make_agent_sequence,
     make_sequence_policy,
 )
 from offmarl.networks.encoders import (
-    AttentionPool,
     CriticKind,
     Encoder,
-    PooledEncoder,
-    ViewEncoder,
     blank_view,
     central,
     critic_encoder,
@@ -47,13 +43,11 @@ from offmarl.networks.flows import (
 from offmarl.networks.linear import AgentId, InputLayer, Inputs
 from offmarl.networks.mixers import (
     LinearMixer,
-    LinearWeights,
     MixedParams,
     MixedValues,
     Mixer,
     MixerKind,
     MixerWeights,
-    PooledMixer,
     init_mixer,
     linear_weights,
     make_linear_mixer,
@@ -81,7 +75,6 @@ from offmarl.networks.policies import (
     squash,
     stochastic_head,
 )
-from offmarl.networks.retention import GatedLayer, Retention, retain
 from offmarl.networks.torsos import (
     Activation,
     FeedForward,
@@ -90,7 +83,7 @@ from offmarl.networks.torsos import (
     Unshared,
     unroll_batch,
 )
-from offmarl.networks.transformer import CausalTransformer, DecisionTransformer, Trajectory
+from offmarl.networks.transformer import DecisionTransformer, Trajectory
 
 __all__ = [
     "ActionValue",
@@ -98,8 +91,6 @@ __all__ = [
     "AgentId",
     "AgentNetwork",
     "AgentSequence",
-    "AttentionPool",
-    "CausalTransformer",
     "CriticInput",
     "CriticKind",
     "Critics",
@@ -107,14 +98,12 @@ __all__ = [
     "Decoded",
     "Encoder",
     "FeedForward",
-    "GatedLayer",
     "Head",
     "InputLayer",
     "Inputs",
     "JointActionModel",
     "JointFlow",
     "LinearMixer",
-    "LinearWeights",
     "MixedParams",
     "MixedValues",
     "Mixer",
@@ -124,15 +113,10 @@ __all__ = [
     "NoisyParams",
     "OwnCritic",
     "PolicyConfig",
-    "PooledEncoder",
-    "PooledMixer",
     "QParams",
     "Recurrent",
-    "Retention",
-    "SequenceMemory",
     "Trajectory",
     "Unshared",
-    "ViewEncoder",
     "agent_head",
     "agent_network",
     "as_vectors",
@@ -166,7 +150,6 @@ __all__ = [
     "observation_encoder",
     "of_agent",
     "one_step_network",
-    "retain",
     "squash",
     "state_encoder",
     "stochastic_head",

@@ -15,8 +15,7 @@ from offmarl._imports import homes_in, lazy_getattr
 
 if TYPE_CHECKING:
     from offmarl.ope.estimation import METHODS, Estimates, Method, Target, estimate
-    from offmarl.ope.fitted import Critic, FittedQ, Options, Transitions, fit, make_critic
-    from offmarl.ope.history import Followed, Histories
+    from offmarl.ope.fitted import Options
     from offmarl.ope.importance import (
         Ratios,
         bootstrap,
@@ -36,24 +35,17 @@ if TYPE_CHECKING:
 __all__ = [
     "METHODS",
     "Compared",
-    "Critic",
     "Estimates",
-    "FittedQ",
-    "Followed",
-    "Histories",
     "Method",
     "Options",
     "Ratios",
     "Target",
-    "Transitions",
     "TuningCurve",
     "bootstrap",
     "compare_with_returns",
     "doubly_robust",
     "effective_sample_size",
     "estimate",
-    "fit",
-    "make_critic",
     "rank_correlation",
     "regret",
     "tuning_curve",
@@ -62,8 +54,7 @@ __all__ = [
 
 _HOMES = {
     "estimation": "METHODS Estimates Method Target estimate",
-    "fitted": "Critic FittedQ Options Transitions fit make_critic",
-    "history": "Followed Histories",
+    "fitted": "Options",
     "importance": "Ratios bootstrap doubly_robust effective_sample_size "
     "weighted_importance_sampling",
     "ranking": "Compared TuningCurve compare_with_returns rank_correlation regret tuning_curve",

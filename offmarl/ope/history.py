@@ -31,15 +31,7 @@ class Followed(NamedTuple):
 
 
 class Histories:
-    """Some episodes of a dataset, in blocks that fit on the device.
-
-    Parameters
-    ----------
-    source
-        The dataset.
-    episodes
-        Numbers of the episodes, in order.
-    """
+    """Some episodes of a dataset, in blocks that fit on the device."""
 
     def __init__(self, source: Source | Mixed, episodes: NDArray[np.int64]):
         self._source, self.episodes = source, episodes
