@@ -7,9 +7,8 @@ has a mask of legal actions), in a scan of 16 steps that returns observations, r
 sides take turns, and the median ratio is printed. (In longer scans, the arrays of one side exceed
 32 MB, for which glibc allocates new memory in each call, and those of the other do not.) JaxMARL's
 ``step`` and Jumanji's ``AutoResetWrapper`` reset in every step, so the last column compares both
-sides without resets: it is the cost of the adapter alone. The second table compares autoreset with
-a pool of 256 initial states and without. If other programs are running, use one core
-(``taskset -c 0``) for the most stable ratios.
+sides without resets: it is the cost of the adapter alone. If other programs are running, use one
+core (``taskset -c 0``) for the most stable ratios.
 """
 
 import argparse
@@ -36,7 +35,6 @@ ADAPTED = (
     "jumanji/search_and_rescue",
     "jumanji/connector",
 )
-POOLED = ("jumanji/connector", "jumanji/robot_warehouse")
 
 
 def draw(spec, key, legal):
@@ -52,8 +50,8 @@ def masked(env):
     return env.spec.name.startswith(("jumanji", "jaxmarl/smax"))
 
 
-def ours(env, *, resets=True, pool=0):
-    stepped = envs.autoreset(env, pool) if resets else env
+def ours(env, *, resets=True):
+    stepped = envs.autoreset(env) if resets else env
 
     def legal_of(timestep):
         return timestep.view.legal_actions if masked(env) else None
@@ -167,12 +165,6 @@ def main():
             with_resets, without = both(envs.make(name), args.rounds)
             line = "{:36s} {:10,.0f} {:10,.0f} {:9.2f} {:24.2f}"
             print(line.format(name, *with_resets, without[-1]), flush=True)
-    print(f"{'steps/s':36s} {'pool':>10s} {'fresh':>10s} {'ratio':>9s}")
-    for name in POOLED:
-        if args.only in name:
-            env = envs.make(name)
-            result = compare(ours(env, pool=256), ours(env), args.rounds)
-            print("{:36s} {:10,.0f} {:10,.0f} {:9.2f}".format(name, *result), flush=True)
 
 
 def both(env, rounds):

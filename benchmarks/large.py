@@ -24,7 +24,7 @@ import tyro
 
 from offmarl import envs
 from offmarl.networks import Inputs, torsos
-from offmarl.networks.inputs import id_features
+from offmarl.networks.linear import id_features
 from offmarl.programs import hyperparameters, registry
 from offmarl.programs.normalisation import make_program
 

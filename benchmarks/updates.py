@@ -37,7 +37,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.windows import SMAX, make, random_replay
-from offmarl.networks import gru, inputs, linear, torsos
+from offmarl.networks import gru, linear, torsos
 from offmarl.programs import loop, registry
 from offmarl.programs.compiling import compiler_options, keep_compiled_programs
 from offmarl.programs.sharding import Layout
@@ -75,7 +75,6 @@ def way_of(way: str, program: str) -> Iterator[None]:
             stack.enter_context(patch.object(torsos, "unroll_gru", unroll_plain))
             stack.enter_context(patch.object(module, "unroll_batch", unroll_windows))
         if way == "plain":
-            stack.enter_context(patch.object(inputs, "product", jnp.matmul))
             stack.enter_context(patch.object(linear, "product", jnp.matmul))
         yield
 

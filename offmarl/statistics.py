@@ -20,7 +20,7 @@ from offmarl.config import check_seed
 from offmarl.errors import OptionError, ShapeError
 
 Scores = Float[np.ndarray, "*b runs tasks"]
-Estimate = Callable[..., Any]
+Estimator = Callable[..., Any]
 """A function of one or more arrays of scores ``(*b, runs, tasks)`` to an array ``(*b, ...)``."""
 
 MIN_RUNS = 3
@@ -74,16 +74,21 @@ def spread(values: Num[np.ndarray, "count"]) -> dict[str, float]:
     return {name: float(getattr(values, name)()) for name in names}
 
 
-class MeanInterval(NamedTuple):
-    """A mean with its confidence interval."""
+class Estimate(NamedTuple):
+    """A point estimate with its 95% interval."""
 
-    mean: float
-    low: float | None
-    """None with fewer than `MIN_RUNS` values."""
-    high: float | None
+    value: float
+    low: float | None = None
+    """None if there are too few values for an interval, and so is ``high``."""
+    high: float | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether it and its interval are finite: others are neither ranked nor chosen."""
+        return all(x is None or np.isfinite(x) for x in self)
 
 
-def mean_interval(values: Num[np.ndarray, "count"], confidence: float = 0.95) -> MeanInterval:
+def mean_interval(values: Num[np.ndarray, "count"], confidence: float = 0.95) -> Estimate:
     """Return the mean of independent values, with Student's t interval.
 
     For many values of one policy, such as the returns of its episodes; for few runs, which may be
@@ -98,12 +103,12 @@ def mean_interval(values: Num[np.ndarray, "count"], confidence: float = 0.95) ->
         raise ShapeError("there are no values to take the mean of: give one or more.")
     centre = float(np.mean(values))
     if len(values) < MIN_RUNS:
-        return MeanInterval(centre, None, None)
+        return Estimate(centre)
     from scipy.special import stdtrit  # slow to import, and not needed for --help
 
     quantile = stdtrit(len(values) - 1, (1 + confidence) / 2)
     half = float(quantile * np.std(values, ddof=1) / np.sqrt(len(values)))
-    return MeanInterval(centre, centre - half, centre + half)
+    return Estimate(centre, centre - half, centre + half)
 
 
 def mean(scores: Scores) -> Float[np.ndarray, "*b"]:
@@ -151,7 +156,7 @@ def probability_of_improvement(
 
 
 def bootstrap_interval(
-    estimate: Estimate,
+    estimate: Estimator,
     *scores: Float[np.ndarray, "_ tasks"],
     seed: int,
     confidence: float = 0.95,

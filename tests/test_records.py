@@ -15,7 +15,7 @@ from offmarl.config import Validated, from_json
 from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError
 from offmarl.programs import dataset
 from offmarl.report import read_runs
-from offmarl.report.run_page import describe
+from offmarl.report.pages import describe_run
 from offmarl.types import ArraySpec, Discrete, EnvSpec
 from tests.runs import write_side
 
@@ -82,7 +82,7 @@ READERS = [
     offmarl.load_policy,
     lambda run: policies.load(run, None, [0], None, None),
     lambda run: read_runs([run]),
-    lambda run: [*describe(run).sections()],
+    lambda run: [*describe_run(run).sections()],
 ]
 
 

@@ -23,11 +23,11 @@ from offmarl.benchmark.plan import Plan, slug
 from offmarl.errors import RunError
 from offmarl.hub.card import references
 from offmarl.report import page
-from offmarl.report.comparison import Comparison, Estimate
+from offmarl.report.comparison import Comparison, about_best, few_seeds
 from offmarl.report.curves import Curves
 from offmarl.report.run_scores import UNITS, Entry, RunScores
-from offmarl.report.tables import Section, about_best, comparison_tables, few_seeds
-from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Reference
+from offmarl.report.tables import Section, comparison_tables
+from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Estimate, Reference
 from offmarl.terminal import interval, number
 from offmarl.tracking import RETURN, Acting
 
@@ -415,9 +415,7 @@ def _page(
     if comparison is not None:
         caption = "Scores, performance profiles and probabilities of improvement."
         yield page.image(reports.figure_comparison(comparison), caption)
-        for title, columns, rows in _summaries(comparison):
-            yield page.heading(title)
-            yield page.table(columns, [[number(cell) for cell in row] for row in rows])
+        yield from map(page.section, _summaries(comparison))
     for dataset, found in curves.items():
         figure = reports.figure_curves({dataset: found}, _unit(results, dataset))
         yield page.image(figure, "Learning curves: mean over seeds. Bands: 95% intervals.")

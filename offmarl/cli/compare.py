@@ -1,28 +1,26 @@
 """``offmarl compare``: compare the results of runs."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl import report as reports
 from offmarl.cli.files import check_file, write_page
-from offmarl.cli.output import Report, table
-from offmarl.cli.report import episodes_section
+from offmarl.cli.output import Report
 from offmarl.errors import OffmarlError, RunError
 from offmarl.paths import distinct
 from offmarl.programs.registry import file_of_run
-from offmarl.report import figures, page, tables
-from offmarl.report.comparison import Comparison, Row
-from offmarl.report.curves import Curves
-from offmarl.report.marl_eval import is_foreign, with_foreign
-from offmarl.report.run_scores import Data, Runs
+from offmarl.report import figures, tables
+from offmarl.report.comparison import comparison_data
+from offmarl.report.comparison import notes as comparison_notes
+from offmarl.report.pages import comparison_page, episodes_section
+from offmarl.report.run_scores import Runs, is_foreign, with_foreign
 from offmarl.report.tables import Section
-from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Reference
+from offmarl.statistics import Reference
 from offmarl.terminal import number
 from offmarl.tracking import (
     MARL_EVAL_FILE,
@@ -87,19 +85,11 @@ def compare(
     if foreign and metric != RETURN:
         raise RunError(f"{foreign[0]} holds returns, and the runs have none: compare it alone.")
     found = with_foreign(found, foreign)
-    known = _known(references) if metric == RETURN else {}
-    given = {env for env, *_ in references}
-    by_dataset = {
-        name: known[data.environment]
-        for name, data in found.data.items()
-        if data.environment in (given if name in found.outside else known)
-    }
-    comparison = reports.compare(found.scores, by_dataset, metric, found.best)
+    scales = _references(found, references) if metric == RETURN else {}
+    comparison = reports.compare(found.scores, scales, metric, found.best)
     curves = reports.read_curves(found.directories, metric)
-    sections, notes = (
-        list(tables.comparison_tables(comparison)),
-        list(_notes(comparison, found, metric, pool_settings)),
-    )
+    sections = [*tables.comparison_tables(comparison)]
+    notes = [*comparison_notes(comparison, found, metric, pool_settings)]
     notes += [f"{run} is not finished, and left out: repeat its command." for run in unfinished]
     if curves:
         sections.append(tables.learning_curves(curves))
@@ -108,13 +98,19 @@ def compare(
     if figure:
         reports.save(reports.figure_comparison(comparison), figure)
     if html:
-        drawn = _comparison_figures(comparison, curves)
-        write_page(html, _comparison_page(drawn, sections, notes, runs, program))
+        films = _run_films(runs, program)
+        write_page(html, comparison_page(comparison, curves, sections, notes, runs, films))
     written = [f"wrote {path}" for path in (html, figure) if path]
-    shown = (table(columns, rows, title) for title, columns, rows in sections)
-    data = _comparison_data(comparison, found, notes) | {"curves": _curve_data(curves)}
-    data["unfinished"] = unfinished
-    return Report(data, Group(*shown, *notes, *written))
+    data = {
+        **comparison_data(comparison, found),
+        "notes": notes,
+        "curves": {
+            dataset: {entry.label: curve.data() for entry, curve in found.items()}
+            for dataset, found in curves.items()
+        },
+        "unfinished": unfinished,
+    }
+    return Report(data, Group(*sections, *notes, *written))
 
 
 def _each(path: Path) -> list[Path]:
@@ -131,102 +127,20 @@ def _is_unfinished(run: Path) -> bool:
     return begun and not read_run(run).get("complete", False)
 
 
-def _known(given: Iterable[tuple[str, float, float]]) -> dict[str, Reference]:
-    """Return the reference returns by environment; ``given`` ones override known ones."""
+def _references(found: Runs, given: Iterable[tuple[str, float, float]]) -> dict[str, Reference]:
+    """Return the reference returns of datasets; ``given`` ones, by environment, override others.
+
+    Results of other projects are normalised by given ones only.
+    """
     from offmarl.hub.card import references  # takes a while to import
 
-    return references() | {env: Reference(random, expert) for env, random, expert in given}
-
-
-def _notes(comparison: Comparison, found: Runs, metric: str, pool_settings: bool) -> Iterator[str]:
-    """Describe the normalisation and what is missing."""
-    scales = {found.data[name].environment: one for name, one in comparison.references.items()}
-    for env, reference in scales.items():
-        yield (
-            f"Returns in {env} are normalised: 0 is random play ({number(reference.random)}), 1 is "
-            f"the expert ({number(reference.expert)})."
-        )
-    if found.outside:
-        yield (
-            "Files of marl-eval's layout do not say how their policies acted, so these are "
-            "compared only with one another. Unless --references are given, returns are raw on "
-            f"{', '.join(sorted(found.outside))}."
-        )
-    raw = dict.fromkeys(
-        data.environment
+    own = {env: Reference(random, expert) for env, random, expert in given}
+    known = references() | own
+    return {
+        name: known[data.environment]
         for name, data in found.data.items()
-        if name not in comparison.references and name not in found.outside
-    )
-    if metric == RETURN and raw:
-        given = " ".join(f"{quote(env)} RANDOM EXPERT" for env in raw)
-        yield (
-            f"The reference returns of {', '.join(raw)} are unknown, so returns there are not "
-            f"normalised: give them with --references {given}."
-            + ("" if comparison.pooled else " Without them the datasets are not summarised.")
-        )
-    yield from _caveats(comparison, found, metric, pool_settings)
-
-
-def _caveats(
-    comparison: Comparison, found: Runs, metric: str, pool_settings: bool
-) -> Iterator[str]:
-    """Point out equal names, other settings, how policies acted, and too few seeds."""
-    names = [data.name for data in found.data.values()]
-    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
-        yield f"Several datasets or environments are named {name}: each is compared separately."
-    for program, settings in found.settings.items():
-        yield (
-            f"{program} was trained with other settings on one dataset than on another "
-            f"({', '.join(settings)}): "
-            + (
-                "its runs are summarised together, because --pool-settings was given."
-                if pool_settings
-                else "such runs are not summarised together, unless --pool-settings is given."
-            )
-        )
-    yield from _left_out(comparison)
-    yield from _about_acting(comparison)
-    if any(row.best for rows in comparison.datasets.values() for row in rows):
-        yield tables.about_best(metric == RETURN)
-    few = min(len(runs) for one in comparison.scores.values() for runs in one.values())
-    if few < MIN_RUNS:
-        yield f"Intervals need at least {MIN_RUNS} seeds."
-    if few < ENOUGH_RUNS:
-        yield tables.few_seeds("some runs", few)
-
-
-def _left_out(comparison: Comparison) -> Iterator[str]:
-    """Name the entries that cannot be summarised over the datasets, and why."""
-    counts: dict[str, dict[str, int]] = {}
-    for dataset, found in comparison.scores.items():
-        for entry, runs in found.items():
-            if entry not in comparison.common:
-                counts.setdefault(entry.label, {})[dataset] = len(runs)
-    for label, seeds in counts.items():
-        absent = [name for name in comparison.scores if name not in seeds]
-        why = (
-            f"it was not run on {', '.join(absent)}"
-            if absent
-            else f"its numbers of seeds differ ({', '.join(map(str, seeds.values()))})"
-        )
-        yield f"{label} is in no summary over the datasets and no probability: {why}."
-
-
-def _about_acting(comparison: Comparison) -> Iterator[str]:
-    """Say which rows are the headline, and which policies have no greedy evaluation."""
-    rows = [row for found in comparison.datasets.values() for row in found]
-    if any(not row.headline for row in rows):
-        yield (
-            "Headline: the last policy's best actions (greedy). Sampled actions are compared with "
-            "sampled ones."
-        )
-    entries = dict.fromkeys(row.entry for row in rows)
-    for entry in entries:
-        if entry.acting == "sampled" and entry._replace(acting="greedy") not in entries:
-            yield (
-                f"{entry.label} was not evaluated greedily, so it is compared only with other "
-                "sampled policies."
-            )
+        if data.environment in (own if name in found.outside else known)
+    }
 
 
 def _losses(runs: Iterable[Path]) -> Section:
@@ -236,44 +150,6 @@ def _losses(runs: Iterable[Path]) -> Section:
         for path, last in ((path, reports.last_metrics(path)) for path in runs)
     ]
     return Section("Final training metrics, mean over seeds", ["run", "metrics"], rows)
-
-
-def _comparison_figures(comparison: Comparison, curves: Curves) -> list[str]:
-    scores = (
-        "Left: the mean return of each seed, and the IQM over seeds. Hollow markers and dashed "
-        "lines: sampled actions. Bands and bars: 95% intervals."
-    )
-    learning = "Learning curves: mean over seeds. Bands: 95% intervals; thin lines: seeds."
-    drawn = [page.image(reports.figure_comparison(comparison), scores)]
-    if curves:
-        drawn.append(page.image(reports.figure_curves(curves, comparison.unit), learning))
-    return drawn
-
-
-def _curve_data(curves: Curves) -> dict[str, Any]:
-    return {
-        dataset: {entry.label: curve.data() for entry, curve in found.items()}
-        for dataset, found in curves.items()
-    }
-
-
-def _comparison_page(
-    figures: Sequence[str],
-    sections: Iterable[Section],
-    notes: Iterable[str],
-    runs: Sequence[Path],
-    programs: Sequence[Path],
-) -> str:
-    body = [*figures]
-    for title, columns, rows in sections:
-        body += [page.heading(title), page.table(columns, [map(number, row) for row in rows])]
-    body += [
-        page.notes(("", note) for note in notes),
-        *_run_films(runs, programs),
-        page.heading("Runs"),
-        page.table(["run", "program", "data", "digest", "settings"], map(_run, runs)),
-    ]
-    return page.document("Comparison of runs", body)
 
 
 def _run_films(runs: Sequence[Path], programs: Sequence[Path]) -> list[str]:
@@ -303,47 +179,3 @@ def _run_films(runs: Sequence[Path], programs: Sequence[Path]) -> list[str]:
         name = labelled(loaded.name, acting_of(read_run(directory)))
         shown.append((render.to_gif(watched), f"{name}: {directory}"))
     return episodes_section(shown, unseen)
-
-
-def _run(directory: Path) -> list[str]:
-    run = read_run(directory)
-    settings = ", ".join(f"{key}={value}" for key, value in run["args"].items())
-    data = [str(run.get("vault") or ""), str(run.get("vault_digest") or "")[:12]]
-    return [str(directory), run["program"], *data, settings]
-
-
-def _comparison_data(comparison: Comparison, found: Runs, notes: Sequence[str]) -> dict[str, Any]:
-    return {
-        "datasets": {
-            dataset: {row.entry.label: _row_data(row) for row in rows}
-            for dataset, rows in comparison.datasets.items()
-        },
-        "data": {
-            name: _source_data(data, comparison.references.get(name))
-            for name, data in found.data.items()
-        },
-        "overall": {row.entry.label: _row_data(row) for row in comparison.overall},
-        "probability_of_improvement": {
-            first.label: {second.label: value._asdict() for second, value in row.items()}
-            for first, row in comparison.improvement.items()
-        },
-        "notes": notes,
-    }
-
-
-def _row_data(row: Row) -> Mapping[str, Any]:
-    return {
-        "algorithm": row.entry.algorithm,
-        "acting": row.entry.acting,
-        "runs": row.runs,
-        "iqm": row.iqm._asdict(),
-        "normalised": row.normalised._asdict() if row.normalised else None,
-        "mean": row.mean,
-        "median": row.median,
-        "headline": row.headline,
-        "best_checkpoint": row.best._asdict() if row.best else None,
-    }
-
-
-def _source_data(data: Data, reference: Reference | None) -> dict[str, Any]:
-    return {**data._asdict(), "references": reference._asdict() if reference else None}

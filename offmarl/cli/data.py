@@ -14,7 +14,7 @@ from rich.tree import Tree
 from tyro.conf import Positional, arg
 
 from offmarl import vault
-from offmarl.cli.output import Report, as_is, grid, table
+from offmarl.cli.output import Report, as_dicts, as_is, grid, table
 from offmarl.hub.licences import recorded_as
 from offmarl.paths import local, may_be_name
 from offmarl.statistics import spread
@@ -334,20 +334,8 @@ def verify(path: _Vault, deep: bool = False) -> Report:
         if report := verify_pulled(path):
             return report
     found = vault.verify(path, deep=deep, progress=_in_bytes)
-    data = {
-        "path": found.path,
-        "deep": deep,
-        "sound": found.sound,
-        "native": found.native,
-        "length": found.length,
-        "chunks": found.chunks,
-        "read_bytes": found.read_bytes,
-        "faults": [fault._asdict() for fault in found.faults],
-        "notes": found.notes,
-        "unchecked": found.unchecked,
-        "skipped": found.skipped,
-        "other_layout": found.other_layout or None,
-    }
+    data = as_dicts(found)
+    data |= {"sound": found.sound, "other_layout": found.other_layout or None}
     return Report(data, Group(*_outcome(found)), found.sound)
 
 
@@ -367,19 +355,9 @@ def salvage(path: _Vault, out: Annotated[str, arg(aliases=["-o"], metavar="VAULT
     lost = [f"row {row}, steps {start} to {start + n - 1}" for row, start, n in done.lost]
     if done.unknown_steps:
         lost.append(f"{number(done.unknown_steps)} steps of unknown episodes")
-    data = {
-        "path": done.path,
-        "episodes": done.episodes,
-        "steps": done.steps,
-        "lost": [episode._asdict() for episode in done.lost],
-        "unknown_steps": done.unknown_steps,
-        "faults": [fault._asdict() for fault in done.faults],
-    }
     kept = f"{number(done.episodes)} episodes, {number(done.steps)} steps"
-    return Report(
-        data,
-        Group(f"{done.path}: {kept}.", "Lost:", *_lines(lost or ["nothing"])),
-    )
+    view = Group(f"{done.path}: {kept}.", "Lost:", *_lines(lost or ["nothing"]))
+    return Report(as_dicts(done), view)
 
 
 def compact(path: _Vault) -> Report:

@@ -1,17 +1,17 @@
 """``offmarl ope``: estimate what policies are worth from recorded episodes alone."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 from rich.console import Group
 from tyro.conf import Positional, arg
 
-from offmarl.cli.output import Report, table
+from offmarl.cli.output import Report, as_dicts, records, table
 from offmarl.errors import RunError
 from offmarl.paths import distinct
 from offmarl.terminal import interval
@@ -26,33 +26,8 @@ from offmarl.tracking import (
     read_run,
 )
 
-if TYPE_CHECKING:  # they import JAX, which --help does without
-    from offmarl.ope import Estimates, TuningCurve, Value
-
 _SHOWN_EPISODES = (1, 2, 5, 10, 20, 50, 100, 200)
 """Points of the tuning curve in the table; the JSON has all."""
-
-_RANKS = (1, 3, 5)
-"""k of regret@k."""
-
-
-class Candidate(NamedTuple):
-    """A policy of a run."""
-
-    run: Path
-    seed: int
-    step: int | None
-    """Number of its checkpoint; None for the last."""
-
-    @property
-    def setting(self) -> str:
-        """What is chosen between: the run, and the checkpoint. Its seeds are repetitions."""
-        return str(self.run) if self.step is None else f"{self.run}, step {self.step}"
-
-    @property
-    def label(self) -> str:
-        """Its name in tables."""
-        return f"{self.setting}, seed {self.seed}"
 
 
 def ope(
@@ -141,24 +116,39 @@ def ope(
     candidates = [one for run in named for one in _candidates(run, checkpoints)]
     policies = _load(candidates, act, program)
     found = estimate(policies, dataset, options, methods or None, progress)
-    draws = {label: _draws(policy) for label, policy in policies.items()}
+    draws = {label: bool(x.policy.draws(x.params)) for label, x in policies.items()}
     returns = {
         one.label: known
         for one in candidates
         if (known := _returns(one, act, draws[one.label])) is not None
     }
-    data = _data(found, candidates, returns, draws, options.seed)
     about = {
         "vault": dataset.path,
         "digest": dataset.known_digest(),
         "gamma": gamma,
         "horizon": horizon,
     }
-    data = {**about, **data}
-    return Report(data, Group(*_view(found, data)))
+    data = about | _data(found, candidates, draws, returns, seed)
+    return Report(data, Group(*_view(data)))
 
 
-# ---------------------------------------------------------------------------------- policies
+class Candidate(NamedTuple):
+    """A policy of a run."""
+
+    run: Path
+    seed: int
+    step: int | None
+    """Number of its checkpoint; None for the last."""
+
+    @property
+    def setting(self) -> str:
+        """What is chosen between: the run, and the checkpoint. Its seeds are repetitions."""
+        return str(self.run) if self.step is None else f"{self.run}, step {self.step}"
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+        return f"{self.setting}, seed {self.seed}"
 
 
 def _candidates(run: Path, checkpoints: str) -> list[Candidate]:
@@ -196,223 +186,134 @@ def _load(candidates: Sequence[Candidate], act: str, programs: Sequence[Path]) -
     return loaded
 
 
-def _draws(policy: Any) -> bool:
-    """Whether a policy draws its actions."""
-    found: bool = policy.policy.draws(policy.params)
-    return found
-
-
 def _returns(one: Candidate, act: str, draws: bool) -> Float[np.ndarray, "episodes"] | None:
     """Return the returns of a policy's evaluation in its run; None if there was none.
 
     They are those of the way it acts, at the step of its checkpoint. One that never draws its
     actions has the same returns if it is asked to sample them.
     """
-    record = read_run(one.run)
-    own = acting_of(record)
+    own = acting_of(read_run(one.run))
     asked = {"greedy": "greedy", "sample": "sampled" if draws else own}.get(act, own)
     metric = RETURN if asked == own else OTHER_RETURN["greedy" if own == "sampled" else "sampled"]
-    rows = [
-        row
+    found = [
+        row[metric]
         for row in read(one.run / METRICS_FILE)
-        if row["seed"] == one.seed and isinstance(row.get(metric), list)
+        if row["seed"] == one.seed
+        and one.step in (None, row["step"])
+        and isinstance(row.get(metric), list)
     ]
-    if one.step is not None:
-        rows = [row for row in rows if row["step"] == one.step]
-    return np.array(rows[-1][metric], float) if rows else None
-
-
-# ---------------------------------------------------------------------------------- results
+    return np.array(found[-1], float) if found else None
 
 
 def _data(
-    found: "Estimates",
+    found: Any,
     candidates: Sequence[Candidate],
-    returns: Mapping[str, Float[np.ndarray, "episodes"]],
     draws: Mapping[str, bool],
+    returns: Mapping[str, Float[np.ndarray, "_"]],
     seed: int,
 ) -> dict[str, Any]:
     """Return everything but the dataset, for JSON."""
+    from offmarl.ope import compare_with_returns  # imports JAX
+
     settings: dict[str, list[str]] = {}
     for one in candidates:
         settings.setdefault(one.setting, []).append(one.label)
-    means = {label: float(x.mean()) for label, x in returns.items()}
-    finite = {label: x for label, x in returns.items() if np.isfinite(x).all()}
-    known = {label: means[label] for label in finite}
+    compared = compare_with_returns(found.values, settings, returns, seed)
     return {
         "episodes": found.episodes,
-        "data_return": found.data._asdict(),
+        "data_return": as_dicts(found.data),
         "policies": {
             one.label: {
-                **{
-                    method: _value(values.get(one.label)) for method, values in found.values.items()
-                },
+                **{name: as_dicts(own.get(one.label)) for name, own in found.values.items()},
                 "effective_sample_size": found.effective.get(one.label),
-                "true_return": means.get(one.label),
+                "true_return": float(returns[one.label].mean()) if one.label in returns else None,
             }
             for one in candidates
         },
-        "chosen": {
-            method: choice
-            for method, values in found.values.items()
-            if (choice := _choice(values, settings, known)) is not None
-        },
-        "ranking": {method: _ranking(values, known) for method, values in found.values.items()}
-        if len(known) > 1
-        else {},
-        "tuning": _tuning(finite, seed) if len(known) > 1 else None,
-        "notes": (
-            *found.notes,
-            *_acting(candidates, draws),
-            *_not_finite(found, returns.keys() - finite.keys()),
-            *_unknown([one.label for one in candidates], returns.keys()),
-        ),
+        "chosen": compared.chosen,
+        "ranking": compared.ranking,
+        "tuning": as_dicts(compared.tuning),
+        "notes": (*found.notes, *_notes(candidates, draws, returns), *compared.notes),
     }
 
 
-def _acting(candidates: Sequence[Candidate], draws: Mapping[str, bool]) -> Iterator[str]:
-    """Tell which runs' policies sample their actions, if others take the best ones."""
+def _notes(
+    candidates: Sequence[Candidate], draws: Mapping[str, bool], returns: Mapping[str, Any]
+) -> Iterator[str]:
+    """Tell which policies sample their actions, if others do not, and which have no return."""
     sampled = dict.fromkeys(str(one.run) for one in candidates if draws[one.label])
     if sampled and not all(draws.values()):
         yield (
             f"Policies of {', '.join(sampled)} sample their actions, and the others take the best "
             "ones: --act greedy compares like with like."
         )
-
-
-def _unknown(policies: Sequence[str], returns: Set[str]) -> Iterator[str]:
-    """Name the policies that were not evaluated in an environment, if others were."""
-    for label in policies:
-        if returns and label not in returns:
+    for one in candidates:
+        if returns and one.label not in returns:
             yield (
-                f"{label} is left out of the order and the tuning curve: its run has no return of "
-                "it, acting in this way."
+                f"{one.label} is left out of the order and the tuning curve: its run has no return "
+                "of it, acting in this way."
             )
 
 
-def _not_finite(found: "Estimates", returns: Set[str]) -> Iterator[str]:
-    """Name the policies that rankings and choices leave out."""
-    where = {"its return": returns}
-    for method, values in found.values.items():
-        where[f"its estimate by {method}"] = {
-            label for label, one in values.items() if not one.finite
-        }
-    for what, labels in where.items():
-        for label in sorted(labels):
-            yield f"{label} is left out of choices and rankings: {what} is not finite."
+# ---------------------------------------------------------------------------------- tables
 
 
-def _value(value: "Value | None") -> dict[str, Any] | None:
-    return None if value is None else value._asdict()
-
-
-def _choice(
-    values: Mapping[str, "Value"], settings: Mapping[str, list[str]], means: Mapping[str, float]
-) -> dict[str, Any] | None:
-    """Return the setting with the best mean estimate over its seeds.
-
-    None if there is only one, or if a policy has no estimate. Settings with an estimate that is not
-    finite are left out. Where returns are known, also what the choice earns and the best would.
-    """
-    every = [label for labels in settings.values() for label in labels]
-    if len(settings) < 2 or any(label not in values for label in every):
-        return None
-    settings = {
-        setting: labels
-        for setting, labels in settings.items()
-        if all(values[label].finite for label in labels)
-    }
-    if not settings:
-        return None
-
-    def mean(of: Mapping[str, float], labels: Iterable[str]) -> float:
-        return float(np.mean([of[label] for label in labels]))
-
-    estimates = {label: value.value for label, value in values.items()}
-    scores = {setting: mean(estimates, labels) for setting, labels in settings.items()}
-    best = max(scores, key=lambda setting: scores[setting])
-    choice: dict[str, Any] = {"setting": best, "estimate": scores[best]}
-    if means and all(label in means for labels in settings.values() for label in labels):
-        known = {setting: mean(means, labels) for setting, labels in settings.items()}
-        choice |= {"true_return": known[best], "best_true_return": max(known.values())}
-    return choice
-
-
-def _ranking(values: Mapping[str, "Value"], means: Mapping[str, float]) -> dict[str, Any]:
-    """Return how well a method orders the policies that it evaluated."""
-    from offmarl.ope import rank_correlation, regret
-
-    labels = [x for x in values if values[x].finite and x in means]
-    estimates = np.array([values[label].value for label in labels])
-    returns = np.array([means[label] for label in labels])
-    return {
-        "policies": len(labels),
-        "spearman": rank_correlation(estimates, returns),
-        "regret": {str(k): regret(estimates, returns, k) for k in _RANKS if k <= len(labels)},
-    }
-
-
-def _tuning(returns: Mapping[str, Float[np.ndarray, "episodes"]], seed: int) -> dict[str, Any]:
-    """Return the tuning curve of a search in the environment among the policies."""
-    import jax
-
-    from offmarl.ope import tuning_curve
-
-    count = min(map(len, returns.values()))
-    curve = tuning_curve(
-        np.stack([values[:count] for values in returns.values()]), jax.random.key(seed)
-    )
-    return curve._asdict()
-
-
-def _view(found: "Estimates", data: Mapping[str, Any]) -> Iterable[Any]:
-    """Return the tables."""
-    from offmarl.ope import TuningCurve
-
-    methods = list(found.values)
-    weighted = bool(found.effective)
-    known = any(one["true_return"] is not None for one in data["policies"].values())
-    directory = _directory_of(data["policies"])
-    columns = [
-        "policy",
-        *(f"{method} [95% interval]" for method in methods),
-    ]
-    actual = "return" if data["gamma"] == 1 else "return, not discounted"
-    columns += [*(["effective episodes"] if weighted else []), *([actual] if known else [])]
-    rows = []
-    for label, one in data["policies"].items():
-        cells = [one[method] and interval(*one[method].values()) for method in methods]
-        size, value = one["effective_sample_size"], one["true_return"]
-        short = label.removeprefix(f"{directory}/" if directory else "")
-        rows.append([short, *cells, *([size] if weighted else []), *([value] if known else [])])
+def _view(data: Mapping[str, Any]) -> Iterator[Any]:
     discounted = "" if data["gamma"] == 1 else f", discounted by {data['gamma']:g}"
-    title = f"Estimated from {found.episodes:,} episodes{discounted}; their own return is "
-    if directory:
+    title = f"Estimated from {data['episodes']:,} episodes{discounted}; their own return is "
+    if directory := _directory_of(data["policies"]):
         yield f"Policies in {directory}"
-    yield table(columns, rows, title + interval(*found.data))
+    yield records(_policies(data, directory), title + interval(*data["data_return"].values()))
     if data["ranking"]:
-        yield table(
-            ["method", "policies", "rank correlation", *(f"regret@{k}" for k in _RANKS)],
-            [
-                [
-                    method,
-                    one["policies"],
-                    one["spearman"],
-                    *map(one["regret"].get, map(str, _RANKS)),
-                ]
-                for method, one in data["ranking"].items()
-            ],
-            "Order of the estimates against the returns in the environment",
-        )
+        rows = [
+            {
+                "method": method,
+                "policies": one["policies"],
+                "rank correlation": one["spearman"],
+                **{f"regret@{k}": one["regret"].get(str(k)) for k in (1, 3, 5)},
+            }
+            for method, one in data["ranking"].items()
+        ]
+        yield records(rows, "Order of the estimates against the returns in the environment")
     for method, choice in data["chosen"].items():
         yield f"chosen by {method}: {choice['setting']}" + (
             f" (return {choice['true_return']:.4g}; the best has {choice['best_true_return']:.4g})"
             if "true_return" in choice
             else ""
         )
-    if data["tuning"]:
-        yield _tuning_table(TuningCurve(**data["tuning"]))
+    if curve := data["tuning"]:
+        mean, low, high = (curve[name] for name in ("mean", "low", "high"))
+        yield table(
+            ["episodes played", "return of the choice", "95% of searches"],
+            [
+                [n, float(mean[n - 1]), f"{low[n - 1]:.4g} to {high[n - 1]:.4g}"]
+                for n in _SHOWN_EPISODES
+                if n <= len(mean)
+            ],
+            "Without estimates: a search in the environment among these policies",
+        )
     yield from data["notes"]
+
+
+def _policies(data: Mapping[str, Any], directory: str) -> list[dict[str, Any]]:
+    """Return the rows of the policies, without the columns that are empty for all of them."""
+    actual = "return" if data["gamma"] == 1 else "return, not discounted"
+    optional = {"effective_sample_size": "effective episodes", "true_return": actual}
+    known = {
+        key for key in optional if any(one[key] is not None for one in data["policies"].values())
+    }
+    return [
+        {
+            "policy": label.removeprefix(f"{directory}/" if directory else ""),
+            **{
+                f"{key} [95% interval]": value and interval(*value.values())
+                for key, value in one.items()
+                if key not in optional
+            },
+            **{name: one[key] for key, name in optional.items() if key in known},
+        }
+        for label, one in data["policies"].items()
+    ]
 
 
 def _directory_of(labels: Iterable[str]) -> str:
@@ -422,15 +323,3 @@ def _directory_of(labels: Iterable[str]) -> str:
         return os.path.commonpath(parents).rstrip("/")
     except ValueError:  # some are absolute, and some are not
         return ""
-
-
-def _tuning_table(curve: "TuningCurve") -> Any:
-    shown = [n for n in _SHOWN_EPISODES if n <= len(curve.episodes)]
-    return table(
-        ["episodes played", "return of the choice", "95% of searches"],
-        [
-            [n, float(curve.mean[n - 1]), f"{curve.low[n - 1]:.4g} to {curve.high[n - 1]:.4g}"]
-            for n in shown
-        ],
-        "Without estimates: a search in the environment among these policies",
-    )

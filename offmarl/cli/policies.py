@@ -28,7 +28,7 @@ def make_environment(loaded: LoadedPolicy) -> Environment:
     ShapeError
         It has other sizes now.
     """
-    environment = envs.make_for(loaded.spec)
+    environment = envs.make(loaded.spec.name)
     if difference := loaded.spec.difference(environment.spec, extras=False):
         raise ShapeError(
             f"the policy of {loaded.name} and {loaded.spec.name} differ in {difference}: give the "
@@ -57,7 +57,7 @@ def load(
         The policies do not fit the environment.
     """
     record = read_run(run)
-    environment = envs.make_for(EnvSpec.from_json(record["spec"]), env)
+    environment = envs.make(EnvSpec.from_json(record["spec"]).name if env is None else env)
     side = record["args"].get("side")
     if opponents and not side:
         raise OptionError(f"{run} learned no side that has opponents: leave out --opponents.")

@@ -10,12 +10,11 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from offmarl.cli.files import check_file, write_page
-from offmarl.cli.output import Report, as_is, table
+from offmarl.cli.output import Report, as_dicts, as_is
 from offmarl.errors import OffmarlError, OptionError, ShapeError, VaultError
-from offmarl.report import page, run_page, tables
-from offmarl.report.contents import LENGTHS, Survey, survey
+from offmarl.report import pages, tables
+from offmarl.report.contents import LENGTHS, Survey, data_warnings, survey, warnings_by_dataset
 from offmarl.report.dataset_figures import Surveys
-from offmarl.report.warnings import data_warnings, warnings_by_dataset
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import number, plot
@@ -66,7 +65,7 @@ def report(
     if len(vaults) == 1:  # one path may stand for several vaults: sort them by return
         surveys = dict(sorted(surveys.items(), key=lambda item: _mean_return(item[1])))
     if html:
-        write_page(html, page.dataset_page(surveys, _episode_films(surveys, played_in)))
+        write_page(html, pages.dataset_page(surveys, _episode_films(surveys, played_in)))
     return Report(
         {"vaults": {name: _survey_data(one) for name, one in surveys.items()}, "page": html},
         Group(*_view(surveys), *([f"wrote {html}"] if html else [])),
@@ -80,13 +79,13 @@ def _run_report(runs: Sequence[Path], given: Sequence[str], html: Path | None) -
             f"report describes vaults or a single run: give {runs[0]} alone, or compare runs with "
             "`offmarl compare`."
         )
-    described = run_page.describe(runs[0])
+    described = pages.describe_run(runs[0])
     if html:
-        write_page(html, run_page.run_page(described))
-    shown = [table(columns, rows, title) for title, columns, rows in described.sections()]
+        write_page(html, pages.run_page(described))
+    shown: list[Any] = [*described.sections()]
     for name, curve in described.evaluations().items():
         drawn = plot(curve.steps.tolist(), curve.mean.tolist())
-        shown += [Text(f"{run_page.unit_of(name)} by step", style="bold"), Text(drawn)]
+        shown += [Text(f"{pages.unit_of(name)} by step", style="bold"), Text(drawn)]
     shown += map(as_is, described.notes())
     data = {"run": runs[0], "record": described.record, "page": html, "notes": described.notes()}
     data |= {"curves": {name: curve.data() for name, curve in described.curves.items()}}
@@ -114,13 +113,7 @@ def _named(vaults: Sequence[Dataset]) -> dict[str, Dataset]:
 
 
 def _environment(name: str, vaults: Iterable[Dataset]) -> Any:
-    """Make the environment that the user named, for all vaults.
-
-    Raises
-    ------
-    ShapeError
-        It has other sizes than a vault.
-    """
+    """Make the environment that the user named, for all vaults."""
     from offmarl import envs  # imports JAX
 
     env = envs.make(name)
@@ -140,14 +133,10 @@ def _mean_return(found: Survey) -> float:
 
 
 def _view(surveys: Surveys) -> Iterator[Any]:
-    sections = [
-        tables.glance(surveys),
-        tables.rewards(surveys),
-        *tables.actions(surveys),
-        tables.coverage(surveys),
-    ]
-    for title, columns, rows in sections:
-        yield table(columns, rows, title)
+    yield tables.glance(surveys)
+    yield tables.rewards(surveys)
+    yield from tables.actions(surveys)
+    yield tables.coverage(surveys)
     if known := warnings_by_dataset(surveys):
         yield Text("Warnings", style="bold")
         yield from (Text(f"  {name}: {text}" if name else f"  {text}") for name, text in known)
@@ -161,18 +150,7 @@ def _episode_films(surveys: Surveys, env: Any | None) -> list[str]:
             shown += list(_watched(name, one, env))
         except OffmarlError as error:
             unseen.append((name, str(error)))
-    return episodes_section(shown, unseen)
-
-
-def episodes_section(
-    shown: Sequence[tuple[bytes, str]], unseen: Sequence[tuple[str, str]]
-) -> list[str]:
-    """Return the films, and the reasons for those that are missing."""
-    return [
-        page.heading("Episodes"),
-        *([page.films(shown)] if shown else []),
-        *([page.notes(unseen)] if unseen else []),
-    ]
+    return pages.episodes_section(shown, unseen)
 
 
 def _watched(name: str, found: Survey, env: Any | None) -> Iterator[tuple[bytes, str]]:
@@ -183,15 +161,15 @@ def _watched(name: str, found: Survey, env: Any | None) -> Iterator[tuple[bytes,
     if not len(whole):
         raise OptionError("no episode is complete, so none is drawn.")
     from offmarl import envs  # imports JAX
-    from offmarl.report import render, replay_render
+    from offmarl.report import render
 
-    env = envs.make_for(found.spec) if env is None else env
+    env = envs.make(found.spec.name) if env is None else env
     returns = found.episodes.team_returns  # episodes are ranked by those of the first team
     order = whole[np.argsort(returns[whole, 0], kind="stable")]
     chosen = {"worst": order[0], "median": order[(len(order) - 1) // 2], "best": order[-1]}
     with progress(f"draw {name}", len(chosen)) as advance:
         for rank, episode in chosen.items():
-            watched = replay_render.replay(env, found.vault, int(episode))
+            watched = render.replay(env, found.vault, int(episode))
             teams = (team.name for team in found.episodes.teams)
             value = only_or_all(dict(zip(teams, returns[episode], strict=True)))
             gif = render.to_gif(watched, -(-len(watched.scenes) // _MOST_FRAMES))
@@ -220,18 +198,12 @@ def _survey_data(found: Survey) -> Mapping[str, Any]:
         "ends": dict(zip(causes.tolist(), counts.tolist(), strict=True)),
         "return": only_or_all({team: spread(x) for team, x in found.team_returns.items()}),
         "length": spread(found.lengths),
-        "rewards": _plain(found.rewards),
-        "actions": _plain(found.actions),
-        "observations": _plain(found.observations),
-        "state": _plain(found.state),
+        "rewards": as_dicts(found.rewards),
+        "actions": as_dicts(found.actions),
+        "observations": as_dicts(found.observations),
+        "state": as_dicts(found.state),
         "alive": found.alive,
-        "coverage": {"saco": found.saco, **_plain(found.coverage)},
-        "windows": [_plain(found.windows(length)) for length in LENGTHS],
+        "coverage": {"saco": found.saco, **as_dicts(found.coverage)},
+        "windows": [as_dicts(found.windows(length)) for length in LENGTHS],
         "provenance": vault.provenance,
     }
-
-
-def _plain(record: Any) -> dict[str, Any]:
-    """Return a record as a dictionary, and the records in it, too."""
-    fields = record._asdict().items()
-    return {name: _plain(x) if hasattr(x, "_asdict") else x for name, x in fields}

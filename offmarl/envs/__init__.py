@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from offmarl.envs.catalogue import EnvInfo
-from offmarl.envs.earlier import make_for
 from offmarl.envs.registry import (
     describe,
     family_of,
@@ -53,7 +52,6 @@ __all__ = [
     "has_shaping",
     "info",
     "make",
-    "make_for",
     "names",
     "play_side",
     "record_states",

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -147,11 +146,7 @@ class AutoReset(Wrapper):
     ----------
     env
         The environment.
-    pool
-        Number of precomputed initial states, see `autoreset`; 0 to draw one for each episode.
     """
-
-    pool: int = 0
 
     @property
     def spec(self) -> EnvSpec:
@@ -162,7 +157,7 @@ class AutoReset(Wrapper):
         """Take one step, and reset if it was the last of its episode."""
         step_key, reset_key = jax.random.split(key)
         state, timestep = self.env.step(step_key, state, action)
-        state, view = _reset_if(timestep.last, reset_key, (state, timestep.view), self._begin)
+        state, view = _reset_if(timestep.last, reset_key, (state, timestep.view), self._first)
         return state, timestep._replace(view=view)
 
     def extras(self, key: PRNGKeyArray, state: EnvState) -> dict[str, Array]:
@@ -170,32 +165,9 @@ class AutoReset(Wrapper):
         step_key, _ = jax.random.split(key)
         return extras_of(self.env, step_key, state) or {}
 
-    def _begin(self, key: PRNGKeyArray) -> tuple[EnvState, View]:
-        if self.pool:
-            which, fresh = jax.random.split(key)
-            drawn = jax.random.randint(which, (), 0, self.pool)
-            pool = _pool(self.env, self.pool)
-            return jax.tree.map(lambda leaf: _replace_key(leaf[drawn], fresh), pool)
-        return _first(self.env, key)
-
-
-def _first(env: Environment, key: PRNGKeyArray) -> tuple[EnvState, View]:
-    state, timestep = env.reset(key)
-    return state, timestep.view
-
-
-def _replace_key(leaf: Array, key: PRNGKeyArray) -> Array:
-    """Replace random keys in a pooled state, so that episodes from it differ."""
-    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-    return jax.random.split(key, leaf.shape) if is_key else leaf
-
-
-@lru_cache(maxsize=8)
-def _pool(env: Environment, size: int) -> tuple[EnvState, View]:
-    """Draw initial states once, for all programs that use them."""
-    with jax.ensure_compile_time_eval():
-        keys = jax.random.split(jax.random.key(0), size)
-        return jax.jit(jax.vmap(partial(_first, env)))(keys)
+    def _first(self, key: PRNGKeyArray) -> tuple[EnvState, View]:
+        state, timestep = self.env.reset(key)
+        return state, timestep.view
 
 
 def _reset_if(
@@ -267,28 +239,9 @@ def _broadcast(size: int, batched: ArrayTree, args: ArrayTree) -> ArrayTree:
     return jax.tree.map(broadcast, tuple(batched), args)
 
 
-def autoreset(env: Environment, pool: int = 0) -> AutoReset:
-    """Wrap an environment so that it starts a new episode when one ends; see `AutoReset`.
-
-    Parameters
-    ----------
-    env
-        The environment.
-    pool
-        If a reset costs much more than a step, as in Jumanji's Connector, draw this many initial
-        states once and start each episode from one of them at random. Only the states are reused:
-        random keys inside them are replaced, so episodes from the same state differ. The states are
-        drawn with ``jax.random.key(0)`` and are part of the compiled program. ``reset`` does not
-        use them.
-
-    Raises
-    ------
-    OptionError
-        The pool is negative.
-    """
-    if pool < 0:
-        raise OptionError(f"pool must be a number of initial states, or 0 for none, not {pool}.")
-    return AutoReset(env, pool)
+def autoreset(env: Environment) -> AutoReset:
+    """Wrap an environment so that it starts a new episode when one ends; see `AutoReset`."""
+    return AutoReset(env)
 
 
 def require_positive(**values: float) -> None:

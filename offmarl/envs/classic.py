@@ -1,4 +1,4 @@
-"""Small games: XOR and Bridge, with known optimal returns, and the matrix games of matrax.
+"""Small games with known optimal returns: XOR and Bridge.
 
 XOR and Bridge are from AlberDICE (Matsunaga et al. 2023, arXiv 2311.02194) and behave as in the
 datasets published with it: data with several ways to coordinate misleads agents that imitate
@@ -6,25 +6,14 @@ independently.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl._imports import import_optional
 from offmarl.envs.base import MARKS, Scene, require_positive, restart, transition
-from offmarl.envs.registry import release
-from offmarl.envs.spaces import strongly_typed
-from offmarl.errors import OptionError
 from offmarl.types import Discrete, EnvSpec, Timestep, View
-
-_MATRAX_TABLES = {
-    "penalty": "penalty_games",
-    "no-conflict": "no_conflict_games",
-    "conflict": "conflict_games",
-}
 
 _XOR_PAYOFF = np.array([[0.0, 1.0], [1.0, -2.0]], np.float32)
 _XOR_OBSERVATION = np.array([0.0, 1.0, 0.0, 1.0], np.float32)
@@ -216,84 +205,3 @@ def _bridge_view(position: Int[Array, "2 2"]) -> View:
         legal_actions=jnp.ones((2, 5), bool),
         alive=jnp.ones(2, bool),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Matrax:
-    """A matrix game of matrax for two agents, repeated ``time_limit`` times; always truncated.
-
-    Parameters
-    ----------
-    game
-        The kind of game.
-    number
-        The number of the game; for penalty games the penalty.
-    keep_state
-        Observe the actions of all agents in the previous round (-1 before the first), not zeros.
-    """
-
-    name: str = ""
-    game: str = "climbing"
-    number: int = 0
-    keep_state: bool = False
-    time_limit: int = 500
-
-    def __post_init__(self) -> None:
-        require_positive(time_limit=self.time_limit)
-        _ = self.wrapped
-
-    @property
-    def wrapped(self) -> Any:
-        """The matrax environment."""
-        return _matrix_game(self.game, self.number, self.keep_state, self.time_limit)
-
-    @property
-    def spec(self) -> EnvSpec:
-        """Sizes, name and limit."""
-        payoff = self.wrapped.payoff_matrix
-        return EnvSpec(
-            self.name,
-            *(2, 2, 4),
-            Discrete(int(payoff.shape[1])),
-            self.time_limit,
-            "team" if (payoff[0] == payoff[1]).all() else "individual",
-            "concatenated",
-            package=release("matrax"),
-        )
-
-    def reset(self, key: PRNGKeyArray) -> tuple[Any, Timestep]:
-        """Start an episode; nothing is random."""
-        state, timestep = self.wrapped.reset(key)
-        return strongly_typed(state), restart(self._view(timestep.observation))
-
-    def step(
-        self,
-        key: PRNGKeyArray,  # noqa: ARG002
-        state: Any,
-        action: Array,
-    ) -> tuple[Any, Timestep]:
-        """Play a round."""
-        state, timestep = self.wrapped.step(state, action)
-        truncated = jnp.full(2, timestep.last())
-        view, reward = self._view(timestep.observation), timestep.reward.astype(jnp.float32)
-        return strongly_typed(state), transition(view, reward, jnp.zeros(2, bool), truncated)
-
-    def _view(self, observation: Any) -> View:
-        seen = observation.agent_obs.astype(jnp.float32)
-        legal = jnp.ones((2, self.wrapped.num_actions), bool)
-        return View(seen, seen.ravel(), legal, jnp.ones(2, bool))
-
-
-@lru_cache(maxsize=256)
-def _matrix_game(game: str, number: int, keep_state: bool, time_limit: int) -> Any:
-    matrax = import_optional("matrax", "envs")
-    if game == "climbing":
-        payoff = matrax.climbing_game
-    else:
-        games = getattr(matrax, _MATRAX_TABLES[game])
-        if str(number) not in games:
-            raise OptionError(
-                f"there is no {game} game {number} in matrax: its numbers are {', '.join(games)}."
-            )
-        payoff = games[str(number)]
-    return matrax.MatrixGame(np.asarray(payoff), keep_state, time_limit)

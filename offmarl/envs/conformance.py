@@ -179,18 +179,8 @@ def _close(left: Any, right: Any, tolerance: float) -> Any:
     return jnp.stack(jax.tree.leaves(each)).all()
 
 
-def assert_equal(left: Any, right: Any) -> None:
-    """Raise `AssertionError` unless two trees of arrays are equal."""
-    jax.tree.map(np.testing.assert_array_equal, left, right)
-
-
-def assert_close(left: Any, right: Any, tolerance: float = 1e-5) -> None:
-    """Raise `AssertionError` unless two trees of arrays are equal up to a relative tolerance."""
-
-    def check(a: Any, b: Any) -> None:
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance / 10)
-
-    jax.tree.map(check, left, right)
+def _assert_close(left: Any, right: Any, tolerance: float) -> None:
+    chex.assert_trees_all_close(left, right, rtol=tolerance, atol=tolerance / 10)
 
 
 def _types(tree: Any) -> list[Any]:
@@ -263,13 +253,13 @@ class EnvironmentConformance:
 
     def _check_an_episode_begins_with_nothing_earned(self, env: Any, recording: Recording) -> None:
         first = recording.first
-        assert_equal(first.view, first.next_view)
+        chex.assert_trees_all_equal(first.view, first.next_view)
         assert not first.reward.any()
         assert not (first.terminated.any() or first.truncated.any() or first.last.any())
 
     def _check_the_same_keys_give_the_same_bits(self, env: Any, recording: Recording) -> None:
         once = jax.tree.map(lambda x: x[:, :CHUNK], recording.steps.timestep)
-        assert_equal(recording.again.timestep, once)
+        chex.assert_trees_all_equal(recording.again.timestep, once)
 
     def _check_a_batch_equals_its_members_and_keeps_what_the_action_led_to(
         self, env: Any, recording: Recording
@@ -278,17 +268,17 @@ class EnvironmentConformance:
         for t in [0, 1, *_ends(steps)]:
             _, alone, _ = self._step_alone(env, steps, t)
             kept = _at(steps.timestep, t)
-            assert_close(alone._replace(view=kept.view), kept, self.tolerance)
+            _assert_close(alone._replace(view=kept.view), kept, self.tolerance)
 
     def _check_another_episode_begins_where_one_ends(self, env: Any, recording: Recording) -> None:
         steps, reset = recording.steps, self._programs(env).reset
         for t in _ends(steps):
             *_, key = self._step_alone(env, steps, t)
             (_, fresh), _ = reset(key)
-            assert_close(fresh.view, _at(steps.timestep, t).view, self.tolerance)
+            _assert_close(fresh.view, _at(steps.timestep, t).view, self.tolerance)
         going_on = ~steps.timestep.last
         views = (steps.timestep.view, steps.timestep.next_view)
-        assert_equal(*jax.tree.map(lambda x: x[going_on], views))
+        chex.assert_trees_all_equal(*jax.tree.map(lambda x: x[going_on], views))
 
     def _check_everything_is_finite(self, env: Any, recording: Recording) -> None:
         seen = recording.first, recording.steps.timestep
@@ -301,7 +291,7 @@ class EnvironmentConformance:
 
     def _check_only_the_time_limit_truncates(self, env: Any, recording: Recording) -> None:
         step, limit = recording.steps.timestep, env.spec.time_limit
-        assert_equal(step.last, (step.terminated | step.truncated).all(-1))
+        chex.assert_trees_all_equal(step.last, (step.terminated | step.truncated).all(-1))
         for truncated, last in zip(step.truncated, step.last, strict=True):
             over = np.flatnonzero(last)
             lengths = np.diff(over, prepend=-1)
@@ -316,22 +306,22 @@ class EnvironmentConformance:
         self._compare(recording.first, recording.first_reference)
         self._compare(steps.timestep, steps.reference)
         ours, theirs = steps.timestep, steps.reference
-        assert_close(ours.reward, theirs.reward, self.tolerance)
+        _assert_close(ours.reward, theirs.reward, self.tolerance)
         if theirs.last is None:  # built for one more step, so it never ends itself
             late = np.arange(NUM_STEPS) % env.spec.time_limit == env.spec.time_limit - 1
-            assert_equal(ours.last, np.broadcast_to(late, ours.last.shape))
+            chex.assert_trees_all_equal(ours.last, np.broadcast_to(late, ours.last.shape))
         else:
-            assert_equal(ours.last, theirs.last)
+            chex.assert_trees_all_equal(ours.last, theirs.last)
         if theirs.truncated is not None:
-            assert_equal(ours.truncated.all(-1), theirs.truncated)
+            chex.assert_trees_all_equal(ours.truncated.all(-1), theirs.truncated)
 
     def _compare(self, ours: Timestep, theirs: Seen) -> None:
         lead = ours.last.ndim
         for i, expected in enumerate(theirs.observations):
             own = map_tree(lambda x, i=i: x.take(i, axis=lead), ours.next_view.observation)
             unpadded = map_tree(lambda x, y: x[tuple(map(slice, y.shape))], own, expected)
-            assert_close(unpadded, expected, self.tolerance)
+            _assert_close(unpadded, expected, self.tolerance)
         if theirs.legal_actions is not None:
-            assert_equal(ours.next_view.legal_actions, theirs.legal_actions)
+            chex.assert_trees_all_equal(ours.next_view.legal_actions, theirs.legal_actions)
         if theirs.state is not None:
-            assert_close(ours.next_view.state, theirs.state, self.tolerance)
+            _assert_close(ours.next_view.state, theirs.state, self.tolerance)

@@ -5,30 +5,31 @@ observation. JaxMARL merges termination and truncation into one ``done``; the ad
 them. Most rewards are shared at least in part, so ``terminated`` and ``truncated`` have the same
 value for all agents, and an agent that dies before the end is only not ``alive``.
 
-Grids keep their shape and integers, and observations of several parts are dictionaries. The option
-``flat`` of these environments makes float32 vectors of them, as in older recordings.
+Grids keep their shape and integers, and observations of several parts are dictionaries.
 
-The environments differ in details, which `offmarl.envs.jaxmarl_compat` collects; the names and
-classes are in `offmarl.envs.catalogue`. Checked against jaxmarl 0.2.0.
+The environments differ in details, which `COMPAT` collects: they name the global state and the
+legal actions differently, agents of some die, some take tuples of actions. The names and classes
+are in ``catalogue.toml``. Checked against jaxmarl 0.2.0.
 """
 
+# ruff: noqa: ARG001, ARG005 - the functions of `Compat` share their signatures
+
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl._imports import import_optional, quiet
 from offmarl.envs.base import restart, transition
 from offmarl.envs.catalogue import Option
-from offmarl.envs.jaxmarl_compat import COMPAT, Compat, Observations, inner_steps
 from offmarl.envs.registry import release
 from offmarl.envs.spaces import (
     Actions,
@@ -61,11 +62,188 @@ _NOT_OPTIONS = {
     "num_enemies",
 }
 
-_GRIDS = ("overcooked", "overcooked_v2", "coin_game", "storm", "storm_2p", "storm_np")
-"""Kinds of environments whose observations are, or can be, grids."""
-
 _SET_BY_MPE_SUBCLASSES = {"num_agents", "num_landmarks", "action_type", "dim_c", "dim_p"}
 """Arguments of MPE's base class that its subclasses set themselves."""
+
+
+# ------------------------------------------------------------------ differences
+
+State = Any
+"""A state of a JaxMARL environment."""
+
+Observations = Any
+"""The observations of all agents as JaxMARL returns them: in most environments a dict by name."""
+
+
+def _side(agent: str) -> str:
+    """Return the side of an agent in MPE, by the names that its authors gave the agents."""
+    return "adversaries" if agent.startswith(("adversary", "leadadversary", "eve")) else "agents"
+
+
+def _army(agent: str) -> str:
+    return "allies" if agent.startswith("ally") else "enemies"
+
+
+class Compat(NamedTuple):
+    """How the adapter reads one kind of environment; functions take JaxMARL's environment first."""
+
+    package: str
+    """The package below ``jaxmarl.environments`` that defines the environments' classes."""
+    time_limit: Callable[[Any], int]
+    """Steps after which an episode is truncated if it has not ended before."""
+    terminal: Callable[[Any, State, Any, State], Bool[Array, ""] | bool] | None = None
+    """For the last step of an episode, ``(env, before, actions, after)``: True if the task ended,
+    False if the time limit was reached. By default, it is always the limit."""
+    reward: Literal["team", "individual"] = "individual"
+    state: Callable[[Any, Observations, State], Float[Array, "S"]] | None = None
+    """The global state, if JaxMARL has one."""
+    legal: Callable[[Any, State], Any] | None = None
+    """Legal actions by agent, if not all are legal."""
+    alive: Callable[[Any, State], Bool[Array, "N"]] | None = None
+    """Agents that still act, if some die."""
+    split: Callable[[Any, Observations], Sequence[Any]] | None = None
+    """Each agent's own observation, an array or a tree of arrays, if they are not by name."""
+    team_of: Callable[[str], str] = lambda agent: ""
+    """The name of an agent's team by the agent's name; the same for all if they are one team."""
+    tuple_of_actions: bool = False
+    """Whether ``step_env`` takes a tuple of actions, not a dict."""
+
+
+def _max_steps(env: Any) -> int:
+    return int(env.max_steps)
+
+
+def _one_more(env: Any) -> int:
+    """MPE and SMAX compare the limit with the steps before this one, so they take one more."""
+    return int(env.max_steps) + 1
+
+
+def _announced(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
+    """Whether the prisoner in the room announced that all prisoners have been there."""
+    spoken = jnp.stack([action[agent] for agent in env.agents])[before.agent_in_room]
+    return spoken == env.game_actions["TELL"]
+
+
+def _battle(state: State) -> State:
+    """Return the state of the battle without that of the scripted enemies."""
+    return getattr(state, "state", state)
+
+
+def _one_side_is_dead(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
+    alive = _battle(after).unit_alive
+    return ~alive[: env.num_allies].any() | ~alive[env.num_allies :].any()
+
+
+def _units_alive(env: Any, state: State) -> Bool[Array, "N"]:
+    return _battle(state).unit_alive[: len(env.agents)]
+
+
+def _predators_and_prey(env: Any, observations: Observations, state: State) -> Float[Array, "S"]:
+    """Concatenate what all agents would observe with unlimited sight."""
+    views = env.get_world_state(state)
+    return jnp.concatenate([views[agent] for agent in env.agents])
+
+
+def _map_and_robots(env: Any, observations: Observations, state: State) -> Float[Array, "S"]:
+    """Return JaxNav's world state without each agent's index and observation."""
+    num_agents = len(env.agents)
+    (size,) = observations[env.agents[0]].shape
+    return env.get_world_state(state)[0, num_agents:-size]
+
+
+def _robots_are_done(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
+    return (after.goal_reached | after.move_term | before.done).all()
+
+
+def _robots_alive(env: Any, state: State) -> Bool[Array, "N"]:
+    """Robots stop where they collide; with ``evaporating`` they also vanish at their goal."""
+    vanished = state.term | state.goal_reached if env.evaporating else jnp.zeros_like(state.term)
+    return ~(state.move_term | vanished)
+
+
+def _longest_game(env: Any) -> int:
+    """Return an upper bound of the turns in a game of Hanabi.
+
+    Every play or discard takes a card off the deck, until a last round. Every hint costs a token;
+    a discard or a finished colour returns one.
+    """
+    cards = env.deck_size - env.num_agents * env.hand_size + env.num_agents
+    return int(2 * cards + env.max_info_tokens)
+
+
+def inner_steps(env: Any) -> int:
+    """Subtract the step that the adapter adds: at their own limit these environments reset."""
+    return int(env.num_inner_steps) - 1
+
+
+def _with_inventory(env: Any, observations: Observations) -> Sequence[Any]:
+    grids, inventory = observations["observations"], observations["inventory"]
+    return [_grid(grids[agent], inventory[:, agent]) for agent in env.agents]
+
+
+def _pair_with_inventory(env: Any, observations: Observations) -> Sequence[Any]:
+    return [_grid(each["observation"], each["inventory"]) for each in observations]
+
+
+def _grids(env: Any, observations: Observations) -> Sequence[Any]:
+    return [_whole_numbers(grid) for grid in observations]
+
+
+def _grid(grid: Array, inventory: Array) -> dict[str, Array]:
+    return {"grid": _whole_numbers(grid), "inventory": inventory}
+
+
+def _whole_numbers(grid: Float[Array, "height width channels"]) -> Array:
+    """Undo JaxMARL's promotion of one-hot cells, counted by int8, to float32."""
+    return grid.astype(jnp.int8)
+
+
+_SMAX = Compat(
+    "smax",
+    _one_more,
+    _one_side_is_dead,
+    "team",
+    state=lambda env, observations, state: observations["world_state"],
+    legal=lambda env, state: env.get_avail_actions(state),
+    alive=_units_alive,
+)
+
+COMPAT = {
+    "mpe": Compat("mpe", _one_more),
+    "mpe_team": Compat("mpe", _one_more, reward="team"),
+    "mpe_rivals": Compat("mpe", _one_more, team_of=_side),
+    "mpe_facmac": Compat("mpe", _one_more, state=_predators_and_prey, team_of=_side),
+    "smax": _SMAX,
+    "smax_self_play": _SMAX._replace(reward="individual", team_of=_army),
+    "overcooked": Compat("overcooked", _max_steps, reward="team"),
+    "overcooked_v2": Compat("overcooked_v2", _max_steps, reward="team"),
+    "jaxnav": Compat(
+        "jaxnav", _max_steps, _robots_are_done, state=_map_and_robots, alive=_robots_alive
+    ),
+    "hanabi": Compat(
+        "hanabi",
+        _longest_game,
+        lambda env, before, action, after: True,
+        "team",
+        legal=lambda env, state: env.get_legal_moves(state),
+    ),
+    "switch_riddle": Compat("switch_riddle", _max_steps, _announced, "team"),
+    "coin_game": Compat("coin_game", inner_steps),
+    "storm": Compat("storm", inner_steps, split=_with_inventory),
+    "storm_2p": Compat("storm", inner_steps, split=_pair_with_inventory, tuple_of_actions=True),
+    "storm_np": Compat("storm", inner_steps, split=_grids),
+    "mabrax": Compat(
+        "mabrax",
+        lambda env: int(env.episode_length),
+        lambda env, before, action, after: after.info["truncation"] == 0,
+        "team",
+        state=lambda env, observations, state: state.obs,
+    ),
+}
+"""The differences by kind of environment; ``catalogue.toml`` names each one's kind."""
+
+
+# ------------------------------------------------------------------ the adapter
 
 
 class JaxMarlState(NamedTuple):
@@ -77,44 +255,25 @@ class JaxMarlState(NamedTuple):
 
 @dataclass(frozen=True)
 class JaxMarl:
-    """A JaxMARL environment; create it by name with `offmarl.envs.make`.
-
-    Parameters
-    ----------
-    name
-        The name in offmarl.
-    env_id, env_class
-        JaxMARL's id of the environment, and the name of its class.
-    compat
-        Key of its entry in the table of differences.
-    arguments
-        Arguments for JaxMARL's class, sorted by name.
-    """
+    """A JaxMARL environment; create it by name with `offmarl.envs.make`."""
 
     name: str
-    env_id: str
     env_class: str
     compat: str
+    """Key of its entry in the table of differences."""
     arguments: tuple[tuple[str, Option], ...] = ()
 
     @classmethod
-    def options(cls, env_id: str, env_class: str, compat: str) -> dict[str, Option]:
+    def options(cls, env_class: str, compat: str) -> dict[str, Option]:
         """Return the options of an environment with their defaults."""
-        del env_id
         return _options(env_class, compat)
 
     @classmethod
-    def build(
-        cls, name: str, env_id: str, env_class: str, compat: str, **arguments: Option
-    ) -> "JaxMarl":
+    def build(cls, name: str, env_class: str, compat: str, **arguments: Option) -> "JaxMarl":
         """Create an environment, and check that JaxMARL accepts the arguments."""
-        env = cls(name, env_id, env_class, compat, tuple(sorted(arguments.items())))
+        env = cls(name, env_class, compat, tuple(sorted(arguments.items())))
         _ = env.spec
         return env
-
-    def option(self, name: str) -> Any:
-        """Return the value of an option that was given; None for others."""
-        return dict(self.arguments).get(name)
 
     @property
     def wrapped(self) -> Any:
@@ -146,22 +305,25 @@ class JaxMarl:
         with quiet(*_WARNINGS):
             observations, inner, rewards, dones, info = env.step_env(key, state.inner, given)
             view = _view(wrapped, observations, inner)
-            terminal = compat.terminal(env, state.inner, by_agent, inner)
+            terminal = compat.terminal and compat.terminal(env, state.inner, by_agent, inner)
         reward = _by_agent(env, rewards)
         time = state.time + 1
         over = dones["__all__"] | (time >= compat.time_limit(env))
-        everyone = jnp.ones(len(env.agents), bool)
+        everyone, ended = (
+            jnp.ones(len(env.agents), bool),
+            jnp.asarray(False if terminal is None else terminal),
+        )
         timestep = transition(
             view,
             reward,
-            terminated=everyone & over & terminal,
-            truncated=everyone & over & ~terminal,
+            terminated=everyone & over & ended,
+            truncated=everyone & over & ~ended,
             shaping=_by_agent(env, info["shaped_reward"]) if "shaped_reward" in info else None,
         )
         return JaxMarlState(strongly_typed(inner), time), timestep
 
 
-def _by_agent(env: Any, numbers: Mapping[Any, Any]) -> Float[Array, "N"]:
+def _by_agent(env: Any, numbers: Any) -> Float[Array, "N"]:
     return jnp.stack([jnp.asarray(numbers[agent], jnp.float32) for agent in env.agents])
 
 
@@ -171,7 +333,7 @@ class _Wrapped(NamedTuple):
     actions: Actions
     observation_sizes: tuple[int, ...]
     """Entries of each agent's observation."""
-    flat: bool
+    are_vectors: bool
     """Whether observations are float32 vectors."""
 
 
@@ -183,11 +345,11 @@ def _wrap(env: JaxMarl) -> _Wrapped:
         with jax.ensure_compile_time_eval():
             inner = _construct(env)
         observations, _ = jax.eval_shape(inner.reset, jax.random.key(0))
-    each = jax.eval_shape(lambda seen: compat.split(inner, seen), observations)
+    each = jax.eval_shape(lambda seen: _split(compat, inner, seen), observations)
     actions = Actions(tuple(_action_space(inner, agent) for agent in inner.agents))
     sizes = tuple(sum(leaf.size for leaf in jax.tree.leaves(tree)) for tree in each)
     are_vectors = all(leaf.ndim < 2 for leaf in jax.tree.leaves(each))
-    return _Wrapped(inner, compat, actions, sizes, are_vectors or env.option("flat"))
+    return _Wrapped(inner, compat, actions, sizes, are_vectors)
 
 
 @lru_cache(maxsize=256)
@@ -221,20 +383,28 @@ def _spec(env: JaxMarl) -> EnvSpec:
 
 def _native_state(wrapped: _Wrapped, key: PRNGKeyArray) -> Array | None:
     with quiet(*_WARNINGS):
-        return wrapped.compat.state(wrapped.env, *wrapped.env.reset(key))
+        state = wrapped.compat.state
+        return state and state(wrapped.env, *wrapped.env.reset(key))
 
 
 def _view(wrapped: _Wrapped, observations: Observations, inner: Any) -> View:
     env, compat = wrapped.env, wrapped.compat
     observation, joined = _observe(wrapped, observations)
-    state = compat.state(env, observations, inner)
-    legal = compat.legal(env, inner)
+    state = compat.state and compat.state(env, observations, inner)
+    legal = compat.legal and compat.legal(env, inner)
     return View(
         observation=observation,
         state=joined if state is None else state.astype(jnp.float32),
         legal_actions=wrapped.actions.legal(legal and [legal[agent] for agent in env.agents]),
-        alive=compat.alive(env, inner),
+        alive=compat.alive(env, inner) if compat.alive else jnp.ones(len(env.agents), bool),
     )
+
+
+def _split(compat: Compat, env: Any, observations: Observations) -> Sequence[Any]:
+    """Return each agent's own observation."""
+    if compat.split:
+        return compat.split(env, observations)
+    return [observations[agent] for agent in env.agents]
 
 
 def _observe(wrapped: _Wrapped, observations: Observations) -> tuple[ArrayTree, ArrayTree]:
@@ -243,14 +413,14 @@ def _observe(wrapped: _Wrapped, observations: Observations) -> tuple[ArrayTree, 
     That state is all vectors concatenated without padding; observations of other shapes would only
     be stored twice, so there is no state then.
     """
-    each = wrapped.compat.split(wrapped.env, observations)
+    each = _split(wrapped.compat, wrapped.env, observations)
     if len(set(wrapped.observation_sizes)) > 1:
         vectors = [flatten(own) for own in each]
         return pad(vectors, max(wrapped.observation_sizes)), jnp.concatenate(vectors)
     # Stack before flattening: JaxMARL sliced these out of one array, and XLA undoes the slicing
     # only in this order.
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
-    if not wrapped.flat:
+    if not wrapped.are_vectors:
         return stacked, jnp.zeros(0)
     observation = jax.vmap(flatten)(stacked)
     return observation, observation.ravel()
@@ -270,8 +440,7 @@ def _action_space(env: Any, agent: Any) -> ActionSpace:
 def _options(env_class: str, compat: str) -> dict[str, Option]:
     """Return the arguments of a class that fit into a name, with defaults.
 
-    An ``agent_view_size`` of 0 stands for None: the cooks see the whole kitchen. ``flat`` is an
-    option of the adapter.
+    An ``agent_view_size`` of 0 stands for None: the cooks see the whole kitchen.
     """
     cls = _load_class(env_class, compat)
     own, passes_on = _arguments(cls)
@@ -284,8 +453,6 @@ def _options(env_class: str, compat: str) -> dict[str, Option]:
         own = {k: v for k, v in base.items() if k not in _SET_BY_MPE_SUBCLASSES} | own
     if env_class == "OvercookedV2":
         own["agent_view_size"] = 0
-    if compat in _GRIDS:
-        own["flat"] = False
     kinds = (bool, int, float, str)
     return {k: v for k, v in own.items() if type(v) in kinds and k not in _NOT_OPTIONS}
 
@@ -320,12 +487,14 @@ def _construct(env: JaxMarl) -> Any:
             return _load_class(env.env_class, env.compat)(**_convert(env, arguments))
     except (TypeError, ValueError, AssertionError, LookupError, NotImplementedError) as error:
         listed = ", ".join(f"{name}={value}" for name, value in arguments.items())
-        raise OptionError(f"JaxMARL cannot create {env.env_id} with {listed}: {error}") from error
+        raise OptionError(
+            f"JaxMARL cannot create {env.env_class} with {listed}: {error}"
+        ) from error
 
 
 def _convert(env: JaxMarl, arguments: Mapping[str, Option]) -> dict[str, Any]:
     """Return the arguments for the class: objects where a name holds only a word."""
-    given: dict[str, Any] = {k: v for k, v in arguments.items() if k != "flat"}
+    given: dict[str, Any] = dict(arguments)
     if "SMAX" in env.env_class:
         given["scenario"] = _package(env.compat).map_name_to_scenario(given["scenario"])
     if env.env_class == "Overcooked":

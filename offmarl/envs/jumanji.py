@@ -1,5 +1,7 @@
 """Adapter for the multi-agent environments of Jumanji (Bonnet et al. 2024, arXiv 2306.09884).
 
+The matrix games of matrax have Jumanji's interface, too.
+
 Except for two, Jumanji's environments do not say why an episode ends; the adapter derives the cause
 from the state. Where Jumanji has one observation for all agents, the adapter gives each agent its
 own perspective. Grids are images of booleans, with the channels last.
@@ -41,6 +43,7 @@ class Wrapped(NamedTuple):
     state: Callable[[Observation], Array] | None = None
     """The global state; None if Jumanji has none: then the observations are vectors."""
     reward: Literal["team", "individual"] = "team"
+    package: str = "jumanji"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,13 +91,28 @@ class Jumanji:
     def _build(self) -> Wrapped:
         raise NotImplementedError
 
+    def _make(self, module: str, generator: str, drawn: str, other: str) -> Any:
+        """Create an environment of Jumanji, by the name of the class.
+
+        ``drawn`` are the options that its generator of initial states takes, ``other`` those that
+        it takes itself.
+        """
+        of_generator, of_environment = (
+            {name: getattr(self, name) for name in names.split()} for names in (drawn, other)
+        )
+        make_states = getattr(_environment(f"{module}.generator"), generator)
+        make = getattr(_environment(module), type(self).__name__)
+        return make(generator=make_states(**of_generator), **of_environment)
+
 
 @lru_cache(maxsize=256)
 def _wrap(env: Jumanji) -> Wrapped:
     """Create the Jumanji environment once: JAX compiles once for the same object."""
     try:
         with jax.ensure_compile_time_eval():
-            return env._build()
+            wrapped = env._build()
+            _ = wrapped.env.action_spec  # computed once, and not while something is traced
+        return wrapped
     except (AssertionError, ValueError, TypeError) as error:
         raise OptionError(f"Jumanji cannot create {env.name}: {error}") from error
 
@@ -117,14 +135,16 @@ def _spec(env: Jumanji) -> EnvSpec:
         "concatenated" if wrapped.state is None else "native",
         observation=observation,
         global_state=state,
-        package=release("jumanji"),
+        package=release(wrapped.package),
     )
 
 
 def _view(wrapped: Wrapped, observation: Observation) -> View:
     each = wrapped.observe(observation)
     mask = getattr(observation, "action_mask", None)
-    everything = jnp.ones(wrapped.env.action_spec.shape, bool)
+    spec = wrapped.env.action_spec
+    choices = np.asarray(spec.num_values)[:1].tolist() if hasattr(spec, "num_values") else []
+    everything = jnp.ones((*spec.shape, *choices), bool)
     return View(
         observation=each,
         state=each.ravel() if wrapped.state is None else wrapped.state(observation),
@@ -153,20 +173,9 @@ class RobotWarehouse(Jumanji):
     time_limit: int = 500
 
     def _build(self) -> Wrapped:
-        module = _environment("routing.robot_warehouse")
-        generator = _environment("routing.robot_warehouse.generator").RandomGenerator
         is_collision = _environment("routing.robot_warehouse.utils").is_collision
-        env = module.RobotWarehouse(
-            generator(
-                shelf_rows=self.shelf_rows,
-                shelf_columns=self.shelf_columns,
-                column_height=self.column_height,
-                num_agents=self.num_agents,
-                sensor_range=self.sensor_range,
-                request_queue_size=self.request_queue_size,
-            ),
-            time_limit=self.time_limit,
-        )
+        drawn = "shelf_rows shelf_columns column_height num_agents sensor_range request_queue_size"
+        env = self._make("routing.robot_warehouse", "RandomGenerator", drawn, "time_limit")
 
         def collided(state: State) -> Bool[Array, ""]:
             who = jnp.arange(self.num_agents)
@@ -199,21 +208,9 @@ class LevelBasedForaging(Jumanji):
         return 1 / self.num_agents if self.normalize_reward else None
 
     def _build(self) -> Wrapped:
-        module = _environment("routing.lbf")
-        generator = _environment("routing.lbf.generator").RandomGenerator
-        env = module.LevelBasedForaging(
-            generator(
-                grid_size=self.grid_size,
-                num_agents=self.num_agents,
-                num_food=self.num_food,
-                fov=self.fov,
-                max_agent_level=self.max_agent_level,
-                force_coop=self.force_coop,
-            ),
-            time_limit=self.time_limit,
-            normalize_reward=self.normalize_reward,
-            penalty=self.penalty,
-        )
+        drawn = "grid_size num_agents num_food fov max_agent_level force_coop"
+        other = "time_limit normalize_reward penalty"
+        env = self._make("routing.lbf", "RandomGenerator", drawn, other)
         return Wrapped(
             env,
             self.time_limit,
@@ -273,21 +270,12 @@ class SearchAndRescue(Jumanji):
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Grid(Jumanji):
-    """An environment on a grid; the option ``flat`` gives vectors, as in older recordings."""
-
-    flat: bool = False
-
-    def _image(self, channels: Bool[Array, "*b C height width"]) -> Array:
-        """Return images with the channels last, or vectors with the option ``flat``."""
-        if self.flat:
-            return channels.reshape(*channels.shape[:-3], -1).astype(jnp.float32)
-        return jnp.moveaxis(channels, -3, -1)
+def _image(channels: Bool[Array, "*b C height width"]) -> Bool[Array, "*b height width C"]:
+    return jnp.moveaxis(channels, -3, -1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Connector(_Grid):
+class Connector(Jumanji):
     """Agents draw paths to their targets without crossing each other's.
 
     Observation: the grid in six channels: own path, head and target, then those of the others.
@@ -304,12 +292,8 @@ class Connector(_Grid):
                 f"the ends of {self.num_agents} paths have no room on {self.grid_size} x "
                 f"{self.grid_size} cells: choose fewer agents, or a larger grid."
             )
-        module = _environment("routing.connector")
-        generator = _environment("routing.connector.generator").RandomWalkGenerator
-        env = module.Connector(
-            generator(grid_size=self.grid_size, num_agents=self.num_agents),
-            time_limit=self.time_limit,
-        )
+        drawn = "grid_size num_agents"
+        env = self._make("routing.connector", "RandomWalkGenerator", drawn, "time_limit")
 
         def own_cells(grid: Num[Array, "height width"]) -> Bool[Array, "N 3 height width"]:
             values = 1 + jnp.arange(3 * self.num_agents).reshape(self.num_agents, 3, 1, 1)
@@ -318,10 +302,10 @@ class Connector(_Grid):
         def observe(observation: Observation) -> Array:
             grid, own = observation.grid, own_cells(observation.grid)
             of_kind = (grid > 0) & ((grid - 1) % 3 == jnp.arange(3).reshape(3, 1, 1))
-            return self._image(jnp.concatenate([own, of_kind & ~own], axis=1))
+            return _image(jnp.concatenate([own, of_kind & ~own], axis=1))
 
         def everything(observation: Observation) -> Array:
-            return self._image(own_cells(observation.grid).reshape(-1, *observation.grid.shape))
+            return _image(own_cells(observation.grid).reshape(-1, *observation.grid.shape))
 
         def connected_or_blocked(state: State) -> Bool[Array, ""]:
             connected = (state.agents.position == state.agents.target).all(-1)
@@ -339,7 +323,7 @@ class Connector(_Grid):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cleaner(_Grid):
+class Cleaner(Jumanji):
     """Agents clean the tiles of a maze; an illegal move ends the episode.
 
     Observation: the grid in four channels: dirt, walls, the agent, the others. State: dirt, walls,
@@ -353,14 +337,9 @@ class Cleaner(_Grid):
     time_limit: int = 100
 
     def _build(self) -> Wrapped:
-        module = _environment("routing.cleaner")
         constants = _environment("routing.cleaner.constants")
-        generator = _environment("routing.cleaner.generator").RandomGenerator
-        env = module.Cleaner(
-            generator(num_rows=self.num_rows, num_cols=self.num_cols, num_agents=self.num_agents),
-            time_limit=self.time_limit,
-            penalty_per_timestep=self.penalty_per_timestep,
-        )
+        drawn, other = "num_rows num_cols num_agents", "time_limit penalty_per_timestep"
+        env = self._make("routing.cleaner", "RandomGenerator", drawn, other)
 
         def channels(observation: Observation) -> tuple[Array, Array]:
             grid, (rows, columns) = observation.grid, observation.agents_locations.T
@@ -373,7 +352,7 @@ class Cleaner(_Grid):
             others = agents.sum(0) > agents
             shared = jnp.broadcast_to(maze, (self.num_agents, *maze.shape))
             own = jnp.stack([agents, others], axis=1)
-            return self._image(jnp.concatenate([shared, own], axis=1))
+            return _image(jnp.concatenate([shared, own], axis=1))
 
         return Wrapped(
             env,
@@ -382,7 +361,7 @@ class Cleaner(_Grid):
                 ~(state.grid == constants.DIRTY).any() | (state.step_count < self.time_limit)
             ),
             observe,
-            state=lambda observation: self._image(jnp.concatenate(channels(observation))),
+            state=lambda observation: _image(jnp.concatenate(channels(observation))),
         )
 
 
@@ -425,6 +404,51 @@ class MultiCvrp(Jumanji):
             served,
             observe,
             state=lambda observation: flatten((vehicles(observation), customers(observation))),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrax(Jumanji):
+    """A matrix game of matrax for two agents, repeated ``time_limit`` times; always truncated.
+
+    Parameters
+    ----------
+    game
+        The kind of game.
+    number
+        The number of the game; for penalty games the penalty.
+    keep_state
+        Observe the actions of all agents in the previous round (-1 before the first), not zeros.
+    """
+
+    game: str = "climbing"
+    number: int = 0
+    keep_state: bool = False
+    time_limit: int = 500
+
+    def __post_init__(self) -> None:
+        require_positive(time_limit=self.time_limit)
+        _ = self.spec
+
+    def _build(self) -> Wrapped:
+        matrax = import_optional("matrax", "envs")
+        payoff = matrax.climbing_game
+        if self.game != "climbing":
+            games = getattr(matrax, f"{self.game.replace('-', '_')}_games")
+            if str(self.number) not in games:
+                raise OptionError(
+                    f"there is no {self.game} game {self.number} in matrax: its numbers are "
+                    f"{', '.join(games)}."
+                )
+            payoff = games[str(self.number)]
+        payoff = np.asarray(payoff)
+        return Wrapped(
+            matrax.MatrixGame(payoff, self.keep_state, self.time_limit),
+            self.time_limit,
+            lambda _state: jnp.zeros((), bool),
+            lambda observation: observation.agent_obs.astype(jnp.float32),
+            reward="team" if (payoff[0] == payoff[1]).all() else "individual",
+            package="matrax",
         )
 
 

@@ -15,9 +15,17 @@ from pettingzoo import ParallelEnv
 
 from offmarl.config import check_seed
 from offmarl.envs.base import Environment
-from offmarl.envs.gym_spaces import as_value, to_space
 from offmarl.envs.registry import make
-from offmarl.envs.translator import MASK, SEEN, Infos, Observations, Translator, state_of
+from offmarl.envs.translator import (
+    MASK,
+    SEEN,
+    Infos,
+    Observations,
+    Translator,
+    as_value,
+    state_of,
+    to_space,
+)
 from offmarl.errors import OptionError
 from offmarl.types import ArraySpec, Discrete, EnvSpec, SpecTree, Timestep, View, map_tree
 
@@ -76,13 +84,7 @@ class OffmarlParallelEnv(ParallelEnv):
         return self._observations(self.agents), {agent: {} for agent in self.agents}
 
     def step(self, actions: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
-        """Take one step with the actions of the agents in ``agents``.
-
-        Raises
-        ------
-        OptionError
-            An agent has no action, or no episode has started.
-        """
+        """Take one step with the actions of the agents in ``agents``."""
         step_key, self._key = jax.random.split(self._key)
         self._state, timestep = self._step(step_key, self._state, self._joint(actions))
         timestep = jax.device_get(timestep)
@@ -93,13 +95,7 @@ class OffmarlParallelEnv(ParallelEnv):
         return self._observations(before), rewards, terminations, truncations, infos
 
     def state(self) -> np.ndarray:
-        """Return the global state.
-
-        Raises
-        ------
-        NotImplementedError
-            The environment has none, or it is not one array.
-        """
+        """Return the global state."""
         spec, state = self.env.spec, self._seen().state
         if isinstance(state, Mapping) or not spec.state_size:
             raise NotImplementedError(f"{spec.name} has no state of one array.")

@@ -378,13 +378,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def _load_plugin(name: str, point: EntryPoint) -> Any:
-    """Import a plug-in's factory.
-
-    Raises
-    ------
-    PluginError
-        The import fails; the message names the package.
-    """
+    """Import a plug-in's factory."""
     try:
         return point.load()
     except (Exception, SystemExit) as error:

@@ -177,19 +177,15 @@ class SideState(NamedTuple):
 
 
 class _Others(NamedTuple):
-    """The other agents' part of a step."""
+    """The other agents' part of a step, without the state."""
 
-    observation: ArrayTree
-    legal_actions: Array
-    alive: Array
+    view: View
     action: Array
     log_prob: Array
     reward: Array
     terminated: Array
     truncated: Array
-    next_observation: ArrayTree
-    next_legal_actions: Array
-    next_alive: Array
+    next_view: View | None
 
 
 @dataclass(frozen=True)
@@ -277,48 +273,45 @@ class Side:
         first_id
             Policy id of the first opponents; those of the next team have the next id.
         """
-        extras = dict(transition.extras or {})
+        extras, view = dict(transition.extras or {}), transition.view
         packed = [extras.pop(name) for name in sorted(extras) if name.startswith(_PACKED)]
         others = jax.tree.unflatten(jax.tree.structure(_shapes(self)), packed)
-        last = transition.last[..., None]
-        ids = [self._id(team, first_id) for team in teams_of(self.env.spec) if team != self.team]
-        own_id = np.broadcast_to(
-            transition.policy_id.reshape(*transition.last.shape, -1),
-            (*transition.last.shape, len(self.team.agents)),
+        over = transition.last[..., None] & ~others.terminated
+        others = others._replace(truncated=others.truncated | over)
+        own = _Others(
+            view._replace(state=None),
+            transition.action,
+            transition.behaviour_log_prob,
+            transition.reward,
+            transition.terminated,
+            transition.truncated,
+            next_view=None,
         )
-        other_id = np.broadcast_to(
-            np.concatenate(ids), (*transition.last.shape, len(_others(self)))
-        ).astype(own_id.dtype)
-        own, view = transition, transition.view
-        joined = Transition(
-            View(
-                self._join(view.observation, others.observation),
-                view.state,
-                self._join(view.legal_actions, others.legal_actions),
-                self._join(view.alive, others.alive),
-            ),
-            self._join(own.action, others.action),
-            self._join(own.reward, others.reward),
-            self._join(own.terminated, others.terminated),
-            self._join(own.truncated, others.truncated | (last & ~others.terminated)),
-            own.last,
-            self._join(own.behaviour_log_prob, others.log_prob),
-            self._join(own_id, other_id),
-            extras or None,
+        joined = self._join(own, others._replace(next_view=None))
+        whole = transition._replace(
+            view=joined.view._replace(state=view.state),
+            action=joined.action,
+            reward=joined.reward,
+            terminated=joined.terminated,
+            truncated=joined.truncated,
+            behaviour_log_prob=joined.log_prob,
+            policy_id=self._ids(transition, first_id),
+            extras=extras or None,
         )
-        at = finals.row, finals.time
-        ends: _Others = jax.tree.map(lambda leaf: leaf[at], others)
-        view = View(
-            self._join(finals.view.observation, ends.next_observation, 1),
-            finals.view.state,
-            self._join(finals.view.legal_actions, ends.next_legal_actions, 1),
-            self._join(finals.view.alive, ends.next_alive, 1),
-        )
-        return joined, finals._replace(view=view)
+        after = jax.tree.map(lambda leaf: leaf[finals.row, finals.time], others.next_view)
+        ends = self._join(finals.view._replace(state=None), after, axis=1)
+        return whole, finals._replace(view=ends._replace(state=finals.view.state))
 
-    def _id(self, team: Team, first_id: int) -> list[int]:
-        names = [name for name, _ in self.opponents]
-        return [first_id + names.index(team.name)] * len(team.agents)
+    def _ids(self, transition: Transition, first_id: int) -> Any:
+        """Return the policy ids of all agents: the recorded ones, and those of the opponents."""
+        names, lead = [name for name, _ in self.opponents], transition.last.shape
+        own = transition.policy_id.reshape(*lead, -1)
+        team_of = {x: team.name for team in teams_of(self.env.spec) for x in team.agents}
+        ids = [first_id + names.index(team_of[agent]) for agent in _others(self)]
+        return self._join(
+            np.broadcast_to(own, (*lead, len(self.team.agents))),
+            np.broadcast_to(np.array(ids, own.dtype), (*lead, len(ids))),
+        )
 
     def _join(self, own: ArrayTree, others: ArrayTree, axis: int = 2) -> ArrayTree:
         """Join the rows of the team's agents with the others', in the order of all agents."""
@@ -333,21 +326,17 @@ class Side:
         return _part(view, self.team.agents)
 
     def _others(self, view: View, action: Array, log_prob: Array, timestep: Timestep) -> _Others:
-        agents = _others(self)
-        before, after = _part(view, agents), _part(timestep.next_view, agents)
-        return _Others(
-            before.observation,
-            before.legal_actions,
-            before.alive,
-            take_agents(action, agents),
-            take_agents(log_prob, agents),
-            take_agents(timestep.reward, agents),
-            take_agents(timestep.terminated, agents),
-            take_agents(timestep.truncated, agents),
-            after.observation,
-            after.legal_actions,
-            after.alive,
+        whole = _Others(
+            view._replace(state=None),
+            action,
+            log_prob,
+            timestep.reward,
+            timestep.terminated,
+            timestep.truncated,
+            timestep.next_view._replace(state=None),
         )
+        others: _Others = take_agents(whole, _others(self))
+        return others
 
 
 def play_side(env: Environment, team: str, opponents: Mapping[str, TeamPolicy]) -> Side:

@@ -39,18 +39,7 @@ ActionSpace = Discrete | Box
 
 @dataclass(frozen=True)
 class Actions:
-    """The action spaces of all agents.
-
-    Parameters
-    ----------
-    spaces
-        The space of each agent, all of one kind.
-
-    Raises
-    ------
-    ShapeError
-        Some are discrete and some continuous.
-    """
+    """The action spaces of all agents."""
 
     spaces: tuple[ActionSpace, ...]
 
@@ -89,13 +78,7 @@ class Actions:
         return np.arange(max(self.sizes)) < np.array(self.sizes)[:, None]
 
     def split(self, action: Any) -> list[Any]:
-        """Return the action of each agent, in its own size and bounds.
-
-        Parameters
-        ----------
-        action
-            ``(N,)`` integers, or ``(N, A)`` in [-1, 1]; NumPy or JAX.
-        """
+        """Return the action of each agent, in its own size and bounds."""
         if self.discrete:
             return [action[i] for i in range(len(self.spaces))]
         return [

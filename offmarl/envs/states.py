@@ -89,20 +89,7 @@ def to_bytes(tree: ArrayTree) -> UInt8[Array, "n"]:
 
 
 def from_bytes(data: UInt8[np.ndarray, "T n"], like: ArrayTree) -> ArrayTree:
-    """Undo `to_bytes` for T trees.
-
-    Parameters
-    ----------
-    data
-        The bytes of each tree.
-    like
-        Shapes and types of one tree.
-
-    Raises
-    ------
-    ShapeError
-        The trees have another size.
-    """
+    """Undo `to_bytes` for T trees."""
     if data.shape[1:] != (_num_bytes(like),):
         raise ShapeError(
             f"the recorded states have {data.shape[-1]} bytes, and the environment's "

@@ -17,17 +17,16 @@ from offmarl.networks.alternating import (
 from offmarl.networks.autoregressive import (
     AgentSequence,
     Decoded,
-    SequenceMemory,
     init_agent_sequence,
     make_agent_sequence,
     make_sequence_policy,
 )
-from offmarl.networks.deterministic import NoisyParams, differentiable_action, squash
 from offmarl.networks.encoders import (
+    CriticKind,
     Encoder,
-    ViewEncoder,
     blank_view,
     central,
+    critic_encoder,
     observation_encoder,
     state_encoder,
     unshared_critic_encoder,
@@ -41,16 +40,14 @@ from offmarl.networks.flows import (
     make_one_step_policy,
     one_step_network,
 )
-from offmarl.networks.inputs import AgentId, InputLayer, Inputs
+from offmarl.networks.linear import AgentId, InputLayer, Inputs
 from offmarl.networks.mixers import (
     LinearMixer,
-    LinearWeights,
     MixedParams,
     MixedValues,
     Mixer,
     MixerKind,
     MixerWeights,
-    PooledMixer,
     init_mixer,
     linear_weights,
     make_linear_mixer,
@@ -65,21 +62,28 @@ from offmarl.networks.mixers import (
 from offmarl.networks.policies import (
     AgentNetwork,
     Head,
+    NoisyParams,
     PolicyConfig,
     QParams,
     agent_head,
     agent_network,
+    differentiable_action,
     init_network,
     init_policy,
     make_network,
     make_policy,
+    squash,
     stochastic_head,
 )
-from offmarl.networks.pooling import AttentionPool, CriticKind, PooledEncoder, critic_encoder
-from offmarl.networks.retention import GatedLayer, Retention, retain
-from offmarl.networks.torsos import Activation, FeedForward, Moments, Recurrent, unroll_batch
-from offmarl.networks.transformer import CausalTransformer, DecisionTransformer, Trajectory
-from offmarl.networks.unshared import Unshared
+from offmarl.networks.torsos import (
+    Activation,
+    FeedForward,
+    Moments,
+    Recurrent,
+    Unshared,
+    unroll_batch,
+)
+from offmarl.networks.transformer import DecisionTransformer, Trajectory
 
 __all__ = [
     "ActionValue",
@@ -87,8 +91,6 @@ __all__ = [
     "AgentId",
     "AgentNetwork",
     "AgentSequence",
-    "AttentionPool",
-    "CausalTransformer",
     "CriticInput",
     "CriticKind",
     "Critics",
@@ -96,14 +98,12 @@ __all__ = [
     "Decoded",
     "Encoder",
     "FeedForward",
-    "GatedLayer",
     "Head",
     "InputLayer",
     "Inputs",
     "JointActionModel",
     "JointFlow",
     "LinearMixer",
-    "LinearWeights",
     "MixedParams",
     "MixedValues",
     "Mixer",
@@ -113,15 +113,10 @@ __all__ = [
     "NoisyParams",
     "OwnCritic",
     "PolicyConfig",
-    "PooledEncoder",
-    "PooledMixer",
     "QParams",
     "Recurrent",
-    "Retention",
-    "SequenceMemory",
     "Trajectory",
     "Unshared",
-    "ViewEncoder",
     "agent_head",
     "agent_network",
     "as_vectors",
@@ -155,7 +150,6 @@ __all__ = [
     "observation_encoder",
     "of_agent",
     "one_step_network",
-    "retain",
     "squash",
     "state_encoder",
     "stochastic_head",

@@ -22,8 +22,7 @@ from offmarl.networks.encoders import (
     observation_encoder,
     state_encoder,
 )
-from offmarl.networks.inputs import AgentId, InputLayer, Inputs
-from offmarl.networks.linear import Dense, orthogonal
+from offmarl.networks.linear import AgentId, Dense, InputLayer, Inputs, orthogonal
 from offmarl.types import ArrayTree, Continuous, EnvSpec, View
 
 CriticInput = Literal["observation", "state", "joint"]

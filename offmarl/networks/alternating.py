@@ -1,14 +1,12 @@
 """Networks of agents that learn in turns, while the others keep their policies."""
 
-from typing import Any
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from offmarl.networks.encoders import central, state_encoder, unshared_critic_encoder
-from offmarl.networks.inputs import Inputs
+from offmarl.networks.linear import Inputs
 from offmarl.networks.torsos import FeedForward
 from offmarl.types import ArrayTree, EnvSpec, View
 
@@ -51,7 +49,7 @@ class OwnCritic(nn.Module):
 
     def setup(self) -> None:  # noqa: D102
         self.encoder = unshared_critic_encoder(self.spec, self.hidden)
-        self.torso = FeedForward(self.outputs, self.hidden, "none", **_depth(self.layers))
+        self.torso = FeedForward(self.outputs, self.hidden, "none", layers=self.layers)
 
     def __call__(self, view: View) -> Float[Array, "*b outputs"]:
         """Return the values of views of one agent, as `view_of_agent` returns them."""
@@ -85,7 +83,7 @@ class JointActionModel(nn.Module):
         """Return the logits of all agents' actions; ``given`` comes from `given_actions`."""
         encoder, state = state_encoder(self.spec, self.hidden), central(view)
         inputs = Inputs(state if encoder is None else encoder(state), given)
-        torso = FeedForward(self.spec.num_actions, self.hidden, **_depth(self.layers))
+        torso = FeedForward(self.spec.num_actions, self.hidden, layers=self.layers)
         return torso((), inputs)[0]
 
 
@@ -107,7 +105,3 @@ def given_actions(
     one_hot = jax.nn.one_hot(action, num_actions) * alive[..., None]
     rows = jnp.where(given[..., None], one_hot[..., None, :, :], 0.0)
     return rows.reshape(*rows.shape[:-2], -1)
-
-
-def _depth(layers: int | None) -> dict[str, Any]:
-    return {} if layers is None else {"layers": layers}

@@ -21,8 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl.distributions import Distribution
 from offmarl.networks.action_values import as_vectors
 from offmarl.networks.encoders import Encoder, blank_view, observation_encoder
-from offmarl.networks.inputs import AgentId, InputLayer, id_features
-from offmarl.networks.linear import orthogonal
+from offmarl.networks.linear import AgentId, InputLayer, id_features, orthogonal
 from offmarl.networks.policies import Head
 from offmarl.networks.retention import GatedLayer, Retention
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
@@ -193,7 +192,7 @@ class AgentSequence(nn.Module):
         memory = self.empty(first.shape[:-1]) if memory is None else memory
         ids = jnp.broadcast_to(self._ids(), (*action.shape[:-1], self._ids().shape[-1]))
         tokens = jnp.take(self.token(action, ids), order, axis=-2)
-        start = jnp.broadcast_to(self._started(), tokens[..., :1, :].shape)
+        start = jnp.broadcast_to(self.first_token(), tokens[..., :1, :].shape)
         tokens = jnp.concatenate([start, tokens[..., :-1, :]], axis=-2)
         x = jnp.take(self._embedded(observation), order, axis=-2)
         encoded, of_encoder = self._encode(x, memory.encoder, first)
@@ -246,7 +245,7 @@ class AgentSequence(nn.Module):
 
     def first_token(self) -> Float[Array, "hidden"]:
         """Return what the first agent gets in place of an action."""
-        return self._started()
+        return self.action_norm(nn.gelu(self.start))
 
     # ---------------------------------------------------------------------------------- values
 
@@ -264,9 +263,6 @@ class AgentSequence(nn.Module):
 
     def _ids(self) -> Float[np.ndarray, "N F"]:
         return id_features(self.agent_id, self.num_agents)
-
-    def _started(self) -> Float[Array, "hidden"]:
-        return self.action_norm(nn.gelu(self.start))
 
     def _embedded(self, observation: ArrayTree) -> Float[Array, "*b N hidden"]:
         x = observation if self.encoder is None else self.encoder(observation)

@@ -90,17 +90,6 @@ def unroll_gru(
 
     It has the gradient of automatic differentiation, also under `jax.vmap` and for second
     derivatives. Forward-mode differentiation is not possible.
-
-    Parameters
-    ----------
-    weights
-        The parameters.
-    carry
-        The memory before the first step.
-    x
-        The input of each step.
-    first
-        Steps before which the memory is emptied.
     """
     return _unroll(weights, carry, x, first).memory
 

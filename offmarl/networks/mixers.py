@@ -14,11 +14,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.distributions import select
-from offmarl.networks.encoders import blank_view, central, observation_encoder, state_encoder
-from offmarl.networks.inputs import InputLayer
-from offmarl.networks.linear import Dense, orthogonal
+from offmarl.networks.encoders import (
+    PooledEncoder,
+    blank_view,
+    central,
+    observation_encoder,
+    state_encoder,
+)
+from offmarl.networks.linear import Dense, InputLayer, orthogonal
 from offmarl.networks.policies import AgentNetwork, init_network
-from offmarl.networks.pooling import PooledEncoder
 from offmarl.networks.torsos import unroll_batch
 from offmarl.types import ArrayTree, EnvSpec, Sequence, View
 

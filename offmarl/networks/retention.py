@@ -68,21 +68,7 @@ class Retention(nn.Module):
         token: Float[Array, "*b T N hidden"],
         first: Bool[Array, "*b T"],
     ) -> tuple[Float[Array, "*b T N hidden"], Float[Array, "*b H D D"]]:
-        """Apply the layer to all steps of a window.
-
-        Parameters
-        ----------
-        memory
-            Memory after the step before the window.
-        query, token
-            What each agent reads with, and what it adds to the memory.
-        first
-            Steps that begin an episode: the memory is empty there.
-
-        Returns
-        -------
-        The outputs, and the memory after the last step.
-        """
+        """Apply the layer to all steps of a window; return outputs and the memory after it."""
         read, memory = retain(
             memory, *self._projections(query, token), first, self._decays, self.causal
         )
@@ -131,21 +117,7 @@ def retain(
     decay: Float[np.ndarray, "H"],
     causal: bool,
 ) -> tuple[Float[Array, "*b T N H D"], Float[Array, "*b H D D"]]:
-    """Return what all agents read in a window, and the memory after it.
-
-    Parameters
-    ----------
-    memory
-        Memory after the step before the window.
-    q, k, v
-        Queries, keys and values.
-    first
-        Steps that begin an episode: the memory is empty there.
-    decay
-        κ of each head.
-    causal
-        Whether agents read only the tokens up to their own, among those of their step.
-    """
+    """Return what all agents read in a window, and the memory after it."""
     steps, agents = q.shape[-4:-2]
     most = max(_CHUNK // agents, 1)
     size = max(n for n in range(1, min(steps, most) + 1) if steps % n == 0)

@@ -6,16 +6,18 @@ steps of a window. They take observations of any shape: an `offmarl.networks.Enc
 that are not float32 vectors into vectors, which are the torso's input.
 """
 
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from offmarl.networks.encoders import central
 from offmarl.networks.gru import GRUWeights, gru_step, orthogonal_gates, unroll_gru
-from offmarl.networks.inputs import AgentId, InputLayer
-from offmarl.networks.linear import Dense, orthogonal
-from offmarl.types import ArrayTree
+from offmarl.networks.linear import AgentId, Dense, InputLayer, orthogonal
+from offmarl.types import ArrayTree, EnvSpec, View, map_tree
 
 Activation = Literal["relu", "tanh"]
 """Function after a hidden layer."""
@@ -73,7 +75,7 @@ class FeedForward(nn.Module):
         A module that turns the input into a vector for each agent, or into `Inputs`; None if the
         input is either.
     layers
-        Number of hidden layers.
+        Number of hidden layers; None for 2.
     activation
         Function after each hidden layer.
     """
@@ -84,7 +86,7 @@ class FeedForward(nn.Module):
     output_scale: float = 1.0
     constants: int = 0
     encoder: nn.Module | None = None
-    layers: int = 2
+    layers: int | None = None
     activation: Activation = "relu"
 
     @staticmethod
@@ -101,9 +103,10 @@ class FeedForward(nn.Module):
         wide, narrow = (orthogonal(scale) for scale in (2**0.5, self.output_scale))
         activate = _ACTIVATIONS[self.activation]
         x = activate(InputLayer(self.hidden, self.agent_id, name="Dense_0")(x))
-        for index in range(1, self.layers):
+        layers = 2 if self.layers is None else self.layers
+        for index in range(1, layers):
             x = activate(Dense(self.hidden, kernel_init=wide, name=f"Dense_{index}")(x))
-        x = Dense(self.outputs, kernel_init=narrow, name=f"Dense_{self.layers}")(x)
+        x = Dense(self.outputs, kernel_init=narrow, name=f"Dense_{layers}")(x)
         return _Constants(self.constants)(x), carry
 
     def unroll(
@@ -129,7 +132,7 @@ class Recurrent(nn.Module):
     outputs, hidden, agent_id, output_scale, constants, encoder
         As in `FeedForward`.
     layers
-        Number of hidden layers beside the GRU: the first comes before it, the others after it.
+        Number of hidden layers beside the GRU, None for 1: the first is before it, others after it.
     activation
         Function after the GRU and each hidden layer.
     """
@@ -140,7 +143,7 @@ class Recurrent(nn.Module):
     output_scale: float = 1.0
     constants: int = 0
     encoder: nn.Module | None = None
-    layers: int = 1
+    layers: int | None = None
     activation: Activation = "relu"
 
     def setup(self) -> None:  # noqa: D102
@@ -151,7 +154,7 @@ class Recurrent(nn.Module):
             "recurrent_kernel", orthogonal_gates, (self.hidden, 3 * self.hidden)
         )
         self.recurrent_bias = self.param("recurrent_bias", nn.initializers.zeros, (self.hidden,))
-        self.after = [Dense(self.hidden, kernel_init=wide) for _ in range(1, self.layers)]
+        self.after = [Dense(self.hidden, kernel_init=wide) for _ in range(1, self.layers or 1)]
         self.head = Dense(self.outputs, kernel_init=narrow)
         self.append = _Constants(self.constants)
 
@@ -289,3 +292,80 @@ def unroll_batch(
     """
     unrolled: Array = network.apply(params, observation, first, carry, method="unroll_batch")
     return unrolled
+
+
+@dataclass(frozen=True)
+class Unshared:
+    """A network for each agent with parameters of its own; it has the methods of a torso.
+
+    The leaves of the parameters have an axis of agents in front.
+
+    Parameters
+    ----------
+    torso
+        The network of one agent. It needs no agent id.
+    spec
+        The spec of the environment. All agents have all leaves of observations.
+    sees
+        Whether the input of the network is the agents' observations, or a `View` with the state,
+        which all agents see. In place of a missing state they see all observations.
+    """
+
+    torso: FeedForward | Recurrent
+    spec: EnvSpec
+    sees: Literal["observation", "view"] = "observation"
+
+    def initial_carry(self, num_agents: int) -> ArrayTree:
+        """Return the memory of all agents at the start of an episode."""
+        return self.torso.initial_carry(num_agents)
+
+    def init(self, key: PRNGKeyArray, carry: ArrayTree, seen: ArrayTree) -> ArrayTree:
+        """Draw the parameters of each agent's network.
+
+        One after the other: see `offmarl.programs.start`.
+        """
+        parts = self._split(seen)
+        carry, part = jax.tree.map(lambda leaf: leaf[0], (_split_carry(carry), parts))
+        part = part if self.sees == "observation" else part._replace(state=parts.state)
+        keys = jax.random.split(key, self.spec.num_agents)
+        return jax.lax.map(lambda key: self.torso.init(key, carry, part), keys)
+
+    def apply(self, params: ArrayTree, *args: Any, method: str = "__call__") -> ArrayTree:
+        """Apply each agent's network; arguments and results are those of the torso's method."""
+        if method == "__call__":
+            carry, seen = args
+        else:
+            seen, first, carry = (*args, None)[:3]
+
+        def one(params: ArrayTree, seen: ArrayTree, carry: ArrayTree) -> ArrayTree:
+            if method == "__call__":
+                return self.torso.apply(params, carry, seen)
+            return self.torso.apply(params, seen, first, carry, method=method)
+
+        parts = self._split(seen), _split_carry(carry)
+        found = jax.vmap(one, in_axes=(0, self._axes, 0))(params, *parts)
+        return jax.tree.map(lambda leaf: jnp.moveaxis(leaf.squeeze(-2), 0, -2), found)
+
+    @property
+    def _axes(self) -> ArrayTree:
+        return 0 if self.sees == "observation" else View(0, None, 0, 0)  # type: ignore[arg-type]
+
+    def _split(self, seen: ArrayTree) -> ArrayTree:
+        """Move the axis of agents to the front, and leave an axis of size 1 in its place."""
+        if self.sees == "observation":
+            ranks = map_tree(lambda leaf: len(leaf.shape), self.spec.observation_spec)
+            return jax.tree.map(lambda leaf, rank: _split(leaf, -rank - 1), seen, ranks)
+        return View(
+            Unshared(self.torso, self.spec)._split(seen.observation),
+            central(seen),
+            _split(seen.legal_actions, -2),
+            _split(seen.alive, -1),
+        )
+
+
+def _split(leaf: Array, axis: int) -> Array:
+    return jnp.expand_dims(jnp.moveaxis(leaf, axis, 0), axis)
+
+
+def _split_carry(carry: ArrayTree) -> ArrayTree:
+    return jax.tree.map(lambda leaf: _split(leaf, -2), carry)

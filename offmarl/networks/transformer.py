@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.networks.inputs import AgentId, InputLayer
+from offmarl.networks.linear import AgentId, InputLayer
 from offmarl.types import ArrayTree
 
 _INIT = nn.initializers.lecun_normal()

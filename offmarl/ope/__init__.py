@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from offmarl._imports import homes_in, lazy_getattr
 
 if TYPE_CHECKING:
-    from offmarl.ope.estimation import METHODS, Estimates, Method, Target, Value, estimate
-    from offmarl.ope.fitted import Critic, FittedQ, Options, Transitions, fit, make_critic
-    from offmarl.ope.history import Followed, Histories
+    from offmarl.ope.estimation import METHODS, Estimates, Method, Target, estimate
+    from offmarl.ope.fitted import Options
     from offmarl.ope.importance import (
         Ratios,
         bootstrap,
@@ -24,28 +23,29 @@ if TYPE_CHECKING:
         effective_sample_size,
         weighted_importance_sampling,
     )
-    from offmarl.ope.ranking import TuningCurve, rank_correlation, regret, tuning_curve
+    from offmarl.ope.ranking import (
+        Compared,
+        TuningCurve,
+        compare_with_returns,
+        rank_correlation,
+        regret,
+        tuning_curve,
+    )
 
 __all__ = [
     "METHODS",
-    "Critic",
+    "Compared",
     "Estimates",
-    "FittedQ",
-    "Followed",
-    "Histories",
     "Method",
     "Options",
     "Ratios",
     "Target",
-    "Transitions",
     "TuningCurve",
-    "Value",
     "bootstrap",
+    "compare_with_returns",
     "doubly_robust",
     "effective_sample_size",
     "estimate",
-    "fit",
-    "make_critic",
     "rank_correlation",
     "regret",
     "tuning_curve",
@@ -53,12 +53,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "estimation": "METHODS Estimates Method Target Value estimate",
-    "fitted": "Critic FittedQ Options Transitions fit make_critic",
-    "history": "Followed Histories",
+    "estimation": "METHODS Estimates Method Target estimate",
+    "fitted": "Options",
     "importance": "Ratios bootstrap doubly_robust effective_sample_size "
     "weighted_importance_sampling",
-    "ranking": "TuningCurve rank_correlation regret tuning_curve",
+    "ranking": "Compared TuningCurve compare_with_returns rank_correlation regret tuning_curve",
 }
 
 if not TYPE_CHECKING:  # type checkers take any name from a module that has this

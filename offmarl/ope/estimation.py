@@ -30,7 +30,7 @@ from offmarl.ope.importance import (
 )
 from offmarl.replay import Windows, load
 from offmarl.replay.sampling import are_whole
-from offmarl.statistics import MIN_RUNS, mean_interval
+from offmarl.statistics import MIN_RUNS, Estimate, mean_interval
 from offmarl.teams import require_one_team
 from offmarl.terminal import Progress, quiet
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
@@ -63,27 +63,14 @@ class Target(Protocol):
         """What it acts on."""
 
 
-class Value(NamedTuple):
-    """An estimate of a policy's value, with its 95% interval."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-    @property
-    def finite(self) -> bool:
-        """Whether it and its interval are finite: others are neither ranked nor chosen."""
-        return all(x is None or np.isfinite(x) for x in self)
-
-
 class Estimates(NamedTuple):
     """The result of `estimate`."""
 
-    values: dict[Method, dict[str, Value]]
+    values: dict[Method, dict[str, Estimate]]
     """By method and policy. Policies that a method cannot evaluate are left out."""
     effective: dict[str, float]
     """Effective sample size of importance sampling, by policy."""
-    data: Value
+    data: Estimate
     """The mean return of the data's complete episodes: the value of the policies that took them."""
     episodes: int
     """Number of episodes used."""
@@ -146,7 +133,7 @@ def estimate(
     fitted = None
     if {"fqe", "dr"} & {*wanted}:
         fitted = _fit(dataset, data, [*followed.values()], options, "dr" in wanted, progress)
-    values: dict[Method, dict[str, Value]] = {method: {} for method in wanted}
+    values: dict[Method, dict[str, Estimate]] = {method: {} for method in wanted}
     effective: dict[str, float] = {}
     for number, (name, one) in enumerate(followed.items()):
         if fitted is not None and "fqe" in wanted:
@@ -309,10 +296,10 @@ class _Data(NamedTuple):
         longest = self.lengths == self.lengths.max()
         return options.horizon == "episode" and bool(self.truncated[longest].any())
 
-    def behaviour(self, options: Options) -> Value:
+    def behaviour(self, options: Options) -> Estimate:
         """Return the mean discounted return of the complete episodes, with Student's t interval."""
         returns = self.returns(options)
-        return Value(*mean_interval(returns)) if len(returns) else Value(float("nan"))
+        return mean_interval(returns) if len(returns) else Estimate(float("nan"))
 
     def returns(self, options: Options) -> Float[np.ndarray, "complete"]:
         """Return the discounted return of each complete episode."""
@@ -433,7 +420,7 @@ def _fit(
     return fit(critic, transitions, options, progress)
 
 
-def _fitted_value(fitted: FittedQ, number: int, followed: _Followed, data: _Data) -> Value:
+def _fitted_value(fitted: FittedQ, number: int, followed: _Followed, data: _Data) -> Estimate:
     """Return the value of a policy at the data's initial states.
 
     The interval is Student's t with the spread of the resampled critics, each of which is applied
@@ -449,13 +436,13 @@ def _fitted_value(fitted: FittedQ, number: int, followed: _Followed, data: _Data
     value = float(starts[_MAIN].mean())
     members = len(data.resamples)
     if not members:
-        return Value(value)
+        return Estimate(value)
     each = (starts[-members:] * data.resamples).mean(1)
     centre, low, high = mean_interval(each)
     assert low is not None and high is not None
     # The interval of one member, and not of their mean.
     half = (high - centre) * float(np.sqrt(members))
-    return Value(value, value - half, value + half)
+    return Estimate(value, value - half, value + half)
 
 
 def _padded(leaf: NDArray[Any], size: int) -> Array:
@@ -473,24 +460,24 @@ def _weighted(
     followed: _Followed,
     data: _Data,
     options: Options,
-) -> tuple[float, dict[Method, Value]]:
+) -> tuple[float, dict[Method, Estimate]]:
     """Return the effective sample size and the estimates by ratios."""
     kept = data.weighted
     arrays = (followed.log_prob, data.behaviour_log_prob, data.mask)
     ratios = Ratios.of(*(jnp.asarray(x[kept]) for x in arrays))
-    size, found = float(effective_sample_size(ratios)), dict[Method, Value]()
+    size, found = float(effective_sample_size(ratios)), dict[Method, Estimate]()
     if size == 0:
         return size, found
     reward = jnp.asarray(data.reward[kept])
     key = np.random.default_rng(options.seed)
     if "wis" in wanted:
         sampling = partial(weighted_importance_sampling, ratios, reward, options.gamma)
-        found["wis"] = Value(*bootstrap(sampling, int(kept.sum()), key, options.resamples))
+        found["wis"] = Estimate(*bootstrap(sampling, int(kept.sum()), key, options.resamples))
     if "dr" in wanted and fitted is not None:
         q, v = (x[kept] for x in _critic_values(fitted, number, followed, data, options))
         robust = partial(doubly_robust, ratios, reward, jnp.asarray(q), jnp.asarray(v))
         estimator = partial(robust, options.gamma)
-        found["dr"] = Value(*bootstrap(estimator, int(kept.sum()), key, options.resamples))
+        found["dr"] = Estimate(*bootstrap(estimator, int(kept.sum()), key, options.resamples))
     return size, found
 
 
@@ -515,7 +502,7 @@ def _critic_values(
     return np.where(data.mask, q, 0), np.where(exists, v, 0)
 
 
-def _cautions_of_fqe(values: Mapping[str, Value], data: _Data, options: Options) -> list[str]:
+def _cautions_of_fqe(values: Mapping[str, Estimate], data: _Data, options: Options) -> list[str]:
     """Return notes on estimates by critics: impossible ones, and those without an interval."""
     notes, returns = [], data.returns(options)
     if values and not len(data.resamples):

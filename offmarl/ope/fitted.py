@@ -95,19 +95,7 @@ class Critic(NamedTuple):
 
 
 def make_critic(spec: EnvSpec, hidden: int = 64, mixer: bool = False) -> Critic:
-    """Build a critic for an environment.
-
-    Parameters
-    ----------
-    spec
-        The spec of the data.
-    hidden
-        Width of the layers.
-    mixer
-        Mix values of the agents' own observations and actions, monotonically and by the global
-        state (Rashid et al. 2018). Otherwise one network sees the state, the first agent's
-        observation and the actions of all agents.
-    """
+    """Build a critic of joint actions, or of agents' values that are mixed as in QMIX."""
     network = ActionValue(
         hidden=hidden,
         sees="observation" if mixer else "joint",
@@ -197,37 +185,18 @@ class _Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class FittedQ:
-    """Critics of P policies with C members each; `fit` learns them.
-
-    Attributes
-    ----------
-    critic
-        The functions.
-    params
-        Their parameters, ``(P, C, ...)``.
-    scale, longest
-        As in `Transitions`.
-    """
+    """Critics of P policies with C members each; `fit` learns them."""
 
     critic: Critic
     params: ArrayTree
+    """``(P, C, ...)``"""
     scale: Float[Array, ""]
     longest: Float[Array, ""]
 
     def start_values(
         self, policy: int, episodes: Sequence, action: Array
     ) -> Float[np.ndarray, "C M"]:
-        """Return each member's value of a policy at the start of episodes.
-
-        Parameters
-        ----------
-        policy
-            Its number.
-        episodes
-            Whole episodes.
-        action
-            Actions that the policy draws, as in `offmarl.ope.history.Followed`.
-        """
+        """Return each member's value of a policy at the start of episodes."""
         view: View = jax.tree.map(lambda leaf: leaf[:, 0], episodes.view)
         time = jnp.zeros(len(episodes.mask))
         return np.asarray(self._members(policy, view, time, action[:, 0]))
@@ -272,17 +241,6 @@ def fit(critic: Critic, data: Transitions, options: Options, progress: Progress 
 
     The values that critics bootstrap from are bounded by what the rewards allow, so that critics
     cannot diverge.
-
-    Parameters
-    ----------
-    critic
-        From `make_critic`.
-    data
-        Steps, and what the policies would do after them.
-    options
-        Discount, updates and sizes.
-    progress
-        Shows the progress.
     """
     key = jax.random.key(options.seed)
     learner = _begin(critic, len(data.actions), len(data.weights), key)

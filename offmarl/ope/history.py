@@ -31,15 +31,7 @@ class Followed(NamedTuple):
 
 
 class Histories:
-    """Some episodes of a dataset, in blocks that fit on the device.
-
-    Parameters
-    ----------
-    source
-        The dataset.
-    episodes
-        Numbers of the episodes, in order.
-    """
+    """Some episodes of a dataset, in blocks that fit on the device."""
 
     def __init__(self, source: Source | Mixed, episodes: NDArray[np.int64]):
         self._source, self.episodes = source, episodes
@@ -83,21 +75,6 @@ def follow(
 
     It observes what was recorded, from the first step on, and its memory follows the recorded
     actions and rewards.
-
-    Parameters
-    ----------
-    policy, params
-        The policy.
-    stochastic
-        Whether it draws its actions. One that does not takes a recorded action with probability 1
-        or 0; for continuous actions it has no density.
-    samples
-        K, the number of actions that are drawn in each slot; 1 is enough for a policy that draws
-        none.
-    episodes
-        Whole episodes.
-    key
-        Random key.
     """
     discrete = jnp.issubdtype(episodes.action.dtype, jnp.integer)
 

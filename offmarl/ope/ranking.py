@@ -1,7 +1,8 @@
 """How well estimates order policies, and what a search in the environment would find."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,120 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from offmarl.errors import ShapeError
+from offmarl.ope.estimation import Method
+from offmarl.statistics import Estimate
+
+_RANKS = (1, 3, 5)
+"""k of regret@k."""
+
+Estimated = Mapping[Method, Mapping[str, Estimate]]
+"""Estimates by method and policy, as in `offmarl.ope.Estimates`."""
+
+
+class Compared(NamedTuple):
+    """Estimates of policies beside their returns in the environment."""
+
+    chosen: dict[Method, dict[str, Any]]
+    """By method: the ``setting`` with the best mean ``estimate`` over its policies. Where all
+    returns are known, also the ``true_return`` that it has and the ``best_true_return``. Methods
+    that did not evaluate all policies are left out."""
+    ranking: dict[Method, dict[str, Any]]
+    """By method: the number of ``policies``, their rank correlation ``spearman``, and ``regret`` by
+    k. Empty if fewer than two returns are known."""
+    tuning: "TuningCurve | None"
+    """What a search in the environment among the policies would find."""
+    notes: tuple[str, ...]
+    """Policies that are left out."""
+
+
+def compare_with_returns(
+    values: Estimated,
+    settings: Mapping[str, Sequence[str]],
+    returns: Mapping[str, Float[np.ndarray, "_"]],
+    seed: int = 0,
+) -> Compared:
+    """Choose between settings by estimates, and compare the estimates with known returns.
+
+    Policies whose estimates or returns are not finite are left out.
+
+    Parameters
+    ----------
+    values
+        Estimates by method and policy.
+    settings
+        What is chosen between, each with its policies, such as the seeds of a run.
+    returns
+        Returns of episodes of the policies for which they are known.
+    seed
+        Seed of the searches.
+    """
+    finite = {label: own for label, own in returns.items() if np.isfinite(own).all()}
+    means = {label: float(own.mean()) for label, own in finite.items()}
+    choices = {method: _choice(own, settings, means) for method, own in values.items()}
+    ranking, tuning = {}, None
+    if len(means) > 1:
+        ranking = {method: _ranking(own, means) for method, own in values.items()}
+        count = min(map(len, finite.values()))
+        played = np.stack([own[:count] for own in finite.values()])
+        tuning = tuning_curve(played, jax.random.key(seed))
+    return Compared(
+        {method: choice for method, choice in choices.items() if choice},
+        ranking,
+        tuning,
+        (*_not_finite(values, sorted(returns.keys() - finite.keys())),),
+    )
+
+
+def _choice(
+    values: Mapping[str, Estimate],
+    settings: Mapping[str, Sequence[str]],
+    means: Mapping[str, float],
+) -> dict[str, Any] | None:
+    """Return the setting with the best mean estimate; None if some policy has no estimate."""
+    every = {label for labels in settings.values() for label in labels}
+    finite = {
+        setting: labels
+        for setting, labels in settings.items()
+        if all(values[label].finite for label in labels if label in values)
+    }
+    if len(settings) < 2 or every - values.keys() or not finite:
+        return None
+
+    def scores(of: Mapping[str, float]) -> dict[str, float]:
+        return {
+            setting: float(np.mean([of[label] for label in labels]))
+            for setting, labels in finite.items()
+        }
+
+    estimates = scores({label: value.value for label, value in values.items()})
+    best = max(estimates, key=lambda setting: estimates[setting])
+    choice: dict[str, Any] = {"setting": best, "estimate": estimates[best]}
+    if means and means.keys() >= {label for labels in finite.values() for label in labels}:
+        known = scores(means)
+        choice |= {"true_return": known[best], "best_true_return": max(known.values())}
+    return choice
+
+
+def _ranking(values: Mapping[str, Estimate], means: Mapping[str, float]) -> dict[str, Any]:
+    """Return how well a method orders the policies that it evaluated."""
+    labels = [x for x in values if values[x].finite and x in means]
+    estimates = np.array([values[label].value for label in labels])
+    returns = np.array([means[label] for label in labels])
+    return {
+        "policies": len(labels),
+        "spearman": rank_correlation(estimates, returns),
+        "regret": {str(k): regret(estimates, returns, k) for k in _RANKS if k <= len(labels)},
+    }
+
+
+def _not_finite(values: Estimated, without_return: Sequence[str]) -> Iterator[str]:
+    """Name the policies that rankings and choices leave out."""
+    where = {"its return": without_return}
+    for method, own in values.items():
+        where[f"its estimate by {method}"] = sorted(x for x in own if not own[x].finite)
+    for what, labels in where.items():
+        for label in labels:
+            yield f"{label} is left out of choices and rankings: {what} is not finite."
 
 
 def rank_correlation(

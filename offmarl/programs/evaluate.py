@@ -110,7 +110,7 @@ def _environment(args: Args, dataset: Dataset | Mixture) -> Environment | None:
     if name in ("", "none"):
         return None
     try:
-        env = envs.make_for(dataset.spec, name)
+        env = envs.make(name)
     except UnknownNameError as error:
         if args.env is not None:
             raise

@@ -1,19 +1,19 @@
-"""Recorded episodes, played again from their environment states."""
+"""Recorded episodes, played again in their environment."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray
 
 from offmarl import envs
 from offmarl.envs import Environment
 from offmarl.envs.states import KEY, STATE, recorded_states
 from offmarl.errors import OptionError, ShapeError
-from offmarl.types import ArrayTree, Episode, View
+from offmarl.types import ArrayTree, Episode, Timestep, Transition, View
 from offmarl.vault import Dataset
 
 _TOLERANCE = 1e-3
@@ -39,15 +39,17 @@ class ReplayedEpisode(NamedTuple):
 def replay_episode(
     dataset: Dataset, number: int, env: Environment | None = None
 ) -> ReplayedEpisode:
-    """Play a recorded episode again from its environment states.
+    """Play a recorded episode again, and compare the outcome with the recording.
 
-    Each step is taken from its recorded state, with its recorded action and random key, and its
-    outcome is compared with the recording.
+    Each step is taken from its recorded state, with its recorded action and random key. A recording
+    without environment states is played from the first state on, with the random keys of its
+    recording if a policy was recorded; any keys serve a deterministic environment. Of such a
+    recording, observations and rewards are compared.
 
     Parameters
     ----------
     dataset
-        A recording with environment states, as ``offmarl record --env-states`` makes it.
+        A recording, best with environment states, as ``offmarl record --env-states`` makes it.
     number
         The episode's index in `Dataset.episodes`.
     env
@@ -56,7 +58,7 @@ def replay_episode(
     Raises
     ------
     OptionError
-        The recording has no states, or the outcome differs, because the environment has changed.
+        The outcome differs: the environment has changed, or the random keys are not known.
     ShapeError
         The environment has other sizes.
 
@@ -65,21 +67,13 @@ def replay_episode(
     >>> episode = offmarl.replay_episode(dataset, -1)
     >>> third = jax.tree.map(lambda leaf: leaf[3], episode.states)
     """
-    if not {STATE, KEY} <= dataset.spec.extras.keys():
-        raise OptionError(f"{dataset.path} has no environment states: record it with --env-states.")
-    env = envs.make_for(dataset.spec) if env is None else env
+    env = envs.make(dataset.spec.name) if env is None else env
     if difference := dataset.spec.difference(env.spec, extras=False):
         raise ShapeError(
             f"{dataset.path} and the environment {env.spec.name} differ in {difference}."
         )
     episode = dataset.episode(number)
-    steps = episode.transition
-    count = len(steps.last)
-    assert steps.extras is not None
-    states, keys = recorded_states(env, steps.extras)
-    size = max(env.spec.time_limit or 0, count)  # one program for all lengths
-    padded = jax.tree.map(lambda leaf: _pad(leaf, size), (keys, states, jnp.asarray(steps.action)))
-    after, timestep = jax.tree.map(lambda leaf: leaf[:count], _take_steps(env)(*padded))  # type: ignore[arg-type]
+    states, after, timestep = _played(dataset, number, episode.transition, env)
     whole = jax.tree.map(lambda x, y: jnp.concatenate([x, y[-1:]]), states, after)
     found = ReplayedEpisode(
         whole,
@@ -91,7 +85,36 @@ def replay_episode(
         exact=True,
     )
     was_cut = dataset.episodes.cause[number] == "cut"
-    return found._replace(exact=_compare(dataset, number, found, episode, was_cut))
+    pairs = _pairs(found, episode, was_cut)
+    if not _has_states(dataset):
+        compared = ("observation", "the final observation", "reward")
+        pairs = (pair for pair in pairs if pair[0] in compared)
+    return found._replace(exact=_compare(dataset, number, pairs))
+
+
+def _has_states(dataset: Dataset) -> bool:
+    return {STATE, KEY} <= dataset.spec.extras.keys()
+
+
+def _played(
+    dataset: Dataset, number: int, steps: Transition, env: Environment
+) -> tuple[ArrayTree, ArrayTree, Timestep]:
+    """Take the steps of an episode again; return the states before and after each, and outcomes."""
+    count, action = len(steps.last), jnp.asarray(steps.action)
+    size = max(env.spec.time_limit or 0, count)  # one program for all lengths
+
+    def pad(tree: ArrayTree) -> ArrayTree:
+        return jax.tree.map(lambda leaf: leaf[np.minimum(np.arange(size), count - 1)], tree)
+
+    if _has_states(dataset):
+        assert steps.extras is not None
+        states, keys = recorded_states(env, steps.extras)
+        found = states, *_take_steps(env)(*pad((keys, states, action)))  # type: ignore[arg-type]
+    else:
+        begin, keys = _keys(dataset, number)
+        found = _play(env)(begin, *pad((keys, action)))  # type: ignore[arg-type]
+    played: tuple[ArrayTree, ArrayTree, Timestep] = jax.tree.map(lambda leaf: leaf[:count], found)
+    return played
 
 
 @lru_cache(maxsize=4)
@@ -99,17 +122,61 @@ def _take_steps(env: Any) -> Any:
     return jax.jit(jax.vmap(env.step))
 
 
-def _pad(leaf: Array, size: int) -> Array:
-    """Repeat the last entry up to ``size`` entries."""
-    return leaf[np.minimum(np.arange(size), len(leaf) - 1)]
+@lru_cache(maxsize=4)
+def _play(env: Any) -> Any:
+    """Return a function that plays actions: states before and after each step, and timesteps."""
+
+    @jax.jit
+    def play(begin: PRNGKeyArray, keys: Key[Array, "T"], actions: Array) -> ArrayTree:
+        def step(state: ArrayTree, inputs: tuple[Array, Array]) -> tuple[ArrayTree, ArrayTree]:
+            after, timestep = env.step(inputs[0], state, inputs[1])
+            return after, (state, after, timestep)
+
+        return jax.lax.scan(step, env.reset(begin)[0], (keys, actions))[1]
+
+    return play
 
 
-def _compare(
-    dataset: Dataset, number: int, found: ReplayedEpisode, episode: Episode, was_cut: bool
-) -> bool:
+def _keys(dataset: Dataset, number: int) -> tuple[PRNGKeyArray, Key[Array, "T"]]:
+    """Return the keys of an episode's reset and steps, as a policy recording drew them.
+
+    Those of other recordings are arbitrary.
+    """
+    table = dataset.episodes
+    row, start, length = (int(x[number]) for x in (table.row, table.start, table.length))
+    found = dataset.provenance.get("recipe")
+    recipe = found if isinstance(found, Mapping) else {}
+    is_known = recipe.keys() - {"extras"} == {"env", "policy", "num_envs", "chunks", "seed"}
+    if not is_known or row >= recipe["num_envs"]:
+        return jax.random.key(0), jax.random.split(jax.random.key(0), length)
+    first, key = jax.random.split(jax.random.key(recipe["seed"]))
+    before = np.maximum(np.arange(start - 1, start + length), 0)
+    step_keys, reset_keys = _draws(recipe["num_envs"], recipe["chunks"][1])(key, row, before)
+    begin = reset_keys[0] if start else jax.random.split(first, recipe["num_envs"])[row]
+    return begin, step_keys[1:]
+
+
+@lru_cache(maxsize=1)
+def _draws(num_envs: int, chunk: int) -> Any:
+    """Return a function that draws the keys of steps and of the resets after them."""
+
+    @jax.jit
+    def draw(key: PRNGKeyArray, row: Any, times: Any) -> tuple[Array, Array]:
+        def of_step(time: Any) -> Any:
+            of_chunk = jax.random.fold_in(key, time // chunk)
+            keys = jax.random.split(of_chunk, (chunk, 2, num_envs))
+            return jax.random.split(keys[time % chunk, 1, row])
+
+        drawn = jax.lax.map(of_step, times)
+        return drawn[:, 0], drawn[:, 1]
+
+    return draw
+
+
+def _compare(dataset: Dataset, number: int, pairs: Iterable[tuple[str, Any, Any]]) -> bool:
     """Return whether an episode equals its recording; `OptionError` if it differs."""
     exact = True
-    for name, ours, theirs in _pairs(found, episode, was_cut):
+    for name, ours, theirs in pairs:
         a, b = np.asarray(ours), np.asarray(theirs)
         same = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124 - NaN
         if same.all():
@@ -120,8 +187,8 @@ def _compare(
             step = int(np.argwhere(~near)[0][0])
             raise OptionError(
                 f"{dataset.path}: episode {number}, played again, differs from the recording in "
-                f"{name} at step {step}: the environment or its options have changed, or the data "
-                "were edited after the recording."
+                f"{name} at step {step}: the environment or its options have changed, the data "
+                "were edited after the recording, or its random keys are unknown."
             )
     return exact
 

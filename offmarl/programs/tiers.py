@@ -169,7 +169,7 @@ class Ladder:
         """Return the policy of a tier, its parameters, and what the provenance says of it."""
         found = mean_interval(self.returns(tier))
         about = {
-            "return": found.mean,
+            "return": found.value,
             "return_interval": None if found.low is None else [found.low, found.high],
             "evaluation_episodes": len(self.returns(tier)),
         }
@@ -245,8 +245,8 @@ class Ladder:
 def _is_above(high: Float[np.ndarray, "episodes"], low: Float[np.ndarray, "episodes"]) -> bool:
     """Whether the interval of a mean is above that of another."""
     upper, lower = mean_interval(high), mean_interval(low)
-    return (upper.mean if upper.low is None else upper.low) > (
-        lower.mean if lower.high is None else lower.high
+    return (upper.value if upper.low is None else upper.low) > (
+        lower.value if lower.high is None else lower.high
     )
 
 

@@ -9,7 +9,7 @@ matplotlib is imported when the first figure is drawn.
 from typing import TYPE_CHECKING
 
 from offmarl._imports import lazy_getattr
-from offmarl.report.comparison import Comparison, Estimate, Row, compare, estimate
+from offmarl.report.comparison import Comparison, Row, compare, estimate
 from offmarl.report.curves import Curve, Curves, curves_of, read_curves
 from offmarl.report.figures import figure_comparison, figure_curves, figure_demo, save
 from offmarl.report.run_scores import (
@@ -38,7 +38,6 @@ __all__ = [
     "Curves",
     "Data",
     "Entry",
-    "Estimate",
     "Row",
     "Runs",
     "Survey",

@@ -1,26 +1,19 @@
 """Comparison of runs: which algorithm is better, on what data, and with what confidence."""
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterator, Mapping
+from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from offmarl import statistics
-from offmarl.report.run_scores import UNITS, Entry, RunScores, Scores
-from offmarl.statistics import MIN_RUNS, Reference
+from offmarl.report.run_scores import UNITS, Data, Entry, Runs, RunScores, Scores
+from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Estimate, Reference
+from offmarl.terminal import number
 from offmarl.tracking import RETURN
 
 _SEED = 0  # of all bootstrap draws: the same runs always give the same intervals
-
-
-class Estimate(NamedTuple):
-    """A point estimate and its stratified bootstrap 95% interval."""
-
-    value: float
-    low: float | None = None
-    """None below `statistics.MIN_RUNS` runs, and so is ``high``."""
-    high: float | None = None
 
 
 class Row(NamedTuple):
@@ -179,9 +172,160 @@ def _row(entry: Entry, scores: Float[np.ndarray, "runs tasks"], median: Any) -> 
     return Row(entry, len(scores), _estimate(statistics.iqm, scores), mean, float(median))
 
 
-def _estimate(function: statistics.Estimate, *scores: Float[np.ndarray, "_ tasks"]) -> Estimate:
+def _estimate(function: statistics.Estimator, *scores: Float[np.ndarray, "_ tasks"]) -> Estimate:
     value = float(function(*map(statistics.checked, scores)))
     if min(map(len, scores)) < MIN_RUNS:
         return Estimate(value)
     low, high = statistics.bootstrap_interval(function, *scores, seed=_SEED)
     return Estimate(value, float(low), float(high))
+
+
+# ---------------------------------------------------------------------------------- notes
+
+
+def notes(comparison: Comparison, found: Runs, metric: str, pool_settings: bool) -> Iterator[str]:
+    """Say how scores are normalised, what is missing, and what to be careful about."""
+    scales = {found.data[name].environment: one for name, one in comparison.references.items()}
+    for env, reference in scales.items():
+        yield (
+            f"Returns in {env} are normalised: 0 is random play ({number(reference.random)}), 1 is "
+            f"the expert ({number(reference.expert)})."
+        )
+    if found.outside:
+        yield (
+            "Files of marl-eval's layout do not say how their policies acted, so these are "
+            "compared only with one another. Unless --references are given, returns are raw on "
+            f"{', '.join(sorted(found.outside))}."
+        )
+    raw = dict.fromkeys(
+        data.environment
+        for name, data in found.data.items()
+        if name not in comparison.references and name not in found.outside
+    )
+    if metric == RETURN and raw:
+        given = " ".join(f"{quote(env)} RANDOM EXPERT" for env in raw)
+        yield (
+            f"The reference returns of {', '.join(raw)} are unknown, so returns there are not "
+            f"normalised: give them with --references {given}."
+            + ("" if comparison.pooled else " Without them the datasets are not summarised.")
+        )
+    yield from _caveats(comparison, found, metric, pool_settings)
+
+
+def _caveats(
+    comparison: Comparison, found: Runs, metric: str, pool_settings: bool
+) -> Iterator[str]:
+    """Point out equal names, other settings, how policies acted, and too few seeds."""
+    names = [data.name for data in found.data.values()]
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
+        yield f"Several datasets or environments are named {name}: each is compared separately."
+    for program, settings in found.settings.items():
+        yield (
+            f"{program} was trained with other settings on one dataset than on another "
+            f"({', '.join(settings)}): "
+            + (
+                "its runs are summarised together, because --pool-settings was given."
+                if pool_settings
+                else "such runs are not summarised together, unless --pool-settings is given."
+            )
+        )
+    yield from _left_out(comparison)
+    yield from _about_acting(comparison)
+    if any(row.best for rows in comparison.datasets.values() for row in rows):
+        yield about_best(metric == RETURN)
+    few = min(len(runs) for one in comparison.scores.values() for runs in one.values())
+    if few < MIN_RUNS:
+        yield f"Intervals need at least {MIN_RUNS} seeds."
+    if few < ENOUGH_RUNS:
+        yield few_seeds("some runs", few)
+
+
+def _left_out(comparison: Comparison) -> Iterator[str]:
+    """Name the entries that cannot be summarised over the datasets, and why."""
+    counts: dict[str, dict[str, int]] = {}
+    for dataset, found in comparison.scores.items():
+        for entry, runs in found.items():
+            if entry not in comparison.common:
+                counts.setdefault(entry.label, {})[dataset] = len(runs)
+    for label, seeds in counts.items():
+        absent = [name for name in comparison.scores if name not in seeds]
+        why = (
+            f"it was not run on {', '.join(absent)}"
+            if absent
+            else f"its numbers of seeds differ ({', '.join(map(str, seeds.values()))})"
+        )
+        yield f"{label} is in no summary over the datasets and no probability: {why}."
+
+
+def _about_acting(comparison: Comparison) -> Iterator[str]:
+    """Say which rows are the headline, and which policies have no greedy evaluation."""
+    rows = [row for found in comparison.datasets.values() for row in found]
+    if any(not row.headline for row in rows):
+        yield (
+            "Headline: the last policy's best actions (greedy). Sampled actions are compared with "
+            "sampled ones."
+        )
+    entries = dict.fromkeys(row.entry for row in rows)
+    for entry in entries:
+        if entry.acting == "sampled" and entry._replace(acting="greedy") not in entries:
+            yield (
+                f"{entry.label} was not evaluated greedily, so it is compared only with other "
+                "sampled policies."
+            )
+
+
+def about_best(in_environment: bool) -> str:
+    """Return what the scores of best checkpoints are; see `offmarl.report.best_scores`."""
+    return (
+        "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes and "
+        "scored by the other half."
+    ) + (
+        " To choose it takes the environment, so it is no result of offline training."
+        if in_environment
+        else ""
+    )
+
+
+def few_seeds(what: str, count: int) -> str:
+    """Return the warning that fewer than `offmarl.statistics.ENOUGH_RUNS` seeds ask for."""
+    return (
+        f"warning: {what} have {count} seed{'s' if count > 1 else ''}. Below {ENOUGH_RUNS} seeds, "
+        "intervals cover less often than 95%, and a difference may be chance."
+    )
+
+
+def comparison_data(comparison: Comparison, found: Runs) -> dict[str, Any]:
+    """Return a comparison for JSON."""
+    return {
+        "datasets": {
+            dataset: {row.entry.label: _row_data(row) for row in rows}
+            for dataset, rows in comparison.datasets.items()
+        },
+        "data": {
+            name: _source_data(data, comparison.references.get(name))
+            for name, data in found.data.items()
+        },
+        "overall": {row.entry.label: _row_data(row) for row in comparison.overall},
+        "probability_of_improvement": {
+            first.label: {second.label: value._asdict() for second, value in row.items()}
+            for first, row in comparison.improvement.items()
+        },
+    }
+
+
+def _row_data(row: Row) -> Mapping[str, Any]:
+    return {
+        "algorithm": row.entry.algorithm,
+        "acting": row.entry.acting,
+        "runs": row.runs,
+        "iqm": row.iqm._asdict(),
+        "normalised": row.normalised._asdict() if row.normalised else None,
+        "mean": row.mean,
+        "median": row.median,
+        "headline": row.headline,
+        "best_checkpoint": row.best._asdict() if row.best else None,
+    }
+
+
+def _source_data(data: Data, reference: Reference | None) -> dict[str, Any]:
+    return {**data._asdict(), "references": reference._asdict() if reference else None}

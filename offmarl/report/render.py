@@ -3,6 +3,8 @@
 An environment can be drawn if it has a method ``scene(state)`` that returns a `Scene`. A scene with
 three dimensions is shown from an oblique angle, with a line from each drone to the floor.
 Quadrotors show their attitude: two arms with a rotor at each end.
+
+Recorded episodes are played again in their environment to be drawn.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 
     from offmarl.envs.base import Environment
     from offmarl.types import ArrayTree, Policy
+    from offmarl.vault import Dataset
 
 
 KINDS = ("gif", "mp4", "png")
@@ -449,3 +452,25 @@ def legend(scene: Scene) -> list[Any]:
         *([entry("obstacle", _Look("o", _STONE, 7))] if len(scene.obstacles) else []),
         *([Line2D([], [], color=_LINK, label="hears")] if np.any(scene.links >= 0) else []),
     ]
+
+
+# ---------------------------------------------------------------------------- recorded episodes
+
+
+def replay(env: Environment, vault: Dataset, number: int) -> Playback:
+    """Play a recorded episode again and return its scenes; errors are those of `replay_episode`."""
+    import jax
+
+    from offmarl.programs import replay_episode
+
+    if not hasattr(env, "scene"):
+        raise OptionError(f"episodes of {env.spec.name} cannot be drawn.")
+    found = replay_episode(vault, number, env)
+    scenes = jax.device_get(jax.jit(jax.vmap(env.scene))(found.states))
+    leaves, shape = jax.tree.flatten(scenes)
+    reward = vault.episode(number).transition.reward
+    drawn = [
+        jax.tree.unflatten(shape, [leaf[t] for leaf in leaves]) for t in range(len(reward) + 1)
+    ]
+    score = np.concatenate([[0.0], np.cumsum(reward.mean(1), dtype=float)])
+    return Playback(env.spec.name, drawn, score)

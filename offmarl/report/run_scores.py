@@ -1,8 +1,11 @@
-"""Reading of runs: their final scores, by dataset and algorithm, and which belong together."""
+"""Reading of runs: their final scores, by dataset and algorithm, and which belong together.
+
+Results of other projects in the layout of marl-eval are checked, and kept apart from runs.
+"""
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +14,15 @@ from jaxtyping import Float
 
 from offmarl.errors import NotFiniteError, RunError
 from offmarl.paths import local
+from offmarl.records import parse
+from offmarl.terminal import one_line
 from offmarl.tracking import (
     AGREEMENT,
     MARL_EVAL_FILE,
     METRICS_FILE,
     OTHER_RETURN,
     RETURN,
+    RUN_FILE,
     TIMES,
     Acting,
     acting_of,
@@ -83,7 +89,7 @@ class Runs(NamedTuple):
     """The programs that were trained with other settings on one dataset than on another, and the
     settings that differ."""
     outside: frozenset[str] = frozenset()
-    """The datasets with results of other projects: see `offmarl.report.marl_eval`."""
+    """The datasets with results of other projects: see `with_foreign`."""
 
 
 def metric_of(directories: Iterable[Path]) -> str:
@@ -150,9 +156,7 @@ def read_runs(
         found: dict[Entry, RunScores] = {}
         for path in alike:
             found |= scores_of(path, metric, names[path])
-            acting = acting_of(runs[path]) if metric == RETURN else None
-            entry = Entry(runs[path]["program"], acting, names[path])
-            trained.setdefault(label, {})[entry] = path
+            trained.setdefault(label, {})[_entry(runs[path], metric, names[path])] = path
             if of_best := best_of_run(path, metric, names[path]):
                 best.setdefault(label, {}).update(of_best)
         scores[label] = dict(sorted(found.items(), key=lambda item: item[0].acting == "sampled"))
@@ -196,17 +200,18 @@ def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entr
             f"{fault} in {directory}, so that it has no score: leave the run out, or train it with "
             "other settings, such as a smaller learning rate."
         )
-    found: dict[Acting | None, dict[int, Float[np.ndarray, "episodes"]]] = {}
-    if metric == RETURN:
-        found[acting_of(record)] = final_returns(directory)
-        if others := final_returns(directory, OTHER_RETURN[other_acting(record)]):
-            found[other_acting(record)] = others
-    else:
-        found[None] = final_returns(directory, metric)
+    ways = metrics_of(_entry(record, metric, run), metric)
+    found = {one: final_returns(directory, name) for one, name in ways.items()}
     return {
-        Entry(record["program"], how, run): np.array([one.mean() for one in returns.values()])
-        for how, returns in found.items()
+        one: np.array([own.mean() for own in returns.values()])
+        for one, returns in found.items()
+        if returns
     }
+
+
+def _entry(record: Mapping[str, Any], metric: str, run: str) -> Entry:
+    """Return a run's entry of the way its program acts."""
+    return Entry(record["program"], acting_of(record) if metric == RETURN else None, run)
 
 
 def fault_of(directory: Path) -> str:
@@ -229,9 +234,8 @@ def best_of_run(directory: Path, metric: str = RETURN, run: str = "") -> dict[En
 
     The parameters are those of `scores_of`.
     """
-    record = read_run(directory)
-    entry = Entry(record["program"], acting_of(record) if metric == RETURN else None, run)
-    found = {one: best_scores(directory, name) for one, name in metrics_of(entry, metric).items()}
+    ways = metrics_of(_entry(read_run(directory), metric, run), metric)
+    found = {one: best_scores(directory, name) for one, name in ways.items()}
     return {one: scores for one, scores in found.items() if scores is not None}
 
 
@@ -311,13 +315,8 @@ def _final(directory: Path) -> dict[int, dict[str, Any]]:
     run = read_run(directory)
     if run.get("complete") and not holds(directory, MARL_EVAL_FILE):
         raise RunError(
-            f"{directory} was trained without an evaluation, so it cannot be compared: "
-            + (
-                "an older offmarl recorded it; record it again."
-                if run.get("kind") == "recorder"
-                else "train it again, with --env if its environment can be made, or with "
-                "--held-out."
-            )
+            f"{directory} was trained without an evaluation, so it cannot be compared: train it "
+            "again, with --env if its environment can be made, or with --held-out."
         )
     document = read_json(directory, MARL_EVAL_FILE)
     try:
@@ -335,10 +334,7 @@ def _final(directory: Path) -> dict[int, dict[str, Any]]:
 def _absolute_metrics(
     document: Mapping[str, Any], run: Mapping[str, Any]
 ) -> dict[int, dict[str, Any]]:
-    """Return the final metrics of all algorithms in a run's document: one for each way of acting.
-
-    Older runs have a single algorithm, whose greedy returns are another metric.
-    """
+    """Return the final metrics of a run's document, which has an algorithm for each way to act."""
     (tasks,) = document.values()
     (algorithms,) = tasks.values()
     other = other_acting(run)
@@ -477,3 +473,72 @@ def _different(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names of the settings that differ; those that only some runs have do not count."""
     names = [name for name in settings[0] if all(name in one for one in settings)]
     return [name for name in names if any(one[name] != settings[0][name] for one in settings)]
+
+
+# ------------------------------------------------------------------------ other projects
+
+_RETURNS = (RETURN, "mean_episode_return", "return")
+"""Names of returns, as offmarl, Mava and BenchMARL have them."""
+_MOST = 1e30
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a path is a JSON file, and not a run that a benchmark packed."""
+    return path.suffix == ".json" and path.is_file() and RUN_FILE not in _read_foreign(path)
+
+
+def with_foreign(found: Runs, paths: Sequence[Path]) -> Runs:
+    """Add the results in files to those of runs; `RunError` if a file has another layout.
+
+    A task belongs to the dataset whose runs name the same environment and task in their
+    ``marl_eval.json``; other tasks are datasets of their own.
+    """
+    scores = {name: dict(entries) for name, entries in found.scores.items()}
+    data, outside, names = dict(found.data), set[str](), [path.name for path in paths]
+    ours = {
+        keys: name
+        for name, directories in found.directories.items()
+        for keys, _ in _nested(read_json(next(iter(directories.values())), MARL_EVAL_FILE), 2)
+    }
+    for path in paths:
+        file = path.name if names.count(path.name) == 1 else str(path)
+        runs: dict[tuple[str, ...], list[float]] = {}
+        for where, run in _nested(_read_foreign(path), 4, path):
+            runs.setdefault(where[:3], []).append(_score(run, path, *where))
+        for (environment, task, algorithm), own in runs.items():
+            name = f"{environment}/{task}"
+            label = ours.get((environment, task)) or labelled(name, "marl-eval")
+            data.setdefault(label, Data(name, "", name))
+            scores.setdefault(label, {})[Entry(algorithm, None, file)] = np.array(own)
+            outside.add(label)
+    return found._replace(scores=scores, data=data, outside=frozenset(outside))
+
+
+def _read_foreign(path: Path) -> Any:
+    return parse(path.read_bytes(), str(path), RunError)
+
+
+def _nested(value: Any, depth: int, *where: object) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the entries of nested objects with their keys; `RunError` for anything else."""
+    if not isinstance(value, dict) or not value:
+        raise RunError(
+            f"{': '.join(map(str, where))} is not of marl-eval's layout, of environments, tasks, "
+            "algorithms, runs and steps: it must be a JSON object with entries."
+        )
+    for key, entry in value.items():
+        inside = _nested(entry, depth - 1, *where, key) if depth > 1 else [((), entry)]
+        yield from (((one_line(key), *keys), leaf) for keys, leaf in inside)
+
+
+def _score(run: Any, *where: object) -> float:
+    """Return the mean of the final returns of a run."""
+    steps = {key: step for (key,), step in _nested(run, 1, *where)}
+    final = {key: x for (key,), x in _nested(steps.get("absolute_metrics"), 1, *where, "absolute")}
+    values = next((final[name] for name in _RETURNS if name in final), None)
+    numbers: list[Any] = values if isinstance(values, list) else [values]
+    if not numbers or not all(type(x) in (int, float) and abs(x) < _MOST for x in numbers):
+        raise RunError(
+            f"{': '.join(map(str, where))} has no finite returns in absolute_metrics: one of "
+            f"{', '.join(_RETURNS)} must be a list of numbers, among {', '.join(final)}."
+        )
+    return float(np.mean(numbers))

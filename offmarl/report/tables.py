@@ -5,39 +5,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from rich.console import RenderableType
 
 from offmarl.report.accumulators import ContinuousActions, DiscreteActions
-from offmarl.report.comparison import Comparison, Estimate, Row
+from offmarl.report.comparison import Comparison, Row
 from offmarl.report.contents import LENGTHS, Survey
 from offmarl.report.curves import Curves
 from offmarl.report.dataset_figures import Surveys
-from offmarl.statistics import ENOUGH_RUNS, spread
+from offmarl.statistics import Estimate, spread
 from offmarl.teams import only_or_all
-from offmarl.terminal import bars, interval, number
+from offmarl.terminal import bars, interval, number, table
 from offmarl.types import Discrete, EnvSpec
 
 _BARS = 30
 """Most bars of a learning curve in a table."""
-
-
-def about_best(in_environment: bool) -> str:
-    """Return what the scores of best checkpoints are; see `offmarl.report.best_scores`."""
-    return (
-        "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes and "
-        "scored by the other half."
-    ) + (
-        " To choose it takes the environment, so it is no result of offline training."
-        if in_environment
-        else ""
-    )
-
-
-def few_seeds(what: str, count: int) -> str:
-    """Return the warning that fewer than `offmarl.statistics.ENOUGH_RUNS` seeds ask for."""
-    return (
-        f"warning: {what} have {count} seed{'s' if count > 1 else ''}. Below {ENOUGH_RUNS} seeds, "
-        "intervals cover less often than 95%, and a difference may be chance."
-    )
 
 
 class Section(NamedTuple):
@@ -46,6 +27,10 @@ class Section(NamedTuple):
     title: str
     columns: Sequence[str]
     rows: list[list[Any]]
+
+    def __rich__(self) -> RenderableType:
+        """Return it for the terminal."""
+        return table(self.columns, self.rows, self.title)
 
 
 # ------------------------------------------------------------------------------ comparisons

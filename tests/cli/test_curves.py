@@ -6,7 +6,7 @@ import pytest
 from offmarl import envs, report, tracking
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import record_policy
-from offmarl.report import Entry, run_page, tables
+from offmarl.report import Entry, pages, tables
 from offmarl.report.curves import Curve
 from offmarl.terminal import bars
 from tests.runs import write_run
@@ -94,14 +94,14 @@ def test_a_run_has_a_page(offmarl, tmp_path):
         assert text in out
     page = (tmp_path / "page.html").read_text()
     assert page.count("<img") == 3 and "http" not in page.replace("http://www.w3.org", "")
-    assert run_page.run_page(run_page.describe(run)) == page
+    assert pages.run_page(pages.describe_run(run)) == page
     found = offmarl("report", run, "--json").json
     assert found["curves"][tracking.RETURN]["step"] == [10, 20, 30, 40]
     assert found["record"]["program"] == "bc"
 
 
 def test_the_first_and_the_last_value_of_a_metric(tmp_path):
-    described = run_page.describe(learned(tmp_path / "run", "bc", 3))
+    described = pages.describe_run(learned(tmp_path / "run", "bc", 3))
     (metrics,) = (one for one in described.sections() if one.title.startswith("Metrics"))
     assert metrics.columns == ["metric", "first", "last", "steps"]
     assert metrics.rows[0] == ["loss", 5.0, 1.0, 40]

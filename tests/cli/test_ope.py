@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from offmarl import envs, tracking
-from offmarl.cli.ope import Candidate, _acting, _choice
+from offmarl.cli.ope import Candidate, _notes
 from offmarl.networks import PolicyConfig
-from offmarl.ope import Value
 from tests import plain
 from tests.runs import write_policy
 
@@ -71,22 +70,13 @@ def test_estimates_beside_returns(offmarl, runs, random_data):
     assert "chosen by wis" in text and "rank correlation" in text and "episodes played" in text
 
 
-def test_the_choice_is_the_best_mean_over_seeds():
-    settings = {"even": ["a", "b"], "lucky": ["c", "d"], "diverged": ["e"]}
-    values = {name: Value(x) for name, x in zip("abcde", (2.0, 3.0, 4.0, 0.0, np.nan), strict=True)}
-    assert _choice(values, settings, {}) == {"setting": "even", "estimate": 2.5}
-    returns = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 2.0, "e": 0.0}
-    known = {"true_return": 1.5, "best_true_return": 2.5}
-    assert _choice(values, settings, returns) == {"setting": "even", "estimate": 2.5} | known
-
-
 def test_a_ranking_of_policies_that_act_in_different_ways_says_so():
     candidates = [Candidate(Path(run), seed, None) for run in ("bc", "maicq") for seed in (0, 1)]
     draws = {one.label: one.run.name == "bc" for one in candidates}
-    (note,) = _acting(candidates, draws)
+    (note,) = _notes(candidates, draws, {})
     assert note.startswith("Policies of bc sample their actions") and "--act greedy" in note
     alike = {label: draw for label, draw in draws.items() if draw}
-    assert [*_acting(candidates[:2], alike)] == []
+    assert [*_notes(candidates[:2], alike, {})] == []
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from offmarl.errors import OptionError, RunError, VaultError
 from offmarl.networks import PolicyConfig, init_policy
 from offmarl.paths import local
 from offmarl.programs import run as runs
-from offmarl.report import page
+from offmarl.report import pages
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
 from tests.runs import least_record, write_run
@@ -204,7 +204,7 @@ def test_verbs_that_make_something(offmarl, place, spelled, light, verb, spellin
 
 @pytest.mark.parametrize("spelling", TO_MAKE)
 def test_files_that_verbs_write(offmarl, place, spelled, spelling, monkeypatch):
-    monkeypatch.setattr(page, "dataset_page", lambda *_: "a page")
+    monkeypatch.setattr(pages, "dataset_page", lambda *_: "a page")
     source = spelled("v.vlt", spelling)
     for number, (verb, *words) in enumerate((("report", "--html"), ("convert", "--to", "numpy"))):
         name = f"{number} {spelling}.npz"

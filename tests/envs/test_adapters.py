@@ -92,9 +92,13 @@ def test_the_tables_know_every_map_and_layout():
     from jaxmarl.environments import overcooked_layouts, overcooked_v2_layouts
     from jaxmarl.environments.smax.smax_env import MAP_NAME_TO_SCENARIO
 
-    assert set(catalogue.SMAX_MAPS) == set(MAP_NAME_TO_SCENARIO)
-    assert set(catalogue.OVERCOOKED_LAYOUTS) == set(overcooked_layouts)
-    assert set(catalogue.OVERCOOKED_V2_LAYOUTS) == set(overcooked_v2_layouts)
+    known = {
+        "smax/MAP": MAP_NAME_TO_SCENARIO,
+        "overcooked/LAYOUT": overcooked_layouts,
+        "overcooked_v2/LAYOUT": overcooked_v2_layouts,
+    }
+    for name, wanted in known.items():
+        assert set(envs.describe()[f"jaxmarl/{name}"].choices) == set(wanted)
 
 
 def named(package):
@@ -106,8 +110,17 @@ def test_all_that_jaxmarl_registers_has_a_name():
 
     with_a_network = {"LearnedPolicyEnemySMAX"}
     in_no_package = {name for name in registered_envs if name.startswith("JaxRobotarium")}
-    ours = {family.fixed["env_id"] for family in named("jaxmarl")}
-    assert ours == set(registered_envs) - with_a_network - in_no_package
+    names = {family.name.removeprefix("jaxmarl/") for family in named("jaxmarl")}
+    short = {name.rpartition("/")[2] if "mabrax" in name else name for name in names}
+    ours = {
+        {"smax/MAP": "HeuristicEnemySMAX", "smax_self_play/MAP": "SMAX"}.get(
+            name, name.removesuffix("/LAYOUT").replace("mpe/", "MPE_")
+        )
+        for name in short
+    }
+    assert {name.replace("|", "_") for name in registered_envs} == (
+        ours | with_a_network | in_no_package
+    )
 
 
 PUZZLES = {
@@ -242,7 +255,7 @@ def test_brax_bodies(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_shaped_rewards_of_overcooked_are_apart_from_its_rewards():
-    env = envs.make("jaxmarl/overcooked/cramped_room:flat=true")
+    env = envs.make("jaxmarl/overcooked/cramped_room")
     assert envs.has_shaping(env) and not envs.has_shaping(envs.make(SPEAKER))
 
     def step(state, keys):

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from offmarl.envs import autoreset, restart, transition
-from offmarl.errors import OptionError
 from offmarl.types import Discrete, EnvSpec, View
 
 
@@ -122,26 +121,3 @@ class Dice:
     def view(self, state):
         number = state[0].astype(float)
         return View(number[None, None], number[None], jnp.ones((1, 1), bool), jnp.ones(1, bool))
-
-
-@pytest.mark.slow
-def test_a_pool_of_resets_is_reused_with_fresh_randomness():
-    env = autoreset(Dice(), pool=3)
-    states = jax.vmap(lambda key: env.reset(key)[0])(jax.random.split(jax.random.key(1), 40))
-    keys = jax.random.split(jax.random.key(2), (20, 40))
-
-    def step(states, keys):
-        states, timestep = jax.vmap(env.step, in_axes=(0, 0, None))(keys, states, jnp.zeros(1, int))
-        return states, (states, timestep.view.state)
-
-    _, ((numbers, kept), shown) = jax.jit(lambda *args: jax.lax.scan(step, *args))(states, keys)
-    drawn = jax.vmap(lambda key: Dice().reset(key)[0][0])(jax.random.split(jax.random.key(0), 3))
-    assert set(numbers.ravel().tolist()) == set(drawn.tolist())
-    np.testing.assert_array_equal(shown[..., 0], numbers)
-    assert len(np.unique(jax.random.key_data(kept).reshape(-1, 2), axis=0)) == 800
-
-
-@pytest.mark.slow
-def test_a_pool_is_a_number():
-    with pytest.raises(OptionError, match="pool must be a number"):
-        autoreset(Dice(), pool=-1)

@@ -61,9 +61,6 @@ VARIANTS = [
     "jaxmarl/overcooked_v2/cramped_room:max_steps=50,agent_view_size=1",
     "jaxmarl/jaxnav:act_type=Discrete,evaporating=true,num_agents=3,max_steps=60",
     "jaxmarl/coin_game:cnn=true,num_inner_steps=40",
-    "jaxmarl/overcooked/cramped_room:flat=true,max_steps=50",
-    "jaxmarl/storm_2p:flat=true,num_inner_steps=40",
-    "jumanji/connector:flat=true,grid_size=6,num_agents=3",
 ]
 """Options that change what an adapter has to do."""
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 
-from helper import PAYOFF
+from outside_helper import PAYOFF
 from offmarl import Discrete, EnvSpec, View
 from offmarl.envs import restart, transition
 
@@ -77,7 +77,7 @@ def clean(monkeypatch):
     modules = {*sys.modules}
     yield
     for name in {*sys.modules} - modules:
-        if name.partition(".")[0] in ("helper", "outside_game", "broken_game"):
+        if name.partition(".")[0] in ("outside_helper", "outside_game", "broken_game"):
             del sys.modules[name]
 
 
@@ -87,7 +87,7 @@ def folder(clean, tmp_path, monkeypatch):
     place = tmp_path / "my games"
     place.mkdir()
     (place / "outside_game.py").write_text(CODE)
-    (place / "helper.py").write_text("PAYOFF = 1.0\n")
+    (place / "outside_helper.py").write_text("PAYOFF = 1.0\n")
     monkeypatch.chdir(tmp_path)
     return place
 

@@ -27,19 +27,12 @@ def vector(*parts):
     return jnp.concatenate([jnp.ravel(part).astype(jnp.float32) for part in parts])
 
 
-def flat(env, each):
-    """Return vectors of what the agents see, if the environment has the option ``flat``."""
-    if "flat=true" not in env.name:
-        return each
-    return [vector(*(own.values() if isinstance(own, dict) else [own])) for own in each]
-
-
 def jaxmarl(env):
     raw, name = env.wrapped, env.name.partition(":")[0]
 
     def seen(observations, state, **of_a_step):
         return Seen(
-            flat(env, observations_of_jaxmarl(raw, observations)),
+            observations_of_jaxmarl(raw, observations),
             legal_in_jaxmarl(name, raw, state),
             observations.get("world_state") if isinstance(observations, dict) else None,
             **of_a_step,
@@ -101,9 +94,6 @@ def jumanji(env):
     def seen(timestep, **of_a_step):
         observation = timestep.observation
         each = OBSERVE[name](observation, num_agents)
-        if "flat=true" in env.name:  # channels first
-            each = [jnp.moveaxis(own, -1, 0) for own in each]
-        each = flat(env, each)
         return Seen(each, getattr(observation, "action_mask", None), **of_a_step)
 
     def step(key, state, action):

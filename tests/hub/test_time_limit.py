@@ -15,8 +15,7 @@ from offmarl import programs, vault
 from offmarl.errors import CardError, OptionError, RunError, ShapeError, VaultError
 from offmarl.hub import cache
 from offmarl.hub import card as catalogue
-from offmarl.report.contents import survey
-from offmarl.report.warnings import data_warnings
+from offmarl.report.contents import data_warnings, survey
 from offmarl.vault import open_vault
 from offmarl.vault.manifest import RECORD
 from tests.vault.experience import SPEC, make

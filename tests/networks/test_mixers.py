@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from offmarl.networks import (
-    LinearWeights,
     MixerWeights,
     init_mixer,
     linear_weights,
@@ -15,6 +14,7 @@ from offmarl.networks import (
     mix_each,
     mix_linearly,
 )
+from offmarl.networks.mixers import LinearWeights
 from offmarl.types import Discrete, EnvSpec, View
 
 

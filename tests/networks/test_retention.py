@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from offmarl.networks import Retention, retain
 from offmarl.networks import retention as module
+from offmarl.networks.retention import Retention, retain
 
 T, N, H, D = 6, 3, 2, 4
 LAYERS = {causal: Retention(H * D, H, causal, decay=0.9) for causal in (False, True)}

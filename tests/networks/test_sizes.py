@@ -13,7 +13,6 @@ import pytest
 
 from offmarl.errors import OptionError
 from offmarl.networks import (
-    AttentionPool,
     FeedForward,
     InputLayer,
     Inputs,
@@ -27,7 +26,8 @@ from offmarl.networks import (
     mix,
     mixing_weights,
 )
-from offmarl.networks.inputs import id_features
+from offmarl.networks.encoders import AttentionPool
+from offmarl.networks.linear import id_features
 from offmarl.types import Discrete, EnvSpec, View
 from tests.plain import Args
 

@@ -16,10 +16,11 @@ from offmarl.distributions import ClippedGaussian, TanhGaussian
 from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.ope import Options, Value, estimate, estimation, fitted, history
+from offmarl.ope import Options, estimate, estimation, fitted, history
 from offmarl.ope.history import follow
 from offmarl.programs import record_policy
 from offmarl.replay.sampling import are_whole
+from offmarl.statistics import Estimate
 from offmarl.terminal import quiet
 from offmarl.testing import experience
 from offmarl.types import (
@@ -243,6 +244,8 @@ def test_which_episodes_are_complete_and_which_are_truncated(ended):
     cut = data._replace(complete=data.truncated)
     with pytest.raises(OptionError, match="no episode of the data terminates"):
         cut.require_finite_values(never)
+    cut.require_finite_values(replace(never, gamma=0.99))
+    cut.require_finite_values(replace(never, horizon="episode"))
 
 
 def test_data_without_an_episode(tmp_path):
@@ -591,17 +594,6 @@ def test_actions_at_the_ends_have_probability_0_for_a_policy_that_does_not_clip(
     assert note.startswith("squashed never draw") and "4" in note
 
 
-def test_values_without_discount_beyond_time_limits_are_refused(observed):
-    data, _, _ = observed
-    never = Options(gamma=1.0, horizon="infinite")
-    data.require_finite_values(never)  # episodes terminate
-    cut = data._replace(truncated=np.ones(12, bool))
-    with pytest.raises(OptionError, match=r"give --gamma below 1, or --horizon episode"):
-        cut.require_finite_values(never)
-    cut.require_finite_values(replace(never, gamma=0.99))
-    cut.require_finite_values(replace(never, horizon="episode"))
-
-
 def test_a_certain_action_inside_the_interval_has_no_ratio(observed):
     data, followed, _ = observed
     actions = np.full((*followed.action.shape, 1), 1.0)
@@ -634,7 +626,11 @@ def test_values_outside_the_returns_of_all_episodes_are_pointed_out(random_data)
     data = vault.open_vault(random_data("probe/two-step"))
     found = estimation._Data.read(data, Options(members=2))
     low, high = found.returns(Options()).min(), found.returns(Options()).max()
-    values = {"low": Value(low - 0.1), "right": Value((low + high) / 2), "high": Value(high + 0.1)}
+    values = {
+        "low": Estimate(low - 0.1),
+        "right": Estimate((low + high) / 2),
+        "high": Estimate(high + 0.1),
+    }
     members, beyond = estimation._cautions_of_fqe(values, found, Options())
     assert "no intervals with fewer than 3 members" in members
     assert "fqe of low, high is outside the returns" in beyond
@@ -736,4 +732,4 @@ def test_what_a_policy_would_never_do_has_no_weight_in_known_numbers(observed):
     [((1.0,), True), ((1.0, 0.0, 2.0), True), ((np.nan,), False), ((1.0, 0.0, np.inf), False)],
 )
 def test_an_estimate_is_finite_with_its_interval(value, finite):
-    assert Value(*value).finite is finite
+    assert Estimate(*value).finite is finite

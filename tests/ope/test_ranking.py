@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from offmarl.errors import ShapeError
-from offmarl.ope import rank_correlation, regret, tuning_curve
+from offmarl.ope import compare_with_returns, rank_correlation, regret, tuning_curve
+from offmarl.statistics import Estimate
 
 RETURNS = np.array([1.0, 5.0, 2.0, 4.0])
 
@@ -51,6 +52,24 @@ def test_regret_is_lost_by_trying_the_best_estimates_only():
         regret(estimates, RETURNS, 5)
     with pytest.raises(ShapeError, match=r"\(3,\) and returns \(4,\)"):
         regret(estimates[:3], RETURNS)
+
+
+def test_the_choice_is_the_best_mean_over_seeds():
+    settings = {"even": ["a", "b"], "lucky": ["c", "d"], "diverged": ["e"]}
+    values = {
+        name: Estimate(x) for name, x in zip("abcde", (2.0, 3.0, 4.0, 0.0, np.nan), strict=True)
+    }
+    found = compare_with_returns({"fqe": values}, settings, {})
+    assert found.chosen == {"fqe": {"setting": "even", "estimate": 2.5}}
+    assert found.notes == (
+        "e is left out of choices and rankings: its estimate by fqe is not finite.",
+    )
+    returns = {"a": [1.0], "b": [2.0], "c": [3.0], "d": [2.0], "e": [0.0]}
+    returns = {name: np.array(own) for name, own in returns.items()}
+    known = {"true_return": 1.5, "best_true_return": 2.5}
+    found = compare_with_returns({"fqe": values}, settings, returns)
+    assert found.chosen == {"fqe": {"setting": "even", "estimate": 2.5} | known}
+    assert found.ranking["fqe"]["policies"] == 4
 
 
 @pytest.mark.slow

@@ -10,8 +10,7 @@ from gymnasium import spaces
 
 import offmarl
 from offmarl import envs, vault
-from offmarl.envs.gym_spaces import common, reader, spec_of
-from offmarl.envs.translator import Translator
+from offmarl.envs.translator import Translator, common, reader, spec_of
 from offmarl.errors import ShapeError
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.programs.buffer import add, init_capture, make_buffer, take

@@ -9,7 +9,7 @@ import pytest
 from offmarl import report, vault
 from offmarl.errors import VaultError
 from offmarl.report import tables
-from offmarl.report.warnings import data_warnings
+from offmarl.report.contents import data_warnings
 from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, map_tree
 from offmarl.vault.dataset import open_source
 from offmarl.vault.ranges import RangesAccumulator

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from offmarl import report, vault
-from offmarl.report.warnings import data_warnings
+from offmarl.report.contents import data_warnings
 from offmarl.testing import image_spec, typed_spec
 from offmarl.types import map_tree
 from tests.vault.experience import make

@@ -75,24 +75,7 @@ def collide(
     fastest: float,
     side: float,
 ) -> tuple[DroneState, Bool[Array, "N"]]:
-    """Return the drones after a step with the effects of collisions, and which collided.
-
-    Parameters
-    ----------
-    before, after
-        The drones before the step, and after it without collisions.
-    mass
-        Their masses.
-    alive
-        Drones that others can collide with.
-    restitution
-        From 0 (inelastic) to 1 (elastic).
-    fastest
-        Static: contacts are found between drones that are at most twice this distance plus their
-        diameter apart at the beginning of the step.
-    side
-        Side of the arena.
-    """
+    """Return the drones after a step with the effects of collisions, and which collided."""
     num_drones, dims = before.position.shape
     index = jnp.arange(num_drones, dtype=jnp.int32)
     step = after.position - before.position

@@ -14,9 +14,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.envs.base import require_positive
-from offmarl.envs.swarm.env import SwarmEnv
+from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.observations import Blocks, SwarmState, sense_map, watched
-from offmarl.envs.swarm.options import arena_side
 
 _PATCH = {2: 5, 3: 3}
 _REWARD_SCALE = 10.0
@@ -29,7 +28,7 @@ class CoverageTask(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Coverage(SwarmEnv):
+class Coverage(GrowingArena):
     """N drones survey a square (cubic) arena whose size grows with N.
 
     A drone's camera covers the four (eight) cells nearest to it.
@@ -48,37 +47,24 @@ class Coverage(SwarmEnv):
 
     Parameters
     ----------
-    cells_per_agent
-        The area (volume) of the arena over N; its side is rounded to whole cells.
     recovery_time
         Steps in which the staleness of a cell out of sight grows from 0 to 1.
     """
 
-    cells_per_agent: float = 32.0
     recovery_time: float = 25.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(cells_per_agent=self.cells_per_agent, recovery_time=self.recovery_time)
-
-    @property
-    def side(self) -> int:
-        """Cells along one side of the arena: G."""
-        return arena_side(self.num_agents, self.cells_per_agent, self.dims)
+        require_positive(recovery_time=self.recovery_time)
 
     def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
         """Return the mean staleness."""
         return {"staleness": state.task.staleness.mean()}
 
-    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> CoverageTask:  # noqa: ARG002
+    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> CoverageTask:
         return CoverageTask((~watched(state.drones.position, self.side)).astype(jnp.float32))
 
-    def _advance(
-        self,
-        key: PRNGKeyArray,  # noqa: ARG002
-        before: SwarmState,
-        moved: SwarmState,
-    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+    def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
         aged = jnp.minimum(before.task.staleness + 1 / self.recovery_time, 1.0)
         staleness = jnp.where(watched(moved.drones.position, self.side), 0.0, aged)
         reward = jnp.full(self.num_agents, _REWARD_SCALE * (aged - staleness).mean())

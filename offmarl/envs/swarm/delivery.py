@@ -11,13 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.base import MARKS, require_positive
+from offmarl.envs.base import MARKS
 from offmarl.envs.swarm import dynamics
-from offmarl.envs.swarm.env import SwarmEnv
+from offmarl.envs.swarm.dynamics import length_of
+from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.neighbours import Points, find_points, reduce_within
 from offmarl.envs.swarm.observations import Blocks, SwarmState
-from offmarl.envs.swarm.options import arena_side
-from offmarl.envs.swarm.steering import length_of
 
 _GRIP = 1.5
 _ARRIVED = 1.5
@@ -45,7 +44,7 @@ class DeliveryTask(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Delivery(SwarmEnv):
+class Delivery(GrowingArena):
     """N drones, alternately scouts and lifters, carry loads from site to site.
 
     There are N loads, and a site for every two drones (at least three), at random positions. Each
@@ -64,28 +63,13 @@ class Delivery(SwarmEnv):
     state holds the loads' positions, goals, weights, and whether they are carried.
 
     Metrics: ``delivered``, loads so far over N; ``carried``, the fraction of loads on the move.
-
-    Parameters
-    ----------
-    cells_per_agent
-        The area (volume) of the arena over N; its side is rounded to whole cells.
     """
 
-    cells_per_agent: float = 32.0
     time_limit: int = 80
     sensing_range: float = 6.0
     comm: str = "status"
     comm_range: float = 8.0
     heterogeneous: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(cells_per_agent=self.cells_per_agent)
-
-    @property
-    def side(self) -> int:
-        """Cells along one side of the arena: G."""
-        return arena_side(self.num_agents, self.cells_per_agent, self.dims)
 
     @property
     def num_sites(self) -> int:
@@ -152,12 +136,7 @@ class Delivery(SwarmEnv):
         total = reduce_within(add, nothing, task.position, grippers, _GRIP, self.side)
         return (total[:-1] / jnp.maximum(total[-1], 1)).T
 
-    def _advance(
-        self,
-        key: PRNGKeyArray,
-        before: SwarmState,
-        moved: SwarmState,
-    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+    def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
         task = before.task
         step = jnp.where(task.carried[:, None], self._haul(before, moved), 0.0)
         position = task.position + step

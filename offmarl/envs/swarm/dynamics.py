@@ -140,18 +140,6 @@ def motions(dynamics: str, dims: int) -> Float[np.ndarray, "A D"]:
     return np.concatenate([np.zeros((1, dims), np.float32), along])
 
 
-def move(
-    drones: DroneState,
-    command: Float[Array, "N D"],
-    params: DroneParams,
-    wind: Float[Array, "D"],
-    side: float,
-    dynamics: str = "velocity",
-) -> DroneState:
-    """Advance one step. A wall removes the velocity component into it."""
-    return keep_inside(fly(drones, command, params, wind, dynamics), side)
-
-
 def fly(
     drones: DroneState,
     command: Float[Array, "N D"],
@@ -278,3 +266,22 @@ def to_frame(heading: Float[Array, "N"], vectors: Float[Array, "N K D"]) -> Floa
     x, y = vectors[..., 0], vectors[..., 1]
     turned = jnp.stack([cos * x + sin * y, cos * y - sin * x], -1)
     return jnp.concatenate([turned, vectors[..., 2:]], -1)
+
+
+# --------------------------------------------------------------- parts of scripted controllers
+
+
+def around(
+    offset: Float[Array, "N K D"], known: Float[Array, "N K 1"], desired: Float[Array, "N D"]
+) -> Float[Array, "N D"]:
+    """Return the velocity that leads around obstacles ahead."""
+    distance = jnp.maximum(length_of(offset)[..., None], 0.1)
+    gap = jnp.maximum(distance - OBSTACLE_RADIUS, 0.1)
+    normal = -offset / distance
+    into = jnp.maximum(-(normal * desired[:, None]).sum(-1, keepdims=True), 0.0)
+    return jnp.where((known > 0) & (gap < 1.5), normal * (into + 0.1 / gap), 0.0).sum(1)
+
+
+def length_of(vector: Float[Array, "*b D"]) -> Float[Array, "*b"]:
+    """Return the lengths of vectors."""
+    return jnp.sqrt(jnp.square(vector).sum(-1))

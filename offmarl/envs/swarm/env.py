@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.base import Scene, restart, transition
+from offmarl.envs.base import Scene, require_positive, restart, transition
 from offmarl.envs.swarm import dynamics, quadrotor
 from offmarl.envs.swarm.collisions import RESTITUTION, collide
 from offmarl.envs.swarm.dynamics import Disturbance, DroneParams, DroneState
@@ -18,6 +18,9 @@ from offmarl.envs.swarm.observations import Blocks, SwarmObservations, SwarmStat
 from offmarl.envs.swarm.options import GAP
 from offmarl.envs.swarm.randomisation import MOST_DELAY, draw_disturbance, draw_params
 from offmarl.types import ArrayTree, EnvSpec, Policy, Timestep, View
+
+Advanced = tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]
+"""The state after a step, the agents' rewards, and whether the task is done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +32,8 @@ class SwarmEnv(SwarmObservations):
         """Return the initial state of the task."""
 
     @abstractmethod
-    def _advance(
-        self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState
-    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
-        """Return the state after a step, the agents' rewards, and whether the task is done.
-
-        ``moved`` is the state before the step with the drones moved.
-        """
+    def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
+        """Advance the task; ``moved`` is the state before the step with the drones moved."""
 
     @abstractmethod
     def _status(self, state: SwarmState) -> Float[Array, "N C"]:
@@ -52,14 +50,14 @@ class SwarmEnv(SwarmObservations):
     def _spawn(self, key: PRNGKeyArray) -> DroneState:
         return dynamics.spawn(key, self._num_drones, self.side, self.dims)
 
-    def _drive_scripted(self, state: SwarmState) -> Float[Array, "Q C"]:  # noqa: ARG002
+    def _drive_scripted(self, state: SwarmState) -> Float[Array, "Q C"]:
         """Return the commands of the drones that are not agents."""
         return jnp.zeros((0, self._command_size))
 
-    def _marks(self, state: SwarmState) -> tuple[Float[Array, "Q D"], Int[Array, "Q"]]:  # noqa: ARG002
+    def _marks(self, state: SwarmState) -> tuple[Float[Array, "Q D"], Int[Array, "Q"]]:
         return jnp.zeros((0, self.dims)), jnp.zeros(0, jnp.int32)
 
-    def _cells(self, state: SwarmState) -> Float[Array, "*G"]:  # noqa: ARG002
+    def _cells(self, state: SwarmState) -> Float[Array, "*G"]:
         return jnp.zeros((0,) * self.dims)
 
     @property
@@ -290,6 +288,28 @@ class SwarmEnv(SwarmObservations):
         message = self._status(state) if self.comm == "status" else message
         alive = state.alive[: self._num_acting, None]
         return state._replace(message=jnp.where(alive, message, 0.0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrowingArena(SwarmEnv):
+    """A task in an arena that grows with N.
+
+    Parameters
+    ----------
+    cells_per_agent
+        The area (volume) of the arena over N; its side is rounded to whole cells.
+    """
+
+    cells_per_agent: float = 32.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(cells_per_agent=self.cells_per_agent)
+
+    @property
+    def side(self) -> int:
+        """Cells along one side of the arena: G."""
+        return max(2, round((self.num_agents * self.cells_per_agent) ** (1 / self.dims)))
 
 
 @functools.cache

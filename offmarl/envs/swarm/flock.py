@@ -9,11 +9,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.envs.base import MARKS, require_positive
 from offmarl.envs.swarm import dynamics
-from offmarl.envs.swarm.dynamics import DroneState
-from offmarl.envs.swarm.env import SwarmEnv
+from offmarl.envs.swarm.dynamics import DroneState, around, length_of
+from offmarl.envs.swarm.env import Advanced, SwarmEnv
 from offmarl.envs.swarm.neighbours import find_neighbours, find_points
 from offmarl.envs.swarm.observations import Blocks, SwarmState
-from offmarl.envs.swarm.steering import around, length_of
 
 _MATES = 2
 _TOGETHER = 3.0
@@ -105,7 +104,7 @@ class Flock(SwarmEnv):
         direction = jax.random.normal(key, (self.dims,))
         return self.journey / 2 * direction / jnp.maximum(length_of(direction), 1e-6)
 
-    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> FlockTask:  # noqa: ARG002
+    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> FlockTask:
         beacon = self.side - state.drones.position.mean(0)  # opposite of the bunch
         together, _ = self._company(state)
         return FlockTask(beacon, together.mean(), jnp.zeros(()))
@@ -119,12 +118,7 @@ class Flock(SwarmEnv):
         together = (near.distance <= _TOGETHER).mean(-1, dtype=jnp.float32)
         return together, near.distance[:, 0] < _TOO_CLOSE
 
-    def _advance(
-        self,
-        key: PRNGKeyArray,  # noqa: ARG002
-        before: SwarmState,
-        moved: SwarmState,
-    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+    def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
         beacon = before.task.beacon
         distance = length_of(beacon - moved.drones.position)
         gained = jnp.clip(length_of(beacon - before.drones.position) - distance, -1.0, 1.0)

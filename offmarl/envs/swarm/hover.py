@@ -6,12 +6,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.base import MARKS, require_positive
+from offmarl.envs.base import MARKS
 from offmarl.envs.swarm import dynamics
-from offmarl.envs.swarm.env import SwarmEnv
+from offmarl.envs.swarm.dynamics import around, length_of
+from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.observations import Blocks, SwarmState
-from offmarl.envs.swarm.options import arena_side
-from offmarl.envs.swarm.steering import around, length_of
 
 _NEAR = 0.5
 _SLOW = 0.25
@@ -31,7 +30,7 @@ class HoverTask(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hover(SwarmEnv):
+class Hover(GrowingArena):
     """N drones, by default quadrotors that collide elastically, fly to goals and hover there.
 
     Each drone has a goal of its own, outside of obstacles; where there is room, it is 2 cells from
@@ -49,11 +48,6 @@ class Hover(SwarmEnv):
 
     Metrics: ``hovers``, ``collided`` and ``distance`` (from the goal, in cells): means over the
     drones.
-
-    Parameters
-    ----------
-    cells_per_agent
-        The volume (area) of the arena over N; its side is rounded to whole cells.
     """
 
     cells_per_agent: float = 128.0
@@ -61,15 +55,6 @@ class Hover(SwarmEnv):
     dynamics: str = "quadrotor"
     action: str = "continuous"
     collisions: str = "elastic"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(cells_per_agent=self.cells_per_agent)
-
-    @property
-    def side(self) -> int:
-        """Cells along one side of the arena: G."""
-        return arena_side(self.num_agents, self.cells_per_agent, self.dims)
 
     def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
         """Return means over the drones: hovers, collided, distance from the goal."""
@@ -94,12 +79,7 @@ class Hover(SwarmEnv):
         near = length_of(goal - state.drones.position) <= _NEAR
         return near & (length_of(state.drones.velocity) <= _SLOW)
 
-    def _advance(
-        self,
-        key: PRNGKeyArray,  # noqa: ARG002
-        before: SwarmState,
-        moved: SwarmState,
-    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+    def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
         goal = before.task.goal
         left = [length_of(goal - state.drones.position).mean() for state in (before, moved)]
         hovers = self._hovers(moved, goal)

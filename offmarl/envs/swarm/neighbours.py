@@ -94,23 +94,7 @@ def reduce_within(
     reach: float,
     side: float,
 ) -> Carry:
-    """Reduce over the pairs of observers and points, at least over all pairs within reach.
-
-    Parameters
-    ----------
-    add
-        Adds pairs, in any order; see `Add`. Pairs beyond the reach must not change its result.
-    initial
-        Initial value: arrays ``(..., N)``.
-    observers
-        Their positions.
-    points
-        The points to search among.
-    reach
-        Largest distance; static.
-    side
-        Side of the arena. Coordinates should be in [0, side]; points outside are found as well.
-    """
+    """Reduce over the pairs of observers and points, at least over all pairs within reach."""
     dense = use_dense(points.position.shape, reach, side)
     reduce = reduce_all_pairs if dense else reduce_cells
     return reduce(add, initial, observers, points, reach, side)
@@ -241,19 +225,7 @@ def find_neighbours(
     reach: float,
     side: float,
 ) -> Neighbours:
-    """Find the ``count`` nearest other drones of each drone within reach.
-
-    Parameters
-    ----------
-    position
-        Each coordinate in [0, side].
-    alive
-        Drones that can be found.
-    count, reach
-        K, and the largest distance.
-    side
-        Side of the arena.
-    """
+    """Find the ``count`` nearest other drones of each drone within reach."""
     itself = jnp.arange(position.shape[0], dtype=jnp.int32)
     return _find(position, Points(position, alive), itself, count, reach, side)
 
@@ -266,19 +238,7 @@ def find_points(
     side: float,
     mask: Bool[Array, "M"] | None = None,
 ) -> Neighbours:
-    """Find the ``count`` nearest points of each drone within reach.
-
-    Parameters
-    ----------
-    position, points
-        Each coordinate in [0, side].
-    count, reach
-        K, and the largest distance.
-    side
-        Side of the arena.
-    mask
-        Valid points; None if all are.
-    """
+    """Find the ``count`` nearest points of each drone within reach."""
     mask = jnp.ones(points.shape[0], bool) if mask is None else mask
     return _find(position, Points(points, mask), None, count, reach, side)
 
@@ -328,17 +288,6 @@ def can_see(
 
     Obstacles do not hide what is inside them. A drone inside an obstacle, which errors of measured
     positions cause, sees as if it were at the surface.
-
-    Parameters
-    ----------
-    position, targets
-        The drones, and K points for each.
-    obstacles, radius
-        Centres of discs (balls) and their radius.
-    reach
-        Largest distance of targets; static. Lines to others are not checked to the end.
-    side
-        Side of the arena.
     """
     num_drones, num_targets, _ = targets.shape
     own = position.T

@@ -234,11 +234,6 @@ class SwarmOptions(ABC):
         return Continuous(self._command_size + (self.comm_size if learned else 0))
 
 
-def arena_side(num_agents: int, cells_per_agent: float, dims: int) -> int:
-    """Return the side of an arena with so many cells per drone, in whole cells."""
-    return max(2, round((num_agents * cells_per_agent) ** (1 / dims)))
-
-
 def require_one_of(option: str, value: object, known: tuple[object, ...]) -> None:
     """Raise `OptionError` if an option does not have one of the known values."""
     if value not in known:

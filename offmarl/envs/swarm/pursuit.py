@@ -12,10 +12,10 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from offmarl.envs.base import require_positive
 from offmarl.envs.swarm import dynamics, quadrotor
 from offmarl.envs.swarm.dynamics import Kind
-from offmarl.envs.swarm.env import SwarmEnv
+from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.neighbours import find_distance, find_neighbours
 from offmarl.envs.swarm.observations import Blocks, SwarmState, describe
-from offmarl.envs.swarm.options import arena_side, require_one_of
+from offmarl.envs.swarm.options import require_one_of
 from offmarl.errors import OptionError
 
 _CATCH_RANGE = 1.0
@@ -35,7 +35,7 @@ class PursuitTask(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pursuit(SwarmEnv):
+class Pursuit(GrowingArena):
     """N pursuers catch M evaders that are 20% faster, in a walled arena.
 
     An evader within 1 cell of a pursuer is caught: it is dead and stays in its place. When all
@@ -58,10 +58,10 @@ class Pursuit(SwarmEnv):
       an evader in sight they go to the centre.
 
     In addition to the common parts, an agent observes the ``time`` that rewards depend on,
-    ``t / time_limit`` (not with ``time=false``, as in recordings before that option existed), and
-    the 3 nearest live ``opponents`` in sight (each: relative position and velocity, 1). It
-    broadcasts the relative position (in cells over 10) of the nearest opponent that it sees, and
-    whether there is one. The global state includes which drones are alive, and the time.
+    ``t / time_limit``, and the 3 nearest live ``opponents`` in sight (each: relative position and
+    velocity, 1). It broadcasts the relative position (in cells over 10) of the nearest opponent
+    that it sees, and whether there is one. The global state includes which drones are alive, and
+    the time.
 
     Metrics: ``caught``, a fraction of the evaders.
 
@@ -71,22 +71,16 @@ class Pursuit(SwarmEnv):
         N and M, the numbers in the name.
     evaders, pursuers
         "scripted" or "learned", and not both "scripted".
-    time
-        Show agents and state the time.
-    cells_per_agent
-        The area (volume) of the arena over N; its side is rounded to whole cells.
     """
 
     num_evaders: int
     evaders: str = "scripted"
     pursuers: str = "learned"
-    time: bool = True
-    cells_per_agent: float = 32.0
     sensing_range: float = 6.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(num_evaders=self.num_evaders, cells_per_agent=self.cells_per_agent)
+        require_positive(num_evaders=self.num_evaders)
         for side in ("evaders", "pursuers"):
             require_one_of(side, getattr(self, side), ("scripted", "learned"))
         if self.evaders == self.pursuers == "scripted":
@@ -94,11 +88,6 @@ class Pursuit(SwarmEnv):
                 "both sides of pursuit are scripted, so there are no agents: give "
                 "evaders=learned, or leave out pursuers=scripted."
             )
-
-    @property
-    def side(self) -> int:
-        """Cells along one side of the arena: G."""
-        return arena_side(self.num_agents, self.cells_per_agent, self.dims)
 
     @property
     def _num_drones(self) -> int:
@@ -149,7 +138,7 @@ class Pursuit(SwarmEnv):
         """Return the fraction of evaders caught."""
         return {"caught": 1 - state.alive[self._evaders].mean(dtype=jnp.float32)}
 
-    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> PursuitTask:  # noqa: ARG002
+    def _begin(self, key: PRNGKeyArray, state: SwarmState) -> PursuitTask:
         return PursuitTask(self._gap(state, self._closest(state)))
 
     def _closest(self, state: SwarmState) -> Float[Array, "M"]:
@@ -161,12 +150,7 @@ class Pursuit(SwarmEnv):
         free = state.alive[self._evaders]
         return jnp.where(free, closest, 0.0).mean() / self.side
 
-    def _advance(
-        self,
-        key: PRNGKeyArray,  # noqa: ARG002
-        before: SwarmState,
-        moved: SwarmState,
-    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+    def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
         closest = self._closest(moved)
         free = before.alive[self._evaders]
         caught = free & (closest <= _CATCH_RANGE)
@@ -229,10 +213,8 @@ class Pursuit(SwarmEnv):
 
     def _sense(self, seen: SwarmState) -> Blocks:
         opponents = [self._describe_others(seen, *sides) for sides in self._acting_sides]
-        blocks = {"opponents": jnp.concatenate(opponents)}
-        if not self.time:
-            return blocks
-        return {"time": jnp.full((self._num_acting, 1), seen.time / self.time_limit), **blocks}
+        time = jnp.full((self._num_acting, 1), seen.time / self.time_limit)
+        return {"time": time, "opponents": jnp.concatenate(opponents)}
 
     def _describe_others(
         self, seen: SwarmState, observers: slice, others: slice
@@ -256,7 +238,7 @@ class Pursuit(SwarmEnv):
 
     def _summary(self, state: SwarmState) -> Float[Array, "S"]:
         alive = state.alive.astype(jnp.float32)
-        return jnp.append(alive, state.time / self.time_limit) if self.time else alive
+        return jnp.append(alive, state.time / self.time_limit)
 
     def _steer(self, see: Blocks) -> Float[Array, "N D"]:
         """Pursuers head for the future position of the nearest opponent; evaders flee."""

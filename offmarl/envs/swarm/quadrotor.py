@@ -219,17 +219,6 @@ def command_towards(
 
     A velocity controller asks for an acceleration, whose direction and size give the attitude and
     the thrust; a second controller turns the body to that attitude.
-
-    Parameters
-    ----------
-    desired, velocity
-        In cells per step, along the axes of the arena; at most the top speed is asked for.
-    rotation, spin
-        Rotation matrices (see `to_matrix`) and angular velocities in the bodies' frames.
-    top_speed
-        Top speeds.
-    control
-        One of `CONTROLS`.
     """
     length = jnp.sqrt(jnp.square(desired).sum(-1, keepdims=True))
     desired = desired * jnp.minimum(1.0, top_speed / jnp.maximum(length, 1e-6))

@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.base import MARKS, require_positive
-from offmarl.envs.swarm.env import SwarmEnv
+from offmarl.envs.base import MARKS
+from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.neighbours import Points, reduce_within
 from offmarl.envs.swarm.observations import Blocks, SwarmState
-from offmarl.envs.swarm.options import arena_side
 
 _HOLD_RANGE = 1.5
 _HOLD_STRENGTH = 2.0
@@ -39,7 +38,7 @@ class SearchTask(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search(SwarmEnv):
+class Search(GrowingArena):
     """N drones, alternately scouts and lifters, look for targets and hold them.
 
     There is one target for every two drones, rounded up. A target moves 0.4 cells a step, turns at
@@ -58,24 +57,10 @@ class Search(SwarmEnv):
     velocities, strengths, and whether found.
 
     Metrics: ``found`` and ``held``, fractions of the targets.
-
-    Parameters
-    ----------
-    cells_per_agent
-        The area (volume) of the arena over N; its side is rounded to whole cells.
     """
 
     cells_per_agent: float = 64.0
     heterogeneous: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(cells_per_agent=self.cells_per_agent)
-
-    @property
-    def side(self) -> int:
-        """Cells along one side of the arena: G."""
-        return arena_side(self.num_agents, self.cells_per_agent, self.dims)
 
     @property
     def num_targets(self) -> int:
@@ -98,12 +83,7 @@ class Search(SwarmEnv):
         none = jnp.zeros(self.num_targets, bool)
         return self._watch(state, SearchTask(position, velocity, none, jnp.zeros(none.shape)))
 
-    def _advance(
-        self,
-        key: PRNGKeyArray,
-        before: SwarmState,
-        moved: SwarmState,
-    ) -> tuple[SwarmState, Float[Array, "N"], Bool[Array, ""]]:
+    def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
         old = before.task
         position, velocity = _wander(key, old.position, old.velocity, self.side)
         task = self._watch(moved, old._replace(position=position, velocity=velocity))

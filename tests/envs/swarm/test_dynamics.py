@@ -19,7 +19,8 @@ def swarm(position, velocity=None, heading=0.0):
 
 def move(drones, command, kind=motion.STANDARD, wind=(0.0, 0.0), dynamics="velocity"):
     params = motion.params_of([kind] * len(drones.position), 5.0)
-    return motion.move(drones, jnp.asarray(command), params, jnp.asarray(wind), SIDE, dynamics)
+    flown = motion.fly(drones, jnp.asarray(command), params, jnp.asarray(wind), dynamics)
+    return motion.keep_inside(flown, SIDE)
 
 
 @pytest.mark.parametrize("dims", [2, 3])
@@ -89,8 +90,8 @@ def test_a_unicycle_flies_where_it_heads_and_turns_on_command():
 
 def test_a_unicycle_in_three_dimensions_climbs():
     params = motion.params_of([motion.STANDARD], 5.0)
-    drones = motion.move(
-        swarm([[4.0, 4.0, 4.0]]), jnp.asarray([[0.0, 0, 1]]), params, jnp.zeros(3), SIDE, "unicycle"
+    drones = motion.fly(
+        swarm([[4.0, 4.0, 4.0]]), jnp.asarray([[0.0, 0, 1]]), params, jnp.zeros(3), "unicycle"
     )
     assert drones.velocity.tolist() == [[0.0, 0.0, 0.5]]
 

@@ -1,7 +1,5 @@
 """Pursuit: scripted drones on either side, and the time that rewards depend on."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -32,16 +30,6 @@ def test_agents_and_state_show_the_time():
     for view, time in ((first.view, 0.0), (after.next_view, 0.25)):
         np.testing.assert_array_equal(env.read(view.observation)["time"], [[time]] * 3)
         assert view.state[-1] == time
-
-
-def test_recordings_from_before_the_time_was_shown_find_their_environment():
-    now = envs.make("swarm/pursuit-2-1")
-    before = envs.make("swarm/pursuit-2-1:time=false")
-    sizes = [(env.spec.observation_size, env.spec.state_size) for env in (now, before)]
-    assert sizes[0] == (sizes[1][0] + 1, sizes[1][1] + 1)
-    recorded = replace(before.spec, name="swarm/pursuit-2-1")
-    assert envs.make_for(recorded).spec == before.spec
-    assert envs.make_for(now.spec) == now
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import pytest
 
 from offmarl import envs, vault
 from offmarl.errors import OptionError
-from offmarl.report import replay_render
+from offmarl.report import render
 
 NAME = "swarm/coverage-2:time_limit=6"
 
@@ -17,7 +17,7 @@ def test_episodes_are_done_again_as_they_were_recorded(random_data):
     data, env = vault.open_vault(random_data(NAME)), envs.make(NAME)
     assert data.provenance["recipe"]["chunks"] == [2, 64]
     for number in (0, 10, -1):
-        shown = replay_render.replay(env, data, range(len(data.episodes.row))[number])
+        shown = render.replay(env, data, range(len(data.episodes.row))[number])
         episode = data.episode(number)
         start = data.episodes.start[number]
         assert number != 10 or start < 64 < start + len(episode.transition.reward)
@@ -34,11 +34,11 @@ def test_what_was_drawn_at_random_by_others_is_not_made_up(random_data, tmp_path
     """A vault made of another does not tell where in the recording its episodes were."""
     later = vault.filter(random_data(NAME), "index > 5", tmp_path / "later.vlt")
     with pytest.raises(OptionError, match=r"later\.vlt.*episode 0, played again, differs"):
-        replay_render.replay(envs.make(NAME), later, 0)
+        render.replay(envs.make(NAME), later, 0)
 
 
 @pytest.mark.slow
 def test_what_has_no_scene_is_not_drawn(random_data):
     data = vault.open_vault(random_data(NAME))
     with pytest.raises(OptionError, match="episodes of probe/one-step cannot be drawn"):
-        replay_render.replay(envs.make("probe/one-step"), data, 0)
+        render.replay(envs.make("probe/one-step"), data, 0)
