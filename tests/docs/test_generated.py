@@ -1,11 +1,17 @@
-"""Measurements: the page is made from the files of rows, and scripts replace their rows."""
+"""Pages of the checkout that are made from data are up to date."""
 
 from dataclasses import replace
 
 from benchmarks import page, results
+from docs import layers
 
 
-def test_the_page_is_up_to_date_and_short():
+def test_contributing_has_the_layers_of_pyproject():
+    assert layers.PLACE.search(layers.PAGE.read_text())
+    assert layers.PAGE.read_text() == layers.page(), "run `python -m docs.layers`"
+
+
+def test_the_page_of_measurements_is_up_to_date_and_short():
     text = page.page()
     assert page.PAGE.read_text() == text, "run `python -m benchmarks.page`"
     assert len(text.splitlines()) <= 200
@@ -25,4 +31,4 @@ def test_a_new_row_takes_the_place_of_the_old_one(tmp_path):
     results.write(path, [first, second])
     results.write(path, [replace(first, value="2 ms")])
     assert results.read(path) == ("Topic", [replace(first, value="2 ms"), second])
-    assert first.script == "test_results.py" and first.machine and first.date
+    assert first.script == "test_generated.py" and first.machine and first.date
