@@ -1,6 +1,7 @@
 """Speed of reading vaults, relative to stock flashbax, to NumPy arrays in memory, and to the disk.
 
     python benchmarks/reading.py [--size 8] [--directory DIR] [--only stock|large|checked]
+        [--out benchmarks/results/vaults.json]
 
 "checked" compares reads with and without comparison with checksums (with is the default).
 
@@ -28,6 +29,9 @@ from typing import Any
 import numpy as np
 from vault import SPEC, experience, open_stock, write_ours, write_stock
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.results import Row, measured, write
 from offmarl import vault
 
 STEPS = 100_000
@@ -280,7 +284,7 @@ def write_large(path: Path, size: float) -> None:
             writer.append(data)
 
 
-def report_stock(root: Path) -> None:
+def report_stock(root: Path) -> list[Row]:
     data = experience(STEPS)
     write_ours(root / "ours.vlt" / "r", data, 50_000, flush=False)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -301,6 +305,15 @@ def report_stock(root: Path) -> None:
     took = measure("replays", root / "ours.vlt" / "r")
     print(f"batch of 32 windows, ms: device {1e3 * took['device']:.2f}, stream", end=" ")
     print(f"{1e3 * took['stream']:.2f}")
+    read, window = (theirs[name] / mine[name] for name in ("read", "window"))
+    return [
+        measured(
+            __file__,
+            f"read of {STEPS:,} steps, a window of {WINDOW} steps",
+            f"{read:.1f}, {window:.0f} times as fast",
+            peer="stock flashbax",
+        )
+    ]
 
 
 def report_large(path: Path, size: float) -> None:
@@ -320,7 +333,7 @@ def report_large(path: Path, size: float) -> None:
     print(f"the disk, 32 at a time           {1e6 * raw['many']:10.1f}")
 
 
-def report_checked(path: Path, size: float) -> None:
+def report_checked(path: Path, size: float) -> list[Row]:
     write_large(path, size)
     took = measure("checked", path)
     print(f"\nreads of {size:g} GB compared with checksums, and not, page cache warm")
@@ -333,6 +346,31 @@ def report_checked(path: Path, size: float) -> None:
     ):
         mine, plain = took[f"checked {name}"], took[f"plain {name}"]
         print(f"{title:36} {mine * unit:9.2f} {plain * unit:8.2f} {mine / plain:7.2f}")
+    ratio = {
+        name: took[f"checked {name}"] / took[f"plain {name}"]
+        for name in ("sequential", "windows", "first", "single")
+    }
+    return [
+        measured(
+            __file__,
+            f"first sequential read of {size:g} GB, checked beside unchecked",
+            f"{1e3 * took['checked sequential']:.0f} ms",
+            peer=f"unchecked {1e3 * took['plain sequential']:.0f} ms",
+            ratio=f"{ratio['sequential']:.2f}",
+            aim="1.3",
+            met=ratio["sequential"] <= 1.3,
+        ),
+        measured(
+            __file__,
+            f"{BATCHES} batches of {BATCH} windows, warm, checked over unchecked",
+            f"{ratio['windows']:.2f}",
+        ),
+        measured(
+            __file__,
+            f"first batch of {BATCH} windows, first window, checked over unchecked",
+            f"{ratio['first']:.1f}; {ratio['single']:.1f}",
+        ),
+    ]
 
 
 def main() -> None:
@@ -341,19 +379,23 @@ def main() -> None:
     parser.add_argument("--size", type=float, default=8, help="of the large vault, in GB")
     parser.add_argument("--measure", choices=MEASUREMENTS, help=argparse.SUPPRESS)
     parser.add_argument("--path", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help="file of results that takes the rows")
     parser.add_argument("--only", choices=("stock", "large", "checked"), help="of the reports")
     args = parser.parse_args()
     if args.measure:
         print(json.dumps(MEASUREMENTS[args.measure](args.path)))
         return
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory(dir=args.directory) as name:
         path = Path(name) / "large.vlt" / "main"
         if args.only in (None, "stock"):
-            report_stock(Path(name))
+            rows += report_stock(Path(name))
         if args.only in (None, "large"):
             report_large(path, args.size)
         if args.only in (None, "checked"):
-            report_checked(path.with_name("checked"), min(args.size, 1.0))
+            rows += report_checked(path.with_name("checked"), min(args.size, 1.0))
+    if args.out:
+        write(args.out, rows)
 
 
 if __name__ == "__main__":

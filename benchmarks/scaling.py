@@ -6,7 +6,7 @@ Three vaults are written, in processes of their own: of a quarter and a half of 
 all of them. The model is fitted to the first two, and its predictions for the third are printed
 beside what was measured. Then the model says what 1e9, 1e11 and 1e13 steps take. Sizes are
 measured here; rates and prices are assumptions, which a file of options can replace. The tables of
-``docs/scaling.md`` are those of this program.
+``docs/tasks.md`` are those of this program.
 """
 
 import json

@@ -104,12 +104,14 @@ def _configure(out: Path, generated: Mapping[str, pages.Pages]) -> Path:
 
 
 def _filled(entry: dict[str, Any], generated: Mapping[str, pages.Pages]) -> dict[str, Any]:
-    """Return an entry of the navigation with the pages of a generated section in it.
+    """Return an entry of the navigation with the pages of generated sections in it.
 
     Pages whose titles begin alike, up to a slash, are a group.
     """
     ((title, value),) = entry.items()
-    if not isinstance(value, str) or not value.startswith("generated:"):
+    if isinstance(value, list):
+        return {title: [one if isinstance(one, str) else _filled(one, generated) for one in value]}
+    if not value.startswith("generated:"):
         return entry
     index, *rest = generated[value.removeprefix("generated:")].items()
     groups: dict[str, list[Any]] = {}

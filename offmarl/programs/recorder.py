@@ -235,10 +235,11 @@ class Recorder(NamedTuple):
 
     def about(self, version: Version) -> dict[str, Any]:
         """Describe a version of the policy for a vault."""
+        one = self.team is not None  # and the version has the returns of this team alone
         return {
             "policy_id": version.iteration,
             "training_steps": version.iteration * self.iteration_steps,
-            "return": only_or_all(self.by_team_name(version.means)),
+            "return": version.mean if one else only_or_all(self.by_team_name(version.means)),
         }
 
 

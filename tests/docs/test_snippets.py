@@ -117,7 +117,8 @@ def call(line: str) -> None:
 def smaller(line: str) -> str:
     """Return a command with small sizes."""
     verb = line.split(maxsplit=1)[0]
-    options = SMALLER.get(verb, "") if "--policy" not in line else "--steps 256"
+    untrained = re.search("--policy|--from-run|record (random|scripted) ", line)
+    options = "--steps 256" if untrained else SMALLER.get(verb, "")
     for name, _ in (pairs := re.findall(r"(--[\w-]+) (\S+)", options)):
         line = re.sub(rf" {name} \S+", "", line)
     return f"{line} {' '.join(f'{name} {value}' for name, value in pairs)}"

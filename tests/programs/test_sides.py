@@ -12,7 +12,7 @@ from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.networks import PolicyConfig
 from offmarl.programs import fixed, hyperparameters, load_policy, online, registry, tiers
 from offmarl.programs.continuing import start_of
-from offmarl.programs.recorder import Recorder
+from offmarl.programs.recorder import Recorder, Version
 from offmarl.programs.sides import joint_policy, near, policies_by_team, side_of
 from offmarl.teams import teams_of
 from tests.runs import write_policy
@@ -111,6 +111,8 @@ def test_each_team_plays_a_tier_with_its_own_skill(tmp_path):
         ("cats", "expert", "expert"),
         ("mice", "random", "random"),
     ]
+    mice = run.by_team()[1]
+    assert mice.about(Version(1, [1.0], ([3.0],)).of_team(1))["return"] == 3.0
 
 
 @pytest.mark.parametrize(
