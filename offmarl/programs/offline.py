@@ -19,6 +19,7 @@ from offmarl.programs import dataset as data
 from offmarl.programs import finite, gathering
 from offmarl.programs.cluster import (
     check_same,
+    ends_with_others,
     gathered,
     is_first,
     join,
@@ -43,7 +44,6 @@ from offmarl.programs.loop import (
     start_shapes,
     updates,
 )
-from offmarl.programs.peers import ends_with_others
 from offmarl.programs.program import (
     FREE,
     Args,
