@@ -56,11 +56,6 @@ class CellsWork(Work):
         """Number of preparations and cells."""
         return len(self._jobs) + len(self._cells)
 
-    @property
-    def default_tasks(self) -> int:
-        """A task for each block."""
-        return self.num_blocks
-
     def label(self, block: int) -> str:
         """Return the name of a dataset, or of a cell."""
         cell = self._cell(block)
@@ -117,7 +112,7 @@ class CellsWork(Work):
     def join(self) -> None:
         """Do nothing: the tables are made of the cells' files."""
 
-    def plan(self, tasks: int) -> dict[str, Any]:
+    def plan(self, tasks: int | None) -> dict[str, Any]:
         """Return the numbers of cells and datasets."""
         return super().plan(tasks) | {
             "cells": len(self._cells),

@@ -17,7 +17,6 @@ from offmarl.cli.output import Report, as_is, grid
 from offmarl.cli.parse import TASK_OPTIONS, given_among
 from offmarl.errors import OptionError
 from offmarl.launch import (
-    LAUNCHERS,
     Launched,
     Options,
     Share,
@@ -26,7 +25,6 @@ from offmarl.launch import (
     launch,
     run_share,
 )
-from offmarl.launch.launching import LauncherName
 from offmarl.paths import local
 from offmarl.terminal import number
 from offmarl.tracking import progress
@@ -49,8 +47,7 @@ class TaskOptions(NamedTuple):
     """The options, as they were given."""
 
     tasks: int | None = None
-    """By default as many as the work suggests."""
-    launcher: LauncherName = "local"
+    launcher: str = "local"
     workers: int | None = None
     launcher_option: Mapping[str, Any] = {}
     task: Share | None = None
@@ -90,10 +87,6 @@ def _options(found: Mapping[str, Sequence[str]]) -> TaskOptions:
     for name in ("tasks", "workers", "block_steps"):
         if name in values:
             values[name] = _count(name, values[name])
-    if values.get("launcher", "local") not in LAUNCHERS:
-        raise OptionError(
-            f"--launcher must be one of {', '.join(LAUNCHERS)}: got {values['launcher']!r}."
-        )
     if "launcher_option" in values:
         values["launcher_option"] = dict(map(_pair, found["launcher_option"]))
     if "task" in values:
@@ -195,9 +188,8 @@ def run(
         return _run_share(work, options.task)
     if options.join:
         return report(work, Launched(join_work(work)))
-    count = options.tasks or work.default_tasks
     how = options.launcher, options.workers, options.launcher_option, options.take_over
-    chosen = Options(count, *how)
+    chosen = Options(options.tasks, *how)
     return report(work, launch(work, chosen, f"{__name__}:work_of", entry))
 
 
@@ -240,7 +232,7 @@ def _run_share(work: Work, share: Share) -> Report:
         with progress(f"task {share.number} of {share.of}", blocks) as advance:
             shown = [0]
 
-            def show(done: int, _total: int, _block: int | None) -> None:
+            def show(done: int, _total: int) -> None:
                 advance(done - shown[0])
                 shown[0] = done
 
@@ -253,8 +245,8 @@ def _run_share(work: Work, share: Share) -> Report:
 
 
 def _plan(work: Work, options: TaskOptions) -> Report:
-    tasks = options.task.of if options.task else options.tasks or work.default_tasks
-    facts, notes = work.plan(tasks), work.notes(tasks)
+    tasks = options.task.of if options.task else options.tasks
+    facts, notes = work.plan(tasks), work.notes(tasks or 1)
     shown = grid({name: _in_words(name, fact) for name, fact in facts.items()})
     return Report(facts | {"notes": notes}, Group(shown, *map(as_is, notes)))
 
