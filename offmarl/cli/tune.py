@@ -22,8 +22,7 @@ from offmarl.errors import OptionError
 from offmarl.launch import Launched, Work
 from offmarl.programs.registry import Kind, find, load, program_of
 from offmarl.programs.run import print_sources
-from offmarl.programs.search import Space, chosen, derived, read
-from offmarl.programs.tuning import Search, TrialsWork, Tuned
+from offmarl.programs.tuning import Search, Space, TrialsWork, Tuned, chosen, derived, read
 from offmarl.programs.tuning import tune as search_settings
 from offmarl.terminal import number
 
