@@ -173,16 +173,21 @@ def _without_directory(value: Any) -> Any:
 
 def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
     address = None if args.coordinator == AUTO else args.coordinator
+    late = (
+        f"--coordinator {args.coordinator}: the processes did not join within {JOIN_SECONDS} s: "
+        "start all of them, each with its own --process and with the same --processes."
+    )
     try:
-        jax.distributed.initialize(
-            address,
-            args.processes,
-            args.process,
-            initialization_timeout=JOIN_SECONDS,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-        )
-        _compare(args, more)
-        jax.devices()  # the processes tell one another their devices
+        with _last_words(late):
+            jax.distributed.initialize(
+                address,
+                args.processes,
+                args.process,
+                initialization_timeout=JOIN_SECONDS,
+                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            )
+            _compare(args, more)
+            jax.devices()  # the processes tell one another their devices
     except ValueError as error:
         missing = "--processes N and --process I"
         missing = missing if address else f"--coordinator HOST:PORT, {missing}"
@@ -191,11 +196,7 @@ def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
             f"so something is missing ({error}): start it with `srun`, or give {missing}."
         ) from None
     except jax.errors.JaxRuntimeError as error:
-        raise OptionError(
-            f"--coordinator {args.coordinator}: the processes did not join within {JOIN_SECONDS} s "
-            f"({_first_line(error)}): start all of them, each with its own --process and with the "
-            "same --processes."
-        ) from None
+        raise OptionError(f"{late} ({_first_line(error)})") from None
 
 
 def _compare(args: DeviceArgs, more: Mapping[str, Any]) -> None:
@@ -244,13 +245,23 @@ _PRINT_UNLESS_DONE = "import sys; sys.stdin.read() or print(sys.argv[1], file=sy
 
 
 @contextmanager
+def _last_words(message: str) -> Iterator[None]:
+    """Let a child process print a message if JAX aborts this one in the block."""
+    command = [sys.executable, "-I", "-S", "-c", _PRINT_UNLESS_DONE, f"offmarl: {message}"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield
+    finally:
+        child.communicate("done")
+
+
+@contextmanager
 def ends_with_others(where: Path) -> Iterator[None]:
     """Name what a run continues from if the loss of another process ends this one.
 
-    The next exchange with a lost process fails, or JAX misses its heartbeat and aborts this one: a
-    child process, which waits for the end of this one, then prints the message. After an error,
-    the process ends without the end of JAX, which would wait for the others. Within another block
-    of this kind, a block does nothing.
+    The next exchange with a lost process fails, or JAX misses its heartbeat and aborts this one.
+    After an error, the process ends without the end of JAX, which would wait for the others. Within
+    another block of this kind, a block does nothing.
     """
     if jax.process_count() == 1 or _guarded.get():
         yield
@@ -259,11 +270,10 @@ def ends_with_others(where: Path) -> Iterator[None]:
         f"Start all processes again with the same commands: {where} continues from its last "
         "checkpoint."
     )
-    command = [sys.executable, "-I", "-S", "-c", _PRINT_UNLESS_DONE, f"offmarl: {advice}"]
-    witness = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
     token = _guarded.set(True)
     try:
-        yield
+        with _last_words(advice):
+            yield
     except Exception as error:
         _skip_end_of_jax()
         is_exchange = isinstance(error, jax.errors.JaxRuntimeError)
@@ -273,7 +283,6 @@ def ends_with_others(where: Path) -> Iterator[None]:
         raise ProcessLostError(f"{reason}. {advice}") from None
     finally:
         _guarded.reset(token)
-        witness.communicate("done")
 
 
 def _skip_end_of_jax() -> None:
