@@ -153,9 +153,6 @@ class CommandWork(Work):
         """Unknown: the command finds out."""
         return False
 
-    def join(self) -> None:
-        """Do nothing: the command itself has written the result."""
-
 
 def work_of(arguments: tuple[str, ...]) -> Work:
     """Make the work of a verb; `run` gives the arguments to the processes of its tasks."""

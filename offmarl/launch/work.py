@@ -101,12 +101,11 @@ class Work(ABC):
     def run(self, block: int) -> None:
         """Run a block, or continue it."""
 
-    @abstractmethod
     def is_complete(self) -> bool:
         """Whether the result exists; `RunError` if other work has its result at the path."""
+        return not self.missing()
 
-    @abstractmethod
-    def join(self) -> None:
+    def join(self) -> None:  # noqa: B027 - by default the blocks are the result
         """Make the result from all blocks, in their order."""
 
     def tasks(self, wanted: int | None) -> int:
@@ -141,11 +140,7 @@ class Work(ABC):
 
     def missing(self) -> list[int]:
         """Return the blocks that are not complete."""
-        try:
-            done = {path.name for path in (self.directory / _DONE).iterdir()}
-        except FileNotFoundError:
-            done = set()
-        return [block for block in range(self.num_blocks) if str(block) not in done]
+        return [block for block in range(self.num_blocks) if not self.is_done(block)]
 
     def check(self) -> None:
         """Record what the blocks depend on; `RunError` if earlier tasks recorded something else."""

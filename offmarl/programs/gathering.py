@@ -210,10 +210,6 @@ class SeedsWork(Work):
         """Whether a seed is trained, and its run has not been removed to train it again."""
         return super().is_done(block) and (self._run(block) / tracking.RUN_FILE).exists()
 
-    def missing(self) -> list[int]:
-        """Return the seeds that are not trained."""
-        return [block for block in range(self.num_blocks) if not self.is_done(block)]
-
     def is_complete(self) -> bool:
         """Whether the run of all seeds exists; if it is another one, `join` raises `RunError`."""
         record = tracking.recorded(self.path)

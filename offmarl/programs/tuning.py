@@ -349,9 +349,6 @@ class TrialsWork(Work):
         """Whether a trial has ended."""
         return block not in self.missing()
 
-    def finish(self, block: int) -> None:
-        """Do nothing: the journal has the trial."""
-
     def check(self) -> None:
         """Record in the journal what scores are made from, or compare it."""
         self.file.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ from filelock import FileLock
 from offmarl import benchmark, report, tracking, vault
 from offmarl.benchmark import CellsWork
 from offmarl.benchmark.cells import is_current, pack
-from offmarl.benchmark.jobs import cell_file, note_vaults, noted_vaults, preparation, run_of
+from offmarl.benchmark.tasks import cell_file, note_vaults, noted_vaults, preparation, run_of
 from offmarl.cli.output import Report
 from offmarl.errors import RunError, Stopped, VaultError
 from offmarl.launch import Options, Share, launch, run_share

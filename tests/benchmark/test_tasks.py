@@ -9,7 +9,7 @@ import pytest
 
 from offmarl import benchmark
 from offmarl.benchmark import CellsWork
-from offmarl.benchmark.jobs import cell_file, noted_vaults, preparation
+from offmarl.benchmark.tasks import cell_file, noted_vaults, preparation
 from offmarl.cli import benchmark as cli
 from offmarl.errors import OptionError
 from offmarl.launch import Share, join_work, run_share
