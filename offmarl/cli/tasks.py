@@ -18,7 +18,6 @@ from offmarl.cli.parse import TASK_OPTIONS, given_among
 from offmarl.errors import OptionError
 from offmarl.launch import (
     Launched,
-    Options,
     Share,
     Work,
     join_work,
@@ -185,9 +184,9 @@ def run(
         return _run_share(work, options.task)
     if options.join:
         return report(work, Launched(join_work(work)))
-    how = options.launcher, options.workers, options.launcher_option, options.take_over
-    chosen = Options(options.tasks, *how)
-    return report(work, launch(work, chosen, f"{__name__}:work_of", entry))
+    how = options.tasks, options.launcher, options.workers, options.launcher_option
+    launched = launch(work, f"{__name__}:work_of", entry, *how, take_over=options.take_over)
+    return report(work, launched)
 
 
 def own_options(verb: str, arguments: Sequence[str]) -> list[str]:

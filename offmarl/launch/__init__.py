@@ -6,7 +6,7 @@ and joins what they made: ``local`` (processes), ``slurm`` (submitit), ``ray`` (
 ``module:class`` of another one.
 """
 
-from offmarl.launch.launching import LAUNCHERS, Launched, Launcher, Options, launch
+from offmarl.launch.launching import LAUNCHERS, Launched, Launcher, launch
 from offmarl.launch.task import Call, run_task
 from offmarl.launch.work import Share, Work, join_work, once, run_share
 
@@ -15,7 +15,6 @@ __all__ = [
     "Call",
     "Launched",
     "Launcher",
-    "Options",
     "Share",
     "Work",
     "join_work",

@@ -28,21 +28,6 @@ MOST_DEATHS = 3
 _POLL_SECONDS = 0.1
 
 
-class Options(NamedTuple):
-    """How tasks are launched."""
-
-    tasks: int | None = None
-    """By default one, or one for each block of work that goes on after failures."""
-    launcher: str = "local"
-    """A name of `LAUNCHERS`, or ``module:class`` of another one."""
-    workers: int | None = None
-    """Number of tasks at the same time; by default one for each core, or as the cluster allows."""
-    options: Mapping[str, Any] = {}
-    """Options of the launcher, such as SLURM's partition."""
-    take_over: bool = True
-    """Whether to go on after a launch of another machine that has not ended by itself."""
-
-
 class Job(Protocol):
     """A task that a launcher runs; a `concurrent.futures.Future` is one."""
 
@@ -58,7 +43,8 @@ class Job(Protocol):
 class Launcher(Protocol):
     """Runs tasks: each calls `offmarl.launch.task.run_task` in a process of its own.
 
-    It is made from the work's directory and name, and from the options of `Options`.
+    It is made from the work's directory and name, the number of tasks at the same time, None for as
+    many as there is room for, and the options of ``--launcher-option``.
     """
 
     def __init__(
@@ -87,31 +73,39 @@ class Launched(NamedTuple):
     """The logs of blocks that failed, by their labels, of work that goes on without them."""
 
 
-def launch(work: Work, options: Options, entry: str, arguments: Sequence[str]) -> Launched:
+def launch(
+    work: Work,
+    entry: str,
+    arguments: Sequence[str],
+    tasks: int | None = None,
+    launcher: str = "local",
+    workers: int | None = None,
+    options: Mapping[str, Any] = {},
+    take_over: bool = True,
+) -> Launched:
     """Run the blocks of a work that are missing in tasks, and join them.
 
     After a kill at any instant, the same call continues. A task begins when a block of it has all
-    that it needs (`Work.needs`). In each task, ``entry``, ``module:function``, makes the work from
-    the arguments. `RunError` if another launch of the work is running, the path has other work's
-    result, or tasks failed and the work does not go on without them; `Stopped` after a signal, once
-    the tasks have stopped.
+    that it needs (`Work.needs`). ``launcher`` is a name of `LAUNCHERS`, or ``module:class``. In
+    each task, ``entry``, ``module:function``, makes the work from the arguments. ``take_over`` goes
+    on after a launch of another machine that has not ended by itself. `RunError` if another launch
+    of the work is running, the path has other work's result, or tasks failed and the work does not
+    go on without them; `Stopped` after a signal, once the tasks have stopped.
     """
-    if any(one is not None and one < 1 for one in (options.tasks, options.workers)):
+    if any(one is not None and one < 1 for one in (tasks, workers)):
         raise OptionError("--tasks and --workers must be at least 1.")
     if work.is_complete():
         work.clean()
         return Launched(fresh=False)
-    launcher = _launcher(options.launcher)(
-        work.directory, work.name, options.workers, options.options
-    )
+    engine = _launcher(launcher)(work.directory, work.name, workers, options)
     work.check()
-    for note in work.notes(options.tasks or 1):
+    for note in work.notes(tasks or 1):
         tracking.notice(note)
-    with writing(work.directory / "launch.lock", work.path, options.take_over):
+    with writing(work.directory / "launch.lock", work.path, take_over):
         if work.is_complete():  # another launch has just ended
             work.clean()
             return Launched(fresh=False)
-        failed = _Launch(work, options.tasks, entry, tuple(arguments)).run(launcher)
+        failed = _Launch(work, tasks, entry, tuple(arguments)).run(engine)
         if not failed:
             join_work(work)
         return Launched(True, failed)

@@ -161,14 +161,11 @@ def _facts(args: DeviceArgs, more: Mapping[str, Any]) -> dict[str, Any]:
     found |= {"--processes": jax.process_count() if args.processes is None else args.processes}
     found |= {"the program": program, "the version of offmarl": __version__}
     found |= {"the version of JAX": jax.__version__}
-    named = {name: _without_directory(value) for name, value in found.items()}
-    known: dict[str, Any] = json.loads(to_json(named))
+    for name, value in found.items():
+        if isinstance(value, Path) or (isinstance(value, str) and Path(value).exists()):
+            found[name] = Path(value).name
+    known: dict[str, Any] = json.loads(to_json(found))
     return known
-
-
-def _without_directory(value: Any) -> Any:
-    is_path = isinstance(value, Path) or (isinstance(value, str) and Path(value).exists())
-    return Path(value).name if is_path else value
 
 
 def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
@@ -275,7 +272,8 @@ def ends_with_others(where: Path) -> Iterator[None]:
         with _last_words(advice):
             yield
     except Exception as error:
-        _skip_end_of_jax()
+        for callback in ((os._exit, 1), (sys.stdout.flush,)):  # the last one is called first
+            atexit.register(*callback)
         is_exchange = isinstance(error, jax.errors.JaxRuntimeError)
         if not is_exchange or str(error).startswith(_OWN_FAULTS):
             raise
@@ -283,16 +281,6 @@ def ends_with_others(where: Path) -> Iterator[None]:
         raise ProcessLostError(f"{reason}. {advice}") from None
     finally:
         _guarded.reset(token)
-
-
-def _skip_end_of_jax() -> None:
-    """Let the end of the interpreter not wait for the other processes."""
-
-    def end() -> None:
-        sys.stdout.flush()
-        os._exit(1)
-
-    atexit.register(end)
 
 
 def _first_line(error: BaseException) -> str:

@@ -182,7 +182,7 @@ def _train_locked(
     data.save(run.directory / data.STATISTICS_FILE, statistics.used)
     job = _Job(run, program, evaluator, args, schedule, layout, drawing, begun, stopping)
     with ends_with_others(directory), no_run_without_checkpoint(run):
-        if (parts := gathering.parts()) is None:
+        if (parts := gathering.PARTS.get()) is None:
             _learn(job, dataset, timer)
             stopped = job.stopped()
         else:

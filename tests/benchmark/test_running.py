@@ -19,7 +19,7 @@ from offmarl.benchmark.cells import is_current, pack
 from offmarl.benchmark.tasks import cell_file, note_vaults, noted_vaults, preparation, run_of
 from offmarl.cli.output import Report
 from offmarl.errors import RunError, Stopped, VaultError
-from offmarl.launch import Options, Share, launch, run_share
+from offmarl.launch import Share, launch, run_share
 from offmarl.programs import registry
 from offmarl.vault.digest import fingerprint
 from tests.benchmark import stub
@@ -65,7 +65,7 @@ def run(read, tmp_path):
     def run(jobs=2, **options):
         work = CellsWork(read(**options), stub.call)
         arguments = (str(tmp_path / "plan.toml"), str(tmp_path / "out"))
-        return launch(work, Options(workers=jobs), stub.ENTRY, arguments)
+        return launch(work, stub.ENTRY, arguments, workers=jobs)
 
     return run
 

@@ -11,7 +11,6 @@ from filelock import FileLock
 
 from offmarl import launch as launching
 from offmarl.errors import MissingExtraError, OptionError, RunError, Stopped
-from offmarl.launch import Options
 from offmarl.launch.launching import MOST_DEATHS
 from offmarl.launch.local import LocalLauncher, core_groups, own_cores
 from tests.launch.toy import ENTRY, Squares, Tolerant
@@ -26,9 +25,10 @@ def launch(tmp_path, monkeypatch):
 
     def run(mishap="", tasks=4, workers=2, launcher="local", options=None):
         path = tmp_path / "out"
-        chosen = Options(tasks, launcher, workers, options or {})
-        arguments = (str(path), str(BLOCKS), mishap)
-        return launching.launch(Squares(path, BLOCKS), chosen, ENTRY, arguments).fresh
+        arguments, work = (str(path), str(BLOCKS), mishap), Squares(path, BLOCKS)
+        return launching.launch(
+            work, ENTRY, arguments, tasks, launcher, workers, options or {}
+        ).fresh
 
     return run
 
@@ -82,7 +82,7 @@ def test_work_that_goes_on_leaves_out_only_the_block_in_which_it_dies(
     arguments = (str(tmp_path / "out"), str(BLOCKS), mishap)
     entry = ENTRY.replace("make", "make_tolerant")
     work = Tolerant(tmp_path / "out", BLOCKS)
-    found = launching.launch(work, Options(1), entry, arguments)
+    found = launching.launch(work, entry, arguments)
     assert found.failed == {"block 2": directory / "logs" / "task-2.log"}
     assert work.missing() == [2]
     assert (directory / "deaths").read_text() == "x" * deaths
