@@ -73,7 +73,7 @@ _SHARED = ("batch_size",)
 
 
 class Range(NamedTuple):
-    """Numbers from ``low`` to ``high``."""
+    """Numbers from ``low`` to ``high``: whole ones if both ends are."""
 
     low: float
     high: float
@@ -89,27 +89,12 @@ class Range(NamedTuple):
 
     def suggest(self, trial: Any, name: str) -> float:
         """Draw a value."""
-        if not self.complement:
-            value: float = trial.suggest_float(name, self.low, self.high, log=self.log)
-            return value
-        drawn: float = trial.suggest_float(f"1-{name}", 1 - self.high, 1 - self.low, log=True)
-        return 1 - drawn
-
-
-class IntRange(NamedTuple):
-    """Whole numbers from ``low`` to ``high``."""
-
-    low: int
-    high: int
-    log: bool = False
-
-    def words(self) -> str:
-        """Describe the range."""
-        return f"{self.low} to {self.high}{', log' if self.log else ''}"
-
-    def suggest(self, trial: Any, name: str) -> int:
-        """Draw a value."""
-        value: int = trial.suggest_int(name, self.low, self.high, log=self.log)
+        if self.complement:
+            drawn: float = trial.suggest_float(f"1-{name}", 1 - self.high, 1 - self.low, log=True)
+            return 1 - drawn
+        is_whole = isinstance(self.low, int) and isinstance(self.high, int)
+        suggest = trial.suggest_int if is_whole else trial.suggest_float
+        value: float = suggest(name, self.low, self.high, log=self.log)
         return value
 
 
@@ -134,11 +119,11 @@ class Choices(NamedTuple):
         return self.values[self.options.index(chosen)]
 
 
-Space = dict[str, Range | IntRange | Choices]
+Space = dict[str, Range | Choices]
 """What is searched, by argument."""
 
 
-def drawn(one: Range | IntRange | Choices, name: str, value: Any) -> dict[str, Any]:
+def drawn(one: Range | Choices, name: str, value: Any) -> dict[str, Any]:
     """Return what is drawn where a value is proposed; nothing for one outside the range."""
     if isinstance(one, Choices):
         return {name: one.options[one.values.index(value)]} if value in one.values else {}
@@ -195,7 +180,7 @@ def read(path: Path, kind: type[Validated]) -> Space:
         raise OptionError(f"{where}: {error}") from None
 
 
-def _entry(name: str, hint: Any, entry: Any) -> Range | IntRange | Choices:
+def _entry(name: str, hint: Any, entry: Any) -> Range | Choices:
     if isinstance(entry, list) and entry:
         return Choices(tuple(converted(name, hint, value) for value in entry))
     if not isinstance(entry, Mapping) or not {"low", "high"} <= entry.keys() <= {*_KEYS}:
@@ -209,8 +194,6 @@ def _entry(name: str, hint: Any, entry: Any) -> Range | IntRange | Choices:
         raise OptionError(f"{name} is not a number: give a list of values.")
     if low > high or (log and low <= 0):
         raise OptionError(f"{name}: low must be at most high, and with log above 0.")
-    if isinstance(low, int) and isinstance(high, int):
-        return IntRange(low, high, bool(log))
     return Range(low, high, bool(log))
 
 
@@ -474,7 +457,6 @@ class TrialsWork(Work):
             study.sampler = self._optuna.samplers.PartialFixedSampler(fixed, study.sampler)
         for name in filter(known.get, known):
             self.space[name].suggest(trial, name)
-        trial.set_user_attr("default", True)
         return values
 
     def _score(self, trial: Any, values: Mapping[str, Any], directory: Path) -> float:
@@ -601,7 +583,7 @@ def _require_fresh(args: Validated, space: Space) -> None:
 
 
 def _is_default(trial: Any) -> bool:
-    return "default" in trial.user_attrs
+    return not trial.user_attrs["block"]
 
 
 def _sampler_seed(search_seed: int, number: int) -> int:

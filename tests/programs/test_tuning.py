@@ -18,7 +18,7 @@ from offmarl.errors import OptionError, RunError, Stopped, UnknownNameError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.programs import registry, tuning
 from offmarl.programs.run import report, watched
-from offmarl.programs.tuning import Choices, IntRange, Range, Search, TrialsWork, tune
+from offmarl.programs.tuning import Choices, Range, Search, TrialsWork, tune
 from tests.programs import bandit, two_stage
 
 pytest.importorskip("optuna")
@@ -88,7 +88,7 @@ def test_a_file_may_give_the_ranges(tmp_path):
     assert tuning.read(file, Args) == {
         "rate": Range(1e-5, 1.0, True),
         "hidden": Choices((8, 16)),
-        "epochs": IntRange(1, 4),
+        "epochs": Range(1, 4),
         "greedy": Choices((True, False)),
     }
 
@@ -251,7 +251,7 @@ def test_baselines_are_tuned_by_their_evaluation(random_data, tmp_path):
 RANGES = {
     "a number": ("rate", Range(0.01, 1.0, log=True)),
     "close to one": ("rate", Range(0.05, 0.995, log=True, complement=True)),
-    "whole numbers": ("updates", IntRange(1, 8)),
+    "whole numbers": ("updates", Range(1, 8)),
     "choices": ("width", Choices((2, 4, 8))),
     "choices by their text": ("width", Choices((None, 4))),
     "outside": ("rate", Range(0.5, 1.0)),
@@ -272,7 +272,7 @@ def test_the_first_trial_is_the_default(tmp_path, kind):
 
 @pytest.mark.slow
 def test_the_default_is_the_best_where_no_trial_beats_it(tmp_path):
-    space = {"updates": IntRange(1, 2)}  # which changes nothing
+    space = {"updates": Range(1, 2)}  # which changes nothing
     found = tune(bandit, arguments(), space, tmp_path / "t.toml", Search(trials=3, seeds=1))
     assert [row["score"] for row in found.trials] == [found.score] * 3
     assert found.best == {"updates": arguments().updates}
