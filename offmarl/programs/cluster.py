@@ -329,37 +329,20 @@ _MOST_BYTES = 2**26
 
 def arrays_from_first(tree: ArrayTree) -> ArrayTree:
     """Return the arrays of the first process, as NumPy has them; elsewhere only shapes count."""
-    if jax.process_count() == 1:
-        return tree
-    data = jax.tree.map(_data, tree)
-    leaves, structure = jax.tree.flatten(data)
-    buffer = np.concatenate(
-        [np.zeros(0, np.uint8), *(leaf.ravel().view(np.uint8) for leaf in leaves)]
-    )
-    starts = range(0, len(buffer), _MOST_BYTES)
-    pieces = [_broadcast(buffer[start : start + _MOST_BYTES]) for start in starts]
-    whole, found, start = np.concatenate([np.zeros(0, np.uint8), *pieces]), [], 0
-    for leaf in leaves:
-        part = whole[start : start + leaf.nbytes]
-        found.append(part.view(leaf.dtype).reshape(leaf.shape))
-        start += leaf.nbytes
-    return jax.tree.map(_of_data, tree, jax.tree.unflatten(structure, found))
+    return tree if jax.process_count() == 1 else jax.tree.map(_leaf_from_first, tree)
 
 
-def _data(leaf: Any) -> NDArray[Any]:
-    """Return an array on the host, zeros for a shape, and the numbers of keys."""
+def _leaf_from_first(leaf: Any) -> Any:
+    is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
     if is_key(leaf):
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            leaf = jax.eval_shape(jax.random.key_data, leaf)
-        else:
-            leaf = jax.random.key_data(leaf)
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return np.zeros(leaf.shape, leaf.dtype)
-    return np.asarray(leaf, order="C")  # `ascontiguousarray` gives scalars an axis
-
-
-def _of_data(like: Any, data: NDArray[Any]) -> Any:
-    return jax.random.wrap_key_data(jnp.asarray(data)) if is_key(like) else data
+        numbers = jax.random.key_data
+        data = _leaf_from_first(jax.eval_shape(numbers, leaf) if is_shape else numbers(leaf))
+        return jax.random.wrap_key_data(jnp.asarray(data))
+    host = np.zeros(leaf.shape, leaf.dtype) if is_shape else np.asarray(leaf)
+    sent = host.reshape(-1).view(np.uint8)
+    starts = range(0, sent.size, _MOST_BYTES)
+    pieces = [_broadcast(sent[start : start + _MOST_BYTES]) for start in starts]
+    return np.concatenate([sent[:0], *pieces]).view(host.dtype).reshape(host.shape)
 
 
 def is_key(leaf: Any) -> bool:
