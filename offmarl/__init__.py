@@ -88,8 +88,7 @@ if TYPE_CHECKING:
     from offmarl.hub.remote import HubDriver
     from offmarl.programs.critic import load_critic
     from offmarl.programs.policy import load_policy
-    from offmarl.programs.processes import record_episodes
-    from offmarl.programs.python import record
+    from offmarl.programs.python import record, record_episodes
     from offmarl.programs.replaying import replay_episode
     from offmarl.types import (
         ArraySpec,
@@ -182,7 +181,7 @@ _HOMES = {
     "mix": "offmarl.vault:mix",
     "open": "offmarl.vault:open_vault",
     "record": "offmarl.programs.python:record",
-    "record_episodes": "offmarl.programs.processes:record_episodes",
+    "record_episodes": "offmarl.programs.python:record_episodes",
     "replay_episode": "offmarl.programs.replaying:replay_episode",
     **{
         name: f"offmarl.types:{name}"

@@ -7,7 +7,6 @@ all of it.
 
 from offmarl.benchmark.cells import pack
 from offmarl.benchmark.fit import require_environments, require_fit
-from offmarl.benchmark.jobs import require_vaults
 from offmarl.benchmark.plan import Cell, Plan, read_plan
 from offmarl.benchmark.results import (
     Results,
@@ -17,7 +16,7 @@ from offmarl.benchmark.results import (
     score_tables,
     write_results,
 )
-from offmarl.benchmark.tasks import CellsWork
+from offmarl.benchmark.tasks import CellsWork, require_vaults
 
 __all__ = [
     "Cell",

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from offmarl import envs, tracking
 from offmarl._imports import summarize
 from offmarl.benchmark.cells import is_current
-from offmarl.benchmark.jobs import cell_file
 from offmarl.benchmark.plan import Cell, Data, Plan, is_users
+from offmarl.benchmark.tasks import cell_file
 from offmarl.errors import OffmarlError, OptionError, VaultError
 from offmarl.paths import local
 from offmarl.programs.configs import Config

@@ -127,22 +127,11 @@ def slug(label: str) -> str:
 
 
 def read_plan(path: str | Path, out: Path | None = None) -> Plan:
-    """Read the plan of a benchmark, and check it.
+    """Read the plan of a benchmark from a TOML file, or by the name of one that offmarl brings.
 
-    Parameters
-    ----------
-    path
-        The TOML file, or the name of a plan that comes with offmarl, such as "first-hour". An
-        existing file takes precedence.
-    out
-        Directory of the benchmark's files; by default what the file says, or runs/NAME.
-
-    Raises
-    ------
-    OptionError
-        There is no such file, or something in it is not valid.
-    UnknownNameError
-        It names an unknown program.
+    An existing file takes precedence. The directory of the benchmark's files is ``out``, or what
+    the file says, or runs/NAME. `OptionError` names what is missing or not valid, and
+    `UnknownNameError` an unknown program.
     """
     shown = str(path)
     file, packaged = local(path), PLANS / f"{shown}.toml"

@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple
 from offmarl import __version__, statistics, tracking
 from offmarl import report as reports
 from offmarl.benchmark.cells import is_current
-from offmarl.benchmark.jobs import cell_file
 from offmarl.benchmark.plan import Plan, slug
+from offmarl.benchmark.tasks import cell_file
 from offmarl.errors import RunError
 from offmarl.hub.card import references
 from offmarl.report import page

@@ -1,23 +1,181 @@
-"""The datasets and cells of a plan as blocks, which tasks share."""
+"""The datasets and cells of a plan as blocks, which tasks share.
+
+A block is a command: a recording or download of a dataset, or the training of a cell. Every command
+resumes, so that a stopped benchmark continues where it stopped, and a cell that failed is tried
+again by the same command.
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from offmarl.benchmark.cells import is_current, pack
-from offmarl.benchmark.jobs import (
-    Job,
-    cell_file,
-    note_vaults,
-    noted_vaults,
-    preparation,
-    require_vault,
-    run_of,
-    training,
-)
-from offmarl.benchmark.plan import Cell, Plan
+import tomli_w
+
+from offmarl import records, tracking
+from offmarl.benchmark.cells import checksum, fingerprint, identity, is_current, pack, sources
+from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, records_tiers, slug
 from offmarl.errors import RunError
 from offmarl.launch import Work
+from offmarl.paths import local
+from offmarl.vault import open_vault
+
+
+class Job(NamedTuple):
+    """A command."""
+
+    name: str
+    command: Sequence[str]
+    """Arguments of ``offmarl``."""
+    place: Path
+    """Directory of its files."""
+    config: str = ""
+    """Content of its configuration file, if it has one."""
+
+    def write_config(self) -> None:
+        """Write the configuration file that the command names."""
+        if self.config:
+            self.place.mkdir(parents=True, exist_ok=True)
+            tracking.replace_file(_config_file(self.place), self.config)
+
+
+def cell_file(plan: Plan, cell: Cell) -> Path:
+    """Return the file of a cell's result."""
+    return plan.out / "cells" / f"{cell.slug}.json"
+
+
+def run_of(plan: Plan, cell: Cell) -> Path:
+    """Return the directory of a cell's run; with other options or data, it has another one."""
+    content = identity(cell)
+    if (data := fingerprint(cell)) is not None:
+        content["fingerprint"] = data
+    return plan.out / "runs" / f"{cell.slug}-{checksum(content)}" / "run"
+
+
+def training(plan: Plan, cell: Cell, vault: str) -> Job:
+    """Return the training of a cell on the vault of its dataset."""
+    run, program = run_of(plan, cell), cell.baseline.program
+    command = ["train", program, "--config", str(_config_file(run.parent)), "--out", str(run)]
+    config = _config(program, {**cell.options, "vault": vault})
+    return Job(cell.label, command, run.parent, config)
+
+
+# ---------------------------------------------------------------------------------- datasets
+
+
+def preparation(plan: Plan, data: Data) -> Job | None:
+    """Return the recording or download that a dataset needs; None for a vault that exists."""
+    if data.recipe is not None:
+        return _recording(plan, data.recipe)
+    assert data.vault is not None
+    if _exists(data.vault):
+        return None
+    place = _place(plan, data.label, data.vault)
+    return Job(data.label, ["pull", data.vault, "--json"], place)
+
+
+def _recording(plan: Plan, recipe: Recipe) -> Job:
+    options = dict(recipe.options)
+    tiers = [one.tier for one in plan.datasets.values() if one.recipe is recipe]
+    if records_tiers(recipe):
+        options.setdefault("tiers", ",".join(dict.fromkeys(tiers)))
+    config = _config(recipe.program, options)
+    for name, code in sources(recipe.program, options).items():
+        config += f"# {name}: {code}\n"  # with other code it is another recording
+    place = _place(plan, recipe.name, config)
+    command = ["record", recipe.program, "--config", str(_config_file(place))]
+    command += ["--out", str(place / "vaults"), "--json"]
+    return Job(f"record {recipe.name}", command, place, config)
+
+
+def _place(plan: Plan, label: str, content: str) -> Path:
+    """Return the directory of a dataset; with another content, it has another one."""
+    return plan.out / "datasets" / f"{slug(label)}-{checksum(content)}"
+
+
+def note_vaults(plan: Plan, job: Job, answer: Mapping[str, Any]) -> None:
+    """Write down the vaults that a preparation made; its command answered with ``--json``."""
+    vaults = _vaults_of(plan, job, answer)
+    job.place.mkdir(parents=True, exist_ok=True)
+    found = {"config": job.config, "vaults": {x: _shortened(y, job) for x, y in vaults.items()}}
+    tracking.write_json(_note(job), tracking.plain(found))
+
+
+def noted_vaults(job: Job) -> dict[str, str] | None:
+    """Return the paths of the datasets that a preparation made, by label.
+
+    None if it has not been run with its present arguments, or a vault is gone.
+    """
+    try:
+        found = records.parse(_note(job).read_bytes(), str(_note(job)), RunError)
+    except (FileNotFoundError, RunError):
+        return None
+    if not found.get("vaults") or found.get("config") != job.config:
+        return None
+    vaults = {label: str(local(job.place / path)) for label, path in found["vaults"].items()}
+    return vaults if all(Path(path).exists() for path in vaults.values()) else None
+
+
+def _note(job: Job) -> Path:
+    return job.place / "vaults.json"
+
+
+def _shortened(path: str, job: Job) -> str:
+    """Return a path relative to a job's directory, which may be moved, if it is below it."""
+    place, full = job.place, local(path)
+    return str(full.relative_to(place) if full.is_relative_to(place) else full)
+
+
+def _vaults_of(plan: Plan, job: Job, answer: Mapping[str, Any]) -> dict[str, str]:
+    vaults = {}
+    for data in plan.datasets.values():
+        if data.recipe is not None and job.name == f"record {data.recipe.name}":
+            tier = data.tier.partition("=")[0].strip()  # of a mixture, its name
+            paths = [row["path"] for row in answer["vaults"] if row["tier"] == tier]
+        elif data.label == job.name:
+            paths = list(answer["paths"].values())
+        else:
+            continue
+        if len(paths) != 1:
+            raise RunError(f"{data.label} is {len(paths)} vaults, and must be one: {paths}")
+        vaults[data.label] = str(paths[0])
+    return vaults
+
+
+def require_vaults(plan: Plan) -> None:
+    """Raise `VaultError` if an unfinished cell needs a vault at a path where there is none."""
+    for cell in plan.cells:
+        if not is_current(cell, cell_file(plan, cell)):
+            require_vault(cell)
+
+
+def require_vault(cell: Cell) -> None:
+    """Raise `VaultError` if a cell needs a vault at a path where there is none."""
+    vault = cell.data.vault
+    if vault and "://" not in vault and _exists(vault) and not local(vault).exists():
+        open_vault(local(vault))  # names what is near
+
+
+def _exists(vault: str) -> bool:
+    """Whether a dataset is a path here, and not the name of one to pull."""
+    place = local(vault)
+    in_vault = any(part.endswith(".vlt") for part in place.parts)
+    return place.exists() or "://" in vault or in_vault or vault.startswith((".", "/"))
+
+
+# ---------------------------------------------------------------------------------- configurations
+
+
+def _config_file(place: Path) -> Path:
+    return place / "config.toml"
+
+
+def _config(program: str, options: Mapping[str, Any]) -> str:
+    named = {} if "/" in program or program.endswith(".py") else {"program": program}
+    return tomli_w.dumps({**named, **options})
+
+
+# ---------------------------------------------------------------------------------- blocks
 
 Call = Callable[[Sequence[str]], Mapping[str, Any]]
 """Runs a command of offmarl in this process, and returns what it prints with ``--json``."""
@@ -27,13 +185,6 @@ class CellsWork(Work):
     """A benchmark: blocks that record or download datasets, and then one for each cell.
 
     A dataset is prepared if a cell without a result needs it.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    call
-        Runs commands.
     """
 
     goes_on = True
@@ -56,11 +207,6 @@ class CellsWork(Work):
         """Number of preparations and cells."""
         return len(self._jobs) + len(self._cells)
 
-    @property
-    def default_tasks(self) -> int:
-        """A task for each block."""
-        return self.num_blocks
-
     def label(self, block: int) -> str:
         """Return the name of a dataset, or of a cell."""
         cell = self._cell(block)
@@ -71,10 +217,6 @@ class CellsWork(Work):
         cell = self._cell(block)
         found = None if cell is None else self._job_of.get(cell.data.label)
         return [] if found is None else [found]
-
-    def check(self) -> None:
-        """Make the directory: cells and datasets are compared one by one, so a plan may change."""
-        self.directory.mkdir(parents=True, exist_ok=True)
 
     def run(self, block: int) -> None:
         """Prepare a dataset, or train a cell and pack its result."""
@@ -101,32 +243,19 @@ class CellsWork(Work):
             return noted_vaults(self._jobs[block]) is not None
         return is_current(cell, cell_file(self.benchmark_plan, cell))
 
-    def finish(self, block: int) -> None:
-        """Do nothing: the files of datasets and cells show that they are complete."""
-
     def missing(self) -> list[int]:
         """Return the cells without results, after the preparations that they need."""
-        cells = self._missing_cells()
+        cells = [one for one in range(len(self._jobs), self.num_blocks) if not self.is_done(one)]
         needed = sorted({need for cell in cells for need in self.needs(cell)})
         return [block for block in needed if not self.is_done(block)] + cells
 
-    def is_complete(self) -> bool:
-        """Whether all cells have results."""
-        return not self._missing_cells()
-
-    def join(self) -> None:
-        """Do nothing: the tables are made of the cells' files."""
-
-    def plan(self, tasks: int) -> dict[str, Any]:
+    def plan(self, tasks: int | None) -> dict[str, Any]:
         """Return the numbers of cells and datasets."""
         return super().plan(tasks) | {
             "cells": len(self._cells),
             "datasets": len(self.benchmark_plan.datasets),
-            "missing cells": len(self._missing_cells()),
+            "missing cells": sum(block >= len(self._jobs) for block in self.missing()),
         }
-
-    def _missing_cells(self) -> list[int]:
-        return [one for one in range(len(self._jobs), self.num_blocks) if not self.is_done(one)]
 
     def _cell(self, block: int) -> Cell | None:
         """Return the cell of a block; None for a preparation."""

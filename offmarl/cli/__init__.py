@@ -228,12 +228,12 @@ def _errors_shown(as_json: bool) -> Iterator[None]:
         if not isinstance(error, OffmarlError | OSError):  # a bug
             if _has_other_processes():
                 traceback.print_exc()
-                _end_at_once(1, error)
+                _end_at_once(1)
             raise
         output.show_error(error, as_json)
         code = 2 if isinstance(error, UnknownNameError | OptionError) else 1
         if _has_other_processes():
-            _end_at_once(code, error)
+            _end_at_once(code)
         sys.exit(code)
     finally:
         sys.stdout.flush()  # a closed pipe raises here, not when the interpreter exits
@@ -268,11 +268,8 @@ def _has_other_processes() -> bool:
     return "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
 
 
-def _end_at_once(code: int, error: Exception) -> None:
-    """End the process without the end of JAX, which would wait for the others; tell them why."""
-    from offmarl.programs.peers import tell
-
-    tell(error)
+def _end_at_once(code: int) -> None:
+    """End the process without the end of JAX, which would wait for the others."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

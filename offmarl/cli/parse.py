@@ -52,7 +52,7 @@ _ADDED: dict[str, tuple[Any, Any, str]] = {
         Literal["local", "slurm", "ray"],
         "local",
         "What runs the tasks: local, processes of this machine; slurm, a job array; ray, a Ray "
-        "cluster.",
+        "cluster; MODULE:CLASS, one of your own.",
     ),
     "workers": (
         int | None,

@@ -17,16 +17,13 @@ from offmarl.cli.output import Report, as_is, grid
 from offmarl.cli.parse import TASK_OPTIONS, given_among
 from offmarl.errors import OptionError
 from offmarl.launch import (
-    LAUNCHERS,
     Launched,
-    Options,
     Share,
     Work,
     join_work,
     launch,
     run_share,
 )
-from offmarl.launch.launching import LauncherName
 from offmarl.paths import local
 from offmarl.terminal import number
 from offmarl.tracking import progress
@@ -49,8 +46,7 @@ class TaskOptions(NamedTuple):
     """The options, as they were given."""
 
     tasks: int | None = None
-    """By default as many as the work suggests."""
-    launcher: LauncherName = "local"
+    launcher: str = "local"
     workers: int | None = None
     launcher_option: Mapping[str, Any] = {}
     task: Share | None = None
@@ -90,10 +86,6 @@ def _options(found: Mapping[str, Sequence[str]]) -> TaskOptions:
     for name in ("tasks", "workers", "block_steps"):
         if name in values:
             values[name] = _count(name, values[name])
-    if values.get("launcher", "local") not in LAUNCHERS:
-        raise OptionError(
-            f"--launcher must be one of {', '.join(LAUNCHERS)}: got {values['launcher']!r}."
-        )
     if "launcher_option" in values:
         values["launcher_option"] = dict(map(_pair, found["launcher_option"]))
     if "task" in values:
@@ -160,9 +152,6 @@ class CommandWork(Work):
         """Unknown: the command finds out."""
         return False
 
-    def join(self) -> None:
-        """Do nothing: the command itself has written the result."""
-
 
 def work_of(arguments: tuple[str, ...]) -> Work:
     """Make the work of a verb; `run` gives the arguments to the processes of its tasks."""
@@ -195,10 +184,9 @@ def run(
         return _run_share(work, options.task)
     if options.join:
         return report(work, Launched(join_work(work)))
-    count = options.tasks or work.default_tasks
-    how = options.launcher, options.workers, options.launcher_option, options.take_over
-    chosen = Options(count, *how)
-    return report(work, launch(work, chosen, f"{__name__}:work_of", entry))
+    how = options.tasks, options.launcher, options.workers, options.launcher_option
+    launched = launch(work, f"{__name__}:work_of", entry, *how, take_over=options.take_over)
+    return report(work, launched)
 
 
 def own_options(verb: str, arguments: Sequence[str]) -> list[str]:
@@ -240,7 +228,7 @@ def _run_share(work: Work, share: Share) -> Report:
         with progress(f"task {share.number} of {share.of}", blocks) as advance:
             shown = [0]
 
-            def show(done: int, _total: int, _block: int | None) -> None:
+            def show(done: int, _total: int) -> None:
                 advance(done - shown[0])
                 shown[0] = done
 
@@ -253,8 +241,8 @@ def _run_share(work: Work, share: Share) -> Report:
 
 
 def _plan(work: Work, options: TaskOptions) -> Report:
-    tasks = options.task.of if options.task else options.tasks or work.default_tasks
-    facts, notes = work.plan(tasks), work.notes(tasks)
+    tasks = options.task.of if options.task else options.tasks
+    facts, notes = work.plan(tasks), work.notes(tasks or 1)
     shown = grid({name: _in_words(name, fact) for name, fact in facts.items()})
     return Report(facts | {"notes": notes}, Group(shown, *map(as_is, notes)))
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from shlex import quote
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Group
 
@@ -22,8 +22,7 @@ from offmarl.errors import OptionError
 from offmarl.launch import Launched, Work
 from offmarl.programs.registry import Kind, find, load, program_of
 from offmarl.programs.run import print_sources
-from offmarl.programs.search import Space, chosen, derived, read
-from offmarl.programs.tuning import Search, TrialsWork, Tuned
+from offmarl.programs.tuning import Search, Space, TrialsWork, Tuned, chosen, derived, read
 from offmarl.programs.tuning import tune as search_settings
 from offmarl.terminal import number
 
@@ -45,9 +44,9 @@ def tune(arguments: list[str]) -> Report:
     options, rest = tasks.taken(arguments)
     if options is not None:
         return tasks.run("tune", rest, options, _report_work)
-    found = _parsed(rest)
-    use_cores_for(found.search, getattr(found.args, "batching", "auto"))
-    return _report(search_settings(*found), found.space)
+    program, args, space, file, search = _parsed(rest)
+    use_cores_for(search, getattr(args, "batching", "auto"))
+    return _report(search_settings(program, args, space, file, search), space)
 
 
 def tune_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
@@ -58,17 +57,8 @@ def tune_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
     return TrialsWork(*_parsed(arguments))
 
 
-class _Parsed(NamedTuple):
-    """The arguments of `offmarl.programs.tuning.tune`."""
-
-    program: ModuleType
-    args: Any
-    space: Space
-    file: Path
-    search: Search
-
-
-def _parsed(arguments: list[str]) -> _Parsed:
+def _parsed(arguments: list[str]) -> tuple[ModuleType, Any, Space, Path, Search]:
+    """Return the arguments of `offmarl.programs.tuning.tune`."""
     name, *rest = arguments
     program = _load(name, rest)
     about = f"Search settings of a program.\n\n{program.__doc__ or ''}"
@@ -82,7 +72,7 @@ def _parsed(arguments: list[str]) -> _Parsed:
     print_sources(args)
     out = own.pop("out") or Path("tuned") / f"{program_of(program.Args)[0]}-{_plain(env)}.toml"
     space = _space(program, args, own.pop("search"), own.pop("only"))
-    return _Parsed(program, args, space, out, Search(**own))
+    return program, args, space, out, Search(**own)
 
 
 def _report_work(work: Work, launched: Launched) -> Report:

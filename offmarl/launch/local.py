@@ -1,177 +1,221 @@
 """Tasks in processes of this machine.
 
 A process takes one task after the other, so that Python and JAX are started, and programs compiled,
-once for each core and not once for each task: see `offmarl.launch.worker`.
+once for each core and not once for each task. Tasks come as lines of JSON on its standard input,
+and the state in which each has ended goes to its standard output.
 """
 
 import json
 import os
-import selectors
+import queue
 import signal
 import subprocess
 import sys
-from collections import deque
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from types import FrameType
+from typing import Any
 
 import offmarl
-from offmarl.launch import cores
-from offmarl.launch.task import Call
+from offmarl.errors import OptionError, RunError
+from offmarl.launch.task import Call, run_task
 
 _END_SECONDS = 2.0
 """How long a process may take to end once it has nothing to do or nobody waits for its task."""
 
-
-class Ended(NamedTuple):
-    """A task whose process or job has ended."""
-
-    number: int
-    died: str = ""
-    """How, if it did not end by itself, such as "killed by signal 9"."""
-
-
-def reason(error: BaseException) -> str:
-    """Return the last line of an engine's error, which says how a task died."""
-    lines = str(error).strip().splitlines()
-    return lines[-1] if lines else type(error).__name__
+_SINGLE_THREADED = "--xla_cpu_multi_thread_eigen=false"
 
 
 class LocalLauncher:
-    """Runs tasks in as many processes as there are workers, each on cores of its own.
+    """Runs tasks in processes, each on cores of its own: one for each core, or 1 on an accelerator.
 
-    Parameters
-    ----------
-    workers
-        Number of processes; by default one for each core, or 1 on an accelerator.
+    A thread for each process waits for its tasks.
     """
 
-    retries = False
-    """Whether the engine itself starts a task again that died."""
-
-    def __init__(self, workers: int | None = None):
-        self._groups = cores.core_groups(workers)
-        self._waiting: deque[Call] = deque()
+    def __init__(
+        self, directory: Path, name: str, workers: int | None, options: Mapping[str, Any]
+    ) -> None:
+        del directory, name
+        if options:
+            raise OptionError("the launcher local has no --launcher-option.")
+        self._groups = core_groups(workers)
+        self._threads = ThreadPoolExecutor(len(self._groups))
+        self._lock = threading.Lock()
+        self._idle: list[_Worker] = []
         self._workers: list[_Worker] = []
-        self._selector = selectors.DefaultSelector()
         self._stopping = False
 
-    @property
-    def at_once(self) -> int:
-        """Number of tasks that run side by side."""
-        return len(self._groups)
-
-    def start(self, calls: Sequence[Call]) -> None:
+    def submit(self, calls: Sequence[Call]) -> list["Future[None]"]:
         """Queue tasks."""
-        self._waiting.extend(calls)
-        self._hand_out()
-
-    def poll(self, seconds: float) -> list[Ended]:
-        """Wait until tasks end, or for some time; return those that ended."""
-        ended = []
-        for key, _ in self._selector.select(seconds):
-            worker: _Worker = key.data
-            found = worker.read()
-            if found is not None:
-                ended.append(found)
-            if worker.is_over:
-                self._end(worker)
-        self._hand_out()
-        return ended
+        return [self._threads.submit(self._run, call) for call in calls]
 
     def cancel(self) -> None:
         """Let the running tasks save what they have and stop; drop the others."""
-        self._stopping = True
-        self._waiting.clear()
-        for worker in self._workers:
-            worker.signal(signal.SIGINT)
+        with self._lock:
+            self._stopping = True
+            for worker in self._workers:
+                worker.interrupt()
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
         """End the processes."""
-        for worker in [*self._workers]:
-            self._end(worker)
-        self._selector.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            self._stopping = True
+            workers = [*self._workers]
+        for worker in workers:
+            worker.end()
+        self._threads.shutdown()
 
-    def _end(self, worker: "_Worker") -> None:
-        self._selector.unregister(worker.output)
-        self._workers.remove(worker)
-        worker.end()
-
-    def _hand_out(self) -> None:
-        """Give waiting tasks to idle workers, and start the workers that are missing."""
-        while self._waiting and not self._stopping:
-            worker = next((one for one in self._workers if one.call is None), None)
-            if worker is None:
-                if len(self._workers) == len(self._groups):
-                    return
-                worker = self._new_worker()
-            worker.take(self._waiting.popleft())
+    def _run(self, call: Call) -> None:
+        """Run a task in an idle process, or in a new one; raise how the process died."""
+        with self._lock:
+            if self._stopping:
+                return
+            worker = self._idle.pop() if self._idle else self._new_worker()
+        is_over = True
+        try:
+            is_over = worker.run(call) in ("stopped", "crashed")
+        finally:
+            with self._lock:
+                if is_over:
+                    self._workers.remove(worker)
+                else:
+                    self._idle.append(worker)
+            if is_over:
+                worker.end()
 
     def _new_worker(self) -> "_Worker":
         taken = {worker.cores for worker in self._workers}
-        worker = _Worker(next(group for group in self._groups if group not in taken))
-        self._workers.append(worker)
-        self._selector.register(worker.output, selectors.EVENT_READ, worker)
-        return worker
-
-
-def _import_path() -> dict[str, str]:
-    """Return the variable with which a process imports this offmarl, also from a checkout."""
-    root, given = str(Path(offmarl.__file__).parents[1]), os.environ.get("PYTHONPATH")
-    return {"PYTHONPATH": os.pathsep.join([root, given] if given else [root])}
+        self._workers.append(_Worker(next(one for one in self._groups if one not in taken)))
+        return self._workers[-1]
 
 
 class _Worker:
-    """A process that runs tasks: calls go in as lines of JSON, and an answer comes for each."""
+    """A process that runs tasks."""
 
-    def __init__(self, cores_: tuple[int, ...]):
-        self.cores = cores_
-        self.call: Call | None = None
-        self.is_over = False
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "offmarl.launch.worker"],
+    def __init__(self, cores: tuple[int, ...]):
+        self.cores = cores
+        root, given = str(Path(offmarl.__file__).parents[1]), os.environ.get("PYTHONPATH")
+        path = os.pathsep.join([root, given] if given else [root])  # also from a checkout
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "offmarl.launch.local"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=cores.environment(cores_) | _import_path(),
+            env=environment(cores) | {"PYTHONPATH": path},
             start_new_session=True,  # signals of the terminal come through this process
         )
-        cores.bind(self._process.pid, cores_)
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._input, self.output = self._process.stdin, self._process.stdout
+        if cores[0] >= 0 and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(self.process.pid, cores)
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self._input, self._output = self.process.stdin, self.process.stdout
 
-    def take(self, call: Call) -> None:
-        """Hand a task to the process."""
-        self.call = call
-        with suppress(BrokenPipeError):  # it has died: its output has ended, which `read` finds
+    def run(self, call: Call) -> str:
+        """Run a task, and return its state; `RunError` says how the process died, if it did."""
+        with suppress(BrokenPipeError):  # it has died: its output has ended
             self._input.write(f"{json.dumps(call)}\n".encode())
             self._input.flush()
+        if line := self._output.readline():
+            state: str = json.loads(line)
+            return state
+        code = self.process.wait()
+        raise RunError(f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}")
 
-    def read(self) -> Ended | None:
-        """Read an answer, or find out how the process ended."""
-        line, call = self.output.readline(), self.call
-        self.call = None
-        if line:
-            state = json.loads(line)
-            self.is_over = state in ("stopped", "crashed")
-            return Ended(call.number) if call else None
-        self.is_over = True
-        code = self._process.wait()
-        how = f"killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        return Ended(call.number, how) if call else None
-
-    def signal(self, signum: int) -> None:
-        """Send the process a signal."""
-        if self._process.poll() is None:
-            self._process.send_signal(signum)
+    def interrupt(self) -> None:
+        """Close the input of the process, which stops a task that runs, and then the process."""
+        with suppress(BrokenPipeError):  # it has died
+            self._input.close()
 
     def end(self) -> None:
         """End the process, and wait for it. A task that runs is killed if it does not stop soon."""
-        with suppress(BrokenPipeError):  # it has died
-            self._input.close()  # it stops a task that runs
+        self.interrupt()
         try:
-            self._process.wait(_END_SECONDS)
+            self.process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:  # compiled code serves no signals
-            self._process.kill()
-            self._process.wait()
-        self.output.close()
+            self.process.kill()
+            self.process.wait()
+        self._output.close()
+
+
+# ---------------------------------------------------------------------------------- cores
+
+
+def own_cores() -> list[int]:
+    """Return the numbers of the cores that this process may use; of all, where that is unknown."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return [*range(os.cpu_count() or 1)]
+
+
+def threads() -> int:
+    """Return the number of threads that XLA computes with on a CPU, if there are not more devices.
+
+    It is that of the cores of this process, unless a variable of XLA's says otherwise.
+    """
+    asked = os.environ.get("PJRT_NPROC") or os.environ.get("NPROC") or ""
+    return int(asked) if asked.isdecimal() and int(asked) else len(own_cores())
+
+
+def core_groups(count: int | None) -> list[tuple[int, ...]]:
+    """Return the cores of each process that runs side by side with the others."""
+    cores = own_cores()
+    count = count or (1 if _has_accelerator() else len(cores))
+    if count > len(cores):
+        return [(-1 - place,) for place in range(count)]
+    return [tuple(cores[place::count]) for place in range(count)]
+
+
+def environment(cores: tuple[int, ...]) -> dict[str, str]:
+    """Return the variables of a process; on one core, XLA needs no threads of its own."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    alone = {"XLA_FLAGS": f"{flags} {_SINGLE_THREADED}".strip()} if len(cores) == 1 else {}
+    return {name: x for name, x in os.environ.items() if name != "OFFMARL_QUIET"} | alone
+
+
+def _has_accelerator() -> bool:
+    """Whether JAX may find an accelerator; to ask JAX would take its memory."""
+    wanted = os.environ.get("JAX_PLATFORMS", "") != "cpu"
+    return wanted and any(any(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "accel*"))
+
+
+# ---------------------------------------------------------------------------------- the process
+
+
+def main() -> None:
+    """Run tasks until standard input ends; then the launcher is gone, and a running task stops."""
+    try:
+        signal.signal(signal.SIGINT, _interrupt)
+        answers = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)  # only answers go to the launcher
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=_read, args=(lines,), daemon=True).start()
+        while line := lines.get():
+            entry, arguments, *rest = json.loads(line)
+            state = run_task(Call(entry, tuple(arguments), *rest))
+            answers.write(f"{json.dumps(state)}\n")
+            if state in ("stopped", "crashed"):
+                break
+    except (KeyboardInterrupt, BrokenPipeError):
+        pass
+    # Libraries hold threads that would delay the end.
+    os._exit(0)
+
+
+def _interrupt(_signum: int, _frame: FrameType | None) -> None:
+    """Stop once: a second signal would interrupt the end of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _read(lines: "queue.SimpleQueue[str]") -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    lines.put("")
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+if __name__ == "__main__":
+    main()

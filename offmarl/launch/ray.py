@@ -2,47 +2,32 @@
 
 import os
 import warnings
-from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 from offmarl._imports import import_optional
 from offmarl.errors import OptionError, RunError
-from offmarl.launch.local import Ended, reason
-from offmarl.launch.task import Call, State, run_task
+from offmarl.launch.task import Call, run_task
 
 _NUMBERS = ("num_cpus", "num_gpus", "memory")
 _RESOURCES = (*_NUMBERS, "resources")
+_MOST = 1_000
+"""Default number of tasks that are submitted at the same time."""
 
 
 class RayLauncher:
-    """Runs tasks as Ray tasks, which Ray itself starts again if their processes die.
+    """Runs tasks as Ray tasks, for each of which a thread waits.
 
-    Parameters
-    ----------
-    workers
-        Number of tasks at the same time, and of CPUs of a cluster that is started on this machine;
-        by default as many as there is room for.
-    most_deaths
-        Number of deaths after which a task is given up.
-    options
-        ``address`` of a running cluster (by default that of ``RAY_ADDRESS``, or a new cluster on
-        this machine), and the resources of a task: ``num_cpus``, ``num_gpus``, ``memory``.
-
-    Raises
-    ------
-    MissingExtraError
-        Ray is not installed.
-    OptionError
-        An option is unknown or has a wrong value, or a cluster that is started on this machine
-        never has room for a task.
-    RunError
-        There is no cluster at the address.
+    Options are the ``address`` of a running cluster (by default that of ``RAY_ADDRESS``, or a new
+    cluster on this machine), and the resources of a task.
     """
 
-    retries = True
-
-    def __init__(self, workers: int | None, most_deaths: int, options: Mapping[str, Any]):
+    def __init__(
+        self, directory: Path, name: str, workers: int | None, options: Mapping[str, Any]
+    ) -> None:
+        del directory, name
         _check(options)
         # Ray hides accelerators from tasks without num_gpus, and gives tasks low priority.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -61,15 +46,13 @@ class RayLauncher:
             raise RunError(
                 f"Ray cannot be reached at {address or 'this machine'}: {error}"
             ) from None
-        self.at_once = int(self._ray.cluster_resources().get("CPU", 1))
         resources = {name: options[name] for name in _RESOURCES if name in options}
         if not address:
             self._check_room(resources)
-        retried = {"max_retries": most_deaths - 1, "retry_exceptions": True}
-        self._task = self._ray.remote(**{"num_cpus": 1, **retried, **resources})(_run)
-        self._most = workers
-        self._waiting: deque[Call] = deque()
-        self._running: dict[Any, int] = {}
+        # The launch itself starts tasks again whose processes die.
+        self._task = self._ray.remote(**{"num_cpus": 1, "max_retries": 0, **resources})(run_task)
+        self._threads = ThreadPoolExecutor(workers or _MOST)
+        self._running: list[Any] = []
 
     def _check_room(self, resources: Mapping[str, Any]) -> None:
         """Refuse tasks that a cluster of this machine alone never has room for."""
@@ -83,39 +66,22 @@ class RayLauncher:
                     "address of a larger cluster."
                 )
 
-    def start(self, calls: Sequence[Call]) -> None:
+    def submit(self, calls: Sequence[Call]) -> list["Future[None]"]:
         """Submit tasks, or queue them here if as many run as may."""
-        self._waiting.extend(calls)
-        self._hand_out()
+        return [self._threads.submit(self._run, call) for call in calls]
 
-    def _hand_out(self) -> None:
-        while self._waiting and (self._most is None or len(self._running) < self._most):
-            call = self._waiting.popleft()
-            self._running[self._task.remote(call)] = call.number
-
-    def poll(self, seconds: float) -> list[Ended]:
-        """Wait until tasks end, or for some time; return those that ended."""
-        if not self._running:
-            return []
-        done, _ = self._ray.wait([*self._running], num_returns=1, timeout=seconds)
-        ended = [self._ended(reference) for reference in done]
-        self._hand_out()
-        return ended
-
-    def _ended(self, reference: Any) -> Ended:
-        index = self._running.pop(reference)
+    def _run(self, call: Call) -> None:
+        reference = self._task.remote(call)
+        self._running.append(reference)
         try:
             self._ray.get(reference)
-        except self._ray.exceptions.TaskCancelledError:
-            return Ended(index)
-        except self._ray.exceptions.RayError as error:
-            return Ended(index, reason(error))
-        return Ended(index)
+        finally:
+            self._running.remove(reference)
 
     def cancel(self) -> None:
         """Interrupt the running tasks, which save checkpoints, and drop the others."""
-        self._waiting.clear()
-        for reference in self._running:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for reference in [*self._running]:
             self._ray.cancel(reference, force=False)
 
     def close(self) -> None:
@@ -133,11 +99,3 @@ def _check(options: Mapping[str, Any]) -> None:
             )
         if name in _NUMBERS and not (isinstance(value, int | float) and 0 <= value < float("inf")):
             raise OptionError(f"--launcher-option {name} must be a number: got {value!r}.")
-
-
-def _run(call: Call) -> State:
-    """Run a task in a process of Ray, which serves several tasks."""
-    state = run_task(call)
-    if state == "crashed":
-        raise RuntimeError(f"task {call.number} crashed: see {call.log}")
-    return state

@@ -4,15 +4,14 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from offmarl._imports import import_optional
 from offmarl.errors import OptionError, RunError
-from offmarl.launch.local import Ended, reason
-from offmarl.launch.task import Call, State, run_task
+from offmarl.launch.task import Call, run_task
 
 _ASK_SECONDS = 2.0
 """How often SLURM is asked which jobs it has."""
@@ -40,7 +39,7 @@ class _Requeued:
     After SIGTERM it ends without a result, so that SLURM decides whether the job is queued again.
     """
 
-    def __call__(self, call: Call) -> State:
+    def __call__(self, call: Call) -> None:
         """Run the task."""
         requeue = signal.getsignal(_PREEMPTION)
         received: list[int] = []
@@ -51,14 +50,11 @@ class _Requeued:
 
         for one in (_PREEMPTION, signal.SIGTERM):
             signal.signal(one, stop)
-        state = run_task(call)
-        if state == "stopped" and signal.SIGTERM in received:
-            raise SystemExit(128 + signal.SIGTERM)
-        if state == "stopped" and received and callable(requeue):
-            requeue(_PREEMPTION, None)
-        if state == "crashed":
-            raise RuntimeError(f"task {call.number} crashed: see {call.log}")
-        return state
+        if run_task(call) == "stopped" and received:
+            if signal.SIGTERM in received:
+                raise SystemExit(128 + signal.SIGTERM)
+            if callable(requeue):
+                requeue(_PREEMPTION, None)
 
     def checkpoint(self, call: Call) -> Any:
         """Return what continues the task."""
@@ -67,33 +63,33 @@ class _Requeued:
         return DelayedSubmission(self, call)
 
 
+class _Job(NamedTuple):
+    """A job of submitit, which has ended if it has a result, or if SLURM no longer has it."""
+
+    job: Any
+    lost: Callable[[str], bool]
+
+    def done(self) -> bool:
+        """Whether the job has ended."""
+        return self.job.paths.result_pickle.exists() or self.lost(self.job.job_id)
+
+    def exception(self) -> BaseException | None:
+        """Return how the task died; None if it ended by itself."""
+        if self.job.paths.result_pickle.exists():
+            error: BaseException | None = self.job.exception()
+            return error
+        return RunError(f"job {self.job.job_id} of SLURM ended without a result")
+
+
 class SlurmLauncher:
-    """Submits tasks as job arrays.
+    """Submits tasks as job arrays; options are parameters of submitit, such as partition.
 
     submitit writes the scripts, starts Python in the jobs, and requeues jobs that were preempted.
-
-    Parameters
-    ----------
-    directory
-        Directory of the work, which the machines of the cluster share.
-    name
-        Name of the jobs.
-    workers
-        Number of tasks that run at the same time; by default as many as the cluster has room for.
-    options
-        Parameters of submitit, such as partition, timeout_min and mem_gb.
-
-    Raises
-    ------
-    MissingExtraError
-        submitit is not installed.
-    RunError
-        SLURM is not on the PATH.
     """
 
-    retries = False
-
-    def __init__(self, directory: Path, name: str, workers: int | None, options: Mapping[str, Any]):
+    def __init__(
+        self, directory: Path, name: str, workers: int | None, options: Mapping[str, Any]
+    ) -> None:
         self._submitit: Any = import_optional("submitit", "slurm")
         for command in _COMMANDS:
             if shutil.which(command) is None:
@@ -102,16 +98,15 @@ class SlurmLauncher:
                     "command on a login node of the cluster, or choose --launcher local or ray."
                 )
         self._submitted = directory / "slurm-jobs.txt"
-        self._started = False
         self._executor = self._submitit.AutoExecutor(
             directory / "slurm", cluster="slurm", slurm_max_num_timeout=_TIMEOUTS
         )
         self._update(name, workers, options)
-        self._jobs: dict[int, Any] = {}
-        self._left: dict[int, float] = {}
-        """When SLURM no longer had a task's job."""
+        self._jobs: list[_Job] = []
+        self._active: set[str] = set()
         self._asked = 0.0
-        self.at_once = workers or 0
+        self._left: dict[str, float] = {}
+        """When SLURM no longer had a job."""
 
     def _update(self, name: str, workers: int | None, options: Mapping[str, Any]) -> None:
         chosen = {key if key in _GENERAL else f"slurm_{key}": x for key, x in options.items()}
@@ -121,57 +116,39 @@ class SlurmLauncher:
         except (NameError, TypeError, ValueError) as error:
             raise OptionError(f"--launcher-option: submitit refuses it: {error}") from None
 
-    def start(self, calls: Sequence[Call]) -> None:
+    def submit(self, calls: Sequence[Call]) -> list[_Job]:
         """Submit tasks as one array; `RunError` if SLURM still runs tasks of an earlier launch."""
-        if not self._started:  # not sooner: another launch may be running
+        if not self._jobs:  # not sooner: another launch may be running
             self._refuse_running()
-            self._started = True
         try:
             jobs = self._executor.map_array(_Requeued(), calls)
         except Exception as error:  # of `sbatch`: submitit raises errors of several types
             raise RunError(f"SLURM did not accept the tasks: {error}") from None
         with self._submitted.open("a") as file:
             file.writelines(f"{job.job_id}\n" for job in jobs)
-        for call, job in zip(calls, jobs, strict=True):
-            self._jobs[call.number] = job
-            self._left.pop(call.number, None)
+        self._active |= {job.job_id for job in jobs}
+        submitted = [_Job(job, self._is_lost) for job in jobs]
+        self._jobs += submitted
+        return submitted
 
-    def poll(self, seconds: float) -> list[Ended]:
-        """Wait until tasks end, or for some time; return those that ended."""
-        time.sleep(seconds)
-        ended = []
-        for index, job in list(self._jobs.items()):
-            if job.paths.result_pickle.exists():
-                self._jobs.pop(index)
-                error = job.exception()
-                ended.append(Ended(index, reason(error) if error is not None else ""))
-        return ended + self._lost()
-
-    def _lost(self) -> list[Ended]:
-        """Return the tasks whose jobs SLURM no longer has, and that left no result."""
-        if not self._jobs or time.monotonic() - self._asked < _ASK_SECONDS:
-            return []
-        self._asked = time.monotonic()
-        active = _active({job.job_id for job in self._jobs.values()})
-        lost = []
-        for index, job in list(self._jobs.items()):
-            if job.job_id in active:
-                self._left.pop(index, None)
-            elif self._asked - self._left.setdefault(index, self._asked) >= _LOST_SECONDS:
-                self._jobs.pop(index)
-                lost.append(Ended(index, f"job {job.job_id} of SLURM ended without a result"))
-        return lost
+    def _is_lost(self, job: str) -> bool:
+        """Whether SLURM no longer has a job, so that its result should have appeared."""
+        if time.monotonic() - self._asked > _ASK_SECONDS:
+            self._active = _active({one.job.job_id for one in self._jobs})
+            self._asked = time.monotonic()
+        if job in self._active:
+            self._left.pop(job, None)
+            return False
+        return self._asked - self._left.setdefault(job, self._asked) >= _LOST_SECONDS
 
     def cancel(self) -> None:
         """Cancel the jobs. SLURM sends SIGTERM first, upon which tasks save checkpoints."""
-        if self._jobs:
-            jobs = sorted({job.job_id.partition("_")[0] for job in self._jobs.values()})
+        if jobs := sorted({one.job.job_id.partition("_")[0] for one in self._jobs}):
             subprocess.run(["scancel", *jobs], check=False, capture_output=True)
-        self._left = dict.fromkeys(self._jobs, 0.0)
 
     def close(self) -> None:
         """Forget the jobs; those that run go on."""
-        if self._started and not self._jobs:
+        if self._jobs and all(one.done() for one in self._jobs):
             self._submitted.unlink(missing_ok=True)
 
     def _refuse_running(self) -> None:

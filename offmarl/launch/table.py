@@ -2,9 +2,9 @@
 
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -28,22 +28,15 @@ class TaskTable:
         self._found: dict[int, Status] = {}
         self._read = self._printed = time.monotonic()
         self._live: Live | None = None
-        if not tracking.is_quiet() and tracking.console().is_terminal:
-            self._live = Live(console=tracking.console(), auto_refresh=False, transient=False)
 
-    def __enter__(self) -> "TaskTable":
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._live:
-            self._live.stop()
+    @contextmanager
+    def shown(self) -> Iterator["TaskTable"]:
+        """Show the table while the block runs."""
+        if tracking.is_quiet() or not tracking.console().is_terminal:
+            yield self
+            return
+        with Live(console=tracking.console(), auto_refresh=False) as self._live:
+            yield self
 
     def show(self, failed: Mapping[int, str], over: bool) -> None:
         """Show the present states, with the tasks given up; cheap if it is called often."""
@@ -51,20 +44,21 @@ class TaskTable:
         if not over and now - self._read < _SECONDS_BETWEEN_READS:
             return
         self._read = now
-        self._update(failed)
+        self.update(failed)
         if self._live:
-            self._live.update(Group(self._table(), self._summary()), refresh=True)
+            self._live.update(Group(self.table(), self._summary()), refresh=True)
         elif over or now - self._printed >= _SECONDS_BETWEEN_LINES:
             self._printed = now
             tracking.notice(f"{self._name}: {self._summary()}")
 
-    def _update(self, failed: Mapping[int, str]) -> None:
-        for index, call in self._calls.items():
-            before = self._found.get(index)
+    def update(self, failed: Mapping[int, str]) -> None:
+        """Read the states of the tasks that have not ended."""
+        for number, call in self._calls.items():
+            before = self._found.get(number)
             if before is None or before.state not in ("done", "failed"):
-                self._found[index] = read_status(call)
-            if index in failed:
-                self._found[index] = self._found[index]._replace(state="failed")
+                self._found[number] = read_status(call)
+            if number in failed:
+                self._found[number] = self._found[number]._replace(state="failed")
 
     def _summary(self) -> str:
         states = Counter(status.state for status in self._found.values())
@@ -74,21 +68,22 @@ class TaskTable:
         blocks = "block" if done == 1 else "blocks"
         return f"{len(self._calls)} {unit}: {counts}; {done} {blocks} done"
 
-    def _table(self) -> RenderableType:
+    def table(self) -> RenderableType:
+        """Return the rows of the tasks that matter most now."""
         order = sorted(self._found, key=lambda one: (_ORDER.index(self._found[one].state), one))
         columns = "task", "state", "blocks", "time", "host", "last line of the log"
         return table(columns, map(self._row, order[:_ROWS]))
 
-    def _row(self, index: int) -> list[str]:
-        status = self._found[index]
+    def _row(self, number: int) -> list[str]:
+        status = self._found[number]
         seconds = time.time() - status.since if status.state == "running" else 0
         return [
-            self._names[index],
+            self._names[number],
             status.state,
             f"{status.done}/{status.total}" if status.total else "",
             f"{seconds:,.0f} s" if seconds else "",
             status.host,
-            last_line(self._calls[index].log) if status.state != "waiting" else "",
+            last_line(self._calls[number].log) if status.state != "waiting" else "",
         ]
 
 

@@ -34,14 +34,6 @@ class Call(NamedTuple):
     directory: str
     """That of the work."""
     cwd: str
-    skip: tuple[int, ...] = ()
-    """Blocks that are left out."""
-
-    @classmethod
-    def read(cls, line: str) -> "Call":
-        """Read a call that was written as JSON."""
-        call = cls(*json.loads(line))
-        return call._replace(arguments=tuple(call.arguments), skip=tuple(call.skip))
 
     @property
     def log(self) -> Path:
@@ -65,8 +57,6 @@ class Status(NamedTuple):
     pid: int = 0
     since: float = 0.0
     """When the task was started, in seconds since 1970."""
-    block: int | None = None
-    """The block that it runs."""
 
 
 def read_status(call: Call) -> Status:
@@ -80,25 +70,33 @@ def read_status(call: Call) -> Status:
 def run_task(call: Call) -> State:
     """Run a task in this process, with the standard outputs in its log."""
     os.chdir(call.cwd)
+    status = Status("running", host=socket.gethostname(), pid=os.getpid(), since=time.time())
+    written = 0.0
+
+    def report(done: int, total: int) -> None:
+        nonlocal status, written
+        first, status = not status.total, status._replace(done=done, total=total)
+        if first or time.monotonic() - written > _SECONDS_BETWEEN_REPORTS:
+            written = time.monotonic()
+            _write(call, status)
+
     with _logging_to(call.log):
-        _note(f"task {call.number} of {call.of}: {' '.join(call.arguments)}")
-        status = _Reporter(call)
-        state, error = _outcome(call, status)
-        status.end(state, error)
-        _note(f"{state}: {error}" if error else state)
+        sys.stdout.write(f"# task {call.number} of {call.of}: {' '.join(call.arguments)}\n")
+        _write(call, status)
+        state, error = _outcome(call, report)
+        _write(call, status._replace(state=state, error=error))
+        sys.stdout.write(f"# {state}: {error}\n" if error else f"# {state}\n")
     return state
 
 
-def _note(text: str) -> None:
-    """Write a comment to the log."""
-    sys.stdout.write(f"# {text}\n")
+def _write(call: Call, status: Status) -> None:
+    call.status.parent.mkdir(parents=True, exist_ok=True)
+    tracking.write_json(call.status, status._asdict())
 
 
-def _outcome(call: Call, status: "_Reporter") -> tuple[State, str]:
+def _outcome(call: Call, report: Callable[[int, int], None]) -> tuple[State, str]:
     try:
-        work = _work(call.entry, call.arguments)
-        status.names_blocks = work.goes_on
-        run_share(work, Share(call.number, call.of), status, call.skip)
+        run_share(_work(call.entry, call.arguments), Share(call.number, call.of), report)
     except OffmarlError as error:
         return "failed", str(error)
     except KeyboardInterrupt as stop:
@@ -117,40 +115,6 @@ def _work(entry: str, arguments: tuple[str, ...]) -> Work:
     module, _, name = entry.partition(":")
     make: Callable[[tuple[str, ...]], Work] = getattr(import_module(module), name)
     return make(arguments)
-
-
-class _Reporter:
-    """Writes the state of a task to its file."""
-
-    def __init__(self, call: Call):
-        self.names_blocks = False
-        """Whether every block is written when it begins, so that one that kills is known."""
-        self._path = call.status
-        self._status = Status(
-            "running", host=socket.gethostname(), pid=os.getpid(), since=time.time()
-        )
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._write()
-
-    def __call__(self, done: int, total: int, block: int | None) -> None:
-        """Record how many blocks are done, and which one is run."""
-        first = not self._status.total
-        self._status = self._status._replace(done=done, total=total, block=block)
-        if (
-            first
-            or self.names_blocks
-            or time.monotonic() - self._written > _SECONDS_BETWEEN_REPORTS
-        ):
-            self._write()
-
-    def end(self, state: State, error: str) -> None:
-        """Record the end."""
-        self._status = self._status._replace(state=state, error=error)
-        self._write()
-
-    def _write(self) -> None:
-        self._written = time.monotonic()
-        tracking.write_json(self._path, self._status._asdict())
 
 
 @contextmanager

@@ -143,7 +143,7 @@ class TransformWork(Work):
             partial(_remap, source=self._named, target=merged),
         )
 
-    def plan(self, tasks: int) -> dict[str, Any]:
+    def plan(self, tasks: int | None) -> dict[str, Any]:
         """Return sizes: of what is read, of a task's memory, and on disk while joining."""
         vaults = self.change.vaults
         steps = sum(one.num_steps for one in vaults)

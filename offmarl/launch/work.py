@@ -4,13 +4,14 @@ import json
 import shutil
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from offmarl import records, tracking
+from offmarl import tracking
 from offmarl._lock import alone
 from offmarl.errors import OffmarlError, OptionError, RunError
 
@@ -20,9 +21,8 @@ _IDENTITY = "job.json"
 WAIT_SECONDS = 600.0
 """How long a task waits for another process that runs the same block."""
 
-Report = Callable[[int, int, int | None], None]
-"""Called with the number of a share's blocks that are done, their total, and the block that is run
-next, if there is one."""
+Report = Callable[[int, int], None]
+"""Called with the number of a share's blocks that are done, and their total."""
 
 
 class Share(NamedTuple):
@@ -37,13 +37,7 @@ class Share(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> "Share":
-        """Read I/N, as the option ``--task`` has it; I counts from 0.
-
-        Raises
-        ------
-        OptionError
-            The text has another form, or I is not below N.
-        """
+        """Read I/N, as the option ``--task`` has it; I counts from 0."""
         index, slash, of = text.partition("/")
         if not (slash and index.isdecimal() and of.isdecimal() and int(index) < int(of)):
             raise OptionError(
@@ -71,6 +65,7 @@ class Work(ABC):
     ----------
     goes_on
         Whether the other blocks are run after one that has failed, and are a result without it.
+        Each block of such work is a task of its own.
     hints
         What to do about a fact of the identity that differs from that of earlier tasks, by the
         fact's name.
@@ -93,11 +88,6 @@ class Work(ABC):
     def num_blocks(self) -> int:
         """Number of blocks; the same for every number of tasks."""
 
-    @property
-    def default_tasks(self) -> int:
-        """Number of tasks if none is asked for."""
-        return 1
-
     def label(self, block: int) -> str:
         """Return the name of a block in messages."""
         return f"block {block}"
@@ -111,24 +101,21 @@ class Work(ABC):
     def run(self, block: int) -> None:
         """Run a block, or continue it."""
 
-    @abstractmethod
     def is_complete(self) -> bool:
-        """Whether the result exists.
+        """Whether the result exists; `RunError` if other work has its result at the path."""
+        return not self.missing()
 
-        Raises
-        ------
-        RunError
-            Other work has its result at the path.
-        """
-
-    @abstractmethod
-    def join(self) -> None:
+    def join(self) -> None:  # noqa: B027 - by default the blocks are the result
         """Make the result from all blocks, in their order."""
 
-    def plan(self, tasks: int) -> dict[str, Any]:
+    def tasks(self, wanted: int | None) -> int:
+        """Return the number of tasks that run the blocks, of which so many are wanted."""
+        most = max(self.num_blocks, 1)
+        return most if self.goes_on else min(wanted or 1, most)
+
+    def plan(self, tasks: int | None) -> dict[str, Any]:
         """Return the sizes of the work, for a person to read before it is run."""
-        count = self.num_blocks
-        return {"path": self.path, "blocks": count, "tasks": min(tasks, max(count, 1))}
+        return {"path": self.path, "blocks": self.num_blocks, "tasks": self.tasks(tasks)}
 
     def notes(self, tasks: int) -> list[str]:
         """Return what a person should know before so many tasks are launched."""
@@ -142,6 +129,10 @@ class Work(ABC):
         """Whether a block is complete."""
         return (self.directory / _DONE / str(block)).exists()
 
+    def is_ready(self, block: int) -> bool:
+        """Whether all blocks are complete that a block needs."""
+        return all(map(self.is_done, self.needs(block)))
+
     def finish(self, block: int) -> None:
         """Record that a block is complete."""
         (self.directory / _DONE).mkdir(parents=True, exist_ok=True)
@@ -149,26 +140,11 @@ class Work(ABC):
 
     def missing(self) -> list[int]:
         """Return the blocks that are not complete."""
-        try:
-            done = {path.name for path in (self.directory / _DONE).iterdir()}
-        except FileNotFoundError:
-            done = set()
-        return [block for block in range(self.num_blocks) if str(block) not in done]
+        return [block for block in range(self.num_blocks) if not self.is_done(block)]
 
     def check(self) -> None:
-        """Record what the blocks depend on, or compare it with what earlier tasks recorded.
-
-        Raises
-        ------
-        RunError
-            The directory has blocks of other work.
-        """
-        self.directory.mkdir(parents=True, exist_ok=True)
-        path = self.directory / _IDENTITY
-        with FileLock(f"{path}.lock"):
-            if not path.exists():
-                tracking.write_json(path, self.identity)
-        found = records.parse(path.read_bytes(), str(path), RunError)
+        """Record what the blocks depend on; `RunError` if earlier tasks recorded something else."""
+        found = once(self.directory / _IDENTITY, lambda: self.identity)
         for name in sorted(found.keys() | self.identity.keys()):
             theirs, ours = found.get(name), self.identity.get(name)
             if theirs != ours:
@@ -185,109 +161,64 @@ class Work(ABC):
             shutil.rmtree(self.directory / name, ignore_errors=True)
 
 
-def run_share(
-    work: Work, share: Share, report: Report | None = None, skip: Collection[int] = ()
-) -> int:
+def run_share(work: Work, share: Share, report: Report | None = None) -> int:
     """Run the blocks of a share that are missing; return how many this call ran.
 
-    A block that needs others waits until they are complete, after the blocks that can run at once.
-
-    Parameters
-    ----------
-    work
-        The work.
-    share
-        Which of its blocks.
-    report
-        Is called before each block, and at the end.
-    skip
-        Blocks to leave out.
-
-    Raises
-    ------
-    RunError
-        The directory has blocks of other work, or another process runs a block and does not end.
+    Blocks that can run at once come first; another one runs the blocks that it needs, or waits for
+    the processes that run them. `RunError` if the directory has blocks of other work, or another
+    process runs a block and does not end.
     """
     work.check()
     mine, missing = share.blocks(work.num_blocks), set(work.missing())
-    left, ran = [block for block in mine if block in missing and block not in skip], 0
-    report, failed = report or _no_report, dict[int, Exception]()
-    done = len(mine) - len(missing.intersection(mine))
+    left, failed = [block for block in mine if block in missing], dict[int, Exception]()
+    ran, done = 0, len(mine) - len(left)
     while left:
-        block = next((one for one in left if is_ready(work, one)), left[0])
-        report(done, len(mine), block)
+        block = next(filter(work.is_ready, left), left[0])
         left.remove(block)
-        if block in failed:  # another block needed it
-            continue
+        if report:
+            report(done, len(mine))
         try:
-            ran += _run_with_needs(work, block, failed)
+            for need in work.needs(block):
+                _run_block(work, need, failed, -1)  # its process may take any time
+            ran += _run_block(work, block, failed, WAIT_SECONDS)
             done += 1
         except Exception as error:
-            failed[block] = error
             if not work.goes_on:
                 raise
-            _note_failure(work.label(block), error)
-    report(done, len(mine), None)
+            if block not in failed:  # a block that it needs has failed
+                tracking.notice(f"{work.label(block)} failed: {error}")
+    if report:
+        report(done, len(mine))
     if failed:
         bugs = (error for error in failed.values() if not isinstance(error, OffmarlError))
         raise next(bugs, next(iter(failed.values())))
     return ran
 
 
-def is_ready(work: Work, block: int) -> bool:
-    """Whether all blocks are complete that a block needs."""
-    return all(work.is_done(need) for need in work.needs(block))
-
-
-def _run_with_needs(work: Work, block: int, failed: dict[int, Exception]) -> bool:
-    """Run a block after those that it needs; False if it is done.
-
-    `RunError` if a needed block fails, and is added to ``failed``, or is among them already.
-    """
-    for need in work.needs(block):
-        if need not in failed:
-            try:
-                _run_block(work, need, -1)  # its process may take any time
-            except Exception as error:
-                failed[need] = error
-                if not work.goes_on:
-                    raise
-                _note_failure(work.label(need), error)
-        if need in failed:
-            raise RunError(f"it needs {work.label(need)}, which failed: {failed[need]}")
-    return _run_block(work, block)
-
-
-def _note_failure(name: str, error: Exception) -> None:
-    if not isinstance(error, OffmarlError):
-        traceback.print_exception(error)
-    tracking.notice(f"{name} failed: {error}")
-
-
-def _run_block(work: Work, block: int, wait_seconds: float | None = None) -> bool:
+def _run_block(work: Work, block: int, failed: dict[int, Exception], wait_seconds: float) -> bool:
     """Run a block; False if it is done, perhaps by a process that ran it just now."""
+    if block in failed:
+        raise failed[block]
     if work.is_done(block):
         return False
-    with _locked(work, block, wait_seconds), alone():
-        if work.is_done(block):
-            return False
-        work.run(block)
-        work.finish(block)
+    try:
+        with _locked(work, str(block), f"run block {block}", wait_seconds), alone():
+            if work.is_done(block):
+                return False
+            work.run(block)
+            work.finish(block)
+    except Exception as error:
+        failed[block] = error
+        if work.goes_on:
+            if not isinstance(error, OffmarlError):
+                traceback.print_exception(error)
+            tracking.notice(f"{work.label(block)} failed: {error}")
+        raise
     return True
 
 
-def _no_report(done: int, total: int, block: int | None) -> None:
-    """No-op `Report`."""
-
-
 def join_work(work: Work) -> bool:
-    """Join the blocks; False if the result was complete before.
-
-    Raises
-    ------
-    RunError
-        Blocks are missing.
-    """
+    """Join the blocks, or raise `RunError` for missing ones; False if that was done before."""
     if work.is_complete():
         work.clean()
         return False
@@ -298,57 +229,39 @@ def join_work(work: Work) -> bool:
             "run the tasks that have not ended, and join them then."
         )
     work.check()
-    with _locked(work, "join"):
+    with _locked(work, "join", "joined the blocks", WAIT_SECONDS):
         if not work.is_complete():
             work.join()
     work.clean()
     return True
 
 
-def _locked(work: Work, name: int | str, wait_seconds: float | None = None) -> FileLock:
-    """Return the lock of a block, which its process holds; it is released when that process dies.
-
-    Entering it raises `RunError` if another process holds it for long: by default `WAIT_SECONDS`;
-    if the time is negative, it waits without a limit.
-    """
+@contextmanager
+def _locked(work: Work, name: str, doing: str, wait_seconds: float) -> Iterator[None]:
+    """Hold a lock, which is released if the process dies; a negative time waits without a limit."""
     path = work.directory / "locks" / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
-    wait_seconds = WAIT_SECONDS if wait_seconds is None else wait_seconds
-    return _Patient(path, timeout=wait_seconds, is_singleton=False)
-
-
-def _in_words(lock: Path) -> str:
-    """Return what a process does that holds a lock of `_locked`."""
-    return "joined the blocks" if lock.stem == "join" else f"run block {lock.stem}"
-
-
-class _Patient(FileLock):
-    """A file lock whose timeout is an error that a user can understand."""
-
-    def acquire(self, *args: Any, **options: Any) -> Any:
-        """Wait for the lock."""
-        try:
-            return super().acquire(*args, **options)
-        except Timeout:
-            raise RunError(
-                f"another process has {_in_words(Path(self.lock_file))} for longer than "
-                f"{self.timeout:.0f} s: wait for it to end, or stop it."
-            ) from None
+    try:
+        held = FileLock(path, timeout=wait_seconds, is_singleton=False).acquire()
+    except Timeout:
+        raise RunError(
+            f"another process has {doing} for longer than {wait_seconds:.0f} s: wait for it to "
+            "end, or stop it."
+        ) from None
+    with held:
+        yield
 
 
 def once(path: Path, make: Callable[[], Any]) -> Any:
-    """Return the content of a JSON file, which the first of several processes makes.
-
-    Parameters
-    ----------
-    path
-        The file. Processes that come later wait for it.
-    make
-        Returns the content.
-    """
+    """Return the content of a JSON file, which the first of several processes makes."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             if not path.exists():
                 tracking.write_json(path, make())
-    return json.loads(path.read_text())
+    try:
+        return json.loads(path.read_text())
+    except ValueError:
+        raise RunError(
+            f"{path} is damaged: remove {path.parent}, and repeat the command."
+        ) from None

@@ -181,7 +181,7 @@ class RecordWork(Work):
             )
         return found
 
-    def plan(self, tasks: int) -> dict[str, Any]:
+    def plan(self, tasks: int | None) -> dict[str, Any]:
         """Return sizes: environment steps, bytes on disk in whole chunks, memory of a task."""
         num_envs = self.recording.num_envs
         spec, _ = recorded(self.recording.env, first_id=1)

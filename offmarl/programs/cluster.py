@@ -6,13 +6,16 @@ run; the others get from it what they need to begin, and keep nothing. Without s
 the functions here do nothing.
 """
 
+import atexit
 import json
 import os
 import socket
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -28,8 +31,7 @@ from numpy.typing import NDArray
 from offmarl._mesh import spec
 from offmarl._version import __version__
 from offmarl.config import NonNegativeInt, PositiveInt, Validated
-from offmarl.errors import OffmarlError, OptionError, RunError
-from offmarl.programs.peers import first_line, last_words, peers, watch
+from offmarl.errors import OffmarlError, OptionError, ProcessLostError, RunError
 from offmarl.tracking import to_json
 from offmarl.types import ArrayTree
 
@@ -49,7 +51,7 @@ JOIN_SECONDS = seconds_of("OFFMARL_JOIN_SECONDS", 120)
 """How long a process waits for the others at the start."""
 
 HEARTBEAT_SECONDS = seconds_of("OFFMARL_HEARTBEAT_SECONDS", 60)
-"""How long a process may be silent before the others end the run."""
+"""How long a process may be silent before JAX ends the others."""
 
 AUTO = "auto"
 """Value of ``--coordinator`` that leaves everything to JAX."""
@@ -83,20 +85,9 @@ DEVICE_ARGS = ("devices", "coordinator", "processes", "process")
 def join(args: DeviceArgs, facts: Mapping[str, Any] | None = None) -> None:
     """Join the other processes of a run, if the arguments name a coordinator.
 
-    Call it before JAX is used. A second call does nothing.
-
-    Parameters
-    ----------
-    args
-        The arguments, which all processes must have in common except for the paths of files.
-    facts
-        Further values that they must have in common, by name.
-
-    Raises
-    ------
-    OptionError
-        The arguments do not fit together, or differ from those of process 0; the coordinator does
-        not answer, or not all processes come.
+    Call it before JAX is used; a second call does nothing. All processes must have the arguments,
+    except for the paths of files, and ``facts`` in common. `OptionError` if they differ, or the
+    processes do not find one another.
     """
     if args.coordinator is None:
         for name in ("processes", "process"):
@@ -106,10 +97,8 @@ def join(args: DeviceArgs, facts: Mapping[str, Any] | None = None) -> None:
     if jax.distributed.is_initialized():
         return
     _check(args)
-    if args.process:
-        _reach(args.coordinator)
-    elif args.process == 0:
-        _refuse_second(args.coordinator)
+    if args.coordinator != AUTO and args.process is not None:
+        _find_coordinator(args.coordinator, is_other=args.process > 0)
     _keep_output_apart()
     _initialize(args, facts or {})
     if jax.process_index():
@@ -132,30 +121,22 @@ def _check(args: DeviceArgs) -> None:
         )
 
 
-def _reach(address: str | None) -> None:
-    """Wait until the coordinator answers."""
-    if address == AUTO:
-        return
-    host, _, port = str(address).rpartition(":")
+def _find_coordinator(address: str, is_other: bool) -> None:
+    """Wait until the coordinator answers; for process 0, nothing may answer at its address."""
+    host, _, port = address.rpartition(":")
     end, reason = time.monotonic() + JOIN_SECONDS, ""
-    while time.monotonic() < end:
+    while is_other and time.monotonic() < end:
         try:
             socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
             return
         except OSError as error:
             reason = error.strerror or str(error)
             time.sleep(0.2)
-    raise OptionError(
-        f"--coordinator {address} did not answer within {JOIN_SECONDS} s ({reason}): start process "
-        "0 on that machine with the same address, and check that the port is open."
-    )
-
-
-def _refuse_second(address: str | None) -> None:
-    """Raise `OptionError` if something answers at the address that this process is to have."""
-    host, _, port = str(address).rpartition(":")
-    if address == AUTO:
-        return
+    if is_other:
+        raise OptionError(
+            f"--coordinator {address} did not answer within {JOIN_SECONDS} s ({reason}): start "
+            "process 0 on that machine with the same address, and check that the port is open."
+        )
     with suppress(OSError):
         socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
         raise OptionError(
@@ -168,7 +149,7 @@ _OWN_ARGS = ("coordinator", "process", "out", "vault", "track", "memory", "strea
 """Arguments that a process may have of its own."""
 
 
-def _facts(args: DeviceArgs, more: Mapping[str, Any], count: int) -> dict[str, Any]:
+def _facts(args: DeviceArgs, more: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the processes must have in common, for JSON; of a path, the name of the file."""
     program = Path(str(sys.modules[type(args).__module__].__file__)).stem
     given = {one.name: getattr(args, one.name) for one in fields(args)} | dict(more)
@@ -177,34 +158,32 @@ def _facts(args: DeviceArgs, more: Mapping[str, Any], count: int) -> dict[str, A
         for name, value in given.items()
         if name not in _OWN_ARGS
     }
-    found |= {"--processes": count, "the program": program}
-    found |= {"the version of offmarl": __version__, "the version of JAX": jax.__version__}
-    named = {name: _without_directory(value) for name, value in found.items()}
-    known: dict[str, Any] = json.loads(to_json(named))
+    found |= {"--processes": jax.process_count() if args.processes is None else args.processes}
+    found |= {"the program": program, "the version of offmarl": __version__}
+    found |= {"the version of JAX": jax.__version__}
+    for name, value in found.items():
+        if isinstance(value, Path) or (isinstance(value, str) and Path(value).exists()):
+            found[name] = Path(value).name
+    known: dict[str, Any] = json.loads(to_json(found))
     return known
-
-
-def _without_directory(value: Any) -> Any:
-    is_path = isinstance(value, Path) or (isinstance(value, str) and Path(value).exists())
-    return Path(value).name if is_path else value
 
 
 def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
     address = None if args.coordinator == AUTO else args.coordinator
-    advice = "start all of them, each with its own --process and with the same --processes."
-    late, found = f"the processes did not join within {JOIN_SECONDS} s", None
+    late = (
+        f"--coordinator {args.coordinator}: the processes did not join within {JOIN_SECONDS} s: "
+        "start all of them, each with its own --process and with the same --processes."
+    )
     try:
-        with last_words(f"offmarl: --coordinator {args.coordinator}: {late}: {advice}"):
+        with _last_words(late):
             jax.distributed.initialize(
                 address,
                 args.processes,
                 args.process,
                 initialization_timeout=JOIN_SECONDS,
-                heartbeat_timeout_seconds=2 * HEARTBEAT_SECONDS + 10,  # later than `Peers`
+                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             )
-            found = watch(args.process, args.processes, HEARTBEAT_SECONDS)
-            found.start()
-            found.compare(_facts(args, more, found.count))
+            _compare(args, more)
             jax.devices()  # the processes tell one another their devices
     except ValueError as error:
         missing = "--processes N and --process I"
@@ -214,15 +193,29 @@ def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
             f"so something is missing ({error}): start it with `srun`, or give {missing}."
         ) from None
     except jax.errors.JaxRuntimeError as error:
-        reason = late if found is None else found.explain()
-        raise OptionError(
-            f"--coordinator {args.coordinator}: {reason} ({first_line(error)}): {advice}"
-        ) from None
-    if args.processes not in (None, jax.process_count()):
-        raise OptionError(
-            f"--processes {args.processes} differs from that of process 0, which is "
-            f"{jax.process_count()}: {advice}"
-        )
+        raise OptionError(f"{late} ({_first_line(error)})") from None
+
+
+def _compare(args: DeviceArgs, more: Mapping[str, Any]) -> None:
+    """Raise `OptionError` in all processes if one was started with other facts than process 0."""
+    from orbax.checkpoint import multihost
+
+    client, own = multihost.get_jax_distributed_client(), args.process
+    own = jax.process_index() if own is None else own
+    client.key_value_set(f"offmarl/started/{own}", json.dumps(_facts(args, more)))
+    client.wait_at_barrier("offmarl/started", 1000 * JOIN_SECONDS)
+    found = client.key_value_dir_get("offmarl/started/")
+    started = {int(key.rpartition("/")[2]): json.loads(text) for key, text in found}
+    for number, facts in sorted(started.items()):
+        for name in sorted(started[0].keys() | facts.keys()):
+            theirs, first = facts.get(name), started[0].get(name)
+            if theirs != first:
+                # Together, because the end of process 0 would abort the others.
+                jax.distributed.shutdown()  # type: ignore[no-untyped-call]
+                raise OptionError(
+                    f"{name} is {theirs!r} in process {number} and {first!r} in process 0: give "
+                    "all processes the same command, except for --process."
+                )
 
 
 def _keep_output_apart() -> None:
@@ -236,6 +229,62 @@ def _keep_output_apart() -> None:
             own = os.dup(1)
             os.dup2(2, 1)
             sys.stdout = os.fdopen(own, "w", buffering=1)
+
+
+# ---------------------------------------------------------------------------------- ending
+
+_guarded = ContextVar("inside of ends_with_others", default=False)
+
+_OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
+"""Beginnings of errors of this process itself, such as a device without memory left."""
+
+_PRINT_UNLESS_DONE = "import sys; sys.stdin.read() or print(sys.argv[1], file=sys.stderr)"
+
+
+@contextmanager
+def _last_words(message: str) -> Iterator[None]:
+    """Let a child process print a message if JAX aborts this one in the block."""
+    command = [sys.executable, "-I", "-S", "-c", _PRINT_UNLESS_DONE, f"offmarl: {message}"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield
+    finally:
+        child.communicate("done")
+
+
+@contextmanager
+def ends_with_others(where: Path) -> Iterator[None]:
+    """Name what a run continues from if the loss of another process ends this one.
+
+    The next exchange with a lost process fails, or JAX misses its heartbeat and aborts this one.
+    After an error, the process ends without the end of JAX, which would wait for the others. Within
+    another block of this kind, a block does nothing.
+    """
+    if jax.process_count() == 1 or _guarded.get():
+        yield
+        return
+    advice = (
+        f"Start all processes again with the same commands: {where} continues from its last "
+        "checkpoint."
+    )
+    token = _guarded.set(True)
+    try:
+        with _last_words(advice):
+            yield
+    except Exception as error:
+        for callback in ((os._exit, 1), (sys.stdout.flush,)):  # the last one is called first
+            atexit.register(*callback)
+        is_exchange = isinstance(error, jax.errors.JaxRuntimeError)
+        if not is_exchange or str(error).startswith(_OWN_FAULTS):
+            raise
+        reason = f"an exchange with another process failed ({_first_line(error)})"
+        raise ProcessLostError(f"{reason}. {advice}") from None
+    finally:
+        _guarded.reset(token)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:200]
 
 
 # ---------------------------------------------------------------------------------- agreeing
@@ -280,37 +329,20 @@ _MOST_BYTES = 2**26
 
 def arrays_from_first(tree: ArrayTree) -> ArrayTree:
     """Return the arrays of the first process, as NumPy has them; elsewhere only shapes count."""
-    if jax.process_count() == 1:
-        return tree
-    data = jax.tree.map(_data, tree)
-    leaves, structure = jax.tree.flatten(data)
-    buffer = np.concatenate(
-        [np.zeros(0, np.uint8), *(leaf.ravel().view(np.uint8) for leaf in leaves)]
-    )
-    starts = range(0, len(buffer), _MOST_BYTES)
-    pieces = [_broadcast(buffer[start : start + _MOST_BYTES]) for start in starts]
-    whole, found, start = np.concatenate([np.zeros(0, np.uint8), *pieces]), [], 0
-    for leaf in leaves:
-        part = whole[start : start + leaf.nbytes]
-        found.append(part.view(leaf.dtype).reshape(leaf.shape))
-        start += leaf.nbytes
-    return jax.tree.map(_of_data, tree, jax.tree.unflatten(structure, found))
+    return tree if jax.process_count() == 1 else jax.tree.map(_leaf_from_first, tree)
 
 
-def _data(leaf: Any) -> NDArray[Any]:
-    """Return an array on the host, zeros for a shape, and the numbers of keys."""
+def _leaf_from_first(leaf: Any) -> Any:
+    is_shape = isinstance(leaf, jax.ShapeDtypeStruct)
     if is_key(leaf):
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            leaf = jax.eval_shape(jax.random.key_data, leaf)
-        else:
-            leaf = jax.random.key_data(leaf)
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        return np.zeros(leaf.shape, leaf.dtype)
-    return np.asarray(leaf, order="C")  # `ascontiguousarray` gives scalars an axis
-
-
-def _of_data(like: Any, data: NDArray[Any]) -> Any:
-    return jax.random.wrap_key_data(jnp.asarray(data)) if is_key(like) else data
+        numbers = jax.random.key_data
+        data = _leaf_from_first(jax.eval_shape(numbers, leaf) if is_shape else numbers(leaf))
+        return jax.random.wrap_key_data(jnp.asarray(data))
+    host = np.zeros(leaf.shape, leaf.dtype) if is_shape else np.asarray(leaf)
+    sent = host.reshape(-1).view(np.uint8)
+    starts = range(0, sent.size, _MOST_BYTES)
+    pieces = [_broadcast(sent[start : start + _MOST_BYTES]) for start in starts]
+    return np.concatenate([sent[:0], *pieces]).view(host.dtype).reshape(host.shape)
 
 
 def is_key(leaf: Any) -> bool:
@@ -358,13 +390,6 @@ class Agreement:
         self._every = self._calls = max(1, min(2 * self._every, fitting))
         self._since = time.monotonic()
         return bool(dues.any() or signals.any()), int(signals.max())
-
-
-def end_together() -> None:
-    """Wait until all processes are here; then each ends by itself, and none watches the others."""
-    if (found := peers()) is not None:
-        any_process(False)
-        found.leave()
 
 
 def check_same(what: str, value: Any, advice: str) -> None:

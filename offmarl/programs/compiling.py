@@ -10,7 +10,7 @@ import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from offmarl import paths
-from offmarl.launch.cores import threads
+from offmarl.launch.local import threads
 
 _DEVICE_COUNT = "xla_force_host_platform_device_count"
 

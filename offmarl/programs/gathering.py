@@ -4,8 +4,7 @@ The run has the bits of one process that trains the seeds one after the other, b
 a seed that has stopped early, which one process goes on to write.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import asdict
 from functools import partial
@@ -26,22 +25,8 @@ from offmarl.programs.run import Run
 from offmarl.programs.stopping import best_of
 from offmarl.types import ArrayTree
 
-_parts: ContextVar[Sequence[Path] | None] = ContextVar("parts", default=None)
-
-
-@contextmanager
-def gathered(runs: Sequence[Path]) -> Iterator[None]:
-    """Let `offmarl.programs.train` gather finished runs of one seed each, in order."""
-    token = _parts.set(runs)
-    try:
-        yield
-    finally:
-        _parts.reset(token)
-
-
-def parts() -> Sequence[Path] | None:
-    """Return the runs to gather; None if seeds are to be trained."""
-    return _parts.get()
+PARTS: ContextVar[Sequence[Path] | None] = ContextVar("parts", default=None)
+"""Finished runs of one seed each, in order, which `offmarl.programs.train` gathers."""
 
 
 def gather(
@@ -210,10 +195,6 @@ class SeedsWork(Work):
         """Whether a seed is trained, and its run has not been removed to train it again."""
         return super().is_done(block) and (self._run(block) / tracking.RUN_FILE).exists()
 
-    def missing(self) -> list[int]:
-        """Return the seeds that are not trained."""
-        return [block for block in range(self.num_blocks) if not self.is_done(block)]
-
     def is_complete(self) -> bool:
         """Whether the run of all seeds exists; if it is another one, `join` raises `RunError`."""
         record = tracking.recorded(self.path)
@@ -222,8 +203,11 @@ class SeedsWork(Work):
 
     def join(self) -> None:
         """Gather the runs of all seeds."""
-        with gathered([self._run(block) for block in range(self.num_blocks)]):
+        token = PARTS.set([self._run(block) for block in range(self.num_blocks)])
+        try:
             self._main(self._args)
+        finally:
+            PARTS.reset(token)
 
     def _run(self, block: int) -> Path:
         return self.directory / "blocks" / f"seed-{self._args.seed + block}"

@@ -17,7 +17,7 @@ import jax
 from offmarl import __version__, envs
 from offmarl.envs import Environment
 from offmarl.errors import RunError
-from offmarl.launch.cores import threads
+from offmarl.launch.local import threads
 from offmarl.programs.registry import Origin
 from offmarl.types import release_difference
 

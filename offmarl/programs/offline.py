@@ -19,6 +19,7 @@ from offmarl.programs import dataset as data
 from offmarl.programs import finite, gathering
 from offmarl.programs.cluster import (
     check_same,
+    ends_with_others,
     gathered,
     is_first,
     join,
@@ -43,7 +44,6 @@ from offmarl.programs.loop import (
     start_shapes,
     updates,
 )
-from offmarl.programs.peers import ends_with_others
 from offmarl.programs.program import (
     FREE,
     Args,
@@ -182,7 +182,7 @@ def _train_locked(
     data.save(run.directory / data.STATISTICS_FILE, statistics.used)
     job = _Job(run, program, evaluator, args, schedule, layout, drawing, begun, stopping)
     with ends_with_others(directory), no_run_without_checkpoint(run):
-        if (parts := gathering.parts()) is None:
+        if (parts := gathering.PARTS.get()) is None:
             _learn(job, dataset, timer)
             stopped = job.stopped()
         else:

@@ -22,13 +22,12 @@ from offmarl.evaluation import require_room_for
 from offmarl.paths import local
 from offmarl.programs import finite, registry
 from offmarl.programs.buffer import ChunkWriter, init_capture, make_buffer
-from offmarl.programs.cluster import gathered, is_first, join, on_first
+from offmarl.programs.cluster import ends_with_others, gathered, is_first, join, on_first
 from offmarl.programs.collecting import collect
 from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.continuing import Start, learned, start_of
 from offmarl.programs.identity import environment_source, made_from
 from offmarl.programs.loop import build, learn, online_schedule
-from offmarl.programs.peers import ends_with_others
 from offmarl.programs.program import (
     ArgsT,
     Hyperparameters,

@@ -1,10 +1,16 @@
-"""Recording environments that are stepped in Python: those of the PettingZoo parallel API."""
+"""Recording environments that are stepped in Python: those of the PettingZoo parallel API.
 
+`record` follows a loop of the user's; `record_episodes` plays episodes in several processes.
+"""
+
+import multiprocessing
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, wait
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +22,7 @@ from offmarl._imports import import_optional
 from offmarl.errors import (
     InvalidValueError,
     OptionError,
+    RunError,
     ShapeError,
     VaultError,
     VaultExistsError,
@@ -25,6 +32,7 @@ from offmarl.errors import (
 )
 from offmarl.gate import fit
 from offmarl.paths import local
+from offmarl.tracking import progress
 from offmarl.types import (
     ArraySpec,
     EnvSpec,
@@ -260,17 +268,10 @@ def record(
 
 
 class _Episode:
-    """The steps of the running episode.
+    """The steps of the running episode; it is broken if the outcome of the last step was invalid.
 
     An agent ends when it leaves ``env.agents``; its flags are kept until then. When all agents have
     left or have a flag, the episode is over.
-
-    Attributes
-    ----------
-    broken
-        Whether the outcome of the last step was invalid, so that the episode cannot continue.
-    over
-        Whether all agents have ended.
     """
 
     def __init__(self, translator: "Translator", env: Any, observations: Any, infos: Any):
@@ -375,11 +376,7 @@ class _Episode:
     def record(self, cut: bool) -> tuple[Transition, FinalObservations | None]:
         """Return the episode, ``(1, T, ...)``, and its final view if it is known.
 
-        Parameters
-        ----------
-        cut
-            Whether the recording ends the episode here. Agents that have not terminated are then
-            marked as truncated.
+        If the recording cuts it here, agents that have not terminated are marked as truncated.
         """
         fields: dict[str, Any] = {
             k: np.stack([step[k] for step in self._steps])[None] for k in self._steps[0]
@@ -410,10 +407,7 @@ class _Episode:
         default: Any = None,
         required: Any = (),
     ) -> Any:
-        """Return what agents have, as an array; agents that must have it are marked.
-
-        Without a ``leaf``, only the names of the agents are checked.
-        """
+        """Return what agents have, as an array; without a ``leaf``, only check their names."""
         from offmarl.envs.translator import check_agents
 
         check_agents(f"the {what}s", by_agent, self._agents)
@@ -442,10 +436,7 @@ def _named(where: str, then: str = "") -> Iterator[None]:
 
 
 def _final_observations(infos: Any, agents: list[Any]) -> dict[Any, Any]:
-    """Return the observations that ended an episode, where the environment has begun the next.
-
-    Gymnasium's vector API puts them into the infos, there by agent or as a dict.
-    """
+    """Return the last observations, which Gymnasium's vector API has in the infos of the next."""
     infos = infos if isinstance(infos, Mapping) else {}
     for name in ("final_obs", "final_observation"):
         shared = infos.get(name)
@@ -494,3 +485,213 @@ def _check_fit(writer: vault.SharedWriter, spec: EnvSpec) -> None:
             f"{writer.path} has {writer.rows} rows, but episodes that are recorded one by one need "
             "a vault of one row: record to another vault, and join both with `offmarl cat`."
         )
+
+
+# ---------------------------------------------------------------------------------- processes
+
+PythonPolicy = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+"""A function of observations and infos that returns the actions of the present agents: a dict by
+agent, or a pair of this dict and a dict of log-probabilities.
+
+Three methods are called if the policy has them: ``reset()`` at the start of every episode,
+``seed(number)`` there with a seed for the episode's draws, and ``after_step(rewards, terminations,
+truncations)`` with the outcome of each step.
+"""
+
+
+class RandomPolicy:
+    """Draws each agent's action uniformly, among the legal ones if there is a mask."""
+
+    def __init__(self, env: Any):
+        self._env = env
+        self._random = np.random.default_rng(0)
+
+    def seed(self, number: int) -> None:
+        """Seed the draws of an episode."""
+        self._random = np.random.default_rng(number)
+
+    def __call__(
+        self, observations: Mapping[str, Any], infos: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        """Return actions and their log-probabilities (log-densities, for boxes in [-1, 1])."""
+        actions, log_prob = {}, {}
+        for agent in self._env.agents:
+            space = self._env.action_space(agent)
+            if hasattr(space, "n"):
+                legal = _legal(observations[agent], (infos or {}).get(agent) or {}, int(space.n))
+                actions[agent] = int(self._random.choice(legal)) + int(space.start)
+                log_prob[agent] = -float(np.log(len(legal)))
+            else:
+                drawn = self._random.uniform(space.low, space.high)
+                actions[agent] = drawn.astype(space.dtype)
+                log_prob[agent] = -drawn.size * float(np.log(2))
+        return actions, log_prob
+
+
+def _legal(observation: Any, info: Mapping[str, Any], num_actions: int) -> Any:
+    mask = observation.get("action_mask") if isinstance(observation, Mapping) else None
+    mask = info.get("action_mask") if mask is None else mask
+    legal = np.flatnonzero(np.ones(num_actions) if mask is None else mask)
+    return legal if len(legal) else np.arange(num_actions)
+
+
+def record_episodes(
+    make_env: Callable[[], Any],
+    path: str | os.PathLike[str],
+    episodes: int,
+    make_policy: Callable[[Any], PythonPolicy] = RandomPolicy,
+    *,
+    processes: int = 1,
+    seed: int = 0,
+    name: str | None = None,
+    time_limit: int | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> int:
+    """Record episodes of a PettingZoo environment in several processes, into one vault.
+
+    After Ctrl-C or a kill, the same call resumes the recording, which holds whole episodes only. A
+    complete recording is not changed. Episode i is always played with the same seeds, 31 bits of
+    ``numpy.random.SeedSequence(seed, spawn_key=(i,))`` for the environment and 31 for the policy.
+    The order of the processes' episodes in the vault varies between recordings.
+
+    Parameters
+    ----------
+    make_env
+        Builds the environment, in each process: a function at the top level of a module.
+    path
+        Path of the vault, ``<directory>/<name>.vlt/<uid>``.
+    episodes
+        Total number of episodes in the vault.
+    make_policy
+        Builds the policy from the environment, in each process; by default a random policy. For a
+        trained one, give ``functools.partial(make, "runs/mine/bc")`` with your own function
+        ``make`` that returns an `offmarl.envs.PettingZooPolicy`.
+    processes
+        Number of processes.
+    seed
+        Seed of all episodes.
+    name, time_limit, provenance
+        As for `record`.
+
+    Returns
+    -------
+    int
+        Episodes recorded by this call.
+
+    Raises
+    ------
+    RunError
+        The vault was started with another seed or number of processes, or by another program.
+    OptionError
+        ``episodes`` or ``processes`` is below 1, or ``seed`` below 0.
+    """
+    if episodes < 1 or processes < 1 or seed < 0:
+        raise OptionError(
+            "episodes and processes must be above 0, and the seed 0 or above, not "
+            f"{episodes}, {processes} and {seed}."
+        )
+    path = local(path)
+    recipe = {"seed": seed, "processes": processes, "episode_seeds": "folded"}
+    _check_recipe(path, recipe)
+    about = {**(provenance or {}), "recipe": recipe}
+    options = {"name": name, "time_limit": time_limit, "provenance": about}
+    play = partial(_play, make_env, make_policy, path, (episodes, processes, seed), options)
+    with progress(f"record {path.name}", episodes) as advance:
+        if processes == 1:
+            return play(0, lambda: advance(1))
+        return _play_in_processes(play, processes, advance)
+
+
+def _check_recipe(path: Path, recipe: Mapping[str, Any]) -> None:
+    try:
+        found = vault.open_vault(path).provenance.get("recipe")
+    except (VaultNotFoundError, VaultFormatError):  # nothing, or the remains of a killed process
+        return
+    if found != recipe:
+        raise RunError(
+            f"{path} was started with {found or 'another kind of recording'}, not {dict(recipe)}: "
+            "give the same arguments to resume it, or another path."
+        )
+
+
+def _play_in_processes(
+    play: Callable[..., int], processes: int, advance: Callable[[int], None]
+) -> int:
+    startup = multiprocessing.get_context("spawn")  # a fork of a process that runs JAX may hang
+    counter, shown = startup.Value("q", 0), 0
+    with ProcessPoolExecutor(
+        processes, mp_context=startup, initializer=_begin, initargs=(counter,)
+    ) as pool:
+        running = [pool.submit(_play_counted, play, number) for number in range(processes)]
+        waiting = {*running}
+        while waiting:
+            waiting = wait(running, timeout=0.5).not_done
+            done = counter.value
+            advance(done - shown)
+            shown = done
+        return sum(future.result() for future in running)
+
+
+_counter: Any = None
+
+
+def _begin(counter: Any) -> None:
+    global _counter  # noqa: PLW0603 - how a pool hands shared memory to its processes
+    _counter = counter
+
+
+def _play_counted(play: Callable[..., int], number: int) -> int:
+    def count() -> None:
+        with _counter.get_lock():
+            _counter.value += 1
+
+    return play(number, count)
+
+
+def _play(
+    make_env: Callable[[], Any],
+    make_policy: Callable[[Any], PythonPolicy],
+    path: Path,
+    sizes: tuple[int, int, int],
+    options: Mapping[str, Any],
+    number: int,
+    count: Callable[[], None],
+) -> int:
+    """Record the missing episodes of one process; return how many were played."""
+    env = make_env()
+    policy, (episodes, processes, seed) = make_policy(env), sizes
+    run = f"process {number} of {processes}"
+    mine = range(number, episodes, processes)
+    with record(env, path, resume=True, run=run, **options) as recorder:
+        there = recorder.recorded()
+        for episode in mine[there:]:
+            try:
+                _play_episode(recorder, policy, *_seeds(seed, episode))
+            except BaseException:
+                recorder.discard()  # the next call plays it again
+                raise
+            count()
+    env.close()
+    return recorder.episodes
+
+
+def _seeds(seed: int, episode: int) -> list[int]:
+    """Return an episode's seeds for the environment and the policy, which NumPy alike draws from.
+
+    They have 31 bits, which environments of any kind accept.
+    """
+    found = np.random.SeedSequence(seed, spawn_key=(episode,)).generate_state(2) >> 1
+    return [int(number) for number in found]
+
+
+def _play_episode(recorder: Recorder, policy: PythonPolicy, seed: int, draws: int) -> None:
+    observations, infos = recorder.reset(seed=seed)
+    for start, arguments in (("reset", ()), ("seed", (draws,))):
+        if hasattr(policy, start):
+            getattr(policy, start)(*arguments)
+    while recorder.running:
+        chosen = policy(observations, infos)
+        actions, log_prob = chosen if isinstance(chosen, tuple) else (chosen, None)
+        observations, *outcome, infos = recorder.step(actions, log_prob)
+        if hasattr(policy, "after_step"):
+            policy.after_step(*outcome)

@@ -31,7 +31,7 @@ from offmarl.programs.buffer import (
     make_buffer,
 )
 from offmarl.programs.captures import CaptureCheckpoints
-from offmarl.programs.cluster import any_process, is_first, on_first
+from offmarl.programs.cluster import any_process, ends_with_others, is_first, on_first
 from offmarl.programs.collecting import collect
 from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.foreign import errors_of_functions
@@ -43,7 +43,6 @@ from offmarl.programs.identity import (
     require_same_numerics,
 )
 from offmarl.programs.loop import Schedule, copied
-from offmarl.programs.peers import ends_with_others
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.run import CheckpointTimer, checkpoint_timer
 from offmarl.programs.sharding import Layout, check_divisible, recorder_layout

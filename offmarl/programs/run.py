@@ -30,7 +30,7 @@ from offmarl.config import Validated
 from offmarl.errors import OptionError, RunError, Stopped
 from offmarl.paths import no_empty_directories
 from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
-from offmarl.programs.cluster import Agreement, end_together, is_first, on_first
+from offmarl.programs.cluster import Agreement, any_process, is_first, on_first
 from offmarl.programs.dataset import STATISTICS_FILE
 from offmarl.programs.identity import MAY_DIFFER, differences, require_same_numerics
 from offmarl.records import recorded
@@ -381,7 +381,7 @@ class CheckpointTimer:
         """Record that a checkpoint was saved at a position; `Stopped` if a signal requested it."""
         self._saved, self._unsaved, self._since = position, False, time.monotonic()
         if self._signal is not None:
-            end_together()  # none ends before the first one has saved
+            any_process(False)  # none ends before the first one has saved
             raise self._stopped(self._signal)
 
     def end(self) -> None:

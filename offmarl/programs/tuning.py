@@ -1,22 +1,22 @@
 """Search for settings with which a program learns: ``offmarl tune``.
 
 Optuna proposes values (a tree-structured Parzen estimator, Bergstra et al. 2011) and stops trials
-that learn less than the median of the earlier ones. Trials are stored as they end, in an SQLite
-file. What is proposed depends on the seed and the stored trials only, so that a stopped search goes
-on as if it had never stopped; a trial that was running is repeated. The first trial is the default:
-the values with which the program would run without a search.
+that learn less than the median of the earlier ones. Trials are stored as they end, in a journal to
+which tasks add, too. What is proposed depends on the seed and the stored trials only, so that a
+stopped search goes on as if it had never stopped; a trial that was running is repeated. The first
+trial is the default: the values with which the program would run without a search.
 """
 
 import json
 import math
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 import tomli_w
@@ -26,10 +26,18 @@ from offmarl import settings, tracking
 from offmarl._compiling import pinned
 from offmarl._imports import import_optional
 from offmarl._lock import writing
-from offmarl.config import PositiveInt, Seed, Validated
+from offmarl.config import (
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Seed,
+    Validated,
+    converted,
+)
 from offmarl.envs.registry import code_of
-from offmarl.errors import OffmarlError, OptionError, RunError, Stopped
-from offmarl.launch import Work, once
+from offmarl.errors import OffmarlError, OptionError, RunError, Stopped, unknown_name
+from offmarl.launch import Work
 from offmarl.paths import local
 from offmarl.programs.continuing import start_of_baseline
 from offmarl.programs.drawing import open_data
@@ -39,7 +47,6 @@ from offmarl.programs.offline import digests
 from offmarl.programs.program import FREE, SHAPING, Args, OnlineArgs, shared_names
 from offmarl.programs.registry import origin_of, program_of
 from offmarl.programs.run import watched
-from offmarl.programs.search import Space, drawn
 from offmarl.programs.sides import opponents_of
 from offmarl.programs.unrecorded import learning_curve, scored_environment
 
@@ -50,6 +57,155 @@ _WARM_UP = 5
 
 _DRAWING = ("burn_in", "prioritise", "importance", "weight", "weight_by", "weight_temperature")
 """Shared arguments of baselines that change what is learned, though not the program."""
+
+_NAME = "tune"
+"""Name of the study in its journal."""
+
+# ---------------------------------------------------------------------------------- ranges
+
+_KEYS = ("low", "high", "log")
+
+_NOT_SIZES = ("capacity", "seeds")
+"""Whole numbers whose value does not trade off anything: more is better, or another question."""
+
+_SHARED = ("batch_size",)
+"""Shared arguments that are searched as the program's own are."""
+
+
+class Range(NamedTuple):
+    """Numbers from ``low`` to ``high``: whole ones if both ends are."""
+
+    low: float
+    high: float
+    log: bool = False
+    """Whether their logarithms are drawn uniformly."""
+    complement: bool = False
+    """Whether 1 minus the number is drawn instead: for those close to 1, such as discounts."""
+
+    def words(self) -> str:
+        """Describe the range."""
+        scale = ", on a scale of log(1 - x)" if self.complement else ", log" if self.log else ""
+        return f"{self.low:g} to {self.high:g}{scale}"
+
+    def suggest(self, trial: Any, name: str) -> float:
+        """Draw a value."""
+        if self.complement:
+            drawn: float = trial.suggest_float(f"1-{name}", 1 - self.high, 1 - self.low, log=True)
+            return 1 - drawn
+        is_whole = isinstance(self.low, int) and isinstance(self.high, int)
+        suggest = trial.suggest_int if is_whole else trial.suggest_float
+        value: float = suggest(name, self.low, self.high, log=self.log)
+        return value
+
+
+class Choices(NamedTuple):
+    """Some values."""
+
+    values: tuple[Any, ...]
+
+    def words(self) -> str:
+        """Describe the values."""
+        return ", ".join(str(value) for value in self.values)
+
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """What Optuna stores: numbers, texts and truth values; of others their text."""
+        plain = all(isinstance(value, bool | int | float | str) for value in self.values)
+        return self.values if plain else tuple(map(str, self.values))
+
+    def suggest(self, trial: Any, name: str) -> Any:
+        """Draw a value."""
+        chosen = trial.suggest_categorical(name, self.options)
+        return self.values[self.options.index(chosen)]
+
+
+Space = dict[str, Range | Choices]
+"""What is searched, by argument."""
+
+
+def drawn(one: Range | Choices, name: str, value: Any) -> dict[str, Any]:
+    """Return what is drawn where a value is proposed; nothing for one outside the range."""
+    if isinstance(one, Choices):
+        return {name: one.options[one.values.index(value)]} if value in one.values else {}
+    if not isinstance(value, int | float) or not one.low <= value <= one.high:
+        return {}
+    if isinstance(one, Range) and one.complement:
+        return {f"1-{name}": min(max(1 - value, 1 - one.high), 1 - one.low)}
+    return {name: value}
+
+
+def derived(args: Validated) -> Space:
+    """Return ranges for a program's own arguments, from their types and values.
+
+    Positive numbers and small fractions: a tenth to ten times the value, on a logarithmic scale.
+    Fractions above one half, such as discounts: the same of their difference to 1. Sizes: half the
+    value, the value and twice the value. Numbers that are zero, and arguments of other types, are
+    not searched.
+    """
+    hints = get_type_hints(type(args), include_extras=True)
+    own = [name for name in hints if name not in shared_names(args) or name in _SHARED]
+    found = {name: _range(name, hints[name], getattr(args, name)) for name in own}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _range(name: str, hint: Any, value: Any) -> Range | Choices | None:
+    if hint == Fraction and value is not None and 0.5 < value < 1:
+        return Range(max(1 - 10 * (1 - value), 0), 1 - (1 - value) / 10, True, complement=True)
+    if hint in (Positive, NonNegative, Fraction) and value and value < (hint == Fraction or 1e9):
+        return Range(value / 10, min(10 * value, 1.0) if hint == Fraction else 10 * value, log=True)
+    if hint == PositiveInt and name not in _NOT_SIZES:
+        return Choices(tuple(sorted({max(value // 2, 1), value, 2 * value})))
+    return None
+
+
+def read(path: Path, kind: type[Validated]) -> Space:
+    """Return the ranges in the table ``[search]`` of a file; `OptionError` for what is not valid.
+
+    An entry is a list of values, or ``{low = ..., high = ..., log = true}``.
+    """
+    table = settings.tables(path).get(settings.SEARCH)
+    if not table:
+        raise OptionError(
+            f"{path} has no table [{settings.SEARCH}]: add one with the ranges to search."
+        )
+    hints = get_type_hints(kind, include_extras=True)
+    where = f"{path} [{settings.SEARCH}]"
+    names = [field.name for field in fields(kind) if field.name not in settings.NEVER]  # type: ignore[arg-type]
+    for name in table:
+        if name not in names:
+            raise OptionError(f"{where}: {unknown_name('argument', name, names)}")
+    try:
+        return {name: _entry(name, hints[name], entry) for name, entry in table.items()}
+    except OptionError as error:
+        raise OptionError(f"{where}: {error}") from None
+
+
+def _entry(name: str, hint: Any, entry: Any) -> Range | Choices:
+    if isinstance(entry, list) and entry:
+        return Choices(tuple(converted(name, hint, value) for value in entry))
+    if not isinstance(entry, Mapping) or not {"low", "high"} <= entry.keys() <= {*_KEYS}:
+        raise OptionError(
+            f"{name} must be a list of values, or {{low = ..., high = ..., log = true}}, "
+            f"not {entry!r}."
+        )
+    low, high = (converted(name, hint, entry[key]) for key in ("low", "high"))
+    log = entry.get("log", False)
+    if not isinstance(low, int | float) or isinstance(low, bool):
+        raise OptionError(f"{name} is not a number: give a list of values.")
+    if low > high or (log and low <= 0):
+        raise OptionError(f"{name}: low must be at most high, and with log above 0.")
+    return Range(low, high, bool(log))
+
+
+def chosen(space: Space, names: Iterable[str]) -> Space:
+    """Return the part of a space with some names; all of it if there are none."""
+    for name in names:
+        if name not in space:
+            raise unknown_name("argument with a range", name, space)
+    return {name: one for name, one in space.items() if name in names} if names else space
+
+
+# ---------------------------------------------------------------------------------- searches
 
 
 @dataclass(frozen=True)
@@ -81,11 +237,7 @@ class Tuned(NamedTuple):
     trials: list[dict[str, Any]]
     """Number, state, score and values of each trial."""
     default: int | None = None
-    """Number of the trial with the values that were not searched; older searches have none."""
-
-
-_NAME = "tune"
-"""Name of the study in its storage."""
+    """Number of the trial with the values that were not searched."""
 
 
 class _Pruned(Exception):
@@ -102,182 +254,61 @@ def tune(
     """Search settings of a program, and write the best; after a kill, the same call continues.
 
     The arguments that are in the space are replaced in each trial but the first. The trials are
-    stored beside the TOML file that is written, as ``.db``. Raises `OptionError` if nothing can be
-    searched or no trial could be run, `RunError` if the file belongs to another search, is in use
-    or has unreadable trials, `MissingExtraError` without Optuna, and `Stopped` after Ctrl-C.
+    stored beside the TOML file that is written, as ``.journal``. Raises `OptionError` if nothing
+    can be searched or no trial could be run, `RunError` if the file belongs to another search, is
+    in use or has unreadable trials, `MissingExtraError` without Optuna, and `Stopped` after Ctrl-C.
     """
-    study = _Study(program, args, space, local(file), search or Search())
+    work = TrialsWork(program, args, space, file, search or Search())
     take_over = getattr(args, "take_over", False)
-    with writing(Path(f"{study.file}.lock"), study.file, take_over), study.stored():
-        return study.run()
+    with writing(Path(f"{work.file}.lock"), work.file, take_over):
+        work.check()
+        missing = work.missing()
+        done = work.num_blocks - len(missing)
+        try:
+            with tracking.progress(work.name, work.num_blocks, done) as advance:
+                for block in missing:
+                    work.run(block)
+                    advance(1, work.best_score())
+        except KeyboardInterrupt as stop:
+            raise Stopped(
+                f"stopped after {work.num_blocks - len(work.missing())} trials: the same command "
+                "continues.",
+                getattr(stop, "signum", 2),
+            ) from stop
+        finally:
+            work.clean()
+            with suppress(OSError):  # it has the logs of tasks
+                work.directory.rmdir()
+        return work.tuned()
 
 
-def _require_file(file: Path) -> None:
-    """Raise `OptionError` if a search cannot write its settings there."""
-    if file.suffix != ".toml" or file.is_dir():
-        raise OptionError(
-            f"--out {file} is not the name of a TOML file: give one that ends in .toml."
-        )
-    stored = file.with_suffix(".db").exists() or file.with_suffix(".journal").exists()
-    if file.exists() and not stored:
-        raise OptionError(
-            f"{file} exists, and has no trials beside it to continue: the search would replace it. "
-            "Give another --out."
-        )
+class TrialsWork(Work):
+    """A search whose trials are blocks; takes the parameters of `tune`.
 
-
-@pinned()
-def _made_from(program: ModuleType, args: Validated) -> dict[str, Any]:
-    """Return what scores are made from; raise what every trial would, such as that of no data.
-
-    A search compares scores, so the version of offmarl may not differ, as it may in a run.
+    Which values a trial proposes depends on the trials that have ended before it, and so on the
+    tasks that run at the same time.
     """
-    source: dict[str, Any] = {}
-    if isinstance(args, OnlineArgs):
-        env: Any = scored_environment(args)
-        source = opponents_of(env)
-    else:
-        assert isinstance(args, Args)
-        evaluator = make_evaluator(args, dataset := open_data(args))
-        env = evaluator.env
-        source = digests(dataset, evaluator) | start_of_baseline(args, dataset.spec).source
-        if args.weight and (code := code_of(args.weight)):
-            source |= {"weight_source": code}
-    if env is not None and env.spec.package:
-        source |= {"package": env.spec.package}
-    found = made_from(origin_of(program.make), env, source)
-    return {name: x for name, x in found.items() if name == "offmarl" or name not in MAY_DIFFER}
-
-
-class _Study:
-    """A search: its trials and its files."""
 
     def __init__(
-        self, program: ModuleType, args: Validated, space: Space, file: Path, search: Search
+        self,
+        program: ModuleType,
+        args: Validated,
+        space: Space,
+        file: str | Path,
+        search: Search,
     ):
-        self.program, self.args, self.space, self.file = program, args, space, file
-        self._search, self.name = search, program_of(program.Args)[0]
+        self.program, self.args, self.space, self.file = program, args, space, local(file)
+        self._search, self._program_name = search, program_of(program.Args)[0]
         if not space:
             raise OptionError("there is no argument to search: give a table [search] of ranges.")
         _require_fresh(args, space)
-        _require_file(file)
+        _require_file(self.file)
         self._made_from = _made_from(program, args)
         self._optuna: Any = import_optional("optuna", "tune")
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
-        self._work, self._writes = file.with_suffix(".trial"), True
+        super().__init__(f"tune {self._program_name}", self.file, self._facts())
 
-    def run(self) -> Tuned:
-        """Run the trials that are missing."""
-        study = self.open()
-        done = len(self.ended(study))
-        with tracking.progress(f"tune {self.name}", self._search.trials, done) as advance:
-            try:
-                for number in range(done, self._search.trials):
-                    advance(1, self.trial(study, number))
-            except KeyboardInterrupt as stop:
-                raise Stopped(
-                    f"stopped after {len(self.ended(study))} trials: the same command continues.",
-                    getattr(stop, "signum", 2),
-                ) from stop
-            finally:
-                shutil.rmtree(self._work, ignore_errors=True)
-        return self.result(study)
-
-    def open(self) -> Any:
-        """Open the stored trials; those that were running are repeated with the same values."""
-        study = self._opened(self._storage)
-        state = self._optuna.trial.TrialState
-        for trial in study.get_trials(states=(state.RUNNING,)):
-            study.tell(trial.number, state=state.FAIL)
-            if self.ended(study):  # the first one is the default, and needs no parameters
-                study.enqueue_trial(trial.params)
-        return study
-
-    def open_shared(self) -> Any:
-        """Open the trials that several tasks add to, in a file that may be on a network."""
-        return self._opened(self._journal)
-
-    def share(self) -> int:
-        """Move the trials into the file that tasks share; return how many have ended."""
-        if not self._journal_file.exists() and self.file.with_suffix(".db").exists():
-            with self.stored(Exception):
-                self._optuna.copy_study(
-                    from_study_name=_NAME,
-                    from_storage=self._database(),
-                    to_storage=self._journal(),
-                )
-        return len(self.ended(self.open_shared()))
-
-    def _storage(self) -> Any:
-        """Return the storage of a search in one process, or that of tasks if there is one."""
-        if self._journal_file.exists():
-            return self._journal()
-        return self._database()
-
-    def _database(self) -> str:
-        """Return the address of the trials of one process, in which "?" does not end the path."""
-        from sqlalchemy import URL
-
-        return URL.create("sqlite", database=str(self.file.with_suffix(".db"))).render_as_string()
-
-    @property
-    def _journal_file(self) -> Path:
-        return self.file.with_suffix(".journal")
-
-    def _journal(self) -> Any:
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-
-        return JournalStorage(JournalFileBackend(str(self._journal_file)))
-
-    def _opened(self, storage: Callable[[], Any]) -> Any:
-        """Open the trials of this search; `RunError` if they are another's, or unreadable."""
-        with self.stored(Exception):
-            study = self._optuna.create_study(
-                storage=storage(), study_name=_NAME, direction="maximize", load_if_exists=True
-            )
-            study.get_trials(deepcopy=False)
-            self._check(study)
-        return study
-
-    @contextmanager
-    def stored(self, *kinds: type[Exception]) -> Iterator[None]:
-        """Raise `RunError` for errors of the file of trials, or of these kinds."""
-        from sqlalchemy.exc import SQLAlchemyError
-
-        try:
-            yield
-        except OffmarlError:
-            raise
-        except (self._optuna.exceptions.OptunaError, SQLAlchemyError, *kinds) as error:
-            file = self._journal_file
-            file = file if file.exists() else self.file.with_suffix(".db")
-            reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
-            raise RunError(
-                f"the trials in {file} cannot be used ({reason}): end the process that uses the "
-                "file, make it writable, restore it from a copy, or give another --out."
-            ) from error
-
-    def _check(self, study: Any) -> None:
-        """Record what a search must be continued with, or compare it; `RunError` if it differs."""
-        identity, found = self.identity(), study.user_attrs.get("identity")
-        if found is None:
-            study.set_user_attr("identity", identity)
-            return
-        given = {**found, "arguments": json.loads(found["arguments"])}
-        wanted = {**identity, "arguments": json.loads(identity["arguments"])}
-        for path, theirs, ours in differences(given, wanted):
-            raise RunError(
-                f"{self.file} was started with {path.removeprefix('arguments.')} {theirs!r}, not "
-                f"{ours!r}: give the same arguments, data and code to continue, or another --out."
-            )
-
-    def work_in(self, directory: Path) -> None:
-        """Let trials write their runs into a directory."""
-        directory.mkdir(parents=True, exist_ok=True)
-        self._work, self._writes = directory / "run", False  # others write at the same time
-
-    def identity(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         """Return what a search must be continued with."""
         args = {field.name: getattr(self.args, field.name) for field in _fields(self.args)}
         kept = {name: x for name, x in args.items() if name not in (*FREE, *self.space)}
@@ -287,7 +318,90 @@ class _Study:
         found: dict[str, Any] = tracking.plain({**self._made_from, **search, "ranges": space})
         return found | {"arguments": json.dumps(tracking.plain(kept), sort_keys=True)}
 
-    def ended(self, study: Any) -> list[Any]:
+    @property
+    def num_blocks(self) -> int:
+        """Number of trials, with those of earlier calls."""
+        return self._search.trials
+
+    def missing(self) -> list[int]:
+        """Return the trials that have not ended."""
+        done = {trial.user_attrs["block"] for trial in self._ended(self._open())}
+        return [block for block in range(self.num_blocks) if block not in done]
+
+    def is_done(self, block: int) -> bool:
+        """Whether a trial has ended."""
+        return block not in self.missing()
+
+    def check(self) -> None:
+        """Record in the journal what scores are made from, or compare it."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        study = self._open()
+        found = study.user_attrs.get("identity")
+        if found is None:
+            study.set_user_attr("identity", self.identity)
+            return
+        given = {**found, "arguments": json.loads(found["arguments"])}
+        wanted = {**self.identity, "arguments": json.loads(self.identity["arguments"])}
+        for path, theirs, ours in differences(given, wanted):
+            raise RunError(
+                f"{self.file} was started with {path.removeprefix('arguments.')} {theirs!r}, not "
+                f"{ours!r}: give the same arguments, data and code to continue, or another --out."
+            )
+
+    def is_complete(self) -> bool:
+        """Whether all trials have ended, and their best is in the file."""
+        study = None if self.missing() else self._open()
+        if study is None or self._best(study) is None or not self.file.exists():
+            return False
+        return self.file.read_text() == self._text(study)
+
+    def join(self) -> None:
+        """Write the settings of the best trial."""
+        self.tuned()
+
+    def tuned(self) -> Tuned:
+        """Write the settings of the best trial, and return the result."""
+        ended = self._ended(study := self._open())
+        best = self._best(study)
+        if best is None:
+            reasons = [one.user_attrs.get("error", "it was stopped early") for one in ended]
+            raise OptionError(f"no trial was completed: {reasons[-1]}")
+        tracking.replace_file(self.file, self._text(study))
+        rows = [
+            {
+                "trial": number,
+                "state": one.state.name.lower(),
+                "score": one.value if one.state.name == "COMPLETE" else None,
+                **one.user_attrs.get("values", {}),
+            }
+            for number, one in enumerate(ended, 1)
+        ]
+        default = next((n for n, one in enumerate(ended, 1) if _is_default(one)), None)
+        return Tuned(self.file, best.user_attrs["values"], best.value, rows, default)
+
+    def _open(self) -> Any:
+        """Open the journal of trials; `RunError` if it cannot be read."""
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        file = self.file.with_suffix(".journal")
+        try:
+            study = self._optuna.create_study(
+                storage=JournalStorage(JournalFileBackend(str(file))),
+                study_name=_NAME,
+                direction="maximize",
+                load_if_exists=True,
+            )
+            study.get_trials(deepcopy=False)
+        except Exception as error:
+            reason = str(error.__cause__ or error).partition("\n")[0].rstrip(".")
+            raise RunError(
+                f"the trials in {file} cannot be used ({reason}): end the process that uses the "
+                "file, make it writable, restore it from a copy, or give another --out."
+            ) from error
+        return study
+
+    def _ended(self, study: Any) -> list[Any]:
         """Return the trials, without those that were interrupted."""
         state = self._optuna.trial.TrialState
         return [
@@ -297,37 +411,40 @@ class _Study:
             or (trial.state == state.FAIL and "error" in trial.user_attrs)
         ]
 
-    def trial(self, study: Any, number: int) -> str:
-        """Run a trial, and return the best score in words."""
-        optuna, search = self._optuna, self._search
-        is_default = not number and not any(map(_is_default, self.ended(study)))
+    # ------------------------------------------------------------------------ a trial
+
+    def run(self, block: int) -> None:
+        """Run a trial; values that cannot be used are a trial that failed."""
+        optuna, search, study = self._optuna, self._search, self._open()
         study.sampler = optuna.samplers.TPESampler(
-            seed=_sampler_seed(search.search_seed, number), n_startup_trials=2 * _WARM_UP
+            seed=_sampler_seed(search.search_seed, block), n_startup_trials=2 * _WARM_UP
         )
         study.pruner = optuna.pruners.NopPruner()
-        if search.prune and not is_default:
+        if search.prune and block:
             study.pruner = optuna.pruners.MedianPruner(_WARM_UP, n_warmup_steps=2)
         trial, state = study.ask(), optuna.trial.TrialState
-        values = (
-            self._default(study, trial)
-            if is_default
-            else {name: one.suggest(trial, name) for name, one in self.space.items()}
-        )
+        trial.set_user_attr("block", block)
+        if block:
+            values = {name: one.suggest(trial, name) for name, one in self.space.items()}
+        else:
+            values = self._default(study, trial)
         trial.set_user_attr("values", tracking.plain(values))
         try:
-            score = self._score(trial, values)
+            score = self._score(trial, values, self.directory / "blocks" / f"trial-{block}")
+            if not math.isfinite(score):
+                raise OptionError("the score is not finite")
         except _Pruned:
             study.tell(trial, state=state.PRUNED)
         except OffmarlError as error:
-            self._fail(study, trial, str(error))
+            trial.set_user_attr("error", str(error))
+            study.tell(trial, state=state.FAIL)
         else:
-            if math.isfinite(score):
-                study.tell(trial, score)
-                if self._writes:
-                    self._write(study)
-            else:
-                self._fail(study, trial, "the score is not finite")
-        best = self._best(study)
+            study.tell(trial, score)
+            tracking.replace_file(self.file, self._text(study))
+
+    def best_score(self) -> str:
+        """Return the best score so far in words; empty if there is none."""
+        best = self._best(self._open())
         return "" if best is None else f"best {best.value:.4g}"
 
     def _default(self, study: Any, trial: Any) -> dict[str, Any]:
@@ -340,15 +457,9 @@ class _Study:
             study.sampler = self._optuna.samplers.PartialFixedSampler(fixed, study.sampler)
         for name in filter(known.get, known):
             self.space[name].suggest(trial, name)
-        trial.set_user_attr("default", True)
         return values
 
-    def _fail(self, study: Any, trial: Any, error: str) -> None:
-        """Record that values cannot be used, such as sizes that do not fit each other."""
-        trial.set_user_attr("error", error)
-        study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
-
-    def _score(self, trial: Any, values: Mapping[str, Any]) -> float:
+    def _score(self, trial: Any, values: Mapping[str, Any], directory: Path) -> float:
         """Train with some values, and return the score."""
         curve: list[float] = []
 
@@ -365,35 +476,34 @@ class _Study:
             online = replace(self.args, **values)
             learning_curve(self.program.make, online, self._search.seeds, report)
         else:
-            shutil.rmtree(self._work, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir(parents=True)
             assert isinstance(self.args, Args)
-            seeds = self._search.seeds
-            args = replace(self.args, **values, out=self._work, seeds=seeds)
+            out, seeds = directory / "run", self._search.seeds
             with watched(report):
-                self.program.main(args)
+                self.program.main(replace(self.args, **values, out=out, seeds=seeds))
+            shutil.rmtree(directory)
         return score()
 
-    # ------------------------------------------------------------------------------ results
-
     def _best(self, study: Any) -> Any:
-        complete = [one for one in self.ended(study) if one.value is not None]
+        complete = [one for one in self._ended(study) if one.value is not None]
         complete = [one for one in complete if one.state.name == "COMPLETE"]
         return max(complete, key=lambda x: (x.value, _is_default(x)), default=None)
 
-    def _write(self, study: Any) -> None:
-        """Write the settings of the best trial so far."""
+    def _text(self, study: Any) -> str:
+        """Return the file of settings of the best trial so far."""
         best = self._best(study)
-        found, ended = best.user_attrs["values"], self.ended(study)
+        found, ended = best.user_attrs["values"], self._ended(study)
         values = self._fixed() | {name: x for name, x in found.items() if x is not None}
         number = 1 + [one.number for one in ended].index(best.number)
         about = [
-            f"offmarl tune {self.name}: trial {number} of {len(ended)}, "
+            f"offmarl tune {self._program_name}: trial {number} of {len(ended)}, "
             f"score {best.value:.6g} ({self._search.score}, {self._search.seeds} seeds)",
             *(f"{key}: {value}" for key, value in self._about().items()),
             *(f"searched: {name} in {one.words()}" for name, one in self.space.items()),
         ]
-        text = "".join(f"# {line}\n" for line in about) + tomli_w.dumps({self.name: values})
-        tracking.replace_file(self.file, text)
+        comments = "".join(f"# {line}\n" for line in about)
+        return comments + tomli_w.dumps({self._program_name: values})
 
     def _about(self) -> dict[str, Any]:
         names = ("env", "vault", self._budget)
@@ -423,77 +533,41 @@ class _Study:
             and (value != field.default or field.name in chosen)
         }
 
-    def result(self, study: Any) -> Tuned:
-        ended, best = self.ended(study), self._best(study)
-        if best is None:
-            reasons = [one.user_attrs.get("error", "it was stopped early") for one in ended]
-            raise OptionError(f"no trial was completed: {reasons[-1]}")
-        self._write(study)
-        rows = [
-            {
-                "trial": number,
-                "state": one.state.name.lower(),
-                "score": one.value if one.state.name == "COMPLETE" else None,
-                **one.user_attrs.get("values", {}),
-            }
-            for number, one in enumerate(ended, 1)
-        ]
-        default = next((n for n, one in enumerate(ended, 1) if _is_default(one)), None)
-        return Tuned(self.file, best.user_attrs["values"], best.value, rows, default)
+
+def _require_file(file: Path) -> None:
+    """Raise `OptionError` if a search cannot write its settings there."""
+    if file.suffix != ".toml" or file.is_dir():
+        raise OptionError(
+            f"--out {file} is not the name of a TOML file: give one that ends in .toml."
+        )
+    if file.exists() and not file.with_suffix(".journal").exists():
+        raise OptionError(
+            f"{file} exists, and has no trials beside it to continue: the search would replace it. "
+            "Give another --out."
+        )
 
 
-class TrialsWork(Work):
-    """A search whose trials are blocks, which tasks add to one file.
+@pinned()
+def _made_from(program: ModuleType, args: Validated) -> dict[str, Any]:
+    """Return what scores are made from; raise what every trial would, such as that of no data.
 
-    Which values a trial proposes depends on the trials that have ended before it, and so on the
-    tasks that run at the same time. Takes the parameters of `tune`.
+    A search compares scores, so the version of offmarl may not differ, as it may in a run.
     """
-
-    def __init__(
-        self,
-        program: ModuleType,
-        args: Validated,
-        space: Space,
-        file: str | Path,
-        search: Search,
-    ):
-        self._study = _Study(program, args, space, local(file), search)
-        self._trials = search.trials
-        self.space, self.file = space, local(file)
-        super().__init__(f"tune {self._study.name}", self.file, self._study.identity())
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of trials, with those of earlier calls."""
-        return self._trials
-
-    def check(self) -> None:
-        """Compare the arguments with those of earlier tasks, and count trials of other calls."""
-        super().check()
-        self.file.parent.mkdir(parents=True, exist_ok=True)
-        found = once(self.directory / "blocks" / "earlier.json", self._study.share)
-        for block in range(min(found, self._trials)):
-            self.finish(block)
-
-    def run(self, block: int) -> None:
-        """Run a trial."""
-        self._study.work_in(self.directory / "blocks" / f"trial-{block}")
-        with self._study.stored():
-            self._study.trial(self._study.open_shared(), block)
-
-    def is_complete(self) -> bool:
-        """Whether all trials have ended, and their best is in the file."""
-        is_joined = self.file.exists() and not (self.directory / "blocks").exists()
-        return is_joined and self._study.share() >= self._trials
-
-    def join(self) -> None:
-        """Write the settings of the best trial."""
-        self.tuned()
-
-    def tuned(self) -> Tuned:
-        """Return the result."""
-        with self._study.stored():
-            return self._study.result(self._study.open_shared())
+    source: dict[str, Any] = {}
+    if isinstance(args, OnlineArgs):
+        env: Any = scored_environment(args)
+        source = opponents_of(env)
+    else:
+        assert isinstance(args, Args)
+        evaluator = make_evaluator(args, dataset := open_data(args))
+        env = evaluator.env
+        source = digests(dataset, evaluator) | start_of_baseline(args, dataset.spec).source
+        if args.weight and (code := code_of(args.weight)):
+            source |= {"weight_source": code}
+    if env is not None and env.spec.package:
+        source |= {"package": env.spec.package}
+    found = made_from(origin_of(program.make), env, source)
+    return {name: x for name, x in found.items() if name == "offmarl" or name not in MAY_DIFFER}
 
 
 def _require_fresh(args: Validated, space: Space) -> None:
@@ -509,7 +583,7 @@ def _require_fresh(args: Validated, space: Space) -> None:
 
 
 def _is_default(trial: Any) -> bool:
-    return "default" in trial.user_attrs
+    return not trial.user_attrs["block"]
 
 
 def _sampler_seed(search_seed: int, number: int) -> int:

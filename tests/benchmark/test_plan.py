@@ -3,8 +3,8 @@
 import pytest
 
 from offmarl.benchmark import read_plan, require_environments, require_fit, require_vaults
-from offmarl.benchmark.jobs import note_vaults, noted_vaults, preparation
 from offmarl.benchmark.plan import PLANS
+from offmarl.benchmark.tasks import note_vaults, noted_vaults, preparation
 from offmarl.errors import OptionError, UnknownNameError, VaultError
 
 PLAN = """

@@ -16,10 +16,10 @@ from filelock import FileLock
 from offmarl import benchmark, report, tracking, vault
 from offmarl.benchmark import CellsWork
 from offmarl.benchmark.cells import is_current, pack
-from offmarl.benchmark.jobs import cell_file, note_vaults, noted_vaults, preparation, run_of
+from offmarl.benchmark.tasks import cell_file, note_vaults, noted_vaults, preparation, run_of
 from offmarl.cli.output import Report
 from offmarl.errors import RunError, Stopped, VaultError
-from offmarl.launch import Options, Share, launch, run_share
+from offmarl.launch import Share, launch, run_share
 from offmarl.programs import registry
 from offmarl.vault.digest import fingerprint
 from tests.benchmark import stub
@@ -62,11 +62,10 @@ def read(tmp_path, monkeypatch):
 def run(read, tmp_path):
     """Return a function that runs such a plan, with a task for each block."""
 
-    def run(jobs=2, tasks=None, **options):
+    def run(jobs=2, **options):
         work = CellsWork(read(**options), stub.call)
         arguments = (str(tmp_path / "plan.toml"), str(tmp_path / "out"))
-        chosen = Options(tasks or work.default_tasks, "local", jobs)
-        return launch(work, chosen, stub.ENTRY, arguments)
+        return launch(work, stub.ENTRY, arguments, workers=jobs)
 
     return run
 
@@ -158,13 +157,13 @@ def test_a_dataset_that_fails_is_named_and_its_cells_do_not_run(run, read):
     assert missing == ["bc on two", "deep & wide on two"]
 
 
-@pytest.mark.slow
-def test_one_task_goes_on_after_failures_of_every_kind(run):
-    launched = run(tasks=1, hidden=stub.BUG, name="unknown/name/Good")
-    assert set(launched.failed) == {"two", "deep & wide on one"}
-    log = launched.failed["two"].read_text()
-    assert "bc on two failed: it needs two, which failed: no hub has it." in log
-    assert "ValueError: a bug of the program" in log
+def test_one_task_goes_on_after_failures_of_every_kind(read, capsys):
+    work = CellsWork(read(hidden=stub.BUG, name="unknown/name/Good"), stub.call)
+    with pytest.raises(ValueError, match="a bug of the program"):
+        run_share(work, Share(0, 1))
+    missing = ["two", "deep & wide on one", "bc on two", "deep & wide on two"]
+    assert [work.label(block) for block in work.missing()] == missing
+    assert "ValueError: a bug of the program" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 
 from offmarl import benchmark
 from offmarl.benchmark import CellsWork
-from offmarl.benchmark.jobs import cell_file, noted_vaults, preparation
+from offmarl.benchmark.tasks import cell_file, noted_vaults, preparation
 from offmarl.cli import benchmark as cli
 from offmarl.errors import OptionError
 from offmarl.launch import Share, join_work, run_share
@@ -54,7 +54,7 @@ def make(tmp_path, monkeypatch):
 def test_tasks_run_the_cells_and_each_dataset_is_made_once(make):
     work, commands = make()
     plan = work.benchmark_plan
-    assert work.plan(2)["missing cells"] == 4 and work.num_blocks == work.default_tasks == 6
+    assert work.plan(2)["missing cells"] == 4 and work.num_blocks == work.tasks(2) == 6
     for index in range(2):
         run_share(work, Share(index, 2))
     assert sorted(command[0] for command in commands) == ["pull", "record"] + ["train"] * 4

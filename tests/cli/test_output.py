@@ -119,9 +119,9 @@ def test_the_table_of_tasks_keeps_its_numbers(width, tmp_path):
     status = task.Status("done", 123_456, 7_654_321, host="a-host-of-many-letters." * 3)
     calls[0].status.write_text(json.dumps(status._asdict()))
     shown = TaskTable("work", calls, {0: f"{WIDE} on {WIDE}", 1: "bc on two"})
-    shown._update({})
+    shown.update({})
     console = Console(file=io.StringIO(), width=width)
-    console.print(shown._table())
+    console.print(shown.table())
     assert "123456/7654321" in console.file.getvalue().split()
 
 

@@ -19,7 +19,7 @@ BLOCKS = ["--block-steps", 16]
         (["--workers", "nan"], "--workers must be a whole number of at least 1: got nan."),
         (["--tasks"], "--tasks needs a value."),
         (["--task=3/3"], "--task must be I/N"),
-        (["--launcher", "pbs"], "--launcher must be one of local, slurm, ray: got 'pbs'."),
+        (["--launcher", "pbs"], "--launcher must be one of local, slurm, ray, or MODULE:CLASS"),
         (["--launcher-option", "gpu"], "--launcher-option must be KEY=VALUE"),
         (["--tasks", "2", "--coordinator", "auto"], "--coordinator joins the processes of one"),
         (["--task=0/2", "--process=1"], "--process joins the processes of one program"),

@@ -148,7 +148,7 @@ def given(page: str) -> dict[str, Any]:
     if page == "writing.md":
         return {"number": 1, "DriverConformance": object, "pytest": pytest}
     if page == "adapters.md":
-        from offmarl.programs.processes import RandomPolicy
+        from offmarl.programs.python import RandomPolicy
         from tests.programs import pettingzoo
 
         def choose(observations: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from offmarl import launch as launching
 from offmarl import vault
 from offmarl.cli.tasks import work_of
 from offmarl.errors import OptionError, RunError, Stopped
-from offmarl.launch import Options
 from offmarl.launch import slurm as engine
 from tests.launch import slurm
 from tests.launch.toy import ENTRY, Squares
@@ -42,9 +41,9 @@ def launch(request, tmp_path, monkeypatch):
 
     def run(mishap="", tasks=3, options=None):
         path = tmp_path / "out"
-        chosen = Options(tasks, request.param, 2, options or {})
-        arguments = (str(path), str(BLOCKS), mishap)
-        return launching.launch(Squares(path, BLOCKS), chosen, ENTRY, arguments).fresh
+        arguments, work = (str(path), str(BLOCKS), mishap), Squares(path, BLOCKS)
+        how = {"tasks": tasks, "launcher": request.param, "workers": 2, "options": options or {}}
+        return launching.launch(work, ENTRY, arguments, **how).fresh
 
     run.engine = request.param
     return run
@@ -168,9 +167,7 @@ def test_the_digest_of_a_recording(engine_name, tasks, kills, tmp_path, monkeypa
     killer = threading.Thread(target=kill_tasks, args=(work.directory, kills, over))
     killer.start()
     try:
-        launching.launch(
-            work, Options(tasks, engine_name, 2), "offmarl.cli.tasks:work_of", arguments
-        )
+        launching.launch(work, "offmarl.cli.tasks:work_of", arguments, tasks, engine_name, 2)
     finally:
         over.set()
         killer.join()

@@ -11,9 +11,8 @@ from filelock import FileLock
 
 from offmarl import launch as launching
 from offmarl.errors import MissingExtraError, OptionError, RunError, Stopped
-from offmarl.launch import Options, cores
 from offmarl.launch.launching import MOST_DEATHS
-from offmarl.launch.local import LocalLauncher
+from offmarl.launch.local import LocalLauncher, core_groups, own_cores
 from tests.launch.toy import ENTRY, Squares, Tolerant
 
 BLOCKS = 8
@@ -26,9 +25,10 @@ def launch(tmp_path, monkeypatch):
 
     def run(mishap="", tasks=4, workers=2, launcher="local", options=None):
         path = tmp_path / "out"
-        chosen = Options(tasks, launcher, workers, options or {})
-        arguments = (str(path), str(BLOCKS), mishap)
-        return launching.launch(Squares(path, BLOCKS), chosen, ENTRY, arguments).fresh
+        arguments, work = (str(path), str(BLOCKS), mishap), Squares(path, BLOCKS)
+        return launching.launch(
+            work, ENTRY, arguments, tasks, launcher, workers, options or {}
+        ).fresh
 
     return run
 
@@ -82,8 +82,8 @@ def test_work_that_goes_on_leaves_out_only_the_block_in_which_it_dies(
     arguments = (str(tmp_path / "out"), str(BLOCKS), mishap)
     entry = ENTRY.replace("make", "make_tolerant")
     work = Tolerant(tmp_path / "out", BLOCKS)
-    found = launching.launch(work, Options(1), entry, arguments)
-    assert found.failed == {"block 2": directory / "logs" / "task-0.log"}
+    found = launching.launch(work, entry, arguments)
+    assert found.failed == {"block 2": directory / "logs" / "task-2.log"}
     assert work.missing() == [2]
     assert (directory / "deaths").read_text() == "x" * deaths
 
@@ -152,6 +152,18 @@ def test_ctrl_c_while_a_worker_starts(launch, tmp_path, monkeypatch, capfd):
     assert launch() and is_whole(tmp_path)
 
 
+def test_a_launcher_of_ones_own(launch, tmp_path):
+    assert launch(launcher="tests.launch.toy:PoolLauncher") and is_whole(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("pbs", "one of local, slurm, ray, or MODULE:CLASS"), ("os:pbs", "'pbs'")]
+)
+def test_launchers_that_do_not_exist(name, message, launch):
+    with pytest.raises(OptionError, match=f"--launcher .*{message}"):
+        launch(launcher=name)
+
+
 def test_engines_that_are_not_there(launch, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RunError, match="sbatch is not on the PATH"):
@@ -166,15 +178,15 @@ def test_engines_that_are_not_there(launch, monkeypatch, tmp_path):
         launch(tasks=0)
 
 
-@pytest.mark.skipif(len(cores.own_cores()) < 2, reason="needs two cores")
+@pytest.mark.skipif(len(own_cores()) < 2, reason="needs two cores")
 def test_workers_run_on_cores_of_their_own():
-    launcher = LocalLauncher(2)
+    launcher = LocalLauncher(Path(), "squares", 2, {})
     try:
         workers = [launcher._new_worker() for _ in range(2)]
-        found = [os.sched_getaffinity(worker._process.pid) for worker in workers]
+        found = [os.sched_getaffinity(worker.process.pid) for worker in workers]
     finally:
         launcher.close()
-    assert found == [set(group) for group in cores.core_groups(2)]
+    assert found == [set(group) for group in core_groups(2)]
     assert found[0] and found[1] and not found[0] & found[1]
 
 
@@ -187,8 +199,7 @@ def test_cores_of_a_system_without_affinity(count, groups, monkeypatch):
     for name in ("sched_getaffinity", "sched_setaffinity"):
         monkeypatch.delattr(os, name, raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
-    assert cores.core_groups(count) == groups
-    cores.bind(os.getpid(), groups[0])  # which does nothing
+    assert core_groups(count) == groups
 
 
 @pytest.mark.parametrize(

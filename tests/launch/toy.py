@@ -1,12 +1,14 @@
 """Work that takes no time: block b is the file b with the number b * b."""
 
+import multiprocessing
 import os
 import signal
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from offmarl.errors import OptionError
-from offmarl.launch import Work
+from offmarl.launch import Work, run_task
 
 ENTRY = "tests.launch.toy:make"
 
@@ -61,6 +63,22 @@ class Tolerant(Squares):
 
     def needs(self, block):
         return () if self.need in (None, block) else (self.need,)
+
+
+class PoolLauncher:
+    """A launcher as a user may write it."""
+
+    def __init__(self, directory, name, workers, options):
+        self.pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"))
+
+    def submit(self, calls):
+        return [self.pool.submit(run_task, call) for call in calls]
+
+    def cancel(self):
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def close(self):
+        self.pool.shutdown()
 
 
 def make_tolerant(arguments):

@@ -450,48 +450,41 @@ def test_flags_count_although_the_agents_stay(path, terminated, truncated, cause
     assert steps.terminated[0, 3].tolist() == ["knight" in terminated, "squire" in terminated]
 
 
+LAST = {
+    "knight": np.full((2, 3), 77, np.uint8),
+    "squire": {"observation": 2, "action_mask": np.array([0, 1], np.int8)},
+}
+
+
+def play_lingering(path, infos, kind=Lingering):
+    """Record an episode of an environment that begins the next one at the same step."""
+    with offmarl.record(kind({}, {"knight": 4, "squire": 4}, infos), path) as recorder:
+        recorder.reset()
+        while recorder.running:
+            recorder.step(BOTH)
+    return vault.open_vault(path)
+
+
 @pytest.mark.parametrize("name", ["final_obs", "final_observation"])
 @pytest.mark.parametrize("by_agent", [True, False])
 def test_an_environment_that_has_begun_the_next_episode_tells_how_the_last_one_ended(
     path, name, by_agent
 ):
-    last = {
-        "knight": np.full((2, 3), 77, np.uint8),
-        "squire": {"observation": 2, "action_mask": np.array([0, 1], np.int8)},
-    }
-    infos = {a: {name: x} for a, x in last.items()} if by_agent else {name: last}
-    ends = {"knight": 4, "squire": 4}
-    with offmarl.record(Lingering({}, ends, infos), path) as recorder:
-        recorder.reset()
-        for _ in range(4):
-            recorder.step(BOTH)
-    final = vault.open_vault(path).finals
+    infos = {a: {name: x} for a, x in LAST.items()} if by_agent else {name: LAST}
+    final = play_lingering(path, infos).finals
     assert (final.observation[0, 0] == 77).all()
     assert final.legal_actions[0, 1, :2].tolist() == [False, True]
 
 
-def test_a_last_observation_of_some_agents_only_is_none(path):
-    infos = {"knight": {"final_obs": np.zeros((2, 3), np.uint8)}}
-    ends = {"knight": 4, "squire": 4}
-    with offmarl.record(Lingering({}, ends, infos), path) as recorder:
-        recorder.reset()
-        while recorder.running:
-            recorder.step(BOTH)
-    assert vault.open_vault(path).episodes.final.tolist() == [-1]
+class WithState(Lingering):
+    def state(self):
+        return np.zeros(2)
 
 
-def test_the_state_of_an_environment_that_has_begun_the_next_episode_is_unknown(path):
-    class WithState(Lingering):
-        def state(self):
-            return np.zeros(2)
-
-    infos = {"knight": {"final_obs": np.zeros((2, 3), np.uint8)}}
-    ends = {"knight": 4, "squire": 4}
-    with offmarl.record(WithState({}, ends, infos), path) as recorder:
-        recorder.reset()
-        for _ in range(4):
-            recorder.step(BOTH)
-    assert vault.open_vault(path).episodes.final.tolist() == [-1]
+@pytest.mark.parametrize(("kind", "told_of"), [(Lingering, ["knight"]), (WithState, [*LAST])])
+def test_a_last_view_of_which_a_part_is_unknown_is_none(path, kind, told_of):
+    infos = {agent: {"final_obs": LAST[agent]} for agent in told_of}
+    assert play_lingering(path, infos, kind).episodes.final.tolist() == [-1]
 
 
 @pytest.mark.parametrize(

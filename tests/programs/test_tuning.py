@@ -3,11 +3,9 @@
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tomllib
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,10 +16,9 @@ from offmarl import programs, tracking
 from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.errors import OptionError, RunError, Stopped, UnknownNameError
 from offmarl.launch import Share, join_work, run_share
-from offmarl.programs import registry, search, tuning
+from offmarl.programs import registry, tuning
 from offmarl.programs.run import report, watched
-from offmarl.programs.search import Choices, IntRange, Range
-from offmarl.programs.tuning import Search, TrialsWork, tune
+from offmarl.programs.tuning import Choices, Range, Search, TrialsWork, tune
 from tests.programs import bandit, two_stage
 
 pytest.importorskip("optuna")
@@ -45,7 +42,7 @@ class Args(programs.OnlineArgs):
 
 
 def test_ranges_follow_from_types_and_values():
-    found = search.derived(Args())
+    found = tuning.derived(Args())
     assert found == {
         "rate": Range(1e-4, 1e-2, log=True),
         "gamma": Range(pytest.approx(0.9), pytest.approx(0.999), log=True, complement=True),
@@ -54,9 +51,9 @@ def test_ranges_follow_from_types_and_values():
         "hidden": Choices((32, 64, 128)),
         "epochs": Choices((1, 2)),
     }
-    assert search.chosen(found, ["tau"]) == {"tau": found["tau"]}
+    assert tuning.chosen(found, ["tau"]) == {"tau": found["tau"]}
     with pytest.raises(UnknownNameError, match="did you mean entropy"):
-        search.chosen(found, ["entrop"])
+        tuning.chosen(found, ["entrop"])
 
 
 class Recorded:
@@ -88,10 +85,10 @@ def test_a_file_may_give_the_ranges(tmp_path):
         "[search]\nrate = {low = 1e-5, high = 1, log = true}\nhidden = [8, 16]\n"
         "epochs = {low = 1, high = 4}\ngreedy = [true, false]\n"
     )
-    assert search.read(file, Args) == {
+    assert tuning.read(file, Args) == {
         "rate": Range(1e-5, 1.0, True),
         "hidden": Choices((8, 16)),
-        "epochs": IntRange(1, 4),
+        "epochs": Range(1, 4),
         "greedy": Choices((True, False)),
     }
 
@@ -114,7 +111,7 @@ def test_mistakes_in_ranges_are_named(tmp_path, text, message):
     file = tmp_path / "ranges.toml"
     file.write_text(text)
     with pytest.raises(OptionError, match=message) as raised:
-        search.read(file, Args)
+        tuning.read(file, Args)
     assert str(file) in str(raised.value)
 
 
@@ -147,7 +144,7 @@ def test_a_search_finds_the_rate_and_writes_settings(tmp_path):
         tune(bandit, arguments(num_envs=8), SPACE, file, Search(trials=8, seeds=2))
 
 
-@pytest.mark.parametrize("name", ["tuned.db", "tuned", "tuned.journal", "directory.toml"])
+@pytest.mark.parametrize("name", ["tuned", "tuned.journal", "directory.toml"])
 def test_settings_are_written_to_a_toml_file(tmp_path, name):
     (tmp_path / "directory.toml").mkdir()
     with pytest.raises(OptionError, match=r"give one that ends in \.toml"):
@@ -168,7 +165,7 @@ def test_what_no_trial_can_do_is_found_before_the_first(tmp_path):
         tune(bandit, replace(arguments(), env="swarm/absent"), SPACE, file)
     with pytest.raises(OptionError, match="has 2 teams"):
         tune(bandit, replace(arguments(), env="swarm/pursuit-2-1:evaders=learned"), SPACE, file)
-    assert not file.with_suffix(".db").exists()
+    assert not file.with_suffix(".journal").exists()
 
 
 def test_a_score_for_each_team_is_none_of_the_whole():
@@ -207,7 +204,7 @@ def test_values_that_do_not_fit_are_failed_trials(tmp_path):
     space = {"width": Choices((13, 14))}
     file = tmp_path / "what? it's 100%.toml"
     found = tune(bandit, arguments(), space, file, Search(trials=5, seeds=1))
-    assert file.with_suffix(".db").is_file() and not (tmp_path / "what").exists()
+    assert file.with_suffix(".journal").is_file() and not (tmp_path / "what").exists()
     states = {row["width"]: row["state"] for row in found.trials}
     assert states == {4: "complete", 13: "fail", 14: "complete"}
     with pytest.raises(OptionError, match="no trial was completed: 13 is not possible"):
@@ -245,16 +242,16 @@ def test_baselines_are_tuned_by_their_evaluation(random_data, tmp_path):
         batch_size=4,
         length=2,
     )
-    space = search.chosen(search.derived(args), ["learning_rate"])
+    space = tuning.chosen(tuning.derived(args), ["learning_rate"])
     found = tune(two_stage, args, space, tmp_path / "t.toml", Search(trials=2, seeds=2))
     assert [row["state"] for row in found.trials] == ["complete"] * 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.db", "t.toml"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.journal", "t.toml"]
 
 
 RANGES = {
     "a number": ("rate", Range(0.01, 1.0, log=True)),
     "close to one": ("rate", Range(0.05, 0.995, log=True, complement=True)),
-    "whole numbers": ("updates", IntRange(1, 8)),
+    "whole numbers": ("updates", Range(1, 8)),
     "choices": ("width", Choices((2, 4, 8))),
     "choices by their text": ("width", Choices((None, 4))),
     "outside": ("rate", Range(0.5, 1.0)),
@@ -275,56 +272,10 @@ def test_the_first_trial_is_the_default(tmp_path, kind):
 
 @pytest.mark.slow
 def test_the_default_is_the_best_where_no_trial_beats_it(tmp_path):
-    space = {"updates": IntRange(1, 2)}  # which changes nothing
+    space = {"updates": Range(1, 2)}  # which changes nothing
     found = tune(bandit, arguments(), space, tmp_path / "t.toml", Search(trials=3, seeds=1))
     assert [row["score"] for row in found.trials] == [found.score] * 3
     assert found.best == {"updates": arguments().updates}
-
-
-@pytest.mark.slow
-def test_a_search_that_began_without_the_default_gets_none(tmp_path):
-    args, file = arguments(total_steps=8, evaluations=1, eval_episodes=1), tmp_path / "t.toml"
-    study = tuning._Study(bandit, args, SPACE, file, Search(trials=1, seeds=1))
-    study.trial(study.open(), 1)
-    found = tune(bandit, args, SPACE, file, Search(trials=3, seeds=1))
-    assert found.default is None and len(found.trials) == 3
-
-
-def damage(file, how):
-    """Damage the trials of a search."""
-    if how == "a directory":
-        file.unlink()
-        file.mkdir()
-    elif how == "no database":
-        file.write_bytes(b"\x00\xffnothing" * 999)
-    elif how == "damaged":
-        content = file.read_bytes()
-        file.write_bytes(content[:4096] + b"\x5a" * 20_000 + content[24_096:])
-    else:
-        with closing(sqlite3.connect(file)) as database:
-            change = {
-                "newer": "update alembic_version set version_num = 'v99.a'",
-                "of something else": "alter table studies rename to others",
-            }
-            database.execute(change[how])
-            database.commit()
-
-
-@pytest.mark.parametrize(
-    "how", ["a directory", "no database", "damaged", "newer", "of something else", "locked"]
-)
-def test_trials_that_cannot_be_read_are_named(tmp_path, how):
-    args, file = arguments(), tmp_path / "t.toml"
-    tuning._Study(bandit, args, SPACE, file, Search()).open()
-    stored = file.with_suffix(".db")
-    with closing(sqlite3.connect(stored, isolation_level=None)) as database:
-        if how == "locked":
-            database.execute("begin exclusive")
-        else:
-            damage(stored, how)
-        message = rf"the trials in {stored} cannot be used \(.*\): .* or give another --out"
-        with pytest.raises(RunError, match=message):
-            tune(bandit, args, SPACE, file, Search(trials=1))
 
 
 @pytest.mark.parametrize("line", [b'\x00\x00{"', b"{", b"[1]", b'{"op_code": 99}'])
@@ -380,13 +331,15 @@ def test_tasks_add_trials_to_one_search(tmp_path):
     assert run_share(work(5), Share(1, 2)) == 2  # of 1 and 3; trial 0 is from before
     assert work(5).missing() == [2, 4]
     assert run_share(work(5), Share(0, 2)) == 2
-    assert join_work(work(5)) and not join_work(work(5))
+    assert work(5).is_complete() and not join_work(work(5))
+    file.unlink()
+    assert join_work(work(5))
     found = work(5).tuned()
     assert found.default == 1
     assert len({row["rate"] for row in found.trials}) == len(found.trials) == 5
     assert tomllib.loads(file.read_text())["bandit"]["rate"] == found.best["rate"]
     assert run_share(work(6), Share(0, 1)) == 1
-    with pytest.raises(RunError, match="were started with seeds=1, not 2"):
+    with pytest.raises(RunError, match="was started with seeds 1, not 2"):
         TrialsWork(bandit, args, SPACE, file, Search(trials=6, seeds=2)).check()
 
 
