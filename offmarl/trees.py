@@ -10,6 +10,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,12 +75,12 @@ class ArraySpec:
         only = "" if self.agents is None else f" of agents {', '.join(map(str, self.agents))}"
         return f"{self.dtype} {self.shape}{only}"
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The number of entries."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The data type in NumPy, little-endian."""
         if self.dtype == "bfloat16":
@@ -88,7 +89,7 @@ class ArraySpec:
             return np.dtype(ml_dtypes.bfloat16)
         return np.dtype(self.dtype).newbyteorder("<")
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """Bytes of one array."""
         return self.size * self.numpy_dtype.itemsize

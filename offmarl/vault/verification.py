@@ -20,8 +20,8 @@ from offmarl._ahead import ahead, depth_of, in_pool
 from offmarl.errors import VaultFormatError, VaultLayoutError
 from offmarl.teams import teams_of
 from offmarl.terminal import Progress, quiet
-from offmarl.vault import compat, encoding, index, layout, tables, values
-from offmarl.vault.checked import agrees
+from offmarl.vault import compat, encoding, layout, tables, values
+from offmarl.vault.chunk_reader import agrees
 from offmarl.vault.commit import Contents
 from offmarl.vault.drivers import Driver, driver_of
 from offmarl.vault.faults import Fault, expect, merged, noting, of_chunk, with_episodes
@@ -49,6 +49,8 @@ from offmarl.vault.store import Store, store_of
 
 _MAX_FAULTS = 1000
 """Maximum faults of one kind; a forged index could make billions of chunks missing."""
+_MAX_WRONG = 100
+"""Maximum episodes that are told to differ from the steps."""
 _WITHOUT_CHECKSUM = (None, "blosc", "zstd")
 """Codecs whose output holds no checksum, or none as TensorStore writes it; None: uncompressed."""
 
@@ -153,7 +155,7 @@ def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verifica
         _check_content(contents, layers, found, progress)
     if deep and layers.parts and not any(f.steps or f.key == METADATA for f in found.faults):
         with noting(found.faults):
-            found.faults += index.differences(Reader(store, checked=False), layers.parts)
+            found.faults += differences(Reader(store, checked=False), layers.parts)
     faults = tuple(_told(fault, layers.parts) for fault in merged(found.faults))
     unchecked = tuple(dict.fromkeys(found.unchecked))
     return Verification(
@@ -449,3 +451,78 @@ def _agrees(value: bytes, expected: int, chunk: Chunk, own: Parts) -> bool:
     shape = own.schema.chunk_rows, own.schema.chunk_steps, -1
     steps = np.frombuffer(value, np.uint8).reshape(shape)
     return agrees(steps, expected, chunk.steps[1] - chunk.steps[0])
+
+
+# ---------------------------------------------------------------------------------- episodes
+
+
+def reindex(vault: Reader, stop: int, known: tables.Table) -> tuple[tables.Table, tables.Table]:
+    """Find the episodes in the first ``stop`` steps of each row."""
+    given_up = known[(known["cause"] == tables.OPEN) & (_ends(known) < stop)]
+    running = tables.none_running(vault.rows, vault.spec.num_agents)
+    found = [known[:0]]
+    names = [name for name in (*layout.SIGNALS, layout.POLICY_IDS) if name in vault.leaves]
+    for begin, end in vault.blocks(names):
+        if begin < stop:
+            arrays = vault.read(begin, min(end, stop), leaves=names)
+            signals = _with_ends(encoding.signals_of(arrays), given_up, begin)
+            ended, running = tables.scan(running, begin, signals)
+            found.append(ended)
+    ended = np.concatenate(found)
+    ended["cause"] = np.where(_among(ended, given_up), tables.OPEN, ended["cause"])
+    cut = known[known["cause"] == tables.CUT]
+    by_limit = ended["cause"] == tables.TRUNCATED
+    ended["cause"] = np.where(by_limit & _among(ended, cut), tables.CUT, ended["cause"])
+    return ended, running
+
+
+def differences(vault: Reader, own: Parts) -> Iterator[Fault]:
+    """Yield the differences between the episode table and the steps."""
+    table, head = own.table, own.head
+    if table is None or head is None:
+        return
+    ended, running = reindex(vault, head.length, table[: head.episodes])
+    found, kept = (_sorted(x) for x in (np.concatenate([ended, running]), table))
+    found = found[found["length"] > 0]
+    if len(found) != len(kept):
+        yield Fault(f"the steps have {len(found)} episodes, and the table has {len(kept)}")
+        return
+    names = [name for name in found.dtype.names or () if name != "final"]
+    same = [_equal(found[name], kept[name]) for name in names]
+    for episode in np.flatnonzero(~np.all(same, axis=0))[:_MAX_WRONG].tolist():
+        wrong = ", ".join(
+            name for name, equal in zip(names, same, strict=True) if not equal[episode]
+        )
+        yield Fault(
+            f"the episode table and the steps differ in its {wrong}",
+            episodes=(episode,),
+        )
+
+
+def _equal(a: tables.Table, b: tables.Table) -> tables.Table:
+    equal = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124 - NaN
+    return equal.all(tuple(range(1, equal.ndim)))
+
+
+def _sorted(table: tables.Table) -> tables.Table:
+    return table[np.lexsort((table["start"], table["row"]))]
+
+
+def _ends(table: tables.Table) -> tables.Table:
+    return table["start"] + table["length"] - 1
+
+
+def _with_ends(signals: tables.Signals, given_up: tables.Table, begin: int) -> tables.Signals:
+    """Return the signals with an end added where an episode was abandoned."""
+    time = _ends(given_up) - begin
+    here = (time >= 0) & (time < signals.reward.shape[1])
+    terminated = signals.terminated.copy()
+    terminated[given_up["row"][here], time[here]] = True
+    return signals._replace(terminated=terminated)
+
+
+def _among(table: tables.Table, others: tables.Table) -> tables.Table:
+    """Return the mask of the episodes of a table that are also in another."""
+    known = set(zip(others["row"].tolist(), _ends(others).tolist(), strict=True))
+    mine = zip(table["row"].tolist(), _ends(table).tolist(), strict=True)
+    return np.fromiter((end in known for end in mine), bool, len(table))

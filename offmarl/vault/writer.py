@@ -218,9 +218,13 @@ class Writer:
     def release(self) -> None:
         """Release the lock without flushing; steps that were not flushed are lost."""
         self._closed = True
-        if self._under_way is not None:
-            self._under_way.done.exception()  # waits, since no other writer may start before
+        self.settle()  # no other writer may start before
         self._lock.release()
+
+    def settle(self) -> None:
+        """Wait for the commit in progress, whatever becomes of it."""
+        if self._under_way is not None:
+            self._under_way.done.exception()
 
     def __reduce__(self) -> NoReturn:
         """Refuse pickling: another process does not hold the lock."""
