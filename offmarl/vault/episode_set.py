@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # replay imports JAX, which reading does without
         TorchWindows,
         WindowItems,
     )
-    from offmarl.replay.host import To
+    from offmarl.replay.stream import To
 
 Chosen = NDArray[np.int64] | None
 """Numbers of episodes; None for all."""

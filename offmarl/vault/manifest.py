@@ -140,13 +140,15 @@ def _records(data: bytes, dtype: np.dtype[Any]) -> NumpyArray:
     return np.frombuffer(data, dtype)
 
 
-def read_table(store: Store, prefix: str, count: int, dtype: np.dtype[Any]) -> NumpyArray:
+def read_table(
+    values: Store | Contents, prefix: str, count: int, dtype: np.dtype[Any]
+) -> NumpyArray:
     """Return the first ``count`` records of a table that is stored in blocks."""
-    keys = [key for key in store.keys(prefix) if _first_of(key, prefix) < count]
-    data = b"".join(store.get_all(keys))
+    keys = [key for key in values.keys(prefix) if _first_of(key, prefix) < count]
+    data = b"".join(values.get_all(keys))
     if len(data) != count * dtype.itemsize:
         raise VaultFormatError(
-            f"{store.path} has lost a part of {prefix}: of {count * dtype.itemsize} bytes "
+            f"{values.driver.path} has lost a part of {prefix}: of {count * dtype.itemsize} bytes "
             f"{len(data)} are there."
         )
     return np.frombuffer(data, dtype)

@@ -470,7 +470,8 @@ class FinalViews:
     @cached_property
     def all(self) -> View:
         """All final views, ``(F, ...)``."""
-        table = read_table(self._vault.store, layout.FINALS_PREFIX, self.count, self._dtype)
+        values = self._vault._arrays.values
+        table = read_table(values, layout.FINALS_PREFIX, self.count, self._dtype)
         return encoding.unpack_view(table)
 
     def read(self, numbers: NumpyArray) -> View:
