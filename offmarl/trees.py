@@ -221,6 +221,11 @@ def unflatten_tree(leaves: Mapping[str, Any]) -> Any:
     return tree
 
 
+def sum_bytes(leaves: Mapping[str, ArraySpec]) -> int:
+    """Return the bytes that one array of each spec takes."""
+    return sum(leaf.num_bytes for leaf in leaves.values())
+
+
 def set_fields(frozen: Any, **fields: Any) -> None:
     """Set fields of a frozen dataclass, in its ``__post_init__``."""
     for name, value in fields.items():

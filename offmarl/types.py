@@ -41,6 +41,7 @@ from offmarl.trees import (
     map_tree,
     set_fields,
     spec_tree,
+    sum_bytes,
     tree_text,
     unflatten_tree,
 )
@@ -317,9 +318,8 @@ class EnvSpec:
         fields |= SpecDict({name: fields[name] for name in _TREES if fields.get(name)}, -1)
         spec = cls(**{**fields, "action": action})
         step = spec.view_leaves | flatten_tree(spec.extras, "extras")
-        sizes = {name: leaf.num_bytes for name, leaf in step.items()}
-        if (size := sum(sizes.values())) > records.MOST_STEP_BYTES:
-            largest = max(sizes, key=lambda name: sizes[name])
+        if (size := sum_bytes(step)) > records.MOST_STEP_BYTES:
+            largest = max(step, key=lambda name: step[name].num_bytes)
             raise ShapeError(f"a step takes {size:,} bytes, most of them for {largest}.")
         return spec
 
@@ -363,8 +363,8 @@ def empty_view(spec: EnvSpec) -> View:
 
 def flatten_view(view: View) -> dict[str, Any]:
     """Return the leaves of a view by name: "observation", or "observation.image", and so on."""
-    fields = (flatten_tree(leaf, name) for name, leaf in view._asdict().items())
-    return {name: leaf for field in fields for name, leaf in field.items()}
+    trees = flatten_tree(view.observation, "observation") | flatten_tree(view.state, "state")
+    return trees | {"legal_actions": view.legal_actions, "alive": view.alive}
 
 
 class Timestep(NamedTuple):

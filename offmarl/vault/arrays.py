@@ -161,7 +161,7 @@ class Arrays:
                     place = ChunkPlace(name, block, number)
                     parts.append(Part(place, (inside, times, *select), out[to_rows, to_steps]))
         reader.copy(parts)
-        for place, chunk in zip(views, reader.mapped([*views]), strict=True):
+        for place, chunk in zip(views, reader.mapped(views), strict=True):
             found[place.name] = chunk[views[place]]
         return {name: found[name] for name in names}
 

@@ -148,13 +148,15 @@ class ChunkReader:
 
     # ------------------------------------------------------------------------------ steps
 
-    def mapped(self, places: Sequence[ChunkPlace]) -> Iterator[NumpyArray]:
-        """Yield mapped chunks, not copied."""
+    def mapped(self, places: Iterable[ChunkPlace]) -> list[NumpyArray]:
+        """Return mapped chunks, not copied."""
+        found = []
         for place in places:
             chunk = self.maps[place.name].chunk(place.block, place.number)
             if self._checks and self._checks.is_fresh(place):
                 self._checks.compare(place, chunk)
-            yield chunk
+            found.append(chunk)
+        return found
 
     def copy(self, parts: Sequence[Part]) -> None:
         """Copy parts of chunks to where they belong."""

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from offmarl.errors import VaultFormatError
 from offmarl.vault import files
 from offmarl.vault.drivers import Driver, Registered, TensorStoreDriver
-from offmarl.vault.layout import load_json, unseal
+from offmarl.vault.layout import unseal
 from offmarl.vault.location import use_tensorstore
 from offmarl.vault.store import Store
 
@@ -180,21 +180,24 @@ class Contents:
     def __contains__(self, key: str) -> bool:
         return key in self.tree.values
 
-    def size(self, key: str) -> int:
-        """Return the size in bytes of the stored value of a key that exists."""
-        value = self.tree.values[key]
-        return value.length if isinstance(value, ValueLocation) else len(value)
-
     def keys(self, prefix: str) -> list[str]:
         """Return the keys that begin with a prefix, sorted."""
         return sorted(key for key in self.tree.values if key.startswith(prefix))
 
-    def is_cut_off(self, key: str) -> bool:
-        """Whether a value reaches past the end of its file; checked on this machine only."""
+    def stored(self, key: str) -> tuple[int | None, str]:
+        """Return the bytes of a stored value, None if there is none, and what is wrong with it.
+
+        It is not read; whether its file ends before it is known on this machine only.
+        """
+        if key not in self.tree.values:
+            return None, "it is missing"
         place = self.tree.values[key]
-        if not isinstance(place, ValueLocation) or not self.driver.can_map:
-            return False
-        return place.offset + place.length > self._sizes.get(place.file, 0)
+        if not isinstance(place, ValueLocation):
+            return len(place), ""
+        is_cut_off = self.driver.can_map and (
+            place.offset + place.length > self._sizes.get(place.file, 0)
+        )
+        return place.length, "its data file is missing or truncated" if is_cut_off else ""
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
@@ -232,10 +235,6 @@ class Contents:
         begin = self.region.starts[place.file] + place.offset
         return self.region.bytes[begin : begin + place.length].data
 
-    def get_json(self, key: str) -> dict[str, Any]:
-        """Return the JSON object that a key holds; `VaultFormatError` where there is none."""
-        return load_json(self.get(key), key)
-
     def addresses(self, prefix: str, shape: tuple[int, ...], size: int) -> NDArray[np.int64] | None:
         """Return where an array's mapped chunks of ``size`` bytes begin; None if any is missing.
 
@@ -262,9 +261,10 @@ class _RegisteredContents(Contents):
         self._value_sizes = driver.values.sizes("")
         super().__init__(driver, Tree(dict.fromkeys(self._value_sizes, b""), {}, ()))
 
-    def size(self, key: str) -> int:
-        """Return the bytes stored under a key that exists."""
-        return self._value_sizes[key]
+    def stored(self, key: str) -> tuple[int | None, str]:
+        """Return the bytes of a stored value, None if there is none, and what is wrong with it."""
+        size = self._value_sizes.get(key)
+        return size, "it is missing" if size is None else ""
 
     def fetch(self, key: str) -> Callable[[], bytes]:
         """Return a function that reads the value of a key."""

@@ -267,7 +267,9 @@ def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fa
     """Return the schema, from ``metadata.json`` if the key is damaged."""
     found: list[Schema] = []
     with noting(faults, layout.SCHEMA_KEY):
-        found.append(Schema.from_json(contents.get_json(layout.SCHEMA_KEY)))
+        found.append(
+            Schema.from_json(load_json(contents.get(layout.SCHEMA_KEY), layout.SCHEMA_KEY))
+        )
     return found[0] if found else schema_in(metadata)
 
 

@@ -34,7 +34,6 @@ from offmarl.vault.layout import (
     Schema,
     dump_json,
     encode_index,
-    prefix_of,
 )
 
 STOCK_VERSION = 1.2
@@ -193,7 +192,7 @@ class Grid:
     @cached_property
     def prefix(self) -> str:
         """What the array's keys begin with."""
-        return prefix_of(self.name)
+        return "" if self.name == BARE else f"{self.name}./"
 
     def to_json(self) -> dict[str, Any]:
         """Return the ``.zarray`` document of an array that offmarl writes."""
@@ -253,11 +252,6 @@ class Grid:
             raise VaultFormatError(
                 f"the .zarray of {self.name} has {', '.join(found)}, which cannot be read here."
             )
-
-    @property
-    def sparse(self) -> bool:
-        """Whether chunks may be omitted because a fill value stands for them."""
-        return self.fill is not None
 
     @property
     def leaf(self) -> Leaf:
@@ -326,16 +320,12 @@ class Grid:
     def within(self, length: int) -> Iterator[Chunk]:
         """Yield the chunks of the first ``length`` steps, by time and then by rows."""
         for number in range(-(-length // self.chunks[1])):
-            yield from self.at(number, length)
-
-    def at(self, number: int, length: int) -> Iterator[Chunk]:
-        """Yield the chunks of one interval of time, by rows, up to step ``length``."""
-        rows, steps, *_ = self.chunks
-        span = number * steps, min(length, (number + 1) * steps)
-        for block in range(-(-self.shape[0] // rows)):
-            some = block * rows, min(self.shape[0], (block + 1) * rows)
-            for key in self.keys(block, number):
-                yield Chunk(key, self.name, some, span)
+            rows, steps, *_ = self.chunks
+            span = number * steps, min(length, (number + 1) * steps)
+            for block in range(-(-self.shape[0] // rows)):
+                some = block * rows, min(self.shape[0], (block + 1) * rows)
+                for key in self.keys(block, number):
+                    yield Chunk(key, self.name, some, span)
 
 
 def own_grids(schema: Schema) -> dict[str, Grid]:
