@@ -117,13 +117,13 @@ def _on_device(batch: Batch, layout: BatchLayout, shape: tuple[int, ...]) -> lis
 def _split(shared: dict[str, Array], layout: BatchLayout, shape: tuple[int, ...]) -> list[Fields]:
     """Cut the small fields of windows out of the memory that they share."""
     found: list[Fields] = [{} for _ in range(shape[0])]
-    for word, parts in layout.shared.items():
+    for word, fields in layout.shared:
         start = 0
-        for part in parts:
+        for field in fields:
             for batch in found:
-                stop = start + math.prod((*shape[1:], part.size))
-                values = _as_type(shared[word][start:stop], part.dtype)
-                batch[part.name] = values.reshape(*shape[1:], *part.shape)
+                stop = start + math.prod((*shape[1:], field.size))
+                values = _as_type(shared[word][start:stop], field.dtype)
+                batch[field.name] = values.reshape(*shape[1:], *field.shape)
                 start = stop
     return [finished(batch, layout.windows) for batch in found]
 

@@ -27,16 +27,15 @@ from offmarl._arrays import as_items
 from offmarl._heap import return_free
 from offmarl.errors import OptionError
 from offmarl.replay.circles import Part
-from offmarl.replay.fields import check_extras, fields_of, recorded_fields
+from offmarl.replay.fields import COMPUTED, check_extras, fields_of, recorded_fields
 from offmarl.replay.gathering import Batch, BatchLayout, CircleReader
 from offmarl.replay.orders import BLOCKS, SLOT_BITS, BlockOrder
 from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, sound
-from offmarl.types import EnvSpec, Transition, View, map_tree
+from offmarl.trees import sum_bytes
+from offmarl.types import ArraySpec, EnvSpec, Transition, View, map_tree
 
 BUFFER_BYTES = 2**26
 """Default size of the shuffle buffer."""
-_OWN = ("time", "episode", "mask", "next_known", "return_to_go")
-"""Fields that the source does not have."""
 
 
 @runtime_checkable
@@ -91,8 +90,13 @@ class BlockTable:
 
 def bytes_of_step(spec: EnvSpec, windows: Windows) -> int:
     """Return the bytes that a step takes in the shuffle buffer."""
-    fields = fields_of(spec, windows)
-    return sum(leaf.num_bytes for name, leaf in fields.items() if name not in _OWN)
+    return sum_bytes(_recorded(spec, windows))
+
+
+def _recorded(spec: EnvSpec, windows: Windows) -> dict[str, ArraySpec]:
+    """Return the fields that the source has."""
+    fields = fields_of(spec, windows).items()
+    return {name: leaf for name, leaf in fields if name not in COMPUTED}
 
 
 class _Episodes(NamedTuple):
@@ -124,11 +128,9 @@ class ShuffleBuffer:
         start = np.cumsum(length) - length
         self.episodes = _Episodes(np.zeros_like(start), start, length, own)
         self.length = int(length.sum())
-        names = [name for name in fields_of(source.spec, windows) if name not in _OWN]
-        specs = fields_of(source.spec, windows)
         self._fields = {
-            name: np.empty((1, self.length, *specs[name].shape), specs[name].numpy_dtype)
-            for name in names
+            name: np.empty((1, self.length, *leaf.shape), leaf.numpy_dtype)
+            for name, leaf in _recorded(source.spec, windows).items()
         }
         at = 0
         for some in blocks:
@@ -203,7 +205,7 @@ class BlockGatherer:
     ):
         check_extras(source.spec, windows, source.path)
         self._source, self._windows, self._order, self._table = source, windows, order, table
-        self._layout = BatchLayout(fields_of(source.spec, windows), windows)
+        self._layout = BatchLayout.of(fields_of(source.spec, windows), windows)
         self._buffers: dict[int, Future[_Loaded]] = {}
         self._lock, self._reading = Lock(), Lock()
         self._is_closed = False

@@ -77,10 +77,10 @@ class WindowReader:
     def _prepare(self, circles: Circles) -> None:
         source, self._windows, self._circles = circles.source, circles.windows, circles
         check_extras(source.spec, self._windows, source.path)
-        leaves = fields_of(source.spec, self._windows)
+        leaves = {**fields_of(source.spec, self._windows)}
         if circles.factors is not None:
             leaves["weight"] = ArraySpec(())
-        self._layout = BatchLayout(leaves, self._windows)
+        self._layout = BatchLayout.of(leaves, self._windows)
         self._readers = [CircleReader(part, self._windows) for part in circles.parts]
 
     @property

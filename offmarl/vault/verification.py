@@ -332,7 +332,7 @@ def _check_content(
 
 
 class _Checksums:
-    """The stored CRC32Cs of the chunks of a ``raw`` vault, of one interval of time after another."""
+    """The stored CRC32Cs of a ``raw`` vault, of one interval of time after another."""
 
     def __init__(self, contents: Contents, schema: Schema):
         self._contents, self._schema = contents, schema
