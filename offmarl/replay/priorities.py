@@ -166,33 +166,20 @@ def importance(
 )
 @dataclass(frozen=True, eq=False)
 class Prioritised:
-    """How a run draws by priorities; a pytree, the same for all seeds.
-
-    Attributes
-    ----------
-    starts
-        How likely windows are without priorities.
-    exponent
-        α of Schaul et al.
-    importance
-        β at the first update; it grows linearly to 1 at the last.
-    updates
-        Number of updates of the run.
-    num_slots
-        Numbers of the slots.
-    batch_size
-        Windows in a batch.
-    lag
-        Updates between the draw of a batch and its use.
-    """
+    """How a run draws by priorities; a pytree, the same for all seeds."""
 
     starts: Starts
+    """How likely windows are without priorities."""
     exponent: Float[Array, ""] | float
+    """α of Schaul et al."""
     importance: Float[Array, ""] | float
+    """β at the first update; it grows linearly to 1 at the last."""
     updates: Int[Array, ""] | int
+    """Number of updates of the run."""
     num_slots: int
     batch_size: int
     lag: int
+    """Updates between the draw of a batch and its use."""
 
     def begin(self, keys: Key[Array, "lag"]) -> Priorities:
         """Return priorities before the first update, with the draws of the first updates."""
@@ -205,17 +192,7 @@ class Prioritised:
     def take(
         self, priorities: Priorities, update: Int[Array, ""] | int, key: PRNGKeyArray
     ) -> tuple[Priorities, Int[Array, "B"], Float[Array, "B"]]:
-        """Return the windows of an update, and draw those of the update ``lag`` later.
-
-        Parameters
-        ----------
-        priorities
-            The priorities.
-        update
-            The update's number.
-        key
-            The key of the update that windows are drawn for.
-        """
+        """Return the windows of an update, and draw those of the update ``lag`` later by a key."""
         slots, ratios = self._draw(priorities, key)
         if priorities.slots is None or priorities.ratios is None:
             return priorities, slots, ratios

@@ -6,9 +6,8 @@ from pathlib import PurePath
 from typing import SupportsIndex
 
 import numpy as np
-from numpy.typing import NDArray
 
-from offmarl.errors import OptionError, VaultError
+from offmarl.errors import VaultError
 from offmarl.types import EnvSpec, flatten_tree
 from offmarl.vault import layout
 from offmarl.vault.layout import Leaf, NumpyArray
@@ -33,14 +32,6 @@ def check_episode(number: object, count: int, path: PurePath) -> None:
         )
     if not -count <= operator.index(number) < count:
         raise VaultError(f"episode {number} was requested, and {path} has {count}.")
-
-
-def check_chosen(chosen: NDArray[np.int64], count: int, path: PurePath) -> None:
-    """Raise `OptionError` if these are not numbers of episodes, or one is named twice."""
-    if not chosen.size or chosen.ndim != 1 or chosen.min() < 0 or chosen.max() >= count:
-        raise OptionError(f"{path} has episodes 0 to {count - 1}: choose some of these.")
-    if len(np.unique(chosen)) < len(chosen):
-        raise OptionError("an episode is named twice: name each once.")
 
 
 def interval(steps: slice, length: int) -> tuple[int, int]:
