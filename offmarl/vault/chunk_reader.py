@@ -23,7 +23,7 @@ from offmarl._ahead import ahead, depth_of, in_pool
 from offmarl._arrays import as_items
 from offmarl.errors import VaultChecksumError, VaultFormatError
 from offmarl.vault import layout
-from offmarl.vault.commit import Contents, Region
+from offmarl.vault.commit import Contents, Region, ValueLocation
 from offmarl.vault.faults import damaged, of_chunk, with_episodes
 from offmarl.vault.files import lost_chunk
 from offmarl.vault.layout import Head, Leaf, NumpyArray, Schema
@@ -339,15 +339,23 @@ class MappedArray:
 
 def _map_arrays(mapped: Contents, vault: Description) -> dict[str, MappedArray]:
     """Return the arrays that can be mapped, by name: plain ones of which no chunk is missing."""
-    found = {}
-    for name, leaf in vault.leaves.items():
-        grid = vault.grids[name]
+    found, region, values = {}, mapped.region, mapped.tree.values
+    for name, grid in vault.grids.items():
         rows, steps, *_ = grid.chunks
-        shape = -(-vault.rows // rows), -(-vault.length // steps), *leaf.shape
-        if not grid.is_plain or mapped.region is None:
+        blocks, numbers = -(-vault.rows // rows), -(-vault.length // steps)
+        # A forged length must not make the addresses take memory for it.
+        if region is None or not grid.is_plain or blocks * numbers > len(values):
             continue
-        if (addresses := mapped.addresses(grid.prefix, shape, grid.chunk_bytes)) is not None:
-            found[name] = MappedArray(leaf, rows, steps, mapped.region, addresses)
+        rest, size = ".0" * (len(grid.shape) - 2), grid.chunk_bytes
+        begins: list[int] = []
+        for block in range(blocks):
+            for number in range(numbers):
+                place = values.get(f"{grid.prefix}{block}.{number}{rest}")
+                if isinstance(place, ValueLocation) and place.length == size:
+                    begins.append(region.starts[place.file] + place.offset)
+        if len(begins) == blocks * numbers:
+            addresses = np.array(begins, np.int64).reshape(blocks, numbers)
+            found[name] = MappedArray(vault.leaves[name], rows, steps, region, addresses)
     return found
 
 

@@ -218,14 +218,16 @@ class Contents:
         """Return the value of a key; `VaultFormatError` where it is missing or damaged."""
         if key not in self:
             raise VaultFormatError(f"{key} is missing.")
-        value = self.value(key) if self.region else self.fetch(key)()
-        return unseal(key, bytes(value), self.driver.path)
+        (value,) = self.get_all([key])
+        return value
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of keys that must exist."""
         if lost := [key for key in keys if key not in self]:
             raise VaultFormatError(f"{self.driver.path} has lost {lost[0]}: the vault is damaged.")
-        return [self.get(key) for key in keys]
+        read = self.value if self.region else lambda key: self.fetch(key)()
+        found = unseal({key: bytes(read(key)) for key in keys}, self.driver.path)
+        return [found[key] for key in keys]
 
     def value(self, key: str) -> Any:
         """Return the stored value of a key of mapped files, not copied; None if there is none."""
@@ -234,23 +236,6 @@ class Contents:
             return place
         begin = self.region.starts[place.file] + place.offset
         return self.region.bytes[begin : begin + place.length].data
-
-    def addresses(self, prefix: str, shape: tuple[int, ...], size: int) -> NDArray[np.int64] | None:
-        """Return where an array's mapped chunks of ``size`` bytes begin; None if any is missing.
-
-        ``shape`` is the number of blocks of rows and of chunks in time, and the shape of a step.
-        """
-        region, values, rest = self.region, self.tree.values, ".0" * (len(shape) - 2)
-        if region is None or shape[0] * shape[1] > len(values):
-            return None  # a forged length must not make the next lines take memory for it
-        found = []
-        for block in range(shape[0]):
-            for number in range(shape[1]):
-                place = values.get(f"{prefix}{block}.{number}{rest}")
-                if not isinstance(place, ValueLocation) or place.length != size:
-                    return None
-                found.append(region.starts[place.file] + place.offset)
-        return np.array(found, np.int64).reshape(shape[:2])
 
 
 class _RegisteredContents(Contents):

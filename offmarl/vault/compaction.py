@@ -173,7 +173,7 @@ def copy(contents: Contents, keys: Iterable[str], target: Store) -> None:
 
 def _values(contents: Contents, keys: list[str]) -> Iterator[tuple[str, bytes]]:
     for key, read in ahead(keys, contents.fetch, depth_of(_BATCH_BYTES // 16)):
-        yield key, unseal(key, read(), contents.driver.path)
+        yield from unseal({key: read()}, contents.driver.path).items()
 
 
 def _batches(values: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:

@@ -422,14 +422,16 @@ def seal(values: Mapping[str, bytes | bytearray]) -> dict[str, bytes | bytearray
     }
 
 
-def unseal(key: str, stored: bytes, path: PurePath) -> bytes:
-    """Return the value that `seal` was given; `VaultFormatError` if its checksum is wrong."""
-    if not key.startswith(OWN_PREFIX) or not stored:
-        return stored
-    value, mark, checksum = stored[:-_SIZE], stored[-_SIZE:-4], stored[-4:]
-    if mark != _MARK or google_crc32c.value(value) != int.from_bytes(checksum, "big"):
-        raise VaultFormatError(
-            f"{path} is damaged: the checksum of {key} is wrong. `offmarl verify` lists the "
-            "damage, and `offmarl salvage` copies the intact episodes."
-        )
-    return value
+def unseal(stored: Mapping[str, bytes], path: PurePath) -> dict[str, bytes]:
+    """Return the values that `seal` was given; `VaultFormatError` if a checksum is wrong."""
+    values = dict(stored)
+    for key, sealed in stored.items():
+        if key.startswith(OWN_PREFIX) and sealed:
+            values[key], mark, checksum = sealed[:-_SIZE], sealed[-_SIZE:-4], sealed[-4:]
+            crc32c = google_crc32c.value(values[key]).to_bytes(4, "big")
+            if mark != _MARK or checksum != crc32c:
+                raise VaultFormatError(
+                    f"{path} is damaged: the checksum of {key} is wrong. `offmarl verify` lists "
+                    "the damage, and `offmarl salvage` copies the intact episodes."
+                )
+    return values

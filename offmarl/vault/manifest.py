@@ -79,12 +79,12 @@ def read_metadata(driver: Driver) -> dict[str, Any]:
 def read_manifest(store: Store) -> Manifest | None:
     """Return offmarl's keys, or None if another program wrote the vault."""
     first = store.get_some([layout.SCHEMA_KEY, layout.HEAD_KEY])
-    schema_json, head = first[layout.SCHEMA_KEY], first[layout.HEAD_KEY]
-    if schema_json is None:
+    if layout.SCHEMA_KEY not in first:
         return None
-    if head is None:
+    if layout.HEAD_KEY not in first:
         raise VaultFormatError(f"{store.path} has lost {layout.HEAD_KEY}: the vault is damaged.")
-    schema = Schema.from_json(load_json(schema_json, f"{store.path}: {layout.SCHEMA_KEY}"))
+    data, head = first[layout.SCHEMA_KEY], first[layout.HEAD_KEY]
+    schema = Schema.from_json(load_json(data, f"{store.path}: {layout.SCHEMA_KEY}"))
     # A writer may commit between two reads. Every commit changes the head, so it is compared.
     while True:
         values = [head, *store.get_all([*_KEYS.values()][1:])]

@@ -111,26 +111,24 @@ class Store(ABC):
 
     def get(self, key: str) -> bytes | None:
         """Return the value of a key, or None."""
-        return self.get_some([key])[key]
+        return self.get_some([key]).get(key)
 
     def get_json(self, key: str) -> dict[str, Any] | None:
         """Return the JSON object that a key holds, or None."""
         value = self.get(key)
         return None if value is None else load_json(value, f"{self.path}: {key}")
 
-    def get_some(self, keys: Sequence[str]) -> dict[str, bytes | None]:
-        """Return the values of keys; None for each that does not exist."""
+    def get_some(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the values of those keys that exist."""
         found = zip(keys, self.attempt(lambda: self._read(keys)), strict=True)
-        return {x: None if value is None else unseal(x, value, self.path) for x, value in found}
+        return unseal({key: value for key, value in found if value is not None}, self.path)
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of keys that must exist."""
-        values = []
-        for key, value in self.get_some(keys).items():
-            if value is None:
-                raise VaultFormatError(f"{self.path} has lost {key}: the vault is damaged.")
-            values.append(value)
-        return values
+        found = self.get_some(keys)
+        if lost := [key for key in keys if key not in found]:
+            raise VaultFormatError(f"{self.path} has lost {lost[0]}: the vault is damaged.")
+        return [found[key] for key in keys]
 
     def drop_pages(self) -> None:
         """Ask the system to drop data written since the last call from its cache."""
