@@ -63,7 +63,7 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
     wanted = leaves(spec)
 
     def fitted(name: str, missing: float = 0.0) -> NumpyArray:
-        dtype, shape = wanted[name].dtype, wanted[name].shape
+        dtype, shape = wanted[name]
         if name not in arrays:
             return np.full((*lead, *shape), missing, dtype)
         array = arrays[name]

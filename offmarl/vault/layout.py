@@ -80,12 +80,13 @@ NumpyArray = Any
 annotated for JAX's, so type checkers must accept any type here."""
 
 
-@dataclass(frozen=True)
-class Leaf:
-    """One array of a vault: the type and shape of a single step of a single row."""
-
+class _TypeAndShape(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+
+
+class Leaf(_TypeAndShape):
+    """One array of a vault: the type and shape of a single step of a single row."""
 
     @cached_property
     def step_bytes(self) -> int:
