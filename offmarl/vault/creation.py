@@ -18,9 +18,11 @@ from offmarl.vault.drivers import Directory, Driver, driver_of
 from offmarl.vault.files import WriterLock, clear_directory, errors_of, make_directory, publish
 from offmarl.vault.layout import METADATA, Codec, Head, Schema
 from offmarl.vault.location import absolute
+from offmarl.vault.manifest import Manifest
 from offmarl.vault.metadata import to_metadata, without_episodes
 from offmarl.vault.open import SUFFIX
 from offmarl.vault.store import Store, store_of
+from offmarl.vault.tables import none_running
 from offmarl.vault.values import OnInvalid
 from offmarl.vault.writer import Writer
 
@@ -78,9 +80,9 @@ def create(
     place = destination(path)
     schema = _schema(spec, rows, chunk_steps, expected_steps, codec)
     with errors_of(place.path), _building(place, "new") as building:
-        _fill(building.store, schema, provenance or {})
+        empty = _fill(building.store, schema, provenance or {})
         building.publish()
-        return Writer(store_of(place), building.lock, on_invalid)
+        return Writer(store_of(place), building.lock, empty, on_invalid)
 
 
 def _schema(
@@ -125,14 +127,14 @@ def create_whole(
     schema = _schema(spec, rows, chunk_steps, expected_steps, codec)
     with ExitStack() as last, _building(place, "part") as building:
         with errors_of(place.path):
-            _fill(building.store, schema, provenance or {})
-            writer = Writer(building.store, building.lock, on_invalid)
+            empty = _fill(building.store, schema, provenance or {})
+            writer = Writer(building.store, building.lock, empty, on_invalid)
         last.callback(writer.release)  # once a failed vault is removed, others may build there
         try:
             yield writer
             writer.flush()
         except BaseException:
-            writer.settle()
+            writer._settle()
             raise
         building.publish()
         writer.path = place.path
@@ -278,7 +280,10 @@ def _check_sizes(schema: Schema) -> None:
         )
 
 
-def _fill(store: Store, schema: Schema, provenance: Mapping[str, Any]) -> None:
+def _fill(store: Store, schema: Schema, provenance: Mapping[str, Any]) -> Manifest:
     """Write an empty vault in a place that is locked or new."""
-    store.commit(without_episodes(schema, provenance, Head()), fence={}).result()
+    keys = without_episodes(schema, provenance, Head())
+    store.commit(keys, fence={}).result()
     store.driver.write(METADATA, layout.dump_json(to_metadata(schema)))
+    running = none_running(schema.rows, schema.spec.num_agents)
+    return Manifest(schema, Head(), running, json.loads(keys[layout.PROVENANCE_KEY]), 0)

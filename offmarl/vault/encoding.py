@@ -220,7 +220,7 @@ def _action_of(found: Mapping[str, Leaf]) -> Discrete | Continuous:
 
 def view_dtype(spec: EnvSpec) -> np.dtype[Any]:
     """Return the packed type of one stored final view: a field for each leaf."""
-    leaves = flatten_view(spec.view_spec)
+    leaves = spec.view_leaves
     return np.dtype([(name, leaf.numpy_dtype, leaf.shape) for name, leaf in leaves.items()])
 
 
