@@ -137,6 +137,12 @@ class Schema:
         stock = {} if self.stock_readable else {"stock_readable": False}
         return {"version": version, **own, "spec": self.spec.to_json(), **stock}
 
+    @staticmethod
+    @lru_cache(32)
+    def decode(value: bytes) -> "Schema":
+        """Parse the JSON of `to_json`; cached, since every use of a vault reads it."""
+        return Schema.from_json(load_json(value, SCHEMA_KEY))
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Schema":
         """Read what `to_json` wrote."""

@@ -83,8 +83,7 @@ def read_manifest(store: Store) -> Manifest | None:
         return None
     if layout.HEAD_KEY not in first:
         raise VaultFormatError(f"{store.path} has lost {layout.HEAD_KEY}: the vault is damaged.")
-    data, head = first[layout.SCHEMA_KEY], first[layout.HEAD_KEY]
-    schema = Schema.from_json(load_json(data, f"{store.path}: {layout.SCHEMA_KEY}"))
+    schema, head = Schema.decode(first[layout.SCHEMA_KEY]), first[layout.HEAD_KEY]
     # A writer may commit between two reads. Every commit changes the head, so it is compared.
     while True:
         values = [head, *store.get_all([*_KEYS.values()][1:])]
@@ -181,8 +180,8 @@ def map_contents(store: Store, own: Manifest | None) -> Contents | None:
         ) from error
     if own:
         schema, head = found.get_all([layout.SCHEMA_KEY, layout.HEAD_KEY])
-        same = Schema.from_json(load_json(schema, layout.SCHEMA_KEY)) == own.schema
-        if not same or Head.decode(head).length < own.head.length:
+        is_other = Schema.decode(schema) != own.schema
+        if is_other or Head.decode(head).length < own.head.length:
             raise VaultError(
                 f"{store.path} was replaced or shortened after it was opened: open it again."
             )
@@ -267,9 +266,7 @@ def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fa
     """Return the schema, from ``metadata.json`` if the key is damaged."""
     found: list[Schema] = []
     with noting(faults, layout.SCHEMA_KEY):
-        found.append(
-            Schema.from_json(load_json(contents.get(layout.SCHEMA_KEY), layout.SCHEMA_KEY))
-        )
+        found.append(Schema.decode(contents.get(layout.SCHEMA_KEY)))
     return found[0] if found else schema_in(metadata)
 
 

@@ -8,7 +8,7 @@ import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 import google_crc32c
@@ -328,7 +328,8 @@ class Grid:
                     yield Chunk(key, self.name, some, span)
 
 
-def own_grids(schema: Schema) -> dict[str, Grid]:
+@lru_cache(32)
+def own_grids(schema: Schema) -> Mapping[str, Grid]:
     """Return the arrays that a vault of offmarl has."""
     compressor = "zstd" if schema.codec == "zstd" else None
     lead, chunk = (schema.rows, TIME_AXIS), (schema.chunk_rows, schema.chunk_steps)
