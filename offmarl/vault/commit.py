@@ -116,27 +116,32 @@ def _read(driver: TensorStoreDriver, root: str | None) -> Tree:
         except (ValueError, OSError) as error:
             lost.append(str(error).partition(" [")[0])
             continue
-        height = found["height"]
-        if above is not None and height != above - 1:
+        if above is not None and found["height"] != above - 1:
             lost.append(f"{node} is in the wrong place of the tree")
             continue
         for entry in found["entries"]:
             key = prefix + bytes(entry["key"])
             if "location" in entry:
                 below = prefix + bytes(entry["subtree_common_prefix"])
-                waiting.append((entry["location"], below, height))
+                waiting.append((entry["location"], below, found["height"]))
                 continue
             name = key.decode(errors="replace")
-            if "inline_value" in entry:
-                values[name] = bytes(entry["inline_value"])
-                continue
             try:
-                values[name] = place = _place(entry["indirect_value"])
+                value = _value(entry)
             except ValueError as error:
                 lost.append(f"the place of {name!r:.200}: {error}")
                 continue
-            live_bytes[place.file] += place.length
+            values[name] = value
+            if isinstance(value, ValueLocation):
+                live_bytes[value.file] += value.length
     return Tree(values, live_bytes, tuple(lost))
+
+
+def _value(entry: Any) -> ValueLocation | bytes:
+    """Return where the value of an entry is, or the value; `ValueError` if it leads out."""
+    if "inline_value" in entry:
+        return bytes(entry["inline_value"])
+    return _place(entry["indirect_value"])
 
 
 def _place(location: str) -> ValueLocation:

@@ -142,65 +142,6 @@ def _was_vault(path: Path) -> bool:
     return (path / DATA).is_dir() or (path / MANIFEST).exists()
 
 
-def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verification:
-    """Do what `verify` does with a vault whose store is open."""
-    path = store.path
-    try:
-        contents = Contents.of(store)
-    except VaultFormatError as error:
-        return Verification(path, deep, False, 0, 0, 0, (Fault(str(error)),), ())
-    except (ValueError, OSError) as error:
-        what = f"the manifest cannot be read: {reason(error)}"
-        return Verification(path, deep, False, 0, 0, 0, (Fault(what, MANIFEST),), ())
-    faults = [Fault(f"a part of the tree cannot be read: {why}") for why in contents.tree.lost]
-    found = _Found(faults, native=bool(contents.keys(OWN_PREFIX)))
-    with noting(faults):
-        if found.native:
-            _describe_native(contents, found)
-        else:
-            _describe_foreign(store, contents, found)
-    placed = _check_places(contents, found)
-    size, parts, notes = sum(chunk.size for chunk in placed), found.parts, list[str]()
-    if deep:
-        with progress("verify", size) as advance:
-            _check_content(contents, placed, found, advance)
-    if deep and parts and not any(fault.steps or fault.key == METADATA for fault in faults):
-        vault = None
-        with noting(faults):
-            vault = Reader(store, checked=False)
-            faults += differences(vault, parts)
-        notes = [] if faults or vault is None else [*_notes(vault)]
-    skipped = [f"the content of {found.chunks} chunks ({size} bytes)"] if found.chunks else []
-    if found.chunks and parts:
-        skipped.append("whether the episode table agrees with the steps")
-    return Verification(
-        path=path,
-        deep=deep,
-        native=found.native,
-        length=found.length,
-        chunks=found.chunks,
-        read_bytes=found.read_bytes,
-        faults=tuple(_told(merged(faults), parts)),
-        unchecked=tuple(dict.fromkeys(found.unchecked)),
-        skipped=() if deep else tuple(skipped),
-        other_layout=found.other_layout,
-        notes=tuple(notes),
-    )
-
-
-def _notes(vault: Reader) -> Iterator[str]:
-    """Yield the recorded quirks, and the first value of each kind of a vault that records none."""
-    told = set(vault.quirks)
-    yield from (compat.MEANINGS[quirk] for quirk in vault.quirks)
-    yield from compat.sentences(vault.provenance.get("faults"))
-    for start, stop in vault.blocks():
-        place = values.RecordPosition(start, "of the vault")
-        for one in values.find(vault.read(start, stop), vault.spec, place=place):
-            if one.quirk not in told:
-                told.add(one.quirk)
-                yield one.message.rstrip(".")
-
-
 @dataclass
 class _Found:
     """What is known of a vault that is verified."""
@@ -215,6 +156,76 @@ class _Found:
     other_layout: str = ""
     chunks: int = 0
     read_bytes: int = 0
+
+
+def examine(store: Store, *, deep: bool, progress: Progress = quiet) -> Verification:
+    """Do what `verify` does with a vault whose store is open."""
+    path = store.path
+    try:
+        contents = Contents.of(store)
+    except (VaultFormatError, ValueError, OSError) as error:
+        fault = Fault(str(error))
+        if not isinstance(error, VaultFormatError):
+            fault = Fault(f"the manifest cannot be read: {reason(error)}", MANIFEST)
+        return Verification(path, deep, False, 0, 0, 0, (fault,), ())
+    faults = [Fault(f"a part of the tree cannot be read: {why}") for why in contents.tree.lost]
+    found = _Found(faults, native=bool(contents.keys(OWN_PREFIX)))
+    with noting(faults):
+        if found.native:
+            _describe_native(contents, found)
+        else:
+            _describe_foreign(store, contents, found)
+    placed = _check_places(contents, found)
+    size, notes = sum(chunk.size for chunk in placed), list[str]()
+    if deep:
+        with progress("verify", size) as advance:
+            _check_content(contents, placed, found, advance)
+        notes = _check_steps(store, found)
+    return Verification(
+        path=path,
+        deep=deep,
+        native=found.native,
+        length=found.length,
+        chunks=found.chunks,
+        read_bytes=found.read_bytes,
+        faults=tuple(_told(merged(faults), found.parts)),
+        unchecked=tuple(dict.fromkeys(found.unchecked)),
+        skipped=() if deep else _skipped(found, size),
+        other_layout=found.other_layout,
+        notes=tuple(notes),
+    )
+
+
+def _skipped(found: _Found, size: int) -> tuple[str, ...]:
+    """Describe what only a deep verification checks."""
+    if not found.chunks:
+        return ()
+    content = f"the content of {found.chunks} chunks ({size} bytes)"
+    table = "whether the episode table agrees with the steps"
+    return (content, table) if found.parts else (content,)
+
+
+def _check_steps(store: Store, found: _Found) -> list[str]:
+    """Compare the episode table with the steps, and describe values that no environment has."""
+    if not found.parts or any(fault.steps or fault.key == METADATA for fault in found.faults):
+        return []
+    with noting(found.faults):
+        vault = Reader(store, checked=False)
+        found.faults += differences(vault, found.parts)
+    return [] if found.faults else [*_notes(vault)]
+
+
+def _notes(vault: Reader) -> Iterator[str]:
+    """Yield the recorded quirks, and the first value of each kind of a vault that records none."""
+    told = set(vault.quirks)
+    yield from (compat.MEANINGS[quirk] for quirk in vault.quirks)
+    yield from compat.sentences(vault.provenance.get("faults"))
+    for start, stop in vault.blocks():
+        place = values.RecordPosition(start, "of the vault")
+        for one in values.find(vault.read(start, stop), vault.spec, place=place):
+            if one.quirk not in told:
+                told.add(one.quirk)
+                yield one.message.rstrip(".")
 
 
 def _describe_native(contents: Contents, found: _Found) -> None:
