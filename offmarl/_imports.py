@@ -1,8 +1,8 @@
 """Imports by name: the user's own code, optional packages, and names loaded on first use.
 
 Only names that the user typed may reach `import_file` and `import_module`. Names read from files
-are `RecordedName`, for which `offmarl.records.import_code` imports nothing, because the author of a
-downloaded dataset or policy chose them.
+are `offmarl.records.RecordedName`, for which `offmarl.records.import_code` imports nothing, because
+the author of a downloaded dataset or policy chose them.
 """
 
 import ast
@@ -24,33 +24,6 @@ from offmarl.errors import MissingExtraError, OptionError
 
 _HIDDEN = ("<", str(Path(__file__).parent), str(Path(importlib.__file__).parent))
 """Beginnings of the file names of frames that are not the user's code."""
-
-
-class RecordedName(str):
-    """A name that was read from a file, such as an environment's name in a vault's metadata.
-
-    It equals the plain string. No code is imported for it, nor for its parts.
-    """
-
-    where: str
-    """The file and the field that it was read from."""
-
-    def __new__(cls, text: str, where: str = "the data") -> "RecordedName":
-        """Mark a text."""
-        found = super().__new__(cls, text)
-        found.where = getattr(text, "where", where)
-        return found
-
-    def partition(self, sep: str) -> tuple[str, str, str]:
-        """Return the parts around the first ``sep``."""
-        return self._parts(super().partition(sep))
-
-    def rpartition(self, sep: str) -> tuple[str, str, str]:
-        """Return the parts around the last ``sep``."""
-        return self._parts(super().rpartition(sep))
-
-    def _parts(self, found: tuple[str, str, str]) -> tuple[str, str, str]:
-        return RecordedName(found[0], self.where), found[1], RecordedName(found[2], self.where)
 
 
 def import_file(path: Path, name: str | None = None) -> ModuleType:

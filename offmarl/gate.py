@@ -84,24 +84,11 @@ def _loses_digits(values: NDArray[Any], dtype: np.dtype[Any]) -> bool:
 
 
 def fit(value: Any, leaf: ArraySpec, what: str) -> NDArray[Any]:
-    """Return a value as an array of the shape and type of a spec.
+    """Return a value as an array of the shape and type of a spec; `InvalidValueError` otherwise.
 
     Axes of length 1 may be added or left out. NaN and infinity fit floats: what becomes of them is
-    for the caller to say.
-
-    Parameters
-    ----------
-    value
-        A number, an array, or nested lists.
-    leaf
-        Its shape and type.
-    what
-        Names the value in messages, such as "the observation of agent_0".
-
-    Raises
-    ------
-    InvalidValueError
-        It is not of numbers, has another shape, or has a number that the type cannot hold.
+    for the caller to say. ``what`` names the value in messages, such as "the observation of
+    agent_0".
     """
     dtype = leaf.numpy_dtype
     try:

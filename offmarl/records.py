@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from offmarl._imports import RecordedName, attribute, import_file, import_module
+from offmarl._imports import attribute, import_file, import_module
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError
 from offmarl.paths import local
 
@@ -38,6 +38,33 @@ Agents = Annotated[int, Meta(ge=1, le=2**16)]
 Seed = Annotated[int, Meta(ge=0, lt=2**31)]
 Text = Annotated[str, Meta(max_length=2**14)]
 Tree = Annotated[dict[str, Any], Meta(max_length=256)]
+
+
+class RecordedName(str):
+    """A name that was read from a file, such as an environment's name in a vault's metadata.
+
+    It equals the plain string. No code is imported for it, nor for its parts.
+    """
+
+    where: str
+    """The file and the field that it was read from."""
+
+    def __new__(cls, text: str, where: str = "the data") -> "RecordedName":
+        """Mark a text."""
+        found = super().__new__(cls, text)
+        found.where = getattr(text, "where", where)
+        return found
+
+    def partition(self, sep: str) -> tuple[str, str, str]:
+        """Return the parts around the first ``sep``."""
+        return self._parts(super().partition(sep))
+
+    def rpartition(self, sep: str) -> tuple[str, str, str]:
+        """Return the parts around the last ``sep``."""
+        return self._parts(super().rpartition(sep))
+
+    def _parts(self, found: tuple[str, str, str]) -> tuple[str, str, str]:
+        return RecordedName(found[0], self.where), found[1], RecordedName(found[2], self.where)
 
 
 class Spec(Struct, frozen=True, forbid_unknown_fields=True):
@@ -148,12 +175,12 @@ def parse_toml(text: str, where: str, error: type[OffmarlError]) -> dict[str, An
         raise error(f"{where} is nested too deeply for a card.") from None
 
 
-def recorded(data: Any, where: str, field: str) -> Any:
+def recorded(data: Any, where: str, field: str = "") -> Any:
     """Return data in which all texts are `RecordedName`, with the file and the field."""
     if isinstance(data, str):
         return RecordedName(data, f"{where} ({field})")
     if isinstance(data, Mapping):
-        return {name: recorded(x, where, f"{field}.{name}") for name, x in data.items()}
+        return {x: recorded(y, where, f"{field}.{x}" if field else x) for x, y in data.items()}
     return [recorded(one, where, field) for one in data] if isinstance(data, list) else data
 
 

@@ -101,7 +101,8 @@ def read_run(directory: Path) -> dict[str, Any]:
         records.checked(data, records.Run, where, RunError)
         try:
             EnvSpec.from_json(data["spec"])
-            return {name: records.recorded(x, where, name) for name, x in data.items()}
+            found: dict[str, Any] = records.recorded(data, where)
+            return found
         except (ShapeError, RecursionError) as error:
             raise RunError(f"{where} is not valid: {error}") from None
 

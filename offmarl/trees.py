@@ -10,6 +10,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,12 +75,12 @@ class ArraySpec:
         only = "" if self.agents is None else f" of agents {', '.join(map(str, self.agents))}"
         return f"{self.dtype} {self.shape}{only}"
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The number of entries."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def numpy_dtype(self) -> np.dtype[Any]:
         """The data type in NumPy, little-endian."""
         if self.dtype == "bfloat16":
@@ -88,7 +89,7 @@ class ArraySpec:
             return np.dtype(ml_dtypes.bfloat16)
         return np.dtype(self.dtype).newbyteorder("<")
 
-    @property
+    @cached_property
     def num_bytes(self) -> int:
         """Bytes of one array."""
         return self.size * self.numpy_dtype.itemsize
@@ -218,6 +219,11 @@ def unflatten_tree(leaves: Mapping[str, Any]) -> Any:
             node = node.setdefault(group, {})
         node[name] = leaf
     return tree
+
+
+def sum_bytes(leaves: Mapping[str, ArraySpec]) -> int:
+    """Return the bytes that one array of each spec takes."""
+    return sum(leaf.num_bytes for leaf in leaves.values())
 
 
 def set_fields(frozen: Any, **fields: Any) -> None:

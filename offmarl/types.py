@@ -24,12 +24,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from offmarl import records
-from offmarl._imports import RecordedName
 from offmarl.errors import ShapeError
 from offmarl.trees import (
     DTYPES,
@@ -41,6 +41,7 @@ from offmarl.trees import (
     map_tree,
     set_fields,
     spec_tree,
+    sum_bytes,
     tree_text,
     unflatten_tree,
 )
@@ -173,11 +174,16 @@ class EnvSpec:
     def __post_init__(self) -> None:
         observation, entries = _vector_or_tree(self.observation, self.observation_size)
         state, state_entries = _vector_or_tree(self.global_state, self.state_size)
-        set_fields(self, observation=observation, observation_size=entries)
-        set_fields(self, global_state=state, state_size=state_entries)
         if not isinstance(self.extras, Mapping):
             raise ShapeError(f"extras are {self.extras!r:.80}: give a dict of ArraySpec by name.")
-        set_fields(self, extras=SpecDict(self.extras))
+        set_fields(
+            self,
+            observation=observation,
+            observation_size=entries,
+            global_state=state,
+            state_size=state_entries,
+            extras=SpecDict(self.extras),
+        )
         for name, leaf in flatten_tree(observation or {}).items():
             if leaf.agents and leaf.agents[-1] >= self.num_agents:
                 raise ShapeError(
@@ -188,27 +194,27 @@ class EnvSpec:
         if any(not isinstance(leaf, ArraySpec) or leaf.agents for leaf in others):
             raise ShapeError("extras are arrays, not trees; they and states have no `agents`.")
 
-    @property
+    @cached_property
     def observation_spec(self) -> SpecTree:
         """The leaves of one agent's observation; an `ArraySpec` for vectors, too."""
         return spec_tree(self.observation or ArraySpec((self.observation_size,)))
 
-    @property
+    @cached_property
     def state_spec(self) -> SpecTree:
         """The leaves of the global state; an `ArraySpec` for vectors, too."""
         return spec_tree(self.global_state or ArraySpec((self.state_size,)))
 
-    @property
+    @cached_property
     def observation_leaves(self) -> dict[str, ArraySpec]:
         """The leaves of one agent's observation by path: "", "image" or "camera.left"."""
         return flatten_tree(self.observation_spec)
 
-    @property
+    @cached_property
     def state_leaves(self) -> dict[str, ArraySpec]:
         """The leaves of the global state by path."""
         return flatten_tree(self.state_spec)
 
-    @property
+    @cached_property
     def view_spec(self) -> View:
         """The specs of all arrays of a `View`, with the axis of agents where there is one."""
         agents = self.num_agents
@@ -219,6 +225,11 @@ class EnvSpec:
             ArraySpec((agents,), "bool"),
         )
         return View(*specs)
+
+    @cached_property
+    def view_leaves(self) -> dict[str, ArraySpec]:
+        """The leaves of `view_spec` by name; see `flatten_view`."""
+        return flatten_view(self.view_spec)
 
     @property
     def observation_text(self) -> str:
@@ -235,12 +246,12 @@ class EnvSpec:
         """Whether observations and the state are float32 vectors."""
         return self.observation is None and self.global_state is None
 
-    @property
+    @cached_property
     def is_per_agent(self) -> bool:
         """Whether some leaves of observations belong to some agents only."""
         return any(leaf.agents for leaf in self.observation_leaves.values())
 
-    @property
+    @cached_property
     def action_size(self) -> int:
         """A: the number of discrete actions, or the size of a continuous one."""
         match self.action:
@@ -302,14 +313,13 @@ class EnvSpec:
         fields: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in data.items()
         }
-        fields["name"] = RecordedName(fields["name"])
+        fields["name"] = records.RecordedName(fields["name"])
         fields["package"] = str(fields.get("package", ""))
         fields |= SpecDict({name: fields[name] for name in _TREES if fields.get(name)}, -1)
         spec = cls(**{**fields, "action": action})
-        step = flatten_view(spec.view_spec) | flatten_tree(spec.extras, "extras")
-        sizes = {name: leaf.num_bytes for name, leaf in step.items()}
-        if (size := sum(sizes.values())) > records.MOST_STEP_BYTES:
-            largest = max(sizes, key=lambda name: sizes[name])
+        step = spec.view_leaves | flatten_tree(spec.extras, "extras")
+        if (size := sum_bytes(step)) > records.MOST_STEP_BYTES:
+            largest = max(step, key=lambda name: step[name].num_bytes)
             raise ShapeError(f"a step takes {size:,} bytes, most of them for {largest}.")
         return spec
 
@@ -353,8 +363,8 @@ def empty_view(spec: EnvSpec) -> View:
 
 def flatten_view(view: View) -> dict[str, Any]:
     """Return the leaves of a view by name: "observation", or "observation.image", and so on."""
-    fields = (flatten_tree(leaf, name) for name, leaf in view._asdict().items())
-    return {name: leaf for field in fields for name, leaf in field.items()}
+    trees = flatten_tree(view.observation, "observation") | flatten_tree(view.state, "state")
+    return trees | {"legal_actions": view.legal_actions, "alive": view.alive}
 
 
 class Timestep(NamedTuple):

@@ -27,7 +27,7 @@ from offmarl.hub import client
 from offmarl.hub.card import CARD, Card, File
 from offmarl.hub.index import Index, Place
 from offmarl.hub.pages import Pages
-from offmarl.vault.key_values import Registered
+from offmarl.vault.drivers import Registered
 from offmarl.vault.layout import METADATA
 from offmarl.vault.location import Url
 

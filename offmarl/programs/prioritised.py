@@ -13,8 +13,13 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.programs.buffer import Capture
 from offmarl.programs.windows import Start, windows_at
-from offmarl.replay.priorities import Priorities, begin, importance, window_priorities
-from offmarl.replay.sum_tree import SumTree
+from offmarl.replay.priorities import (
+    Priorities,
+    SumTree,
+    begin,
+    importance,
+    window_priorities,
+)
 from offmarl.types import Sequence
 
 

@@ -251,7 +251,7 @@ def settled(args: ArgsT, directory: Path) -> ArgsT:
     """
     record = on_first(lambda: tracking.recorded(directory))
     # What another process sent has lost the mark of what is recorded.
-    args = settings.keep(args, recorded(record, str(directory / tracking.RUN_FILE), "run"))
+    args = settings.keep(args, recorded(record, str(directory / tracking.RUN_FILE)))
     print_sources(args)
     return args
 

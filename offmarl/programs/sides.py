@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from offmarl import envs, tracking
-from offmarl._imports import RecordedName
 from offmarl.envs import Environment
 from offmarl.envs.scripted import SCRIPTED, scripted_policies, scripted_policy
 from offmarl.envs.sides import Seat, Side, TeamPolicy, compose, play_side
@@ -23,6 +22,7 @@ from offmarl.paths import local
 from offmarl.programs.policy import load_policy
 from offmarl.programs.program import OnlineArgs
 from offmarl.programs.record import fingerprint
+from offmarl.records import RecordedName
 from offmarl.teams import Team, find_team, spec_of, teams_of
 from offmarl.types import ArrayTree, Policy
 

@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING
 from offmarl._imports import homes_in, lazy_getattr
 
 if TYPE_CHECKING:
-    from offmarl.replay.batches import BatchSource, open_batches, split_key
+    from offmarl.replay.batches import (
+        Batches,
+        BatchSource,
+        WindowSource,
+        open_batches,
+        split_key,
+        whole_episodes,
+    )
     from offmarl.replay.circles import Circles, Mixed, StepProbabilities
     from offmarl.replay.device import Replay, load
-    from offmarl.replay.host import Stream, WindowReader, open_stream
-    from offmarl.replay.items import WindowItems
+    from offmarl.replay.host import WindowItems, WindowReader
     from offmarl.replay.sampling import EpisodeTable, Source, Windows
-    from offmarl.replay.stream import Batches, WindowSource, whole_episodes
+    from offmarl.replay.stream import Stream, open_stream
     from offmarl.replay.torch import TorchBatches, TorchWindows
 
 __all__ = [
@@ -42,13 +48,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "batches": "BatchSource open_batches split_key",
+    "batches": "BatchSource Batches WindowSource open_batches split_key whole_episodes",
     "circles": "Circles Mixed StepProbabilities",
     "device": "Replay load",
-    "host": "Stream WindowReader open_stream",
-    "items": "WindowItems",
+    "host": "WindowItems WindowReader",
     "sampling": "EpisodeTable Source Windows",
-    "stream": "Batches WindowSource whole_episodes",
+    "stream": "Stream open_stream",
     "torch": "TorchBatches TorchWindows",
 }
 

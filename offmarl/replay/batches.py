@@ -1,32 +1,155 @@
-"""The batches of a training loop: drawn on the device, or streamed to it."""
+"""Batches on the device: loaded as a whole, or gathered from disk and put there."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Key, PRNGKeyArray
+from numpy.typing import NDArray
 
 from offmarl._arrays import largest_divisor
+from offmarl._compiling import unguarded
 from offmarl.errors import OptionError
 from offmarl.replay import device
-from offmarl.replay.blocks import BlockOrder, check_unweighted, plan_blocks
+from offmarl.replay.blocks import BlockGatherer, check_unweighted, plan_blocks
 from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.device import Replay, load_circles
-from offmarl.replay.host import IN_HAND, ahead, parts_ahead
+from offmarl.replay.fields import Fields, finished, to_sequence
+from offmarl.replay.gathering import Batch, BatchLayout
+from offmarl.replay.host import IN_HAND, WindowReader, ahead, parts_ahead
+from offmarl.replay.orders import BlockOrder
 from offmarl.replay.priorities import Priorities, Prioritised
 from offmarl.replay.sampling import Chosen, Source, Windows
-from offmarl.replay.stream import Batches, BlockWindowSource, WindowSource, on_host
+from offmarl.replay.starts import draw_on_host
+from offmarl.types import Sequence
 
 Kind = Literal["auto", "device", "stream", "blocks"]
 
 _MOST_AHEAD = 2
 _LAG = 32
 """Largest number of updates between the draw of a streamed batch by priorities and its use."""
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=[])
+@dataclass(frozen=True)
+class Batches:
+    """Batches on the device that were drawn beforehand; a pytree, to pass to jitted functions.
+
+    Attributes
+    ----------
+    data
+        Their fields, ``(*b, B, T, ...)``.
+    """
+
+    data: Sequence
+
+    def __getitem__(self, index: Int[Array, ""] | int) -> "Batches":
+        """Return those at an index of the first axis."""
+        return jax.tree.map(lambda leaf: leaf[index], self)
+
+    def sequence(self) -> Sequence:
+        """Return them as a sequence; fields are ``(*b, B, T, ...)``."""
+        return self.data
+
+
+class WindowSource(WindowReader):
+    """Draws windows as `Replay.sample` does, gathers them from disk and puts them on the device."""
+
+    def batches(self, keys: Key[Array, "*b"]) -> Batches:
+        """Return the batches that keys draw, on the device."""
+        words = np.asarray(jax.random.key_data(keys))
+        return self.at(draw_on_host(self.starts, words, self._windows.batch_size))
+
+    def at(self, starts: Int[np.ndarray, "*b"]) -> Batches:
+        """Return the windows that start at given slots, on the device."""
+        (found,) = self.each_at(starts[None])
+        return Batches(found)
+
+    def each_at(self, starts: Int[np.ndarray, "k *b"]) -> list[Sequence]:
+        """Return windows on the device, one sequence for each index of the first axis.
+
+        All are gathered at once, which takes less time than one call for each.
+        """
+        batch = self._gather(starts.ravel())
+        return _on_device(batch, self._layout, starts.shape)
+
+    def beginnings(self) -> Sequence:
+        """Return the windows that the episodes begin with, ``(K, T, ...)``, on the device.
+
+        Where an episode ends before its window, the slot that ends it is repeated.
+        """
+        counts = [len(part.table.episodes) for part in self._circles.parts]
+        batch, first = Batch(self._layout, sum(counts)), 0
+        for reader, number in zip(self._readers, counts, strict=True):
+            reader.read_beginnings(batch, first + np.arange(number))
+            first += number
+        (found,) = _on_device(batch, self._layout, (1, first))
+        return found
+
+
+class BlockWindowSource(BlockGatherer, WindowSource):
+    """Gathers windows of data on another machine, and puts them on the device."""
+
+
+@unguarded()
+def _on_device(batch: Batch, layout: BatchLayout, shape: tuple[int, ...]) -> list[Sequence]:
+    """Put windows on the device, as one sequence for each index of the first axis of ``shape``.
+
+    Small fields are transferred together. Large ones are not copied where the device is a CPU.
+    """
+    large = [
+        {name: array.reshape(*shape, *array.shape[1:])[i] for name, array in batch.large.items()}
+        for i in range(shape[0])
+    ]
+    small = _split(batch.shared, layout, shape)
+    return [to_sequence(a | b) for a, b in zip(small, jax.device_put(large), strict=True)]
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _split(shared: dict[str, Array], layout: BatchLayout, shape: tuple[int, ...]) -> list[Fields]:
+    """Cut the small fields of windows out of the memory that they share."""
+    found: list[Fields] = [{} for _ in range(shape[0])]
+    for word, fields in layout.shared:
+        start = 0
+        for field in fields:
+            for batch in found:
+                stop = start + math.prod((*shape[1:], field.size))
+                values = _as_type(shared[word][start:stop], field.dtype)
+                batch[field.name] = values.reshape(*shape[1:], *field.shape)
+                start = stop
+    return [finished(batch, layout.windows) for batch in found]
+
+
+def _as_type(words: Array, dtype: np.dtype[Any]) -> Array:
+    """Return the numbers that unsigned words of the same size hold."""
+    return words != 0 if dtype.kind == "b" else jax.lax.bitcast_convert_type(words, dtype)
+
+
+def whole_episodes(source: Source | Mixed, episodes: NDArray[np.int64]) -> Sequence:
+    """Put some episodes on the device, ``(M, T, ...)`` with T the length of the longest."""
+    longest = int(source.episodes.length.take(episodes, mode="clip").max(initial=1))
+    return WindowSource(source, Windows(1, longest), episodes).beginnings()
+
+
+@unguarded()
+def on_host(keys: Key[Array, "*b"]) -> Key[Array, "*b"]:
+    """Put keys where drawing waits for nothing; nowhere else where JAX knows no processor."""
+    try:
+        processor = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return keys
+    return jax.device_put(keys, processor)
+
+
+# ---------------------------------------------------------------------------------- loops
 
 
 class BatchSource:
@@ -166,15 +289,12 @@ def open_batches(
         with closing(_DrawnAhead(drawn, draws, updates, steps.stop)) as ahead_of_use:
             yield ahead_of_use
         return
-    most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
-    updates = largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
 
-    def gather(first: int) -> Batches:
-        return drawn.batches(_sample_keys(host_keys, first + jnp.arange(updates)))
+    def gather(numbers: range) -> Batches:
+        return drawn.batches(_sample_keys(host_keys, numbers.start + jnp.arange(len(numbers))))
 
-    firsts = range(steps.start - steps.start % updates, steps.stop, updates)
-    with closing(ahead(gather, firsts, most)) as data:
-        yield BatchSource(updates, data)
+    with _gathered(gather, part, steps, memory) as batches:
+        yield batches
 
 
 @contextmanager
@@ -194,16 +314,26 @@ def _open_blocks(
     blocks = {"block_seed": seeds[0], "per_buffer": table.per_buffer}
     orders = [BlockOrder(table.sizes, windows.batch_size, seed, **blocks) for seed in seeds]
     drawn = BlockWindowSource(blocked, windows, orders[0], table)
-    part = len(keys) * drawn.batch_bytes
-    most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
-    updates = largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
 
-    def gather(first: int) -> Batches:
-        numbers = range(first, first + updates)
+    def gather(numbers: range) -> Batches:
         return drawn.at(np.stack([[order.slots(one) for one in numbers] for order in orders]))
 
+    with (
+        closing(drawn),
+        _gathered(gather, len(keys) * drawn.batch_bytes, steps, memory) as batches,
+    ):
+        yield batches
+
+
+@contextmanager
+def _gathered(
+    gather: Callable[[range], Batches], part: int, steps: range, memory: int
+) -> Iterator[BatchSource]:
+    """Gather the batches of some updates at a time, ahead of use; ``part`` is an update's bytes."""
+    most = parts_ahead(memory, part, "a batch for each seed", _MOST_AHEAD)
+    updates = largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
     firsts = range(steps.start - steps.start % updates, steps.stop, updates)
-    with closing(ahead(gather, firsts, most)) as data, closing(drawn):
+    with closing(ahead(lambda x: gather(range(x, x + updates)), firsts, most)) as data:
         yield BatchSource(updates, data)
 
 

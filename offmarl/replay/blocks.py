@@ -14,13 +14,12 @@ The windows of batch number i follow from the seed and i alone, as for the other
 import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import PurePath
 from threading import Lock
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int
 from numpy.typing import NDArray
 
 from offmarl._ahead import in_thread
@@ -28,22 +27,15 @@ from offmarl._arrays import as_items
 from offmarl._heap import return_free
 from offmarl.errors import OptionError
 from offmarl.replay.circles import Part
-from offmarl.replay.fields import check_extras, fields_of, recorded_fields
+from offmarl.replay.fields import COMPUTED, check_extras, fields_of, recorded_fields
 from offmarl.replay.gathering import Batch, BatchLayout, CircleReader
-from offmarl.replay.orders import shuffle
+from offmarl.replay.orders import BLOCKS, SLOT_BITS, BlockOrder
 from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, sound
-from offmarl.types import EnvSpec, Transition, View, map_tree
+from offmarl.trees import sum_bytes
+from offmarl.types import ArraySpec, EnvSpec, Transition, View, map_tree
 
 BUFFER_BYTES = 2**26
 """Default size of the shuffle buffer."""
-_BLOCKS = 8
-"""Blocks of a full buffer; fewer where chunks are large."""
-_DRAWN = 64
-"""Batches whose windows are computed at once."""
-_SLOT_BITS = 40
-"""A window is numbered by its buffer and, in the lower bits, its slot there."""
-_OWN = ("time", "episode", "mask", "next_known", "return_to_go")
-"""Fields that the source does not have."""
 
 
 @runtime_checkable
@@ -61,34 +53,7 @@ class BlockedSource(Source, Protocol):
 class BlockTable:
     """Which episodes each block holds.
 
-    Parameters
-    ----------
-    source
-        What is read.
-    windows
-        What is read of it.
-    episodes
-        Numbers of the episodes; all of them by default.
-    buffer_bytes
-        Bytes of the shuffle buffer.
-
-    Attributes
-    ----------
-    numbers
-        Numbers of the episodes, ordered by block.
-    bounds
-        ``(K+1,)`` where each block begins in these.
-    sizes
-        ``(K,)`` slots of each block.
-    per_buffer
-        Blocks of a full buffer.
-
-    Raises
-    ------
-    ShapeError
-        There is no step to draw.
-    OptionError
-        There are no such episodes, or an episode does not fit the buffer.
+    `OptionError` if there are no such episodes, or an episode does not fit the buffer.
     """
 
     def __init__(
@@ -105,15 +70,18 @@ class BlockTable:
                 f"buffer {buffer_bytes:,}: give a larger buffer, or pull the data first."
             )
         chunk_bytes = chunk_rows * chunk_steps * step_bytes
-        chunks = max(1, buffer_bytes // (_BLOCKS * chunk_bytes))
-        self.per_buffer = max(1, min(_BLOCKS, buffer_bytes // (chunks * chunk_bytes)))
+        chunks = max(1, buffer_bytes // (BLOCKS * chunk_bytes))
+        self.per_buffer = max(1, min(BLOCKS, buffer_bytes // (chunks * chunk_bytes)))
         steps = chunk_steps * chunks
         block = (row // chunk_rows) * -(-source.length // steps) + start // steps
         order = np.lexsort((start, row, block))
         self.numbers = table.episodes[order]
+        """Numbers of the episodes, ordered by block."""
         first = np.flatnonzero(np.diff(block[order], prepend=-1))
         self.bounds: NDArray[np.int64] = np.append(first, len(order)).astype(np.int64)
+        """``(K+1,)`` where each block begins in these."""
         self.sizes = np.add.reduceat(table.lengths[order] + 1, first)
+        """``(K,)`` slots of each block."""
 
     def of(self, blocks: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Return the numbers of the episodes of each of some blocks."""
@@ -122,148 +90,13 @@ class BlockTable:
 
 def bytes_of_step(spec: EnvSpec, windows: Windows) -> int:
     """Return the bytes that a step takes in the shuffle buffer."""
-    fields = fields_of(spec, windows)
-    return sum(leaf.num_bytes for name, leaf in fields.items() if name not in _OWN)
+    return sum_bytes(_recorded(spec, windows))
 
 
-class _Pass(NamedTuple):
-    """The buffers of one pass."""
-
-    blocks: NDArray[np.int64]
-    """``(K,)`` the blocks in the order of the pass."""
-    bounds: NDArray[np.int64]
-    """``(G+1,)`` where each buffer begins in these."""
-    stops: NDArray[np.int64]
-    """``(G,)`` windows of the pass up to the end of each buffer."""
-
-
-class BlockOrder:
-    """Which windows make which batch, in passes over blocks in a random order.
-
-    Parameters
-    ----------
-    sizes
-        ``(K,)`` slots of each block.
-    batch_size
-        Windows in a batch.
-    seed
-        What the order of windows in a buffer follows from.
-    epochs
-        Number of passes, the last batch of each of which may have fewer windows; None for passes
-        without an end, whose batches are all full.
-    drop_last
-        Whether to leave out the last batch of a pass if it has fewer windows.
-    block_seed
-        What the order of blocks follows from; ``seed`` by default.
-    per_buffer
-        Blocks of a full buffer.
-
-    Raises
-    ------
-    OptionError
-        There are no batches.
-    """
-
-    def __init__(
-        self,
-        sizes: NDArray[np.int64],
-        batch_size: int,
-        seed: int,
-        epochs: int | None = None,
-        drop_last: bool = False,
-        block_seed: int | None = None,
-        per_buffer: int = _BLOCKS,
-    ):
-        self._sizes, self._batch_size, self._per_buffer = sizes, batch_size, per_buffer
-        self._seed, self._block_seed = seed, seed if block_seed is None else block_seed
-        self.num_windows = int(sizes.sum())
-        whole, rest = divmod(self.num_windows, batch_size)
-        self._per_pass = whole + (rest > 0 and not drop_last)
-        if drop_last and epochs is None:
-            raise OptionError("drop_last is for epochs: without them, all batches are full.")
-        if epochs is not None and (epochs < 1 or not self._per_pass):
-            raise OptionError(
-                f"{epochs} epochs of {self.num_windows:,} windows hold no batch of "
-                f"{batch_size:,}: give at least 1 epoch, and smaller batches."
-            )
-        self.num_batches = None if epochs is None else epochs * self._per_pass
-        self._epochs = epochs
-        self._passes = lru_cache(4)(self._pass)
-        self._drawn = lru_cache(4)(self._draw)
-
-    @property
-    def _num_buffers(self) -> tuple[int, int]:
-        """Buffers of the first pass and of each later one."""
-        return len(self._passes(0).stops), -(-len(self._sizes) // self._per_buffer)
-
-    def has_buffer(self, buffer: int) -> bool:
-        """Whether there is a buffer of this number before the last pass ends."""
-        return self._epochs is None or self._epoch_of(buffer)[0] < self._epochs
-
-    def blocks(self, buffer: int) -> NDArray[np.int64]:
-        """Return the blocks of a buffer; buffers are numbered through all passes."""
-        epoch, number = self._epoch_of(buffer)
-        found = self._passes(epoch)
-        return found.blocks[found.bounds[number] : found.bounds[number + 1]]
-
-    def slots(self, step: int) -> Int[np.ndarray, "B"]:
-        """Return the windows of a batch: the number of the buffer, and the slot in it."""
-        begin, stop = self._interval(step)
-        first = step - step % _DRAWN
-        drawn = self._drawn(first)
-        base = self._interval(first)[0]
-        return drawn[begin - base : stop - base]
-
-    def _interval(self, step: int) -> tuple[int, int]:
-        """Return the windows of a batch, as numbers through all passes."""
-        if self.num_batches is None:
-            return step * self._batch_size, (step + 1) * self._batch_size
-        epoch, index = divmod(step, self._per_pass)
-        stop = min((index + 1) * self._batch_size, self.num_windows)
-        first = epoch * self.num_windows
-        return first + index * self._batch_size, first + stop
-
-    def _draw(self, first: int) -> NDArray[np.int64]:
-        last = first + _DRAWN - 1
-        if self.num_batches is not None:
-            last = min(last, self.num_batches - 1)
-        at, stop = self._interval(first)[0], self._interval(last)[1]
-        found = []
-        while at < stop:
-            epoch, inside = divmod(at, self.num_windows)
-            stops = self._passes(epoch).stops
-            number = int(np.searchsorted(stops, inside, side="right"))
-            base = int(stops[number - 1]) if number else 0
-            count = int(stops[number]) - base
-            end = min(stop, at + int(stops[number]) - inside)
-            places = np.arange(inside - base, inside - base + end - at)
-            buffer = self._buffer_of(epoch, number)
-            slots = shuffle(places, count, self._seed, 2 * buffer + 1)
-            found.append((buffer << _SLOT_BITS) + slots)
-            at = end
-        return np.concatenate(found)
-
-    def _pass(self, epoch: int) -> _Pass:
-        count, most = len(self._sizes), self._per_buffer
-        blocks = shuffle(np.arange(count), count, self._block_seed, 2 * epoch)
-        sizes = np.full(-(-count // most) + _BLOCKS, most)
-        if epoch == 0:  # so that the first batch needs one block only
-            ramp = 2 ** np.arange(int(math.log2(most)))
-            sizes[: len(ramp)] = ramp
-        bounds = np.unique(np.minimum(np.append(0, np.cumsum(sizes)), count))
-        windows = np.cumsum(self._sizes[blocks])
-        return _Pass(blocks, bounds, windows[bounds[1:] - 1])
-
-    def _epoch_of(self, buffer: int) -> tuple[int, int]:
-        first, later = self._num_buffers
-        if buffer < first:
-            return 0, buffer
-        epoch, number = divmod(buffer - first, later)
-        return epoch + 1, number
-
-    def _buffer_of(self, epoch: int, number: int) -> int:
-        first, later = self._num_buffers
-        return number if epoch == 0 else first + (epoch - 1) * later + number
+def _recorded(spec: EnvSpec, windows: Windows) -> dict[str, ArraySpec]:
+    """Return the fields that the source has."""
+    fields = fields_of(spec, windows).items()
+    return {name: leaf for name, leaf in fields if name not in COMPUTED}
 
 
 class _Episodes(NamedTuple):
@@ -278,19 +111,7 @@ class _Episodes(NamedTuple):
 class ShuffleBuffer:
     """Some episodes of a source in memory, laid end to end in one row; a `Source`.
 
-    Parameters
-    ----------
-    source
-        What they are read from.
-    blocks
-        Numbers of the episodes of each block.
-    windows
-        What to keep of each step.
-
-    Attributes
-    ----------
-    numbers
-        Numbers of the episodes in the source.
+    ``blocks`` has the numbers of the episodes of each block.
     """
 
     rows = 1
@@ -307,11 +128,9 @@ class ShuffleBuffer:
         start = np.cumsum(length) - length
         self.episodes = _Episodes(np.zeros_like(start), start, length, own)
         self.length = int(length.sum())
-        names = [name for name in fields_of(source.spec, windows) if name not in _OWN]
-        specs = fields_of(source.spec, windows)
         self._fields = {
-            name: np.empty((1, self.length, *specs[name].shape), specs[name].numpy_dtype)
-            for name in names
+            name: np.empty((1, self.length, *leaf.shape), leaf.numpy_dtype)
+            for name, leaf in _recorded(source.spec, windows).items()
         }
         at = 0
         for some in blocks:
@@ -377,24 +196,8 @@ class ShuffleBuffer:
 class BlockGatherer:
     """Gathers windows from shuffle buffers; the next buffer is read while one is used.
 
-    It is mixed into the readers of `offmarl.replay.host` and `offmarl.replay.stream`, in which
+    It is mixed into the readers of `offmarl.replay.stream` and `offmarl.replay.batches`, in which
     windows are then numbered as `BlockOrder` does.
-
-    Parameters
-    ----------
-    source
-        What to read.
-    windows
-        What to read of it.
-    order
-        The order of blocks.
-    table
-        The episodes of each block.
-
-    Raises
-    ------
-    OptionError
-        The data does not have an extra column that batches shall carry.
     """
 
     def __init__(
@@ -402,7 +205,7 @@ class BlockGatherer:
     ):
         check_extras(source.spec, windows, source.path)
         self._source, self._windows, self._order, self._table = source, windows, order, table
-        self._layout = BatchLayout(fields_of(source.spec, windows), windows)
+        self._layout = BatchLayout.of(fields_of(source.spec, windows), windows)
         self._buffers: dict[int, Future[_Loaded]] = {}
         self._lock, self._reading = Lock(), Lock()
         self._is_closed = False
@@ -422,7 +225,7 @@ class BlockGatherer:
     def _gather(self, starts: NDArray[np.int64]) -> Batch:
         """Return ``n`` windows."""
         batch = Batch(self._layout, len(starts))
-        buffers, slots = starts >> _SLOT_BITS, starts & (2**_SLOT_BITS - 1)
+        buffers, slots = starts >> SLOT_BITS, starts & (2**SLOT_BITS - 1)
         numbers = np.unique(buffers)
         for number in numbers.tolist():
             loaded = self._buffer(number)

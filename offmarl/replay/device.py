@@ -23,9 +23,9 @@ from offmarl.replay.fields import (
     check_extras,
     end_fields,
     finished,
-    is_of_slots,
     step_fields,
     to_sequence,
+    without_last_slot,
 )
 from offmarl.replay.packing import Rows
 from offmarl.replay.sampling import Chosen, Source, Windows, returns_to_go
@@ -87,11 +87,11 @@ class Replay:
         """Unpack the windows that start at the given slots."""
         layout = packing.layout_of(self.spec, self.windows)
         fields = packing.unpack(self.rows, layout, slots, self.windows.slots)
-        of_steps = {name: x[:, :-1] for name, x in fields.items() if not is_of_slots(name)}
+        found = without_last_slot(fields)
         if self.factors is not None:
             rows = slots[:, None] + jnp.arange(self.windows.steps)
-            of_steps["weight"] = self.factors[rows]
-        return to_sequence(finished(fields | of_steps, self.windows))
+            found["weight"] = self.factors[rows]
+        return to_sequence(finished(found, self.windows))
 
     def __repr__(self) -> str:
         """Say what is drawn, and not what from."""

@@ -4,6 +4,8 @@ The names are those of `Sequence` and `View`. A leaf of a tree has its path behi
 "observation.image" and "extras.cost". Nothing here needs JAX.
 """
 
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -30,14 +32,18 @@ Fields = dict[str, Any]
 OF_SLOTS = ("observation", "state", "legal_actions", "alive", "time", "episode")
 """The fields that a sequence has for each of its T+1 slots; of the others it has T."""
 
+COMPUTED = ("time", "episode", "mask", "next_known", "return_to_go", "weight")
+"""Fields that do not come from the source."""
+
 _OF_STEPS = ("action", "reward", "terminated", "truncated", "behaviour_log_prob")
 
 
-def fields_of(spec: EnvSpec, windows: Windows) -> dict[str, ArraySpec]:
-    """Return the fields of a slot, as batches have them."""
+@lru_cache(16)
+def fields_of(spec: EnvSpec, windows: Windows) -> Mapping[str, ArraySpec]:
+    """Return the fields of a slot, as batches have them; cached, since many ask for them."""
     agents, actions = spec.num_agents, spec.action_size
     continuous = isinstance(spec.action, Continuous)
-    fields = flatten_view(spec.view_spec) | {
+    fields = spec.view_leaves | {
         "action": ArraySpec((agents, actions)) if continuous else ArraySpec((agents,), "int32"),
         "reward": ArraySpec((agents,)),
         "terminated": ArraySpec((agents,), "bool"),
@@ -153,6 +159,16 @@ def to_sequence(fields: Fields) -> Sequence:
     return Sequence(view=view, **tree)
 
 
-def is_of_slots(name: str) -> bool:
-    """Whether a sequence has this field for each of its T+1 slots."""
+def shapes_in(leaves: Mapping[str, ArraySpec], windows: Windows) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of fields in a window: with T+1 slots, or T steps."""
+    slots, steps = windows.slots, windows.steps
+    return {x: (slots if _is_of_slots(x) else steps, *y.shape) for x, y in leaves.items()}
+
+
+def without_last_slot(fields: Fields) -> Fields:
+    """Return the fields of steps from those of T+1 slots, ``(B, T+1, ...)``."""
+    return {name: x if _is_of_slots(name) else x[:, :-1] for name, x in fields.items()}
+
+
+def _is_of_slots(name: str) -> bool:
     return name.split(".", maxsplit=1)[0] in OF_SLOTS

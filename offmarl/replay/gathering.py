@@ -4,6 +4,9 @@ Large leaves are copied once, from the source straight to where they stay.
 """
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,19 +14,17 @@ from numpy.typing import NDArray
 
 from offmarl._arrays import as_items
 from offmarl.replay.circles import Part
-from offmarl.replay.fields import Fields, Place, end_fields, is_of_slots
+from offmarl.replay.fields import COMPUTED, Fields, Place, end_fields, shapes_in
 from offmarl.replay.sampling import Windows, returns_to_go
 from offmarl.types import ArraySpec
 
 _ALIGNMENT = 64
 """Bytes. JAX uses memory of this alignment as it is, where the device is a CPU."""
-_OWN = ("time", "episode", "mask", "next_known", "return_to_go", "weight")
-"""Fields that do not come from the source."""
 _LARGE_BYTES = 512
 """From this size on a field has memory of its own, which JAX need not copy."""
 
 
-class _Part(NamedTuple):
+class _Field(NamedTuple):
     """A field of windows."""
 
     name: str
@@ -37,77 +38,50 @@ class _Part(NamedTuple):
         return math.prod(self.shape)
 
 
+@dataclass(frozen=True)
 class BatchLayout:
-    """What windows hold: the fields with memory of their own, and those that share memory.
+    """What windows hold: the fields with memory of their own, and those that share memory."""
 
-    Parameters
-    ----------
-    leaves
-        The fields of a slot.
-    windows
-        What to draw.
+    large: tuple[_Field, ...]
+    shared: tuple[tuple[str, tuple[_Field, ...]], ...]
+    """The others in order, by the name of an unsigned type of as many bytes."""
+    windows: Windows
 
-    Attributes
-    ----------
-    large
-        The fields that have memory of their own.
-    shared
-        The others in order, by the name of an unsigned type of as many bytes.
-    """
+    @classmethod
+    def of(cls, leaves: Mapping[str, ArraySpec], windows: Windows) -> "BatchLayout":
+        """Return the layout of windows whose slots have some fields."""
+        large: list[_Field] = []
+        shared: dict[str, list[_Field]] = {}
+        for name, shape in shapes_in(leaves, windows).items():
+            leaf = leaves[name]
+            own = _Field(name, leaf.numpy_dtype, shape)
+            word = f"uint{8 * own.dtype.itemsize}"
+            (large if leaf.num_bytes >= _LARGE_BYTES else shared.setdefault(word, [])).append(own)
+        return cls(tuple(large), tuple((x, tuple(y)) for x, y in shared.items()), windows)
 
-    def __init__(self, leaves: dict[str, ArraySpec], windows: Windows):
-        self.windows, self._leaves = windows, tuple(leaves.items())
-        self.large: list[_Part] = []
-        self.shared: dict[str, list[_Part]] = {}
-        for name, leaf in leaves.items():
-            slots = windows.slots if is_of_slots(name) else windows.steps
-            part, dtype = _Part(name, leaf.numpy_dtype, (slots, *leaf.shape)), leaf.numpy_dtype
-            if leaf.num_bytes >= _LARGE_BYTES:
-                self.large.append(part)
-            else:
-                self.shared.setdefault(f"uint{8 * dtype.itemsize}", []).append(part)
-        self._hash = hash((self._leaves, windows))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, BatchLayout):
-            return False
-        return (self._leaves, self.windows) == (other._leaves, other.windows)
-
-    @property
+    @cached_property
     def window_bytes(self) -> int:
         """Bytes of a window."""
-        parts = [*self.large, *(part for some in self.shared.values() for part in some)]
-        return sum(part.size * part.dtype.itemsize for part in parts)
+        fields = [*self.large, *(field for _, some in self.shared for field in some)]
+        return sum(field.size * field.dtype.itemsize for field in fields)
 
 
 class Batch:
-    """Memory for ``n`` windows.
-
-    Attributes
-    ----------
-    large
-        The large fields, ``(n, T+1, ...)`` or ``(n, T, ...)`` by name.
-    shared
-        The memory of the others, a vector for each unsigned type.
-    fields
-        All fields.
-    """
+    """Memory for ``n`` windows."""
 
     def __init__(self, layout: BatchLayout, count: int):
-        self.large: Fields = {
-            part.name: aligned((count, *part.shape), part.dtype) for part in layout.large
-        }
+        self.large: Fields = {x.name: aligned((count, *x.shape), x.dtype) for x in layout.large}
+        """The large fields, ``(n, T+1, ...)`` or ``(n, T, ...)`` by name."""
         self.shared: dict[str, NDArray[Any]] = {}
+        """The memory of the others, a vector for each unsigned type."""
         self.fields: Fields = dict(self.large)
-        for word, parts in layout.shared.items():
-            size = count * sum(part.size for part in parts)
+        """All fields."""
+        for word, fields in layout.shared:
+            size = count * sum(field.size for field in fields)
             memory = self.shared[word] = aligned((size,), np.dtype(word))
-            for part in parts:
-                own, memory = memory[: count * part.size], memory[count * part.size :]
-                self.fields[part.name] = own.view(part.dtype).reshape(count, *part.shape)
+            for field in fields:
+                own, memory = memory[: count * field.size], memory[count * field.size :]
+                self.fields[field.name] = own.view(field.dtype).reshape(count, *field.shape)
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -119,15 +93,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 class CircleReader:
-    """Gathers windows of the circle of one source.
-
-    Parameters
-    ----------
-    part
-        The circle.
-    windows
-        What to gather.
-    """
+    """Gathers windows of the circle of one source."""
 
     def __init__(self, part: Part, windows: Windows):
         self._source, self._table, self._windows = part.source, part.table, windows
@@ -136,17 +102,7 @@ class CircleReader:
         self._to_go = None if discount is None else returns_to_go(part.source, discount)
 
     def read(self, starts: NDArray[np.int64], batch: Batch, at: NDArray[np.int64] | None) -> None:
-        """Gather the windows that start at some slots of the circle.
-
-        Parameters
-        ----------
-        starts
-            ``(n,)`` slots of the circle.
-        batch
-            What to write to.
-        at
-            ``(n,)`` the windows to write; None for all.
-        """
+        """Write the windows from ``n`` slots on to windows ``at`` of a batch; None for all."""
         index, before = self._table.locate(starts)
         last = before + self._windows.slots - 1
         across = np.flatnonzero(last >= self._table.lengths[index])
@@ -190,7 +146,7 @@ class CircleReader:
         """
         fields, where = batch.fields, slice(None) if at is None else at
         size, rows, starts, index = self._pieces(place, across)
-        out = {name: array for name, array in fields.items() if name not in _OWN}
+        out = {name: array for name, array in fields.items() if name not in COMPUTED}
         self._source.window_fields(rows, starts, size, index, out, at)
         fields["time"][where] = place.time
         fields["episode"][where] = place.episode + self._first_episode

@@ -1,51 +1,33 @@
-"""Windows and streams without JAX: gathered from disk as NumPy arrays, ahead of time.
+"""Windows without JAX: gathered from disk as NumPy arrays.
 
-Which windows a batch is made of follows from the seed and its number, and what a window holds from
-where it starts. So a stream gives the very batches that the same data on the device would, can
-begin at any step, and has no state but the step's number. A thread gathers what comes next from the
-vault's memory map while the learner computes. `offmarl.replay.stream` puts windows on the device.
+What a window holds follows from where it starts. `offmarl.replay.batches` puts windows on the
+device, and `offmarl.replay.torch` makes tensors of them.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from itertools import chain, count, groupby
-from typing import Any, Literal, TypeVar, get_args
+from itertools import groupby
+from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
 from offmarl import _ahead
-from offmarl.config import check_seed
 from offmarl.errors import OptionError
-from offmarl.replay.blocks import (
-    BlockGatherer,
-    BlockOrder,
-    check_unweighted,
-    plan_blocks,
-)
 from offmarl.replay.circles import Circles, Mixed, Weighting
 from offmarl.replay.fields import check_extras, fields_of, finished, to_sequence
 from offmarl.replay.gathering import Batch, BatchLayout, CircleReader
-from offmarl.replay.orders import Draws, Epochs, make_order
 from offmarl.replay.sampling import Chosen, Source, Windows
-from offmarl.replay.starts import Starts
+from offmarl.replay.starts import Starts, Uniform
 from offmarl.types import ArraySpec, Sequence, map_tree
-
-To = Literal["jax", "numpy", "torch"]
-"""What batches are made of."""
 
 _THREADS = 1
 """More gather no faster: each holds the interpreter's lock between its many small copies."""
 IN_HAND = 1 + _THREADS
 """Parts held beside those ahead: one in use, and of those being gathered the host's copies."""
-_MOST_AHEAD = 16
-"""Batches ready before they are asked for; more would only take memory."""
 GATHERED_WINDOWS = 256
 """Windows that small batches are gathered by."""
-
-Order = Draws | Epochs | BlockOrder
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -95,10 +77,10 @@ class WindowReader:
     def _prepare(self, circles: Circles) -> None:
         source, self._windows, self._circles = circles.source, circles.windows, circles
         check_extras(source.spec, self._windows, source.path)
-        leaves = fields_of(source.spec, self._windows)
+        leaves = {**fields_of(source.spec, self._windows)}
         if circles.factors is not None:
             leaves["weight"] = ArraySpec(())
-        self._layout = BatchLayout(leaves, self._windows)
+        self._layout = BatchLayout.of(leaves, self._windows)
         self._readers = [CircleReader(part, self._windows) for part in circles.parts]
 
     @property
@@ -124,10 +106,8 @@ class WindowReader:
         found = self.arrays(starts)
         return [map_tree(lambda leaf, i=i: leaf[i], found) for i in range(len(starts))]
 
-    def each_batch(self, starts: Iterable[Int[np.ndarray, "B"]]) -> Iterator[Sequence]:
-        """Yield the batches of windows that start at given slots; see `each_array`."""
-        for _, equal in groupby(starts, len):
-            yield from self.each_array(np.stack([*equal]))
+    def close(self) -> None:
+        """Stop reading; does nothing but for data on another machine."""
 
     def prepare_fork(self) -> None:
         """Let processes that are forked from this one read the windows."""
@@ -152,180 +132,76 @@ class WindowReader:
         return batch
 
 
-def _no_op() -> None:
-    """No-op callback."""
+class WindowItems:
+    """All windows of a dataset by number, as NumPy arrays.
 
-
-class Stream:
-    """An iterator over the batches of a dataset, gathered ahead of time; see `EpisodeSet.stream`.
-
-    Without epochs it has no end, and batch number i is the one that the same dataset on the device
-    gives for the same seed:
-    ``dataset.replay(batch, length).sample(jax.random.fold_in(jax.random.key(seed), i))``.
-    Close it, or use it as a context manager, to stop its thread.
+    Window i starts at slot i of the episodes laid end to end; see `offmarl.replay.sampling`. Each
+    step is in as many windows as any other. Pickling keeps the path of the vault, and another
+    process opens it again. It needs no JAX.
 
     Parameters
     ----------
-    read
-        Returns the windows that start at given slots ``(k, B)``, as k batches.
-    order
-        Which windows make which batch.
-    batch_size, batch_bytes
-        Windows and bytes of a batch.
-    seed, start
-        What the order follows from, and the number of the first batch.
-    memory
-        Bytes that batches may take at a time.
-    close
-        Called when the stream is closed.
-
-    Attributes
-    ----------
-    seed
-        What the batches follow from.
-    step
-        The number of the batch that comes next.
-    """
-
-    def __init__(
-        self,
-        read: Callable[[Int[np.ndarray, "k B"]], list[Sequence]],
-        order: Order,
-        batch_size: int,
-        batch_bytes: int,
-        seed: int,
-        start: int,
-        memory: int,
-        close: Callable[[], None] = _no_op,
-    ):
-        if start < 0:
-            raise OptionError(f"batches are numbered from 0: a stream cannot start at {start}.")
-        self._read, self._order, self._close = read, order, close
-        room = memory // (batch_bytes * (2 + IN_HAND))
-        together = max(1, min(GATHERED_WINDOWS // batch_size, room))
-        most = max(1, _MOST_AHEAD // together)
-        most = parts_ahead(memory, together * batch_bytes, "a batch", most)
-        self.seed, self.step = check_seed(seed), start
-        stop = order.num_batches
-        firsts = count(start, together) if stop is None else range(start, stop, together)
-        self._parts = ahead(partial(self._gather, together), firsts, most)
-        self._batches = chain.from_iterable(self._parts)
-
-    def _gather(self, together: int, first: int) -> list[Sequence]:
-        """Return some batches, from a number on."""
-        stop = self._order.num_batches
-        stop = first + together if stop is None else min(first + together, stop)
-        starts = map(self._order.slots, range(first, stop))
-        parts = (np.stack([*equal]) for _, equal in groupby(starts, len))
-        return [batch for part in parts for batch in self._read(part)]
-
-    def __iter__(self) -> "Stream":
-        return self
-
-    def __next__(self) -> Sequence:
-        """Return the next batch; fields are ``(B, T, ...)``."""
-        batch = next(self._batches)
-        self.step += 1
-        return batch
-
-    def __len__(self) -> int:
-        """Return the number of batches that are left; `TypeError` if there is no end."""
-        return num_left(self._order, self.step)
-
-    def state(self) -> dict[str, int]:
-        """Return what `EpisodeSet.stream` must be given to go on from here; JSON."""
-        return {"seed": self.seed, "start": self.step}
-
-    def close(self) -> None:
-        """Stop gathering. Idempotent."""
-        self._close()
-        self._parts.close()
-
-    def __enter__(self) -> "Stream":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def num_left(order: Order, step: int) -> int:
-    """Return how many batches follow before the end; `TypeError` if there is none."""
-    if order.num_batches is None:
-        raise TypeError("batches without an end have no length: give a number of epochs.")
-    return max(0, order.num_batches - step)
-
-
-class BlockReader(BlockGatherer, WindowReader):
-    """Gathers windows of data on another machine as NumPy arrays."""
-
-
-def open_stream(
-    source: Source | Mixed,
-    windows: Windows,
-    to: str,
-    *,
-    seed: int,
-    start: int,
-    memory: int,
-    episodes: Chosen = None,
-    weights: Weighting = None,
-    epochs: int | None = None,
-    drop_last: bool = False,
-    shuffle_buffer: int | None = None,
-) -> Stream:
-    """Open a stream; see `EpisodeSet.stream`.
+    source
+        What to read: a vault.
+    windows
+        The windows; the batch size has no meaning.
+    episodes
+        Numbers of the episodes; all of them by default.
 
     Raises
     ------
+    ShapeError
+        There is no step.
     OptionError
-        ``to`` is none of its values, or as for `EpisodeSet.stream`.
+        There are no such episodes, or the source is a mixture.
     """
-    if to not in get_args(To):
-        raise OptionError(f"batches are made of {' or '.join(get_args(To))}: {to!r} is none.")
-    if shuffle_buffer is not None or getattr(source, "is_remote", False):
-        check_unweighted(weights is not None, source)
-        blocked, table = plan_blocks(source, windows, episodes, shuffle_buffer)
-        blocks = BlockOrder(
-            table.sizes,
-            windows.batch_size,
-            seed,
-            epochs,
-            drop_last,
-            per_buffer=table.per_buffer,
-        )
-        gatherer: Any = _kind_of_reader(to, blocks=True)(blocked, windows, blocks, table)
-        size = windows.batch_size, gatherer.batch_bytes
-        read = _read_to(gatherer, to)
-        options = {"seed": seed, "start": start, "memory": memory, "close": gatherer.close}
-        return Stream(read, blocks, *size, **options)
-    reader = _kind_of_reader(to)(source, windows, episodes, weights)
-    read = _read_to(reader, to)
-    order = make_order(reader.starts, windows.batch_size, seed, epochs, drop_last)
-    size = windows.batch_size, reader.batch_bytes
-    return Stream(read, order, *size, seed=seed, start=start, memory=memory)
 
+    def __init__(self, source: Source | Mixed, windows: Windows, episodes: Chosen = None):
+        self._arguments = source, windows, episodes
+        self._source = WindowReader(source, windows, episodes)
+        if not isinstance(self._source.starts, Uniform):
+            raise OptionError(
+                f"{source.path} is a mixture, whose windows cannot be counted through: stream its "
+                "batches, or read one of its vaults."
+            )
+        self._source.prepare_fork()
 
-def _kind_of_reader(to: str, blocks: bool = False) -> Any:
-    """Return the class that gathers windows, for JAX's or for other arrays."""
-    if to != "jax":
-        return BlockReader if blocks else WindowReader
-    from offmarl.replay.stream import BlockWindowSource, WindowSource
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._arguments
 
-    return BlockWindowSource if blocks else WindowSource
+    def __len__(self) -> int:
+        """Return the number of windows: as many as there are slots."""
+        return int(self._source.starts.num_slots)
 
-
-def _read_to(reader: Any, to: str) -> Callable[[Int[np.ndarray, "k B"]], list[Sequence]]:
-    """Return what reads windows as JAX's, NumPy's or torch's arrays."""
-    if to == "jax":
-        found: Callable[[Int[np.ndarray, "k B"]], list[Sequence]] = reader.each_at
+    def __getitem__(self, number: SupportsIndex) -> Sequence:
+        """Return one window; fields are ``(T, ...)``."""
+        found: Sequence = map_tree(lambda leaf: leaf[0], self.gather([int(number)]))
         return found
-    each: Callable[[Int[np.ndarray, "k B"]], list[Sequence]] = reader.each_array
-    if to == "numpy":
-        return each
 
-    from offmarl.replay.torch import to_tensors
+    def gather(self, numbers: Iterable[SupportsIndex]) -> Sequence:
+        """Return some windows at once; fields are ``(B, T, ...)``."""
+        chosen = np.array([*numbers], np.int64)
+        return self._converted(self._source.arrays(self._checked(chosen)))
 
-    return lambda starts: [*map(to_tensors, each(starts))]
+    def _converted(self, sequence: Sequence) -> Sequence:
+        """Return windows in the form of this library's arrays."""
+        return sequence
+
+    def _checked(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        count = len(self)
+        if numbers.size and not (-count <= numbers.min() and numbers.max() < count):
+            wrong = numbers[(numbers < -count) | (numbers >= count)][0]
+            raise IndexError(f"window {wrong} was requested, and there are {count:,}.")
+        return numbers % count
+
+    def __repr__(self) -> str:
+        source, windows, _ = self._arguments
+        return f"<{type(self).__name__} of {source.path}: {len(self):,} of {windows.steps} steps>"
+
+
+def stacked(starts: Iterable[Int[np.ndarray, "B"]]) -> Iterator[Int[np.ndarray, "k B"]]:
+    """Yield the slots of batches of one size together, to be gathered at once."""
+    return (np.stack([*equal]) for _, equal in groupby(starts, len))
 
 
 def parts_ahead(memory: int, part: int, name: str, most: int) -> int:

@@ -4,8 +4,9 @@ The windows of batch number i follow from the seed and i alone. So a stream can 
 and processes can share the batches of one stream. Nothing here needs JAX.
 """
 
+import math
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
@@ -19,23 +20,34 @@ from offmarl.replay.starts import Starts, Uniform, draw_on_host
 _DRAWN = 64
 """Batches whose windows are drawn at once, which takes little longer than for one."""
 _ROUNDS = 8
+BLOCKS = 8
+"""Blocks of a full shuffle buffer; fewer where chunks are large."""
+SLOT_BITS = 40
+"""A window of a shuffle buffer is numbered by the buffer and, in the lower bits, its slot there."""
 
 
-class Draws:
-    """Windows drawn at random: the batches of `Replay.sample`.
-
-    Parameters
-    ----------
-    starts
-        How likely a window is to start at each slot.
-    batch_size
-        Windows in a batch.
-    seed
-        Batch i is drawn with ``jax.random.fold_in(jax.random.key(seed), i)``.
-    """
+class Order:
+    """Which windows make which batch."""
 
     num_batches: int | None = None
-    """There is no end."""
+    """None if there is no end."""
+
+    def slots(self, step: int) -> Int[np.ndarray, "B"]:
+        """Return the slots at which the windows of a batch start."""
+        raise NotImplementedError
+
+    def num_left(self, step: int) -> int:
+        """Return how many batches follow before the end; `TypeError` if there is none."""
+        if self.num_batches is None:
+            raise TypeError("batches without an end have no length: give a number of epochs.")
+        return max(0, self.num_batches - step)
+
+
+class Draws(Order):
+    """Windows drawn at random: the batches of `Replay.sample`.
+
+    Batch i is drawn with ``jax.random.fold_in(jax.random.key(seed), i)``.
+    """
 
     def __init__(self, starts: Starts, batch_size: int, seed: int):
         self._starts, self._batch_size = starts, batch_size
@@ -56,21 +68,10 @@ class Draws:
         return type(self), (self._starts, self._batch_size, int(self._key[1]))
 
 
-class Epochs:
+class Epochs(Order):
     """Passes over all windows; each pass has every window once, in another random order.
 
-    Parameters
-    ----------
-    num_windows
-        Windows of a pass.
-    batch_size
-        Windows in a batch; the last batch of a pass may have fewer.
-    seed
-        What the orders follow from.
-    epochs
-        Number of passes.
-    drop_last
-        Whether to leave out the last batch of a pass if it has fewer windows.
+    The last batch of a pass may have fewer windows, unless ``drop_last`` leaves it out.
     """
 
     def __init__(self, num_windows: int, batch_size: int, seed: int, epochs: int, drop_last: bool):
@@ -88,7 +89,125 @@ class Epochs:
         return found[index * self.batch_size : (index + 1) * self.batch_size]
 
 
-Order = Draws | Epochs
+class _Pass(NamedTuple):
+    """The buffers of one pass."""
+
+    blocks: NDArray[np.int64]
+    """``(K,)`` the blocks in the order of the pass."""
+    bounds: NDArray[np.int64]
+    """``(G+1,)`` where each buffer begins in these."""
+    stops: NDArray[np.int64]
+    """``(G,)`` windows of the pass up to the end of each buffer."""
+
+
+class BlockOrder(Order):
+    """Which windows make which batch, in passes over blocks in a random order.
+
+    ``sizes`` ``(K,)`` are the slots of each block, of which a full buffer has ``per_buffer``. The
+    order of windows in a buffer follows from ``seed``, and that of blocks from ``block_seed``, by
+    default the same. Without ``epochs``, passes have no end, and all batches are full.
+    """
+
+    def __init__(
+        self,
+        sizes: NDArray[np.int64],
+        batch_size: int,
+        seed: int,
+        epochs: int | None = None,
+        drop_last: bool = False,
+        block_seed: int | None = None,
+        per_buffer: int = BLOCKS,
+    ):
+        self._sizes, self._batch_size, self._per_buffer = sizes, batch_size, per_buffer
+        self._seed, self._block_seed = seed, seed if block_seed is None else block_seed
+        self.num_windows = int(sizes.sum())
+        whole, rest = divmod(self.num_windows, batch_size)
+        self._per_pass = whole + (rest > 0 and not drop_last)
+        if drop_last and epochs is None:
+            raise OptionError("drop_last is for epochs: without them, all batches are full.")
+        if epochs is not None and (epochs < 1 or not self._per_pass):
+            raise OptionError(
+                f"{epochs} epochs of {self.num_windows:,} windows hold no batch of "
+                f"{batch_size:,}: give at least 1 epoch, and smaller batches."
+            )
+        self.num_batches = None if epochs is None else epochs * self._per_pass
+        self._epochs = epochs
+        self._passes = lru_cache(4)(self._pass)
+        self._drawn = lru_cache(4)(self._draw)
+
+    @property
+    def _num_buffers(self) -> tuple[int, int]:
+        """Buffers of the first pass and of each later one."""
+        return len(self._passes(0).stops), -(-len(self._sizes) // self._per_buffer)
+
+    def has_buffer(self, buffer: int) -> bool:
+        """Whether there is a buffer of this number before the last pass ends."""
+        return self._epochs is None or self._epoch_of(buffer)[0] < self._epochs
+
+    def blocks(self, buffer: int) -> NDArray[np.int64]:
+        """Return the blocks of a buffer; buffers are numbered through all passes."""
+        epoch, number = self._epoch_of(buffer)
+        found = self._passes(epoch)
+        return found.blocks[found.bounds[number] : found.bounds[number + 1]]
+
+    def slots(self, step: int) -> Int[np.ndarray, "B"]:
+        """Return the windows of a batch: the number of the buffer, and the slot in it."""
+        begin, stop = self._interval(step)
+        first = step - step % _DRAWN
+        drawn = self._drawn(first)
+        base = self._interval(first)[0]
+        return drawn[begin - base : stop - base]
+
+    def _interval(self, step: int) -> tuple[int, int]:
+        """Return the windows of a batch, as numbers through all passes."""
+        if self.num_batches is None:
+            return step * self._batch_size, (step + 1) * self._batch_size
+        epoch, index = divmod(step, self._per_pass)
+        stop = min((index + 1) * self._batch_size, self.num_windows)
+        first = epoch * self.num_windows
+        return first + index * self._batch_size, first + stop
+
+    def _draw(self, first: int) -> NDArray[np.int64]:
+        last = first + _DRAWN - 1
+        if self.num_batches is not None:
+            last = min(last, self.num_batches - 1)
+        at, stop = self._interval(first)[0], self._interval(last)[1]
+        found = []
+        while at < stop:
+            epoch, inside = divmod(at, self.num_windows)
+            stops = self._passes(epoch).stops
+            number = int(np.searchsorted(stops, inside, side="right"))
+            base = int(stops[number - 1]) if number else 0
+            count = int(stops[number]) - base
+            end = min(stop, at + int(stops[number]) - inside)
+            places = np.arange(inside - base, inside - base + end - at)
+            buffer = self._buffer_of(epoch, number)
+            slots = shuffle(places, count, self._seed, 2 * buffer + 1)
+            found.append((buffer << SLOT_BITS) + slots)
+            at = end
+        return np.concatenate(found)
+
+    def _pass(self, epoch: int) -> _Pass:
+        count, most = len(self._sizes), self._per_buffer
+        blocks = shuffle(np.arange(count), count, self._block_seed, 2 * epoch)
+        sizes = np.full(-(-count // most) + BLOCKS, most)
+        if epoch == 0:  # so that the first batch needs one block only
+            ramp = 2 ** np.arange(int(math.log2(most)))
+            sizes[: len(ramp)] = ramp
+        bounds = np.unique(np.minimum(np.append(0, np.cumsum(sizes)), count))
+        windows = np.cumsum(self._sizes[blocks])
+        return _Pass(blocks, bounds, windows[bounds[1:] - 1])
+
+    def _epoch_of(self, buffer: int) -> tuple[int, int]:
+        first, later = self._num_buffers
+        if buffer < first:
+            return 0, buffer
+        epoch, number = divmod(buffer - first, later)
+        return epoch + 1, number
+
+    def _buffer_of(self, epoch: int, number: int) -> int:
+        first, later = self._num_buffers
+        return number if epoch == 0 else first + (epoch - 1) * later + number
 
 
 def make_order(

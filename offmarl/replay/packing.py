@@ -7,7 +7,9 @@ final view. A window of T steps is T+1 slots, and the slot after each step is it
 wherever the window or the episode ends.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
@@ -34,33 +36,21 @@ class Packed(NamedTuple):
 
     spec: ArraySpec
     start: int
+    size: int
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which array, words or bits of a slot hold which field.
+    """Which array, words or bits of a slot hold which field."""
 
-    Attributes
-    ----------
-    own
-        The fields that have an array of their own.
-    words, bits
-        The fields in words and in single bits of the shared row.
-    """
-
-    own: dict[str, ArraySpec]
-    words: dict[str, Packed]
-    bits: dict[str, Packed]
-
-    @property
-    def num_words(self) -> int:
-        """Words before the bits begin."""
-        return sum(field.spec.size for field in self.words.values())
-
-    @property
-    def width(self) -> int:
-        """W, words a row."""
-        return self.num_words + -(-sum(field.spec.size for field in self.bits.values()) // 32)
+    own: Mapping[str, ArraySpec]
+    """The fields that have an array of their own."""
+    words: Mapping[str, Packed]
+    bits: Mapping[str, Packed]
+    num_words: int
+    """Words before the bits begin."""
+    width: int
+    """W, words a row."""
 
     @property
     def bytes_of(self) -> dict[str, int]:
@@ -73,22 +63,24 @@ class Layout:
         return sum(self.bytes_of.values())
 
 
+@lru_cache(16)
 def layout_of(spec: EnvSpec, windows: Windows) -> Layout:
     """Return how the slots of windows are packed."""
-    fields = fields_of(spec, windows)
-    masks = {name: leaf for name, leaf in fields.items() if leaf.dtype == "bool"}
-    small = {
-        name: leaf
-        for name, leaf in fields.items()
-        if leaf.dtype in ("float32", "int32") and leaf.num_bytes < _OWN_BYTES
-    }
-    own = {name: leaf for name, leaf in fields.items() if name not in masks | small}
-    return Layout(own, _place(small), _place(masks))
-
-
-def _place(fields: dict[str, ArraySpec]) -> dict[str, Packed]:
-    starts = np.cumsum([0, *(leaf.size for leaf in fields.values())]).tolist()
-    return {name: Packed(fields[name], start) for name, start in zip(fields, starts, strict=False)}
+    own: dict[str, ArraySpec] = {}
+    words: dict[str, Packed] = {}
+    bits: dict[str, Packed] = {}
+    num_words = num_bits = 0
+    for name, leaf in fields_of(spec, windows).items():
+        size = leaf.size
+        if leaf.dtype == "bool":
+            bits[name] = Packed(leaf, num_bits, size)
+            num_bits += size
+        elif leaf.dtype in ("float32", "int32") and 4 * size < _OWN_BYTES:
+            words[name] = Packed(leaf, num_words, size)
+            num_words += size
+        else:
+            own[name] = leaf
+    return Layout(own, words, bits, num_words, num_words + -(-num_bits // 32))
 
 
 def blank(layout: Layout, count: int, xp: Any = np) -> Rows:
@@ -106,14 +98,14 @@ def pack(fields: Fields, layout: Layout, count: int) -> Rows:
         if name in fields:
             rows[name][...] = fields[name].reshape(count, leaf.size)
     words = rows[WORDS]
-    for name, (leaf, start) in layout.words.items():
+    for name, (leaf, start, size) in layout.words.items():
         if name in fields:
-            values = np.ascontiguousarray(fields[name], leaf.numpy_dtype).reshape(count, leaf.size)
-            words[:, start : start + leaf.size] = values.view(np.uint32)
+            values = np.ascontiguousarray(fields[name], leaf.numpy_dtype).reshape(count, size)
+            words[:, start : start + size] = values.view(np.uint32)
     bits = np.zeros((count, 32 * (layout.width - layout.num_words)), bool)
-    for name, (leaf, start) in layout.bits.items():
+    for name, (_, start, size) in layout.bits.items():
         if name in fields:
-            bits[:, start : start + leaf.size] = fields[name].reshape(count, leaf.size)
+            bits[:, start : start + size] = fields[name].reshape(count, size)
     packed = np.packbits(bits, axis=-1, bitorder="little")
     words[:, layout.num_words :] = packed.view(np.dtype("<u4"))
     return rows
@@ -159,13 +151,13 @@ def _unpack_words(words: UInt32[Array, "*b W"], layout: Layout) -> dict[str, Arr
     lead = words.shape[:-1]
     found = {
         name: jax.lax.bitcast_convert_type(
-            words[..., start : start + leaf.size], jnp.dtype(leaf.dtype)
+            words[..., start : start + size], jnp.dtype(leaf.dtype)
         ).reshape(*lead, *leaf.shape)
-        for name, (leaf, start) in layout.words.items()
+        for name, (leaf, start, size) in layout.words.items()
     }
     tail = words[..., layout.num_words :, None]
     flags = ((tail >> jnp.arange(32, dtype=jnp.uint32)) & 1).astype(bool).reshape(*lead, -1)
     return found | {
-        name: flags[..., start : start + leaf.size].reshape(*lead, *leaf.shape)
-        for name, (leaf, start) in layout.bits.items()
+        name: flags[..., start : start + size].reshape(*lead, *leaf.shape)
+        for name, (leaf, start, size) in layout.bits.items()
     }

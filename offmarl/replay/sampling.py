@@ -17,12 +17,39 @@ import numpy as np
 from jaxtyping import Float
 from numpy.typing import NDArray
 
-from offmarl._episodes import episode_numbers
 from offmarl.errors import OptionError, ShapeError
 from offmarl.types import EnvSpec, Transition, View
 
 Chosen = NDArray[np.int64] | None
 """Numbers of the episodes that windows are drawn from, in order; None for all."""
+
+
+def episode_numbers(episodes: Any, count: int) -> NDArray[np.int64]:
+    """Return the numbers of episodes that are given by number, or by a truth for each of all."""
+    given = np.asarray(episodes if hasattr(episodes, "__array__") else [*episodes])
+    if given.dtype == bool:
+        if given.shape != (count,):
+            raise OptionError(
+                f"a mask of episodes has the shape {given.shape}: give a truth for each of the "
+                f"{count} episodes, or their numbers."
+            )
+        return np.flatnonzero(given)
+    if given.size and given.dtype.kind not in "iu":
+        raise OptionError(
+            f"episodes cannot be chosen by values of type {given.dtype}: give their numbers, or a "
+            "truth for each."
+        )
+    return given.astype(np.int64)
+
+
+def check_chosen(chosen: NDArray[np.int64], count: int, path: PurePath) -> None:
+    """Raise `OptionError` if these are not numbers of episodes, or one is named twice."""
+    if not chosen.size or chosen.ndim != 1 or chosen.min() < 0 or chosen.max() >= count:
+        raise OptionError(f"{path} has episodes 0 to {count - 1}: choose some of these.")
+    named = np.zeros(count, bool)
+    named[chosen] = True
+    if named.sum() < len(chosen):
+        raise OptionError("an episode is named twice: name each once.")
 
 
 @runtime_checkable
@@ -205,30 +232,8 @@ def are_whole(source: Any) -> NDArray[np.bool_]:
 class SlotTable:
     """The circle of slots: episodes laid end to end, each with one slot more than it has steps.
 
-    It takes memory by the episode.
-
-    Parameters
-    ----------
-    source
-        What to draw from.
-    episodes
-        Numbers of the episodes, in order; all of them by default.
-
-    Attributes
-    ----------
-    episodes
-        ``(K,)`` their numbers.
-    lengths
-        ``(K,)`` steps of each.
-    offsets
-        ``(K,)`` first slot of each.
-
-    Raises
-    ------
-    ShapeError
-        There is no step to draw.
-    OptionError
-        There are no episodes of such numbers, or one is named twice.
+    It takes memory by the episode. ``episodes`` has the numbers of the episodes, in order; all of
+    them by default. `ShapeError` if there is no step to draw.
     """
 
     def __init__(self, source: Source, episodes: Chosen = None):
@@ -236,19 +241,15 @@ class SlotTable:
             raise ShapeError(f"{source.path} holds no steps yet: record into it first.")
         count = len(source.episodes.length)
         chosen = np.arange(count) if episodes is None else episode_numbers(episodes, count)
-        if not len(chosen) or chosen.min() < 0 or chosen.max() >= count:
-            raise OptionError(
-                f"{source.path} has episodes 0 to {count - 1}: choose some of these to draw from."
-            )
-        named = np.zeros(count, bool)
-        named[chosen] = True
-        if named.sum() < len(chosen):
-            raise OptionError("an episode to draw from is named twice: name each once.")
+        check_chosen(chosen, count, source.path)
         self.episodes = chosen = chosen[source.episodes.length[chosen] > 0]
+        """``(K,)`` their numbers."""
         if not len(chosen):
             raise ShapeError(f"{source.path} holds no step to draw: none of these is finite.")
         self.lengths = source.episodes.length[chosen]
+        """``(K,)`` steps of each."""
         self.offsets = np.cumsum(self.lengths + 1) - (self.lengths + 1)
+        """``(K,)`` first slot of each."""
 
     @property
     def num_slots(self) -> int:

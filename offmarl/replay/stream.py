@@ -1,132 +1,171 @@
-"""Windows gathered from disk and put on the device; see `offmarl.replay.host`."""
+"""Streams: batches that are gathered from disk ahead of time.
 
-import math
-from dataclasses import dataclass
+Which windows a batch is made of follows from the seed and its number. So a stream gives the very
+batches that the same data on the device would, can begin at any step, and has no state but the
+step's number. A thread gathers what comes next from the vault's memory map while the learner
+computes.
+"""
+
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from itertools import chain, count
+from typing import Any, Literal, get_args
 
-import jax
 import numpy as np
-from jaxtyping import Array, Int, Key
-from numpy.typing import NDArray
+from jaxtyping import Int
 
-from offmarl._compiling import unguarded
-from offmarl.replay.blocks import BlockGatherer
-from offmarl.replay.circles import Mixed
-from offmarl.replay.fields import Fields, finished, to_sequence
-from offmarl.replay.gathering import Batch, BatchLayout
-from offmarl.replay.host import WindowReader
-from offmarl.replay.sampling import Source, Windows
-from offmarl.replay.starts import draw_on_host
+from offmarl.config import check_seed
+from offmarl.errors import OptionError
+from offmarl.replay.blocks import BlockGatherer, check_unweighted, plan_blocks
+from offmarl.replay.circles import Mixed, Weighting
+from offmarl.replay.host import (
+    GATHERED_WINDOWS,
+    IN_HAND,
+    WindowReader,
+    ahead,
+    parts_ahead,
+    stacked,
+)
+from offmarl.replay.orders import BlockOrder, Order, make_order
+from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.types import Sequence
 
+To = Literal["jax", "numpy", "torch"]
+"""What batches are made of."""
 
-@partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=[])
-@dataclass(frozen=True)
-class Batches:
-    """Batches on the device that were drawn beforehand; a pytree, to pass to jitted functions.
+_MOST_AHEAD = 16
+"""Batches ready before they are asked for; more would only take memory."""
+
+
+class BlockReader(BlockGatherer, WindowReader):
+    """Gathers windows of data on another machine as NumPy arrays."""
+
+
+class Stream:
+    """An iterator over the batches of a dataset, gathered ahead of time; see `EpisodeSet.stream`.
+
+    Without epochs it has no end, and batch number i is the one that the same dataset on the device
+    gives for the same seed:
+    ``dataset.replay(batch, length).sample(jax.random.fold_in(jax.random.key(seed), i))``.
+    Close it, or use it as a context manager, to stop its thread.
 
     Attributes
     ----------
-    data
-        Their fields, ``(*b, B, T, ...)``.
+    seed
+        What the batches follow from.
+    step
+        The number of the batch that comes next.
     """
 
-    data: Sequence
+    def __init__(
+        self,
+        read: Callable[[Int[np.ndarray, "k B"]], list[Sequence]],
+        order: Order,
+        reader: Any,
+        windows: Windows,
+        *,
+        seed: int,
+        start: int,
+        memory: int,
+    ):
+        if start < 0:
+            raise OptionError(f"batches are numbered from 0: a stream cannot start at {start}.")
+        self._read, self._order, self._reader = read, order, reader
+        room = memory // (reader.batch_bytes * (2 + IN_HAND))
+        together = max(1, min(GATHERED_WINDOWS // windows.batch_size, room))
+        most = max(1, _MOST_AHEAD // together)
+        most = parts_ahead(memory, together * reader.batch_bytes, "a batch", most)
+        self.seed, self.step = check_seed(seed), start
+        stop = order.num_batches
+        firsts = count(start, together) if stop is None else range(start, stop, together)
+        self._parts = ahead(partial(self._gather, together), firsts, most)
+        self._batches = chain.from_iterable(self._parts)
 
-    def __getitem__(self, index: Int[Array, ""] | int) -> "Batches":
-        """Return those at an index of the first axis."""
-        return jax.tree.map(lambda leaf: leaf[index], self)
+    def _gather(self, together: int, first: int) -> list[Sequence]:
+        """Return some batches, from a number on."""
+        stop = self._order.num_batches
+        stop = first + together if stop is None else min(first + together, stop)
+        starts = map(self._order.slots, range(first, stop))
+        return [batch for part in stacked(starts) for batch in self._read(part)]
 
-    def sequence(self) -> Sequence:
-        """Return them as a sequence; fields are ``(*b, B, T, ...)``."""
-        return self.data
+    def __iter__(self) -> "Stream":
+        return self
 
+    def __next__(self) -> Sequence:
+        """Return the next batch; fields are ``(B, T, ...)``."""
+        batch = next(self._batches)
+        self.step += 1
+        return batch
 
-class WindowSource(WindowReader):
-    """Draws windows as `Replay.sample` does, gathers them from disk and puts them on the device."""
+    def __len__(self) -> int:
+        """Return the number of batches that are left; `TypeError` if there is no end."""
+        return self._order.num_left(self.step)
 
-    def batches(self, keys: Key[Array, "*b"]) -> Batches:
-        """Return the batches that keys draw, on the device."""
-        words = np.asarray(jax.random.key_data(keys))
-        return self.at(draw_on_host(self.starts, words, self._windows.batch_size))
+    def state(self) -> dict[str, int]:
+        """Return what `EpisodeSet.stream` must be given to go on from here; JSON."""
+        return {"seed": self.seed, "start": self.step}
 
-    def at(self, starts: Int[np.ndarray, "*b"]) -> Batches:
-        """Return the windows that start at given slots, on the device."""
-        (found,) = self.each_at(starts[None])
-        return Batches(found)
+    def close(self) -> None:
+        """Stop gathering. Idempotent."""
+        self._reader.close()
+        self._parts.close()
 
-    def each_at(self, starts: Int[np.ndarray, "k *b"]) -> list[Sequence]:
-        """Return windows on the device, one sequence for each index of the first axis.
+    def __enter__(self) -> "Stream":
+        return self
 
-        All are gathered at once, which takes less time than one call for each.
-        """
-        batch = self._gather(starts.ravel())
-        return _on_device(batch, self._layout, starts.shape)
-
-    def beginnings(self) -> Sequence:
-        """Return the windows that the episodes begin with, ``(K, T, ...)``, on the device.
-
-        Where an episode ends before its window, the slot that ends it is repeated.
-        """
-        counts = [len(part.table.episodes) for part in self._circles.parts]
-        batch, first = Batch(self._layout, sum(counts)), 0
-        for reader, number in zip(self._readers, counts, strict=True):
-            reader.read_beginnings(batch, first + np.arange(number))
-            first += number
-        (found,) = _on_device(batch, self._layout, (1, first))
-        return found
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
-class BlockWindowSource(BlockGatherer, WindowSource):
-    """Gathers windows of data on another machine, and puts them on the device."""
+def open_stream(
+    source: Source | Mixed,
+    windows: Windows,
+    to: str,
+    *,
+    seed: int,
+    start: int,
+    memory: int,
+    episodes: Chosen = None,
+    weights: Weighting = None,
+    epochs: int | None = None,
+    drop_last: bool = False,
+    shuffle_buffer: int | None = None,
+) -> Stream:
+    """Open a stream; see `EpisodeSet.stream`.
 
-
-@unguarded()
-def _on_device(batch: Batch, layout: BatchLayout, shape: tuple[int, ...]) -> list[Sequence]:
-    """Put windows on the device, as one sequence for each index of the first axis of ``shape``.
-
-    Small fields are transferred together. Large ones are not copied where the device is a CPU.
+    Raises
+    ------
+    OptionError
+        ``to`` is none of its values, or as for `EpisodeSet.stream`.
     """
-    large = [
-        {name: array.reshape(*shape, *array.shape[1:])[i] for name, array in batch.large.items()}
-        for i in range(shape[0])
-    ]
-    small = _split(batch.shared, layout, shape)
-    return [to_sequence(a | b) for a, b in zip(small, jax.device_put(large), strict=True)]
+    if to not in get_args(To):
+        raise OptionError(f"batches are made of {' or '.join(get_args(To))}: {to!r} is none.")
+    kind, blocked_kind, each = _readers(to)
+    reader: Any
+    order: Order
+    if shuffle_buffer is not None or getattr(source, "is_remote", False):
+        check_unweighted(weights is not None, source)
+        blocked, table = plan_blocks(source, windows, episodes, shuffle_buffer)
+        order = BlockOrder(
+            table.sizes, windows.batch_size, seed, epochs, drop_last, per_buffer=table.per_buffer
+        )
+        reader = blocked_kind(blocked, windows, order, table)
+    else:
+        reader = kind(source, windows, episodes, weights)
+        order = make_order(reader.starts, windows.batch_size, seed, epochs, drop_last)
+    read = partial(each, reader)
+    return Stream(read, order, reader, windows, seed=seed, start=start, memory=memory)
 
 
-@partial(jax.jit, static_argnums=(1, 2))
-def _split(shared: dict[str, Array], layout: BatchLayout, shape: tuple[int, ...]) -> list[Fields]:
-    """Cut the small fields of windows out of the memory that they share."""
-    found: list[Fields] = [{} for _ in range(shape[0])]
-    for word, parts in layout.shared.items():
-        start = 0
-        for part in parts:
-            for batch in found:
-                stop = start + math.prod((*shape[1:], part.size))
-                values = _as_type(shared[word][start:stop], part.dtype)
-                batch[part.name] = values.reshape(*shape[1:], *part.shape)
-                start = stop
-    return [finished(batch, layout.windows) for batch in found]
+def _readers(to: str) -> tuple[Any, Any, Callable[..., list[Sequence]]]:
+    """Return what gathers windows, from anywhere and by blocks, and how it makes batches."""
+    if to == "jax":
+        from offmarl.replay.batches import BlockWindowSource, WindowSource
 
+        return WindowSource, BlockWindowSource, WindowSource.each_at
+    if to == "numpy":
+        return WindowReader, BlockReader, WindowReader.each_array
 
-def _as_type(words: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the numbers that unsigned words of the same size hold."""
-    return words != 0 if dtype.kind == "b" else jax.lax.bitcast_convert_type(words, dtype)
+    from offmarl.replay.torch import each_tensor
 
-
-def whole_episodes(source: Source | Mixed, episodes: NDArray[np.int64]) -> Sequence:
-    """Put some episodes on the device, ``(M, T, ...)`` with T the length of the longest."""
-    longest = int(source.episodes.length.take(episodes, mode="clip").max(initial=1))
-    return WindowSource(source, Windows(1, longest), episodes).beginnings()
-
-
-@unguarded()
-def on_host(keys: Key[Array, "*b"]) -> Key[Array, "*b"]:
-    """Put keys where drawing waits for nothing; nowhere else where JAX knows no processor."""
-    try:
-        processor = jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        return keys
-    return jax.device_put(keys, processor)
+    return WindowReader, BlockReader, each_tensor

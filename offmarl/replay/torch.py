@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from offmarl._imports import import_optional
 from offmarl.replay.circles import Mixed, Weighting
-from offmarl.replay.host import GATHERED_WINDOWS, WindowReader, num_left
-from offmarl.replay.items import WindowItems
+from offmarl.replay.host import GATHERED_WINDOWS, WindowItems, WindowReader, stacked
 from offmarl.replay.orders import make_order
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.types import Sequence, map_tree
@@ -31,6 +30,11 @@ _ALIGNMENT = 64
 def to_tensors(tree: Any) -> Any:
     """Return a tree of NumPy arrays as tensors that share their memory."""
     return map_tree(_tensor, tree)
+
+
+def each_tensor(reader: WindowReader, starts: NDArray[np.int64]) -> list[Sequence]:
+    """Return the batches of windows that start at given slots ``(k, B)``, as tensors."""
+    return [*map(to_tensors, reader.each_array(starts))]
 
 
 def _tensor(array: NDArray[Any]) -> Any:
@@ -144,7 +148,7 @@ class WindowBatches(data.Sampler):
 
     def __len__(self) -> int:
         """Return the number of batches; `TypeError` if there is no end."""
-        return num_left(self._order, self._start)
+        return self._order.num_left(self._start)
 
 
 class TorchBatches(data.IterableDataset):
@@ -199,12 +203,12 @@ class TorchBatches(data.IterableDataset):
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
         steps = _steps(self._order.num_batches, self.start + first, stride)
         while some := [*islice(steps, self._together)]:
-            for found in self._source.each_batch(map(self._order.slots, some)):
-                yield _to_send(to_tensors(found))
+            for starts in stacked(map(self._order.slots, some)):
+                yield from map(_to_send, each_tensor(self._source, starts))
 
     def __len__(self) -> int:
         """Return the number of batches; `TypeError` if there is no end."""
-        return num_left(self._order, self.start)
+        return self._order.num_left(self.start)
 
     def state(self, taken: int) -> dict[str, int]:
         """Return what `EpisodeSet.torch_batches` must be given to go on; JSON.

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from offmarl.vault.convert import export_dataset, from_arrays, import_dataset
     from offmarl.vault.creation import create, create_whole
     from offmarl.vault.dataset import Dataset, open_vault
+    from offmarl.vault.drivers import KeyValues, register_driver
     from offmarl.vault.faults import Fault
-    from offmarl.vault.key_values import KeyValues, register_driver
     from offmarl.vault.mixture import Mixture, mix
     from offmarl.vault.open import Summary, list_vaults
     from offmarl.vault.salvaging import Salvage, salvage
@@ -74,7 +74,7 @@ _HOMES = {
     "faults": "Fault",
     "compaction": "Compaction compact",
     "verification": "Verification verify",
-    "key_values": "KeyValues register_driver",
+    "drivers": "KeyValues register_driver",
     "open": "Summary list_vaults",
     "dataset": "Dataset open_vault",
     "mixture": "Mixture mix",

@@ -3,6 +3,7 @@
 All of them are read from chunks; see `offmarl.vault.chunk_reader`.
 """
 
+import re
 import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Lock
@@ -11,18 +12,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from offmarl.errors import VaultError
-from offmarl.vault.bounds import check_length, check_own_length
-from offmarl.vault.checked import Checks, ChunkPlace
-from offmarl.vault.chunk_reader import ChunkReader, Part, windows_of
+from offmarl.errors import VaultError, VaultFormatError
+from offmarl.vault.chunk_reader import Checks, ChunkPlace, ChunkReader, Part, windows_of
+from offmarl.vault.commit import Contents
 from offmarl.vault.layout import NumpyArray, Schema
-from offmarl.vault.manifest import Description, snapshot_of
-from offmarl.vault.snapshot import Snapshot
+from offmarl.vault.manifest import Description, map_contents
+from offmarl.vault.store import Store
 from offmarl.vault.tables import Episodes
 from offmarl.vault.windows import WindowPlaces, put_steps
 
 _KEYS_A_CHUNK = 64
 """Reading one chunk without a map takes about as long as mapping this many chunks."""
+
+UNBACKED_STEPS = 2**20
+"""Steps that may be read before a vault's length is compared with its chunks.
+
+A vault of another program may have so many steps of zeros without a chunk.
+"""
+_UNCOUNTED_CHUNKS = 2**20
+"""If a vault of offmarl has more chunks, its length is compared with its files or its keys."""
+_NUMBER = re.compile(r"\d+[./](\d+)")
 
 _Cut = list[tuple[int, slice, slice]]
 
@@ -32,16 +41,9 @@ _THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS coun
 class Arrays:
     """Reads the arrays of one vault; its owner checks that the requested steps and rows exist.
 
-    Parameters
-    ----------
-    vault
-        The vault's description.
-    episodes
-        Returns the vault's episodes; an error names the episodes that the damage affects.
-    checked
-        Whether to compare every chunk before it is first used, if it has a checksum of offmarl.
-    mapped
-        Whether the files may be mapped into memory.
+    ``episodes`` returns the vault's episodes; an error names those that the damage affects. With
+    ``checked``, every chunk is compared before it is first used, if it has a checksum of offmarl.
+    ``mapped`` says whether the files may be mapped into memory.
     """
 
     def __init__(
@@ -54,22 +56,23 @@ class Arrays:
         if checked and vault.manifest and vault.manifest.schema.codec == "raw":
             # A forged length must not make the checks, which hold state for each chunk, take much
             # memory.
-            check_own_length(vault, vault.manifest.schema)
+            _check_own_length(vault, vault.manifest.schema)
             self._schema = vault.manifest.schema
         self._has_length = False
         self._mapping = Lock()
         self._is_mapped = False
+        self._contents: Contents | None = None
         self._reader = self._reader_of(None)
         self._chunks_read = 0
         # If windows are in memory already, prefetching costs more than gathering them. If they are
         # not, gathering without prefetching would wait for the disk page by page.
         self._cold = True
 
-    def _reader_of(self, snapshot: Snapshot | None) -> ChunkReader:
+    def _reader_of(self, contents: Contents | None) -> ChunkReader:
         vault, checks = self._vault, None
         if self._schema:
-            checks = Checks(snapshot or vault.store, vault, self._schema, self._episodes)
-        return ChunkReader(vault, checks, snapshot)
+            checks = Checks(contents or vault.store, vault, self._schema, self._episodes)
+        return ChunkReader(vault, checks, contents)
 
     def _check_names(self, names: Iterable[str]) -> None:
         for name in names:
@@ -86,26 +89,46 @@ class Arrays:
 
     def check_length(self) -> None:
         """Raise `VaultFormatError` if there is less data than the vault's length needs."""
-        if not self._has_length:
-            check_length(self._vault, lambda name: self.chunk(name)[1])
-            self._has_length = True
+        if not self._has_length and self._vault.manifest:
+            _check_own_length(self._vault, self._vault.manifest.schema)
+        elif not self._has_length:
+            _check_foreign_length(self._vault)
+        self._has_length = True
+
+    def blocks(
+        self, names: Iterable[str], start: int, rows: int, most: int
+    ) -> Iterator[tuple[int, int]]:
+        """Cut time into intervals of about ``most`` bytes that end where chunks do."""
+        self.check_length()
+        names = list(names)
+        step_bytes = rows * sum(self._vault.leaves[name].step_bytes for name in names)
+        chunk = max(self._sizes[name][1] for name in names)
+        size = chunk * max(1, most // (step_bytes * chunk))
+        while start < self._vault.length:
+            stop = min(self._vault.length, (start // size + 1) * size)
+            yield start, stop
+            start = stop
 
     def _map(self) -> ChunkReader:
         """Return the reader of the mapped files, mapping them on the first call."""
         if self._may_map and not self._is_mapped:
             with self._mapping:
-                if not self._is_mapped and (snapshot := self._snapshot()):
-                    self._reader = self._reader_of(snapshot)
+                if not self._is_mapped:
+                    vault = self._vault
+                    self._contents = map_contents(vault.store, vault.manifest)
+                    if self._contents:
+                        self._reader = self._reader_of(self._contents)
                 self._is_mapped = True
         return self._reader
 
-    def _snapshot(self) -> Snapshot | None:
-        return snapshot_of(self._vault.store, self._vault.manifest)
+    @property
+    def values(self) -> Store | Contents:
+        """Where to read other keys of the vault: its mapped files, if forked processes may."""
+        return self._contents or self._vault.store
 
     def prepare_fork(self) -> None:
         """Let forked processes read the arrays; does nothing if the files cannot be mapped."""
-        if snapshot := self._map().snapshot:
-            self._vault.store.hold(snapshot)
+        self._map()
 
     def read(
         self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, slice]
@@ -119,6 +142,7 @@ class Arrays:
         reader = self._map() if self._map_pays(names, rows, steps) else self._reader
         found: dict[str, NumpyArray] = {}
         parts: list[Part] = []
+        views: dict[ChunkPlace, tuple[slice, ...]] = {}
         cuts: dict[tuple[int, int], tuple[_Cut, _Cut]] = {}
         for name in names:
             size = self.chunk(name)
@@ -128,8 +152,7 @@ class Arrays:
             select = (agents[name],) if name in agents else ()
             if name in reader.maps and len(by_rows) == len(by_steps) == 1:
                 ((block, inside, _),), ((number, times, _),) = by_rows, by_steps
-                place = ChunkPlace(name, block, number)
-                found[name] = reader.mapped(place)[(inside, times, *select)]
+                views[ChunkPlace(name, block, number)] = inside, times, *select
                 continue
             shape, dtype = self._selected(name, select)
             out = found[name] = np.empty((len(rows), len(steps), *shape), dtype)
@@ -138,7 +161,9 @@ class Arrays:
                     place = ChunkPlace(name, block, number)
                     parts.append(Part(place, (inside, times, *select), out[to_rows, to_steps]))
         reader.copy(parts)
-        return found
+        for place, chunk in zip(views, reader.mapped(views), strict=True):
+            found[place.name] = chunk[views[place]]
+        return {name: found[name] for name in names}
 
     def _selected(self, name: str, select: tuple[slice, ...]) -> tuple[Any, Any]:
         """Return the shape of what is selected from each step of an array, and its type."""
@@ -272,3 +297,56 @@ def _usage() -> tuple[int, int]:
     """Return the blocks that this thread read from disk so far, and its major page faults."""
     usage = resource.getrusage(_THREAD)
     return usage.ru_inblock, usage.ru_majflt
+
+
+def _check_foreign_length(vault: Description) -> None:
+    """Raise `VaultFormatError` if there are far fewer chunks than the length needs.
+
+    Chunks that other programs left out are read as zeros, so a forged index of a few bytes could
+    stand for billions of steps. The chunks that exist bound the work.
+    """
+    backed = 0
+    for name in vault.leaves:
+        numbers = (match[1] for match in _chunks_of(vault, name))
+        backed = max(backed, len(set(numbers)) * vault.grids[name].chunks[1])
+        if vault.length <= 2 * backed + UNBACKED_STEPS:
+            return
+    raise VaultFormatError(
+        f"{vault.path} says that each row has {vault.length:,} steps, and there is data for "
+        f"{backed:,} at most: its index is damaged or forged. Copy the vault again from its "
+        "source."
+    )
+
+
+def _check_own_length(vault: Description, schema: Schema) -> None:
+    """Raise `VaultFormatError` if the files, or the chunks, are too few for the length.
+
+    The state that is kept for each chunk takes memory, so a forged length of a few bytes could take
+    all memory.
+    """
+    blocks, numbers = schema.rows // schema.chunk_rows, -(-vault.length // schema.chunk_steps)
+    if blocks * numbers * len(vault.leaves) <= _UNCOUNTED_CHUNKS:
+        return
+    files = vault.store.driver.num_bytes if schema.codec == "raw" else None
+    if files is not None:
+        needed = blocks * numbers * schema.chunk_bytes
+        if files >= needed:
+            return
+        found = f"that takes {needed:,} bytes, and its files have {files:,}"
+    else:
+        count = sum(1 for _ in _chunks_of(vault, next(iter(vault.leaves))))
+        if count >= blocks * numbers:
+            return
+        found = f"that takes {blocks * numbers:,} chunks of each array, and there are {count:,}"
+    raise VaultFormatError(
+        f"{vault.path} says that it has {schema.rows:,} rows of {vault.length:,} steps: {found}. "
+        "It has lost data, or its length is damaged or forged. Copy the vault again from "
+        "its source, or copy its intact episodes with `offmarl salvage`."
+    )
+
+
+def _chunks_of(vault: Description, name: str) -> Iterator[re.Match[str]]:
+    """Yield the keys of an array's chunks, matched for the number of the chunk of time."""
+    prefix = vault.grids[name].prefix
+    keys = (_NUMBER.match(key.removeprefix(prefix)) for key in vault.store.keys(prefix))
+    return (match for match in keys if match)

@@ -7,7 +7,7 @@ files are used where they are, and a bounded number of others is kept in memory.
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -16,16 +16,22 @@ from typing import Any, NamedTuple
 
 import google_crc32c
 import numpy as np
+from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 
 from offmarl._ahead import ahead, depth_of, in_pool
 from offmarl._arrays import as_items
-from offmarl.vault.checked import Checks, ChunkPlace
+from offmarl.errors import VaultChecksumError, VaultFormatError
+from offmarl.vault import layout
+from offmarl.vault.commit import Contents, Region, ValueLocation
+from offmarl.vault.faults import damaged, of_chunk, with_episodes
 from offmarl.vault.files import lost_chunk
-from offmarl.vault.forking import is_forked
-from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault.layout import Head, Leaf, NumpyArray, Schema
+from offmarl.vault.location import is_forked
 from offmarl.vault.manifest import Description
-from offmarl.vault.snapshot import Region, Snapshot
+from offmarl.vault.metadata import Chunk
+from offmarl.vault.store import Store
+from offmarl.vault.tables import Episodes
 from offmarl.vault.windows import ChunkSteps, WindowPlaces, put_steps
 
 _KEPT_BYTES = 2**26
@@ -39,6 +45,15 @@ _PIECE_BYTES = 2**17
 _CACHED_BYTES = 2**18
 _LARGE_BYTES = 512
 """From this size on a leaf is gathered step by step, so that each is copied once from the disk."""
+_UNKNOWN = -1
+
+
+class ChunkPlace(NamedTuple):
+    """A chunk of whole steps: its array, the index of its block of rows, and of its time."""
+
+    name: str
+    block: int
+    number: int
 
 
 class Part(NamedTuple):
@@ -52,29 +67,16 @@ class Part(NamedTuple):
 class ChunkReader:
     """Reads the chunks of one vault, from its mapped files or from its store; threads may share it.
 
-    Parameters
-    ----------
-    vault
-        The vault's description. If offmarl wrote the vault, every chunk must exist; other programs
-        may omit chunks that hold only the fill value.
-    checks
-        Compares every chunk; None compares nothing.
-    snapshot
-        The vault's mapped files, if they are mapped.
-
-    Attributes
-    ----------
-    maps
-        The uncompressed arrays of mapped files, by name.
+    If offmarl wrote the vault, every chunk must exist; other programs may omit chunks that hold
+    only the fill value. Without checks, nothing is compared.
     """
 
-    def __init__(self, vault: Description, checks: Checks | None, snapshot: Snapshot | None = None):
-        self._vault, self._checks = vault, checks
-        self.snapshot = snapshot
-        self._source = snapshot or vault.store
+    def __init__(self, vault: Description, checks: "Checks | None", mapped: Contents | None = None):
+        self._vault, self._checks, self._mapped = vault, checks, mapped
         self._kept: OrderedDict[ChunkPlace, NumpyArray] = OrderedDict()
         self._kept_bytes, self._lock = 0, Lock()
-        self.maps = _map_arrays(snapshot, vault) if snapshot else {}
+        self.maps = _map_arrays(mapped, vault) if mapped else {}
+        """The uncompressed arrays of mapped files, by name."""
 
     def read(self, places: Sequence[ChunkPlace]) -> Iterator[tuple[ChunkPlace, NumpyArray]]:
         """Yield chunks ``(rows, steps, *leaf)`` that are not mapped; do not write to them.
@@ -91,7 +93,7 @@ class ChunkReader:
             self._checks.load({place.number for place in wanted})
         keys = [self._keys(place) for place in wanted]
         depth = depth_of(max((self._bytes_of(place) for place in wanted), default=0))
-        values = self._source.fetch([key for some in keys for key in some], depth)
+        values = self._fetch([key for some in keys for key in some], depth)
         encoded = (
             (place, [*islice(values, len(some))]) for place, some in zip(wanted, keys, strict=True)
         )
@@ -101,6 +103,12 @@ class ChunkReader:
         decode = partial(_in_pool, self._decode)
         for (place, _), done in ahead(encoded, decode, min(depth, _DECODED_AHEAD)):
             yield place, done.result()
+
+    def _fetch(self, keys: Sequence[str], depth: int) -> Iterator[Any]:
+        """Yield the stored values of keys; None for each that does not exist."""
+        if self._mapped:
+            return map(self._mapped.value, keys)
+        return self._vault.store.fetch(keys, depth)
 
     def _keys(self, place: ChunkPlace) -> list[str]:
         return self._vault.grids[place.name].keys(place.block, place.number)
@@ -119,12 +127,12 @@ class ChunkReader:
         chunk = grid.join(parts)
         if self._checks is None:
             return chunk
-        again = None if self.snapshot else partial(self._again, place)
+        again = None if self._mapped else partial(self._again, place)
         return self._checks.compare(place, chunk, again=again)
 
     def _again(self, place: ChunkPlace) -> NumpyArray:
         grid, keys = self._vault.grids[place.name], self._keys(place)
-        values = self._source.fetch(keys, len(keys))
+        values = self._fetch(keys, len(keys))
         return grid.join([grid.decode(x or b"", k) for x, k in zip(values, keys, strict=True)])
 
     def _keep(self, place: ChunkPlace, chunk: NumpyArray) -> None:
@@ -140,12 +148,15 @@ class ChunkReader:
 
     # ------------------------------------------------------------------------------ steps
 
-    def mapped(self, place: ChunkPlace) -> NumpyArray:
-        """Return a mapped chunk, not copied."""
-        chunk = self.maps[place.name].chunk(place.block, place.number)
-        if self._checks and self._checks.is_fresh(place):
-            self._checks.compare(place, chunk)
-        return chunk
+    def mapped(self, places: Iterable[ChunkPlace]) -> list[NumpyArray]:
+        """Return mapped chunks, not copied."""
+        found = []
+        for place in places:
+            chunk = self.maps[place.name].chunk(place.block, place.number)
+            if self._checks and self._checks.is_fresh(place):
+                self._checks.compare(place, chunk)
+            found.append(chunk)
+        return found
 
     def copy(self, parts: Sequence[Part]) -> None:
         """Copy parts of chunks to where they belong."""
@@ -240,25 +251,14 @@ def windows_of(pieces: NumpyArray, places: WindowPlaces) -> NumpyArray:
 
 @dataclass(frozen=True)
 class MappedArray:
-    """An array ``(rows, T, *leaf)`` with uncompressed chunks in mapped files.
-
-    Attributes
-    ----------
-    leaf
-        Type and shape of a single step.
-    chunk_rows, chunk_steps
-        Rows and steps of a chunk.
-    region
-        The mapped files.
-    addresses
-        ``(blocks, chunks)`` int64, the index in ``region.bytes`` at which each chunk begins.
-    """
+    """An array ``(rows, T, *leaf)`` with uncompressed chunks in mapped files."""
 
     leaf: Leaf
     chunk_rows: int
     chunk_steps: int
     region: Region
     addresses: NDArray[np.int64]
+    """``(blocks, chunks)``, the index in ``region.bytes`` at which each chunk begins."""
 
     def chunk(self, block: int, number: int) -> NumpyArray:
         """Return one chunk ``(chunk_rows, chunk_steps, *leaf)``, not copied."""
@@ -337,17 +337,25 @@ class MappedArray:
         return found.view(self.leaf.dtype).reshape(-1, steps, *self.leaf.shape)
 
 
-def _map_arrays(snapshot: Snapshot, vault: Description) -> dict[str, MappedArray]:
+def _map_arrays(mapped: Contents, vault: Description) -> dict[str, MappedArray]:
     """Return the arrays that can be mapped, by name: plain ones of which no chunk is missing."""
-    found = {}
-    for name, leaf in vault.leaves.items():
-        grid = vault.grids[name]
+    found, region, values = {}, mapped.region, mapped.tree.values
+    for name, grid in vault.grids.items():
         rows, steps, *_ = grid.chunks
-        shape = -(-vault.rows // rows), -(-vault.length // steps)
-        if not grid.is_plain:
+        blocks, numbers = -(-vault.rows // rows), -(-vault.length // steps)
+        # A forged length must not make the addresses take memory for it.
+        if region is None or not grid.is_plain or blocks * numbers > len(values):
             continue
-        if (addresses := snapshot.addresses(name, shape, grid.chunk_bytes)) is not None:
-            found[name] = MappedArray(leaf, rows, steps, snapshot.region, addresses)
+        rest, size = ".0" * (len(grid.shape) - 2), grid.chunk_bytes
+        begins: list[int] = []
+        for block in range(blocks):
+            for number in range(numbers):
+                place = values.get(f"{grid.prefix}{block}.{number}{rest}")
+                if isinstance(place, ValueLocation) and place.length == size:
+                    begins.append(region.starts[place.file] + place.offset)
+        if len(begins) == blocks * numbers:
+            addresses = np.array(begins, np.int64).reshape(blocks, numbers)
+            found[name] = MappedArray(vault.leaves[name], rows, steps, region, addresses)
     return found
 
 
@@ -364,3 +372,153 @@ def _copy(chunk: NumpyArray, target: NumpyArray) -> int:
             to_row[start : start + steps] = piece
             checksum = google_crc32c.extend(checksum, piece)
     return checksum
+
+
+# ---------------------------------------------------------------------------------- checksums
+
+
+class Checks:
+    """Compares chunks with the checksums of a vault that offmarl wrote; threads may share them.
+
+    Chunks of mapped files, which stay as they are, are compared once: one array holds the checksums
+    of all chunks, and a mask marks those that were found intact. Later reads only look at the mask.
+    ``episodes`` returns the vault's episodes; an error names those that the damage affects.
+    """
+
+    def __init__(
+        self,
+        values: Store | Contents,
+        vault: Description,
+        schema: Schema,
+        episodes: Callable[[], Episodes],
+    ):
+        self._values, self._vault, self._schema = values, vault, schema
+        self._episodes = episodes
+        # Steps of a row that have checksums: a chunk that a stock program wrote to has none.
+        self._covered = vault.manifest.head.length if vault.manifest else 0
+        if self._covered < vault.length:
+            self._covered -= self._covered % schema.chunk_steps
+        self._written = self._covered
+        self._index = {name: index for index, name in enumerate(vault.leaves)}
+        self._blocks = schema.rows // schema.chunk_rows
+        self._numbers = -(-self._covered // schema.chunk_steps)
+        self._chunks = -(-vault.length // schema.chunk_steps)
+        columns = len(self._index) * self._blocks
+        # Zeros take no memory until they are written, and entries that are not loaded are not read.
+        self._expected: Int[np.ndarray, "T columns"] = np.zeros((self._numbers, columns), int)
+        self._loaded: Bool[np.ndarray, "T"] = np.zeros(self._numbers, bool)
+        shape = len(self._index), self._blocks, self._chunks
+        sound: Bool[np.ndarray, "L B T"] = np.zeros(shape, bool)
+        sound[:, :, self._numbers :] = True  # nothing to compare them with
+        self._sound: Bool[np.ndarray, "L places"] = sound.reshape(len(self._index), -1)
+        self._sound_in_all: dict[tuple[str, ...], Bool[np.ndarray, "places"]] = {}
+        self._lock = Lock()
+
+    def load(self, numbers: Iterable[int]) -> None:
+        """Load the checksums of some chunks of time, unless they are loaded, in one read."""
+        numbers = {number for number in numbers if number < self._numbers}
+        if wanted := sorted(number for number in numbers if not self._loaded[number]):
+            with self._lock:
+                self._load(wanted)
+
+    def _load(self, numbers: Sequence[int]) -> None:
+        """Load checksums and the vault's length."""
+        keys = [layout.HEAD_KEY, *map(layout.checksums_key, numbers)]
+        head, *found = self._values.get_all(keys)
+        self._written = Head.decode(head).length
+        for number, value in zip(numbers, found, strict=True):
+            decoded = layout.decode_checksums(value)[: self._expected.shape[1]]
+            checksums = np.full(self._expected.shape[1], _UNKNOWN)
+            checksums[: len(decoded)] = decoded
+            self._expected[number] = checksums  # one assignment, since other threads read the row
+            self._loaded[number] = True
+
+    def fresh(
+        self, names: Sequence[str], block: Int[np.ndarray, "P"], number: Int[np.ndarray, "P"]
+    ) -> list[ChunkPlace]:
+        """Return which chunks of some arrays have not been compared, as they lie in the files."""
+        key, places = tuple(names), block * self._chunks + number
+        sound = self._sound_in_all.get(key)
+        if sound is not None and sound[places].all():
+            return []
+        rows = np.array([self._index[name] for name in names])
+        if sound is None:
+            sound = np.logical_and.reduce(self._sound[rows], axis=0)
+            self._sound_in_all[key] = sound
+        places = np.unique(places)
+        places = places[np.argsort(places % self._chunks, kind="stable")]
+        known = self._sound[np.ix_(rows, places)]
+        sound[places] = known.all(0)
+        found = zip(*np.nonzero(~known), strict=True)
+        return [ChunkPlace(names[i], *divmod(int(places[j]), self._chunks)) for i, j in found]
+
+    def is_fresh(self, place: ChunkPlace) -> bool:
+        """Whether a chunk must still be compared."""
+        name, block, number = place
+        return not self._sound[self._index[name], block * self._chunks + number]
+
+    def compare(
+        self,
+        place: ChunkPlace,
+        chunk: NumpyArray,
+        *,
+        checksum: int | None = None,
+        again: Callable[[], NumpyArray] | None = None,
+    ) -> NumpyArray:
+        """Return a chunk that agrees with its checksum; `VaultChecksumError` if it is damaged.
+
+        ``checksum`` is its CRC32C, if known. ``again`` reads the chunk once more. It is called if
+        the checksum differs, because a writer may have committed between the reads of both.
+        """
+        if place.number < self._numbers and not self._loaded[place.number]:
+            self.load([place.number])
+        while not self._agrees(place, chunk, checksum):
+            with self._lock:
+                before = self._state(place.number)
+            if again is None:
+                raise self._damaged(place)
+            chunk, checksum = again(), None
+            with self._lock:
+                self._load([place.number])
+                same = before == self._state(place.number)
+            if same and not self._agrees(place, chunk):
+                raise self._damaged(place)
+        self._sound[self._index[place.name], place.block * self._chunks + place.number] = True
+        return chunk
+
+    def _state(self, number: int) -> tuple[bytes, int]:
+        return self._expected[number].tobytes(), self._written
+
+    def _agrees(self, place: ChunkPlace, chunk: NumpyArray, checksum: int | None = None) -> bool:
+        name, block, number = place
+        if number >= self._numbers:
+            return True
+        expected = int(self._expected[number, self._index[name] * self._blocks + block])
+        filled = self._written - number * self._schema.chunk_steps
+        return checksum == expected or agrees(chunk, expected, filled)
+
+    def _damaged(self, place: ChunkPlace) -> VaultFormatError:
+        name, block, number = place
+        size, steps = self._schema.chunk_rows, self._schema.chunk_steps
+        chunk = Chunk(
+            key=self._schema.chunk_key(name, block, number),
+            leaf=name,
+            rows=(block * size, (block + 1) * size),
+            steps=(number * steps, min((number + 1) * steps, self._covered)),
+        )
+        fault = with_episodes(of_chunk(chunk, "its checksum is wrong"), self._episodes())
+        return damaged(self._vault.path, fault, VaultChecksumError)
+
+
+def agrees(chunk: NumpyArray, expected: int, filled: int) -> bool:
+    """Whether a chunk matches its checksum, as it is or with zeros after the vault's end.
+
+    A stock program that died may have written past the end; these bytes are not part of the vault.
+    """
+    if google_crc32c.value(chunk) == expected:
+        return True
+    if filled >= chunk.shape[1]:
+        return False
+    whole = chunk.copy()
+    whole[:, filled:] = 0
+    return bool(google_crc32c.value(whole) == expected)

@@ -1,11 +1,10 @@
 """Gathers steps into the chunks that are written to disk."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from offmarl.errors import VaultFormatError
 from offmarl.vault import layout
 from offmarl.vault.bulk import Block, allocate
 from offmarl.vault.faults import damaged
@@ -28,40 +27,25 @@ class _Chunk:
     """
 
     def __init__(self, schema: layout.Schema):
-        places, size = _places(schema)
-        self.memory = allocate(size)
-        self.places: list[tuple[int, int]] = [(place.start, place.size) for place in places]
+        leaves, blocks = schema.leaves.items(), range(0, schema.rows, schema.chunk_rows)
+        steps = schema.chunk_rows * schema.chunk_steps
+        sizes = [steps * leaf.step_bytes for _, leaf in leaves for _ in blocks]
+        starts = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]).tolist()
+        self.memory = allocate(starts[-1])
+        self.places: list[tuple[int, int]] = list(zip(starts[:-1], sizes, strict=True))
+        """Offset and size of each value, in the order of keys."""
         self.arrays: list[tuple[str, slice, NumpyArray]] = []
-        for name, rows, leaf, start, _ in places:
+        """Name, rows and array of each value."""
+        values = ((name, leaf, row) for name, leaf in leaves for row in blocks)
+        for start, (name, leaf, row) in zip(starts[:-1], values, strict=True):
             shape = (schema.chunk_rows, schema.chunk_steps, *leaf.shape)
-            self.arrays.append((name, rows, np.ndarray(shape, leaf.dtype, self.memory, start)))
+            array = np.ndarray(shape, leaf.dtype, self.memory, start)
+            self.arrays.append((name, slice(row, row + schema.chunk_rows), array))
 
     def values(self) -> list[memoryview]:
         """Return the values, not copied."""
         memory = memoryview(self.memory)
         return [memory[start : start + count] for start, count in self.places]
-
-
-class _Place(NamedTuple):
-    """Where a value lies in the memory of a chunk."""
-
-    name: str
-    rows: slice
-    leaf: layout.Leaf
-    start: int
-    size: int
-
-
-def _places(schema: layout.Schema) -> tuple[list[_Place], int]:
-    """Return the places of all values, in the order of keys, and their bytes in all."""
-    places, start = [], 0
-    for name, leaf in schema.leaves.items():
-        size = schema.chunk_rows * schema.chunk_steps * leaf.step_bytes
-        for row in range(0, schema.rows, schema.chunk_rows):
-            rows = slice(row, row + schema.chunk_rows)
-            places.append(_Place(name, rows, leaf, start, size))
-            start += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return places, start
 
 
 class Staged(NamedTuple):
@@ -79,19 +63,13 @@ class Staged(NamedTuple):
 
 
 class ChunkBuffer:
-    """The chunk of time that is not full yet, and those that wait for a commit.
-
-    Attributes
-    ----------
-    staged
-        Full chunks for the next commit, by number; the caller empties it when it takes them, and
-        gives them back to `recycle` when they are durable.
-    """
+    """The chunk of time that is not full yet, and those that wait for a commit."""
 
     def __init__(self, schema: layout.Schema, start: int):
         self.staged: dict[int, Staged] = {}
+        """Full chunks for the next commit, by number; the caller empties it when it takes them, and
+        gives them back to `recycle` when they are durable."""
         self._schema = schema
-        self._leaves = schema.leaves
         self._number, self._filled = divmod(start, schema.chunk_steps)
         self._chunk = _Chunk(schema)
         self._lent: dict[int, _Chunk] = {}
@@ -121,7 +99,7 @@ class ChunkBuffer:
         """Read the steps of the unfinished chunk from disk."""
         if not self._filled:
             return
-        keys = list(self._keys(self._number))
+        keys = self._schema.chunk_keys(self._number)
         stored = store.get_all(keys)
         for key, value, (*_, array) in zip(keys, stored, self._chunk.arrays, strict=True):
             array[:, : self._filled] = self._decode(store, key, value, array)[:, : self._filled]
@@ -129,16 +107,17 @@ class ChunkBuffer:
             (expected,) = store.get_all([layout.checksums_key(self._number)])
             sound = _agree(stored, expected) | _agree(self._chunk.values(), expected)
             if not sound.all():
-                raise _damaged(store, keys[sound.argmin()], "its checksum is wrong")
+                raise damaged(store.path, f"its checksum is wrong, of {keys[sound.argmin()]}")
 
     def _decode(self, store: Store, key: str, value: bytes, like: NumpyArray) -> NumpyArray:
         if self._schema.codec == "zstd":
             try:
                 value = _zstd().decode(value)
             except (RuntimeError, ValueError) as error:
-                raise _damaged(store, key, str(error)) from error
+                raise damaged(store.path, f"{error}, of {key}") from error
         if len(value) != like.nbytes:
-            raise _damaged(store, key, f"it has {len(value)} bytes instead of {like.nbytes}")
+            wrong = f"it has {len(value)} bytes instead of {like.nbytes}"
+            raise damaged(store.path, f"{wrong}, of {key}")
         return np.frombuffer(value, like.dtype).reshape(like.shape)
 
     def put(self, arrays: Mapping[str, NumpyArray]) -> None:
@@ -156,8 +135,9 @@ class ChunkBuffer:
                 self._stage()
 
     def _stage(self) -> None:
+        keys = self._schema.chunk_keys(self._number)
         if self._schema.codec == "raw":
-            places = dict(zip(self._keys(self._number), self._chunk.places, strict=True))
+            places = dict(zip(keys, self._chunk.places, strict=True))
             block = Block(self._chunk.memory, places)
             self.staged[self._number] = Staged(self._checksums(), block)
             self._lent[self._number] = self._chunk
@@ -175,7 +155,8 @@ class ChunkBuffer:
         if self._schema.codec == "zstd":
             return self._compressed()
         values = map(bytes, self._chunk.values())
-        return dict(zip(self._keys(self._number), values, strict=True)) | self._checksums()
+        keys = self._schema.chunk_keys(self._number)
+        return dict(zip(keys, values, strict=True)) | self._checksums()
 
     def recycle(self, through: int) -> None:
         """Reuse the memory of chunks that are durable up to a number of steps."""
@@ -186,21 +167,15 @@ class ChunkBuffer:
 
     def _compressed(self) -> dict[str, Value]:
         values = map(compress, self._chunk.values())
-        return dict(zip(self._keys(self._number), values, strict=True))
+        return dict(zip(self._schema.chunk_keys(self._number), values, strict=True))
 
     def _checksums(self) -> dict[str, Value]:
         values = self._chunk.values()
         return {layout.checksums_key(self._number): layout.encode_checksums(values)}
 
-    def _keys(self, chunk: int) -> Iterator[str]:
-        """Yield the keys of a chunk: of each leaf, each block of rows."""
-        for name, leaf in self._leaves.items():
-            for block in range(self._schema.rows // self._schema.chunk_rows):
-                yield leaf.chunk_key(name, block, chunk)
-
     def key_at(self, step: int) -> str:
         """Return a key that every append of a step there must write."""
-        return self._leaves["rewards"].chunk_key("rewards", 0, step // self._schema.chunk_steps)
+        return self._schema.chunk_key("rewards", 0, step // self._schema.chunk_steps)
 
 
 def _agree(values: Iterable[Value | memoryview], expected: bytes) -> NumpyArray:
@@ -219,7 +194,3 @@ def _zstd() -> Any:
     from numcodecs import Zstd
 
     return Zstd(level=1, checksum=True)
-
-
-def _damaged(store: Store, key: str, reason: str) -> VaultFormatError:
-    return damaged(store.path, f"{reason}, of {key}")

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from offmarl._ahead import ahead, depth_of
 from offmarl.errors import VaultConflictError
-from offmarl.vault import commit, layout
+from offmarl.vault import commit
 from offmarl.vault.commit import Contents, ValueLocation
 from offmarl.vault.drivers import Directory, Driver
 from offmarl.vault.faults import damaged
@@ -173,7 +173,7 @@ def copy(contents: Contents, keys: Iterable[str], target: Store) -> None:
 
 def _values(contents: Contents, keys: list[str]) -> Iterator[tuple[str, bytes]]:
     for key, read in ahead(keys, contents.fetch, depth_of(_BATCH_BYTES // 16)):
-        yield key, unseal(key, read(), contents.driver.path)
+        yield from unseal({key: read()}, contents.driver.path).items()
 
 
 def _batches(values: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
@@ -230,16 +230,6 @@ def tidy(driver: Driver) -> None:
         if live is not None and f"{DATA}/{file.name}" not in live:
             file.unlink()
     shutil.rmtree(rest)
-
-
-def prepare(store: Store) -> None:
-    """Delete files that a killed process left, and check that the vault can be appended to.
-
-    The caller must hold the vault's lock.
-    """
-    tidy(store.driver)
-    if (schema := store.get_json(layout.SCHEMA_KEY)) is not None:
-        layout.Schema.from_json(schema)
 
 
 def _usage(directory: Path) -> tuple[int, int]:

@@ -1,12 +1,12 @@
 """Vaults of other programs: infers what they do not record, and corrects deviations on reading.
 
 Such vaults have no episode table and no spec, so both are inferred from the data. Each deviation
-is reported by a name, its quirk.
+is reported by a name, its quirk. The vaults are of `offmarl.vault.reader.Reader`.
 """
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -171,11 +171,6 @@ def views_are_finite(view: View, axes: int) -> NumpyArray:
     return found
 
 
-def of_returns(episodes: Table) -> list[str]:
-    """Return the quirks that show in the returns of an episode table."""
-    return [] if np.isfinite(episodes["returns"]).all() else [NOT_FINITE]
-
-
 def of_ends(episodes: Table, time_limit: int | None) -> list[str]:
     """Return the quirks of how episodes end; ``episodes`` is the table as on disk."""
     if time_limit is not None:
@@ -213,46 +208,18 @@ def _unpad(values: NumpyArray) -> NumpyArray:
     return np.where(padding, values.dtype.type(0), values) if padding.any() else values
 
 
-@runtime_checkable
-class Readable(Protocol):
-    """The attributes of `offmarl.vault.Dataset` that the functions of this module use."""
-
-    leaves: Mapping[str, Leaf]
-    rows: int
-    length: int
-    time_limit: int | None
-
-    def read(
-        self,
-        start: int = 0,
-        stop: int | None = None,
-        rows: slice = ...,
-        leaves: Iterable[str] | None = None,
-    ) -> dict[str, NumpyArray]:
-        """Read steps of some arrays."""
-
-    def blocks(
-        self, leaves: Iterable[str] | None = None, start: int = 0
-    ) -> Iterator[tuple[int, int]]:
-        """Cut time into intervals that fit in memory."""
-
-
-def infer_spec(vault: Readable) -> EnvSpec:
+def infer_spec(vault: Any) -> EnvSpec:
     """Infer the environment's sizes from the arrays of a vault of another program."""
     found = encoding.spec_of(vault.leaves)
     if found.action == Discrete(0):
-        found = dataclasses.replace(found, action=Discrete(_highest_action(vault) + 1))
+        names = ["actions"]
+        blocks = (vault.read(*block, leaves=names)["actions"] for block in vault.blocks(names))
+        highest = max((int(actions.max()) for actions in blocks), default=0)
+        found = dataclasses.replace(found, action=Discrete(highest + 1))
     return dataclasses.replace(found, time_limit=vault.time_limit)
 
 
-def _highest_action(vault: Readable) -> int:
-    """Return the highest discrete action; 0 if there are none."""
-    names = ["actions"]
-    blocks = (vault.read(*block, leaves=names)["actions"] for block in vault.blocks(names))
-    return max((int(actions.max()) for actions in blocks), default=0)
-
-
-def infer_episodes(vault: Readable, num_agents: int, start: int = 0) -> Iterator[Table]:
+def infer_episodes(vault: Any, num_agents: int, start: int = 0) -> Iterator[Table]:
     """Find the episodes from a step on; new episodes begin there in all rows."""
     running = tables.none_running(vault.rows, num_agents, start)
     names = [name for name in layout.SIGNALS if name in vault.leaves]
@@ -263,13 +230,13 @@ def infer_episodes(vault: Readable, num_agents: int, start: int = 0) -> Iterator
     yield running[running["length"] > 0]
 
 
-def find_quirks(vault: Readable, table: Table) -> tuple[str, ...]:
+def find_quirks(vault: Any, table: Table) -> tuple[str, ...]:
     """Return the quirks of another program's vault; ``table`` holds its episodes as on disk."""
     return (
         *_of_shapes(vault.leaves, vault.rows),
         *(["padded observations"] if _is_padded(vault) else []),
         *of_ends(table, vault.time_limit),
-        *of_returns(table),
+        *([] if np.isfinite(table["returns"]).all() else [NOT_FINITE]),
     )
 
 
@@ -286,7 +253,7 @@ def _of_shapes(leaves: Mapping[str, Leaf], rows: int) -> list[str]:
     return [quirk for quirk, is_present in found.items() if is_present] + absent
 
 
-def _is_padded(vault: Readable) -> bool:
+def _is_padded(vault: Any) -> bool:
     """Whether the first observations are padded with minus infinity."""
     names = encoding.float_observations(vault.leaves)
     if not names:
@@ -295,7 +262,7 @@ def _is_padded(vault: Readable) -> bool:
     return any(np.isneginf(x).any() for x in vault.read(0, stop, leaves=names).values())
 
 
-def limited_steps(vault: Readable, table: Table) -> NumpyArray:
+def limited_steps(vault: Any, table: Table) -> NumpyArray:
     """Return the mask ``(B, T)`` of steps where a time limit is flagged as termination.
 
     ``table`` holds the vault's episodes as on disk.

@@ -4,10 +4,11 @@ import json
 import operator
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, SupportsIndex, get_args
+from typing import Any, NamedTuple, SupportsIndex, get_args
 
 from offmarl.errors import VaultError, VaultExistsError, VaultLockedError
 from offmarl.paths import no_empty_directories
@@ -17,9 +18,11 @@ from offmarl.vault.drivers import Directory, Driver, driver_of
 from offmarl.vault.files import WriterLock, clear_directory, errors_of, make_directory, publish
 from offmarl.vault.layout import METADATA, Codec, Head, Schema
 from offmarl.vault.location import absolute
+from offmarl.vault.manifest import Manifest
 from offmarl.vault.metadata import to_metadata, without_episodes
 from offmarl.vault.open import SUFFIX
 from offmarl.vault.store import Store, store_of
+from offmarl.vault.tables import none_running
 from offmarl.vault.values import OnInvalid
 from offmarl.vault.writer import Writer
 
@@ -76,9 +79,10 @@ def create(
     """
     place = destination(path)
     schema = _schema(spec, rows, chunk_steps, expected_steps, codec)
-    make = _create_and_move if place.can_rename else _create_in_place
-    with errors_of(place.path):
-        return make(place, schema, provenance or {}, on_invalid)
+    with errors_of(place.path), _building(place, "new") as building:
+        empty = _fill(building.store, schema, provenance or {})
+        building.publish()
+        return Writer(store_of(place), building.lock, empty, on_invalid)
 
 
 def _schema(
@@ -104,51 +108,6 @@ def _schema(
 
 
 @contextmanager
-def _building(place: Driver, part: Path) -> Iterator[tuple[Store, WriterLock]]:
-    """Create a temporary directory to build a vault in; it is removed if the block fails."""
-    with no_empty_directories(part.parent):
-        make_directory(part)
-        fresh = Directory(part)
-        try:
-            lock = fresh.lock()
-        except VaultLockedError:
-            raise
-        except VaultError:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
-        try:
-            place.refuse_existing()
-            clear_directory(part)
-            yield store_of(fresh), lock
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)  # before others may build there
-            lock.release()
-            raise
-
-
-def _create_and_move(
-    place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
-) -> Writer:
-    final = place.directory
-    with _building(place, final.with_name(f".{final.name}.new")) as (store, lock):
-        _fill(store, schema, provenance)
-        publish(store.driver.directory, final)
-        return Writer(store_of(place), lock, on_invalid)
-
-
-def _create_in_place(
-    place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
-) -> Writer:
-    """Create a vault where nothing can be renamed: ``metadata.json`` marks it and comes last."""
-    lock = place.lock()
-    place.refuse_existing()
-    place.clear()
-    store = store_of(place)
-    _fill(store, schema, provenance)
-    return Writer(store, lock, on_invalid)
-
-
-@contextmanager
 def create_whole(
     path: str | os.PathLike[str],
     spec: EnvSpec,
@@ -166,9 +125,19 @@ def create_whole(
     """
     place = free_place(path)
     schema = _schema(spec, rows, chunk_steps, expected_steps, codec)
-    whole = _build_and_move if place.can_rename else _build_in_place
-    with whole(place, schema, provenance or {}, on_invalid) as writer:
-        yield writer
+    with ExitStack() as last, _building(place, "part") as building:
+        with errors_of(place.path):
+            empty = _fill(building.store, schema, provenance or {})
+            writer = Writer(building.store, building.lock, empty, on_invalid)
+        last.callback(writer.release)  # once a failed vault is removed, others may build there
+        try:
+            yield writer
+            writer.flush()
+        except BaseException:
+            writer._settle()
+            raise
+        building.publish()
+        writer.path = place.path
 
 
 @contextmanager
@@ -177,77 +146,64 @@ def create_store(path: str | os.PathLike[str]) -> Iterator[Store]:
 
     The block must write all keys and ``metadata.json``.
     """
-    place = free_place(path)
-    build = _store_and_move if place.can_rename else _store_in_place
-    with build(place) as store:
-        yield store
+    with _building(free_place(path), "part") as building:
+        yield building.store
+        building.publish()
+        building.lock.release()
+
+
+class _Building(NamedTuple):
+    """A vault that is built beside its place, or in it where nothing can be renamed."""
+
+    place: Driver
+    store: Store
+    lock: WriterLock
+
+    def publish(self) -> None:
+        """Move the vault to its place, if it is not there."""
+        built = self.store.driver
+        if built is not self.place:
+            with errors_of(self.place.path):
+                self.place.refuse_existing()
+                publish(built.directory, self.place.directory)
 
 
 @contextmanager
-def _store_and_move(place: Driver) -> Iterator[Store]:
-    final = place.directory
-    part = final.with_name(f".{final.name}.part")
-    with ExitStack() as last, ExitStack() as stack:
-        with errors_of(final):
-            store, lock = stack.enter_context(_building(place, part))
-        last.callback(lock.release)  # once a failed vault is removed, others may build there
-        yield store
-        with errors_of(final):
-            place.refuse_existing()
-            publish(part, final)
+def _building(place: Driver, suffix: str) -> Iterator[_Building]:
+    """Build a vault, which nothing remains of if the block fails.
 
-
-@contextmanager
-def _store_in_place(place: Driver) -> Iterator[Store]:
-    with errors_of(place.path):
-        lock = place.lock()
-    try:
-        place.refuse_existing()
-        place.clear()
-        yield store_of(place)
-    except BaseException:
-        place.clear()
-        raise
-    finally:
-        lock.release()
-
-
-@contextmanager
-def _build_and_move(
-    place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
-) -> Iterator[Writer]:
-    final = place.directory
-    part = final.with_name(f".{final.name}.part")
-    with ExitStack() as last, ExitStack() as stack:
-        with errors_of(final):
-            store, lock = stack.enter_context(_building(place, part))
-            _fill(store, schema, provenance)
-            writer = Writer(store, lock, on_invalid)
-        last.callback(writer.release)  # once a failed vault is removed, others may build there
-        yield writer
-        writer.flush()
-        with errors_of(final):
-            place.refuse_existing()
-            publish(part, final)
-        writer.path = final
-
-
-@contextmanager
-def _build_in_place(
-    place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
-) -> Iterator[Writer]:
-    """Create a vault where nothing can be renamed; a killed process leaves an incomplete one."""
-    with errors_of(place.path):
-        writer = _create_in_place(place, schema, provenance, on_invalid)
-    try:
-        yield writer
-        writer.flush()
-    except BaseException:
-        writer.release()
-        place.clear()
-        raise
-    finally:
-        writer.release()
+    Where nothing can be renamed, ``metadata.json`` marks a vault and comes last, and a killed
+    process leaves an incomplete one.
+    """
+    with ExitStack() as stack:
+        with errors_of(place.path):
+            if place.can_rename:
+                final = place.directory
+                built: Driver = Directory(final.with_name(f".{final.name}.{suffix}"))
+                remove: Callable[[], None] = partial(shutil.rmtree, built.directory, True)
+                stack.enter_context(no_empty_directories(final.parent))
+                make_directory(built.directory)
+            else:
+                built, remove = place, place.clear
+                place.refuse_existing()
+            try:
+                lock = built.lock()
+            except VaultError as error:
+                if built is not place and not isinstance(error, VaultLockedError):
+                    remove()
+                raise
+        try:
+            with errors_of(place.path):
+                if built is place:
+                    place.clear()
+                else:
+                    place.refuse_existing()
+                    clear_directory(built.directory)
+            yield _Building(place, store_of(built), lock)
+        except BaseException:
+            remove()  # before others may build there
+            lock.release()
+            raise
 
 
 def free_place(path: str | os.PathLike[str]) -> Driver:
@@ -324,7 +280,10 @@ def _check_sizes(schema: Schema) -> None:
         )
 
 
-def _fill(store: Store, schema: Schema, provenance: Mapping[str, Any]) -> None:
+def _fill(store: Store, schema: Schema, provenance: Mapping[str, Any]) -> Manifest:
     """Write an empty vault in a place that is locked or new."""
-    store.commit(without_episodes(schema, provenance, Head()), fence={}).result()
+    keys = without_episodes(schema, provenance, Head())
+    store.commit(keys, fence={}).result()
     store.driver.write(METADATA, layout.dump_json(to_metadata(schema)))
+    running = none_running(schema.rows, schema.spec.num_agents)
+    return Manifest(schema, Head(), running, json.loads(keys[layout.PROVENANCE_KEY]), 0)

@@ -4,7 +4,7 @@ import os
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
-from offmarl._episodes import episode_numbers
+from offmarl.replay.sampling import episode_numbers
 from offmarl.terminal import Progress, quiet
 from offmarl.vault.episode_set import Chosen, EpisodeSet
 from offmarl.vault.open import locate

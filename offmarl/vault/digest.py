@@ -16,8 +16,8 @@ from offmarl.tracking import replace_file
 from offmarl.types import EnvSpec, Transition, flatten_view
 from offmarl.vault import encoding, layout
 from offmarl.vault.drivers import Driver, TensorStoreDriver
-from offmarl.vault.forking import is_forked
 from offmarl.vault.layout import Leaf, NumpyArray
+from offmarl.vault.location import is_forked
 from offmarl.vault.manifest import read_manifest
 from offmarl.vault.reader import Reader
 
@@ -38,7 +38,7 @@ def digest(vault: Reader, advance: Advance = silent) -> str:
     """
     # The axis of agents of policy ids is not hashed, so the digests of older vaults stay the same.
     leaves = layout.leaves(vault.spec)
-    leaves[layout.POLICY_IDS] = leaves[layout.POLICY_IDS]._replace(shape=())
+    leaves[layout.POLICY_IDS] = Leaf(leaves[layout.POLICY_IDS].dtype, ())
     shapes = [_describe(name, leaf, vault.spec) for name, leaf in leaves.items()]
     total = hashlib.sha256(layout.dump_json(shapes))
     total.update(np.sort(episode_digests(vault, advance=advance)).data)

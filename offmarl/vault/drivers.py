@@ -9,18 +9,17 @@ import math
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.paths import scheme_factory
 from offmarl.tracking import RUN_FILE
 from offmarl.vault import files
 from offmarl.vault.files import WriterLock, errors_of
-from offmarl.vault.forking import use_tensorstore
 from offmarl.vault.layout import MANIFEST, METADATA
 from offmarl.vault.location import (
     ARCHIVE_SUFFIX,
@@ -33,6 +32,8 @@ from offmarl.vault.location import (
     caching_context,
     finish_remote,
     kvstore_spec,
+    schemes,
+    use_tensorstore,
     vaults_among,
 )
 
@@ -40,31 +41,18 @@ if TYPE_CHECKING:
     import tensorstore as ts
 
 
-T = TypeVar("T")
-
-
 class Driver(ABC):
-    """One place.
+    """One place, at an absolute path or a `Url`; a path may lead into an archive."""
 
-    Attributes
-    ----------
-    path
-        An absolute path or a `Url`. A path into an archive is written as if the archive were a
-        directory.
-    is_writable
-        Whether vaults can be written there.
-    is_remote
-        Whether reads are requests to another machine.
-    can_lock
-        Whether a writer can lock a vault, so that several processes may take turns.
-    can_rename
-        Whether a directory built beside a place can be moved to it atomically.
-    can_map
-        Whether files can be mapped into memory.
-    """
-
-    is_writable = is_remote = False
-    can_lock = can_rename = can_map = False
+    is_writable = False
+    is_remote = False
+    """Whether reads are requests to another machine."""
+    can_lock = False
+    """Whether a writer can lock a vault, so that several processes may take turns."""
+    can_rename = False
+    """Whether a directory built beside a place can be moved to it atomically."""
+    can_map = False
+    """Whether files can be mapped into memory."""
 
     def __init__(self, path: PurePath):
         self.path = path
@@ -84,21 +72,7 @@ class Driver(ABC):
 
     @abstractmethod
     def read(self, name: str) -> bytes | None:
-        """Return the content of a small file, or None if it does not exist.
-
-        Raises
-        ------
-        OSError, ValueError
-            It exists and cannot be read.
-        """
-
-    def finish(self, result: Callable[[], T], again: Callable[[], T]) -> T:
-        """Return the result of a read that was started; call ``again`` if its answer was cut short.
-
-        Errors stay those of the read.
-        """
-        del again
-        return result()
+        """Return the content of a small file, or None if it does not exist."""
 
     @property
     def digest(self) -> str | None:
@@ -115,13 +89,7 @@ class Driver(ABC):
         return None
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a small file; the caller syncs it if it must be durable.
-
-        Raises
-        ------
-        OSError, ValueError
-            It cannot be written.
-        """
+        """Write a small file; the caller syncs it if it must be durable."""
         raise VaultError(f"{self.path} cannot be written to: {name} of {len(content)} bytes.")
 
     def clear(self) -> None:
@@ -169,16 +137,11 @@ class Driver(ABC):
 
 
 class TensorStoreDriver(Driver):
-    """A place whose files TensorStore reads.
-
-    Attributes
-    ----------
-    staleness
-        Bound on the age of TensorStore's cached data: minus infinity (the cache is always current)
-        if nothing can be written; None if TensorStore must read again.
-    """
+    """A place whose files TensorStore reads."""
 
     staleness: float | None = -math.inf
+    """Bound on the age of TensorStore's cached data: minus infinity (the cache is always current)
+    if nothing can be written; None if TensorStore must read again."""
 
     def spec(self) -> dict[str, Any]:
         """Return TensorStore's specification of the files below, named by relative paths."""
@@ -206,11 +169,7 @@ class TensorStoreDriver(Driver):
                 raise ValueError(EMPTY)
             return bytes(found.value) if found.state == "value" else None
 
-        return self.finish(read, read)
-
-    def finish(self, result: Callable[[], T], again: Callable[[], T]) -> T:
-        """Return the result of a read that was started; call ``again`` if its answer was cut."""
-        return finish_remote(result, again) if self.is_remote else result()
+        return finish_remote(read, read) if self.is_remote else read()
 
     def names(self) -> list[str]:
         """Return the relative paths of all files below."""
@@ -243,7 +202,6 @@ class Directory(TensorStoreDriver):
         import tensorstore as ts
 
         use_tensorstore(self.path)
-
         return ts.Context()
 
     @property
@@ -321,13 +279,7 @@ class Directory(TensorStoreDriver):
 
 
 class Archive(TensorStoreDriver):
-    """A path into a zip archive, on this machine or elsewhere.
-
-    Attributes
-    ----------
-    archive
-        The zip archive.
-    """
+    """A path into a zip archive, on this machine or elsewhere."""
 
     def __init__(self, path: PurePath, archive: PurePath):
         super().__init__(path)
@@ -397,8 +349,130 @@ class Bucket(TensorStoreDriver):
         self.files.delete_range(ts.KvStore.KeyRange()).result()
 
 
+# ---------------------------------------------------------------------------------- users
+
+
+@runtime_checkable
+class KeyValues(Protocol):
+    """A key-value store below a URL, which a user's driver provides; see `register_driver`.
+
+    Keys are relative paths, such as ``observations./0.0`` or, below the directory of several
+    vaults, ``main/observations./0.0``. Several threads may call one object.
+    """
+
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Return the values of keys; None for each key that does not exist."""
+
+    def sizes(self, prefix: str) -> Mapping[str, int]:
+        """Return the keys that begin with a prefix, and the bytes of their values."""
+
+    def generations(self, keys: Sequence[str]) -> list[bytes]:
+        """Return a stamp for each key, missing ones too; every write of a key changes its stamp."""
+
+    def commit(self, writes: Mapping[str, bytes], fence: Mapping[str, bytes]) -> None:
+        """Write all values or none, durably.
+
+        Parameters
+        ----------
+        writes
+            Keys and values.
+        fence
+            Keys and the generations that they must still have.
+
+        Raises
+        ------
+        VaultConflictError
+            A key of the fence has another generation; nothing was written.
+        """
+
+    def clear(self) -> None:
+        """Remove all keys."""
+
+
+Factory = Callable[[str], KeyValues]
+"""Opens the key-value store below a URL, which need not hold anything."""
+
+
+class Registered(Driver):
+    """A place of a scheme that a user registered.
+
+    Its key-value store also holds ``metadata.json``, which is written last when a vault is created,
+    so a vault exists once this key does.
+    """
+
+    is_writable = True
+
+    def __init__(self, path: Url, values: KeyValues):
+        super().__init__(path)
+        self.values = values
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all values."""
+        return sum(self.values.sizes("").values())
+
+    def read(self, name: str) -> bytes | None:
+        """Return the value of a key, or None."""
+        (value,) = self.values.read([name])
+        return value
+
+    def prefetch(self, keys: Sequence[str]) -> None:
+        """Start to read the values of keys, if the store can."""
+        if prefetch := getattr(self.values, "prefetch", None):
+            prefetch(keys)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write one value."""
+        self.values.commit({name: content}, {})
+
+    def clear(self) -> None:
+        """Remove all keys."""
+        self.values.clear()
+
+    def is_vault(self) -> bool:
+        """Whether ``metadata.json`` exists."""
+        return self.read(METADATA) is not None
+
+    def vaults(self) -> list[PurePath]:
+        """Return the vaults below, at any depth."""
+        keys = (PurePosixPath(key) for key in self.values.sizes("") if key.endswith(METADATA))
+        found = sorted({key.parent for key in keys if key.name == METADATA and len(key.parts) > 1})
+        return [self.path / below for below in found if not below.name.startswith(".")]
+
+
 openers: dict[str, Callable[[Url], Driver]] = {}
-"""Factories of the registered schemes' drivers; `offmarl.vault.register_driver` adds to them."""
+"""Factories of the registered schemes' drivers; `register_driver` adds to them."""
+
+
+def register_driver(scheme: str, factory: Factory) -> None:
+    """Register a driver for URLs of a scheme, such as ``memory://name/data.vlt/main``.
+
+    Parameters
+    ----------
+    scheme
+        In lower case, without ``://``. A scheme that was registered before is replaced.
+    factory
+        Called with the URL of a vault, or of a directory of vaults. Calls with the same URL must
+        return views of the same data.
+
+    Raises
+    ------
+    VaultError
+        The scheme belongs to offmarl, or is not a word of lower-case letters, digits and ``+.-``.
+    """
+    reserved = schemes - openers.keys()
+    if scheme in reserved or not scheme[:1].isalpha() or not _is_scheme(scheme):
+        raise VaultError(f"{scheme!r} cannot be registered as the scheme of a driver.")
+    schemes.add(scheme)
+    openers[scheme] = lambda url: Registered(url, factory(str(url)))
+
+
+def _is_scheme(text: str) -> bool:
+    allowed = set("abcdefghijklmnopqrstuvwxyz0123456789+.-")
+    return len(text) > 1 and allowed.issuperset(text)
+
+
+# ---------------------------------------------------------------------------------- paths
 
 
 def driver_of(path: str | os.PathLike[str]) -> Driver:
@@ -419,17 +493,14 @@ def driver_of(path: str | os.PathLike[str]) -> Driver:
         if not isinstance(full, Url) and Path(full).is_dir():
             return Directory(full)
         for part in (full, *full.parents):
-            if part.name.endswith(ARCHIVE_SUFFIX) and (isinstance(part, Url) or _is_file(part)):
+            is_archive = part.name.endswith(ARCHIVE_SUFFIX)
+            if is_archive and (isinstance(part, Url) or Path(part).is_file()):
                 return Archive(full, part)
     except OSError as error:
         raise VaultError(f"{full} is not a valid path: {error.strerror}.") from error
     if not isinstance(full, Url):
         return Directory(full)
     return Bucket(full) if full.scheme in BUCKETS else Web(full)
-
-
-def _is_file(path: PurePath) -> bool:
-    return Path(path).is_file()
 
 
 def _size(file: Path) -> int:

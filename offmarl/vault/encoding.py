@@ -57,29 +57,6 @@ def to_disk(transition: Transition) -> dict[str, NumpyArray]:
     return {name: np.asarray(array) for name, array in arrays.items()}
 
 
-_ON_DISK = {
-    "observation": "observations",
-    "action": "actions",
-    "reward": "rewards",
-    "terminated": "terminals",
-    "truncated": "truncations",
-    "state": "infos.state",
-    "legal_actions": "infos.legals",
-    "alive": "infos.alive",
-    "behaviour_log_prob": "infos.behaviour_log_probs",
-    "extras": "extras",
-}
-
-
-def disk_name(field: str) -> str:
-    """Return the name on disk of a field of transitions or views.
-
-    A leaf of a tree has its path, as in "observation.image", which is ``observations.image``.
-    """
-    name, dot, path = field.partition(".")
-    return f"{_ON_DISK[name]}{dot}{path}"
-
-
 def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
     """Build a record from arrays that were read; arrays that a vault lacks are filled in."""
     lead = next(iter(arrays.values())).shape[:2]
@@ -234,16 +211,16 @@ def _extras_of(found: Mapping[str, Leaf]) -> dict[str, ArraySpec]:
 
 
 def _action_of(found: Mapping[str, Leaf]) -> Discrete | Continuous:
-    dtype, (_, *action) = found["actions"]
-    if dtype.kind not in "biu":
-        return Continuous(math.prod(action))
+    actions = found["actions"]
+    if actions.dtype.kind not in "biu":
+        return Continuous(math.prod(actions.shape[1:]))
     legals = found.get("infos.legals")
     return Discrete(legals.shape[-1] if legals else 0)
 
 
 def view_dtype(spec: EnvSpec) -> np.dtype[Any]:
     """Return the packed type of one stored final view: a field for each leaf."""
-    leaves = flatten_view(spec.view_spec)
+    leaves = spec.view_leaves
     return np.dtype([(name, leaf.numpy_dtype, leaf.shape) for name, leaf in leaves.items()])
 
 

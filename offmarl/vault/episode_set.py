@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
-from offmarl._episodes import episode_numbers
+from offmarl.replay.sampling import check_chosen, episode_numbers
 from offmarl.types import Episode, Sequence
 from offmarl.vault import bounds, tables
 from offmarl.vault.weights import WeightsLike, resolve
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # replay imports JAX, which reading does without
         TorchWindows,
         WindowItems,
     )
-    from offmarl.replay.host import To
+    from offmarl.replay.stream import To
 
 Chosen = NDArray[np.int64] | None
 """Numbers of episodes; None for all."""
@@ -73,7 +73,7 @@ class EpisodeSet(ABC):
         >>> replay = best.replay(256, 20)
         """
         chosen = episode_numbers(episodes, len(self))
-        bounds.check_chosen(chosen, len(self), self._located(None)[0].path)
+        check_chosen(chosen, len(self), self._located(None)[0].path)
         dataset, numbers = self._located(np.sort(chosen))
         assert numbers is not None
         return Subset(dataset, numbers)
@@ -475,5 +475,5 @@ class Subset(EpisodeSet):
         if episodes is None:
             return self.dataset, self.numbers
         chosen = episode_numbers(episodes, len(self))
-        bounds.check_chosen(chosen, len(self), self.dataset.path)
+        check_chosen(chosen, len(self), self.dataset.path)
         return self.dataset, self.numbers[chosen]

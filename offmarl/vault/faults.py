@@ -11,6 +11,9 @@ from offmarl.errors import OffmarlError, VaultFormatError
 from offmarl.vault.metadata import Chunk
 from offmarl.vault.tables import Episodes
 
+ERRORS = (OffmarlError, ValueError, OSError)
+"""What reading a damaged vault may raise."""
+
 
 class Fault(NamedTuple):
     """Damage in a vault; leaf, rows and steps are None if it does not belong to any."""
@@ -54,8 +57,13 @@ def noting(faults: list[Fault], key: str | None = None) -> Iterator[None]:
     """Append an error that the block raises to the faults, and suppress it."""
     try:
         yield
-    except (OffmarlError, ValueError, OSError) as error:
-        faults.append(Fault(str(error).partition(" [tensorstore_spec")[0], key))
+    except ERRORS as error:
+        faults.append(Fault(reason(error), key))
+
+
+def reason(error: Exception) -> str:
+    """Return what an error says, without the details for TensorStore's developers."""
+    return str(error).partition(" [tensorstore_spec")[0]
 
 
 def merged(faults: Iterable[Fault]) -> list[Fault]:
@@ -101,20 +109,13 @@ def _span(span: tuple[int, int]) -> str:
 
 
 def _numbered(episodes: tuple[int, ...]) -> str:
-    match len(episodes):
-        case 0:
-            return ""
-        case 1:
-            return f" (episode {episodes[0]})"
-        case _ if episodes[-1] - episodes[0] + 1 == len(episodes):
-            return f" (episodes {episodes[0]} to {episodes[-1]})"
-        case count if count > 8:
-            return f" ({count} episodes: {', '.join(map(str, episodes[:8]))}, ...)"
-        case _:
-            return f" (episodes {', '.join(map(str, episodes))})"
-
-
-def expect(condition: bool | np.bool_, otherwise: str) -> None:
-    """Raise `VaultFormatError` with a text unless a condition holds."""
-    if not condition:
-        raise VaultFormatError(otherwise)
+    if not episodes:
+        return ""
+    if len(episodes) == 1:
+        return f" (episode {episodes[0]})"
+    if episodes[-1] - episodes[0] + 1 == len(episodes):
+        return f" (episodes {episodes[0]} to {episodes[-1]})"
+    some = ", ".join(map(str, episodes[:8]))
+    return (
+        f" ({len(episodes)} episodes: {some}, ...)" if len(episodes) > 8 else f" (episodes {some})"
+    )

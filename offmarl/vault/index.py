@@ -1,7 +1,7 @@
 """The records that appended steps add to a vault's tables."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,11 +9,8 @@ import numpy as np
 from offmarl.errors import ShapeError, VaultError
 from offmarl.types import EnvSpec, FinalObservations, Transition
 from offmarl.vault import encoding, layout, tables
-from offmarl.vault.faults import Fault
 from offmarl.vault.layout import Head, NumpyArray
-from offmarl.vault.manifest import Parts
-from offmarl.vault.reader import Reader
-from offmarl.vault.tables import Signals, Table
+from offmarl.vault.tables import Signals
 
 Cut = bool | np.ndarray[Any, np.dtype[np.bool_]]
 """A flag for the last step of all rows or of each, or for every step ``(rows, T)``."""
@@ -153,78 +150,3 @@ def _mark_cut(ended: tables.Table, begin: int, cut: NumpyArray) -> tables.Table:
         )
     ended["cause"][is_cut & (ended["cause"] == tables.TRUNCATED)] = tables.CUT
     return ended
-
-
-_MAX_FAULTS = 100
-
-
-def reindex(vault: Reader, stop: int, known: Table) -> tuple[Table, Table]:
-    """Find the episodes in the first ``stop`` steps of each row."""
-    given_up = known[(known["cause"] == tables.OPEN) & (_ends(known) < stop)]
-    running = tables.none_running(vault.rows, vault.spec.num_agents)
-    found = [known[:0]]
-    names = [name for name in (*layout.SIGNALS, layout.POLICY_IDS) if name in vault.leaves]
-    for begin, end in vault.blocks(names):
-        if begin < stop:
-            arrays = vault.read(begin, min(end, stop), leaves=names)
-            signals = _with_ends(encoding.signals_of(arrays), given_up, begin)
-            ended, running = tables.scan(running, begin, signals)
-            found.append(ended)
-    ended = np.concatenate(found)
-    ended["cause"] = np.where(_among(ended, given_up), tables.OPEN, ended["cause"])
-    cut = known[known["cause"] == tables.CUT]
-    by_limit = ended["cause"] == tables.TRUNCATED
-    ended["cause"] = np.where(by_limit & _among(ended, cut), tables.CUT, ended["cause"])
-    return ended, running
-
-
-def differences(vault: Reader, own: Parts) -> Iterator[Fault]:
-    """Yield the differences between the episode table and the steps."""
-    table, head = own.table, own.head
-    if table is None or head is None:
-        return
-    ended, running = reindex(vault, head.length, table[: head.episodes])
-    found, kept = (_sorted(x) for x in (np.concatenate([ended, running]), table))
-    found = found[found["length"] > 0]
-    if len(found) != len(kept):
-        yield Fault(f"the steps have {len(found)} episodes, and the table has {len(kept)}")
-        return
-    names = [name for name in found.dtype.names or () if name != "final"]
-    same = [_equal(found[name], kept[name]) for name in names]
-    for episode in np.flatnonzero(~np.all(same, axis=0))[:_MAX_FAULTS].tolist():
-        wrong = ", ".join(
-            name for name, equal in zip(names, same, strict=True) if not equal[episode]
-        )
-        yield Fault(
-            f"the episode table and the steps differ in its {wrong}",
-            episodes=(episode,),
-        )
-
-
-def _equal(a: Table, b: Table) -> Table:
-    equal = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124 - NaN
-    return equal.all(tuple(range(1, equal.ndim)))
-
-
-def _sorted(table: Table) -> Table:
-    return table[np.lexsort((table["start"], table["row"]))]
-
-
-def _ends(table: Table) -> Table:
-    return table["start"] + table["length"] - 1
-
-
-def _with_ends(signals: Signals, given_up: Table, begin: int) -> Signals:
-    """Return the signals with an end added where an episode was abandoned."""
-    time = _ends(given_up) - begin
-    here = (time >= 0) & (time < signals.reward.shape[1])
-    terminated = signals.terminated.copy()
-    terminated[given_up["row"][here], time[here]] = True
-    return signals._replace(terminated=terminated)
-
-
-def _among(table: Table, others: Table) -> Table:
-    """Return the mask of the episodes of a table that are also in another."""
-    known = set(zip(others["row"].tolist(), _ends(others).tolist(), strict=True))
-    mine = zip(table["row"].tolist(), _ends(table).tolist(), strict=True)
-    return np.fromiter((end in known for end in mine), bool, len(table))

@@ -9,7 +9,8 @@ which stock programs ignore. Names on disk appear only here and in `offmarl.vaul
 import json
 import math
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -79,23 +80,22 @@ NumpyArray = Any
 annotated for JAX's, so type checkers must accept any type here."""
 
 
-class Leaf(NamedTuple):
-    """One array of a vault: the type and shape of a single step of a single row."""
-
+class _TypeAndShape(NamedTuple):
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 
-    @property
+
+class Leaf(_TypeAndShape):
+    """One array of a vault: the type and shape of a single step of a single row."""
+
+    @cached_property
     def step_bytes(self) -> int:
         """Bytes of one step of one row, uncompressed."""
         return self.dtype.itemsize * math.prod(self.shape)
 
-    def chunk_key(self, name: str, block: int, chunk: int) -> str:
-        """Return the key of a chunk: the index of its block of rows, and of its chunk of time."""
-        return prefix_of(name) + ".".join([str(block), str(chunk), *("0" for _ in self.shape)])
 
-
-class Schema(NamedTuple):
+@dataclass(frozen=True)
+class Schema:
     """The properties of a vault of offmarl that never change."""
 
     spec: EnvSpec
@@ -105,7 +105,7 @@ class Schema(NamedTuple):
     chunk_steps: int
     codec: Codec
 
-    @property
+    @cached_property
     def leaves(self) -> dict[str, Leaf]:
         """The vault's arrays, in their canonical order."""
         return leaves(self.spec)
@@ -115,18 +115,33 @@ class Schema(NamedTuple):
         """Whether stock programs find data they understand: every agent has all leaves."""
         return not self.spec.is_per_agent
 
-    @property
+    @cached_property
     def chunk_bytes(self) -> int:
         """Uncompressed bytes of one chunk of every array."""
         step_bytes = sum(leaf.step_bytes for leaf in self.leaves.values())
         return self.chunk_rows * self.chunk_steps * step_bytes
 
+    def chunk_key(self, name: str, block: int, number: int) -> str:
+        """Return the key of a chunk: the index of its block of rows, and of its chunk of time."""
+        return f"{prefix_of(name)}{block}.{number}{'.0' * len(self.leaves[name].shape)}"
+
+    def chunk_keys(self, number: int) -> list[str]:
+        """Return the keys of one chunk of time: of each leaf, each block of rows."""
+        blocks = range(self.rows // self.chunk_rows)
+        return [self.chunk_key(name, block, number) for name in self.leaves for block in blocks]
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back."""
         version = SCHEMA_VERSION if typed(self.spec) else VECTOR_VERSION
-        fields = {name: getattr(self, name) for name in self._fields}
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
         stock = {} if self.stock_readable else {"stock_readable": False}
-        return {"version": version, **fields, "spec": self.spec.to_json(), **stock}
+        return {"version": version, **own, "spec": self.spec.to_json(), **stock}
+
+    @staticmethod
+    @lru_cache(32)
+    def decode(value: bytes) -> "Schema":
+        """Parse the JSON of `to_json`; cached, since every use of a vault reads it."""
+        return Schema.from_json(load_json(value, SCHEMA_KEY))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> "Schema":
@@ -137,9 +152,8 @@ class Schema(NamedTuple):
                 f"up to {SCHEMA_VERSION}: install a newer offmarl."
             )
         try:
-            fields = {name: data[name] for name in cls._fields}
-            fields |= {"spec": EnvSpec.from_json(data["spec"])}
-            schema = cls(**fields)
+            own = {field.name: data[field.name] for field in fields(cls)}
+            schema = cls(**{**own, "spec": EnvSpec.from_json(data["spec"])})
             schema._check()
             if typed(schema.spec) and data["version"] < SCHEMA_VERSION:
                 raise ValueError(f"version {data['version']} has no such leaves")
@@ -415,14 +429,16 @@ def seal(values: Mapping[str, bytes | bytearray]) -> dict[str, bytes | bytearray
     }
 
 
-def unseal(key: str, stored: bytes, path: PurePath) -> bytes:
-    """Return the value that `seal` was given; `VaultFormatError` if its checksum is wrong."""
-    if not key.startswith(OWN_PREFIX) or not stored:
-        return stored
-    value, mark, checksum = stored[:-_SIZE], stored[-_SIZE:-4], stored[-4:]
-    if mark != _MARK or google_crc32c.value(value) != int.from_bytes(checksum, "big"):
-        raise VaultFormatError(
-            f"{path} is damaged: the checksum of {key} is wrong. `offmarl verify` lists the "
-            "damage, and `offmarl salvage` copies the intact episodes."
-        )
-    return value
+def unseal(stored: Mapping[str, bytes], path: PurePath) -> dict[str, bytes]:
+    """Return the values that `seal` was given; `VaultFormatError` if a checksum is wrong."""
+    values = dict(stored)
+    for key, sealed in stored.items():
+        if key.startswith(OWN_PREFIX) and sealed:
+            values[key], mark, checksum = sealed[:-_SIZE], sealed[-_SIZE:-4], sealed[-4:]
+            crc32c = google_crc32c.value(values[key]).to_bytes(4, "big")
+            if mark != _MARK or checksum != crc32c:
+                raise VaultFormatError(
+                    f"{path} is damaged: the checksum of {key} is wrong. `offmarl verify` lists "
+                    "the damage, and `offmarl salvage` copies the intact episodes."
+                )
+    return values

@@ -197,6 +197,31 @@ def finish_remote(result: Callable[[], T], again: Callable[[], T]) -> T:
     return result()
 
 
+_user: list[int] = []
+"""The process that used TensorStore first: this one, or the one that this was forked from."""
+
+
+def is_forked() -> bool:
+    """Whether this process was forked from one that had used TensorStore."""
+    return bool(_user) and _user[0] != os.getpid()
+
+
+def use_tensorstore(path: PurePath) -> None:
+    """Note that this process uses TensorStore; `VaultError` in a forked one.
+
+    TensorStore's threads do not survive a fork, and its first call there would end the process. A
+    forked process can only read what the other prepared: see `Dataset.prepare_fork`.
+    """
+    if not _user:
+        _user.append(os.getpid())
+    elif is_forked():
+        raise VaultError(
+            f"{path} cannot be read in a forked process, because TensorStore's threads do not "
+            "survive a fork: start the process with spawn or forkserver, for example "
+            "DataLoader(..., multiprocessing_context='spawn')."
+        )
+
+
 def open_files(path: PurePath) -> "ts.KvStore":
     """Open the files below a directory, a bucket or a web address by their relative paths."""
     import tensorstore as ts

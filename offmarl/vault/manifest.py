@@ -4,7 +4,7 @@ Each key is decoded in one place. `read_manifest` is strict, for reading and wri
 keeps what it can read and collects faults, for verifying and salvaging.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -13,18 +13,17 @@ import numpy as np
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault import encoding, layout, tables
 from offmarl.vault.commit import Contents
-from offmarl.vault.drivers import Driver
-from offmarl.vault.faults import Fault, expect, noting
-from offmarl.vault.layout import METADATA, Head, Leaf, NumpyArray, Schema, load_json, unseal
+from offmarl.vault.drivers import Driver, TensorStoreDriver
+from offmarl.vault.faults import Fault, noting
+from offmarl.vault.layout import METADATA, Head, Leaf, NumpyArray, Schema, load_json
 from offmarl.vault.metadata import (
     STOCK_KEYS,
     Grid,
     own_grids,
     parse_metadata,
     schema_in,
-    to_metadata,
+    stock_metadata,
 )
-from offmarl.vault.snapshot import Snapshot, open_snapshot
 from offmarl.vault.store import Store
 
 
@@ -50,27 +49,12 @@ class Manifest(NamedTuple):
         return self.head.unverified + (((begin, self.length),) if begin < self.length else ())
 
 
-def unchecked(manifest: Manifest | None, length: int, checked: bool) -> tuple[str, ...]:
-    """Describe the data that is read without being compared with a checksum."""
-    if manifest is None:
-        return (
-            "all arrays: a program other than offmarl wrote them, so at most their codec has "
-            "checksums",
-        )
-    if manifest.schema.codec == "raw" and not checked:
-        return ("all arrays: the vault was opened with checked=False",)
-    begin = manifest.head.length
-    if begin == length:
-        return ()
-    begin -= begin % manifest.schema.chunk_steps
-    return (f"steps {begin} to {length - 1}: another program appended to them",)
-
-
 def stock_length(store: Store) -> int:
     """Return the steps of each row of another program's vault."""
     document = store.get_json(f"{layout.INDEX_PREFIX}.zarray")
-    expect(document is not None, f"{store.path} has lost its index.")
-    grid = Grid.of(layout.INDEX_PREFIX, document or {}, axes=1)
+    if document is None:
+        raise VaultFormatError(f"{store.path} has lost its index.")
+    grid = Grid.of(layout.INDEX_PREFIX, document, axes=1)
     if grid.shape != (1,) or grid.dtype.kind != "i":
         raise VaultFormatError(f"{store.path}: the index is not one number.")
     value = store.get(layout.INDEX_KEY)
@@ -94,74 +78,76 @@ def read_metadata(driver: Driver) -> dict[str, Any]:
 
 def read_manifest(store: Store) -> Manifest | None:
     """Return offmarl's keys, or None if another program wrote the vault."""
-    data = store.get_json(layout.SCHEMA_KEY)
-    if data is None:
+    first = store.get_some([layout.SCHEMA_KEY, layout.HEAD_KEY])
+    if layout.SCHEMA_KEY not in first:
         return None
-    schema = Schema.from_json(data)
+    if layout.HEAD_KEY not in first:
+        raise VaultFormatError(f"{store.path} has lost {layout.HEAD_KEY}: the vault is damaged.")
+    schema, head = Schema.decode(first[layout.SCHEMA_KEY]), first[layout.HEAD_KEY]
     # A writer may commit between two reads. Every commit changes the head, so it is compared.
     while True:
-        (head,) = store.get_all([layout.HEAD_KEY])
-        own = _read_own(store, schema, Head.decode(head))
-        if store.get(layout.HEAD_KEY) == head:
+        values = [head, *store.get_all([*_KEYS.values()][1:])]
+        found = zip(_KEYS, values, strict=True)
+        own = Manifest(schema, **{name: _decode(name, schema, value) for name, value in found})
+        if own.length < own.head.length:
+            raise VaultFormatError(
+                f"{store.path} had {own.head.length} steps a row, and its index was set back to "
+                f"{own.stock_length}: a program that does not use offmarl's lock overwrote it "
+                "during the recording. Copy the vault again from its source."
+            )
+        before, (head,) = head, store.get_all([layout.HEAD_KEY])
+        if head == before:
             return own
 
 
-def _decoders(schema: Schema) -> dict[str, tuple[str, Callable[[bytes], Any]]]:
-    """Return the key and the decoder of each field of a manifest, without the schema."""
+_KEYS = {
+    "head": layout.HEAD_KEY,
+    "stock_length": layout.INDEX_KEY,
+    "running": layout.RUNNING_KEY,
+    "provenance": layout.PROVENANCE_KEY,
+}
+"""The key of each field of a manifest but the schema."""
+
+
+def _decode(field: str, schema: Schema, data: bytes) -> Any:
+    """Return a field of a manifest."""
+    match field:
+        case "head":
+            return Head.decode(data)
+        case "stock_length":
+            return layout.decode_index(data)
+        case "provenance":
+            return load_json(data, layout.PROVENANCE_KEY)
     dtype = tables.dtype(schema.spec.num_agents)
-
-    def running(data: bytes) -> tables.Table:
-        expect(
-            len(data) == schema.rows * dtype.itemsize,
-            f"{layout.RUNNING_KEY} has {len(data)} bytes for {schema.rows} rows.",
-        )
-        return np.frombuffer(data, dtype)
-
-    return {
-        "head": (layout.HEAD_KEY, Head.decode),
-        "stock_length": (layout.INDEX_KEY, layout.decode_index),
-        "running": (layout.RUNNING_KEY, running),
-        "provenance": (layout.PROVENANCE_KEY, lambda x: load_json(x, layout.PROVENANCE_KEY)),
-    }
+    if len(data) != schema.rows * dtype.itemsize:
+        raise VaultFormatError(f"{field} has {len(data)} bytes for {schema.rows} rows.")
+    return np.frombuffer(data, dtype)
 
 
 def _first_of(key: str, prefix: str) -> int:
     """Return the number of the first record in a block of a table."""
     number = key.removeprefix(prefix)
-    expect(number.isdecimal(), f"{key} is not the key of a block.")
+    if not number.isdecimal():
+        raise VaultFormatError(f"{key} is not the key of a block.")
     return int(number)
 
 
 def _records(data: bytes, dtype: np.dtype[Any]) -> NumpyArray:
     """Decode a block of a table."""
-    expect(len(data) % dtype.itemsize == 0, f"{len(data)} bytes are no whole records.")
+    if len(data) % dtype.itemsize:
+        raise VaultFormatError(f"{len(data)} bytes are no whole records.")
     return np.frombuffer(data, dtype)
 
 
-def _read_own(store: Store, schema: Schema, head: Head) -> Manifest:
-    decoders = _decoders(schema)
-    values = store.get_all([key for key, _ in decoders.values()])
-    found = {
-        name: decode(value)
-        for (name, (_, decode)), value in zip(decoders.items(), values, strict=True)
-    }
-    own = Manifest(schema, **{**found, "head": head})
-    if own.length < head.length:
-        raise VaultFormatError(
-            f"{store.path} had {head.length} steps a row, and its index was set back to "
-            f"{own.stock_length}: a program that does not use offmarl's lock overwrote it during "
-            "the recording. Copy the vault again from its source."
-        )
-    return own
-
-
-def read_table(store: Store, prefix: str, count: int, dtype: np.dtype[Any]) -> NumpyArray:
+def read_table(
+    values: Store | Contents, prefix: str, count: int, dtype: np.dtype[Any]
+) -> NumpyArray:
     """Return the first ``count`` records of a table that is stored in blocks."""
-    keys = [key for key in store.keys(prefix) if _first_of(key, prefix) < count]
-    data = b"".join(store.get_all(keys))
+    keys = [key for key in values.keys(prefix) if _first_of(key, prefix) < count]
+    data = b"".join(values.get_all(keys))
     if len(data) != count * dtype.itemsize:
         raise VaultFormatError(
-            f"{store.path} has lost a part of {prefix}: of {count * dtype.itemsize} bytes "
+            f"{values.driver.path} has lost a part of {prefix}: of {count * dtype.itemsize} bytes "
             f"{len(data)} are there."
         )
     return np.frombuffer(data, dtype)
@@ -175,29 +161,31 @@ def read_episodes(store: Store, own: Manifest) -> tables.Table:
     return np.concatenate([ended, running]) if len(running) else ended
 
 
-def snapshot_of(store: Store, own: Manifest | None) -> Snapshot | None:
+def map_contents(store: Store, own: Manifest | None) -> Contents | None:
     """Map a vault's files; None if that is impossible."""
+    driver = store.driver
+    if not (driver.can_map and isinstance(driver, TensorStoreDriver)):
+        return None
     try:
-        snapshot = open_snapshot(store.driver)
+        try:
+            found = Contents.mapped(driver)
+        except (OSError, ValueError):
+            found = Contents.mapped(driver)  # a compaction replaced the files by others
+    except MemoryError:
+        return None
     except (OSError, ValueError) as error:
         raise VaultError(
             f"{store.path} was changed, moved or damaged after it was opened ({error}): open it "
             "again; if that does not help, run `offmarl verify`."
         ) from error
-    if own and snapshot:
-        check_same(own, snapshot, store.path)
-    return snapshot
-
-
-def check_same(own: Manifest, snapshot: Snapshot, path: PurePath) -> None:
-    """Raise `VaultError` if a snapshot is not of the vault that was opened."""
-    schema, head = (
-        unseal(key, snapshot.value(key) or b"", path)
-        for key in (layout.SCHEMA_KEY, layout.HEAD_KEY)
-    )
-    found = Schema.from_json(load_json(schema, f"{path}: {layout.SCHEMA_KEY}"))
-    if found != own.schema or Head.decode(head).length < own.head.length:
-        raise VaultError(f"{path} was replaced or shortened after it was opened: open it again.")
+    if own:
+        schema, head = found.get_all([layout.SCHEMA_KEY, layout.HEAD_KEY])
+        is_other = Schema.decode(schema) != own.schema
+        if is_other or Head.decode(head).length < own.head.length:
+            raise VaultError(
+                f"{store.path} was replaced or shortened after it was opened: open it again."
+            )
+    return found
 
 
 class Parts(NamedTuple):
@@ -240,8 +228,8 @@ class Parts(NamedTuple):
     def description(self, store: Store) -> "Description":
         """Describe the vault by what could be read; `VaultFormatError` without a head."""
         schema, head, running = self.schema, self.head, self.running
-        expect(head is not None, f"the head of {store.path} is damaged.")
-        assert head is not None
+        if head is None:
+            raise VaultFormatError(f"the head of {store.path} is damaged.")
         if running is None:
             running = tables.none_running(schema.rows, schema.spec.num_agents)
         stock = head.length if self.stock_length is None else self.stock_length
@@ -252,10 +240,10 @@ class Parts(NamedTuple):
 def read_parts(contents: Contents, schema: Schema, faults: list[Fault]) -> Parts:
     """Read the intact parts of a commit's manifest, and append the faults of the others."""
     found: dict[str, Any] = {}
-    for name, (key, decode) in _decoders(schema).items():
+    for name, key in _KEYS.items():
         found[name] = None
         with noting(faults, key):
-            found[name] = decode(contents.get(key))
+            found[name] = _decode(name, schema, contents.get(key))
     ended, finals = {}, {}
     dtype = tables.dtype(schema.spec.num_agents)
     for key in contents.keys(layout.EPISODES_PREFIX):
@@ -278,7 +266,7 @@ def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fa
     """Return the schema, from ``metadata.json`` if the key is damaged."""
     found: list[Schema] = []
     with noting(faults, layout.SCHEMA_KEY):
-        found.append(Schema.from_json(contents.get_json(layout.SCHEMA_KEY)))
+        found.append(Schema.decode(contents.get(layout.SCHEMA_KEY)))
     return found[0] if found else schema_in(metadata)
 
 
@@ -305,16 +293,9 @@ def describe(store: Store, *, check_arrays: bool = True) -> Description:
     """Read the description of a vault of any program."""
     metadata = read_metadata(store.driver)
     own = read_manifest(store)
-    return (
-        _describe_own(store, own, metadata)
-        if own
-        else _describe_foreign(store, metadata, check_arrays)
-    )
-
-
-def _describe_own(store: Store, own: Manifest, metadata: Mapping[str, Any]) -> Description:
-    expected = to_metadata(own.schema)
-    if any(metadata.get(key) != expected[key] for key in STOCK_KEYS):
+    if own is None:
+        return _describe_foreign(store, metadata, check_arrays)
+    if any(metadata.get(key) != value for key, value in stock_metadata(own.schema).items()):
         raise VaultFormatError(
             f"{store.path / METADATA} contradicts the vault's own schema, so one of them was "
             "changed or damaged: copy the vault again from its source, or copy its intact "

@@ -2,10 +2,13 @@
 
 import bz2
 import itertools
+import json
 import math
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 import google_crc32c
@@ -31,7 +34,6 @@ from offmarl.vault.layout import (
     Schema,
     dump_json,
     encode_index,
-    prefix_of,
 )
 
 STOCK_VERSION = 1.2
@@ -48,16 +50,20 @@ _EXTENSION_TYPES = frozenset(
 """Types that TensorStore and JAX add to NumPy's."""
 
 
-def to_metadata(schema: Schema) -> dict[str, Any]:
-    """Return the content of ``metadata.json``, which stock programs open the vault with."""
+def stock_metadata(schema: Schema) -> dict[str, Any]:
+    """Return the part of ``metadata.json`` that stock programs open the vault with."""
     found = schema.leaves
     lead = (schema.rows, schema.chunk_steps)
     return {
         "version": STOCK_VERSION,
         "structure_shape": unflatten_tree({x: str((*lead, *y.shape)) for x, y in found.items()}),
         "structure_dtype": unflatten_tree({x: y.dtype.name for x, y in found.items()}),
-        "offmarl": _signed(schema.to_json()),
     }
+
+
+def to_metadata(schema: Schema) -> dict[str, Any]:
+    """Return the content of ``metadata.json``."""
+    return {**stock_metadata(schema), "offmarl": _signed(schema.to_json())}
 
 
 def _signed(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,36 +135,10 @@ def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 def zarrays(schema: Schema) -> dict[str, bytes]:
     """Return the keys and values of all ``.zarray`` documents (zarr v2) of a vault of offmarl."""
-    compressor = {"id": "zstd", "level": 1} if schema.codec == "zstd" else None
-    lead, chunk = (schema.rows, TIME_AXIS), (schema.chunk_rows, schema.chunk_steps)
-    found = {
-        f"{prefix_of(name)}.zarray": _zarray(
-            leaf.dtype, (*lead, *leaf.shape), (*chunk, *leaf.shape), compressor
-        )
-        for name, leaf in schema.leaves.items()
-    }
-    return found | {f"{INDEX_PREFIX}.zarray": _zarray(np.dtype("<i4"), (1,), (1,), None)}
-
-
-def _zarray(
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    chunks: tuple[int, ...],
-    compressor: dict[str, Any] | None,
-) -> bytes:
-    return dump_json(
-        {
-            "zarr_format": 2,
-            "shape": shape,
-            "chunks": chunks,
-            "dtype": dtype.name if dtype.kind == "V" else dtype.str,
-            "compressor": compressor,
-            "fill_value": None,
-            "order": "C",
-            "filters": None,
-            "dimension_separator": ".",
-        }
-    )
+    index = Grid(INDEX_PREFIX, np.dtype("<i4"), (1,), (1,))
+    documents = {x.prefix: x.to_json() for x in own_grids(schema).values()}
+    documents[INDEX_PREFIX] = index.to_json()
+    return {f"{prefix}.zarray": json.dumps(x).encode() for prefix, x in documents.items()}
 
 
 def without_episodes(
@@ -192,31 +172,42 @@ class Chunk(NamedTuple):
     steps: tuple[int, int]
 
 
-class Grid(NamedTuple):
-    """An array's chunks.
-
-    Attributes
-    ----------
-    name
-        The array's name on disk.
-    shape, chunks
-        The shapes of the array and of a chunk.
-    compressor
-        The codec's name; None if chunks are not compressed.
-    fill
-        The value of omitted chunks; None if no chunk may be omitted.
-    order
-        The order of a chunk's entries: "C" (the last axis changes fastest) or "F".
-    """
+@dataclass(frozen=True)
+class Grid:
+    """An array's chunks."""
 
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     chunks: tuple[int, ...]
-    compressor: str | None
-    separator: str
-    fill: np.generic | None
-    order: Literal["C", "F"]
+    """The shape of a chunk."""
+    compressor: str | None = None
+    """The codec's name; None if chunks are not compressed."""
+    separator: str = "."
+    fill: np.generic | None = None
+    """The value of omitted chunks; None if no chunk may be omitted."""
+    order: Literal["C", "F"] = "C"
+    """The order of a chunk's entries: the last axis changes fastest, or the first ("F")."""
+
+    @cached_property
+    def prefix(self) -> str:
+        """What the array's keys begin with."""
+        return "" if self.name == BARE else f"{self.name}./"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the ``.zarray`` document of an array that offmarl writes."""
+        compressor = {"id": "zstd", "level": 1} if self.compressor else None
+        return {
+            "zarr_format": 2,
+            "shape": self.shape,
+            "chunks": self.chunks,
+            "dtype": self.dtype.name if self.dtype.kind == "V" else self.dtype.str,
+            "compressor": compressor,
+            "fill_value": None,
+            "order": "C",
+            "filters": None,
+            "dimension_separator": ".",
+        }
 
     @classmethod
     def of(cls, name: str, document: Mapping[str, Any], axes: int = 2) -> "Grid":
@@ -263,16 +254,11 @@ class Grid(NamedTuple):
             )
 
     @property
-    def sparse(self) -> bool:
-        """Whether chunks may be omitted because a fill value stands for them."""
-        return self.fill is not None
-
-    @property
     def leaf(self) -> Leaf:
         """Type and shape of a single step of a single row."""
         return Leaf(self.dtype.newbyteorder("="), self.shape[2:])
 
-    @property
+    @cached_property
     def is_plain(self) -> bool:
         """Whether the bytes of a chunk are those of its steps, one after the other."""
         return (
@@ -301,8 +287,8 @@ class Grid(NamedTuple):
 
     def keys(self, block: int, number: int) -> list[str]:
         """Return the keys of the chunks of a block of rows and of a time, which hold its steps."""
-        prefix, join = prefix_of(self.name), self.separator.join
-        return [prefix + join(map(str, (block, number, *inner))) for inner in self._inner()]
+        join = self.separator.join
+        return [self.prefix + join(map(str, (block, number, *inner))) for inner in self._inner()]
 
     def missing_chunk(self) -> NumpyArray:
         """Return the content of an omitted chunk: the fill value, or zeros."""
@@ -326,7 +312,7 @@ class Grid(NamedTuple):
             )
         return np.frombuffer(content, self.dtype).reshape(self.chunks, order=self.order)
 
-    @property
+    @cached_property
     def chunk_bytes(self) -> int:
         """Bytes of a chunk, uncompressed."""
         return self.dtype.itemsize * math.prod(self.chunks)
@@ -334,24 +320,21 @@ class Grid(NamedTuple):
     def within(self, length: int) -> Iterator[Chunk]:
         """Yield the chunks of the first ``length`` steps, by time and then by rows."""
         for number in range(-(-length // self.chunks[1])):
-            yield from self.at(number, length)
-
-    def at(self, number: int, length: int) -> Iterator[Chunk]:
-        """Yield the chunks of one interval of time, by rows, up to step ``length``."""
-        rows, steps, *_ = self.chunks
-        span = number * steps, min(length, (number + 1) * steps)
-        for block in range(-(-self.shape[0] // rows)):
-            some = block * rows, min(self.shape[0], (block + 1) * rows)
-            for key in self.keys(block, number):
-                yield Chunk(key, self.name, some, span)
+            rows, steps, *_ = self.chunks
+            span = number * steps, min(length, (number + 1) * steps)
+            for block in range(-(-self.shape[0] // rows)):
+                some = block * rows, min(self.shape[0], (block + 1) * rows)
+                for key in self.keys(block, number):
+                    yield Chunk(key, self.name, some, span)
 
 
-def own_grids(schema: Schema) -> dict[str, Grid]:
+@lru_cache(32)
+def own_grids(schema: Schema) -> Mapping[str, Grid]:
     """Return the arrays that a vault of offmarl has."""
     compressor = "zstd" if schema.codec == "zstd" else None
     lead, chunk = (schema.rows, TIME_AXIS), (schema.chunk_rows, schema.chunk_steps)
     return {
-        name: Grid(name, x.dtype, (*lead, *x.shape), (*chunk, *x.shape), compressor, ".", None, "C")
+        name: Grid(name, x.dtype, (*lead, *x.shape), (*chunk, *x.shape), compressor)
         for name, x in schema.leaves.items()
     }
 

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Int
 from numpy.typing import NDArray
 
-from offmarl._episodes import episode_numbers
 from offmarl.errors import OptionError
+from offmarl.replay.sampling import episode_numbers
 from offmarl.types import EnvSpec, Episode
 from offmarl.vault import bounds, layout, tables
 from offmarl.vault.dataset import Dataset, open_vault

@@ -13,8 +13,7 @@ from offmarl.errors import ShapeError, VaultError
 from offmarl.teams import teams_of
 from offmarl.types import EnvSpec, Episode, Transition, View, map_tree
 from offmarl.vault import bounds, compat, encoding, layout, tables
-from offmarl.vault.arrays import Arrays
-from offmarl.vault.final_views import FinalViews
+from offmarl.vault.arrays import UNBACKED_STEPS, Arrays
 from offmarl.vault.layout import NumpyArray
 from offmarl.vault.manifest import (
     Description,
@@ -22,7 +21,7 @@ from offmarl.vault.manifest import (
     describe,
     read_episodes,
     read_pull_record,
-    unchecked,
+    read_table,
 )
 from offmarl.vault.store import Store
 from offmarl.vault.windows import put_steps
@@ -40,6 +39,7 @@ class Reader:
     """
 
     _mapped = True  # whether the files may be mapped into memory
+    _final_bytes = 2**25  # up to which all final views are kept in memory
 
     def __init__(self, store: Store, checked: bool = True, time_limit: int | None = None):
         self.store, self.path = store, store.path
@@ -112,7 +112,18 @@ class Reader:
     @property
     def unchecked(self) -> tuple[str, ...]:
         """Descriptions of the data that is read without being compared with a checksum."""
-        return unchecked(self.manifest, self.length, self._checked)
+        if self.manifest is None:
+            return (
+                "all arrays: a program other than offmarl wrote them, so at most their codec has "
+                "checksums",
+            )
+        schema, begin = self.manifest.schema, self.manifest.head.length
+        if schema.codec == "raw" and not self._checked:
+            return ("all arrays: the vault was opened with checked=False",)
+        if begin == self.length:
+            return ()
+        begin -= begin % schema.chunk_steps
+        return (f"steps {begin} to {self.length - 1}: another program appended to them",)
 
     @cached_property
     def spec(self) -> EnvSpec:
@@ -206,12 +217,12 @@ class Reader:
             A number is out of range, such as the -1 of an episode without a final view.
         """
         numbers = np.asarray(numbers)
-        bounds.check_finals(numbers, self.manifest.head.finals if self.manifest else 0, self.path)
+        bounds.check_finals(numbers, self._finals.count, self.path)
         return self._finals.read(numbers)
 
     @cached_property
-    def _finals(self) -> FinalViews:
-        return FinalViews(self.store, self.spec, self.manifest.head.finals if self.manifest else 0)
+    def _finals(self) -> "FinalViews":
+        return FinalViews(self)
 
     def read(
         self,
@@ -247,7 +258,7 @@ class Reader:
         """
         stop = self.length if stop is None else stop
         bounds.check_steps(self._described, start, stop)
-        if stop - start > bounds.UNBACKED_STEPS:
+        if stop - start > UNBACKED_STEPS:
             self._arrays.check_length()
         names = list(self.leaves if leaves is None else leaves)
         span = bounds.indices(rows, self.rows, "rows")
@@ -312,7 +323,11 @@ class Reader:
         VaultError
             They are outside [0, 100], or not in order.
         """
-        return bounds.percentiles(self.length, low, high)
+        if not 0 <= low <= high <= 100:
+            raise VaultError(
+                f"percentiles {low} to {high} were requested: give two in order from 0 to 100."
+            )
+        return round(self.length * low / 100), round(self.length * high / 100)
 
     def episode(self, number: SupportsIndex) -> Episode:
         """Read one episode.
@@ -387,7 +402,7 @@ class Reader:
         at
             ``(n,)`` where on the first axis of these; None for all, in order.
         """
-        targets = {encoding.disk_name(field): array for field, array in out.items()}
+        targets = {layout.disk_name_of(field): array for field, array in out.items()}
         if self.manifest and all(name in self.leaves for name in targets):
             rows, starts = bounds.windows(self._described, rows, starts, length)
             self._arrays.window_steps(rows, starts, length, index, targets, at)
@@ -413,11 +428,8 @@ class Reader:
 
         ``rows`` is the number of rows that are read at once; all by default.
         """
-        self._arrays.check_length()
-        names = list(self.leaves if leaves is None else leaves)
-        step_bytes = (rows or self.rows) * sum(self.leaves[name].step_bytes for name in names)
-        chunk = max(self._arrays.chunk(name)[1] for name in names)
-        yield from bounds.blocks(start, self.length, chunk, step_bytes, _BLOCK_BYTES)
+        names = self.leaves if leaves is None else leaves
+        return self._arrays.blocks(names, start, rows or self.rows, _BLOCK_BYTES)
 
     def prepare_fork(self) -> None:
         """Let processes that are forked from this one read the dataset.
@@ -441,6 +453,55 @@ class Reader:
                         self._described, lambda: self.episodes, self._checked, self._mapped
                     )
         return self._read_through
+
+
+class FinalViews:
+    """The final views of a vault, which may not fit in memory."""
+
+    def __init__(self, vault: Reader):
+        self._vault, self._dtype = vault, encoding.view_dtype(vault.spec)
+        self.count = vault.manifest.head.finals if vault.manifest else 0
+        self._in_memory = self.count * self._dtype.itemsize <= vault._final_bytes
+
+    def prepare_fork(self) -> None:
+        """Read what forked processes need besides the blocks of views."""
+        _ = self.all if self._in_memory else self._firsts
+
+    @cached_property
+    def all(self) -> View:
+        """All final views, ``(F, ...)``."""
+        values = self._vault._arrays.values
+        table = read_table(values, layout.FINALS_PREFIX, self.count, self._dtype)
+        return encoding.unpack_view(table)
+
+    def read(self, numbers: NumpyArray) -> View:
+        """Return the views of these numbers, ``(len(numbers), ...)``."""
+        if self._in_memory:
+            found: View = map_tree(lambda leaf: leaf[numbers], self.all)
+            return found
+        views: NumpyArray = np.empty(len(numbers), self._dtype)
+        block = self._block_of(numbers)
+        keys = {one: layout.finals_key(int(self._firsts[one])) for one in np.unique(block).tolist()}
+        self._vault.store.driver.prefetch([*keys.values()])
+        for one, key in keys.items():
+            (data,) = self._vault._arrays.values.get_all([key])
+            first, here = self._firsts[one], block == one
+            views[here] = np.frombuffer(data, self._dtype)[numbers[here] - first]
+        return encoding.unpack_view(views)
+
+    def in_block(self, key: str, numbers: NumpyArray) -> NumpyArray:
+        """Return the mask of the numbers that are stored under a key; false for -1."""
+        first = int(key.removeprefix(layout.FINALS_PREFIX))
+        return (numbers >= 0) & (self._firsts[self._block_of(numbers)] == first)
+
+    def _block_of(self, numbers: NumpyArray) -> NumpyArray:
+        return np.searchsorted(self._firsts, numbers, side="right") - 1
+
+    @cached_property
+    def _firsts(self) -> NumpyArray:
+        """The number of the first view in each block of views."""
+        prefix = layout.FINALS_PREFIX
+        return np.array([int(x.removeprefix(prefix)) for x in self._vault.store.keys(prefix)])
 
 
 def _open(kind: type[Reader], path: PurePath, checked: bool, time_limit: int | None) -> Reader:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import partial
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from offmarl.vault.commit import Contents
 from offmarl.vault.creation import free_place
 from offmarl.vault.faults import Fault, with_episodes
 from offmarl.vault.files import errors_of
-from offmarl.vault.final_views import FinalViews
 from offmarl.vault.layout import POLICY_IDS, Codec, NumpyArray
 from offmarl.vault.manifest import (
     Description,
@@ -123,6 +122,7 @@ class _DamagedVault(Reader):
     """A damaged vault, which is read without a memory map, since a map would need all files."""
 
     _mapped = False
+    _final_bytes = 0  # of damaged blocks, only the intact ones are read
 
     def __init__(self, found: Verification):
         self._faults = found.faults
@@ -149,12 +149,6 @@ class _DamagedVault(Reader):
         known = self._parts.ended
         running = manifest.running[manifest.running["length"] > 0]
         return np.concatenate([*(known[first] for first in sorted(known)), running])
-
-    @cached_property
-    def _finals(self) -> FinalViews:
-        return FinalViews(
-            self.store, self.spec, self.manifest.head.finals if self.manifest else 0, 0
-        )
 
 
 def _open(found: Verification) -> Reader:

@@ -18,10 +18,8 @@ import tensorstore as ts
 from offmarl._ahead import ahead, in_thread
 from offmarl.errors import VaultFormatError
 from offmarl.vault.bulk import Block, DataFile, write_blocks
-from offmarl.vault.drivers import Driver, TensorStoreDriver, driver_of
+from offmarl.vault.drivers import Driver, Registered, TensorStoreDriver, driver_of
 from offmarl.vault.files import conflict, errors_of, vault_error
-from offmarl.vault.forking import is_forked, use_tensorstore
-from offmarl.vault.key_values import Registered
 from offmarl.vault.layout import (
     DATA,
     MANIFEST,
@@ -30,7 +28,7 @@ from offmarl.vault.layout import (
     seal,
     unseal,
 )
-from offmarl.vault.location import kvstore_spec
+from offmarl.vault.location import finish_remote, kvstore_spec, use_tensorstore
 
 T = TypeVar("T")
 
@@ -60,47 +58,18 @@ class Pending(Protocol):
         """Whether the commit is finished."""
 
 
-@runtime_checkable
-class Held(Protocol):
-    """The content of a store that can be read without TensorStore."""
-
-    def value(self, key: str) -> bytes | None:
-        """Return the value of a key; None if it does not exist."""
-
-    def keys(self, prefix: str) -> list[str]:
-        """Return the keys that begin with a prefix and are not those of chunks, sorted."""
-
-
 class Store(ABC):
-    """A vault's keys and values; made by `Store.open`.
-
-    Attributes
-    ----------
-    driver
-        The place.
-    path
-        The place's path.
-    """
+    """A vault's keys and values; made by `Store.open`."""
 
     driver: Driver
     path: PurePath
-    _held: "Held | None" = None
-
-    def hold(self, content: "Held") -> None:
-        """Give forked processes the content of the store, so that they need no TensorStore."""
-        self._held = content
 
     @staticmethod
     def open(path: str | os.PathLike[str]) -> "Store":
         """Return the store at a path, which need not exist.
 
         Nothing is read before the first use, which raises `VaultFormatError` if the directory
-        holds links.
-
-        Raises
-        ------
-        VaultError
-            The path is a URL of an unknown scheme, or is not a valid path.
+        holds links. `VaultError` for a URL of an unknown scheme, or an invalid path.
         """
         return store_of(driver_of(path))
 
@@ -128,19 +97,9 @@ class Store(ABC):
     ) -> Pending:
         """Start to write all values or none.
 
-        Parameters
-        ----------
-        writes
-            Keys and values.
-        fence
-            Keys and the generations that they must still have.
-        blocks
-            More keys and values, in memory that must not change until the commit is done.
-
-        Raises
-        ------
-        VaultConflictError
-            A key of the fence has changed; `Pending.result` may raise it too.
+        ``fence`` has keys and the generations that they must still have: `VaultConflictError`, also
+        from `Pending.result`, if one has changed. ``blocks`` are more keys and values, in memory
+        that must not change until the commit is done.
         """
 
     @abstractmethod
@@ -152,23 +111,24 @@ class Store(ABC):
 
     def get(self, key: str) -> bytes | None:
         """Return the value of a key, or None."""
-        (found,) = self.attempt(lambda: self._read([key]))
-        return None if found is None else unseal(key, found, self.path)
+        return self.get_some([key]).get(key)
 
     def get_json(self, key: str) -> dict[str, Any] | None:
         """Return the JSON object that a key holds, or None."""
         value = self.get(key)
         return None if value is None else load_json(value, f"{self.path}: {key}")
 
-    def get_all(self, keys: list[str]) -> list[bytes]:
+    def get_some(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """Return the values of those keys that exist."""
+        found = zip(keys, self.attempt(lambda: self._read(keys)), strict=True)
+        return unseal({key: value for key, value in found if value is not None}, self.path)
+
+    def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of keys that must exist."""
-        found = self.attempt(lambda: self._read(keys))
-        values = []
-        for key, value in zip(keys, found, strict=True):
-            if value is None:
-                raise VaultFormatError(f"{self.path} has lost {key}: the vault is damaged.")
-            values.append(unseal(key, value, self.path))
-        return values
+        found = self.get_some(keys)
+        if lost := [key for key in keys if key not in found]:
+            raise VaultFormatError(f"{self.path} has lost {lost[0]}: the vault is damaged.")
+        return [found[key] for key in keys]
 
     def drop_pages(self) -> None:
         """Ask the system to drop data written since the last call from its cache."""
@@ -181,16 +141,16 @@ class Store(ABC):
         because the new files hold the same data.
         """
         again = again or read
-        if self._held is None or not is_forked():
-            use_tensorstore(self.path)
+        use_tensorstore(self.path)
+        is_remote = isinstance(self.driver, TensorStoreDriver) and self.driver.is_remote
         try:
-            return self.driver.finish(read, again)
+            return finish_remote(read, again) if is_remote else read()
         except (ValueError, OSError) as error:
             if not isinstance(error, ValueError) or "NOT_FOUND" not in str(error):
                 raise vault_error(error, self.path) from error
         # Outside `except`, because the exception keeps the result of the first call in memory.
         with errors_of(self.path):
-            return self.driver.finish(again, again)
+            return finish_remote(again, again) if is_remote else again()
 
 
 def store_of(driver: Driver, config: Mapping[str, Any] | None = None) -> Store:
@@ -204,14 +164,8 @@ def store_of(driver: Driver, config: Mapping[str, Any] | None = None) -> Store:
 class OcdbtStore(Store):
     """An OCDBT database in a directory, an archive or an object store, through TensorStore.
 
-    Parameters
-    ----------
-    driver
-        The place.
-    config
-        OCDBT's settings for a new store.
-    manifest
-        Directory of the manifest, if it is not the place itself.
+    ``config`` has OCDBT's settings for a new store. ``manifest`` is the directory of the manifest,
+    if it is not the place itself.
     """
 
     def __init__(
@@ -237,8 +191,6 @@ class OcdbtStore(Store):
         return ts.KvStore.open(self._spec, context=self.driver.context).result()
 
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
-        if self._held and is_forked():
-            return [self._held.value(key) for key in keys]
         bound = self.driver.staleness
         reads = [self._kv.read(key, staleness_bound=bound) for key in keys]
         found = [read.result() for read in reads]
@@ -246,8 +198,6 @@ class OcdbtStore(Store):
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys that begin with a prefix, sorted."""
-        if self._held and is_forked():
-            return self._held.keys(prefix)
         span = ts.KvStore.KeyRange(prefix, prefix + "\xff")
         return sorted(key.decode() for key in self.attempt(lambda: self._kv.list(span).result()))
 

@@ -301,6 +301,8 @@ def cast(
     """Cast arrays to narrower types of their kind; return the others unchanged."""
     for name, array in arrays.items():
         dtype = types[name].dtype
+        if array.dtype == dtype:
+            continue
         keeps = on_invalid == "keep" and gate.is_float(dtype)
         if not keeps and (wrong := gate.misfits(array, dtype)) is not None:
             row, step, *_ = at = np.argwhere(wrong)[0].tolist()

@@ -30,21 +30,19 @@ class ChunkSteps(NamedTuple):
 class WindowPlaces:
     """Where windows are in chunks of one size; computed once for all arrays that have such chunks.
 
-    Attributes
-    ----------
-    rows, starts, length
-        The windows.
-    pieces
-        First steps of pieces that each lie in one chunk: one for each window, and one more for
-        those that cross into another chunk. Windows that are longer than chunks have a piece for
-        each step.
-    piece_steps
-        Steps in a piece.
-    index
-        ``(W, length)`` which steps of the pieces, counted through all of them, are the windows'.
-    crossing
-        The windows that have two pieces.
+    Windows are read in pieces that each lie in one chunk: one for each window, and one more for
+    those that cross into another chunk. Windows that are longer than chunks have a piece for each
+    step.
     """
+
+    pieces: ChunkSteps
+    """Their first steps."""
+    piece_steps: int
+    """Steps in a piece."""
+    index: NDArray[np.int64]
+    """``(W, length)`` which steps of the pieces, counted through all of them, are the windows'."""
+    crossing: NDArray[np.int64]
+    """The windows that have two pieces."""
 
     def __init__(
         self,

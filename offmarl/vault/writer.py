@@ -20,7 +20,7 @@ from offmarl.errors import VaultError, VaultFormatError, VaultFullError
 from offmarl.types import EnvSpec, FinalObservations, Transition
 from offmarl.vault import compat, encoding, layout, values
 from offmarl.vault.chunks import ChunkBuffer, Staged, Value
-from offmarl.vault.compaction import prepare, reclaim
+from offmarl.vault.compaction import reclaim, tidy
 from offmarl.vault.drivers import Directory
 from offmarl.vault.files import WriterLock, conflict, errors_of
 from offmarl.vault.index import Cut, Record, account, is_there, tables_of, warn_of_length
@@ -58,9 +58,9 @@ class Writer:
     Any thread may use it, also inside a running event loop, but only one thread at a time.
     """
 
-    def __init__(self, store: Store, lock: WriterLock, on_invalid: OnInvalid = "raise"):
-        vault = Reader(store)
-        own = manifest_of(vault)
+    def __init__(
+        self, store: Store, lock: WriterLock, own: Manifest, on_invalid: OnInvalid = "raise"
+    ):
         self.path = store.path
         self._lock = lock
         self._on_invalid = on_invalid
@@ -78,8 +78,6 @@ class Writer:
         self._committed_at = time.monotonic()
         self._fence = self._stamps(own.stock_length)
         self._closed = False
-        if vault.length > self._head.length:
-            self._adopt(vault)
 
     @property
     def spec(self) -> EnvSpec:
@@ -218,9 +216,13 @@ class Writer:
     def release(self) -> None:
         """Release the lock without flushing; steps that were not flushed are lost."""
         self._closed = True
-        if self._under_way is not None:
-            self._under_way.done.exception()  # waits, since no other writer may start before
+        self._settle()  # no other writer may start before
         self._lock.release()
+
+    def _settle(self) -> None:
+        """Wait for the commit in progress, whatever becomes of it."""
+        if self._under_way is not None:
+            self._under_way.done.exception()
 
     def __reduce__(self) -> NoReturn:
         """Refuse pickling: another process does not hold the lock."""
@@ -396,8 +398,12 @@ def resume(path: str | os.PathLike[str], *, timeout: float = 0.0) -> Writer:
     store = store_of(locate(path))
     lock = store.driver.lock(timeout)
     try:
-        prepare(store)
-        return Writer(store, lock)
+        tidy(store.driver)
+        vault = Reader(store)
+        writer = Writer(store, lock, manifest_of(vault))
+        if vault.length > writer.length:
+            writer._adopt(vault)
+        return writer
     except BaseException:
         lock.release()
         raise

@@ -9,7 +9,8 @@ import pytest
 import offmarl
 from offmarl.errors import OptionError
 from offmarl.replay import Windows
-from offmarl.replay.blocks import _SLOT_BITS, BlockOrder, BlockTable, bytes_of_step
+from offmarl.replay.blocks import BlockTable, bytes_of_step
+from offmarl.replay.orders import SLOT_BITS, BlockOrder
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
 
@@ -30,7 +31,7 @@ def windows_of(order: BlockOrder, steps: range) -> list[tuple[int, int]]:
     """Return the block and the slot in it of each window."""
     found = []
     for window in np.concatenate([order.slots(step) for step in steps]).tolist():
-        slot, blocks = window & (2**_SLOT_BITS - 1), order.blocks(window >> _SLOT_BITS)
+        slot, blocks = window & (2**SLOT_BITS - 1), order.blocks(window >> SLOT_BITS)
         stops = np.cumsum(SIZES[blocks])
         number = int(np.searchsorted(stops, slot, side="right"))
         found.append((int(blocks[number]), slot - int(stops[number] - SIZES[blocks[number]])))

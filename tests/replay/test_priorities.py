@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from offmarl.replay.priorities import Prioritised, importance, window_priorities
+from offmarl.replay.priorities import FAN_OUT, Prioritised, SumTree, importance, window_priorities
 from offmarl.replay.starts import Uniform, segments
-from offmarl.replay.sum_tree import FAN_OUT, SumTree
 
 SIZE = 200  # of the trees below: two levels; deeper ones follow
 CHANGES = 8

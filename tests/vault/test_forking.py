@@ -11,7 +11,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultChecksumError, VaultError
-from offmarl.vault import Dataset, final_views
+from offmarl.vault import Dataset
 
 from . import damage
 from .experience import make, steps
@@ -81,7 +81,7 @@ def test_a_forked_process_reads_what_was_prepared(
     dataset: Dataset, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "many" in request.node.name:
-        monkeypatch.setattr(final_views, "_IN_MEMORY_BYTES", 0)
+        monkeypatch.setattr(Dataset, "_final_bytes", 0)
     dataset.prepare_fork()
     found = in_fork(everything, dataset)
     np.testing.assert_equal(found, everything(vault.open_vault(dataset.path)))

@@ -12,10 +12,10 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultChecksumError, VaultError
 from offmarl.types import Discrete, EnvSpec
-from offmarl.vault import arrays, checked
+from offmarl.vault import arrays, chunk_reader
 from offmarl.vault.chunk_reader import ChunkReader, MappedArray
-from offmarl.vault.manifest import snapshot_of
-from offmarl.vault.snapshot import Region
+from offmarl.vault.commit import Region
+from offmarl.vault.manifest import map_contents
 from offmarl.vault.store import Store
 from tests.children import python
 
@@ -180,7 +180,7 @@ def test_the_disk_is_asked_for_every_byte_of_a_window(
         Region, "will_need", lambda _, *spans: asked.extend(zip(*spans, strict=True))
     )
     found.prefetch([1], [start], length, ["observations"])
-    region = snapshot_of(found.store, found.manifest).region.bytes
+    region = map_contents(found.store, found.manifest).region.bytes
     data = b"".join(region[begin : begin + size].tobytes() for begin, size in asked)
     expected = make(rows=2, steps=40)[0].view.observation[1, start : start + length]
     assert data == expected.tobytes()
@@ -214,8 +214,8 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(data.nbytes)
         return extend(before, data)
 
-    monkeypatch.setattr(checked.google_crc32c, "value", noted)
-    monkeypatch.setattr(checked.google_crc32c, "extend", extended)
+    monkeypatch.setattr(chunk_reader.google_crc32c, "value", noted)
+    monkeypatch.setattr(chunk_reader.google_crc32c, "extend", extended)
     return sizes
 
 
@@ -324,9 +324,9 @@ def test_threads_share_a_map(tmp_path: Path, monkeypatch) -> None:
     def slowly(*args):
         mapped.append(args)
         time.sleep(0.02)  # the others come now
-        return snapshot_of(*args)
+        return map_contents(*args)
 
-    monkeypatch.setattr(arrays, "snapshot_of", slowly)
+    monkeypatch.setattr(arrays, "map_contents", slowly)
     found, together = vault.open_vault(path), threading.Barrier(8)
     starts = np.arange(0, 56, 8)
 

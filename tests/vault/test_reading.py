@@ -157,9 +157,8 @@ def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
 
 
 READING = """
-archive arrays bounds bulk checked chunk_reader commit compat dataset drivers encoding episode_set
-faults files final_views forking key_values layout location manifest metadata open reader snapshot
-store tables weights windows
+archive arrays bounds bulk chunk_reader commit compat dataset drivers encoding episode_set faults
+files layout location manifest metadata open reader store tables weights windows
 """
 
 

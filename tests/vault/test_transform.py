@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import View
-from offmarl.vault import chunks, final_views, reader, store, writer
+from offmarl.vault import chunks, reader, store, writer
 from offmarl.vault.digest import episode_digests
 from offmarl.vault.transform import lineage, pipeline, sampling
 
@@ -125,7 +125,7 @@ def test_blocks_of_any_size_give_the_same(a, tmp_path, monkeypatch):
     some = vault.filter(a, "reward > 0", tmp_path / "b.vlt", by="steps")
     monkeypatch.setattr(pipeline, "BLOCK_BYTES", 1)
     monkeypatch.setattr(reader, "_BLOCK_BYTES", 1)
-    monkeypatch.setattr(final_views, "_IN_MEMORY_BYTES", 1)
+    monkeypatch.setattr(reader.Reader, "_final_bytes", 1)
     blocks = vault.slice(a, tmp_path / "c.vlt", start=5, stop=45, by="steps")
     assert blocks.digest() == whole.digest()
     assert vault.filter(a, "reward > 0", tmp_path / "d.vlt", by="steps").digest() == some.digest()

@@ -320,7 +320,7 @@ def test_a_damaged_leaf_is_named_and_the_rest_is_recovered(tmp_path, leaf):
     whole = vault.open_vault(path)
     expected = map_tree(np.copy, whole.transitions(0, 24))
     store = Store.open(path)
-    key = whole.leaves[leaf].chunk_key(leaf, 0, 3)
+    key = whole.manifest.schema.chunk_key(leaf, 0, 3)
     (value,) = store.get_all([key])
     store.commit({key: bytes(255 - byte for byte in value)}, fence={}).result()
     (fault,) = vault.verify(path, deep=True).faults

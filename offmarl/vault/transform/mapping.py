@@ -145,7 +145,7 @@ def start(vault: Reader, function: Function, by: Unit, processes: int) -> Mapped
         raise VaultError(f"{vault.path} has no steps: an empty vault is not written.")
     returned, steps = apply(part)
     extras = {**schema.spec.extras, **new_extras(returned, steps)}
-    schema = schema._replace(spec=replace(schema.spec, extras=extras))
+    schema = replace(schema, spec=replace(schema.spec, extras=extras))
     layout.check_leaves(schema.spec)
     first = check(returned, steps, part, schema.leaves)
     rest = results(apply, parts, schema.leaves, processes)
@@ -257,7 +257,7 @@ class _Chunks:
                 self._stage(name, self._block, number, value)
 
     def _stage(self, name: str, block: int, number: int, value: bytes) -> None:
-        self._staged[self._schema.leaves[name].chunk_key(name, block, number)] = value
+        self._staged[self._schema.chunk_key(name, block, number)] = value
         if not self._zstd:  # whose frames have one each
             checksum = layout.decode_checksums(layout.encode_checksums([value]))[0]
             self._checksums[number, list(self._schema.leaves).index(name), block] = checksum
@@ -277,9 +277,9 @@ class _Chunks:
 
     def copy(self, source: Reader, name: str) -> None:
         """Copy an array's chunks as stored; `VaultChecksumError` if a checksum does not fit."""
-        leaf, blocks = self._schema.leaves[name], range(self._blocks)
+        blocks = range(self._blocks)
         for number in range(self._count):
-            keys = [leaf.chunk_key(name, block, number) for block in blocks]
+            keys = [self._schema.chunk_key(name, block, number) for block in blocks]
             values = source.store.get_all(keys)
             for block, value in zip(blocks, values, strict=True):
                 self._stage(name, block, number, value)
