@@ -13,7 +13,7 @@ from offmarl.report.contents import Survey
 from offmarl.types import flatten_tree
 from offmarl.vault import Dataset
 from offmarl.vault.compat import LIMIT_UNKNOWN, MEANINGS, sentences
-from offmarl.vault.transform.policy_ids import sources_of
+from offmarl.vault.transform.lineage import sources_of
 
 _MOST_GROUPS = 6
 """Groups of agents that are listed; the rest are counted."""

@@ -172,47 +172,6 @@ def create_whole(
 
 
 @contextmanager
-def create_store(path: str | os.PathLike[str]) -> Iterator[Store]:
-    """Create the store of a vault, which appears when the block ends, and not if it fails.
-
-    The block must write all keys and ``metadata.json``.
-    """
-    place = free_place(path)
-    build = _store_and_move if place.can_rename else _store_in_place
-    with build(place) as store:
-        yield store
-
-
-@contextmanager
-def _store_and_move(place: Driver) -> Iterator[Store]:
-    final = place.directory
-    part = final.with_name(f".{final.name}.part")
-    with ExitStack() as last, ExitStack() as stack:
-        with errors_of(final):
-            store, lock = stack.enter_context(_building(place, part))
-        last.callback(lock.release)  # once a failed vault is removed, others may build there
-        yield store
-        with errors_of(final):
-            place.refuse_existing()
-            publish(part, final)
-
-
-@contextmanager
-def _store_in_place(place: Driver) -> Iterator[Store]:
-    with errors_of(place.path):
-        lock = place.lock()
-    try:
-        place.refuse_existing()
-        place.clear()
-        yield store_of(place)
-    except BaseException:
-        place.clear()
-        raise
-    finally:
-        lock.release()
-
-
-@contextmanager
 def _build_and_move(
     place: Driver, schema: Schema, provenance: Mapping[str, Any], on_invalid: OnInvalid
 ) -> Iterator[Writer]:

@@ -130,7 +130,7 @@ def test_a_verb_has_the_options_of_the_function(offmarl, name):
 
 
 def test_a_function_is_declared_once():
-    def first_steps(source: vault.transform.pipeline.AnyVault, count: int | None = None) -> None:
+    def first_steps(source: vault.transform.plan.AnyVault, count: int | None = None) -> None:
         """Take the first steps.
 
         Parameters

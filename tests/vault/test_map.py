@@ -124,27 +124,6 @@ def test_function_gets_whole_episodes_in_columns(a, tmp_path):
     assert paid.sum() == len(found.row)
 
 
-def test_only_what_is_used_is_read(a, tmp_path, monkeypatch):
-    read, names = vault.Dataset.read, set()
-
-    def spy(self, *args):
-        names.update(args[3])
-        return read(self, *args)
-
-    with monkeypatch.context() as patched:
-        patched.setattr("offmarl.vault.transform.pipeline.examine_all", examine_without_reading)
-        patched.setattr(vault.Dataset, "read", spy)
-        made = vault.map(a, tmp_path / "b.vlt", reward="reward * 2")
-    assert names == {"rewards"}
-    np.testing.assert_array_equal(made.transitions().reward, a.transitions().reward * 2)
-
-
-def examine_without_reading(vaults, progress):
-    from offmarl.vault.transform.policy_ids import examine_damaged
-
-    return [examine_damaged(one, []) for one in vaults]
-
-
 @pytest.mark.parametrize("by", ["episodes", "steps"])
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_new_columns_are_extras(tmp_path, by, codec):

@@ -19,7 +19,7 @@ from offmarl.config import check_seed
 from offmarl.errors import OffmarlError, OptionError
 from offmarl.vault.layout import Leaf, NumpyArray
 from offmarl.vault.reader import Reader
-from offmarl.vault.transform import expression, selection
+from offmarl.vault.transform import conditions, expression
 from offmarl.vault.transform.columns import Part, Result, Steps, check
 from offmarl.vault.transform.expression import Columns, Expression
 
@@ -125,7 +125,7 @@ class RewardFormula(NamedTuple):
         parsed = parse_reward(self.text)
         here = {name: self.columns[name][steps.episode][:, None] for name in self._used(parsed)}
         here |= {"reward": steps["reward"].astype(float), "step": steps.time[:, None]}
-        for name in selection.check_extras(steps.vault, parsed.names):
+        for name in conditions.check_extras(steps.vault, parsed.names):
             here[name] = steps[name].reshape(len(steps.time), -1).astype(float)
         value = parsed.value(here, steps["reward"].shape)
         return {"reward": value.astype(np.float32)}
@@ -138,7 +138,7 @@ class RewardFormula(NamedTuple):
 @cache
 def parse_reward(text: str) -> Expression:
     """Parse a formula of rewards; `ExpressionError` if it is not one."""
-    return expression.parse_number(text, selection.OF_STEPS)
+    return expression.parse_number(text, conditions.OF_STEPS)
 
 
 def reward_formula(text: str, columns: Columns) -> Function:
