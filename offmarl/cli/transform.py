@@ -251,8 +251,6 @@ def _work(name: str, block_steps: int | None, **options: Any) -> Work:
     path = options.pop("path")
     if options.pop("layout", "stream") != "stream":
         raise OptionError("tasks write all episodes in one row: add --layout stream.")
-    if options.pop("processes", 1) != 1:
-        raise OptionError("give --tasks or --processes, not both.")
     return TransformWork(SHARED[name](**options), path, block_steps)
 
 

@@ -1,7 +1,7 @@
 """Statistics of data that does not fit in memory, accumulated a part at a time.
 
 `Distinct` counts distinct rows, and `make_actions_accumulator` counts what agents did. Extremes and
-moments of columns are collected by `offmarl.vault.ranges`.
+moments of columns are collected by `offmarl.vault.column_statistics`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt64
 
 from offmarl.types import Discrete, EnvSpec, Transition
-from offmarl.vault.ranges import Ranges, RangesAccumulator
+from offmarl.vault.column_statistics import Ranges, RangesAccumulator
 
 # ------------------------------------------------------------------------------------ distinct rows
 

@@ -18,9 +18,9 @@ from offmarl.report.accumulators import (
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, Transition, flatten_tree, map_tree
 from offmarl.vault import Dataset, Episodes
+from offmarl.vault.column_statistics import Ranges
 from offmarl.vault.digest import known_digest
 from offmarl.vault.leaf_statistics import Statistics, StatisticsAccumulator, keep, stored
-from offmarl.vault.ranges import Ranges
 
 LENGTHS = (5, 10, 20, 50, 100)
 """Window lengths that `Survey.windows` is reported for."""

@@ -24,7 +24,7 @@ from offmarl.report.tables import Section
 from offmarl.report.warnings import warnings_by_dataset
 from offmarl.terminal import number
 from offmarl.tracking import to_json
-from offmarl.vault.ranges import Ranges
+from offmarl.vault.column_statistics import Ranges
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

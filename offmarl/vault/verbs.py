@@ -318,14 +318,13 @@ def map(
     reward: str | None = None,
     by: Unit = "episodes",
     seed: int = 0,
-    processes: int = 1,
     progress: Progress = quiet,
 ) -> Dataset:
     """Change or add columns of a vault: relabel rewards, normalise observations.
 
-    The columns that the function does not return are copied as they are stored; a column of a new
-    name that begins with ``extras.`` is added. Rows, chunks, codec
-    and episodes stay the same, and the table of returns follows the new rewards.
+    The columns that the function does not return are copied; a column of a new name that begins
+    with ``extras.`` is added. Rows, chunks, codec and episodes stay the same, and the table of
+    returns follows the new rewards.
 
     Parameters
     ----------
@@ -347,8 +346,6 @@ def map(
     seed
         Random seed, for a function with a second parameter ``rng`` (a NumPy generator) or ``key``
         (a JAX key). Each call gets a new one, which depends on the seed and the data only.
-    processes
-        Number of processes that call the function.
 
     Raises
     ------
@@ -365,5 +362,5 @@ def map(
     ...     return {"reward": steps["reward"] / 10}
     >>> offmarl.vault.map("vaults/a.vlt", "vaults/b.vlt", scale)
     """
-    map_columns(source, path, function, reward, by, seed, processes, progress)
+    map_columns(source, path, function, reward, by, seed, progress)
     return open_vault(path)

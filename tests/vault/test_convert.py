@@ -18,7 +18,7 @@ from offmarl.errors import (
     VaultNotFoundError,
 )
 from offmarl.types import Discrete, EnvSpec
-from offmarl.vault.convert import common
+from offmarl.vault.convert import common, containers
 
 LENGTHS = [3, 5, 1, 4, 5]
 TERMINATED = [True, True, True, False, False]
@@ -301,7 +301,7 @@ def test_a_missing_package_is_named(monkeypatch):
     with pytest.raises(
         MissingExtraError, match=r"needs h5py, .* `pip install 'offmarl\[convert\]'`"
     ):
-        common.require("h5py")
+        containers.require("h5py")
 
 
 def test_files_that_fill_as_many_slots_as_steps(tmp_path):

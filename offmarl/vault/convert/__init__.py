@@ -24,10 +24,12 @@ from offmarl.types import EnvSpec
 from offmarl.vault.convert.admission import Tally, Treatment, admit
 from offmarl.vault.convert.arrays import from_arrays
 from offmarl.vault.convert.columns import read_numpy, read_zarr, write_numpy, write_zarr
-from offmarl.vault.convert.common import Imported, StrPath, counted, write
+from offmarl.vault.convert.common import Imported, counted, write
+from offmarl.vault.convert.containers import StrPath
 from offmarl.vault.convert.d4rl import read_d4rl
-from offmarl.vault.convert.flat import read_omar, read_omiga
 from offmarl.vault.convert.minari import read_minari, write_minari
+from offmarl.vault.convert.omar import read_omar
+from offmarl.vault.convert.omiga import read_omiga
 from offmarl.vault.convert.pymarl import read_pymarl, write_pymarl
 from offmarl.vault.creation import create_whole
 from offmarl.vault.dataset import Dataset, open_source, open_vault

@@ -22,7 +22,7 @@ from offmarl.types import (
 )
 from offmarl.vault.convert import common
 from offmarl.vault.convert.admission import Record, Tally, Treatment, admit, to_steps
-from offmarl.vault.convert.common import StrPath
+from offmarl.vault.convert.containers import StrPath
 from offmarl.vault.creation import create_whole
 from offmarl.vault.dataset import Dataset, open_vault
 from offmarl.vault.encoding import is_of

@@ -1,7 +1,7 @@
 """Conditions on episodes or steps: the columns that they use, and what meets them."""
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -222,29 +222,16 @@ def _steps_meeting(
     remap: Callable[[NumpyArray], NumpyArray],
     within: Pieces,
 ) -> Pieces:
-    """Take the intervals of steps that meet a condition, within whole episodes."""
-    found = _step_intervals(source, parsed, columns, remap, within)
-    merged = _merge(Pieces(*(np.concatenate(column) for column in zip(*found, strict=True))))
-    inside = np.isin(merged.episode, within.episode)
-    return Pieces(*(column[inside] for column in merged))
-
-
-def _step_intervals(
-    source: Source,
-    parsed: Expression,
-    columns: Columns,
-    remap: Callable[[NumpyArray], NumpyArray],
-    within: Pieces,
-) -> Iterator[Pieces]:
-    """Find the steps that meet a condition, row by row, where there are episodes to search."""
+    """Take the intervals of steps that meet a condition, within whole episodes, row by row."""
     vault, found = source.vault, source.vault.episodes
     extras = [name for name in parsed.names if name.startswith(EXTRA)]
     leaves = [*(name for name in ("rewards", POLICY_IDS) if name in vault.leaves), *extras]
-    yield whole_episodes(vault, np.zeros(len(found.row), bool))
+    of_rows = [whole_episodes(vault, np.zeros(0, np.int64))]
     searched = found.row[within.episode]
     for row in np.unique(searched).tolist():
-        mine = np.flatnonzero(found.row == row)
+        mine, wanted = np.flatnonzero(found.row == row), within.episode[searched == row]
         first, last = within.start[searched == row].min(), within.stop[searched == row].max()
+        holds = np.zeros(vault.length, bool)
         for begin, stop in vault.blocks(leaves, rows=1):
             if stop <= first or begin >= last:
                 continue
@@ -259,24 +246,17 @@ def _step_intervals(
             if POLICY_IDS in steps:
                 (ids,) = encoding.first_agents(steps[POLICY_IDS])
                 here["policy"], here[POLICY_NAME] = remap(ids), _policy_names(source, ids)
-            yield _runs(episode, parsed.holds(here, stop - begin), begin)
+            holds[begin:stop] = parsed.holds(here, stop - begin)
+            holds[begin:stop] &= np.isin(episode, wanted)
+        of_rows.append(_runs(holds, mine, found.start[mine]))
+    return Pieces(*(np.concatenate(column) for column in zip(*of_rows, strict=True)))
 
 
-def _runs(episode: NumpyArray, holds: NumpyArray, begin: int) -> Pieces:
-    """Return the intervals within episodes where a condition holds."""
-    edges = np.diff(holds.astype(np.int8), prepend=0, append=0)
-    starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
-    between = np.flatnonzero((np.diff(episode) > 0) & holds[1:] & holds[:-1]) + 1
-    starts = np.sort(np.concatenate([starts, between]))
-    stops = np.sort(np.concatenate([stops, between]))
-    return Pieces(episode[starts], starts + begin, stops + begin)
-
-
-def _merge(pieces: Pieces) -> Pieces:
-    """Join intervals that the border of a block separates."""
-    continues = pieces.episode[1:] == pieces.episode[:-1]
-    continues &= pieces.start[1:] == pieces.stop[:-1]
-    begins, ends = np.insert(~continues, 0, True), np.append(~continues, True)
-    count = slice(len(pieces.start))  # without pieces, nothing begins either
-    begins, ends = begins[count], ends[count]
-    return Pieces(pieces.episode[begins], pieces.start[begins], pieces.stop[ends])
+def _runs(holds: NumpyArray, episodes: NumpyArray, begins: NumpyArray) -> Pieces:
+    """Return the intervals of a row, within the episodes that begin there, where a truth holds."""
+    is_first = np.zeros(len(holds) + 1, bool)
+    is_first[begins] = is_first[-1] = True
+    around = np.concatenate([[False], holds, [False]])
+    starts = np.flatnonzero(holds & (is_first[:-1] | ~around[:-2]))
+    stops = np.flatnonzero(holds & (is_first[1:] | ~around[2:])) + 1
+    return Pieces(episodes[np.searchsorted(begins, starts, side="right") - 1], starts, stops)

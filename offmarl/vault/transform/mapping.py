@@ -14,10 +14,10 @@ from offmarl.vault import encoding, layout
 from offmarl.vault.creation import free_place
 from offmarl.vault.layout import NumpyArray, Schema, column_of
 from offmarl.vault.reader import Reader
-from offmarl.vault.transform.columns import Part, Result, check, new_extras
+from offmarl.vault.transform.columns import Part, Result, Steps, check, new_extras
 from offmarl.vault.transform.conditions import columns_of
 from offmarl.vault.transform.execute import Remap, copy_rows, examine_all, execute
-from offmarl.vault.transform.function import Apply, Function, MapFunction, results, reward_formula
+from offmarl.vault.transform.function import Function, MapFunction, reward_formula
 from offmarl.vault.transform.plan import (
     AnyVault,
     Plan,
@@ -40,13 +40,10 @@ def map_columns(
     reward: str | None,
     by: Unit,
     seed: int,
-    processes: int,
     progress: Progress,
 ) -> None:
     """Write a vault with changed columns; see `offmarl.vault.map`."""
     loaded = checked_function(function, reward, seed)
-    if processes < 1:
-        raise OptionError(f"the number of processes must be at least 1, not {processes}.")
     vault = opened(source)
     free_place(path)  # before anything slow
     (examined,) = examine_all([vault], progress)
@@ -58,7 +55,7 @@ def map_columns(
     changed = frozenset(first.result.arrays)
 
     def copy(vault: Reader, _: Pieces, writer: Writer, __: Remap, advance: Advance) -> None:
-        rest = results(Apply(vault, loaded), parts, first.schema.leaves, processes)
+        rest = ((part, _result(vault, loaded, part, first.schema)) for part in parts)
         every = chain([(first.part, first.result)], rest)
         copy_rows(vault, writer, advance, replace=_Replaced(first.schema, changed, every))
 
@@ -121,11 +118,17 @@ def _start(
     part = next(parts, None)
     if part is None:
         raise VaultError(f"{vault.path} has no steps: an empty vault is not written.")
-    returned, steps = Apply(vault, function)(part)
+    steps = Steps(vault, part)
+    returned = function(steps, part)
     extras = {**schema.spec.extras, **new_extras(returned, steps)}
     schema = schema._replace(spec=replace(schema.spec, extras=extras))
     layout.check_leaves(schema.spec)
     return _First(part, check(returned, steps, part, schema.leaves), schema), parts
+
+
+def _result(vault: Reader, function: Function, part: Part, schema: Schema) -> Result:
+    steps = Steps(vault, part)
+    return check(function(steps, part), steps, part, schema.leaves)
 
 
 class _Replaced:
