@@ -41,23 +41,9 @@ class Block(NamedTuple):
 
 
 class TransformWork(Work):
-    """A transform in blocks.
+    """A transform in blocks of about 256 MB, or of ``block_steps``, that makes the vault at a path.
 
-    Parameters
-    ----------
-    plan
-        The transform.
-    path
-        The vault to make.
-    block_steps
-        Steps of a block, at most, if an episode does not have more; by default about 256 MB.
-
-    Raises
-    ------
-    OptionError
-        ``block_steps`` is not positive.
-    VaultError
-        The path has a vault that other work made, or cannot be one.
+    A block has more steps only if an episode does. `VaultError` if other work made the vault.
     """
 
     hints: ClassVar[Mapping[str, str]] = {

@@ -30,11 +30,6 @@ class Distinct:
     whose hash ends in enough zero bits for the sample to fit, each with the exact number of its
     occurrences (Flajolet, *On adaptive sampling*, Computing 43, 1990). The result does not depend
     on the order of the keys.
-
-    Attributes
-    ----------
-    total
-        Number of keys added, repetitions included.
     """
 
     def __init__(self, capacity: int = _CAPACITY):

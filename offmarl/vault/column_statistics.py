@@ -63,13 +63,7 @@ class Ranges(NamedTuple):
 
 
 class RangesAccumulator:
-    """Accumulates `Ranges` over parts of the data.
-
-    Parameters
-    ----------
-    shape
-        Shape of the columns.
-    """
+    """Accumulates `Ranges` of columns of a shape over parts of the data."""
 
     def __init__(self, *shape: int):
         self._low, self._high = np.full(shape, np.inf), np.full(shape, -np.inf)
@@ -123,19 +117,9 @@ class RangesAccumulator:
 
 
 class QuantileSketch:
-    """A summary of columns of numbers, of bounded size.
+    """A summary of columns of numbers, of bounded size; the columns get the same number of values.
 
-    Parameters
-    ----------
-    columns
-        Number of columns, which always get the same number of values.
-    capacity
-        Values of each column that a level holds, even.
-
-    Attributes
-    ----------
-    count
-        Number of values of each column.
+    A level holds ``capacity`` values of each column, an even number.
     """
 
     def __init__(self, columns: int, capacity: int):

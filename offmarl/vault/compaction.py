@@ -1,12 +1,11 @@
 """Rebuilds a vault's store, and replaces the old store atomically.
 
 Every commit leaves behind the data that it replaced. When a writer closes, `reclaim` moves the
-live data out of the files that hold much unused space. `compact` rebuilds the whole store in a new
-directory. That store holds only live data, in the
-order in which it is read. Its data files are first moved among the old ones. Then its manifest
-replaces the old one by a single rename, and files without references are deleted. The directory
-that the store was built in is removed last. If it exists, a process was killed meanwhile, and the
-next writer cleans up.
+live data out of the files that hold much unused space; `compact` moves all of it, in the order in
+which it is read. New data files are written among the old ones, and new manifests in a directory of
+their own. Then one manifest replaces the old one atomically, and files without references are
+deleted. The directory is removed last. If it exists, a process was killed meanwhile, and the next
+writer cleans up.
 """
 
 import os
@@ -18,12 +17,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from offmarl._ahead import ahead, depth_of
-from offmarl.errors import VaultConflictError
 from offmarl.vault import commit, layout
 from offmarl.vault.commit import Contents, ValueLocation
 from offmarl.vault.drivers import Directory, Driver
 from offmarl.vault.faults import damaged
-from offmarl.vault.files import conflict, errors_of, sync
+from offmarl.vault.files import conflict, errors_of
 from offmarl.vault.layout import DATA, MANIFEST, OWN_PREFIX, UNFINISHED, unseal
 from offmarl.vault.open import locate
 from offmarl.vault.store import OcdbtStore, Store, store_of
@@ -69,19 +67,16 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
         A stock program wrote to it meanwhile; nothing was changed.
     """
     store = store_of(locate(path))
-    directory = store.driver.directory
-    with exclusive(store.driver), errors_of(directory):
-        before = _usage(directory)
-        manifest = (directory / MANIFEST).read_bytes()
+    driver = store.driver
+    directory = driver.directory  # an error elsewhere
+    assert isinstance(driver, Directory)
+    with exclusive(driver), errors_of(directory):
+        before, generation = _usage(directory), _generation(driver)
         found = examine(store, deep=False)
         if not found.sound:
             raise damaged(directory, found.faults[0])
         contents = Contents.of(store)
-        with rebuilding(directory) as fresh:
-            # With the same identity, programs that have the vault open can continue to read.
-            rebuilt = store_of(Directory(fresh), commit.config_of(Directory(directory)))
-            copy(contents, contents.tree.values, rebuilt)
-            switch(directory, fresh, expected=manifest)
+        _rewrite(store, contents, contents.tree.values, generation)
         after = _usage(directory)
     return Compaction(directory, before[0], after[0], before[1], after[1])
 
@@ -97,22 +92,34 @@ def reclaim(store: Store) -> None:
     if not (isinstance(driver, Directory) and isinstance(store, OcdbtStore)):
         return
     with errors_of(driver.directory):
-        manifest = driver.files.read(MANIFEST).result()
-        sizes = _data_sizes(driver.directory)
+        generation, sizes = _generation(driver), _data_sizes(driver.directory)
         unused = sum(sizes.values()) - commit.live_bytes(driver)
         if unused < max(_LEAST_RECLAIMED, _MOST_UNUSED * sum(sizes.values())):
             return
         contents = Contents.of(store)
-        moved = _in_wasteful_files(contents, sizes)
-        with rebuilding(driver.directory) as fresh:
-            config, last = commit.config_of(driver), fresh / "last"
-            rebuilt = OcdbtStore(driver, config, fresh)
-            rebuilt.refer_to(store)
-            copy(contents, moved, rebuilt)
-            # The first commits refer to the old files. This store has the last commit alone.
-            result = OcdbtStore(driver, config, last)
-            result.refer_to(rebuilt)
-            _replace_manifest(driver, last, manifest.stamp.generation)
+        _rewrite(store, contents, _in_wasteful_files(contents, sizes), generation)
+
+
+def _generation(driver: Directory) -> bytes:
+    """Return what identifies the last commit."""
+    found: bytes = driver.files.read(MANIFEST).result().stamp.generation
+    return found
+
+
+def _rewrite(store: Store, contents: Contents, keys: Iterable[str], generation: bytes) -> None:
+    """Write some values to new data files, unless there was another commit meanwhile."""
+    driver = store.driver
+    assert isinstance(driver, Directory) and isinstance(store, OcdbtStore)
+    with rebuilding(driver.directory) as fresh:
+        # With the same identity, programs that have the vault open can continue to read.
+        config, last = commit.config_of(driver), fresh / "last"
+        rebuilt = OcdbtStore(driver, config, fresh)
+        rebuilt.refer_to(store)
+        copy(contents, keys, rebuilt)
+        # The first commits refer to the old files. This store has the last commit alone.
+        result = OcdbtStore(driver, config, last)
+        result.refer_to(rebuilt)
+        _replace_manifest(driver, last, generation)
 
 
 def _in_wasteful_files(contents: Contents, sizes: Mapping[str, int]) -> list[str]:
@@ -194,20 +201,6 @@ def _order(key: str) -> tuple[bool, str, int, int, str]:
     found = _CHUNK.fullmatch(key)
     leaf, block, number, rest = found.groups() if found else (key, 0, -1, "")
     return key.startswith(OWN_PREFIX), leaf, int(number), int(block), rest
-
-
-def switch(directory: Path, fresh: Path, expected: bytes) -> None:
-    """Replace a store by another atomically."""
-    for file in (fresh / DATA).iterdir():
-        file.rename(directory / DATA / file.name)
-    sync(directory / DATA)
-    if (directory / MANIFEST).read_bytes() != expected:
-        raise VaultConflictError(
-            f"a program that does not use offmarl's lock wrote to {directory} meanwhile: nothing "
-            "was changed. Stop that program, and try again."
-        )
-    (fresh / MANIFEST).replace(directory / MANIFEST)
-    sync(directory)
 
 
 def tidy(driver: Driver) -> None:

@@ -106,16 +106,9 @@ def statistics(vault: Reader, progress: Progress = quiet) -> Statistics:
 
 
 class StatisticsAccumulator:
-    """Accumulates the statistics of leaves over blocks of steps.
+    """Accumulates the statistics of leaves, by default of all, over blocks of steps.
 
-    Parameters
-    ----------
-    spec
-        The environment's sizes.
-    count
-        About how many steps will be added; sizes the sketches. None leaves out quantiles.
-    columns
-        The leaves; all by default.
+    The sketches are sized for about ``count`` steps; None leaves out quantiles.
     """
 
     def __init__(

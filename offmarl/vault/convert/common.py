@@ -9,16 +9,19 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from offmarl.errors import ShapeError, VaultError
+from offmarl.errors import InvalidValueError, ShapeError, VaultError, VaultFormatError
 from offmarl.paths import local
 from offmarl.terminal import Progress
 from offmarl.types import Discrete, EnvSpec, Transition, View, map_tree
 from offmarl.vault import encoding
 from offmarl.vault.compat import FAULTS, sentences
-from offmarl.vault.convert.admission import Record, Tally, to_steps
+from offmarl.vault.convert.admission import Record, Tally, Treatment, admit, to_steps
 from offmarl.vault.convert.containers import StrPath, open_arrays, readable, sha256
-from offmarl.vault.layout import Leaf, NumpyArray
-from offmarl.vault.writer import Writer
+from offmarl.vault.creation import create_whole
+from offmarl.vault.digest import digest
+from offmarl.vault.layout import Codec, Leaf, NumpyArray
+from offmarl.vault.reader import Reader
+from offmarl.vault.values import OnInvalid
 
 Item = TypeVar("Item")
 
@@ -58,14 +61,49 @@ def blocks(steps: int, step_bytes: int) -> list[tuple[int, int]]:
     return [(start, min(steps, start + size)) for start in range(0, steps, size)]
 
 
-def write(writer: Writer, records: Iterable[Record], tally: Tally) -> None:
-    """Append records, and note the faults in the provenance."""
-    for record in records:
-        writer.append(record.steps, record.finals, cut=record.cut)
-    if faults := {name: tally[name] for name in FAULTS if tally[name]}:
-        writer.annotate({"faults": faults})
-    for sentence in sentences(faults):
-        warnings.warn(sentence, stacklevel=4)
+def write_vault(
+    path: StrPath,
+    found: Imported,
+    provenance: Mapping[str, Any],
+    codec: Codec,
+    treatment: Treatment,
+    progress: Progress,
+    name: object = "",
+) -> None:
+    """Write a dataset to a vault, and note its faults; ``name`` is that of its source in errors."""
+    # A dataset of offmarl's own keeps what its vault kept, and is compared with its digest.
+    treatment, tally = "keep" if found.digest else treatment, Tally()
+    records = counted(found.records, found.total, progress)
+    if not found.digest:
+        records = admit(records, found.spec, treatment, tally)
+    on_invalid: OnInvalid = "keep" if treatment == "keep" else "raise"
+    with create_whole(
+        path, found.spec, rows=1, provenance=provenance, codec=codec, on_invalid=on_invalid
+    ) as writer:
+        with _naming(name):
+            for record in records:
+                writer.append(record.steps, record.finals, cut=record.cut)
+        if faults := {fault: tally[fault] for fault in FAULTS if tally[fault]}:
+            writer.annotate({"faults": faults})
+        for sentence in sentences(faults):
+            warnings.warn(sentence, stacklevel=3)
+        writer.flush()
+        if found.digest and digest(Reader(writer.store)) != found.digest:
+            raise VaultFormatError(
+                f"the content of {name} does not have the digest it records: it is damaged or was "
+                "changed. Copy it again, or remove the digest to import it anyway."
+            )
+
+
+@contextmanager
+def _naming(source: object) -> Iterator[None]:
+    """Name the source in errors of its content."""
+    try:
+        yield
+    except (InvalidValueError, ShapeError, VaultError) as error:
+        if str(source) in str(error):
+            raise
+        raise type(error)(f"{source}: {error}") from None
 
 
 def counted(items: Iterable[Item], total: int, progress: Progress) -> Iterator[Item]:

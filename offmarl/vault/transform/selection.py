@@ -76,15 +76,7 @@ def interval(start: int | None, stop: int | None, count: int) -> tuple[int, int]
 
 
 class Pool:
-    """The episodes of several vaults, numbered one vault after the other.
-
-    Attributes
-    ----------
-    vaults
-        The vaults.
-    path
-        Their paths, for messages.
-    """
+    """The episodes of several vaults, numbered one vault after the other."""
 
     def __init__(self, vaults: Sequence[Reader]):
         self.vaults = list(vaults)
