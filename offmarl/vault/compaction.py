@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from offmarl._ahead import ahead, depth_of
 from offmarl.vault import commit, layout
@@ -71,12 +71,12 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
     directory = driver.directory  # an error elsewhere
     assert isinstance(driver, Directory)
     with exclusive(driver), errors_of(directory):
-        before, generation = _usage(directory), _generation(driver)
+        before, manifest = _usage(directory), driver.files.read(MANIFEST).result()
         found = examine(store, deep=False)
         if not found.sound:
             raise damaged(directory, found.faults[0])
         contents = Contents.of(store)
-        _rewrite(store, contents, contents.tree.values, generation)
+        _rewrite(store, contents, contents.tree.values, manifest.stamp)
         after = _usage(directory)
     return Compaction(directory, before[0], after[0], before[1], after[1])
 
@@ -92,22 +92,20 @@ def reclaim(store: Store) -> None:
     if not (isinstance(driver, Directory) and isinstance(store, OcdbtStore)):
         return
     with errors_of(driver.directory):
-        generation, sizes = _generation(driver), _data_sizes(driver.directory)
+        manifest, sizes = driver.files.read(MANIFEST).result(), _data_sizes(driver.directory)
         unused = sum(sizes.values()) - commit.live_bytes(driver)
         if unused < max(_LEAST_RECLAIMED, _MOST_UNUSED * sum(sizes.values())):
             return
         contents = Contents.of(store)
-        _rewrite(store, contents, _in_wasteful_files(contents, sizes), generation)
+        _rewrite(store, contents, _in_wasteful_files(contents, sizes), manifest.stamp)
 
 
-def _generation(driver: Directory) -> bytes:
-    """Return what identifies the last commit."""
-    found: bytes = driver.files.read(MANIFEST).result().stamp.generation
-    return found
+def _rewrite(store: Store, contents: Contents, keys: Iterable[str], stamp: Any) -> None:
+    """Write some values to new data files, unless the manifest has changed since its stamp.
 
-
-def _rewrite(store: Store, contents: Contents, keys: Iterable[str], generation: bytes) -> None:
-    """Write some values to new data files, unless there was another commit meanwhile."""
+    TensorStore compares and replaces the manifest under the same lock as in a commit, so this is
+    safe even if a stock program is writing.
+    """
     driver = store.driver
     assert isinstance(driver, Directory) and isinstance(store, OcdbtStore)
     with rebuilding(driver.directory) as fresh:
@@ -119,7 +117,11 @@ def _rewrite(store: Store, contents: Contents, keys: Iterable[str], generation: 
         # The first commits refer to the old files. This store has the last commit alone.
         result = OcdbtStore(driver, config, last)
         result.refer_to(rebuilt)
-        _replace_manifest(driver, last, generation)
+        content = (last / MANIFEST).read_bytes()
+        done = driver.files.write(MANIFEST, content, if_equal=stamp.generation).result()
+        now = driver.files.read(MANIFEST, if_not_equal=done.generation).result()
+        if now.state != "unspecified":
+            raise conflict(driver.path)
 
 
 def _in_wasteful_files(contents: Contents, sizes: Mapping[str, int]) -> list[str]:
@@ -136,18 +138,6 @@ def _in_wasteful_files(contents: Contents, sizes: Mapping[str, int]) -> list[str
         wasteful.add(file)
     places = tree.values.items()
     return [key for key, at in places if isinstance(at, ValueLocation) and at.file in wasteful]
-
-
-def _replace_manifest(driver: Directory, fresh: Path, generation: bytes) -> None:
-    """Replace the manifest by that of a rebuilt store, unless it has changed.
-
-    TensorStore compares and replaces it under the same lock as in a commit, so this is safe even if
-    a stock program is writing.
-    """
-    content = (fresh / MANIFEST).read_bytes()
-    done = driver.files.write(MANIFEST, content, if_equal=generation).result()
-    if driver.files.read(MANIFEST, if_not_equal=done.generation).result().state != "unspecified":
-        raise conflict(driver.path)
 
 
 @contextmanager

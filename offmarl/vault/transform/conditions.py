@@ -1,8 +1,7 @@
 """Conditions on episodes or steps: the columns that they use, and what meets them."""
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from offmarl.vault.transform.expression import (
     Expression,
     Kind,
 )
-from offmarl.vault.transform.lineage import Source
+from offmarl.vault.transform.lineage import Named, Source
 from offmarl.vault.transform.selection import Pieces, Pool, Unit, everything, whole_episodes
 
 OF_EPISODES: dict[str, Kind] = {
@@ -72,7 +71,10 @@ def meeting(
     sources.
     """
     parsed = parse_condition(condition, by)
-    columns = [columns_of(one, remap) for one, remap in joined_ids(sources)]
+    named = sources[0].named
+    if len(sources) > 1:
+        named = lineage.merge(named for source in sources for named in source.named)
+    columns = [columns_of(source, named) for source in sources]
     for source, found in zip(sources, columns, strict=True):
         _check_known(source, parsed, found)
         if any(name.startswith("return") for name in parsed.names):
@@ -82,10 +84,8 @@ def meeting(
     else:
         given = within or [everything(source.vault) for source in sources]
         pieces = [
-            _steps_meeting(source, parsed, found, remap, inside)
-            for (source, remap), found, inside in zip(
-                joined_ids(sources), columns, given, strict=True
-            )
+            _steps_meeting(source, parsed, found, named, inside)
+            for source, found, inside in zip(sources, columns, given, strict=True)
         ]
     if within is None and not sum(one.steps for one in pieces):
         raise _nothing_meets(sources, parsed, columns, by)
@@ -100,22 +100,6 @@ def _whole_meeting(
     joined = {name: np.concatenate([found[name] for found in columns]) for name in shared}
     joined["index"] = np.arange(len(pool.length))
     return pool.whole(parsed.holds(joined, len(pool.length)))
-
-
-def joined_ids(
-    sources: Sequence[Source],
-) -> list[tuple[Source, Callable[[NumpyArray], NumpyArray]]]:
-    """Return sources with what translates their policy ids into those of all sources joined."""
-    if len(sources) == 1:
-        return [(sources[0], _same)]
-    merged = lineage.merge(named for source in sources for named in source.named)
-    return [
-        (source, partial(lineage.remap, source=source.named, target=merged)) for source in sources
-    ]
-
-
-def _same(ids: NumpyArray) -> NumpyArray:
-    return ids
 
 
 def _warn_of_missing_returns(source: Source) -> None:
@@ -144,10 +128,10 @@ def _nothing_meets(
     )
 
 
-def columns_of(source: Source, remap: Callable[[NumpyArray], NumpyArray] = _same) -> Columns:
+def columns_of(source: Source, named: Sequence[Named] | None = None) -> Columns:
     """Return one value for each episode, by name; without what the vault does not know.
 
-    ``remap`` gives policies the ids that the columns have.
+    Policies have the ids that they have among the origins ``named``, by default the source's.
     """
     found = source.vault.episodes
     number = lineage.origin_of(found.policy_id, source.origins)
@@ -158,7 +142,7 @@ def columns_of(source: Source, remap: Callable[[NumpyArray], NumpyArray] = _same
     columns: dict[str, Any] = {
         **found.returns_by_name,
         "length": found.length,
-        "policy": remap(found.policy_id),
+        "policy": lineage.remap(found.policy_id, source.named, named or source.named),
         POLICY_NAME: _policy_names(source, found.policy_id),
         "tier": of_origin("tier"),
         "source": of_origin("vault"),
@@ -219,7 +203,7 @@ def _steps_meeting(
     source: Source,
     parsed: Expression,
     columns: Columns,
-    remap: Callable[[NumpyArray], NumpyArray],
+    named: Sequence[Named],
     within: Pieces,
 ) -> Pieces:
     """Take the intervals of steps that meet a condition, within whole episodes, row by row."""
@@ -245,7 +229,8 @@ def _steps_meeting(
             here["step"] = time - found.start[episode]
             if POLICY_IDS in steps:
                 (ids,) = encoding.first_agents(steps[POLICY_IDS])
-                here["policy"], here[POLICY_NAME] = remap(ids), _policy_names(source, ids)
+                here["policy"] = lineage.remap(ids, source.named, named)
+                here[POLICY_NAME] = _policy_names(source, ids)
             holds[begin:stop] = parsed.holds(here, stop - begin)
             holds[begin:stop] &= np.isin(episode, wanted)
         of_rows.append(_runs(holds, mine, found.start[mine]))

@@ -176,26 +176,26 @@ def remap(ids: NumpyArray, source: Sequence[Named], target: Sequence[Named]) -> 
 
 def _origins(vault: Reader, digest: str, ids: Iterable[NumpyArray] | None = None) -> list[Named]:
     """Return the origins of a vault; the vault itself if no transform made it."""
-    highest, lowest = _extremes(_ids(vault) if ids is None else ids)
+    blocks = [(int(x.max()), int(x.min())) for x in (_ids(vault) if ids is None else ids)]
+    highest = max((high for high, _ in blocks), default=-1)
+    lowest = min((low for _, low in blocks), default=0)
     policies = [
         dict(policy)
         for policy in _list(vault.provenance.get("policies"))
         if isinstance(policy, Mapping) and isinstance(policy.get("policy_id"), int)
     ]
-    found = _inherited(vault)
-    if found and highest < found[-1].stop and (lowest >= 0 or len(found) == 1):
-        return [Named(origin, _within(origin, policies, len(found) > 1)) for origin in found]
+    noted, fields = _list(vault.provenance.get(_ORIGINS)), set(Origin._fields)
+    if vault.native and all(isinstance(one, Mapping) and one.keys() == fields for one in noted):
+        found = [Origin(**one) for one in noted]
+        if len(found) == 1 and highest < found[0].stop:
+            return [Named(found[0], policies)]
+        if len(found) > 1 and highest < found[-1].stop and lowest >= 0:
+            return [
+                Named(one, [x for x in policies if one.first <= x["policy_id"] < one.stop])
+                for one in found
+            ]
     count = max([highest, *(policy["policy_id"] for policy in policies)]) + 1
     return [Named(_root(vault, digest, count, lowest < 0), policies)]
-
-
-def _inherited(vault: Reader) -> list[Origin]:
-    """Return the origins that a transform recorded."""
-    noted = _list(vault.provenance.get(_ORIGINS)) if vault.native else []
-    fields = set(Origin._fields)
-    if not all(isinstance(one, Mapping) and one.keys() == fields for one in noted):
-        return []
-    return [Origin(**one) for one in noted]
 
 
 def _list(value: Any) -> list[Any]:
@@ -204,14 +204,6 @@ def _list(value: Any) -> list[Any]:
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
-
-
-def _within(
-    origin: Origin, policies: Iterable[dict[str, Any]], shared: bool
-) -> list[dict[str, Any]]:
-    if not shared:
-        return list(policies)
-    return [policy for policy in policies if origin.first <= policy["policy_id"] < origin.stop]
 
 
 def _root(vault: Reader, digest: str, count: int, unknown: bool) -> Origin:
@@ -236,12 +228,6 @@ def _ids(vault: Reader) -> Iterator[NumpyArray]:
         return
     for block in vault.blocks([POLICY_IDS]):
         yield vault.read(*block, leaves=[POLICY_IDS])[POLICY_IDS]
-
-
-def _extremes(blocks: Iterable[NumpyArray]) -> tuple[int, int]:
-    """Return the highest and the lowest policy id."""
-    found = [(int(ids.max()), int(ids.min())) for ids in blocks]
-    return max((high for high, _ in found), default=-1), min((low for _, low in found), default=0)
 
 
 # ---------------------------------------------------------------------------------- provenance
