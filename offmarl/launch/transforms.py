@@ -7,7 +7,7 @@ order they are, to the bit, the vault that the transform makes in one process.
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -23,7 +23,7 @@ from offmarl.vault.digest import fingerprint
 from offmarl.vault.reader import Reader, common_spec
 from offmarl.vault.transform import execute, lineage
 from offmarl.vault.transform.lineage import Named, Source
-from offmarl.vault.transform.plan import MappedFunction, Plan
+from offmarl.vault.transform.plan import Plan
 from offmarl.vault.transform.selection import Pieces, everything
 
 _BLOCK_BYTES = 2**28
@@ -79,14 +79,14 @@ class TransformWork(Work):
         if not pieces.steps:
             return
         source = self.sources[self.blocks[block].source]
-        if self.transform.function is None:
+        if self.transform.operation != "map":
             self._copy(source, pieces, self._vault(block))
             return
         copied = self._vault(block, "copied")
         if not self._vault(block).exists():
             if not copied.exists():
                 self._copy(source, pieces, copied)
-            _map(copied, self._vault(block), self.transform.function, block)
+            self._map(copied, block)
         shutil.rmtree(copied, ignore_errors=True)
 
     def is_complete(self) -> bool:
@@ -105,7 +105,7 @@ class TransformWork(Work):
         """Write the blocks one after the other into the new vault."""
         notes = [self._noted(block) for block in range(self.num_blocks)]
         taken = [
-            (source, _joined([notes[place] for place in self._of_source(number)]))
+            (source, _joined(notes[i] for i, one in enumerate(self.blocks) if one.source == number))
             for number, source in enumerate(self.sources)
         ]
         execute.steps_of(taken)
@@ -185,16 +185,27 @@ class TransformWork(Work):
         )
         execute.execute(copied, path, quiet, [source], named=self._named)
 
+    def _map(self, source: Path, block: int) -> None:
+        """Change the columns of a block; random numbers depend on the seed and the block."""
+        given = self.transform.arguments
+        seed = given["seed"]
+        if block:
+            seed = int(np.random.SeedSequence([seed, block]).generate_state(1)[0])
+        vault.map(
+            source,
+            self._vault(block),
+            given.get("function"),
+            reward=given["reward"],
+            by=given["by"],
+            seed=seed,
+        )
+
     def _arguments(self, first: Reader) -> Mapping[str, Any]:
         """Return the arguments for the lineage; those of a map are in the provenance of a block."""
-        if self.transform.function is None:
+        if self.transform.operation != "map":
             return self.transform.described()
         found: Mapping[str, Any] = first.provenance["lineage"]["arguments"]
         return found
-
-    def _of_source(self, source: int) -> list[int]:
-        """Return the blocks of a source."""
-        return [number for number, block in enumerate(self.blocks) if block.source == source]
 
     def _vault(self, block: int, kind: str = "blocks") -> Path:
         return self.directory / f"{kind}.vlt" / f"{block:06d}"
@@ -242,13 +253,5 @@ def _inside(pieces: Pieces, start: int, stop: int) -> Pieces:
     return Pieces(*(column[inside] for column in pieces))
 
 
-def _joined(pieces: Sequence[Pieces]) -> Pieces:
+def _joined(pieces: Iterable[Pieces]) -> Pieces:
     return Pieces(*(np.concatenate(column) for column in zip(_NONE, *pieces, strict=True)))
-
-
-def _map(source: Path, path: Path, function: MappedFunction, block: int) -> None:
-    """Change the columns of a block; random numbers depend on the seed and the block."""
-    seed = function.seed
-    if block:
-        seed = int(np.random.SeedSequence([seed, block]).generate_state(1)[0])
-    vault.map(source, path, function.function, reward=function.reward, by=function.by, seed=seed)

@@ -274,7 +274,8 @@ def _gather(vault: Reader, window: _Window) -> tuple[Transition, FinalObservatio
     seen = map_tree(lambda field: _flat(field)[after], read.view)
     time: NumpyArray = np.concatenate([last[known], last[goes_on]])
     row: NumpyArray = np.zeros_like(time)
-    finals = FinalObservations(row, time, _join(stored, seen))
+    views = map_tree(lambda *pair: np.concatenate(pair), stored, seen)
+    finals = FinalObservations(row, time, views)
     return steps._replace(truncated=truncated, last=is_last), finals, cut
 
 
@@ -290,8 +291,3 @@ def _take(steps: Transition, index: NumpyArray) -> Transition:
 def _flat(field: NumpyArray) -> NumpyArray:
     rows, time, *rest = field.shape
     return field.reshape(rows * time, *rest)
-
-
-def _join(a: View, b: View) -> View:
-    joined: View = map_tree(lambda *pair: np.concatenate(pair), a, b)
-    return joined

@@ -28,15 +28,6 @@ Select = Callable[[Sequence[Source], Sequence[Pieces] | None], Sequence[Pieces]]
 episodes of each source; None stands for all."""
 
 
-class MappedFunction(NamedTuple):
-    """The arguments of `offmarl.vault.map`."""
-
-    function: str | None
-    reward: str | None
-    by: Unit
-    seed: int
-
-
 class Plan(NamedTuple):
     """A transform: what it takes of which vaults, and how it is stored.
 
@@ -58,8 +49,6 @@ class Plan(NamedTuple):
     """Whether the new vault has the rows of its only source, of which all is taken."""
     reads_steps: bool = False
     """Whether the selection reads steps, and so cannot be made from the episode tables."""
-    function: MappedFunction | None = None
-    """A function that changes the columns of what was taken."""
     provenance: Mapping[str, Any] = {}
     """Additional provenance."""
 
@@ -227,12 +216,11 @@ def map(
     by: Unit = "episodes",
     seed: int = 0,
 ) -> Plan:
-    """Plan `offmarl.vault.map`, but with all episodes in one row."""
+    """Plan `offmarl.vault.map`, but with all episodes in one row, which only tasks carry out."""
     loaded = checked_function(function, reward, seed)
     arguments: dict[str, Any] = {"reward": reward, "by": by, "seed": seed}
     arguments |= {} if loaded is None else {"function": loaded.name, "sha256": loaded.sha256}
-    mapped = MappedFunction(function, reward, by, seed)
-    return Plan("map", opened_all(source), take_all, arguments, function=mapped)
+    return Plan("map", opened_all(source), take_all, arguments)
 
 
 def checked_function(function: Any, reward: str | None, seed: int) -> Function | None:

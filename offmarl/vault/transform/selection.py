@@ -147,20 +147,17 @@ def matched(returns: Float[np.ndarray, "M"], like: Float[np.ndarray, "L"], seed:
     for one in np.flatnonzero(share).tolist():
         members = np.flatnonzero((stratum == one) & inside)
         if not len(members):
-            raise _cannot_match(edges[max(one - 1, 0)], edges[one])
+            raise OptionError(
+                "the distribution of returns cannot be matched: there is no episode with a return "
+                f"from {edges[max(one - 1, 0)]:.6g} to {edges[one]:.6g}. Sample from data that "
+                "covers these returns."
+            )
         # Episodes of a stratum are placed at even distances, which are shorter for larger shares.
         moments = np.arange(len(members)) + rng.random(len(members))
         due[rng.permutation(members)] = moments / share[one]
         most = min(most, len(members) / share[one])
     order = np.argsort(due, kind="stable")
     return order[due[order] <= most]
-
-
-def _cannot_match(low: float, high: float) -> OptionError:
-    return OptionError(
-        f"the distribution of returns cannot be matched: there is no episode with a return from "
-        f"{low:.6g} to {high:.6g}. Sample from data that covers these returns."
-    )
 
 
 def check_amount(
