@@ -1,10 +1,12 @@
 """Importing columns of a single agent, in D4RL's layout."""
 
+from zipfile import ZipFile
+
 import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import ShapeError, VaultError
+from offmarl.errors import InvalidValueError, ShapeError, VaultError
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault.convert import common
 
@@ -112,3 +114,21 @@ def test_other_columns_are_refused(tmp_path, changes, message):
 def test_data_of_another_environment_is_refused(tmp_path):
     with pytest.raises(ShapeError, match="differ in observation_size"):
         read(tmp_path / "a.npz", columns(), env_spec=EnvSpec("x", 1, 4, 4, Continuous(2)))
+
+
+@pytest.mark.parametrize("block", [1, 10**6])
+@pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
+def test_flipped_bits_are_found(tmp_path, monkeypatch, write, block):
+    monkeypatch.setattr(common, "BLOCK_BYTES", block)
+    write(tmp_path / "a.npz", **columns())
+    whole = (tmp_path / "a.npz").read_bytes()
+    with ZipFile(tmp_path / "a.npz") as archive:
+        members = archive.infolist()
+    for member in members:
+        begin = member.header_offset + 30 + len(member.filename) + 20
+        for at in (begin + member.compress_size // 2, begin + member.compress_size - 21):
+            flipped = bytearray(whole)
+            flipped[at] ^= 1
+            (tmp_path / "a.npz").write_bytes(flipped)
+            with pytest.raises((VaultError, InvalidValueError)):
+                vault.import_dataset(tmp_path / "a.npz", tmp_path / "a.vlt", "d4rl")

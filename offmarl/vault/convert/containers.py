@@ -14,10 +14,10 @@ import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -132,12 +132,7 @@ def _opened(source: Path, stack: ExitStack) -> tuple[set[str], Callable[[str], A
     with readable(source):
         archive = stack.enter_context(zipfile.ZipFile(source))
     names = {name.removesuffix(".npy") for name in archive.namelist()}
-
-    def member(name: str) -> ZippedArray:
-        with readable(source):
-            return ZippedArray(stack.enter_context(archive.open(f"{name}.npy")), name, source)
-
-    return names, member
+    return names, lambda name: stack.enter_context(ZippedArray(archive, name, source))
 
 
 def _mapped(path: Path) -> NumpyArray:
@@ -145,33 +140,45 @@ def _mapped(path: Path) -> NumpyArray:
         return np.lib.format.open_memmap(path, mode="r")
 
 
-class ZippedArray:
-    """An array in an ``.npz`` file, of which only slices are read; cheap in their order."""
+class ZippedArray(AbstractContextManager["ZippedArray"]):
+    """An array in an ``.npz`` file, of which only slices are read; cheap in their order.
 
-    def __init__(self, file: IO[bytes], name: str, source: Path):
-        self._file, self._source = file, source
+    The archive's checksum is compared when the last slice is read after all others.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, name: str, source: Path):
+        self._archive, self._name, self._source = archive, f"{name}.npy", source
+        self._whole: NumpyArray | None = None
         with readable(source):
-            old = np.lib.format.read_magic(self._file) == (1, 0)
-            read = np.lib.format.read_array_header_1_0 if old else _read_header_2_0
+            self._file = archive.open(self._name)
+            old, form = np.lib.format.read_magic(self._file) == (1, 0), np.lib.format
+            read = form.read_array_header_1_0 if old else form.read_array_header_2_0
             self.shape, fortran, self.dtype = read(self._file)
-        if fortran and len(self.shape) > 1:
-            raise VaultError(
-                f"the array {name!r} of {source} is in Fortran order: save it with "
-                "np.ascontiguousarray."
-            )
-        self._start = self._file.tell()
+            self._start = self._file.tell()
+            if fortran:
+                data = np.frombuffer(self._file.read(), self.dtype)
+                self._whole = data.reshape(self.shape[::-1]).T
 
     def __getitem__(self, index: slice) -> NumpyArray:
         """Read a slice along the first axis."""
+        if self._whole is not None:
+            return self._whole[index]
         start, stop, _ = index.indices(self.shape[0])
         each = math.prod(self.shape[1:]) * self.dtype.itemsize
         with readable(self._source):
-            self._file.seek(self._start + start * each)
+            skipped = self._start + start * each - self._file.tell()
+            if skipped < 0:  # a seek would end the comparison with the checksum
+                self._file.close()
+                self._file = self._archive.open(self._name)
+                skipped = self._start + start * each
+            self._file.read(skipped)
             data = self._file.read((stop - start) * each)
+            if stop == self.shape[0]:
+                self._file.read(1)  # the checksum follows
             return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
 
-
-_read_header_2_0 = np.lib.format.read_array_header_2_0
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
 
 def open_hdf5(source: Path, stack: ExitStack) -> dict[str, Any]:
