@@ -11,7 +11,7 @@ writer cleans up.
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,7 +100,7 @@ def reclaim(store: Store) -> None:
         _rewrite(store, contents, _in_wasteful_files(contents, sizes), manifest.stamp)
 
 
-def _rewrite(store: Store, contents: Contents, keys: Iterable[str], stamp: Any) -> None:
+def _rewrite(store: Store, contents: Contents, keys: Collection[str], stamp: Any) -> None:
     """Write some values to new data files, unless the manifest has changed since its stamp.
 
     TensorStore compares and replaces the manifest under the same lock as in a commit, so this is
@@ -112,14 +112,15 @@ def _rewrite(store: Store, contents: Contents, keys: Iterable[str], stamp: Any) 
         # With the same identity, programs that have the vault open can continue to read.
         config, last = commit.config_of(driver), fresh / "last"
         rebuilt = OcdbtStore(driver, config, fresh)
-        rebuilt.refer_to(store)
+        if len(keys) < len(contents.tree.values):
+            rebuilt.refer_to(store)
         copy(contents, keys, rebuilt)
         # The first commits refer to the old files. This store has the last commit alone.
         result = OcdbtStore(driver, config, last)
         result.refer_to(rebuilt)
-        content = (last / MANIFEST).read_bytes()
-        done = driver.files.write(MANIFEST, content, if_equal=stamp.generation).result()
-        now = driver.files.read(MANIFEST, if_not_equal=done.generation).result()
+        files, content = driver.files, (last / MANIFEST).read_bytes()
+        done = files.write(MANIFEST, content, if_equal=stamp.generation).result()
+        now = files.read(MANIFEST, if_not_equal=done.generation).result()
         if now.state != "unspecified":
             raise conflict(driver.path)
 
