@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 from offmarl.report.accumulators import (
     Actions,
     Distinct,
+    actions_of,
     entropy,
     hash_rows,
-    make_actions_accumulator,
 )
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, Transition, flatten_tree, map_tree
@@ -193,7 +193,7 @@ class StatsAccumulator:
     def __init__(self, vault: Dataset):
         spec = vault.spec
         self._vault = vault
-        self._actions = make_actions_accumulator(spec)
+        self._actions = actions_of(spec)
         self._rewards = _RewardsAccumulator(vault)
         self._pairs, self._states, self._local, self._joint = (Distinct() for _ in range(4))
         self._alive = np.zeros(spec.num_agents, np.int64)
@@ -229,7 +229,7 @@ class StatsAccumulator:
             self._vault.episodes,
             _features(leaves, "observation", self._vault.spec.observation is None, (1,)),
             _features(leaves, "state", self._vault.spec.global_state is None, ()),
-            self._actions.actions,
+            self._actions,
             self._rewards.rewards(leaves["reward"].ranges),
             self._coverage(),
             self._alive,
