@@ -1,5 +1,6 @@
 """Importing columns of a single agent, in D4RL's layout."""
 
+import io
 from zipfile import ZipFile
 
 import numpy as np
@@ -132,3 +133,17 @@ def test_flipped_bits_are_found(tmp_path, monkeypatch, write, block):
             (tmp_path / "a.npz").write_bytes(flipped)
             with pytest.raises((VaultError, InvalidValueError)):
                 vault.import_dataset(tmp_path / "a.npz", tmp_path / "a.vlt", "d4rl")
+
+
+@pytest.mark.parametrize("shape", [(10**15,), (STEPS + 1,), (STEPS - 1,)])
+def test_a_forged_shape_is_refused_before_anything_is_read(tmp_path, shape):
+    arrays = columns()
+    header = io.BytesIO()
+    form = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, form)
+    forged = header.getvalue() + arrays.pop("rewards").tobytes()
+    np.savez(tmp_path / "a.npz", **arrays)
+    with ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.writestr("rewards.npy", forged)
+    with pytest.raises(VaultError, match=r"rewards\.npy has not the size"):
+        vault.import_dataset(tmp_path / "a.npz", tmp_path / "a.vlt", "d4rl")

@@ -31,6 +31,8 @@ StrPath = str | os.PathLike[str]
 HDF5 = (".h5", ".hdf5")
 """Suffixes of HDF5 files."""
 
+_MOST_DEFLATED = 1040
+"""More than the bytes that one compressed byte can stand for."""
 _PICKLE = "a pickle of Python objects, which is never read: save its arrays with np.savez"
 _KINDS = {
     b"\x89HDF\r\n\x1a\n": "an HDF5 file",
@@ -155,9 +157,18 @@ class ZippedArray(AbstractContextManager["ZippedArray"]):
             read = form.read_array_header_1_0 if old else form.read_array_header_2_0
             self.shape, fortran, self.dtype = read(self._file)
             self._start = self._file.tell()
+            plain(self, name)
+            self._check_size(math.prod(self.shape) * self.dtype.itemsize)
             if fortran:
                 data = np.frombuffer(self._file.read(), self.dtype)
                 self._whole = data.reshape(self.shape[::-1]).T
+
+    def _check_size(self, size: int) -> None:
+        """Raise `ValueError` if the archive cannot hold so many bytes, as a forged header says."""
+        found, most = self._archive.getinfo(self._name), self._source.stat().st_size
+        is_small = found.compress_size <= most and found.file_size <= _MOST_DEFLATED * most
+        if found.file_size - self._start != size or not is_small:
+            raise ValueError(f"{self._name} has not the size of an array of shape {self.shape}")
 
     def __getitem__(self, index: slice) -> NumpyArray:
         """Read a slice along the first axis."""
