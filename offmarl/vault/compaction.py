@@ -108,7 +108,7 @@ def _rewrite(store: Store, contents: Contents, keys: Collection[str], stamp: Any
     """
     driver = store.driver
     assert isinstance(driver, Directory) and isinstance(store, OcdbtStore)
-    with rebuilding(driver.directory) as fresh:
+    with rebuilding(driver) as fresh:
         # With the same identity, programs that have the vault open can continue to read.
         config, last = commit.config_of(driver), fresh / "last"
         rebuilt = OcdbtStore(driver, config, fresh)
@@ -153,14 +153,14 @@ def exclusive(driver: Driver) -> Iterator[None]:
 
 
 @contextmanager
-def rebuilding(directory: Path) -> Iterator[Path]:
+def rebuilding(driver: Directory) -> Iterator[Path]:
     """Make the directory to build a store in; it is removed afterwards."""
-    fresh = directory / REBUILT
+    fresh = driver.directory / REBUILT
     fresh.mkdir()
     try:
         yield fresh
     finally:
-        tidy(Directory(directory))
+        tidy(driver)
 
 
 def copy(contents: Contents, keys: Iterable[str], target: Store) -> None:
