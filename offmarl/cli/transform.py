@@ -35,7 +35,7 @@ from offmarl.vault.convert import (
 from offmarl.vault.dataset import open_source
 from offmarl.vault.open import locate
 from offmarl.vault.transform.function import MapFunction
-from offmarl.vault.transform.pipeline import AnyVault, StrPath
+from offmarl.vault.transform.plan import AnyVault, StrPath
 
 _NOT_OPTIONS = ("progress", "provenance")
 _NAMED = (StrPath, MapFunction | None)
@@ -246,14 +246,12 @@ def transform_work(name: str, arguments: list[str], block_steps: int | None) -> 
 
 def _work(name: str, block_steps: int | None, **options: Any) -> Work:
     from offmarl.launch.transforms import TransformWork
-    from offmarl.vault.transform.changes import CHANGES
+    from offmarl.vault.transform.plan import SHARED
 
     path = options.pop("path")
     if options.pop("layout", "stream") != "stream":
         raise OptionError("tasks write all episodes in one row: add --layout stream.")
-    if options.pop("processes", 1) != 1:
-        raise OptionError("give --tasks or --processes, not both.")
-    return TransformWork(CHANGES[name](**options), path, block_steps)
+    return TransformWork(SHARED[name](**options), path, block_steps)
 
 
 cat = verb_of(vault.cat)

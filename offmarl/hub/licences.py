@@ -243,7 +243,7 @@ def _text(facts: Mapping[str, Any], name: str) -> str:
 
 
 def _sources(provenance: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    from offmarl.vault.transform.policy_ids import sources_of  # it imports TensorStore
+    from offmarl.vault.transform.lineage import sources_of  # it imports TensorStore
 
     return sources_of(provenance)
 

@@ -7,7 +7,7 @@ order they are, to the bit, the vault that the transform makes in one process.
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -15,16 +15,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from offmarl import tracking, vault
-from offmarl.errors import OptionError, RunError, VaultError
+from offmarl.errors import OptionError, RunError
 from offmarl.launch.work import Work, once
-from offmarl.terminal import silent
+from offmarl.terminal import quiet, silent
 from offmarl.vault.creation import destination
 from offmarl.vault.digest import fingerprint
-from offmarl.vault.layout import NumpyArray
-from offmarl.vault.reader import Reader
-from offmarl.vault.transform import lineage, pipeline, policy_ids
-from offmarl.vault.transform.changes import Change, MappedFunction
-from offmarl.vault.transform.policy_ids import Named, Source
+from offmarl.vault.reader import Reader, common_spec
+from offmarl.vault.transform import execute, lineage
+from offmarl.vault.transform.lineage import Named, Source
+from offmarl.vault.transform.plan import Plan
 from offmarl.vault.transform.selection import Pieces, everything
 
 _BLOCK_BYTES = 2**28
@@ -42,23 +41,9 @@ class Block(NamedTuple):
 
 
 class TransformWork(Work):
-    """A transform in blocks.
+    """A transform in blocks of about 256 MB, or of ``block_steps``, that makes the vault at a path.
 
-    Parameters
-    ----------
-    change
-        The transform.
-    path
-        The vault to make.
-    block_steps
-        Steps of a block, at most, if an episode does not have more; by default about 256 MB.
-
-    Raises
-    ------
-    OptionError
-        ``block_steps`` is not positive.
-    VaultError
-        The path has a vault that other work made, or cannot be one.
+    A block has more steps only if an episode does. `VaultError` if other work made the vault.
     """
 
     hints: ClassVar[Mapping[str, str]] = {
@@ -66,21 +51,21 @@ class TransformWork(Work):
         "blocks": "their number, which --block-steps and the sources decide",
     }
 
-    def __init__(self, change: Change, path: str | Path, block_steps: int | None = None):
+    def __init__(self, plan: Plan, path: str | Path, block_steps: int | None = None):
         if block_steps is not None and block_steps < 1:
             raise OptionError(f"--block-steps must be at least 1: got {block_steps}.")
-        self.change = change
-        self.blocks = blocks_of(change.vaults, block_steps)
+        self.transform = plan
+        self.blocks = blocks_of(plan.vaults, block_steps)
         sources = [
-            [str(one.path), one.num_steps, len(one), fingerprint(one)] for one in change.vaults
+            [str(one.path), one.num_steps, len(one), fingerprint(one)] for one in plan.vaults
         ]
         identity = {
-            "operation": change.operation,
+            "operation": plan.operation,
             "sources": sources,
-            "settings": change.settings,
+            "settings": plan.settings,
             "blocks": len(self.blocks),
         }
-        super().__init__(change.operation, destination(path, may_exist=True).directory, identity)
+        super().__init__(plan.operation, destination(path, may_exist=True).directory, identity)
 
     @property
     def num_blocks(self) -> int:
@@ -94,14 +79,14 @@ class TransformWork(Work):
         if not pieces.steps:
             return
         source = self.sources[self.blocks[block].source]
-        if self.change.function is None:
+        if self.transform.operation != "map":
             self._copy(source, pieces, self._vault(block))
             return
         copied = self._vault(block, "copied")
         if not self._vault(block).exists():
             if not copied.exists():
                 self._copy(source, pieces, copied)
-            _map(copied, self._vault(block), self.change.function, block)
+            self._map(copied, block)
         shutil.rmtree(copied, ignore_errors=True)
 
     def is_complete(self) -> bool:
@@ -120,32 +105,28 @@ class TransformWork(Work):
         """Write the blocks one after the other into the new vault."""
         notes = [self._noted(block) for block in range(self.num_blocks)]
         taken = [
-            (source, _joined([notes[place] for place in self._of_source(number)]))
+            (source, _joined(notes[i] for i, one in enumerate(self.blocks) if one.source == number))
             for number, source in enumerate(self.sources)
         ]
-        merged = policy_ids.merge(
-            named for source, pieces in taken for named in source.origins_of(pieces.episode)
-        )
-        parts = [number for number, pieces in enumerate(notes) if pieces.steps]
-        if not parts:
-            names = ", ".join(str(one.path) for one in self.change.vaults)
-            raise VaultError(f"no steps of {names} are left: an empty vault is not written.")
-        opened = [vault.open_vault(self._vault(number)) for number in parts]
-        arguments = self._arguments(opened[0])
-        provenance = lineage.provenance_of(self.change.operation, arguments, taken, merged)
-        pipeline.join_rows(
-            opened,
+        execute.steps_of(taken)
+        named = lineage.merged(taken)
+        written = [number for number, pieces in enumerate(notes) if pieces.steps]
+        blocks = [vault.open_vault(self._vault(number)) for number in written]
+        arguments = self._arguments(blocks[0])
+        about = lineage.provenance_of(self.transform.operation, arguments, taken, named)
+        execute.join_rows(
+            blocks,
             self.path,
-            lambda _: {**provenance, _KEY: self.identity},
+            lambda _: {**about, _KEY: self.identity},
             tracking.progress,
-            pipeline.codec_of(self.change.vaults, self.change.codec),
-            self.change.chunk_steps,
-            partial(_remap, source=self._named, target=merged),
+            execute.codec_of(self.transform.vaults, self.transform.codec),
+            self.transform.chunk_steps,
+            partial(lineage.remap, source=self._named, target=named),
         )
 
     def plan(self, tasks: int | None) -> dict[str, Any]:
         """Return sizes: of what is read, of a task's memory, and on disk while joining."""
-        vaults = self.change.vaults
+        vaults = self.transform.vaults
         steps = sum(one.num_steps for one in vaults)
         size = sum(one.num_steps * _step_bytes(one) for one in vaults)
         return super().plan(tasks) | {
@@ -154,7 +135,7 @@ class TransformWork(Work):
             "steps": steps,
             "bytes": size,
             "bytes while joining": 2 * size,
-            "memory of a task": int(_PROCESS_BYTES + 4 * pipeline.BLOCK_BYTES),
+            "memory of a task": int(_PROCESS_BYTES + 4 * execute.BLOCK_BYTES),
         }
 
     # ------------------------------------------------------------------------ sources
@@ -164,21 +145,21 @@ class TransformWork(Work):
         """The sources with their digests, which the first task that needs them computes."""
         directory = self.directory / "sources"
         return [
-            _source(one, once(directory / f"{number}.json", partial(_examined, one)))
-            for number, one in enumerate(self.change.vaults)
+            Source.from_json(one, once(directory / f"{number}.json", partial(_examined, one)))
+            for number, one in enumerate(self.transform.vaults)
         ]
 
     @cached_property
     def _named(self) -> list[Named]:
         """The origins of all sources, by whose ids the blocks name policies."""
-        return policy_ids.merge(named for source in self.sources for named in source.named)
+        return lineage.merge(named for source in self.sources for named in source.named)
 
     @cached_property
     def _chosen(self) -> list[Pieces] | None:
         """What is taken of each source; None if that cannot be told from the episode tables."""
-        if self.change.reads_steps:
+        if self.transform.reads_steps:
             return None
-        return list(self.change.select(self.sources, None))
+        return list(self.transform.select(self.sources, None))
 
     # ------------------------------------------------------------------------ blocks
 
@@ -189,26 +170,42 @@ class TransformWork(Work):
         if found is None:
             within = [
                 _inside(everything(one), start if i == number else 0, stop if i == number else 0)
-                for i, one in enumerate(self.change.vaults)
+                for i, one in enumerate(self.transform.vaults)
             ]
-            found = list(self.change.select(self.sources, within))
+            found = list(self.transform.select(self.sources, within))
         return _inside(found[number], start, stop)
 
     def _copy(self, source: Source, pieces: Pieces, path: Path) -> None:
-        remap = partial(_remap, source=source.named, target=self._named)
-        about = lineage.provenance_of(self.change.operation, {}, [(source, pieces)], self._named)
-        pipeline.copy_block(self.change.vaults, source.vault, pieces, path, remap, about)
+        copied = Plan(
+            self.transform.operation,
+            [source.vault],
+            lambda *_: [pieces],
+            codec="raw",
+            spec=common_spec(self.transform.vaults),
+        )
+        execute.execute(copied, path, quiet, [source], named=self._named)
+
+    def _map(self, source: Path, block: int) -> None:
+        """Change the columns of a block; random numbers depend on the seed and the block."""
+        given = self.transform.arguments
+        seed = given["seed"]
+        if block:
+            seed = int(np.random.SeedSequence([seed, block]).generate_state(1)[0])
+        vault.map(
+            source,
+            self._vault(block),
+            given.get("function"),
+            reward=given["reward"],
+            by=given["by"],
+            seed=seed,
+        )
 
     def _arguments(self, first: Reader) -> Mapping[str, Any]:
         """Return the arguments for the lineage; those of a map are in the provenance of a block."""
-        if self.change.function is None:
-            return self.change.arguments()
+        if self.transform.operation != "map":
+            return self.transform.described()
         found: Mapping[str, Any] = first.provenance["lineage"]["arguments"]
         return found
-
-    def _of_source(self, source: int) -> list[int]:
-        """Return the blocks of a source."""
-        return [number for number, block in enumerate(self.blocks) if block.source == source]
 
     def _vault(self, block: int, kind: str = "blocks") -> Path:
         return self.directory / f"{kind}.vlt" / f"{block:06d}"
@@ -248,11 +245,7 @@ def _step_bytes(one: Reader) -> int:
 
 
 def _examined(one: Reader) -> dict[str, Any]:
-    return policy_ids.facts_of(one, silent)._asdict()
-
-
-def _source(one: Reader, facts: Mapping[str, Any]) -> Source:
-    return policy_ids.source_of(one, policy_ids.Facts(**facts))
+    return lineage.examine(one, silent).to_json()
 
 
 def _inside(pieces: Pieces, start: int, stop: int) -> Pieces:
@@ -260,18 +253,5 @@ def _inside(pieces: Pieces, start: int, stop: int) -> Pieces:
     return Pieces(*(column[inside] for column in pieces))
 
 
-def _joined(pieces: Sequence[Pieces]) -> Pieces:
+def _joined(pieces: Iterable[Pieces]) -> Pieces:
     return Pieces(*(np.concatenate(column) for column in zip(_NONE, *pieces, strict=True)))
-
-
-def _remap(ids: NumpyArray, source: Sequence[Named], target: Sequence[Named]) -> NumpyArray:
-    origins = [[named.origin for named in one] for one in (source, target)]
-    return policy_ids.remap(ids, *origins)
-
-
-def _map(source: Path, path: Path, function: MappedFunction, block: int) -> None:
-    """Change the columns of a block; random numbers depend on the seed and the block."""
-    seed = function.seed
-    if block:
-        seed = int(np.random.SeedSequence([seed, block]).generate_state(1)[0])
-    vault.map(source, path, function.function, reward=function.reward, by=function.by, seed=seed)

@@ -33,7 +33,7 @@ from offmarl.programs.record import (
 )
 from offmarl.types import ArrayTree, Policy
 from offmarl.vault import layout
-from offmarl.vault.transform.pipeline import join_rows
+from offmarl.vault.transform.execute import join_rows
 
 _BLOCKS = 2
 """Purpose of the random key of blocks."""

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from offmarl.errors import RunError
 from offmarl.types import ArraySpec, ArrayTree, EnvSpec, Transition, View, unflatten_tree
 from offmarl.vault import Dataset, Mixture
+from offmarl.vault.column_statistics import Ranges
 from offmarl.vault.leaf_statistics import StatisticsAccumulator, stored
 from offmarl.vault.mixture import Part
-from offmarl.vault.ranges import Ranges
 
 STATISTICS_FILE = "dataset.npz"
 

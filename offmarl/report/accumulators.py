@@ -1,18 +1,17 @@
 """Statistics of data that does not fit in memory, accumulated a part at a time.
 
-`Distinct` counts distinct rows, and `make_actions_accumulator` counts what agents did. Extremes and
-moments of columns are collected by `offmarl.vault.ranges`.
+`Distinct` counts distinct rows, and `actions_of` what agents did.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, UInt64
 
 from offmarl.types import Discrete, EnvSpec, Transition
-from offmarl.vault.ranges import Ranges, RangesAccumulator
+from offmarl.vault.column_statistics import Ranges, RangesAccumulator
 
 # ------------------------------------------------------------------------------------ distinct rows
 
@@ -30,11 +29,6 @@ class Distinct:
     whose hash ends in enough zero bits for the sample to fit, each with the exact number of its
     occurrences (Flajolet, *On adaptive sampling*, Computing 43, 1990). The result does not depend
     on the order of the keys.
-
-    Attributes
-    ----------
-    total
-        Number of keys added, repetitions included.
     """
 
     def __init__(self, capacity: int = _CAPACITY):
@@ -146,68 +140,27 @@ _MOST_PAIRED = 128
 _ROWS = 2**13
 
 
-class DiscreteActions(NamedTuple):
-    """How often live agents took each action, and how often it was legal."""
+class DiscreteActions:
+    """How often live agents took each action, and how often it was legal.
 
-    taken: Int[np.ndarray, "N A"]
-    legal: Int[np.ndarray, "N A"]
-    """Steps at which the agent was alive and the action legal."""
-    steps: Int[np.ndarray, "N"]
-    """Steps at which the agent was alive."""
-    illegal: Int[np.ndarray, "N"]
-    """Actions taken that were not legal or do not exist."""
-    together: Int[np.ndarray, "N A N A"] | None
-    """How often two live agents took each pair of actions; None if there are too many pairs."""
-
-    @property
-    def entropy(self) -> Float[np.ndarray, "N"]:
-        """Entropy of each agent's actions, in bits."""
-        return np.array([entropy(counts) for counts in self.taken])
-
-    @property
-    def information(self) -> Float[np.ndarray, "N N"] | None:
-        """Mutual information of each two agents' actions, in bits; 0 on the diagonal."""
-        if self.together is None:
-            return None
-        agents = range(len(self.taken))
-        return np.array([[self._information(i, j) for j in agents] for i in agents])
-
-    def _information(self, first: int, second: int) -> float:
-        if self.together is None or first == second:
-            return 0.0
-        pairs = self.together[first, :, second]
-        return max(0.0, entropy(pairs.sum(1)) + entropy(pairs.sum(0)) - entropy(pairs))
-
-
-class ContinuousActions(NamedTuple):
-    """Values of the actions of live agents, for each dimension."""
-
-    ranges: Ranges
-    """``(N, A)``"""
-    histogram: Int[np.ndarray, "N A bins"]
-    steps: Int[np.ndarray, "N"]
-    """Steps at which the agent was alive."""
-    legal: Int[np.ndarray, "N A"]
-    """Steps at which the agent was alive and the dimension usable."""
-    at_bounds: Int[np.ndarray, "N A"]
-    """Number of values that are 1 or -1, or beyond."""
-
-
-Actions = DiscreteActions | ContinuousActions
-
-
-class DiscreteActionsAccumulator:
-    """Accumulates `DiscreteActions` over parts of the data."""
+    Attributes
+    ----------
+    taken, legal
+        ``(N, A)`` steps at which the agent took the action, and at which it was alive and the
+        action legal.
+    steps, illegal
+        ``(N,)`` steps at which the agent was alive, and took an action that was not legal or does
+        not exist.
+    """
 
     def __init__(self, spec: EnvSpec):
         self._shape = (spec.num_agents, spec.num_actions)
-        self._taken, self._legal = np.zeros(self._shape, np.int64), np.zeros(self._shape, np.int64)
-        self._steps = np.zeros(spec.num_agents, np.int64)
-        self._illegal = np.zeros(spec.num_agents, np.int64)
+        self.taken, self.legal = np.zeros(self._shape, np.int64), np.zeros(self._shape, np.int64)
+        self.steps, self.illegal = (np.zeros(spec.num_agents, np.int64) for _ in range(2))
         size = spec.num_agents * spec.num_actions
         # The last place counts agents that did nothing.
         pairs = np.zeros((size + 1, size + 1), np.int64)
-        self._together = pairs if size <= _MOST_PAIRED else None
+        self._pairs = pairs if size <= _MOST_PAIRED else None
 
     def add(self, steps: Transition) -> None:
         """Add steps ``(n, ...)``."""
@@ -226,34 +179,59 @@ class DiscreteActionsAccumulator:
         size = agents * actions
         place = np.where(took, np.arange(agents) * actions + safe, size)
         counts = np.bincount(place.ravel(), minlength=size + 1)[:size]
-        self._taken += counts.reshape(self._shape)
-        self._legal += (legal & alive[..., None]).sum(0)
-        self._steps += alive.sum(0)
-        self._illegal += (alive & ~allowed).sum(0)
-        if self._together is not None:
+        self.taken += counts.reshape(self._shape)
+        self.legal += (legal & alive[..., None]).sum(0)
+        self.steps += alive.sum(0)
+        self.illegal += (alive & ~allowed).sum(0)
+        if self._pairs is not None:
             for agent in range(agents):
                 pairs = place[:, agent, None] * (size + 1) + place
                 counts = np.bincount(pairs.ravel(), minlength=(size + 1) ** 2)
-                self._together += counts.reshape(size + 1, size + 1)
+                self._pairs += counts.reshape(size + 1, size + 1)
 
     @property
-    def actions(self) -> DiscreteActions:
-        """The statistics of everything added so far."""
-        together = None
-        if self._together is not None:
-            together = self._together[:-1, :-1].reshape(2 * self._shape)
-        return DiscreteActions(self._taken, self._legal, self._steps, self._illegal, together)
+    def together(self) -> Int[np.ndarray, "N A N A"] | None:
+        """How often two live agents took each pair of actions; None if there are too many pairs."""
+        return None if self._pairs is None else self._pairs[:-1, :-1].reshape(2 * self._shape)
+
+    @property
+    def entropy(self) -> Float[np.ndarray, "N"]:
+        """Entropy of each agent's actions, in bits."""
+        return np.array([entropy(counts) for counts in self.taken])
+
+    @property
+    def information(self) -> Float[np.ndarray, "N N"] | None:
+        """Mutual information of each two agents' actions, in bits; 0 on the diagonal."""
+        if (together := self.together) is None:
+            return None
+        found = np.zeros((len(self.taken), len(self.taken)))
+        for first, second in zip(*np.nonzero(~np.eye(len(found), dtype=bool)), strict=True):
+            pairs = together[first, :, second]
+            alone = entropy(pairs.sum(1)) + entropy(pairs.sum(0))
+            found[first, second] = max(0.0, alone - entropy(pairs))
+        return found
 
 
-class ContinuousActionsAccumulator:
-    """Accumulates `ContinuousActions` over parts of the data."""
+class ContinuousActions:
+    """Values of the actions of live agents, for each dimension.
+
+    Attributes
+    ----------
+    histogram
+        ``(N, A, BINS)`` numbers of values.
+    steps
+        ``(N,)`` steps at which the agent was alive.
+    legal, at_bounds
+        ``(N, A)`` steps at which the agent was alive and the dimension usable, and values that are
+        1 or -1, or beyond.
+    """
 
     def __init__(self, spec: EnvSpec):
         self._shape = (spec.num_agents, spec.action_size)
         self._ranges = RangesAccumulator(*self._shape)
-        self._histogram = np.zeros((*self._shape, BINS), np.int64)
-        self._steps = np.zeros(spec.num_agents, np.int64)
-        self._legal, self._bounds = (np.zeros(self._shape, np.int64) for _ in range(2))
+        self.histogram = np.zeros((*self._shape, BINS), np.int64)
+        self.steps = np.zeros(spec.num_agents, np.int64)
+        self.legal, self.at_bounds = (np.zeros(self._shape, np.int64) for _ in range(2))
 
     def add(self, steps: Transition) -> None:
         """Add steps ``(n, ...)``."""
@@ -261,8 +239,8 @@ class ContinuousActionsAccumulator:
         alive = steps.view.alive
         usable = alive[..., None] & steps.view.legal_actions
         self._ranges.add(action, alive[..., None])
-        self._steps += alive.sum(0)
-        self._legal += usable.sum(0)
+        self.steps += alive.sum(0)
+        self.legal += usable.sum(0)
         for begin in range(0, len(action), _ROWS):
             piece = slice(begin, begin + _ROWS)
             self._count(action[piece], alive[piece, :, None] & np.isfinite(action[piece]))
@@ -270,23 +248,21 @@ class ContinuousActionsAccumulator:
     def _count(self, action: Any, mask: Any) -> None:
         bins = np.floor((np.where(mask, action, 0) + 1) * (BINS / 2))
         bins = np.clip(bins, 0, BINS - 1).astype(np.int64)
-        columns = np.arange(self._bounds.size).reshape(self._shape)
+        columns = np.arange(self.at_bounds.size).reshape(self._shape)
         place = (columns * BINS + bins)[mask]
-        counts = np.bincount(place, minlength=self._histogram.size)
-        self._histogram += counts.reshape(self._histogram.shape)
-        self._bounds += (mask & (np.abs(action) >= 1)).sum(0)
+        counts = np.bincount(place, minlength=self.histogram.size)
+        self.histogram += counts.reshape(self.histogram.shape)
+        self.at_bounds += (mask & (np.abs(action) >= 1)).sum(0)
 
     @property
-    def actions(self) -> ContinuousActions:
-        """The statistics of everything added so far."""
-        ranges = self._ranges.ranges
-        return ContinuousActions(ranges, self._histogram, self._steps, self._legal, self._bounds)
+    def ranges(self) -> Ranges:
+        """Extremes and moments of each dimension, ``(N, A)``."""
+        return self._ranges.ranges
 
 
-def make_actions_accumulator(
-    spec: EnvSpec,
-) -> DiscreteActionsAccumulator | ContinuousActionsAccumulator:
+Actions = DiscreteActions | ContinuousActions
+
+
+def actions_of(spec: EnvSpec) -> Actions:
     """Return an accumulator for the actions of an environment."""
-    if isinstance(spec.action, Discrete):
-        return DiscreteActionsAccumulator(spec)
-    return ContinuousActionsAccumulator(spec)
+    return (DiscreteActions if isinstance(spec.action, Discrete) else ContinuousActions)(spec)

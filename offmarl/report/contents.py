@@ -13,18 +13,18 @@ from offmarl.report.accumulators import (
     ContinuousActions,
     DiscreteActions,
     Distinct,
+    actions_of,
     entropy,
     hash_rows,
-    make_actions_accumulator,
 )
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, Transition, flatten_tree, map_tree
 from offmarl.vault import Dataset, Episodes
+from offmarl.vault.column_statistics import Ranges
 from offmarl.vault.compat import LIMIT_UNKNOWN, MEANINGS, sentences
 from offmarl.vault.digest import known_digest
 from offmarl.vault.leaf_statistics import Statistics, StatisticsAccumulator, keep, stored
-from offmarl.vault.ranges import Ranges
-from offmarl.vault.transform.policy_ids import sources_of
+from offmarl.vault.transform.lineage import sources_of
 
 LENGTHS = (5, 10, 20, 50, 100)
 """Window lengths that `Survey.windows` is reported for."""
@@ -197,7 +197,7 @@ class StatsAccumulator:
     def __init__(self, vault: Dataset):
         spec = vault.spec
         self._vault = vault
-        self._actions = make_actions_accumulator(spec)
+        self._actions = actions_of(spec)
         self._rewards = _RewardsAccumulator(vault)
         self._pairs, self._states, self._local, self._joint = (Distinct() for _ in range(4))
         self._alive = np.zeros(spec.num_agents, np.int64)
@@ -233,7 +233,7 @@ class StatsAccumulator:
             self._vault.episodes,
             _features(leaves, "observation", self._vault.spec.observation is None, (1,)),
             _features(leaves, "state", self._vault.spec.global_state is None, ()),
-            self._actions.actions,
+            self._actions,
             self._rewards.rewards(leaves["reward"].ranges),
             self._coverage(),
             self._alive,

@@ -11,7 +11,7 @@ from jaxtyping import Float, Num
 from offmarl.report.accumulators import BINS, ContinuousActions, DiscreteActions
 from offmarl.report.contents import Survey
 from offmarl.report.figures import COLOURS, make_figure, plain
-from offmarl.vault.ranges import Ranges
+from offmarl.vault.column_statistics import Ranges
 from offmarl.vault.tables import CAUSES
 
 if TYPE_CHECKING:

@@ -1,29 +1,27 @@
 """Rebuilds a vault's store, and replaces the old store atomically.
 
 Every commit leaves behind the data that it replaced. When a writer closes, `reclaim` moves the
-live data out of the files that hold much unused space. `compact` rebuilds the whole store in a new
-directory. That store holds only live data, in the
-order in which it is read. Its data files are first moved among the old ones. Then its manifest
-replaces the old one by a single rename, and files without references are deleted. The directory
-that the store was built in is removed last. If it exists, a process was killed meanwhile, and the
-next writer cleans up.
+live data out of the files that hold much unused space; `compact` moves all of it, in the order in
+which it is read. New data files are written among the old ones, and new manifests in a directory of
+their own. Then one manifest replaces the old one atomically, and files without references are
+deleted. The directory is removed last. If it exists, a process was killed meanwhile, and the next
+writer cleans up.
 """
 
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from offmarl._ahead import ahead, depth_of
-from offmarl.errors import VaultConflictError
 from offmarl.vault import commit
 from offmarl.vault.commit import Contents, ValueLocation
 from offmarl.vault.drivers import Directory, Driver
 from offmarl.vault.faults import damaged
-from offmarl.vault.files import conflict, errors_of, sync
+from offmarl.vault.files import conflict, errors_of
 from offmarl.vault.layout import DATA, MANIFEST, OWN_PREFIX, UNFINISHED, unseal
 from offmarl.vault.open import locate
 from offmarl.vault.store import OcdbtStore, Store, store_of
@@ -69,19 +67,16 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
         A stock program wrote to it meanwhile; nothing was changed.
     """
     store = store_of(locate(path))
-    directory = store.driver.directory
-    with exclusive(store.driver), errors_of(directory):
-        before = _usage(directory)
-        manifest = (directory / MANIFEST).read_bytes()
+    driver = store.driver
+    directory = driver.directory  # an error elsewhere
+    assert isinstance(driver, Directory)
+    with exclusive(driver), errors_of(directory):
+        before, manifest = _usage(directory), driver.files.read(MANIFEST).result()
         found = examine(store, deep=False)
         if not found.sound:
             raise damaged(directory, found.faults[0])
         contents = Contents.of(store)
-        with rebuilding(directory) as fresh:
-            # With the same identity, programs that have the vault open can continue to read.
-            rebuilt = store_of(Directory(fresh), commit.config_of(Directory(directory)))
-            copy(contents, contents.tree.values, rebuilt)
-            switch(directory, fresh, expected=manifest)
+        _rewrite(store, contents, contents.tree.values, manifest.stamp)
         after = _usage(directory)
     return Compaction(directory, before[0], after[0], before[1], after[1])
 
@@ -97,22 +92,37 @@ def reclaim(store: Store) -> None:
     if not (isinstance(driver, Directory) and isinstance(store, OcdbtStore)):
         return
     with errors_of(driver.directory):
-        manifest = driver.files.read(MANIFEST).result()
-        sizes = _data_sizes(driver.directory)
+        manifest, sizes = driver.files.read(MANIFEST).result(), _data_sizes(driver.directory)
         unused = sum(sizes.values()) - commit.live_bytes(driver)
         if unused < max(_LEAST_RECLAIMED, _MOST_UNUSED * sum(sizes.values())):
             return
         contents = Contents.of(store)
-        moved = _in_wasteful_files(contents, sizes)
-        with rebuilding(driver.directory) as fresh:
-            config, last = commit.config_of(driver), fresh / "last"
-            rebuilt = OcdbtStore(driver, config, fresh)
+        _rewrite(store, contents, _in_wasteful_files(contents, sizes), manifest.stamp)
+
+
+def _rewrite(store: Store, contents: Contents, keys: Collection[str], stamp: Any) -> None:
+    """Write some values to new data files, unless the manifest has changed since its stamp.
+
+    TensorStore compares and replaces the manifest under the same lock as in a commit, so this is
+    safe even if a stock program is writing.
+    """
+    driver = store.driver
+    assert isinstance(driver, Directory) and isinstance(store, OcdbtStore)
+    with rebuilding(driver) as fresh:
+        # With the same identity, programs that have the vault open can continue to read.
+        config, last = commit.config_of(driver), fresh / "last"
+        rebuilt = OcdbtStore(driver, config, fresh)
+        if len(keys) < len(contents.tree.values):
             rebuilt.refer_to(store)
-            copy(contents, moved, rebuilt)
-            # The first commits refer to the old files. This store has the last commit alone.
-            result = OcdbtStore(driver, config, last)
-            result.refer_to(rebuilt)
-            _replace_manifest(driver, last, manifest.stamp.generation)
+        copy(contents, keys, rebuilt)
+        # The first commits refer to the old files. This store has the last commit alone.
+        result = OcdbtStore(driver, config, last)
+        result.refer_to(rebuilt)
+        files, content = driver.files, (last / MANIFEST).read_bytes()
+        done = files.write(MANIFEST, content, if_equal=stamp.generation).result()
+        now = files.read(MANIFEST, if_not_equal=done.generation).result()
+        if now.state != "unspecified":
+            raise conflict(driver.path)
 
 
 def _in_wasteful_files(contents: Contents, sizes: Mapping[str, int]) -> list[str]:
@@ -131,18 +141,6 @@ def _in_wasteful_files(contents: Contents, sizes: Mapping[str, int]) -> list[str
     return [key for key, at in places if isinstance(at, ValueLocation) and at.file in wasteful]
 
 
-def _replace_manifest(driver: Directory, fresh: Path, generation: bytes) -> None:
-    """Replace the manifest by that of a rebuilt store, unless it has changed.
-
-    TensorStore compares and replaces it under the same lock as in a commit, so this is safe even if
-    a stock program is writing.
-    """
-    content = (fresh / MANIFEST).read_bytes()
-    done = driver.files.write(MANIFEST, content, if_equal=generation).result()
-    if driver.files.read(MANIFEST, if_not_equal=done.generation).result().state != "unspecified":
-        raise conflict(driver.path)
-
-
 @contextmanager
 def exclusive(driver: Driver) -> Iterator[None]:
     """Hold a vault's lock, after cleaning up what a killed process left."""
@@ -155,14 +153,14 @@ def exclusive(driver: Driver) -> Iterator[None]:
 
 
 @contextmanager
-def rebuilding(directory: Path) -> Iterator[Path]:
+def rebuilding(driver: Directory) -> Iterator[Path]:
     """Make the directory to build a store in; it is removed afterwards."""
-    fresh = directory / REBUILT
+    fresh = driver.directory / REBUILT
     fresh.mkdir()
     try:
         yield fresh
     finally:
-        tidy(Directory(directory))
+        tidy(driver)
 
 
 def copy(contents: Contents, keys: Iterable[str], target: Store) -> None:
@@ -194,20 +192,6 @@ def _order(key: str) -> tuple[bool, str, int, int, str]:
     found = _CHUNK.fullmatch(key)
     leaf, block, number, rest = found.groups() if found else (key, 0, -1, "")
     return key.startswith(OWN_PREFIX), leaf, int(number), int(block), rest
-
-
-def switch(directory: Path, fresh: Path, expected: bytes) -> None:
-    """Replace a store by another atomically."""
-    for file in (fresh / DATA).iterdir():
-        file.rename(directory / DATA / file.name)
-    sync(directory / DATA)
-    if (directory / MANIFEST).read_bytes() != expected:
-        raise VaultConflictError(
-            f"a program that does not use offmarl's lock wrote to {directory} meanwhile: nothing "
-            "was changed. Stop that program, and try again."
-        )
-    (fresh / MANIFEST).replace(directory / MANIFEST)
-    sync(directory)
 
 
 def tidy(driver: Driver) -> None:

@@ -140,18 +140,6 @@ def create_whole(
         writer.path = place.path
 
 
-@contextmanager
-def create_store(path: str | os.PathLike[str]) -> Iterator[Store]:
-    """Create the store of a vault, which appears when the block ends, and not if it fails.
-
-    The block must write all keys and ``metadata.json``.
-    """
-    with _building(free_place(path), "part") as building:
-        yield building.store
-        building.publish()
-        building.lock.release()
-
-
 class _Building(NamedTuple):
     """A vault that is built beside its place, or in it where nothing can be renamed."""
 

@@ -51,7 +51,6 @@ class Dataset(Reader, EpisodeSet):
         reward: str | None = None,
         by: Literal["episodes", "steps"] = "episodes",
         seed: int = 0,
-        processes: int = 1,
     ) -> "Dataset":
         """Write a vault with changed columns, and return it; see `offmarl.vault.map`.
 
@@ -61,7 +60,7 @@ class Dataset(Reader, EpisodeSet):
         """
         from offmarl.vault.transform.mapping import map_columns
 
-        map_columns(self, path, function, reward, by, seed, processes, quiet)
+        map_columns(self, path, function, reward, by, seed, quiet)
         return open_vault(path)
 
     def statistics(self, progress: Progress = quiet) -> "Statistics":

@@ -18,10 +18,14 @@ from offmarl.errors import VaultError
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, Transition
 from offmarl.vault import encoding, layout
+from offmarl.vault.column_statistics import (
+    QuantileSketch,
+    Ranges,
+    RangesAccumulator,
+    capacity_for,
+)
 from offmarl.vault.layout import STATISTICS_KEY, Leaf, NumpyArray, column_of
 from offmarl.vault.manifest import read_manifest, read_pull_record
-from offmarl.vault.quantiles import QuantileSketch, capacity_for
-from offmarl.vault.ranges import Ranges, RangesAccumulator
 from offmarl.vault.reader import Reader
 
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
@@ -102,16 +106,9 @@ def statistics(vault: Reader, progress: Progress = quiet) -> Statistics:
 
 
 class StatisticsAccumulator:
-    """Accumulates the statistics of leaves over blocks of steps.
+    """Accumulates the statistics of leaves, by default of all, over blocks of steps.
 
-    Parameters
-    ----------
-    spec
-        The environment's sizes.
-    count
-        About how many steps will be added; sizes the sketches. None leaves out quantiles.
-    columns
-        The leaves; all by default.
+    The sketches are sized for about ``count`` steps; None leaves out quantiles.
     """
 
     def __init__(
@@ -134,11 +131,6 @@ class StatisticsAccumulator:
         for name, accumulator in self._leaves.items():
             array = arrays[name]
             accumulator.add(array.reshape(-1, *array.shape[2:]), alive)
-
-    def merge(self, other: "StatisticsAccumulator") -> None:
-        """Add everything that another accumulator of the same data's other part was given."""
-        for name, accumulator in self._leaves.items():
-            accumulator.merge(other._leaves[name])
 
     @property
     def statistics(self) -> Statistics:
@@ -198,12 +190,6 @@ class _LeafAccumulator:
         for part in self._parts:
             part.add(flat.reshape(len(flat), -1))
 
-    def merge(self, other: "_LeafAccumulator") -> None:
-        """Add everything that another accumulator was given."""
-        self._ranges.merge(other._ranges)
-        for one, more in zip(self._parts, other._parts, strict=True):
-            one.merge(more)  # type: ignore[arg-type]
-
     @property
     def ranges(self) -> Ranges:
         """The statistics of everything added so far, without quantiles."""
@@ -233,10 +219,6 @@ class _Counts:
         """Add values ``(n, columns)``."""
         for column in range(len(self._counts)):
             self._counts[column] += np.bincount(values[:, column], minlength=256)
-
-    def merge(self, other: "_Counts") -> None:
-        """Add all values of another one."""
-        self._counts += other._counts
 
     def quantiles(self, at: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return quantiles as `QuantileSketch.quantiles` does."""

@@ -28,8 +28,9 @@ from offmarl.vault.manifest import (
 from offmarl.vault.open import locate
 from offmarl.vault.reader import Reader
 from offmarl.vault.store import Store
-from offmarl.vault.transform import pipeline, policy_ids
-from offmarl.vault.transform.pipeline import Remap, copy_pieces
+from offmarl.vault.transform import lineage
+from offmarl.vault.transform.execute import Remap, copy_pieces, execute
+from offmarl.vault.transform.plan import Plan
 from offmarl.vault.transform.selection import Pieces, whole_episodes
 from offmarl.vault.verification import Verification, verify
 from offmarl.vault.writer import Writer
@@ -97,9 +98,9 @@ def salvage(
     pieces = whole_episodes(left, sound)
     runs = partial(_runs, faults=found.faults)
     if found.sound:
-        examined = policy_ids.examine(left, silent)
+        examined = lineage.examine(left, silent)
     else:
-        examined = policy_ids.examine_damaged(left, _ids(left, runs(left, pieces)))
+        examined = lineage.examine_damaged(left, _ids(left, runs(left, pieces)))
     table = left.episodes
     places = zip(table.row[~sound], table.start[~sound], table.length[~sound], strict=True)
     lost = tuple(Lost(*map(int, place)) for place in places)
@@ -113,7 +114,8 @@ def salvage(
         for run in runs(vault, pieces):
             copy_pieces(vault, run, writer, remap, advance)
 
-    pipeline.write("salvage", arguments, (examined, pieces), path, codec, progress, copy)
+    planned = Plan("salvage", [left], lambda *_: [pieces], arguments, codec)
+    execute(planned, path, progress, [examined], copy=copy)
     made = locate(path).path
     return Salvage(made, found.faults, pieces.episodes, pieces.steps, lost, unknown)
 

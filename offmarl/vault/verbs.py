@@ -17,20 +17,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
-from offmarl.errors import OptionError
 from offmarl.terminal import Progress, quiet
 from offmarl.vault import tables
 from offmarl.vault.dataset import Dataset, open_vault
-from offmarl.vault.digest import episode_digests
 from offmarl.vault.layout import Codec
-from offmarl.vault.transform import changes, pipeline, selection
-from offmarl.vault.transform.changes import Change
+from offmarl.vault.transform import plan
+from offmarl.vault.transform.execute import atomic_directory, examine_all, execute
 from offmarl.vault.transform.function import MapFunction
 from offmarl.vault.transform.mapping import map_columns
-from offmarl.vault.transform.pipeline import AnyVault, StrPath, opened
-from offmarl.vault.transform.selection import Pieces, Unit, whole_episodes
+from offmarl.vault.transform.plan import AnyVault, Plan, StrPath
+from offmarl.vault.transform.selection import Unit
 
 
 def cat(
@@ -70,20 +66,11 @@ def cat(
     VaultError
         There is nothing to write, or a vault cannot be read or written.
     """
-    return _run(changes.joining(sources, codec, time_limit), path, progress)
+    return _made(plan.cat(sources, codec, time_limit), path, progress)
 
 
-def _run(change: Change, path: StrPath, progress: Progress) -> Dataset:
-    pipeline.run(
-        change.operation,
-        change.arguments(),
-        change.vaults,
-        change.select,
-        path,
-        change.codec,
-        progress,
-        chunk_steps=change.chunk_steps,
-    )
+def _made(planned: Plan, path: StrPath, progress: Progress) -> Dataset:
+    execute(planned, path, progress)
     return open_vault(path)
 
 
@@ -123,7 +110,7 @@ def filter(
     VaultError
         As for `cat`.
     """
-    return _run(changes.filtering(source, condition, by, codec), path, progress)
+    return _made(plan.filter(source, condition, by, codec), path, progress)
 
 
 def sample(
@@ -171,10 +158,8 @@ def sample(
     VaultError
         As for `cat`.
     """
-    change = changes.sampling_episodes(
-        source, steps, episodes, top, match_returns, like, seed, codec
-    )
-    return _run(change, path, progress)
+    planned = plan.sample(source, steps, episodes, top, match_returns, like, seed, codec)
+    return _made(planned, path, progress)
 
 
 def split(
@@ -217,16 +202,13 @@ def split(
     VaultError
         As for `cat`.
     """
-    shares = tables.shares(fractions, validation)
-    vault = opened(source)
-    parts = tables.split(len(vault), shares, seed, vault.path)
-    with pipeline.atomic_directory(path) as directory:
-        (examined,) = pipeline.examine_all([vault], progress)
-        for name, part in parts.items():
-            taken = examined, whole_episodes(vault, part)
-            arguments = {"fractions": shares, "seed": seed, "part": name}
-            pipeline.write("split", arguments, taken, directory / name, codec, progress)
-    return {name: open_vault(Path(path) / name) for name in parts}
+    planned = plan.split(source, tables.shares(fractions, validation), seed, codec)
+    with atomic_directory(path) as directory:
+        examined = examine_all(planned[0].vaults, progress)
+        for part in planned:
+            execute(part, directory / part.arguments["part"], progress, examined)
+    names = [part.arguments["part"] for part in planned]
+    return {name: open_vault(Path(path) / name) for name in names}
 
 
 def slice(
@@ -265,18 +247,8 @@ def slice(
     VaultError
         As for `cat`.
     """
-    vault = opened(source)
-
-    def select(*_: object) -> list[Pieces]:
-        if by == "steps":
-            times = selection.interval(start, stop, vault.length)
-            return [selection.time_interval(vault, *times)]
-        count = len(vault.episodes.row)
-        return [whole_episodes(vault, np.arange(*selection.interval(start, stop, count)))]
-
-    arguments = {"start": start, "stop": stop, "by": by}
-    pipeline.run("slice", arguments, [vault], select, path, codec, progress, provenance)
-    return open_vault(path)
+    planned = plan.slice(source, start, stop, by, codec)
+    return _made(planned._replace(provenance=provenance or {}), path, progress)
 
 
 def dedup(
@@ -298,17 +270,7 @@ def dedup(
     VaultError
         As for `cat`.
     """
-    vault = opened(source)
-
-    def select(*_: object) -> list[Pieces]:
-        with progress("compare", vault.num_steps) as advance:
-            hashes = episode_digests(
-                vault, policies=False, advance=lambda steps: advance(steps * vault.rows)
-            )
-        return [whole_episodes(vault, np.unique(hashes, return_index=True)[1])]
-
-    pipeline.run("dedup", {}, [vault], select, path, codec, progress)
-    return open_vault(path)
+    return _made(plan.dedup(source, codec, progress), path, progress)
 
 
 def recode(
@@ -343,14 +305,9 @@ def recode(
     VaultError
         As for `cat`.
     """
-    change = changes.recoding(source, codec, chunk_steps, time_limit)
-    if layout == "stream":
-        return _run(change, path, progress)
-    if len(change.vaults) > 1:
-        raise OptionError("the rows of several vaults cannot be kept: give --layout stream.")
-    arguments = {**change.arguments(), "layout": layout}
-    pipeline.rewrite(change.vaults[0], arguments, path, codec, chunk_steps, progress)
-    return open_vault(path)
+    keeps_rows = layout == "rows"
+    planned = plan.recode(source, codec, chunk_steps, time_limit, keeps_rows)
+    return _made(planned, path, progress)
 
 
 def map(
@@ -361,14 +318,13 @@ def map(
     reward: str | None = None,
     by: Unit = "episodes",
     seed: int = 0,
-    processes: int = 1,
     progress: Progress = quiet,
 ) -> Dataset:
     """Change or add columns of a vault: relabel rewards, normalise observations.
 
-    The columns that the function does not return are copied as they are stored; a column of a new
-    name that begins with ``extras.`` is added. Rows, chunks, codec
-    and episodes stay the same, and the table of returns follows the new rewards.
+    The columns that the function does not return are copied; a column of a new name that begins
+    with ``extras.`` is added. Rows, chunks, codec and episodes stay the same, and the table of
+    returns follows the new rewards.
 
     Parameters
     ----------
@@ -390,8 +346,6 @@ def map(
     seed
         Random seed, for a function with a second parameter ``rng`` (a NumPy generator) or ``key``
         (a JAX key). Each call gets a new one, which depends on the seed and the data only.
-    processes
-        Number of processes that call the function.
 
     Raises
     ------
@@ -408,5 +362,5 @@ def map(
     ...     return {"reward": steps["reward"] / 10}
     >>> offmarl.vault.map("vaults/a.vlt", "vaults/b.vlt", scale)
     """
-    map_columns(source, path, function, reward, by, seed, processes, progress)
+    map_columns(source, path, function, reward, by, seed, progress)
     return open_vault(path)

@@ -109,18 +109,22 @@ def resolve(
     if weights is None:
         return None
     weights = weights if isinstance(weights, Weights) else Weights(weights)
-    datasets: Any = getattr(source, "sources", (source,))
+    datasets: tuple[Reader, ...] = getattr(source, "sources", (source,))
+    by_return = {_RETURN, *(name for one in datasets for name in one.episodes.returns_by_name)}
+    of_returns = isinstance(weights.of, str) and weights.of in by_return
+    temperature = weights.temperature
+    if of_returns and temperature is None:
+        temperature = RETURN_TEMPERATURE
+    count = sum(map(len, datasets))
+    mask = np.zeros(count, bool)
+    mask[... if chosen is None else chosen] = True
+    masks = np.split(mask, np.cumsum([len(one) for one in datasets])[:-1])
     values = [
-        one._replace(counted=one.counted & _spread(mask, one))
-        for one, mask in zip(
-            _values(datasets, weights, chosen), _masks(datasets, chosen), strict=True
+        _shaped(one, numbers, weights, _scored(one, mask) if of_returns else mask)
+        for one, numbers, mask in zip(
+            datasets, _numbers(datasets, weights, chosen), masks, strict=True
         )
     ]
-    temperature = weights.temperature
-    by_return = {_RETURN, *(name for one in datasets for name in one.episodes.returns_by_name)}
-    if isinstance(weights.of, str) and weights.of in by_return:
-        temperature = RETURN_TEMPERATURE if temperature is None else temperature
-        values = _complete(values)
     _check(values, weights, may_be_negative=temperature is not None)
     if temperature is not None:
         values = _exponentials(values, temperature)
@@ -134,65 +138,42 @@ def resolve(
     return tuple(_by_episode(one) if weights.by == "episode" else one.numbers for one in values)
 
 
-def _masks(
-    datasets: tuple[Reader, ...], chosen: NDArray[np.int64] | None
-) -> list[NDArray[np.bool_]]:
-    """Return which episodes of each dataset are chosen."""
-    counts = [len(one) for one in datasets]
-    mask = np.ones(sum(counts), bool) if chosen is None else np.zeros(sum(counts), bool)
-    if chosen is not None:
-        mask[chosen] = True
-    return np.split(mask, np.cumsum(counts)[:-1])
-
-
-def _spread(mask: NDArray[np.bool_], values: _Values) -> NDArray[np.bool_]:
-    """Return what is true of episodes for each of the numbers."""
-    if values.numbers.ndim == 1:
-        return mask
-    return np.repeat(mask, values.dataset.episodes.length).reshape(values.numbers.shape)
-
-
-def _complete(values: list[_Values]) -> list[_Values]:
+def _scored(dataset: Reader, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Leave out episodes without a return: those that are incomplete, or hold no finite rewards."""
-    found = [one._replace(counted=one.counted & one.dataset.episodes.scored) for one in values]
-    for before, one in zip(values, found, strict=True):
-        if before.counted.any() and not one.counted.any():
-            raise OptionError(
-                f"{one.dataset.path} has no complete episode to weigh by its return: the "
-                "environment ended none of them. Weigh by a function, or leave this vault out."
-            )
+    found = mask & dataset.episodes.scored
+    if mask.any() and not found.any():
+        raise OptionError(
+            f"{dataset.path} has no complete episode to weigh by its return: the environment ended "
+            "none of them. Weigh by a function, or leave this vault out."
+        )
     return found
 
 
-def _values(
+def _numbers(
     datasets: tuple[Reader, ...], weights: Weights, chosen: NDArray[np.int64] | None
-) -> list[_Values]:
-    of, found = weights.of, []
+) -> list[Any]:
+    """Return the numbers of each dataset."""
+    of, count = weights.of, sum(map(len, datasets))
     if isinstance(of, np.ndarray):
         if chosen is not None and of.shape == (len(chosen),):
-            spread = np.zeros(sum(map(len, datasets)), of.dtype)
+            spread = np.zeros(count, of.dtype)
             spread[chosen] = of
             of = spread
-        parts = [of]
-        if len(datasets) > 1:
-            if of.ndim != 1 or len(of) != sum(map(len, datasets)):
-                raise ShapeError(
-                    f"the weights of a mixture are one for each of its {sum(map(len, datasets))} "
-                    f"episodes: got shape {of.shape}."
-                )
-            parts = np.split(of, np.cumsum([len(one) for one in datasets])[:-1])
-        found = [*zip(datasets, parts, strict=True)]
-    else:
-        function = of
-        if isinstance(of, str) and ":" in of:
-            function, _ = records.import_code(of, "--weight")
-        for one in datasets:
-            numbers = _column(one, function) if isinstance(function, str) else function(one)
-            found.append((one, numbers))
-    return [_shaped(dataset, numbers, weights) for dataset, numbers in found]
+        if len(datasets) == 1:
+            return [of]
+        if of.shape != (count,):
+            raise ShapeError(
+                f"the weights of a mixture are one for each of its {count} episodes: got shape "
+                f"{of.shape}."
+            )
+        return np.split(of, np.cumsum([len(one) for one in datasets])[:-1])
+    if isinstance(of, str) and ":" in of:
+        of, _ = records.import_code(of, "--weight")
+    return [_column(one, of) if isinstance(of, str) else of(one) for one in datasets]
 
 
-def _shaped(dataset: Reader, numbers: Any, weights: Weights) -> _Values:
+def _shaped(dataset: Reader, numbers: Any, weights: Weights, mask: NDArray[np.bool_]) -> _Values:
+    """Check the numbers of a dataset, of whose episodes the mask selects some."""
     found = np.asarray(numbers, np.float64)
     if found.shape not in ((len(dataset),), (dataset.rows, dataset.length)):
         raise ShapeError(
@@ -200,7 +181,8 @@ def _shaped(dataset: Reader, numbers: Any, weights: Weights) -> _Values:
             f"for each of its {len(dataset)} episodes, or one for each step, as an array of shape "
             f"{(dataset.rows, dataset.length)}."
         )
-    return _Values(dataset, found, np.ones(found.shape, bool))
+    counted = np.repeat(mask, dataset.episodes.length) if found.ndim == 2 else mask
+    return _Values(dataset, found, counted.reshape(found.shape))
 
 
 def _column(dataset: Reader, name: str) -> Any:

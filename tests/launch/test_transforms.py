@@ -9,7 +9,7 @@ from offmarl import vault
 from offmarl.errors import OptionError, RunError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.launch.transforms import TransformWork, blocks_of
-from offmarl.vault.transform.changes import CHANGES
+from offmarl.vault.transform.plan import SHARED
 from tests.vault.experience import SPEC, make
 
 DOUBLED = "def doubled(steps):\n    return {'reward': steps['reward'] * 2}\n"
@@ -28,10 +28,10 @@ def sources(tmp_path_factory):
     return [record(place / "a.vlt", 0, 2, 40), record(place / "b.vlt", 1, 1, 70)]
 
 
-def by_tasks(change, path, tasks, block_steps=20):
+def by_tasks(plan, path, tasks, block_steps=20):
     for index in range(tasks):
-        run_share(TransformWork(change(), path, block_steps), Share(index, tasks))
-    join_work(TransformWork(change(), path, block_steps))
+        run_share(TransformWork(plan(), path, block_steps), Share(index, tasks))
+    join_work(TransformWork(plan(), path, block_steps))
     return vault.open_vault(path)
 
 
@@ -55,7 +55,7 @@ def test_tasks_make_what_one_process_makes(name, options, tasks, sources, tmp_pa
     given = [options["condition"]] if "condition" in options else []
     others = {key: x for key, x in options.items() if key != "condition"}
     one = getattr(vault, name)(sources, *given, path=tmp_path / "one.vlt", **others, **stream)
-    found = by_tasks(lambda: CHANGES[name](sources, **options), tmp_path / "c.vlt", tasks)
+    found = by_tasks(lambda: SHARED[name](sources, **options), tmp_path / "c.vlt", tasks)
     assert found.digest() == one.digest()
     for leaf, array in found.read().items():
         np.testing.assert_array_equal(array, one.read()[leaf], err_msg=leaf)
@@ -72,7 +72,7 @@ def test_a_map_by_tasks(options, sources, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tmp_path.joinpath("mine.py").write_text(DOUBLED)
     made = [
-        by_tasks(lambda: CHANGES["map"](sources, **options), tmp_path / f"{tasks}.vlt", tasks)
+        by_tasks(lambda: SHARED["map"](sources, **options), tmp_path / f"{tasks}.vlt", tasks)
         for tasks in (1, 3)
     ]
     joined = vault.cat(sources, tmp_path / "joined.vlt")
@@ -87,7 +87,7 @@ def test_random_numbers_of_a_map_depend_on_the_block_and_not_on_the_task(sources
     tmp_path.joinpath("noise.py").write_text(code)
     options = {"function": str(tmp_path / "noise.py:noisy"), "by": "steps", "seed": 5}
     made = [
-        by_tasks(lambda: CHANGES["map"](sources, **options), tmp_path / f"{tasks}.vlt", tasks)
+        by_tasks(lambda: SHARED["map"](sources, **options), tmp_path / f"{tasks}.vlt", tasks)
         for tasks in (1, 2)
     ]
     assert made[0].digest() == made[1].digest()
@@ -96,7 +96,7 @@ def test_random_numbers_of_a_map_depend_on_the_block_and_not_on_the_task(sources
 
 def test_a_map_keeps_no_copies_of_its_source(sources, tmp_path):
     def work():
-        return TransformWork(CHANGES["map"](sources, reward="reward * 2"), path, 20)
+        return TransformWork(SHARED["map"](sources, reward="reward * 2"), path, 20)
 
     path = tmp_path / "m.vlt" / "main"
     run_share(work(), Share(0, 1))
@@ -120,7 +120,7 @@ def test_blocks_are_intervals_of_episodes(sources):
 
 def test_other_work_is_refused_and_a_complete_one_is_not_repeated(sources, tmp_path):
     def work(**options):
-        return TransformWork(CHANGES["cat"](sources, **options), tmp_path / "c.vlt", 20)
+        return TransformWork(SHARED["cat"](sources, **options), tmp_path / "c.vlt", 20)
 
     run_share(work(), Share(0, 1))
     with pytest.raises(RunError, match="were started with settings"):
@@ -129,14 +129,14 @@ def test_other_work_is_refused_and_a_complete_one_is_not_repeated(sources, tmp_p
     with pytest.raises(RunError, match=r"c.vlt/main exists already, and other tasks"):
         work(codec="zstd").is_complete()
     with pytest.raises(OptionError, match="--block-steps"):
-        TransformWork(CHANGES["cat"](sources), tmp_path / "d.vlt", 0)
+        TransformWork(SHARED["cat"](sources), tmp_path / "d.vlt", 0)
 
 
 def test_a_plan_has_the_sizes(sources, tmp_path):
-    plan = TransformWork(CHANGES["cat"](sources), tmp_path / "c.vlt", 20).plan(4)
+    plan = TransformWork(SHARED["cat"](sources), tmp_path / "c.vlt", 20).plan(4)
     assert (plan["sources"], plan["steps"], plan["tasks"]) == (2, 150, 4)
     assert plan["episodes"] == sum(map(len, sources))
-    few = TransformWork(CHANGES["cat"](sources[:1]), tmp_path / "c.vlt")
+    few = TransformWork(SHARED["cat"](sources[:1]), tmp_path / "c.vlt")
     assert (few.plan(4)["blocks"], few.plan(4)["tasks"]) == (1, 1)
     assert few.notes(4) == ["cat has 1 block, so that only 1 of 4 tasks runs."]
     assert plan["bytes"] > 0 and plan["memory of a task"] > 1e8
@@ -146,7 +146,7 @@ def test_a_source_that_has_changed_meanwhile_is_refused(tmp_path):
     """It has as many steps and episodes as before; only the global state differs."""
 
     def work():
-        return TransformWork(CHANGES["cat"]([vault.open_vault(tmp_path / "a.vlt")]), out, 20)
+        return TransformWork(SHARED["cat"]([vault.open_vault(tmp_path / "a.vlt")]), out, 20)
 
     out, (steps, *rest) = tmp_path / "c.vlt", make(SPEC, 1, 70, 0, end_every=6.0)
     changed = steps._replace(view=steps.view._replace(state=steps.view.state + 1))

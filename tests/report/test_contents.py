@@ -11,8 +11,8 @@ from offmarl.errors import VaultError
 from offmarl.report import tables
 from offmarl.report.contents import data_warnings
 from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, map_tree
+from offmarl.vault.column_statistics import RangesAccumulator
 from offmarl.vault.dataset import open_source
-from offmarl.vault.ranges import RangesAccumulator
 from tests.vault.experience import make
 
 DISCRETE = EnvSpec("test/made-up", 3, 2, 2, Discrete(4), time_limit=9)

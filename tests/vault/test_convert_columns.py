@@ -102,7 +102,7 @@ def test_files_of_another_layout(tmp_path, found):
     with pytest.raises(VaultError, match="does not have the digest it records"):
         vault.import_dataset(tmp_path / "changed.npz", out, "numpy")
     np.savez(tmp_path / "objects.npz", **(arrays | {"rewards": arrays["rewards"].astype(object)}))
-    with pytest.raises(VaultError, match="Python objects in it are not read"):
+    with pytest.raises(VaultError, match="Python objects"):
         vault.import_dataset(tmp_path / "objects.npz", out, "numpy")
     with pytest.raises(VaultError, match="to convert"):
         vault.import_dataset(tmp_path / "nothing.npz", out, "numpy")

@@ -178,7 +178,7 @@ def test_pickles_and_deep_documents_in_npz_files_are_refused(tmp_path, ours):
             return os.mkdir, (str(ran),)
 
     np.savez(source, **arrays | {"episodes.cause": np.array([Forged()])})
-    with pytest.raises(VaultError, match="Python objects in it are not read"):
+    with pytest.raises(VaultError, match="Python objects"):
         vault.import_dataset(source, tmp_path / "b.vlt", "numpy")
     assert not ran.exists()
     np.savez(source, **arrays | {"about": np.array("[" * 100_000)})

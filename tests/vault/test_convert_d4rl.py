@@ -1,10 +1,13 @@
 """Importing columns of a single agent, in D4RL's layout."""
 
+import io
+from zipfile import ZipFile
+
 import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import ShapeError, VaultError
+from offmarl.errors import InvalidValueError, ShapeError, VaultError
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault.convert import common
 
@@ -99,7 +102,7 @@ def test_a_known_time_limit_is_no_termination(tmp_path):
         ({"timeouts": np.zeros((STEPS, 2))}, r"timeouts has shape \(30, 2\)"),
         ({"actions": np.zeros((STEPS - 1, 2))}, "arrays have different lengths"),
         ({"observations": np.array(["x"] * STEPS)}, "observations' holds <U1, not numbers"),
-        ({"observations": np.array([{}] * STEPS)}, "Python objects in it are not read"),
+        ({"observations": np.array([{}] * STEPS)}, "Python objects"),
         ({"actions": np.zeros(STEPS, int)}, "discrete actions of an unknown number"),
     ],
 )
@@ -112,3 +115,35 @@ def test_other_columns_are_refused(tmp_path, changes, message):
 def test_data_of_another_environment_is_refused(tmp_path):
     with pytest.raises(ShapeError, match="differ in observation_size"):
         read(tmp_path / "a.npz", columns(), env_spec=EnvSpec("x", 1, 4, 4, Continuous(2)))
+
+
+@pytest.mark.parametrize("block", [1, 10**6])
+@pytest.mark.parametrize("write", [np.savez, np.savez_compressed])
+def test_flipped_bits_are_found(tmp_path, monkeypatch, write, block):
+    monkeypatch.setattr(common, "BLOCK_BYTES", block)
+    write(tmp_path / "a.npz", **columns())
+    whole = (tmp_path / "a.npz").read_bytes()
+    with ZipFile(tmp_path / "a.npz") as archive:
+        members = archive.infolist()
+    for member in members:
+        begin = member.header_offset + 30 + len(member.filename) + 20
+        for at in (begin + member.compress_size // 2, begin + member.compress_size - 21):
+            flipped = bytearray(whole)
+            flipped[at] ^= 1
+            (tmp_path / "a.npz").write_bytes(flipped)
+            with pytest.raises((VaultError, InvalidValueError)):
+                vault.import_dataset(tmp_path / "a.npz", tmp_path / "a.vlt", "d4rl")
+
+
+@pytest.mark.parametrize("shape", [(10**15,), (STEPS + 1,), (STEPS - 1,)])
+def test_a_forged_shape_is_refused_before_anything_is_read(tmp_path, shape):
+    arrays = columns()
+    header = io.BytesIO()
+    form = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, form)
+    forged = header.getvalue() + arrays.pop("rewards").tobytes()
+    np.savez(tmp_path / "a.npz", **arrays)
+    with ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.writestr("rewards.npy", forged)
+    with pytest.raises(VaultError, match=r"rewards\.npy has not the size"):
+        vault.import_dataset(tmp_path / "a.npz", tmp_path / "a.vlt", "d4rl")

@@ -2,17 +2,13 @@
 
 from dataclasses import astuple, replace
 
-import jax
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from offmarl import vault
 from offmarl.vault import layout, leaf_statistics
-from offmarl.vault.leaf_statistics import QUANTILES, StatisticsAccumulator, stored
-from offmarl.vault.quantiles import FAILURE, QuantileSketch, capacity_for
-from offmarl.vault.ranges import RangesAccumulator
+from offmarl.vault.column_statistics import FAILURE, QuantileSketch, RangesAccumulator, capacity_for
+from offmarl.vault.leaf_statistics import QUANTILES, stored
 
 from .experience import CONTINUOUS, SPEC, make
 from .test_stock import to_stock, write_stock
@@ -86,39 +82,18 @@ def test_values_that_are_far_from_zero():
     np.testing.assert_allclose(pooled.mean, values.astype(float).mean(), rtol=1e-12)
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.integers(1, 39), st.integers(0, 9), st.sampled_from([SPEC, CONTINUOUS]))
-def test_parts_that_are_merged_equal_the_whole(cut, seed, spec):
-    steps = make(spec, steps=40, seed=seed)[0]
-    accumulators = [StatisticsAccumulator(spec, 80) for _ in range(3)]
-
-    def part(a, b):
-        return jax.tree.map(lambda leaf: leaf[:, a:b], steps)
-
-    one, other, whole = accumulators
-    one.add(part(0, cut))
-    other.add(part(cut, 40))
-    whole.add(steps)
-    one.merge(other)
-    assert_same_statistics(one.statistics, whole.statistics)
-
-
 # ---------------------------------------------------------------------------------- sketches
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("merged", [False, True])
-def test_quantiles_of_much_data_are_within_the_bound(ordered, merged):
+def test_quantiles_of_much_data_are_within_the_bound(ordered):
     rng = np.random.default_rng(1)
     values = np.stack([rng.normal(size=60_000), rng.integers(0, 5, 60_000)], 1).astype(np.float32)
     if ordered:
         values.sort(0)
-    sketches = [QuantileSketch(2, 256) for _ in range(2)]
-    for number, part in enumerate(np.array_split(values, 17)):
-        sketches[number % 2 if merged else 0].add(part)
-    sketch = sketches[0]
-    if merged:
-        sketch.merge(sketches[1])
+    sketch = QuantileSketch(2, 256)
+    for part in np.array_split(values, 17):
+        sketch.add(part)
     assert sketch.count == 60_000 and 0 < sketch.error < 0.05
     assert sum(part.shape[1] for level in sketch._levels for part in level) < 256 * 10
     at = np.linspace(0.01, 0.99, 33)

@@ -1,4 +1,4 @@
-"""`offmarl.vault.map`: laws for any data, known results, errors, random numbers, processes."""
+"""`offmarl.vault.map`: laws for any data, known results, errors, random numbers."""
 
 import json
 
@@ -122,27 +122,6 @@ def test_function_gets_whole_episodes_in_columns(a, tmp_path):
     np.testing.assert_allclose(made.episodes.returns, found.returns, rtol=1e-5, atol=1e-5)
     paid = (made.transitions().reward != 0).any(-1)
     assert paid.sum() == len(found.row)
-
-
-def test_only_what_is_used_is_read(a, tmp_path, monkeypatch):
-    read, names = vault.Dataset.read, set()
-
-    def spy(self, *args):
-        names.update(args[3])
-        return read(self, *args)
-
-    with monkeypatch.context() as patched:
-        patched.setattr("offmarl.vault.transform.pipeline.examine_all", examine_without_reading)
-        patched.setattr(vault.Dataset, "read", spy)
-        made = vault.map(a, tmp_path / "b.vlt", reward="reward * 2")
-    assert names == {"rewards"}
-    np.testing.assert_array_equal(made.transitions().reward, a.transitions().reward * 2)
-
-
-def examine_without_reading(vaults, progress):
-    from offmarl.vault.transform.policy_ids import examine_damaged
-
-    return [examine_damaged(one, []) for one in vaults]
 
 
 @pytest.mark.parametrize("by", ["episodes", "steps"])
@@ -337,7 +316,7 @@ def test_lineage(a, tmp_path):
 def test_functions_by_name(a, tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def halve(steps):\n    return {'reward': steps['reward'] / 2}\n")
-    made = vault.map(a, tmp_path / "b.vlt", f"{file}:halve", processes=1)
+    made = vault.map(a, tmp_path / "b.vlt", f"{file}:halve")
     np.testing.assert_array_equal(made.transitions().reward, a.transitions().reward / 2)
 
 
@@ -362,17 +341,6 @@ def test_random_numbers_depend_on_the_seed_only(a, tmp_path, by):
     if by == "episodes":
         drawn = made[0].transitions().reward - a.transitions().reward
         assert len(np.unique(drawn.round(5))) > drawn.size * 0.9
-
-
-@pytest.mark.nightly
-def test_several_processes_give_the_same_vault(a, tmp_path):
-    alone, shared = (
-        vault.map(a, tmp_path / f"{n}.vlt", "tests.vault.test_map:tenth", processes=n)
-        for n in (1, 2)
-    )
-    assert alone.digest() == shared.digest()
-    with pytest.raises(OptionError, match="cannot be sent to other processes"):
-        vault.map(a, tmp_path / "lambda.vlt", lambda s: {}, processes=2)
 
 
 # ---------------------------------------------------------------------------------- errors
@@ -447,8 +415,6 @@ def test_a_function_or_a_formula(a, tmp_path):
     for options in ({}, {"function": tenth, "reward": "1"}):
         with pytest.raises(OptionError, match="give a function"):
             vault.map(a, tmp_path / "b.vlt", **options)
-    with pytest.raises(OptionError, match="at least 1"):
-        vault.map(a, tmp_path / "b.vlt", tenth, processes=0)
     vault.create(tmp_path / "empty.vlt", SPEC, rows=1).close()
     with pytest.raises(VaultError, match="no steps"):
         vault.map(tmp_path / "empty.vlt", tmp_path / "b.vlt", tenth)

@@ -16,7 +16,7 @@ from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import View
 from offmarl.vault import chunks, reader, store, writer
 from offmarl.vault.digest import episode_digests
-from offmarl.vault.transform import lineage, pipeline, sampling
+from offmarl.vault.transform import execute, lineage, selection
 
 from .experience import CONTINUOUS, SPEC, assert_same, episodes_of, make, steps
 from .test_stock import append_with_stock, open_stock, to_stock, write_stock
@@ -123,7 +123,7 @@ def test_episodes_come_end_to_end_with_all_they_had(a, tmp_path):
 def test_blocks_of_any_size_give_the_same(a, tmp_path, monkeypatch):
     whole = vault.slice(a, tmp_path / "a.vlt", start=5, stop=45, by="steps")
     some = vault.filter(a, "reward > 0", tmp_path / "b.vlt", by="steps")
-    monkeypatch.setattr(pipeline, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(execute, "BLOCK_BYTES", 1)
     monkeypatch.setattr(reader, "_BLOCK_BYTES", 1)
     monkeypatch.setattr(reader.Reader, "_final_bytes", 1)
     blocks = vault.slice(a, tmp_path / "c.vlt", start=5, stop=45, by="steps")
@@ -250,7 +250,7 @@ def test_the_top_are_the_best(a, tmp_path):
 def test_prefixes_of_a_matched_order_keep_the_distribution(seed, count, fraction):
     rng = np.random.default_rng(seed)
     returns = np.round(rng.normal(size=count) * rng.choice([1, 3, 100]), 1)
-    order = sampling.matched(returns, returns, seed)
+    order = selection.matched(returns, returns, seed)
     assert sorted(order.tolist()) == list(range(count))
     drawn = order[: max(1, int(fraction * count))]
     for decile in np.quantile(returns, np.linspace(0, 1, 11)):
@@ -262,14 +262,14 @@ def test_returns_are_matched_to_those_of_others():
     """Of 900 returns in [0, 1) and 100 in [1, 2), half and half: 100 of each at most."""
     returns = np.concatenate([np.linspace(0, 0.999, 900), np.linspace(1, 1.999, 100)])
     like = np.linspace(0, 1.999, 50)
-    order = sampling.matched(returns, like, 0)
+    order = selection.matched(returns, like, 0)
     assert len(order) == pytest.approx(200, abs=10)
     assert (returns[order] < 1).mean() == pytest.approx(0.5, abs=0.03)
     assert (returns[order[:40]] < 1).sum() == pytest.approx(20, abs=3)
-    only = sampling.matched(returns, np.full(5, 0.0), 0)
+    only = selection.matched(returns, np.full(5, 0.0), 0)
     assert only.tolist() == [0]
     with pytest.raises(OptionError, match=r"no episode with a return from 2 to 2\.5"):
-        sampling.matched(returns, np.linspace(0, 5, 50), 0)
+        selection.matched(returns, np.linspace(0, 5, 50), 0)
 
 
 def test_a_sample_like_another_vault(a, tmp_path):
@@ -508,7 +508,7 @@ def test_what_fails_leaves_nothing(a, tmp_path, monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "provenance_of", fail)
+    monkeypatch.setattr(lineage, "provenance_of", fail)
     for make_it in (vault.cat, vault.split, vault.recode):
         with pytest.raises(KeyboardInterrupt):
             make_it([a] if make_it is vault.cat else a, tmp_path / "v.vlt")
@@ -521,7 +521,7 @@ def test_what_fails_leaves_nothing(a, tmp_path, monkeypatch):
 @pytest.mark.nightly
 def test_memory_does_not_grow_with_the_data(tmp_path, monkeypatch):
     """Blocks of half a megabyte; episodes are few, and so are chunks, which an index lists."""
-    limits = {pipeline: "_BLOCK", dataset: "_BLOCK", writer: "_COMMIT", chunks: "_SPARE"}
+    limits = {execute: "BLOCK", reader: "_BLOCK", writer: "_COMMIT", chunks: "_SPARE"}
     for module, limit in limits.items():
         monkeypatch.setattr(module, f"{limit}_BYTES", 2**19)
     spec = replace(SPEC, observation_size=64)

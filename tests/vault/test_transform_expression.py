@@ -1,5 +1,6 @@
-"""Conditions: their meaning, what is refused, and the position in error messages."""
+"""Conditions: what is refused, and their meaning against results computed by hand."""
 
+import operator
 import tracemalloc
 
 import numpy as np
@@ -9,65 +10,57 @@ from hypothesis import strategies as st
 
 from offmarl import vault
 from offmarl.errors import ExpressionError
+from offmarl.vault.transform.conditions import OF_EPISODES
 from offmarl.vault.transform.expression import parse
-from offmarl.vault.transform.selection import OF_EPISODES
 
 from .experience import SPEC, make
 
 
 @pytest.mark.parametrize(
-    ("text", "message", "at"),
+    ("text", "message"),
     [
-        ("", "a value is missing, and the expression ends", 0),
-        ("return", "a condition is needed here, and this is a number", 0),
-        ("return > > 1", "'>' cannot stand here", 9),
-        ("return > 1 length", "'length' cannot stand here", 11),
-        ("retrun > 1", "did you mean return", 0),
-        ("length = 3", "Equality is `==`", 7),
-        ("length > 3 & row == 1", "Join conditions by `and` and `or`", 11),
-        ("length > 3 and (row == 1", "this parenthesis is not closed", 15),
-        ("tier == 3", "a text and a number cannot be compared", 5),
-        ("tier < 'a'", "a text can be compared by == and != only", 5),
-        ("terminated > 1", "a truth and a number", 11),
-        ("not length", "a condition is needed", 4),
-        ("length + tier > 3", "a number is needed here, and this is a text", 9),
-        ("length and row == 1", "a condition is needed here", 0),
-        ("length in 3", "values in parentheses", 10),
-        ("length in ()", "`in` needs values, such as (1, 2)", 10),
-        ("length not in ()", "`in` needs values, such as (1, 2)", 14),
-        ("not in", "'not in' cannot stand here", 0),
-        ("(not in", "'not in' cannot stand here", 1),
-        ("length > 3 and not  in", "'not  in' cannot stand here", 15),
-        ("p90 > p10", "a percentile and a percentile", 4),
-        ("return > p101", "from p0 to p100", 9),
-        ("row == 1 and p50", "a condition is needed here, and this is a percentile", 13),
-        ("__import__('os') == 1", "functions cannot be called here", 0),
-        ("__import__ == 1", "there is no '__import__'", 0),
-        ("return.real > 1", "'.' means nothing here", 6),
-        ("reward > 1", "select by steps", 0),
-        ("(length > 3 row == 1)", "an operator is missing in what begins here", 1),
-        ("length > 3)", "')' cannot stand here", 10),
-        ("length >", "a value is missing, and the expression ends", 8),
-        ("'a' 'b' == tier", "an operator is missing", 0),
-        ("'''a''' == tier", "an operator is missing", 0),
-        ("p90.5.5 < length", "an operator is missing", 0),
-        ("length in (3) + 1", "values in parentheses", 10),
-        ("length == (1, 2)", "only allowed after `in`", 10),
-        ("length in ((1, 2), 3)", "only allowed after `in`", 11),
-        ("(" * 60 + "row == 1" + ")" * 60, "more than 20 levels", 21),
-        ("not " * 60 + "row == 1", "more than 20 levels", 84),
-        ("(not not " * 11 + "row == 1" + ")" * 11, "more than 20 levels", 91),
-        ("row > 2**10**10", "'**' means nothing here", 7),
-        ("row // 2 > 1", "'//' means nothing here", 4),
-        ("policy < true", "a policy and a truth cannot be compared", 7),
+        ("", "cannot be parsed"),
+        ("return", "a condition is needed, and this is a number: 'return'"),
+        ("return > > 1", "cannot be parsed: invalid syntax"),
+        ("return > 1 length", "cannot be parsed: invalid syntax"),
+        ("retrun > 1", "there is no 'retrun': did you mean return? Known: return, "),
+        ("xyzzy > 3", "there is no 'xyzzy': Known: "),
+        ("length = 3", "equality is `==`"),
+        ("length > 3 & row == 1", "join conditions by `and` and `or`: '3 & row'"),
+        ("length > 3 | row == 1", "join conditions by `and` and `or`: '3 | row'"),
+        ("length > 3 and (row == 1", "'(' was never closed"),
+        ("tier == 'good", "unterminated string literal"),
+        ("tier == 3", "a text and a number cannot be compared: '3'"),
+        ("tier < 'a'", "a text can be compared by == and != only"),
+        ("terminated > 1", "a truth and a number"),
+        ("policy < true", "a policy and a truth cannot be compared"),
+        ("not length", "a condition is needed, and this is a number: 'length'"),
+        ("length + tier > 3", "a number is needed, and this is a text: 'tier'"),
+        ("length and row == 1", "a condition is needed"),
+        ("length in ()", "`in` needs values, such as (1, 2)"),
+        ("length not in ()", "`in` needs values, such as (1, 2)"),
+        ("p90 > p10", "a percentile and a percentile"),
+        ("return > p101", "from p0 to p100: 'p101'"),
+        ("return > p100.5", "from p0 to p100: 'p100.5'"),
+        ("row == 1 and p50", "a condition is needed, and this is a percentile"),
+        ("__import__('os') == 1", "this is not supported: \"__import__('os')\""),
+        ("__import__ == 1", "there is no '__import__'"),
+        ("return.real > 1", "this is not supported: 'return.real'"),
+        ("reward > 1", "there is no 'reward': Steps have it: select by steps."),
+        ("length == (1, 2)", "this is not supported: '(1, 2)'"),
+        ("length in ((1, 2), 3)", "this is not supported: '(1, 2)'"),
+        ("(" * 160 + "row == 1" + ")" * 160, "more than 100 levels"),
+        ("not " * 160 + "row == 1", "more than 100 levels"),
+        ("row > 2**10**10", "this is not supported: '2**10**10'"),
+        ("row // 2 > 1", "this is not supported: 'row // 2'"),
+        ("row == 1 or " * 500 + "row == 1", "longer than 2000"),
     ],
 )
-def test_mistakes_are_pointed_at(text, message, at):
+def test_mistakes_are_named_in_one_line(text, message):
     with pytest.raises(ExpressionError) as raised:
         parse(text, OF_EPISODES, {"reward": "Steps have it: select by steps."})
     assert message in str(raised.value)
-    _, line, arrow, *_ = str(raised.value).split("\n")
-    assert line[len(arrow) - 1 :][:10] == text[at : at + 10]
+    assert "\n" not in str(raised.value)
 
 
 HOSTILE = [
@@ -79,12 +72,9 @@ HOSTILE = [
     "lambda: 1",
     "f'{length}' == tier",
     "b'a' == tier",
-    "length == 0x10",
-    "length == 1_000",
     "length == 1j",
     "length ** 99 > 1",
     "length > 2**10**10",
-    "length in.5",
     "not in.5",
     "length // 2 == 1",
     "length << 99 > 1",
@@ -144,24 +134,188 @@ def test_hostile_text_is_refused_in_little_memory(text):
     ("text", "expected"),
     [
         ("length > " + "9" * 1950, [False] * 3),
-        ("length > 0" + " + 1" * 490, [False] * 3),
         ("length >= 0" + " <= length" * 180, [True] * 3),
         ("length in (" + "5, " * 600 + "1)", [False, True, False]),
         ("(length < 0 or true and not " * 20 + "length < 1" + ")" * 20, [True, False, False]),
         ("length == " + "-(1 * 1 * " * 20 + "1" + ")" * 20, [False, True, False]),
-        ("tier == '\\n'", [False, False, True]),
-        ("tier == 'b\0'", [False] * 3),
         ("tier == 'return'", [False] * 3),
     ],
 )
-def test_long_conditions_huge_numbers_and_text_without_escapes(text, expected):
-    columns = {"length": np.arange(3.0), "tier": np.array(["a", "b\0c", "\\n"])}
+def test_long_conditions_and_huge_numbers(text, expected):
+    columns = {"length": np.arange(3.0), "tier": np.array(["a", "b", "c"])}
     assert parse(text, OF_EPISODES).holds(columns, 3).tolist() == expected
 
 
-def test_long_expressions_are_refused():
-    with pytest.raises(ExpressionError, match="longer than 2000"):
-        parse("row == 1 or " * 500 + "row == 1", OF_EPISODES)
+# ---------------------------------------------------------------------------------- meaning
+
+
+NUMBERS = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+COLUMNS = {
+    "complete": np.ones(5, bool),
+    "length": NUMBERS,
+    "return": NUMBERS * 10,
+    "terminated": np.array([True, True, False, False, True]),
+    "tier": np.array(["good", "poor", "good", "poor", "good"]),
+    "policy": np.array([0.0, 1.0, 0.0, 1.0, 2.0]),
+    "policy name": np.array(["a", "b", "a", "b", "c"]),
+}
+
+
+def holds(text):
+    """The lengths of the episodes of which it holds."""
+    return NUMBERS[parse(text, OF_EPISODES).holds(COLUMNS, 5)].astype(int).tolist()
+
+
+def is_true(text):
+    """Whether a condition that depends on no episode holds."""
+    found = holds(text)
+    assert found in ([], [1, 2, 3, 4, 5])
+    return bool(found)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1+2*3<8",
+        "1+2*3==7",
+        "(1+2)*3==9",
+        "10-4-3==3",
+        "10-(4-3)==9",
+        "12/3/2==2",
+        "12/3*2==8",
+        "12*3/2==18",
+        "7%4*2==6",
+        "2*7%4==2",
+        "1+7%4==4",
+        "-2*3==-6",
+        "-2+3==1",
+        "2--3==5",
+        "--2==2",
+        "-(2+3)==-5",
+        "1.5e1==15",
+        ".5+.5==1",
+        "1<2<3",
+        "1<2<=2==2!=3>1>=1",
+        "true or true and false",
+        "(false or true) and true",
+        "not false and true",
+        "not (true and false)",
+        "not not true",
+        "not 1==2",
+        "'a'=='a'",
+        "'a' in ('b', 'a')",
+        "3 not in (1, 2)",
+        "3 in (1, 1+2)",
+    ],
+)
+def test_true(text):
+    assert is_true(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1<3<2",
+        "3>2>2",
+        "1<2>3",
+        "3==3!=3",
+        "(true or true) and false",
+        "false and true or false",
+        "not true or false",
+        "not (false or true)",
+        "'a'!='a'",
+        "'a' in ('b', 'c')",
+        "3 not in (1, 3)",
+    ],
+)
+def test_false(text):
+    assert not is_true(text)
+
+
+@pytest.mark.parametrize(
+    ("sign", "meaning"),
+    [
+        ("<", operator.lt),
+        ("<=", operator.le),
+        (">", operator.gt),
+        (">=", operator.ge),
+        ("==", operator.eq),
+        ("!=", operator.ne),
+    ],
+)
+def test_comparisons_from_either_side(sign, meaning):
+    assert holds(f"length {sign} 3") == NUMBERS[meaning(NUMBERS, 3)].tolist()
+    assert holds(f"3 {sign} length") == NUMBERS[meaning(3, NUMBERS)].tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths"),
+    [
+        ("1 < length < 4", [2, 3]),
+        ("1 < length <= 4 and terminated", [2]),
+        ("length < 4 > length", [1, 2, 3]),
+        ("10 < return <= 40 != return", [2, 3]),
+        ("terminated or length == 3 and tier == 'poor'", [1, 2, 5]),
+        ("(terminated or length == 3) and tier == 'good'", [1, 3, 5]),
+        ("not terminated", [3, 4]),
+        ("not terminated and length > 3", [4]),
+        ("terminated == false", [3, 4]),
+        ("terminated != true", [3, 4]),
+        ("length in (2, 4)", [2, 4]),
+        ("length not in (2, 4)", [1, 3, 5]),
+        ("tier not in ('poor', \"other\")", [1, 3, 5]),
+        ("length in (2, 4) in (1, 2)", [2]),
+        ("return / length == 10 and -length < -3", [4, 5]),
+        ("return - length * 9 == length", [1, 2, 3, 4, 5]),
+        ("length % 2 == 0", [2, 4]),
+        # A percentile is of what it is compared with, from either side.
+        ("length >= p50", [3, 4, 5]),
+        ("p50 < return", [4, 5]),
+        ("length == p0 or return == p100", [1, 5]),
+        ("length * 2 > p75", [5]),
+        ("p25 <= length <= p75", [2, 3, 4]),
+        ("length > p62.5", [4, 5]),
+        # A policy is a name beside text, and a number beside numbers.
+        ("policy == 'b'", [2, 4]),
+        ("'c' == policy", [5]),
+        ("policy != 1", [1, 3, 5]),
+        ("policy >= 1", [2, 4, 5]),
+        ("policy in ('a', 'c')", [1, 3, 5]),
+        ("policy + 1 == 3", [5]),
+    ],
+)
+def test_episodes(text, lengths):
+    assert holds(text) == lengths
+
+
+def test_what_is_asked_for():
+    assert parse("length > 3 and tier == 'length'", OF_EPISODES).names == {"length", "tier"}
+    assert parse("1 < 2", OF_EPISODES).names == frozenset()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " and ".join(["(length > 0)"] * 50),
+        " and ".join(["not length < 1"] * 50),
+        "+".join(["-length"] * 50) + " < 0",
+    ],
+)
+def test_many_parts_side_by_side_are_not_deep(text):
+    assert is_true(text)
+
+
+def test_percentiles_are_of_episodes():
+    with pytest.raises(ExpressionError, match="percentiles are of episodes"):
+        parse("length > p50", OF_EPISODES, percentiles=False)
+
+
+def test_keywords_are_names():
+    names = {"extras.NAME": "number", "return": "number"}
+    columns = {"extras.lambda": np.arange(2), "return": np.array([5, 0])}
+    parsed = parse("extras.lambda > 0 or return == 5 and 'return' != 'Return'", names)
+    assert parsed.names == columns.keys()
+    assert parsed.holds(columns, 2).all()
 
 
 @given(

@@ -6,33 +6,26 @@ and its help follow. A reader is a context manager that takes the source, and ``
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from offmarl.errors import (
-    InvalidValueError,
-    OptionError,
-    ShapeError,
-    VaultError,
-    VaultFormatError,
-    unknown_name,
-)
+from offmarl.errors import OptionError, unknown_name
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec
-from offmarl.vault.convert.admission import Tally, Treatment, admit
+from offmarl.vault.convert.admission import Treatment
 from offmarl.vault.convert.arrays import from_arrays
 from offmarl.vault.convert.columns import read_numpy, read_zarr, write_numpy, write_zarr
-from offmarl.vault.convert.common import Imported, StrPath, counted, write
+from offmarl.vault.convert.common import Imported, write_vault
+from offmarl.vault.convert.containers import StrPath
 from offmarl.vault.convert.d4rl import read_d4rl
-from offmarl.vault.convert.flat import read_omar, read_omiga
 from offmarl.vault.convert.minari import read_minari, write_minari
+from offmarl.vault.convert.omar import read_omar
+from offmarl.vault.convert.omiga import read_omiga
 from offmarl.vault.convert.pymarl import read_pymarl, write_pymarl
-from offmarl.vault.creation import create_whole
 from offmarl.vault.dataset import Dataset, open_source, open_vault
 from offmarl.vault.layout import Codec
-from offmarl.vault.values import OnInvalid
 
 READERS: dict[str, Callable[..., AbstractContextManager[Imported]]] = {
     "pymarl": read_pymarl,
@@ -119,36 +112,8 @@ def import_dataset(
     options = _accepted(read, layout, env_spec=env_spec, time_limit=time_limit)
     with read(source, **options) as found:
         about = {"source": found.origin | dict(terms or {})}
-        # A dataset of offmarl's own keeps what its vault kept, and is compared with its digest.
-        treatment: Treatment = "keep" if found.digest else on_invalid
-        tally = Tally()
-        keep: OnInvalid = "keep" if treatment == "keep" else "raise"
-        with create_whole(
-            path, found.spec, rows=1, provenance=about, codec=codec, on_invalid=keep
-        ) as writer:
-            records = counted(found.records, found.total, progress)
-            if not found.digest:
-                records = admit(records, found.spec, treatment, tally)
-            with _naming(source):
-                write(writer, records, tally)
-            writer.flush()
-            if found.digest and Dataset(writer.store).digest() != found.digest:
-                raise VaultFormatError(
-                    f"the content of {source} does not have the digest it records: it is damaged "
-                    "or was changed. Copy it again, or remove the digest to import it anyway."
-                )
+        write_vault(path, found, about, codec, on_invalid, progress, source)
     return open_vault(path)
-
-
-@contextmanager
-def _naming(source: StrPath) -> Iterator[None]:
-    """Name the source in errors of its content."""
-    try:
-        yield
-    except (InvalidValueError, ShapeError, VaultError) as error:
-        if str(source) in str(error):
-            raise
-        raise type(error)(f"{source}: {error}") from None
 
 
 def export_dataset(

@@ -63,23 +63,10 @@ Tally = Counter[str]
 
 
 def to_steps(arrays: Mapping[str, NumpyArray], spec: EnvSpec, start: int = 0) -> Transition:
-    """Return columns as steps; arrays that a layout lacks are filled in.
+    """Return columns ``(1, T, ...)`` as steps; arrays that a layout lacks are filled in.
 
-    Parameters
-    ----------
-    arrays
-        Arrays ``(1, T, ...)`` by their names on disk.
-    spec
-        What they must fit.
-    start
-        Number of the first step, for messages.
-
-    Raises
-    ------
-    InvalidValueError
-        A number does not fit its type.
-    ShapeError
-        An array has another shape.
+    ``start`` is the number of the first step, for messages. A number that does not fit its type
+    raises `InvalidValueError`, and an array of another shape `ShapeError`.
     """
     leaves = layout.leaves(spec)
     fitted = {
@@ -110,14 +97,7 @@ def _fit(name: str, array: NumpyArray, leaf: layout.Leaf, start: int) -> NumpyAr
 def admit(
     records: Iterable[Record], spec: EnvSpec, treatment: Treatment, tally: Tally
 ) -> Iterator[Record]:
-    """Yield the records without faults, and count these.
-
-    Raises
-    ------
-    InvalidValueError
-        ``treatment`` is "raise", and there is a fault; or most steps lead to another observation
-        than that of the next step, so that these columns do not belong together.
-    """
+    """Yield the records without faults, and count these; refuse columns of different steps."""
     skipping = False
     filled = (record for record in records if record.steps.last.size)
     for record, following in pairwise(chain(filled, [None])):

@@ -21,9 +21,8 @@ from offmarl.types import (
     unflatten_tree,
 )
 from offmarl.vault.convert import common
-from offmarl.vault.convert.admission import Record, Tally, Treatment, admit, to_steps
-from offmarl.vault.convert.common import StrPath
-from offmarl.vault.creation import create_whole
+from offmarl.vault.convert.admission import Record, Treatment, to_steps
+from offmarl.vault.convert.containers import StrPath
 from offmarl.vault.dataset import Dataset, open_vault
 from offmarl.vault.encoding import is_of
 from offmarl.vault.layout import EXTRAS, OBSERVATIONS, POLICY_IDS, STATE, Codec, NumpyArray
@@ -169,19 +168,11 @@ def from_arrays(
     spec = common.check_spec(columns.spec(num_actions), env_spec)
     bounds = None if action_bounds is None else [np.ravel(x).tolist() for x in action_bounds]
     about = {"source": {"format": "arrays"}, **({"action_bounds": bounds} if bounds else {})}
-    blocks, tally = common.blocks(columns.steps, columns.step_bytes), Tally()
-    records = common.counted(
-        (columns.read(start, stop, spec) for start, stop in blocks), len(blocks), progress
-    )
-    with create_whole(
-        path,
-        spec,
-        rows=1,
-        provenance=about | dict(provenance or {}),
-        codec=codec,
-        on_invalid="keep" if on_invalid == "keep" else "raise",
-    ) as writer:
-        common.write(writer, admit(records, spec, on_invalid, tally), tally)
+    blocks = common.blocks(columns.steps, columns.step_bytes)
+    records = (columns.read(start, stop, spec) for start, stop in blocks)
+    found = common.Imported(spec, {}, records, len(blocks))
+    about |= provenance or {}
+    common.write_vault(path, found, about, codec, on_invalid, progress)
     return open_vault(path)
 
 

@@ -31,15 +31,20 @@ from offmarl.types import ArraySpec, EnvSpec, FinalObservations, View, flatten_v
 from offmarl.vault import encoding, layout
 from offmarl.vault.convert import common
 from offmarl.vault.convert.admission import Record, to_steps
-from offmarl.vault.convert.common import (
+from offmarl.vault.convert.common import Imported
+from offmarl.vault.convert.containers import (
     Append,
     Column,
-    Imported,
     StrPath,
+    check_layout,
     check_links_stay_inside,
     npz,
+    open_arrays,
+    plain,
+    plain_dtype,
     readable,
     to_slices,
+    whole,
 )
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import Leaf, NumpyArray
@@ -80,7 +85,7 @@ def write_numpy(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pa
     columns = {name: Column(array.shape, array.dtype) for name, array in tables.items()}
     for name, leaf in _leaves(vault.spec).items():
         columns[name] = Column((vault.num_steps, *leaf.shape), leaf.dtype)
-    with common.whole(path) as part, npz(part, columns) as arrays:
+    with whole(path) as part, npz(part, columns) as arrays:
         for name, array in tables.items():
             arrays[name](array)
         _append_steps(vault, arrays, progress)
@@ -96,7 +101,7 @@ def write_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pat
     from zarr.codecs import Crc32cCodec, ZstdCodec
 
     path = local(path)
-    with common.whole(path) as part, zarr.config.set({"array.write_empty_chunks": True}):
+    with whole(path) as part, zarr.config.set({"array.write_empty_chunks": True}):
         group = zarr.create_group(part, zarr_format=3, attributes={_ABOUT: _about(vault)})
 
         def create(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], shard: int) -> Any:
@@ -126,20 +131,13 @@ def write_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pat
 
 @contextmanager
 def read_numpy(source: StrPath) -> Iterator[Imported]:
-    """Read plain columns in an .npz file, as --to numpy writes them.
-
-    Raises
-    ------
-    VaultError
-        The file is not of this layout.
-    """
+    """Read plain columns in an .npz file, as --to numpy writes them."""
     source = local(source)
     with readable(source), ZipFile(source), np.load(source, allow_pickle=False) as file:
-        common.check_layout(source, "plain NumPy's", file.files, _NEEDED)
-        arrays = {name: file[name] for name in file.files}
-        about = json.loads(str(arrays.pop(_ABOUT)))
-        arrays = {name: common.plain(array, name) for name, array in arrays.items()}
-    yield _imported("numpy", source, _Columns(arrays, about))
+        check_layout(source, "plain NumPy's", file.files, _NEEDED)
+        about = json.loads(str(file[_ABOUT]))
+    with open_arrays(source, "plain NumPy's", lambda names: names - {_ABOUT}) as arrays:
+        yield _imported("numpy", source, _Columns(arrays, about))
 
 
 @contextmanager
@@ -147,11 +145,6 @@ def read_zarr(source: StrPath) -> Iterator[Imported]:
     """Read plain columns in a zarr v3 group, as --to zarr writes them.
 
     A missing chunk is an error, not zeros.
-
-    Raises
-    ------
-    VaultError
-        The group is not of this layout, or something in it is missing or damaged.
     """
     import zarr
 
@@ -162,9 +155,9 @@ def read_zarr(source: StrPath) -> Iterator[Imported]:
     with readable(source):
         group = zarr.open_group(source, mode="r", zarr_format=3)
         arrays: dict[str, Any] = dict(group.arrays())
-        common.check_layout(source, "plain zarr's", {*arrays, *group.attrs}, _NEEDED)
+        check_layout(source, "plain zarr's", {*arrays, *group.attrs}, _NEEDED)
         for name, array in arrays.items():
-            common.plain(array, name)
+            plain(array, name)
             if _stored_parts(source / name) != _parts(array):
                 raise VaultFormatError(
                     f"{source} has lost chunks of {name}, or was written without those of zeros "
@@ -191,7 +184,7 @@ _NEEDED = (*_TABLES, _ABOUT, "actions", "rewards")
 
 def _leaves(spec: EnvSpec) -> dict[str, Leaf]:
     """Return the arrays of steps, in the types that they are written in."""
-    return {x: Leaf(common.plain_dtype(y.dtype), y.shape) for x, y in layout.leaves(spec).items()}
+    return {x: Leaf(plain_dtype(y.dtype), y.shape) for x, y in layout.leaves(spec).items()}
 
 
 def _axes(name: str, count: int) -> tuple[str | None, ...]:
@@ -230,7 +223,7 @@ def _tables(vault: Dataset) -> dict[str, NumpyArray]:
         "episodes.cause": cause.astype(np.int8),
         "episodes.final": np.where(known, np.cumsum(known) - 1, -1),
         **{
-            _FINALS + name: np.asarray(leaf, common.plain_dtype(leaf.dtype))
+            _FINALS + name: np.asarray(leaf, plain_dtype(leaf.dtype))
             for name, leaf in flatten_view(views).items()
         },
     }
@@ -238,12 +231,12 @@ def _tables(vault: Dataset) -> dict[str, NumpyArray]:
 
 def _about(vault: Dataset) -> dict[str, Any]:
     """Describe a vault; the digest is left out if the columns cannot reproduce it."""
-    whole = (vault.episodes.cause == CAUSES[OPEN]).sum() <= 1
+    complete = (vault.episodes.cause == CAUSES[OPEN]).sum() <= 1
     return {
         "version": 1,
         "spec": vault.spec.to_json(),
         "provenance": dict(vault.provenance),
-        "digest": vault.digest() if whole else None,
+        "digest": vault.digest() if complete else None,
     }
 
 
@@ -266,10 +259,10 @@ def _blocks(vault: Dataset, progress: Progress) -> Iterator[dict[str, NumpyArray
             gathered[name].append(arrays[name].astype(dtype, copy=False))
         if count >= size:
             joined = {name: np.concatenate(values) for name, values in gathered.items()}
-            whole = count - count % size
-            yield {name: values[:whole] for name, values in joined.items()}
-            gathered = {name: [values[whole:]] for name, values in joined.items()}
-            count -= whole
+            kept = count - count % size
+            yield {name: values[:kept] for name, values in joined.items()}
+            gathered = {name: [values[kept:]] for name, values in joined.items()}
+            count -= kept
     if count:
         yield {name: np.concatenate(values) for name, values in gathered.items()}
 
@@ -283,7 +276,7 @@ def _imported(format: str, source: Path, columns: _Columns) -> Imported:
     trees = (layout.OBSERVATIONS, layout.EXTRAS)
     needed = [name for name in layout.leaves(spec) if name.startswith(trees)]
     needed += [_FINALS + name for name in flatten_view(spec.view_spec)]
-    common.check_layout(source, "plain columns'", columns.arrays, needed)
+    check_layout(source, "plain columns'", columns.arrays, needed)
     provenance = columns.about.get("provenance")
     origin = {"format": format, "file": source.name, "provenance": provenance}
     steps = columns.arrays["rewards"].shape[0]
@@ -297,11 +290,11 @@ def _records(
 ) -> Iterator[Record]:
     with readable(source):
         arrays = columns.arrays
-        length, cause, final = (np.asarray(arrays[name]) for name in _TABLES)
+        length, cause, final = (np.asarray(arrays[name][:]) for name in _TABLES)
         ends, steps = np.cumsum(length), arrays["rewards"].shape[0]
         most = min(arrays[name].shape[0] for name in arrays if name.startswith(_FINALS))
-    whole = all(one.dtype.kind in "iu" and one.shape == length.shape for one in (cause, final))
-    if not whole or length.dtype.kind not in "iu" or final.max(initial=-1) >= most:
+    fits = all(one.dtype.kind in "iu" and one.shape == length.shape for one in (cause, final))
+    if not fits or length.dtype.kind not in "iu" or final.max(initial=-1) >= most:
         raise VaultError(f"{source} has a table of episodes that does not fit its arrays.")
     if len(ends) and ends[-1] != steps:
         raise VaultError(f"{source}: its episodes have {ends[-1]} steps, and its arrays {steps}.")
@@ -327,9 +320,10 @@ def _records(
 
 def _finals(arrays: Mapping[str, Any], numbers: NumpyArray, spec: EnvSpec) -> View:
     """Return the final views of these numbers, in the types of a vault."""
+    first, stop = numbers.min(initial=0), numbers.max(initial=-1) + 1
 
     def read(name: str, leaf: ArraySpec) -> NumpyArray:
-        found = np.asarray(arrays[_FINALS + name])[numbers]
+        found = np.asarray(arrays[_FINALS + name][first:stop])[numbers - first]
         return gate.fit(found, ArraySpec(found.shape, leaf.dtype), f"the array {_FINALS}{name}")
 
     leaves = flatten_view(spec.view_spec)

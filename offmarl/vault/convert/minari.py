@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -28,20 +28,17 @@ from offmarl.types import (
 )
 from offmarl.vault import layout
 from offmarl.vault.convert.admission import Record, to_steps
-from offmarl.vault.convert.common import (
+from offmarl.vault.convert.common import Imported, check_spec, counted, with_final
+from offmarl.vault.convert.containers import (
     HDF5,
-    Imported,
     SteadyFile,
     StrPath,
     check_links_stay_inside,
-    check_spec,
-    counted,
-    open_datasets,
+    open_hdf5,
     plain_dtype,
     readable,
     require,
     whole,
-    with_final,
 )
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import NumpyArray
@@ -58,29 +55,6 @@ def write_minari(vault: Dataset, dataset: StrPath, progress: Progress = quiet) -
     reward is the mean over the team. States, legal actions, the rewards and ends of each agent, and
     extras are in ``infos``. Minari requires a final view. An episode without one, as most foreign
     episodes are, repeats its last view, and ``infos`` says so.
-
-    Parameters
-    ----------
-    vault
-        The vault.
-    dataset
-        Its name in Minari, such as ``swarm/coverage-3/expert-v0``.
-
-    Returns
-    -------
-    Path
-        The dataset's directory.
-
-    Raises
-    ------
-    VaultExistsError
-        The dataset exists.
-    VaultError
-        It cannot be written.
-    MissingExtraError
-        Minari is not installed.
-    OptionError
-        Minari does not accept the name.
     """
     storage = require("minari.dataset.minari_storage").MinariStorage
     name = PurePath(dataset).as_posix()
@@ -152,20 +126,6 @@ def read_minari(source: StrPath, env_spec: EnvSpec | None = None) -> Iterator[Im
 
     Boxes keep their shape and type. Actions are scaled from their bounds to [-1, 1], and the
     provenance keeps the bounds. Other observations, such as dictionaries and texts, are refused.
-
-    Parameters
-    ----------
-    source
-        The dataset's name in Minari.
-    env_spec
-        As for `offmarl.vault.convert.import_dataset`.
-
-    Raises
-    ------
-    VaultError
-        Minari has no such dataset, or its spaces are not supported.
-    ShapeError
-        Its sizes are not those of ``env_spec``.
     """
     minari = require("minari")
     name = PurePath(source).as_posix()
@@ -185,8 +145,8 @@ def _check_contained(directory: Path) -> None:
     with readable(directory):
         for path in sorted(directory.rglob("*")):
             if path.suffix in HDF5:
-                with open_datasets(path):
-                    pass
+                with ExitStack() as stack:
+                    open_hdf5(path, stack)
         metadata = directory / "data" / "metadata.json"
         stored = json.loads(metadata.read_text()) if metadata.exists() else {}
     if metadata.exists() and not {"observation_space", "action_space"} <= {*stored}:

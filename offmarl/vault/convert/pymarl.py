@@ -1,13 +1,21 @@
-"""Episode batches of PyMARL and its descendants: ``.npz``, HDF5, and folders of ``.npy`` files."""
+"""Episode batches of PyMARL and its descendants: ``.npz``, HDF5, and folders of ``.npy`` files.
+
+Arrays ``obs (E, T+1, N, O)``, ``actions (E, T+1, N, 1)``, ``reward`` and ``terminated (E, T+1, 1)``
+(or one for each agent, whose flags must be equal), ``filled (E, T+1, 1)``, and optionally ``state
+(E, T+1, S)`` and ``avail_actions (E, T+1, N, A)``. An episode of L steps fills L+1 slots: the last
+one holds the episode's final view. Files that fill L slots are told by ``terminated`` in the last
+one; their final views are unknown. An episode that reached the time limit was truncated, and so was
+one that is not flagged ``terminated`` at its end; the others terminated.
+"""
 
 import dataclasses
 import math
 import warnings
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,23 +34,21 @@ from offmarl.types import (
 )
 from offmarl.vault.convert import common
 from offmarl.vault.convert.admission import Record, to_steps
-from offmarl.vault.convert.common import (
+from offmarl.vault.convert.common import Imported, with_final
+from offmarl.vault.convert.containers import (
     HDF5,
     Append,
     Column,
-    Imported,
     SteadyFile,
     StrPath,
-    check_layout,
-    check_links_stay_inside,
-    load_npy,
     npz,
-    open_datasets,
+    open_arrays,
     plain_dtype,
     readable,
     require,
+    sha256,
     to_slices,
-    with_final,
+    whole,
 )
 from offmarl.vault.dataset import Dataset
 from offmarl.vault.layout import NumpyArray
@@ -57,163 +63,45 @@ _EXTRAS = "extras."
 def read_pymarl(
     source: StrPath, env_spec: EnvSpec | None = None, time_limit: int | None = None
 ) -> Iterator[Imported]:
-    """Read PyMARL's episode batches in .npz, HDF5 or a folder of .npy, as AlberDICE has them.
-
-    An episode of L steps fills L+1 slots there: the last slot holds the episode's final view. Files
-    that fill L slots are told by ``terminated`` in the last one; their final views are unknown. An
-    episode that reached the time limit was truncated, and so was one that is not flagged
-    ``terminated`` at its end; the others terminated. Flags for each agent must be equal.
-
-    Parameters
-    ----------
-    source
-        Arrays ``obs (E, T+1, N, O)``, ``actions (E, T+1, N, 1)``, ``reward`` and ``terminated
-        (E, T+1, 1)`` (or one for each agent), ``filled (E, T+1, 1)``, and optionally ``state
-        (E, T+1, S)`` and ``avail_actions (E, T+1, N, A)``.
-    env_spec, time_limit
-        As for `offmarl.vault.convert.import_dataset`.
-
-    Raises
-    ------
-    VaultError
-        The file does not exist or is not of this layout.
-    ShapeError
-        Its sizes are not those of ``env_spec``.
-    """
+    """Read PyMARL's episode batches in .npz, HDF5 or a folder of .npy, as AlberDICE has them."""
     source = local(source)
-    with ExitStack() as stack:
-        members = _open_members(source, stack)
-        spec = _spec(members, env_spec, time_limit)
-        origin = {"format": "pymarl", "file": source.name, "sha256": common.sha256(source)}
-        episodes = members["obs"].shape[0]
-        bytes_each = sum(member.episode_bytes for member in members.values())
+    with open_arrays(source, "PyMARL's", _wanted) as arrays:
+        _check_shapes(source, arrays)
+        spec = _spec(arrays, env_spec, time_limit)
+        origin = {"format": "pymarl", "file": source.name, "sha256": sha256(source)}
+        episodes = arrays["obs"].shape[0]
+        bytes_each = sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in arrays.values())
         spans = common.blocks(episodes, bytes_each)
-        ends = {name: _whole(source, name) for name in ("filled", "terminated")}
-        records = _records(members, spans, spec, _is_last_a_step(source, ends))
+        with readable(source):
+            ends = {name: arrays[name][:] for name in ("filled", "terminated")}
+        records = _records(source, arrays, spans, spec, _is_last_a_step(source, ends))
         yield Imported(spec, origin, records, len(spans))
 
 
-class _Member(NamedTuple):
-    """An array inside a zip file, read an episode at a time."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    data: Any
-    """A binary file at the start of the first episode."""
-
-    @property
-    def episode_bytes(self) -> int:
-        return math.prod(self.shape[1:]) * self.dtype.itemsize
-
-    def read(self, episodes: int) -> NumpyArray:
-        """Return the next episodes."""
-        with readable(self.name):
-            data = self.data.read(episodes * self.episode_bytes)
-            return np.frombuffer(data, self.dtype).reshape(episodes, *self.shape[1:])
-
-
-class _Dataset:
-    """An array in an HDF5 file, read an episode at a time."""
-
-    def __init__(self, name: str, data: Any):
-        self.name = name
-        self.shape: tuple[int, ...] = data.shape
-        self.dtype: np.dtype[Any] = data.dtype
-        self._data = data
-        self._next = 0
-
-    @property
-    def episode_bytes(self) -> int:
-        return math.prod(self.shape[1:]) * self.dtype.itemsize
-
-    def read(self, episodes: int) -> NumpyArray:
-        """Return the next episodes."""
-        start, self._next = self._next, self._next + episodes
-        with readable(self.name):
-            return self._data[start : self._next]
-
-
-def _open_members(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
-    of_file = _open_hdf5 if source.suffix in HDF5 else _open_npz
-    opened = (_open_npy_folder if source.is_dir() else of_file)(source, stack)
-    _check_shapes(source, list(opened.values()))
-    return opened
-
-
-def _whole(source: Path, name: str) -> NumpyArray:
-    """Read a small array once more, as a whole."""
-    with ExitStack() as stack:
-        member = _open_members(source, stack)[name]
-        return member.read(member.shape[0])
-
-
-def _wanted(found: Collection[str]) -> list[str]:
+def _wanted(names: set[str]) -> list[str]:
     """Return the arrays to read: those of the layout, and extras."""
-    extras = sorted(name for name in found if name.startswith(_EXTRAS))
-    return [name for name in (*_REQUIRED, *_OPTIONAL, *extras) if name in found]
+    extras = sorted(name for name in names if name.startswith(_EXTRAS))
+    return [*_REQUIRED, *(name for name in _OPTIONAL if name in names), *extras]
 
 
-def _open_hdf5(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
-    found = stack.enter_context(open_datasets(source))
-    check_layout(source, "PyMARL's", found, _REQUIRED)
-    return {name: _Dataset(name, common.plain(found[name], name)) for name in _wanted(found)}
-
-
-def _open_npy_folder(source: Path, _: ExitStack) -> dict[str, _Member | _Dataset]:
-    check_links_stay_inside(source)
-    found = {path.stem: path for path in source.glob("*.npy")}
-    check_layout(source, "PyMARL's", found, _REQUIRED)
-    return {name: _Dataset(name, load_npy(found[name])) for name in _wanted(found)}
-
-
-def _open_npz(source: Path, stack: ExitStack) -> dict[str, _Member | _Dataset]:
-    with readable(source):
-        archive = stack.enter_context(zipfile.ZipFile(source))
-    found = {name.removesuffix(".npy") for name in archive.namelist()}
-    check_layout(source, "PyMARL's", found, _REQUIRED)
-    names = _wanted(found)
-    with readable(str(source)):
-        files = [stack.enter_context(archive.open(f"{name}.npy")) for name in names]
-        return {name: _member(name, file) for name, file in zip(names, files, strict=True)}
-
-
-def _member(name: str, data: Any) -> _Member:
-    version = np.lib.format.read_magic(data)
-    read_header = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
-    shape, fortran, dtype = read_header(data)
-    if fortran or dtype.hasobject:
-        raise VaultError(
-            f"the array {name!r} holds Python objects or is in Fortran order: save it as a plain "
-            "array with np.ascontiguousarray."
-        )
-    return _Member(name, shape, dtype, data)
-
-
-def _check_shapes(source: Path, members: list[_Member | _Dataset]) -> None:
-    axes = {"obs": max(4, len(members[0].shape)), "actions": 4, "avail_actions": 4}
-    lead, each = members[0].shape[:2], (1, *members[0].shape[2:3])
-    for member in members:
-        wanted = axes.get(member.name, 3)
-        if member.name.startswith(_EXTRAS):
-            wanted = max(2, len(member.shape))
+def _check_shapes(source: Path, arrays: Mapping[str, Any]) -> None:
+    obs = arrays["obs"].shape
+    axes = {"obs": max(4, len(obs)), "actions": 4, "avail_actions": 4}
+    lead, each = obs[:2], (1, *obs[2:3])
+    for name, array in arrays.items():
+        shape = array.shape
+        wanted = max(2, len(shape)) if name.startswith(_EXTRAS) else axes.get(name, 3)
         columns = {"actions": (1,), "filled": (1,), "reward": each, "terminated": each}
-        last = columns.get(member.name, member.shape[-1:])
-        if len(member.shape) != wanted or member.shape[:2] != lead or member.shape[-1] not in last:
+        last = columns.get(name, shape[-1:])
+        if len(shape) != wanted or shape[:2] != lead or shape[-1] not in last:
             raise VaultError(
-                f"{source} is not of PyMARL's layout: {member.name!r} has shape {member.shape}, "
-                f"and obs has {members[0].shape}; the last axis of actions and filled is 1, and of "
+                f"{source} is not of PyMARL's layout: {name!r} has shape {shape}, and obs has "
+                f"{obs}; the last axis of actions and filled is 1, and of "
                 "reward and terminated 1 or the number of agents."
             )
 
 
-def _spec(
-    members: Mapping[str, _Member | _Dataset], wanted: EnvSpec | None, limit: int | None
-) -> EnvSpec:
+def _spec(members: Mapping[str, Any], wanted: EnvSpec | None, limit: int | None) -> EnvSpec:
     """Return the spec of the data; `ShapeError` if it is not as wanted."""
     num_agents, *shape = members["obs"].shape[2:]
     observation, state = _leaf(members["obs"].dtype, tuple(shape)), members.get("state")
@@ -221,9 +109,10 @@ def _spec(
     sizes: dict[str, Any] = {
         "num_agents": num_agents,
         "observation_size": observation.size,
-        "state_size": state.shape[-1] if state else of_all,
+        "state_size": of_all if state is None else state.shape[-1],
     }
-    if legal := members.get("avail_actions"):
+    legal = members.get("avail_actions")
+    if legal is not None:
         sizes["action_size"] = legal.shape[-1]
     if wanted:
         _check_one_array(wanted)
@@ -234,7 +123,7 @@ def _spec(
                     f"{getattr(wanted, name)}: name the environment that the data is from."
                 )
         return dataclasses.replace(wanted, time_limit=limit or wanted.time_limit)
-    if not legal:
+    if legal is None:
         raise VaultError(
             "the data has no avail_actions, so the number of actions is unknown: name its "
             "environment."
@@ -244,7 +133,7 @@ def _spec(
         action=Discrete(sizes.pop("action_size")),
         time_limit=limit,
         reward="team" if members["reward"].shape[-1] == 1 else "individual",
-        state="native" if state else "concatenated",
+        state="concatenated" if state is None else "native",
         **sizes,
         observation=observation,
         extras={
@@ -272,14 +161,16 @@ def _check_one_array(spec: EnvSpec) -> None:
 
 
 def _records(
-    members: Mapping[str, _Member | _Dataset],
+    source: Path,
+    members: Mapping[str, Any],
     spans: list[tuple[int, int]],
     spec: EnvSpec,
     last_is_step: bool,
 ) -> Iterator[Record]:
     steps = 0
     for start, stop in spans:
-        batch = {name: member.read(stop - start) for name, member in members.items()}
+        with readable(source):
+            batch = {name: member[start:stop] for name, member in members.items()}
         record = _record(batch, spec, last_is_step, steps)
         steps += record.steps.last.size
         yield record
@@ -386,14 +277,6 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> P
     after a termination; otherwise the last step is dropped, and its view becomes the final one.
     Rewards of a team are written once, others for each agent. Images keep their shape and type,
     and extras are arrays ``extras.NAME``; bfloat16 becomes float32.
-
-    Raises
-    ------
-    ShapeError
-        Actions are continuous, or observations or states are dictionaries: the layout is for
-        discrete actions and one array of observations.
-    VaultExistsError
-        The path exists.
     """
     path = local(path)
     spec = vault.spec
@@ -424,7 +307,7 @@ def write_pymarl(vault: Dataset, path: StrPath, progress: Progress = quiet) -> P
             for name, extra in spec.extras.items()
         },
     }
-    with common.whole(path) as part, _create(part, columns) as arrays:
+    with whole(path) as part, _create(part, columns) as arrays:
         for episode in common.counted(vault, len(lengths), progress):
             found = _slots(episode, rewards)
             for name, (shape, dtype) in columns.items():

@@ -172,7 +172,9 @@ def check(returned: Any, steps: Steps, part: Part, leaves: Mapping[str, Leaf]) -
     finals: dict[str, NumpyArray] = {}
     for name, value in returned.items():
         if name.startswith(FINAL) and name in steps:
-            finals[name.removeprefix(FINAL)] = _fit(name, value, steps[name], steps, steps.ends)
+            like = steps[name]
+            cast = _cast(name, value, like.shape, like.dtype, steps, steps.ends)
+            finals[name.removeprefix(FINAL)] = cast
         elif name in _ENDS and name in steps:
             _check_same(name, value, steps)
         elif (disk_name := disk_name_of(name)) in leaves and column_of(disk_name) == name:
@@ -206,10 +208,6 @@ def _fit_leaf(name: str, value: Any, leaf: Leaf, steps: Steps, part: Part) -> Nu
     dtype = np.dtype(bool) if name in _MASKS else leaf.dtype
     array = _cast(name, value, (count, *leaf.shape), dtype, steps, np.arange(count))
     return array.reshape(*part.lead, *leaf.shape)
-
-
-def _fit(name: str, value: Any, like: NumpyArray, steps: Steps, at: NumpyArray) -> NumpyArray:
-    return _cast(name, value, like.shape, like.dtype, steps, at)
 
 
 def _cast(

@@ -1,29 +1,246 @@
-"""The provenance of vaults that transforms make."""
+"""The sources of a transform: the ids of their policies in the new vault, and its provenance.
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+A vault that was recorded or imported, and not made by a transform, is an origin. Transforms give
+the policies of every origin an interval of ids of its own, so policies of different origins stay
+apart. Parts of one origin keep the same ids however often they are joined again.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
 
 from offmarl._version import __version__
-from offmarl.vault import layout
-from offmarl.vault.transform import policy_ids
-from offmarl.vault.transform.policy_ids import Named, Source, name_of, sources_of
+from offmarl.errors import VaultError
+from offmarl.terminal import Advance
+from offmarl.vault.creation import DEFAULT_UID
+from offmarl.vault.digest import digest
+from offmarl.vault.layout import POLICY_IDS, NumpyArray, dump_json
+from offmarl.vault.reader import Reader
 from offmarl.vault.transform.selection import Pieces
 
+_ORIGINS = "origins"
+"""Key of the provenance that lists the origins."""
 _MOST_BYTES = 2**18
 """Maximum size of the description of all sources; older generations are left out first."""
 _LEAST_BYTES = 256
 """Minimum size of a source's description."""
 
 
+class Origin(NamedTuple):
+    """A vault in which data was recorded or imported, and the ids of its policies in this vault."""
+
+    digest: str
+    """Digest of its content, which identifies it."""
+    vault: str
+    """Its ``name.vlt/uid`` when it was first used as a source."""
+    program: str | None
+    """The program that trained the policies, or the policy itself if it was not trained."""
+    tier: str
+    """The recorded tier; otherwise the vault's uid, or its name if it has the default uid."""
+    seed: int | None
+    first: int
+    """The id of its policy 0 in this vault."""
+    num_policies: int
+    """All ids of its policies are below this in the original vault."""
+    unknown: bool
+    """Whether the policy of some steps is unknown. Those steps have the id -1; or, in a vault of
+    several origins, the id after the others of their origin."""
+
+    @property
+    def stop(self) -> int:
+        """One past the last id of this origin."""
+        return self.first + self.num_policies + self.unknown
+
+
+class Named(NamedTuple):
+    """An origin of a vault, and the facts about its policies, by their ids in that vault."""
+
+    origin: Origin
+    policies: list[dict[str, Any]]
+
+
+class Source(NamedTuple):
+    """An input of a transform."""
+
+    vault: Reader
+    digest: str
+    """Digest of its content, or of its episode table if the vault is damaged."""
+    named: list[Named]
+
+    @property
+    def origins(self) -> list[Origin]:
+        """The origins of its policies."""
+        return [named.origin for named in self.named]
+
+    def origins_of(self, episodes: Int[np.ndarray, "P"]) -> list[Named]:
+        """Return the origins that some of its episodes come from."""
+        numbers = origin_of(self.vault.episodes.policy_id[episodes], self.origins)
+        return [self.named[number] for number in np.unique(numbers).tolist()]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads back without reading the vault."""
+        return {"digest": self.digest, "named": [[*named] for named in self.named]}
+
+    @classmethod
+    def from_json(cls, vault: Reader, data: Mapping[str, Any]) -> "Source":
+        """Return the source of a vault that was examined before."""
+        named = [Named(Origin(*origin), policies) for origin, policies in data["named"]]
+        return cls(vault, data["digest"], named)
+
+
+def examine(vault: Reader, advance: Advance) -> Source:
+    """Compute a vault's digest and find its origins; reads all of it."""
+    try:
+        found = digest(vault, lambda steps: advance(steps * vault.rows))
+    except VaultError:  # if a damaged part is copied, copying raises
+        return examine_damaged(vault, None)
+    return Source(vault, found, _origins(vault, found))
+
+
+def examine_damaged(vault: Reader, ids: Iterable[NumpyArray] | None) -> Source:
+    """Identify a vault that cannot be read completely by its episode table."""
+    total = hashlib.sha256()
+    for column in vault.episodes.columns:
+        total.update(column.tobytes())
+    found = f"damaged, episode table {total.hexdigest()}"
+    return Source(vault, found, _origins(vault, found, ids))
+
+
+def name_of(vault: Reader) -> str:
+    """Return ``name.vlt/uid``, which does not depend on the directory."""
+    return f"{vault.name}.vlt/{vault.uid}"
+
+
+def sources_of(provenance: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the descriptions of a transform's sources; empty if no transform made the vault."""
+    lineage = _mapping(provenance.get("lineage"))
+    return _list(lineage.get("sources"))
+
+
+def origin_of(policy_id: Int[np.ndarray, "M"], origins: Sequence[Origin]) -> Int[np.ndarray, "M"]:
+    """Return the number of each policy's origin."""
+    firsts = [origin.first for origin in origins]
+    return np.maximum(np.searchsorted(firsts, policy_id, side="right") - 1, 0)
+
+
+def merge(present: Iterable[Named]) -> list[Named]:
+    """Give origins ids that do not overlap, in the order of their first appearance.
+
+    A single origin keeps its ids.
+    """
+    distinct: dict[str, Named] = {}
+    for named in present:
+        distinct.setdefault(named.origin.digest, named)
+    found: list[Named] = []
+    first = 0
+    for origin, policies in distinct.values():
+        label = {"origin": origin.vault} if len(distinct) > 1 else {}
+        shift = first - origin.first
+        moved = [
+            {name: value for name, value in policy.items() if name != "origin"}
+            | {"policy_id": policy["policy_id"] + shift}
+            | label
+            for policy in policies
+        ]
+        found.append(Named(origin._replace(first=first), moved))
+        first = found[-1].origin.stop
+    return found
+
+
+def merged(taken: Iterable[tuple[Source, Pieces]]) -> list[Named]:
+    """Return the merged origins of what is taken of some sources."""
+    return merge(named for source, pieces in taken for named in source.origins_of(pieces.episode))
+
+
+def remap(ids: NumpyArray, source: Sequence[Named], target: Sequence[Named]) -> NumpyArray:
+    """Translate policy ids of a source into those of the new vault."""
+    origins = [named.origin for named in source]
+    targets = {named.origin.digest: named.origin for named in target}
+    number = origin_of(ids.ravel(), origins).reshape(ids.shape)
+    result = np.empty_like(ids)
+    for index, origin in enumerate(origins):
+        mine = number == index
+        own = ids[mine] - origin.first
+        if len(source) > 1:
+            own = np.where(own == origin.num_policies, -1, own)
+        new = targets.get(origin.digest)
+        if new is not None and len(target) > 1:
+            own = np.where(own < 0, new.num_policies, own) + new.first
+        if new is not None:
+            result[mine] = own
+    return result
+
+
+def _origins(vault: Reader, digest: str, ids: Iterable[NumpyArray] | None = None) -> list[Named]:
+    """Return the origins of a vault; the vault itself if no transform made it."""
+    blocks = [(int(x.max()), int(x.min())) for x in (_ids(vault) if ids is None else ids)]
+    highest = max((high for high, _ in blocks), default=-1)
+    lowest = min((low for _, low in blocks), default=0)
+    policies = [
+        dict(policy)
+        for policy in _list(vault.provenance.get("policies"))
+        if isinstance(policy, Mapping) and isinstance(policy.get("policy_id"), int)
+    ]
+    noted, fields = _list(vault.provenance.get(_ORIGINS)), set(Origin._fields)
+    if vault.native and all(isinstance(one, Mapping) and one.keys() == fields for one in noted):
+        found = [Origin(**one) for one in noted]
+        if len(found) == 1 and highest < found[0].stop:
+            return [Named(found[0], policies)]
+        if len(found) > 1 and highest < found[-1].stop and lowest >= 0:
+            return [
+                Named(one, [x for x in policies if one.first <= x["policy_id"] < one.stop])
+                for one in found
+            ]
+    count = max([highest, *(policy["policy_id"] for policy in policies)]) + 1
+    return [Named(_root(vault, digest, count, lowest < 0), policies)]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _root(vault: Reader, digest: str, count: int, unknown: bool) -> Origin:
+    known = vault.provenance
+    program = known.get("program") or _mapping(known.get("policy")).get("program")
+    seeds = [_mapping(one).get("seed") for one in (known, known.get("recipe"), known.get("args"))]
+    return Origin(
+        digest=digest,
+        vault=name_of(vault),
+        program=str(program) if program else None,
+        tier=str(known.get("tier") or (vault.name if vault.uid == DEFAULT_UID else vault.uid)),
+        seed=next((seed for seed in seeds if isinstance(seed, int)), None),
+        first=0,
+        num_policies=count,
+        unknown=unknown,
+    )
+
+
+def _ids(vault: Reader) -> Iterator[NumpyArray]:
+    if POLICY_IDS not in vault.leaves:
+        yield np.array([-1])
+        return
+    for block in vault.blocks([POLICY_IDS]):
+        yield vault.read(*block, leaves=[POLICY_IDS])[POLICY_IDS]
+
+
+# ---------------------------------------------------------------------------------- provenance
+
+
 def provenance_of(
     operation: str,
     arguments: Mapping[str, Any],
     taken: Sequence[tuple[Source, Pieces]],
-    merged: Iterable[Named],
+    origins: Sequence[Named],
 ) -> dict[str, Any]:
     """Return the provenance of a vault that a transform makes."""
-    merged = list(merged)
-    policies = [policy for named in merged for policy in named.policies]
+    policies = [policy for named in origins for policy in named.policies]
     share = _MOST_BYTES // len(taken)
     return {
         "lineage": {
@@ -34,7 +251,7 @@ def provenance_of(
             "offmarl": __version__,
             "sources": [_describe(source, pieces, share) for source, pieces in taken],
         },
-        policy_ids.KEY: [named.origin._asdict() for named in merged],
+        _ORIGINS: [named.origin._asdict() for named in origins],
     } | ({"policies": policies} if policies else {})
 
 
@@ -60,9 +277,9 @@ def _bounded(provenance: Mapping[str, Any], most_bytes: int) -> dict[str, Any]:
     """Shorten a provenance to a size, from the oldest sources on."""
     sources = sources_of(provenance)
     if sources:  # the new vault lists the policies itself
-        left_out = (policy_ids.KEY, "policies")
+        left_out = (_ORIGINS, "policies")
         provenance = {key: provenance[key] for key in provenance if key not in left_out}
-    size = len(layout.dump_json(dict(provenance)))
+    size = len(dump_json(dict(provenance)))
     if size <= most_bytes:
         return dict(provenance)
     share = most_bytes // (2 * max(len(sources), 1))

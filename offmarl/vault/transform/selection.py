@@ -1,56 +1,22 @@
-"""Selects parts of a vault for a transform: by number, by time, by sample or by condition."""
+"""Episodes and steps to take of vaults: by number, by time, or as a sample."""
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from offmarl.errors import ExpressionError, OptionError
-from offmarl.vault import encoding
-from offmarl.vault.layout import POLICY_IDS, NumpyArray
+from offmarl.config import check_seed
+from offmarl.errors import OptionError
+from offmarl.vault.layout import NumpyArray
 from offmarl.vault.reader import Reader
-from offmarl.vault.transform import expression, policy_ids
-from offmarl.vault.transform.expression import (
-    ANY_EXTRA,
-    ANY_TEAM_RETURN,
-    COMPLETE,
-    EXTRA,
-    POLICY_NAME,
-    Columns,
-    Expression,
-    Kind,
-)
-from offmarl.vault.transform.policy_ids import Source
 
 Unit = Literal["episodes", "steps"]
 
-OF_EPISODES: dict[str, Kind] = {
-    "return": "number",  # mean over agents, if they are one team
-    ANY_TEAM_RETURN: "number",  # mean over the team's agents
-    "length": "number",
-    "policy": "policy",  # of the first step
-    "program": "text",
-    "tier": "text",
-    "source": "text",  # the vault it was recorded in, "name.vlt/uid"
-    "seed": "number",
-    "cause": "text",
-    "terminated": "truth",
-    "truncated": "truth",
-    COMPLETE: "truth",
-    "row": "number",
-    "index": "number",  # in `Dataset.episodes`
-}
-"""What a condition on episodes can use."""
-OF_STEPS: dict[str, Kind] = {
-    **OF_EPISODES,
-    "reward": "number",  # mean over agents
-    "step": "number",  # from the start of the episode
-    ANY_EXTRA: "number",  # mean over agents
-}
-"""What a condition on steps can use."""
+Order = Int[np.ndarray, "K"]
+"""Episode numbers in the order in which they are drawn: every prefix is a sample."""
+
+_STRATA = 10
 
 
 class Pieces(NamedTuple):
@@ -110,15 +76,7 @@ def interval(start: int | None, stop: int | None, count: int) -> tuple[int, int]
 
 
 class Pool:
-    """The episodes of several vaults, numbered one vault after the other.
-
-    Attributes
-    ----------
-    vaults
-        The vaults.
-    path
-        Their paths, for messages.
-    """
+    """The episodes of several vaults, numbered one vault after the other."""
 
     def __init__(self, vaults: Sequence[Reader]):
         self.vaults = list(vaults)
@@ -161,237 +119,87 @@ class Pool:
         ]
 
 
-# ---------------------------------------------------------------------------------- conditions
+# ---------------------------------------------------------------------------------- samples
 
 
-def parse_condition(condition: str, by: Unit) -> Expression:
-    """Parse a condition on episodes or steps."""
-    names = OF_EPISODES if by == "episodes" else OF_STEPS
-    hints = dict.fromkeys(
-        OF_STEPS.keys() - names, "Only steps have it: select by steps (--by steps)."
-    )
-    return expression.parse(condition, names, hints, percentiles=by == "episodes")
+def best_first(returns: Float[np.ndarray, "M"]) -> Order:
+    """Return all episode numbers by decreasing return; ties keep their order."""
+    return np.argsort(-returns, kind="stable")
 
 
-def meeting(
-    sources: Sequence[Source],
-    condition: str,
-    by: Unit,
-    within: Sequence[Pieces] | None = None,
-) -> list[Pieces]:
-    """Take the episodes, or the intervals of steps, that meet a condition.
+def matched(returns: Float[np.ndarray, "M"], like: Float[np.ndarray, "L"], seed: int) -> Order:
+    """Order episodes so that every prefix has returns distributed as ``like``.
 
-    Percentiles are over the episodes of all sources, and ids of policies those of the joined
-    sources.
+    The deciles of ``like`` bound ten strata, fewer where deciles are equal. Every prefix takes
+    random episodes from each stratum in proportion to the share of ``like`` there, to within one
+    episode.
     """
-    parsed = parse_condition(condition, by)
-    columns = [columns_of(one, remap) for one, remap in joined_ids(sources)]
-    for source, found in zip(sources, columns, strict=True):
-        _check_known(source, parsed, found)
-        if any(name.startswith("return") for name in parsed.names):
-            _warn_of_missing_returns(source)
-    if by == "episodes":
-        pieces = _whole_meeting(sources, parsed, columns)
-    else:
-        given = within or [everything(source.vault) for source in sources]
-        pieces = [
-            _steps_meeting(source, parsed, found, remap, inside)
-            for (source, remap), found, inside in zip(
-                joined_ids(sources), columns, given, strict=True
+    deciles = np.quantile(like, np.linspace(0, 1, _STRATA + 1))
+    edges = np.unique(deciles)
+    # The lowest return is a stratum of its own only if a tenth of all have it.
+    first = int(deciles[0] < deciles[1])
+    stratum, wanted = (np.maximum(np.searchsorted(edges, x), first) for x in (returns, like))
+    share = np.bincount(wanted, minlength=len(edges)) / len(like)
+    inside = (returns >= edges[0]) & (returns <= edges[-1])
+    due: NumpyArray = np.full(len(returns), np.inf)
+    most = np.inf
+    rng = np.random.default_rng(check_seed(seed))
+    for one in np.flatnonzero(share).tolist():
+        members = np.flatnonzero((stratum == one) & inside)
+        if not len(members):
+            raise OptionError(
+                "the distribution of returns cannot be matched: there is no episode with a return "
+                f"from {edges[max(one - 1, 0)]:.6g} to {edges[one]:.6g}. Sample from data that "
+                "covers these returns."
             )
-        ]
-    if within is None and not sum(one.steps for one in pieces):
-        raise _nothing_meets(sources, parsed, columns, by)
-    return pieces
+        # Episodes of a stratum are placed at even distances, which are shorter for larger shares.
+        moments = np.arange(len(members)) + rng.random(len(members))
+        due[rng.permutation(members)] = moments / share[one]
+        most = min(most, len(members) / share[one])
+    order = np.argsort(due, kind="stable")
+    return order[due[order] <= most]
 
 
-def _whole_meeting(
-    sources: Sequence[Source], parsed: Expression, columns: Sequence[Columns]
-) -> list[Pieces]:
-    pool = Pool([source.vault for source in sources])
-    shared = set.intersection(*({*found} for found in columns))
-    joined = {name: np.concatenate([found[name] for found in columns]) for name in shared}
-    joined["index"] = np.arange(len(pool.length))
-    return pool.whole(parsed.holds(joined, len(pool.length)))
+def check_amount(
+    steps: int | None, episodes: int | None, top: float | None, matches: bool, like: bool
+) -> None:
+    """Refuse contradictory sizes of a sample; see `offmarl.vault.sample`."""
+    amounts = [amount for amount in (steps, episodes, top) if amount is not None]
+    if len(amounts) > 1:
+        raise OptionError("give only one of --steps, --episodes and --top.")
+    if top is not None and (matches or like):
+        raise OptionError("--top selects by return, so the returns of others cannot be matched.")
+    if not amounts and not like:
+        raise OptionError("give --steps, --episodes or --top (in Python: steps, episodes or top).")
+    if any(amount <= 0 for amount in amounts) or (top is not None and top > 1):
+        raise OptionError(
+            f"a sample has at least one step or episode, and the top fraction is in (0, 1]: got "
+            f"{amounts[0]}."
+        )
 
 
-def joined_ids(
-    sources: Sequence[Source],
-) -> list[tuple[Source, Callable[[NumpyArray], NumpyArray]]]:
-    """Return sources with what translates their policy ids into those of all sources joined."""
-    if len(sources) == 1:
-        return [(sources[0], _same)]
-    merged = policy_ids.merge(named for source in sources for named in source.named)
-    target = [named.origin for named in merged]
+def take_first(pool: Pool, order: Order, steps: int | None, episodes: int | None) -> list[Pieces]:
+    """Take the first of ordered episodes: so many steps or episodes; all if both are None."""
+    available = int(pool.length[order].sum())
+    for wanted, unit, count in ((steps, "steps", available), (episodes, "episodes", len(order))):
+        if wanted is not None and wanted > count:
+            raise OptionError(
+                f"{wanted:,} {unit} were requested, and {pool.path} has {count:,} to choose from."
+            )
+    if steps is not None:
+        return _first_steps(pool, order, steps)
+    return pool.whole(order[:episodes])
+
+
+def _first_steps(pool: Pool, order: Order, steps: int) -> list[Pieces]:
+    """Take episodes in the given order up to a number of steps; the last one is cut short."""
+    total = np.cumsum(pool.length[order])
+    last = int(np.searchsorted(total, steps))
+    found = pool.whole(order[: last + 1])
+    shortened = pool.divide(order[last : last + 1])
     return [
-        (source, partial(policy_ids.remap, source=source.origins, target=target))
-        for source in sources
+        pieces._replace(
+            stop=pieces.stop - np.where(np.isin(pieces.episode, cut), total[last] - steps, 0)
+        )
+        for pieces, cut in zip(found, shortened, strict=True)
     ]
-
-
-def _same(ids: NumpyArray) -> NumpyArray:
-    return ids
-
-
-def _warn_of_missing_returns(source: Source) -> None:
-    returns = source.vault.episodes.team_returns
-    if missing := int((~np.isfinite(returns)).any(1).sum()):
-        warnings.warn(
-            f"{missing:,} of the {len(returns):,} episodes of {source.vault.path} have a reward of "
-            "NaN or infinity and therefore no return: they meet no condition on it, and "
-            "percentiles leave them out.",
-            stacklevel=2,
-        )
-
-
-def _nothing_meets(
-    sources: Sequence[Source], parsed: Expression, columns: Sequence[Columns], by: Unit
-) -> ExpressionError:
-    paths = ", ".join(str(source.vault.path) for source in sources)
-    ranges = []
-    for name in sorted(parsed.names & columns[0].keys()):
-        values = np.concatenate([found[name] for found in columns])
-        if values.dtype.kind in "if" and not np.isnan(values).all():
-            ranges.append(f"{name} from {np.nanmin(values):g} to {np.nanmax(values):g}")
-    known = f" The data has {' and '.join(ranges)}." if ranges else ""
-    return ExpressionError(
-        f"no {by} of {paths} meet {parsed.text!r}: an empty vault is not written.{known}"
-    )
-
-
-def columns_of(source: Source, remap: Callable[[NumpyArray], NumpyArray] = _same) -> Columns:
-    """Return one value for each episode, by name; without what the vault does not know.
-
-    ``remap`` gives policies the ids that the columns have.
-    """
-    found = source.vault.episodes
-    number = policy_ids.origin_of(found.policy_id, source.origins)
-
-    def of_origin(field: str) -> NumpyArray:
-        return np.array([getattr(origin, field) for origin in source.origins])[number]
-
-    columns: dict[str, Any] = {
-        **found.returns_by_name,
-        "length": found.length,
-        "policy": remap(found.policy_id),
-        POLICY_NAME: _policy_names(source, found.policy_id),
-        "tier": of_origin("tier"),
-        "source": of_origin("vault"),
-        "cause": found.cause,
-        "terminated": found.terminated,
-        "truncated": found.truncated,
-        COMPLETE: found.complete,
-        "row": found.row,
-        "index": np.arange(len(found.row)),
-    }
-    if any(origin.program for origin in source.origins):
-        columns["program"] = np.array([o.program or "" for o in source.origins])[number]
-    if any(origin.seed is not None for origin in source.origins):
-        seeds = [np.nan if o.seed is None else o.seed for o in source.origins]
-        columns["seed"] = np.array(seeds)[number]
-    return columns
-
-
-def _policy_names(source: Source, policy_id: NumpyArray) -> NumpyArray:
-    """Return the names of policies; the program's name for policies without their own."""
-    number = policy_ids.origin_of(policy_id, source.origins)
-    names = np.array([origin.program or "" for origin in source.origins], object)[number]
-    for _, policies in source.named:
-        for policy in policies:
-            if "name" in policy:
-                names[policy_id == policy["policy_id"]] = str(policy["name"])
-    return names.astype(str)
-
-
-def _check_known(source: Source, parsed: Expression, columns: Columns) -> None:
-    extras = check_extras(source.vault, parsed.names)
-    for name in sorted(parsed.names - columns.keys() - {"reward", "step"} - extras):
-        raise ExpressionError(
-            f"{source.vault.path} does not record the {name} of its episodes. It records: "
-            f"{', '.join(key for key in OF_EPISODES if key in columns)}."
-        )
-
-
-def check_extras(vault: Reader, names: Iterable[str]) -> set[str]:
-    """Return which names are those of extras."""
-    known = [name for name in vault.leaves if name.startswith(EXTRA)]
-    found = {name for name in names if name.startswith(EXTRA)}
-    for name in sorted(found):
-        if name not in known:
-            raise ExpressionError(
-                f"{vault.path} has no {name}: it has {', '.join(known) or 'no extras'}."
-            )
-        shape = vault.leaves[name].shape
-        if shape not in ((), (1,), (vault.spec.num_agents,)):
-            raise ExpressionError(
-                f"{name} of {vault.path} has shape {shape} a step: an expression needs one number, "
-                "or one for each agent."
-            )
-    return found
-
-
-def _steps_meeting(
-    source: Source,
-    parsed: Expression,
-    columns: Columns,
-    remap: Callable[[NumpyArray], NumpyArray],
-    within: Pieces,
-) -> Pieces:
-    """Take the intervals of steps that meet a condition, within whole episodes."""
-    found = _step_intervals(source, parsed, columns, remap, within)
-    merged = _merge(Pieces(*(np.concatenate(column) for column in zip(*found, strict=True))))
-    inside = np.isin(merged.episode, within.episode)
-    return Pieces(*(column[inside] for column in merged))
-
-
-def _step_intervals(
-    source: Source,
-    parsed: Expression,
-    columns: Columns,
-    remap: Callable[[NumpyArray], NumpyArray],
-    within: Pieces,
-) -> Iterator[Pieces]:
-    """Find the steps that meet a condition, row by row, where there are episodes to search."""
-    vault, found = source.vault, source.vault.episodes
-    extras = [name for name in parsed.names if name.startswith(EXTRA)]
-    leaves = [*(name for name in ("rewards", POLICY_IDS) if name in vault.leaves), *extras]
-    yield whole_episodes(vault, np.zeros(len(found.row), bool))
-    searched = found.row[within.episode]
-    for row in np.unique(searched).tolist():
-        mine = np.flatnonzero(found.row == row)
-        first, last = within.start[searched == row].min(), within.stop[searched == row].max()
-        for begin, stop in vault.blocks(leaves, rows=1):
-            if stop <= first or begin >= last:
-                continue
-            steps = vault.read(begin, stop, rows=slice(row, row + 1), leaves=leaves)
-            time = np.arange(begin, stop)
-            episode = mine[np.searchsorted(found.start[mine], time, side="right") - 1]
-            here = {name: column[episode] for name, column in columns.items()}
-            here["reward"] = steps["rewards"][0].reshape(stop - begin, -1).mean(-1)
-            for name in extras:
-                here[name] = steps[name][0].reshape(stop - begin, -1).astype(float).mean(-1)
-            here["step"] = time - found.start[episode]
-            if POLICY_IDS in steps:
-                (ids,) = encoding.first_agents(steps[POLICY_IDS])
-                here["policy"], here[POLICY_NAME] = remap(ids), _policy_names(source, ids)
-            yield _runs(episode, parsed.holds(here, stop - begin), begin)
-
-
-def _runs(episode: NumpyArray, holds: NumpyArray, begin: int) -> Pieces:
-    """Return the intervals within episodes where a condition holds."""
-    edges = np.diff(holds.astype(np.int8), prepend=0, append=0)
-    starts, stops = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
-    between = np.flatnonzero((np.diff(episode) > 0) & holds[1:] & holds[:-1]) + 1
-    starts = np.sort(np.concatenate([starts, between]))
-    stops = np.sort(np.concatenate([stops, between]))
-    return Pieces(episode[starts], starts + begin, stops + begin)
-
-
-def _merge(pieces: Pieces) -> Pieces:
-    """Join intervals that the border of a block separates."""
-    continues = pieces.episode[1:] == pieces.episode[:-1]
-    continues &= pieces.start[1:] == pieces.stop[:-1]
-    begins, ends = np.insert(~continues, 0, True), np.append(~continues, True)
-    count = slice(len(pieces.start))  # without pieces, nothing begins either
-    begins, ends = begins[count], ends[count]
-    return Pieces(pieces.episode[begins], pieces.start[begins], pieces.stop[ends])

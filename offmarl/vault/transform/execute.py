@@ -1,6 +1,5 @@
-"""The steps of every transform: examine the sources, select, copy, and record the lineage."""
+"""Carries out plans: examines the sources, selects, copies, and records the lineage."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -11,28 +10,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import VaultError
-from offmarl.terminal import Advance, Progress, silent
-from offmarl.types import FinalObservations, Transition, View, map_tree
+from offmarl.terminal import Advance, Progress
+from offmarl.types import EnvSpec, FinalObservations, Transition, View, map_tree
 from offmarl.vault.creation import create_whole
 from offmarl.vault.drivers import driver_of
 from offmarl.vault.files import whole
 from offmarl.vault.layout import Codec, NumpyArray
-from offmarl.vault.open import SUFFIX, open_reader
+from offmarl.vault.open import SUFFIX
 from offmarl.vault.reader import Reader, common_spec
 from offmarl.vault.tables import CAUSES, CUT, OPEN
-from offmarl.vault.transform import policy_ids
-from offmarl.vault.transform.lineage import provenance_of
-from offmarl.vault.transform.policy_ids import Source
-from offmarl.vault.transform.selection import Pieces, everything
+from offmarl.vault.transform import lineage
+from offmarl.vault.transform.lineage import Named, Source
+from offmarl.vault.transform.plan import Plan, StrPath
+from offmarl.vault.transform.selection import Pieces
 from offmarl.vault.writer import Writer
-
-StrPath = str | os.PathLike[str]
-AnyVault = StrPath | Reader
-"""A vault, open or by its path."""
-
-Select = Callable[[Sequence[Source], Sequence[Pieces] | None], Sequence[Pieces]]
-"""Chooses what to take of each source. If it has to read steps, it reads those of the given whole
-episodes of each source; None stands for all."""
 
 Remap = Callable[[NumpyArray], NumpyArray]
 """Translates policy ids of a source into those of the new vault."""
@@ -40,110 +31,62 @@ Remap = Callable[[NumpyArray], NumpyArray]
 Copy = Callable[[Reader, Pieces, Writer, Remap, Advance], None]
 """Appends pieces of a vault to another, as `copy_pieces` does."""
 
+Replace = Callable[[int, int, Transition, NumpyArray, View], tuple[Transition, View]]
+"""Changes the steps between two times, ``(rows, T, ...)``, and the final views of some episodes,
+given by their numbers."""
+
 BLOCK_BYTES = 2**25
 """Approximate size of what is read at once."""
 
 
-def opened(vault: AnyVault) -> Reader:
-    """Open a vault, checked, unless it is open."""
-    return vault if isinstance(vault, Reader) else open_reader(vault)
-
-
-def opened_all(vaults: AnyVault | Sequence[AnyVault]) -> list[Reader]:
-    """Open one vault or several; `VaultError` for none."""
-    several = [vaults] if isinstance(vaults, str | os.PathLike | Reader) else [*vaults]
-    if not several:
-        raise VaultError("no vaults to join: give at least one vault.")
-    return [opened(vault) for vault in several]
-
-
-def opened_with_limit(
-    vaults: AnyVault | Sequence[AnyVault], time_limit: int | None
-) -> list[Reader]:
-    """Open vaults; the time limit is for foreign ones, which do not record how episodes ended."""
-    found = opened_all(vaults)
-    if time_limit is None:
-        return found
-    if all(vault.native for vault in found):
-        names = ", ".join(str(vault.path) for vault in found)
-        raise VaultError(
-            f"{names}: these vaults record how episodes ended, so leave the time limit out."
-        )
-    return [
-        vault if vault.native else open_reader(vault.path, time_limit=time_limit) for vault in found
-    ]
-
-
-def run(
-    operation: str,
-    arguments: Mapping[str, Any],
-    vaults: Sequence[Reader],
-    select: Select,
+def execute(
+    plan: Plan,
     path: StrPath,
-    codec: Codec | None,
     progress: Progress,
-    provenance: Mapping[str, Any] | None = None,
-    chunk_steps: int | None = None,
+    sources: Sequence[Source] | None = None,
+    *,
+    copy: "Copy | None" = None,
+    named: Sequence[Named] | None = None,
 ) -> None:
-    """Make a vault from selected parts of others."""
-    with _create(vaults, path, codec, chunk_steps) as writer:
-        sources = examine_all(vaults, progress)
-        taken = [*zip(sources, select(sources, None), strict=True)]
-        _fill(writer, operation, arguments, taken, progress, provenance or {})
+    """Make the vault that was planned.
+
+    ``sources`` are those that were examined before; ``copy`` is used in place of `copy_pieces`;
+    ``named`` are the origins whose ids policies get, by default those of what is taken.
+    """
+    vaults, rows, length = plan.vaults, 1, None
+    if plan.keeps_rows:
+        rows, length = vaults[0].rows, vaults[0].length or None
+    codec = codec_of(vaults, plan.codec)
+    spec = plan.spec or common_spec(vaults)
+    with _create(path, spec, codec, plan.chunk_steps, rows, length) as writer:
+        if sources is None:
+            sources = examine_all(vaults, progress)
+        taken = [*zip(sources, plan.select(sources, None), strict=True)]
+        if plan.keeps_rows:
+            copy, named = copy or _copy_rows, sources[0].named
+        if named is None:
+            named = lineage.merged(taken)
+        with progress(plan.operation, steps_of(taken, plan.keeps_rows)) as advance:
+            for source, pieces in taken:
+                remap = partial(lineage.remap, source=source.named, target=named)
+                (copy or copy_pieces)(source.vault, pieces, writer, remap, advance)
+        about = lineage.provenance_of(plan.operation, plan.described(), taken, named)
+        writer.annotate({**about, **plan.provenance})
 
 
 def examine_all(vaults: Sequence[Reader], progress: Progress) -> list[Source]:
     """Compute the digests of vaults and find their origins."""
     with progress("digest", sum(vault.num_steps for vault in vaults)) as advance:
-        return [policy_ids.examine(vault, advance) for vault in vaults]
+        return [lineage.examine(vault, advance) for vault in vaults]
 
 
-def write(
-    operation: str,
-    arguments: Mapping[str, Any],
-    taken: tuple[Source, Pieces],
-    path: StrPath,
-    codec: Codec | None,
-    progress: Progress,
-    copy: Copy | None = None,
-) -> None:
-    """Make a vault of pieces of one examined source."""
-    with _create([taken[0].vault], path, codec) as writer:
-        _fill(writer, operation, arguments, [taken], progress, {}, copy)
-
-
-def copy_block(
-    vaults: Sequence[Reader],
-    source: Reader,
-    pieces: Pieces,
-    path: StrPath,
-    remap: Remap,
-    provenance: Mapping[str, Any],
-) -> None:
-    """Make a vault of pieces of one of several vaults, which tasks join later.
-
-    Its spec is that of all the vaults joined.
-    """
-    with _create(vaults, path, "raw") as writer:
-        copy_pieces(source, pieces, writer, remap, silent)
-        writer.annotate(provenance)
-
-
-def rewrite(
-    vault: Reader,
-    arguments: Mapping[str, Any],
-    path: StrPath,
-    codec: Codec | None,
-    chunk_steps: int | None,
-    progress: Progress,
-) -> None:
-    """Make a vault with the same content and rows."""
-    with _create([vault], path, codec, chunk_steps, vault.rows, vault.length) as writer:
-        (source,) = examine_all([vault], progress)
-        with progress("recode", vault.num_steps) as advance:
-            copy_rows(vault, writer, advance)
-        taken = source, everything(vault)
-        writer.annotate(provenance_of("recode", arguments, [taken], source.named))
+def steps_of(taken: Sequence[tuple[Source, Pieces]], may_be_empty: bool = False) -> int:
+    """Return the number of steps taken; `VaultError` if there are none."""
+    steps = sum(pieces.steps for _, pieces in taken)
+    if not steps and not may_be_empty:
+        names = ", ".join(str(source.vault.path) for source, _ in taken)
+        raise VaultError(f"no steps of {names} are left: an empty vault is not written.")
+    return steps
 
 
 def join_rows(
@@ -159,7 +102,8 @@ def join_rows(
 
     No episode may span two of them.
     """
-    with _create(blocks, path, codec, chunk_steps, blocks[0].rows) as writer:
+    spec, codec = common_spec(blocks), codec_of(blocks, codec)
+    with _create(path, spec, codec, chunk_steps, blocks[0].rows) as writer:
         with progress("join", sum(block.num_steps for block in blocks)) as advance:
             for block in blocks:
                 copy_rows(block, writer, advance, remap)
@@ -178,21 +122,21 @@ def atomic_directory(path: StrPath) -> Iterator[Path]:
 
 
 def _create(
-    vaults: Sequence[Reader],
     path: StrPath,
-    codec: Codec | None,
-    chunk_steps: int | None = None,
-    rows: int = 1,
-    length: int = 0,
+    spec: EnvSpec,
+    codec: Codec,
+    chunk_steps: int | None,
+    rows: int,
+    expected_steps: int | None = None,
 ) -> AbstractContextManager[Writer]:
     # The sources were checked when they were recorded, or imported as they are: keep all values.
     return create_whole(
         path,
-        common_spec(vaults),
+        spec,
         rows=rows,
-        codec=codec_of(vaults, codec),
+        codec=codec,
         chunk_steps=chunk_steps,
-        expected_steps=length or None,
+        expected_steps=expected_steps,
         on_invalid="keep",
     )
 
@@ -201,31 +145,6 @@ def codec_of(vaults: Sequence[Reader], codec: Codec | None) -> Codec:
     """Return the codec of a new vault; by default that of the first of its sources."""
     first = vaults[0].manifest
     return codec or (first.schema.codec if first else "raw")
-
-
-def _fill(
-    writer: Writer,
-    operation: str,
-    arguments: Mapping[str, Any],
-    taken: Sequence[tuple[Source, Pieces]],
-    progress: Progress,
-    provenance: Mapping[str, Any],
-    copy: Copy | None = None,
-) -> None:
-    """Copy the selected pieces, and record the lineage."""
-    steps = sum(pieces.steps for _, pieces in taken)
-    if not steps:
-        names = ", ".join(str(source.vault.path) for source, _ in taken)
-        raise VaultError(f"no steps of {names} are left: an empty vault is not written.")
-    merged = policy_ids.merge(
-        named for source, pieces in taken for named in source.origins_of(pieces.episode)
-    )
-    target = [named.origin for named in merged]
-    with progress(operation, steps) as advance:
-        for source, pieces in taken:
-            remap = partial(policy_ids.remap, source=source.origins, target=target)
-            (copy or copy_pieces)(source.vault, pieces, writer, remap, advance)
-    writer.annotate({**provenance_of(operation, arguments, taken, merged), **provenance})
 
 
 # ---------------------------------------------------------------------------------- copying
@@ -257,8 +176,18 @@ def copy_pieces(
         advance(steps.last.size)
 
 
-def copy_rows(vault: Reader, writer: Writer, advance: Advance, remap: Remap | None = None) -> None:
-    """Append all of a vault, unchanged but for policy ids, to one with as many rows."""
+def _copy_rows(vault: Reader, _: Pieces, writer: Writer, __: Remap, advance: Advance) -> None:
+    copy_rows(vault, writer, advance)
+
+
+def copy_rows(
+    vault: Reader,
+    writer: Writer,
+    advance: Advance,
+    remap: Remap | None = None,
+    replace: Replace | None = None,
+) -> None:
+    """Append all of a vault to one with as many rows, unchanged but for what is replaced."""
     found = vault.episodes
     ends = found.start + found.length
     is_open = found.cause == CAUSES[OPEN]
@@ -274,9 +203,10 @@ def copy_rows(vault: Reader, writer: Writer, advance: Advance, remap: Remap | No
         cut: NumpyArray = np.zeros(steps.last.shape, bool)
         cut[row, time] = found.cause[here] == CAUSES[CUT]
         known = found.final[here] >= 0
-        finals = FinalObservations(
-            row[known], time[known], vault.final_views(found.final[here][known])
-        )
+        views = vault.final_views(found.final[here][known])
+        if replace is not None:
+            steps, views = replace(begin, stop, steps, here[known], views)
+        finals = FinalObservations(row[known], time[known], views)
         number = np.searchsorted(breaks, begin, side="right") % 2
         writer.append(steps, finals, run=f"copy {number}", cut=cut)
         advance(steps.last.size)
@@ -344,7 +274,8 @@ def _gather(vault: Reader, window: _Window) -> tuple[Transition, FinalObservatio
     seen = map_tree(lambda field: _flat(field)[after], read.view)
     time: NumpyArray = np.concatenate([last[known], last[goes_on]])
     row: NumpyArray = np.zeros_like(time)
-    finals = FinalObservations(row, time, _join(stored, seen))
+    views = map_tree(lambda *pair: np.concatenate(pair), stored, seen)
+    finals = FinalObservations(row, time, views)
     return steps._replace(truncated=truncated, last=is_last), finals, cut
 
 
@@ -360,8 +291,3 @@ def _take(steps: Transition, index: NumpyArray) -> Transition:
 def _flat(field: NumpyArray) -> NumpyArray:
     rows, time, *rest = field.shape
     return field.reshape(rows * time, *rest)
-
-
-def _join(a: View, b: View) -> View:
-    joined: View = map_tree(lambda *pair: np.concatenate(pair), a, b)
-    return joined

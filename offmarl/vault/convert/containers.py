@@ -1,0 +1,382 @@
+"""Files and folders of arrays: ``.npz``, HDF5, and folders of ``.npy``, read a slice at a time.
+
+A foreign dataset could make a reader copy other files of this machine into a vault that may be
+published, a private key for instance: an HDF5 file can take bytes from other files (external
+storage), objects (external links) and slices (virtual datasets), and a folder can hold links. Such
+datasets are refused, and pickles are never read.
+"""
+
+import hashlib
+import io
+import math
+import os
+import stat
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from offmarl.errors import MissingExtraError, VaultError, VaultNotFoundError
+from offmarl.vault import files
+from offmarl.vault.files import errors_of
+from offmarl.vault.layout import NumpyArray
+
+StrPath = str | os.PathLike[str]
+
+HDF5 = (".h5", ".hdf5")
+"""Suffixes of HDF5 files."""
+
+_MOST_DEFLATED = 1040
+"""More than the bytes that one compressed byte can stand for."""
+_PICKLE = "a pickle of Python objects, which is never read: save its arrays with np.savez"
+_KINDS = {
+    b"\x89HDF\r\n\x1a\n": "an HDF5 file",
+    b"PK": "a zip archive, as .npz files are",
+    b"\x93NUMPY": "one .npy array",
+    **{bytes([0x80, protocol]): _PICKLE for protocol in range(2, 6)},
+    b"\x1f\x8b": "compressed by gzip: unpack it",
+    b"version https://git-lfs": "a pointer of Git LFS: run `git lfs pull` where it is from",
+}
+"""Words for files by how they begin."""
+
+
+def require(module: str) -> Any:
+    """Import a package that only some layouts need; `MissingExtraError` if it is not installed."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            f"this format needs {module}, which is not installed: run "
+            "`pip install 'offmarl[convert]'`."
+        ) from error
+
+
+@contextmanager
+def readable(what: object) -> Iterator[None]:
+    """Turn the errors of reading a damaged file into `VaultError`."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise VaultNotFoundError(f"there is no {error.filename or what} to convert.") from error
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        EOFError,
+        ValueError,
+        OSError,
+        RuntimeError,  # of the HDF5 library, and of JSON that is nested too deep
+    ) as error:
+        reason = _reason(what, error)
+        raise VaultError(f"{what} is damaged, incomplete or of another format: {reason}") from error
+
+
+def _reason(what: object, error: Exception) -> str:
+    """Return why reading failed, and what a file is, without NumPy's advice on pickles."""
+    kind = _kind_of(what) if isinstance(what, Path) and what.is_file() else ""
+    reason = "Python objects in it are not read" if "pickle" in str(error) else str(error)
+    return f"it is {kind} ({reason})" if kind else reason
+
+
+def _kind_of(path: Path) -> str:
+    with path.open("rb") as file:
+        begin = file.read(64)
+    if known := [words for sign, words in _KINDS.items() if begin.startswith(sign)]:
+        return known[0]
+    text = begin.decode(errors="replace").partition("\n")[0]
+    if not text.isprintable() or "\ufffd" in text:
+        return ""
+    return f"text that begins with {text!r}" if begin else "empty"
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, or of the names and contents of a directory's files."""
+    if path.is_file():
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    total = hashlib.sha256()
+    for below in sorted(path.rglob("*")):
+        if below.is_file():
+            total.update(f"{below.relative_to(path)}:{sha256(below)}\n".encode())
+    return total.hexdigest()
+
+
+# ---------------------------------------------------------------------------------- reading
+
+
+@contextmanager
+def open_arrays(
+    source: Path, layout: str, wanted: Callable[[set[str]], Iterable[str]]
+) -> Iterator[dict[str, Any]]:
+    """Open those arrays of a file or folder that a layout wants, given the names of all there.
+
+    The arrays have a shape and a type, and can be sliced along their first axis.
+    """
+    with ExitStack() as stack:
+        names, open_array = _opened(source, stack)
+        chosen = list(wanted(names))
+        check_layout(source, layout, names, chosen)
+        yield {name: plain(open_array(name), name) for name in chosen}
+
+
+def _opened(source: Path, stack: ExitStack) -> tuple[set[str], Callable[[str], Any]]:
+    if source.is_dir():
+        check_links_stay_inside(source)
+        paths = {path.stem: path for path in source.glob("*.npy")}
+        return {*paths}, lambda name: _mapped(paths[name])
+    if source.suffix in HDF5:
+        datasets = open_hdf5(source, stack)
+        return {*datasets}, datasets.__getitem__
+    with readable(source):
+        archive = stack.enter_context(zipfile.ZipFile(source))
+    names = {name.removesuffix(".npy") for name in archive.namelist()}
+    return names, lambda name: stack.enter_context(ZippedArray(archive, name, source))
+
+
+def _mapped(path: Path) -> NumpyArray:
+    with readable(path):
+        return np.lib.format.open_memmap(path, mode="r")
+
+
+class ZippedArray(AbstractContextManager["ZippedArray"]):
+    """An array in an ``.npz`` file, of which only slices are read; cheap in their order.
+
+    The archive's checksum is compared when the last slice is read after all others.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, name: str, source: Path):
+        self._archive, self._name, self._source = archive, f"{name}.npy", source
+        self._whole: NumpyArray | None = None
+        with readable(source):
+            self._file = archive.open(self._name)
+            old, form = np.lib.format.read_magic(self._file) == (1, 0), np.lib.format
+            read = form.read_array_header_1_0 if old else form.read_array_header_2_0
+            self.shape, fortran, self.dtype = read(self._file)
+            self._start = self._file.tell()
+            plain(self, name)
+            self._check_size(math.prod(self.shape) * self.dtype.itemsize)
+            if fortran:
+                data = np.frombuffer(self._file.read(), self.dtype)
+                self._whole = data.reshape(self.shape[::-1]).T
+
+    def _check_size(self, size: int) -> None:
+        """Raise `ValueError` if the archive cannot hold so many bytes, as a forged header says."""
+        found, most = self._archive.getinfo(self._name), self._source.stat().st_size
+        is_small = found.compress_size <= most and found.file_size <= _MOST_DEFLATED * most
+        if found.file_size - self._start != size or not is_small:
+            raise ValueError(f"{self._name} has not the size of an array of shape {self.shape}")
+
+    def __getitem__(self, index: slice) -> NumpyArray:
+        """Read a slice along the first axis."""
+        if self._whole is not None:
+            return self._whole[index]
+        start, stop, _ = index.indices(self.shape[0])
+        each = math.prod(self.shape[1:]) * self.dtype.itemsize
+        with readable(self._source):
+            skipped = self._start + start * each - self._file.tell()
+            if skipped < 0:  # a seek would end the comparison with the checksum
+                self._file.close()
+                self._file = self._archive.open(self._name)
+                skipped = self._start + start * each
+            self._file.read(skipped)
+            data = self._file.read((stop - start) * each)
+            if stop == self.shape[0]:
+                self._file.read(1)  # the checksum follows
+            return np.frombuffer(data, self.dtype).reshape(stop - start, *self.shape[1:])
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def open_hdf5(source: Path, stack: ExitStack) -> dict[str, Any]:
+    """Return the datasets of an HDF5 file that refers to no other file."""
+    h5py = require("h5py")
+    if not source.is_file():
+        raise VaultNotFoundError(f"there is no file {source} to convert.")
+    with readable(source):
+        file = stack.enter_context(h5py.File(source, "r"))
+        _check_hdf5(file, source)
+        return {name: item for name, item in file.items() if isinstance(item, h5py.Dataset)}
+
+
+def check_layout(source: object, layout: str, found: Iterable[str], needed: Iterable[str]) -> None:
+    """Raise `VaultError` if arrays of a layout are missing."""
+    names = sorted(found)
+    missing = [name for name in needed if name not in names]
+    if missing:
+        raise VaultError(
+            f"{source} is not of {layout} layout: it has no {', '.join(missing)}, only "
+            f"{', '.join(names) or 'nothing'}."
+        )
+
+
+def plain(array: Any, name: str) -> Any:
+    """Return an array of numbers; `VaultError` if it holds Python objects or text."""
+    if array.dtype.hasobject or array.dtype.kind not in "biuf":
+        what = "Python objects" if array.dtype.hasobject else array.dtype
+        raise VaultError(f"the array {name!r} holds {what}, not numbers: it was not read.")
+    return array
+
+
+def _check_hdf5(file: Any, source: Path) -> None:
+    """Raise `VaultError` if anything in an open ``h5py.File`` refers to another file.
+
+    Every object is visited once, by its hard links; no other link is followed. Soft links name an
+    object of the same file, which has a hard link too.
+    """
+    h5py = require("h5py")
+    links = {h5py.h5l.TYPE_HARD, h5py.h5l.TYPE_SOFT}
+    pending, seen = [(file.id, "")], {_address(file.id)}
+    while pending:
+        group, path = pending.pop()
+        for name in group:
+            below = f"{path}/{name.decode(errors='replace')}"
+            kind = group.links.get_info(name).type
+            if kind not in links:
+                raise _refused(f"{below} in {source} is an external link")
+            if kind == h5py.h5l.TYPE_SOFT:
+                continue
+            found = h5py.h5o.open(group, name)
+            if (address := _address(found)) in seen:
+                continue
+            seen.add(address)
+            if isinstance(found, h5py.h5g.GroupID):
+                pending.append((found, below))
+            elif isinstance(found, h5py.h5d.DatasetID):
+                _check_dataset(found, f"{below} in {source}")
+
+
+def _address(found: Any) -> int:
+    return int(require("h5py").h5o.get_info(found).addr)
+
+
+def _check_dataset(found: Any, name: str) -> None:
+    created = found.get_create_plist()
+    if created.get_layout() == require("h5py").h5d.VIRTUAL:
+        raise _refused(f"the dataset {name} is virtual: it shows parts of other files")
+    if created.get_external_count():
+        raise _refused(f"the dataset {name} has external storage: its bytes are in other files")
+
+
+def check_links_stay_inside(directory: Path) -> None:
+    """Raise `VaultError` if a directory has links out of it, or anything but files."""
+    root = directory.resolve()
+    for path in _below(directory):
+        if path.is_symlink() and not path.resolve().is_relative_to(root):
+            raise _refused(f"{path} is a link that leads out of {directory}")
+        if path.exists() and stat.S_IFMT(path.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+            raise _refused(f"{path} is neither a file nor a directory")
+
+
+def _below(directory: Path) -> Iterator[Path]:
+    for parent, below, names in os.walk(directory):
+        yield from (Path(parent, name) for name in (*below, *names))
+
+
+def _refused(reason: str) -> VaultError:
+    return VaultError(
+        f"{reason}. Nothing was converted: it could copy any file of this machine into the vault. "
+        "If you trust it, make a copy that holds the data itself."
+    )
+
+
+# ---------------------------------------------------------------------------------- writing
+
+
+class Column(NamedTuple):
+    """Shape and type of an array to write."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+Append = Callable[[NumpyArray], object]
+"""Writes the next entries of an array's first axis."""
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that replaces ``path`` when the block ends without an error."""
+    with errors_of(path), files.whole(path) as part:
+        yield part
+
+
+def plain_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type to write: float32 for bfloat16, which NumPy's files cannot hold."""
+    return np.dtype(np.float32) if dtype.name == "bfloat16" else dtype
+
+
+class SteadyFile(io.FileIO):
+    """A file for the HDF5 library, which crashes if a write fails: here it seems to succeed.
+
+    What follows the failure is dropped. `check`, and the end of a block, raise the error.
+    """
+
+    _error: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        """Write all bytes, unless a write has failed."""
+        rest = memoryview(data)
+        try:
+            while rest and not self._error:
+                rest = rest[super().write(rest) :]
+        except OSError as error:
+            self._error = error
+        return len(data)
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """Set the size, unless a write has failed."""
+        return 0 if self._error else super().truncate(size)
+
+    def check(self) -> None:
+        """Raise the error of the write that failed."""
+        if self._error:
+            raise self._error
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        self.check()
+
+
+def to_slices(array: Any, file: SteadyFile | None = None) -> Append:
+    """Append to an array of h5py or zarr, the first in a file whose writes are checked."""
+    done = 0
+
+    def append(values: NumpyArray) -> None:
+        nonlocal done
+        start, done = done, done + len(values)
+        array[start:done] = values
+        if file:
+            file.check()
+
+    return append
+
+
+def _to_npy(file: BinaryIO, column: Column) -> Append:
+    """Append to a ``.npy`` file. A full disk raises here; a memory map would crash."""
+    shape, dtype = column
+    descr = np.lib.format.dtype_to_descr(dtype)
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return lambda values: file.write(np.asarray(values, dtype).tobytes())
+
+
+@contextmanager
+def npz(
+    path: Path, columns: Mapping[str, Column], compression: int = zipfile.ZIP_STORED
+) -> Iterator[dict[str, Append]]:
+    """Write an ``.npz`` file whose arrays are filled side by side, in temporary files."""
+    part = path.with_name(f"{path.name}.arrays")
+    part.mkdir()
+    files = {name: part / f"{name}.npy" for name in columns}
+    with ExitStack() as stack:
+        opened = {name: stack.enter_context(file.open("wb")) for name, file in files.items()}
+        yield {name: _to_npy(opened[name], column) for name, column in columns.items()}
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for file in files.values():
+            archive.write(file, file.name)
+            file.unlink()  # the disk never holds everything twice

@@ -1,0 +1,247 @@
+"""Conditions on episodes or steps: the columns that they use, and what meets them."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from offmarl.errors import ExpressionError
+from offmarl.vault import encoding
+from offmarl.vault.layout import POLICY_IDS, NumpyArray
+from offmarl.vault.reader import Reader
+from offmarl.vault.transform import expression, lineage
+from offmarl.vault.transform.expression import (
+    ANY_EXTRA,
+    ANY_TEAM_RETURN,
+    COMPLETE,
+    EXTRA,
+    POLICY_NAME,
+    Columns,
+    Expression,
+    Kind,
+)
+from offmarl.vault.transform.lineage import Named, Source
+from offmarl.vault.transform.selection import Pieces, Pool, Unit, everything, whole_episodes
+
+OF_EPISODES: dict[str, Kind] = {
+    "return": "number",  # mean over agents, if they are one team
+    ANY_TEAM_RETURN: "number",  # mean over the team's agents
+    "length": "number",
+    "policy": "policy",  # of the first step
+    "program": "text",
+    "tier": "text",
+    "source": "text",  # the vault it was recorded in, "name.vlt/uid"
+    "seed": "number",
+    "cause": "text",
+    "terminated": "truth",
+    "truncated": "truth",
+    COMPLETE: "truth",
+    "row": "number",
+    "index": "number",  # in `Dataset.episodes`
+}
+"""What a condition on episodes can use."""
+OF_STEPS: dict[str, Kind] = {
+    **OF_EPISODES,
+    "reward": "number",  # mean over agents
+    "step": "number",  # from the start of the episode
+    ANY_EXTRA: "number",  # mean over agents
+}
+"""What a condition on steps can use."""
+
+
+def parse_condition(condition: str, by: Unit) -> Expression:
+    """Parse a condition on episodes or steps."""
+    names = OF_EPISODES if by == "episodes" else OF_STEPS
+    hints = dict.fromkeys(
+        OF_STEPS.keys() - names, "Only steps have it: select by steps (--by steps)."
+    )
+    return expression.parse(condition, names, hints, percentiles=by == "episodes")
+
+
+def meeting(
+    sources: Sequence[Source],
+    condition: str,
+    by: Unit,
+    within: Sequence[Pieces] | None = None,
+) -> list[Pieces]:
+    """Take the episodes, or the intervals of steps, that meet a condition.
+
+    Percentiles are over the episodes of all sources, and ids of policies those of the joined
+    sources.
+    """
+    parsed = parse_condition(condition, by)
+    named = sources[0].named
+    if len(sources) > 1:
+        named = lineage.merge(named for source in sources for named in source.named)
+    columns = [columns_of(source, named) for source in sources]
+    for source, found in zip(sources, columns, strict=True):
+        _check_known(source, parsed, found)
+        if any(name.startswith("return") for name in parsed.names):
+            _warn_of_missing_returns(source)
+    if by == "episodes":
+        pieces = _whole_meeting(sources, parsed, columns)
+    else:
+        given = within or [everything(source.vault) for source in sources]
+        pieces = [
+            _steps_meeting(source, parsed, found, named, inside)
+            for source, found, inside in zip(sources, columns, given, strict=True)
+        ]
+    if within is None and not sum(one.steps for one in pieces):
+        raise _nothing_meets(sources, parsed, columns, by)
+    return pieces
+
+
+def _whole_meeting(
+    sources: Sequence[Source], parsed: Expression, columns: Sequence[Columns]
+) -> list[Pieces]:
+    pool = Pool([source.vault for source in sources])
+    shared = set.intersection(*({*found} for found in columns))
+    joined = {name: np.concatenate([found[name] for found in columns]) for name in shared}
+    joined["index"] = np.arange(len(pool.length))
+    return pool.whole(parsed.holds(joined, len(pool.length)))
+
+
+def _warn_of_missing_returns(source: Source) -> None:
+    returns = source.vault.episodes.team_returns
+    if missing := int((~np.isfinite(returns)).any(1).sum()):
+        warnings.warn(
+            f"{missing:,} of the {len(returns):,} episodes of {source.vault.path} have a reward of "
+            "NaN or infinity and therefore no return: they meet no condition on it, and "
+            "percentiles leave them out.",
+            stacklevel=2,
+        )
+
+
+def _nothing_meets(
+    sources: Sequence[Source], parsed: Expression, columns: Sequence[Columns], by: Unit
+) -> ExpressionError:
+    paths = ", ".join(str(source.vault.path) for source in sources)
+    ranges = []
+    for name in sorted(parsed.names & columns[0].keys()):
+        values = np.concatenate([found[name] for found in columns])
+        if values.dtype.kind in "if" and not np.isnan(values).all():
+            ranges.append(f"{name} from {np.nanmin(values):g} to {np.nanmax(values):g}")
+    known = f" The data has {' and '.join(ranges)}." if ranges else ""
+    return ExpressionError(
+        f"no {by} of {paths} meet {parsed.text!r}: an empty vault is not written.{known}"
+    )
+
+
+def columns_of(source: Source, named: Sequence[Named] | None = None) -> Columns:
+    """Return one value for each episode, by name; without what the vault does not know.
+
+    Policies have the ids that they have among the origins ``named``, by default the source's.
+    """
+    found = source.vault.episodes
+    number = lineage.origin_of(found.policy_id, source.origins)
+
+    def of_origin(field: str) -> NumpyArray:
+        return np.array([getattr(origin, field) for origin in source.origins])[number]
+
+    columns: dict[str, Any] = {
+        **found.returns_by_name,
+        "length": found.length,
+        "policy": lineage.remap(found.policy_id, source.named, named or source.named),
+        POLICY_NAME: _policy_names(source, found.policy_id),
+        "tier": of_origin("tier"),
+        "source": of_origin("vault"),
+        "cause": found.cause,
+        "terminated": found.terminated,
+        "truncated": found.truncated,
+        COMPLETE: found.complete,
+        "row": found.row,
+        "index": np.arange(len(found.row)),
+    }
+    if any(origin.program for origin in source.origins):
+        columns["program"] = np.array([o.program or "" for o in source.origins])[number]
+    if any(origin.seed is not None for origin in source.origins):
+        seeds = [np.nan if o.seed is None else o.seed for o in source.origins]
+        columns["seed"] = np.array(seeds)[number]
+    return columns
+
+
+def _policy_names(source: Source, policy_id: NumpyArray) -> NumpyArray:
+    """Return the names of policies; the program's name for policies without their own."""
+    number = lineage.origin_of(policy_id, source.origins)
+    names = np.array([origin.program or "" for origin in source.origins], object)[number]
+    for _, policies in source.named:
+        for policy in policies:
+            if "name" in policy:
+                names[policy_id == policy["policy_id"]] = str(policy["name"])
+    return names.astype(str)
+
+
+def _check_known(source: Source, parsed: Expression, columns: Columns) -> None:
+    extras = check_extras(source.vault, parsed.names)
+    for name in sorted(parsed.names - columns.keys() - {"reward", "step"} - extras):
+        raise ExpressionError(
+            f"{source.vault.path} does not record the {name} of its episodes. It records: "
+            f"{', '.join(key for key in OF_EPISODES if key in columns)}."
+        )
+
+
+def check_extras(vault: Reader, names: Iterable[str]) -> set[str]:
+    """Return which names are those of extras."""
+    known = [name for name in vault.leaves if name.startswith(EXTRA)]
+    found = {name for name in names if name.startswith(EXTRA)}
+    for name in sorted(found):
+        if name not in known:
+            raise ExpressionError(
+                f"{vault.path} has no {name}: it has {', '.join(known) or 'no extras'}."
+            )
+        shape = vault.leaves[name].shape
+        if shape not in ((), (1,), (vault.spec.num_agents,)):
+            raise ExpressionError(
+                f"{name} of {vault.path} has shape {shape} a step: an expression needs one number, "
+                "or one for each agent."
+            )
+    return found
+
+
+def _steps_meeting(
+    source: Source,
+    parsed: Expression,
+    columns: Columns,
+    named: Sequence[Named],
+    within: Pieces,
+) -> Pieces:
+    """Take the intervals of steps that meet a condition, within whole episodes, row by row."""
+    vault, found = source.vault, source.vault.episodes
+    extras = [name for name in parsed.names if name.startswith(EXTRA)]
+    leaves = [*(name for name in ("rewards", POLICY_IDS) if name in vault.leaves), *extras]
+    of_rows = [whole_episodes(vault, np.zeros(0, np.int64))]
+    searched = found.row[within.episode]
+    for row in np.unique(searched).tolist():
+        mine, wanted = np.flatnonzero(found.row == row), within.episode[searched == row]
+        first, last = within.start[searched == row].min(), within.stop[searched == row].max()
+        holds = np.zeros(vault.length, bool)
+        for begin, stop in vault.blocks(leaves, rows=1):
+            if stop <= first or begin >= last:
+                continue
+            steps = vault.read(begin, stop, rows=slice(row, row + 1), leaves=leaves)
+            time = np.arange(begin, stop)
+            episode = mine[np.searchsorted(found.start[mine], time, side="right") - 1]
+            here = {name: column[episode] for name, column in columns.items()}
+            here["reward"] = steps["rewards"][0].reshape(stop - begin, -1).mean(-1)
+            for name in extras:
+                here[name] = steps[name][0].reshape(stop - begin, -1).astype(float).mean(-1)
+            here["step"] = time - found.start[episode]
+            if POLICY_IDS in steps:
+                (ids,) = encoding.first_agents(steps[POLICY_IDS])
+                here["policy"] = lineage.remap(ids, source.named, named)
+                here[POLICY_NAME] = _policy_names(source, ids)
+            holds[begin:stop] = parsed.holds(here, stop - begin)
+            holds[begin:stop] &= np.isin(episode, wanted)
+        of_rows.append(_runs(holds, mine, found.start[mine]))
+    return Pieces(*(np.concatenate(column) for column in zip(*of_rows, strict=True)))
+
+
+def _runs(holds: NumpyArray, episodes: NumpyArray, begins: NumpyArray) -> Pieces:
+    """Return the intervals of a row, within the episodes that begin there, where a truth holds."""
+    is_first = np.zeros(len(holds) + 1, bool)
+    is_first[begins] = is_first[-1] = True
+    around = np.concatenate([[False], holds, [False]])
+    starts = np.flatnonzero(holds & (is_first[:-1] | ~around[:-2]))
+    stops = np.flatnonzero(holds & (is_first[1:] | ~around[2:])) + 1
+    return Pieces(episodes[np.searchsorted(begins, starts, side="right") - 1], starts, stops)

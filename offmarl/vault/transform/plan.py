@@ -1,0 +1,248 @@
+"""Plans of transforms, which `offmarl.vault.transform.execute` carries out."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offmarl.errors import OptionError, VaultError
+from offmarl.terminal import Progress
+from offmarl.types import EnvSpec
+from offmarl.vault import tables
+from offmarl.vault.digest import digest, episode_digests
+from offmarl.vault.layout import Codec
+from offmarl.vault.open import open_reader
+from offmarl.vault.reader import Reader
+from offmarl.vault.transform import conditions, selection
+from offmarl.vault.transform.function import Function, load, parse_reward
+from offmarl.vault.transform.lineage import Source, name_of
+from offmarl.vault.transform.selection import Pieces, Pool, Unit, everything, whole_episodes
+
+StrPath = str | os.PathLike[str]
+AnyVault = StrPath | Reader
+"""A vault, open or by its path."""
+
+Select = Callable[[Sequence[Source], Sequence[Pieces] | None], Sequence[Pieces]]
+"""Chooses what to take of each source. If it has to read steps, it reads those of the given whole
+episodes of each source; None stands for all."""
+
+
+class Plan(NamedTuple):
+    """A transform: what it takes of which vaults, and how it is stored.
+
+    The new vault has the pieces one after the other in one row, unless it keeps the rows.
+    """
+
+    operation: str
+    vaults: Sequence[Reader]
+    select: Select
+    arguments: Mapping[str, Any] = {}
+    """For the lineage; a JSON object."""
+    codec: Codec | None = None
+    chunk_steps: int | None = None
+    spec: EnvSpec | None = None
+    """That of the new vault, unless it is the sources'."""
+    like: Sequence[Reader] = ()
+    """Vaults that the selection depends on, which the lineage names with their digests."""
+    keeps_rows: bool = False
+    """Whether the new vault has the rows of its only source, of which all is taken."""
+    reads_steps: bool = False
+    """Whether the selection reads steps, and so cannot be made from the episode tables."""
+    provenance: Mapping[str, Any] = {}
+    """Additional provenance."""
+
+    def described(self) -> dict[str, Any]:
+        """Return the arguments with the digests of the vaults in ``like``, which may be read."""
+        likeness = [
+            {"vault": name_of(one), "digest": one.store.driver.digest or digest(one)}
+            for one in self.like
+        ]
+        found = likeness[0] if len(likeness) == 1 else likeness
+        return {**self.arguments, **({"match_returns": found} if likeness else {})}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the result depends on besides the sources; a JSON object."""
+        return {
+            **self.arguments,
+            "codec": self.codec,
+            "chunk_steps": self.chunk_steps,
+            "like": [str(one.path) for one in self.like],
+            "time_limits": [one.time_limit for one in self.vaults],
+        }
+
+
+def opened(vault: AnyVault) -> Reader:
+    """Open a vault, checked, unless it is open."""
+    return vault if isinstance(vault, Reader) else open_reader(vault)
+
+
+def opened_all(
+    vaults: AnyVault | Sequence[AnyVault], time_limit: int | None = None
+) -> list[Reader]:
+    """Open one vault or several, those of other programs with the time limit."""
+    several = [vaults] if isinstance(vaults, str | os.PathLike | Reader) else [*vaults]
+    if not several:
+        raise VaultError("no vaults to join: give at least one vault.")
+    found = [opened(vault) for vault in several]
+    if time_limit is None:
+        return found
+    if all(vault.native for vault in found):
+        names = ", ".join(str(vault.path) for vault in found)
+        raise VaultError(
+            f"{names}: these vaults record how episodes ended, so leave the time limit out."
+        )
+    return [
+        vault if vault.native else open_reader(vault.path, time_limit=time_limit) for vault in found
+    ]
+
+
+def cat(
+    sources: Sequence[AnyVault], codec: Codec | None = None, time_limit: int | None = None
+) -> Plan:
+    """Plan `offmarl.vault.cat`."""
+    return Plan("cat", opened_all(sources, time_limit), take_all, codec=codec)
+
+
+def filter(
+    source: AnyVault | Sequence[AnyVault],
+    condition: str,
+    by: Unit = "episodes",
+    codec: Codec | None = None,
+) -> Plan:
+    """Plan `offmarl.vault.filter`."""
+    conditions.parse_condition(condition, by)  # before anything slow
+
+    def select(sources: Sequence[Source], within: Sequence[Pieces] | None) -> list[Pieces]:
+        return conditions.meeting(sources, condition, by, within if by == "steps" else None)
+
+    arguments, of_steps = {"condition": condition, "by": by}, by == "steps"
+    return Plan("filter", opened_all(source), select, arguments, codec, reads_steps=of_steps)
+
+
+def sample(
+    source: AnyVault | Sequence[AnyVault],
+    steps: int | None = None,
+    episodes: int | None = None,
+    top: float | None = None,
+    match_returns: bool = False,
+    like: AnyVault | None = None,
+    seed: int = 0,
+    codec: Codec | None = None,
+) -> Plan:
+    """Plan `offmarl.vault.sample`."""
+    selection.check_amount(steps, episodes, top, match_returns, like is not None)
+    vaults = opened_all(source)
+    models = vaults if like is None and match_returns else [opened(like)] if like else []
+
+    def select(*_: object) -> list[Pieces]:
+        pool = Pool(vaults)
+        if top is not None:
+            best = pool.scored[np.argsort(-pool.returns, kind="stable")]  # ties keep their order
+            return pool.whole(best[: max(1, round(top * len(best)))])
+        if models:
+            order = pool.scored[selection.matched(pool.returns, Pool(models).returns, seed)]
+        else:
+            order = tables.shuffled(len(pool.length), seed)
+        return selection.take_first(pool, order, steps, episodes)
+
+    arguments = {"steps": steps, "episodes": episodes, "top": top, "seed": seed}
+    return Plan("sample", vaults, select, arguments, codec, like=models)
+
+
+def split(source: AnyVault, shares: Sequence[float], seed: int, codec: Codec | None) -> list[Plan]:
+    """Plan the parts of `offmarl.vault.split`."""
+    vault = opened(source)
+
+    def part(name: str, episodes: Any) -> Plan:
+        arguments = {"fractions": shares, "seed": seed, "part": name}
+        return Plan(
+            "split", [vault], lambda *_: [whole_episodes(vault, episodes)], arguments, codec
+        )
+
+    parts = tables.split(len(vault), shares, seed, vault.path)
+    return [part(name, episodes) for name, episodes in parts.items()]
+
+
+def slice(
+    source: AnyVault, start: int | None, stop: int | None, by: Unit, codec: Codec | None
+) -> Plan:
+    """Plan `offmarl.vault.slice`."""
+    vault = opened(source)
+
+    def select(*_: object) -> list[Pieces]:
+        if by == "steps":
+            return [selection.time_interval(vault, *selection.interval(start, stop, vault.length))]
+        return [whole_episodes(vault, np.arange(*selection.interval(start, stop, len(vault))))]
+
+    return Plan("slice", [vault], select, {"start": start, "stop": stop, "by": by}, codec)
+
+
+def dedup(source: AnyVault, codec: Codec | None, progress: Progress) -> Plan:
+    """Plan `offmarl.vault.dedup`."""
+    vault = opened(source)
+
+    def select(*_: object) -> list[Pieces]:
+        with progress("compare", vault.num_steps) as advance:
+            hashes = episode_digests(
+                vault, policies=False, advance=lambda steps: advance(steps * vault.rows)
+            )
+        return [whole_episodes(vault, np.unique(hashes, return_index=True)[1])]
+
+    return Plan("dedup", [vault], select, codec=codec)
+
+
+def recode(
+    source: AnyVault | Sequence[AnyVault],
+    codec: Codec | None = None,
+    chunk_steps: int | None = None,
+    time_limit: int | None = None,
+    keeps_rows: bool = False,
+) -> Plan:
+    """Plan `offmarl.vault.recode`, by default with the layout "stream"."""
+    vaults = opened_all(source, time_limit)
+    if keeps_rows and len(vaults) > 1:
+        raise OptionError("the rows of several vaults cannot be kept: give --layout stream.")
+    layout = "rows" if keeps_rows else "stream"
+    arguments = {"codec": codec, "chunk_steps": chunk_steps, "layout": layout}
+    return Plan("recode", vaults, take_all, arguments, codec, chunk_steps, keeps_rows=keeps_rows)
+
+
+def map(
+    source: AnyVault | Sequence[AnyVault],
+    function: str | None = None,
+    reward: str | None = None,
+    by: Unit = "episodes",
+    seed: int = 0,
+) -> Plan:
+    """Plan `offmarl.vault.map`, but with all episodes in one row, which only tasks carry out."""
+    loaded = checked_function(function, reward, seed)
+    arguments: dict[str, Any] = {"reward": reward, "by": by, "seed": seed}
+    arguments |= {} if loaded is None else {"function": loaded.name, "sha256": loaded.sha256}
+    return Plan("map", opened_all(source), take_all, arguments)
+
+
+def checked_function(function: Any, reward: str | None, seed: int) -> Function | None:
+    """Import a function, or else parse a formula, before anything slow."""
+    if (function is None) == (reward is None):
+        raise OptionError("give a function (--with) or a formula of rewards (--reward).")
+    if reward is not None:
+        parse_reward(reward)
+    return None if function is None else load(function, seed)
+
+
+def take_all(sources: Sequence[Source], within: Sequence[Pieces] | None) -> list[Pieces]:
+    """Select all episodes of all sources."""
+    del within
+    return [everything(source.vault) for source in sources]
+
+
+SHARED: Mapping[str, Callable[..., Plan]] = {
+    "cat": cat,
+    "filter": filter,
+    "sample": sample,
+    "recode": recode,
+    "map": map,
+}
+"""The plans that tasks can share, made from the arguments of their verbs."""
