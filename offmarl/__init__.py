@@ -29,180 +29,82 @@ TensorStore.
 
 from typing import TYPE_CHECKING
 
-from offmarl._imports import lazy_getattr
-from offmarl._version import __version__
-from offmarl.errors import (
-    CardError,
-    CheckpointError,
-    ChecksumError,
-    ExpressionError,
-    HubChecksumError,
-    HubError,
-    HubUnreachableError,
-    InvalidValueError,
-    MissingExtraError,
-    NotFiniteError,
-    NotLearnedError,
-    OffmarlError,
-    OptionError,
-    PluginError,
-    ProcessLostError,
-    RunError,
-    ShapeError,
-    UnknownNameError,
-    VaultChecksumError,
-    VaultConflictError,
-    VaultError,
-    VaultExistsError,
-    VaultFormatError,
-    VaultFullError,
-    VaultLayoutError,
-    VaultLockedError,
-    VaultNotFoundError,
-)
+from offmarl._imports import lazy_names
 from offmarl.paths import register_names, register_scheme
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from offmarl import (
-        checkpoint,
-        config,
-        distributions,
-        envs,
-        evaluation,
-        hub,
-        losses,
-        networks,
-        ope,
-        programs,
-        replay,
-        report,
-        rollout,
-        statistics,
-        testing,
-        tracking,
-        vault,
-    )
-    from offmarl.hub import load_dataset
+    from offmarl import checkpoint as checkpoint
+    from offmarl import config as config
+    from offmarl import distributions as distributions
+    from offmarl import envs as envs
+    from offmarl import evaluation as evaluation
+    from offmarl import hub as hub
+    from offmarl import losses as losses
+    from offmarl import networks as networks
+    from offmarl import ope as ope
+    from offmarl import programs as programs
+    from offmarl import replay as replay
+    from offmarl import report as report
+    from offmarl import rollout as rollout
+    from offmarl import statistics as statistics
+    from offmarl import testing as testing
+    from offmarl import tracking as tracking
+    from offmarl import vault as vault
+    from offmarl._version import __version__ as __version__
+    from offmarl.errors import CardError as CardError
+    from offmarl.errors import CheckpointError as CheckpointError
+    from offmarl.errors import ChecksumError as ChecksumError
+    from offmarl.errors import ExpressionError as ExpressionError
+    from offmarl.errors import HubChecksumError as HubChecksumError
+    from offmarl.errors import HubError as HubError
+    from offmarl.errors import HubUnreachableError as HubUnreachableError
+    from offmarl.errors import InvalidValueError as InvalidValueError
+    from offmarl.errors import MissingExtraError as MissingExtraError
+    from offmarl.errors import NotFiniteError as NotFiniteError
+    from offmarl.errors import NotLearnedError as NotLearnedError
+    from offmarl.errors import OffmarlError as OffmarlError
+    from offmarl.errors import OptionError as OptionError
+    from offmarl.errors import PluginError as PluginError
+    from offmarl.errors import ProcessLostError as ProcessLostError
+    from offmarl.errors import RunError as RunError
+    from offmarl.errors import ShapeError as ShapeError
+    from offmarl.errors import UnknownNameError as UnknownNameError
+    from offmarl.errors import VaultChecksumError as VaultChecksumError
+    from offmarl.errors import VaultConflictError as VaultConflictError
+    from offmarl.errors import VaultError as VaultError
+    from offmarl.errors import VaultExistsError as VaultExistsError
+    from offmarl.errors import VaultFormatError as VaultFormatError
+    from offmarl.errors import VaultFullError as VaultFullError
+    from offmarl.errors import VaultLayoutError as VaultLayoutError
+    from offmarl.errors import VaultLockedError as VaultLockedError
+    from offmarl.errors import VaultNotFoundError as VaultNotFoundError
+    from offmarl.hub import load_dataset as load_dataset
     from offmarl.hub.remote import HubDriver
-    from offmarl.programs.critic import load_critic
-    from offmarl.programs.policy import load_policy
-    from offmarl.programs.processes import record_episodes
-    from offmarl.programs.python import record
-    from offmarl.programs.replaying import replay_episode
-    from offmarl.types import (
-        ArraySpec,
-        Continuous,
-        Discrete,
-        EnvSpec,
-        FinalObservations,
-        Sequence,
-        Timestep,
-        Transition,
-        View,
-    )
-    from offmarl.vault import Dataset, from_arrays, mix
-    from offmarl.vault import open_vault as open
+    from offmarl.programs.critic import load_critic as load_critic
+    from offmarl.programs.policy import load_policy as load_policy
+    from offmarl.programs.processes import record_episodes as record_episodes
+    from offmarl.programs.python import record as record
+    from offmarl.programs.replaying import replay_episode as replay_episode
+    from offmarl.types import ArraySpec as ArraySpec
+    from offmarl.types import Continuous as Continuous
+    from offmarl.types import Discrete as Discrete
+    from offmarl.types import EnvSpec as EnvSpec
+    from offmarl.types import FinalObservations as FinalObservations
+    from offmarl.types import Sequence as Sequence
+    from offmarl.types import Timestep as Timestep
+    from offmarl.types import Transition as Transition
+    from offmarl.types import View as View
+    from offmarl.vault.convert import from_arrays as from_arrays
+    from offmarl.vault.dataset import Dataset as Dataset
+    from offmarl.vault.dataset import open_vault
     from offmarl.vault.location import Url
+    from offmarl.vault.mixture import mix as mix
 
-__all__ = [
-    "ArraySpec",
-    "CardError",
-    "CheckpointError",
-    "ChecksumError",
-    "Continuous",
-    "Dataset",
-    "Discrete",
-    "EnvSpec",
-    "ExpressionError",
-    "FinalObservations",
-    "HubChecksumError",
-    "HubError",
-    "HubUnreachableError",
-    "InvalidValueError",
-    "MissingExtraError",
-    "NotFiniteError",
-    "NotLearnedError",
-    "OffmarlError",
-    "OptionError",
-    "PluginError",
-    "ProcessLostError",
-    "RunError",
-    "Sequence",
-    "ShapeError",
-    "Timestep",
-    "Transition",
-    "UnknownNameError",
-    "VaultChecksumError",
-    "VaultConflictError",
-    "VaultError",
-    "VaultExistsError",
-    "VaultFormatError",
-    "VaultFullError",
-    "VaultLayoutError",
-    "VaultLockedError",
-    "VaultNotFoundError",
-    "View",
-    "__version__",
-    "checkpoint",
-    "config",
-    "distributions",
-    "envs",
-    "evaluation",
-    "from_arrays",
-    "hub",
-    "load_critic",
-    "load_dataset",
-    "load_policy",
-    "losses",
-    "mix",
-    "networks",
-    "ope",
-    "open",
-    "programs",
-    "record",
-    "record_episodes",
-    "replay",
-    "replay_episode",
-    "report",
-    "rollout",
-    "statistics",
-    "testing",
-    "tracking",
-    "vault",
-]
-
-_HOMES = {
-    "Dataset": "offmarl.vault:Dataset",
-    "from_arrays": "offmarl.vault:from_arrays",
-    "load_dataset": "offmarl.hub:load_dataset",
-    "load_critic": "offmarl.programs.critic:load_critic",
-    "load_policy": "offmarl.programs.policy:load_policy",
-    "mix": "offmarl.vault:mix",
-    "open": "offmarl.vault:open_vault",
-    "record": "offmarl.programs.python:record",
-    "record_episodes": "offmarl.programs.processes:record_episodes",
-    "replay_episode": "offmarl.programs.replaying:replay_episode",
-    **{
-        name: f"offmarl.types:{name}"
-        for name in (
-            "ArraySpec",
-            "Continuous",
-            "Discrete",
-            "EnvSpec",
-            "FinalObservations",
-            "Sequence",
-            "Timestep",
-            "Transition",
-            "View",
-        )
-    },
-}
-"""Names that are neither modules of the package nor imported above, and where each is defined."""
-
-if not TYPE_CHECKING:  # type checkers take any name from a module that has this
-    __getattr__ = lazy_getattr(__name__, _HOMES)
+    open = open_vault
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)
 
 
 def _find_dataset(name: str, one: bool) -> "Path | None":
@@ -220,7 +122,3 @@ def _open_published(url: "Url") -> "HubDriver":
 # `offmarl.paths` is a layer below the hub and cannot import it, so they are connected here.
 register_names(_find_dataset)
 register_scheme("hf", _open_published)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

@@ -12,7 +12,7 @@ import io
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -305,42 +305,37 @@ def quiet(*messages: str) -> Iterator[None]:
 # -------------------------------------------------------------------------------- lazy names
 
 
-def homes_in(package: str, modules: Mapping[str, str]) -> dict[str, str]:
-    """Return where names live, as `lazy_getattr` takes it.
+def lazy_names(
+    package: str, **extras: str
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package whose names load on use.
 
-    Parameters
-    ----------
-    package
-        The package's name.
-    modules
-        Its modules, and the public names of each, divided by spaces.
+    The names are those that the package imports as themselves ``if TYPE_CHECKING``, as in
+    ``from offmarl.types import View as View``, so that each is written once; ``open = open_vault``
+    renames an import. Submodules are found, too. ``extras`` are the extras that modules need.
     """
-    return {
-        name: f"{package}.{module}:{name}"
-        for module, names in modules.items()
-        for name in names.split()
-    }
-
-
-def lazy_getattr(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a package's ``__getattr__``, which imports public names and submodules on first use.
-
-    Parameters
-    ----------
-    package
-        The package's name.
-    homes
-        The public names and where each one lives: "module", or "module:attribute".
-    """
+    module = sys.modules[package]
+    source = ast.parse(Path(str(module.__file__)).read_bytes())
+    block = next(node for node in source.body if isinstance(node, ast.If)).body
+    imports = [node for node in block if isinstance(node, ast.ImportFrom)]
+    homes = {one.name: (node.module or "", one.name) for node in imports for one in node.names}
+    public = {one.asname: homes[one.name] for node in imports for one in node.names if one.asname}
+    for node in block:
+        if isinstance(node, ast.Assign):
+            public[ast.unparse(node.targets[0])] = homes[ast.unparse(node.value)]
+    listed = sorted(public)
 
     def load(name: str) -> Any:
-        if name in homes:
-            module, _, attribute = homes[name].partition(":")
-        elif not name.startswith("_") and find_spec(f"{package}.{name}"):
-            module, attribute = f"{package}.{name}", ""
+        home, attribute = public.get(name, (package, name))
+        if home != package:
+            if extra := extras.get(home.rpartition(".")[2]):
+                import_optional(extra, extra)
+            found = getattr(importlib.import_module(home), attribute)
+        elif name in public or (not name.startswith("_") and find_spec(f"{package}.{name}")):
+            found = importlib.import_module(f"{package}.{name}")
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home = importlib.import_module(module)
-        return getattr(home, attribute) if attribute else home
+        setattr(module, name, found)
+        return found
 
-    return load
+    return listed, load, lambda: listed

@@ -5,17 +5,19 @@ of the blocks: task I of N runs blocks I, I + N, and so on. `launch` starts task
 joins what they made: ``local`` (processes), ``slurm`` (submitit) or ``ray`` (Ray tasks).
 """
 
-from offmarl.launch.launching import LAUNCHERS, Launched, Options, launch
-from offmarl.launch.work import Share, Work, join_work, once, run_share
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "LAUNCHERS",
-    "Launched",
-    "Options",
-    "Share",
-    "Work",
-    "join_work",
-    "launch",
-    "once",
-    "run_share",
-]
+from offmarl._imports import lazy_names
+
+if TYPE_CHECKING:
+    from offmarl.launch.launching import LAUNCHERS as LAUNCHERS
+    from offmarl.launch.launching import Launched as Launched
+    from offmarl.launch.launching import Options as Options
+    from offmarl.launch.launching import launch as launch
+    from offmarl.launch.work import Share as Share
+    from offmarl.launch.work import Work as Work
+    from offmarl.launch.work import join_work as join_work
+    from offmarl.launch.work import once as once
+    from offmarl.launch.work import run_share as run_share
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

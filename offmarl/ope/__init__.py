@@ -11,59 +11,31 @@ policies whose returns are known, and `tuning_curve` what a search in the enviro
 
 from typing import TYPE_CHECKING
 
-from offmarl._imports import homes_in, lazy_getattr
+from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
-    from offmarl.ope.estimation import METHODS, Estimates, Method, Target, Value, estimate
-    from offmarl.ope.fitted import Critic, FittedQ, Options, Transitions, fit, make_critic
-    from offmarl.ope.history import Followed, Histories
-    from offmarl.ope.importance import (
-        Ratios,
-        bootstrap,
-        doubly_robust,
-        effective_sample_size,
-        weighted_importance_sampling,
-    )
-    from offmarl.ope.ranking import TuningCurve, rank_correlation, regret, tuning_curve
-
-__all__ = [
-    "METHODS",
-    "Critic",
-    "Estimates",
-    "FittedQ",
-    "Followed",
-    "Histories",
-    "Method",
-    "Options",
-    "Ratios",
-    "Target",
-    "Transitions",
-    "TuningCurve",
-    "Value",
-    "bootstrap",
-    "doubly_robust",
-    "effective_sample_size",
-    "estimate",
-    "fit",
-    "make_critic",
-    "rank_correlation",
-    "regret",
-    "tuning_curve",
-    "weighted_importance_sampling",
-]
-
-_HOMES = {
-    "estimation": "METHODS Estimates Method Target Value estimate",
-    "fitted": "Critic FittedQ Options Transitions fit make_critic",
-    "history": "Followed Histories",
-    "importance": "Ratios bootstrap doubly_robust effective_sample_size "
-    "weighted_importance_sampling",
-    "ranking": "TuningCurve rank_correlation regret tuning_curve",
-}
-
-if not TYPE_CHECKING:  # type checkers take any name from a module that has this
-    __getattr__ = lazy_getattr(__name__, homes_in(__name__, _HOMES))
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    from offmarl.ope.estimation import METHODS as METHODS
+    from offmarl.ope.estimation import Estimates as Estimates
+    from offmarl.ope.estimation import Method as Method
+    from offmarl.ope.estimation import Target as Target
+    from offmarl.ope.estimation import Value as Value
+    from offmarl.ope.estimation import estimate as estimate
+    from offmarl.ope.fitted import Critic as Critic
+    from offmarl.ope.fitted import FittedQ as FittedQ
+    from offmarl.ope.fitted import Options as Options
+    from offmarl.ope.fitted import Transitions as Transitions
+    from offmarl.ope.fitted import fit as fit
+    from offmarl.ope.fitted import make_critic as make_critic
+    from offmarl.ope.history import Followed as Followed
+    from offmarl.ope.history import Histories as Histories
+    from offmarl.ope.importance import Ratios as Ratios
+    from offmarl.ope.importance import bootstrap as bootstrap
+    from offmarl.ope.importance import doubly_robust as doubly_robust
+    from offmarl.ope.importance import effective_sample_size as effective_sample_size
+    from offmarl.ope.importance import weighted_importance_sampling as weighted_importance_sampling
+    from offmarl.ope.ranking import TuningCurve as TuningCurve
+    from offmarl.ope.ranking import rank_correlation as rank_correlation
+    from offmarl.ope.ranking import regret as regret
+    from offmarl.ope.ranking import tuning_curve as tuning_curve
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

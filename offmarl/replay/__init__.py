@@ -6,55 +6,28 @@ import JAX.
 
 from typing import TYPE_CHECKING
 
-from offmarl._imports import homes_in, lazy_getattr
+from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
-    from offmarl.replay.batches import BatchSource, open_batches, split_key
-    from offmarl.replay.circles import Circles, Mixed, StepProbabilities
-    from offmarl.replay.device import Replay, load
-    from offmarl.replay.host import Stream, WindowReader, open_stream
-    from offmarl.replay.items import WindowItems
-    from offmarl.replay.sampling import EpisodeTable, Source, Windows
-    from offmarl.replay.stream import Batches, WindowSource, whole_episodes
-    from offmarl.replay.torch import TorchBatches, TorchWindows
-
-__all__ = [
-    "BatchSource",
-    "Batches",
-    "Circles",
-    "EpisodeTable",
-    "Mixed",
-    "Replay",
-    "Source",
-    "StepProbabilities",
-    "Stream",
-    "TorchBatches",
-    "TorchWindows",
-    "WindowItems",
-    "WindowReader",
-    "WindowSource",
-    "Windows",
-    "load",
-    "open_batches",
-    "open_stream",
-    "split_key",
-    "whole_episodes",
-]
-
-_HOMES = {
-    "batches": "BatchSource open_batches split_key",
-    "circles": "Circles Mixed StepProbabilities",
-    "device": "Replay load",
-    "host": "Stream WindowReader open_stream",
-    "items": "WindowItems",
-    "sampling": "EpisodeTable Source Windows",
-    "stream": "Batches WindowSource whole_episodes",
-    "torch": "TorchBatches TorchWindows",
-}
-
-if not TYPE_CHECKING:  # type checkers take any name from a module that has this
-    __getattr__ = lazy_getattr(__name__, homes_in(__name__, _HOMES))
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    from offmarl.replay.batches import BatchSource as BatchSource
+    from offmarl.replay.batches import open_batches as open_batches
+    from offmarl.replay.batches import split_key as split_key
+    from offmarl.replay.circles import Circles as Circles
+    from offmarl.replay.circles import Mixed as Mixed
+    from offmarl.replay.circles import StepProbabilities as StepProbabilities
+    from offmarl.replay.device import Replay as Replay
+    from offmarl.replay.device import load as load
+    from offmarl.replay.host import Stream as Stream
+    from offmarl.replay.host import WindowReader as WindowReader
+    from offmarl.replay.host import open_stream as open_stream
+    from offmarl.replay.items import WindowItems as WindowItems
+    from offmarl.replay.sampling import EpisodeTable as EpisodeTable
+    from offmarl.replay.sampling import Source as Source
+    from offmarl.replay.sampling import Windows as Windows
+    from offmarl.replay.stream import Batches as Batches
+    from offmarl.replay.stream import WindowSource as WindowSource
+    from offmarl.replay.stream import whole_episodes as whole_episodes
+    from offmarl.replay.torch import TorchBatches as TorchBatches
+    from offmarl.replay.torch import TorchWindows as TorchWindows
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)
