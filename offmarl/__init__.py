@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from offmarl.errors import VaultLayoutError as VaultLayoutError
     from offmarl.errors import VaultLockedError as VaultLockedError
     from offmarl.errors import VaultNotFoundError as VaultNotFoundError
-    from offmarl.hub import load_dataset as load_dataset
+    from offmarl.hub.pulling import load_dataset as load_dataset
     from offmarl.hub.remote import HubDriver
     from offmarl.programs.critic import load_critic as load_critic
     from offmarl.programs.policy import load_policy as load_policy

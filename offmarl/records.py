@@ -107,13 +107,12 @@ class Run(Struct, frozen=True):
 
 
 class PolicyCard(Struct, frozen=True):
-    """What is shown of a published policy, and how its archive is checked."""
+    """What is shown of a published policy; `offmarl.hub.policies` adds its files."""
 
     name: Text
     summary: Text
     program: Text
     licence: Text
-    file: dict[Literal["path", "size", "sha256"], Text | Count]
 
 
 def checked(data: Any, kind: type[T], where: str, error: type[OffmarlError]) -> T:

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import constants
 
 from offmarl.hub import card as catalogue
-from offmarl.hub import client, install
+from offmarl.hub import client
 
 from .server import Hub
 
@@ -90,7 +90,6 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.delenv(client.MIRRORS, raising=False)
     monkeypatch.setattr(client, "_PAUSE", 0.0001)
-    monkeypatch.setattr(install, "PART", 2**16)
     hub.cards = tmp_path / "cards"
     monkeypatch.setattr(catalogue, "directory", lambda: hub.cards)
     write_card(hub.cards)

@@ -9,7 +9,7 @@ from offmarl import hub as library
 from offmarl import vault
 from offmarl.errors import CardError, HubError, HubUnreachableError
 from offmarl.hub import cache, client
-from offmarl.hub.pull import CARD
+from offmarl.hub.card import CARD
 from tests.vault.experience import SPEC, make
 
 REPOSITORY = "org/cards"

@@ -3,17 +3,21 @@
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import date
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils.tqdm import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 
 from offmarl import tracking
 from offmarl.errors import CardError, HubError, OptionError, VaultConflictError, VaultError
@@ -154,21 +158,21 @@ def push(
     url = f"{endpoint}/datasets/{repository}"
     api = HfApi(endpoint=endpoint)
     with client.errors_of(repository):
-        parent = repository_of(api, repository, private)
-        has = partial(api.file_exists, repository, repo_type="dataset", revision=parent)
-        old = _card_in(repository, parent) if has(CARD) else None
+        parent, there = repository_of(api, repository, private)
+        old = _card_in(repository, parent) if CARD in there else None
         found = {uid: _read(one) for uid, one in data.items()}
         data = {uid: one.dataset for uid, one in found.items()}
         card = _card(found, repository, terms, name, summary, citation)
         added = {uid: _added(one, card.place_of(uid)) for uid, one in found.items()}
-        card = _with_files(card, added)
+        uids = {uid: replace(one, files=files_of(added[uid])) for uid, one in card.uids.items()}
+        card = replace(card, uids=uids)
         if old:
             card = _with_others(card, old, repository)
-        others = [f"{EPISODES}/{uid}.parquet" for uid in card.uids if uid not in data]
+        others = {f"{EPISODES}/{uid}.parquet" for uid in card.uids if uid not in data} & there
         tables = episode_tables(data)
         texts = {
             CARD: _bounded(to_toml(check(card, f"the card of {repository}")), repository),
-            "README.md": readme(card, repository, [*filter(has, others), *tables]),
+            "README.md": readme(card, repository, [*sorted(others), *tables]),
             "croissant.json": croissant(card, repository, url, str(date.today())),
         }
         contents = tables | {path: text.encode() for path, text in texts.items()}
@@ -258,17 +262,11 @@ def _added(one: _Vault, place: str) -> list[CommitOperationAdd]:
     ]
 
 
-def _with_files(card: Card, added: Mapping[str, Sequence[CommitOperationAdd]]) -> Card:
-    """Return a card that lists the files of its vaults."""
-    files = {
-        uid: tuple(
-            File(one.path_in_repo, one.upload_info.size, one.upload_info.sha256.hex())
-            for one in some
-        )
-        for uid, some in added.items()
-    }
-    uids = {uid: replace(one, files=files[uid]) for uid, one in card.uids.items()}
-    return replace(card, uids=uids)
+def files_of(added: Sequence[CommitOperationAdd]) -> tuple[File, ...]:
+    """Return the files of a commit, as a card lists them."""
+    return tuple(
+        File(one.path_in_repo, one.upload_info.size, one.upload_info.sha256.hex()) for one in added
+    )
 
 
 def episode_tables(data: Mapping[str, Dataset]) -> dict[str, bytes]:
@@ -286,10 +284,13 @@ def episode_tables(data: Mapping[str, Dataset]) -> dict[str, bytes]:
     return found
 
 
-def repository_of(api: HfApi, repository: str, private: bool, kind: client.Kind = "dataset") -> str:
-    """Create the repository if it does not exist, and return its newest commit."""
+def repository_of(
+    api: HfApi, repository: str, private: bool, kind: client.Kind = "dataset"
+) -> tuple[str, set[str]]:
+    """Create the repository if it does not exist; return its newest commit and the files in it."""
     api.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
-    return api.repo_info(repository, repo_type=kind).sha or ""
+    found: Any = api.repo_info(repository, repo_type=kind)
+    return found.sha or "", {one.rfilename for one in found.siblings or ()}
 
 
 def _card(
@@ -430,7 +431,7 @@ def commit_files(
         )
     try:
         # Written to a file, the client's progress bars would fill it.
-        with client.bars(shown=sys.stderr.isatty() and not tracking.is_quiet()):
+        with _bars(shown=sys.stderr.isatty() and not tracking.is_quiet()):
             done = api.create_commit(
                 repository,
                 [*operations, *map(CommitOperationDelete, remove)],
@@ -463,6 +464,19 @@ def commit_files(
                 ": the hub, or a proxy on the way, left it out or changed it. Repeat the command."
             )
     return done.oid
+
+
+@contextmanager
+def _bars(shown: bool) -> Iterator[None]:
+    """Show or hide the client's own progress bars in a block."""
+    before = are_progress_bars_disabled()
+    if not shown:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            enable_progress_bars()
 
 
 def _leaves(spec: EnvSpec) -> dict[str, str] | None:
