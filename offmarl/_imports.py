@@ -54,22 +54,11 @@ class RecordedName(str):
 
 
 def import_file(path: Path, name: str | None = None) -> ModuleType:
-    """Import a Python file that may be anywhere.
+    """Import a Python file that may be anywhere; `OptionError` if that fails.
 
     The same content at the same path is the same module, so that classes and compiled programs are
-    shared; a changed file is imported again. The file can import modules in its directory.
-
-    Parameters
-    ----------
-    path
-        Absolute path of the file.
-    name
-        Name of the module, for a file of offmarl, which cannot import modules in its directory.
-
-    Raises
-    ------
-    OptionError
-        There is no such file, or importing it fails.
+    shared; a changed file is imported again. The file can import modules in its directory, except
+    one of offmarl's own, which has a ``name``.
     """
     if path.suffix != ".py" or not path.is_file():
         raise OptionError(f"{path} is not a Python file: give the path of an existing .py file.")
@@ -140,13 +129,7 @@ class _FromSource(SourceFileLoader):
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module by name, from the installed packages or the working directory.
-
-    Raises
-    ------
-    OptionError
-        There is no such module, or importing it fails.
-    """
+    """Import an installed module, or one in the working directory; `OptionError` if that fails."""
     _add_to_path(Path.cwd())
     try:
         return importlib.import_module(name)
@@ -155,13 +138,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def attribute(module: ModuleType, name: str, where: str) -> Any:
-    """Return an attribute of a module, with dots for nested ones.
-
-    Raises
-    ------
-    OptionError
-        The module has no such attribute.
-    """
+    """Return an attribute of a module, with dots for nested ones; `OptionError` if it has none."""
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -198,22 +175,10 @@ def _add_to_path(directory: Path) -> None:
 
 
 def import_optional(module: str, extra: str, parents_on_use: bool = False) -> ModuleType:
-    """Import a module of an optional package, such as an environment's.
+    """Import a module of an optional package; `MissingExtraError` if it is not installed.
 
-    Parameters
-    ----------
-    module
-        Its full name.
-    extra
-        The extra of offmarl that installs the package.
-    parents_on_use
-        Whether the ``__init__`` of the packages around the module runs only when one of their names
-        is first used. It may import much that the module does not need.
-
-    Raises
-    ------
-    MissingExtraError
-        The package is not installed.
+    With ``parents_on_use`` the ``__init__`` of the packages around the module runs only when one of
+    their names is first used: it may import much that the module does not need.
     """
     package = module.partition(".")[0]
     try:

@@ -195,8 +195,7 @@ def _find(target: Target, out: str | os.PathLike[str] | None) -> _Source:
         return _find_pushed(target, out)
     card = cards.load(target.name)
     if card.hub is None or card.hub.path is None:
-        how = f": record it with `{card.recipe.command}`" if card.recipe else ""
-        raise HubError(f"{card.name} is not published{how}.")
+        raise HubError(cache.unpublished(card))
     if target.uid is not None and card.uids and target.uid not in card.uids:
         raise unknown_name("uid", target.uid, card.uids)
     revision = target.revision or card.hub.revision
@@ -219,7 +218,7 @@ def _find_pushed(target: Target, out: str | os.PathLike[str] | None) -> _Source:
     revision, name = target.revision or "main", f"{CARD} of {target.name}"
     try:
         remote = client.find(target.name, CARD, revision)
-        card = kept_card(target.name, remote.commit, out)
+        card = kept_card(target, remote.commit, out)
         text = None if card else client.read_text_file(remote, name)
     except HubUnreachableError:
         raise
@@ -340,10 +339,6 @@ def _listing_local_datasets() -> Iterator[None]:
     try:
         yield
     except HubUnreachableError as error:
-        here = [
-            f"{entry.record['name']}/{uid}@{entry.record['commit'][:12]}"
-            for entry in cache.entries()
-            for uid in entry.uids
-        ]
-        listed = f"Pulled before: {', '.join(here)}." if here else "Nothing was pulled before."
+        here = ", ".join(cache.vault_names())
+        listed = f"Pulled before: {here}." if here else "Nothing was pulled before."
         raise HubUnreachableError(f"{error} {listed}") from error

@@ -227,7 +227,7 @@ def test_plan_fetches_the_directory_alone(hub):
         (
             "lab/suite/bridge",
             HubError,
-            "lab/suite/bridge is not published: record it with `offmarl rec",
+            "lab/suite/bridge is in the catalogue, but not published: record it with `offmarl rec",
         ),
         (f"{NAME}/Goood", UnknownNameError, "no uid named 'Goood': did you mean Good"),
         (f"{NAME}@v9", HubError, "org/published has no revision 'v9'"),

@@ -108,7 +108,7 @@ def test_a_card_is_kept_once_beside_its_dataset(hub, tmp_path, monkeypatch, in_c
     record.write_text(json.dumps(content | {"card": "forged"}))
     with pytest.raises(HubUnreachableError, match="Pulled before" if in_cache else "Nothing"):
         library.pull(REPOSITORY, out)
-    assert cache.kept_card(REPOSITORY, pulled.commit, out) is None
+    assert cache.kept_card(cache.parse(REPOSITORY), pulled.commit, out) is None
 
 
 def read_all(file):
