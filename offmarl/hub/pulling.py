@@ -138,12 +138,6 @@ def _check_limit(time_limit: int | None) -> None:
         raise OptionError(f"a time limit is a positive number of steps: got {time_limit}.")
 
 
-def _time_limit(entry: Entry, card: Card | None, requested: int | None) -> int | None:
-    """Return the time limit of pulled vaults: as requested, else as recorded, else the card's."""
-    limits = (requested, entry.record.get(TIME_LIMIT), card.time_limit if card else None)
-    return next((limit for limit in limits if limit is not None), None)
-
-
 def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
     """Open a published dataset to learn from; pull it if it is not on this machine.
 
@@ -171,7 +165,8 @@ def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
     paths = pulled(target) if kept(target, None) else pull(name, time_limit=time_limit).paths
     cache.refuse_several(target)  # of which a card that arrived now may tell
     (path,) = paths.values()
-    return install.open_limited(path, _time_limit(Entry(path.parent), target.card, time_limit))
+    recorded = Entry(path.parent).record.get(TIME_LIMIT)
+    return install.open_limited(path, recorded if time_limit is None else time_limit)
 
 
 # ---------------------------------------------------------------------------------- finding
@@ -287,9 +282,10 @@ def _claim(entry: Entry, source: _Source, time_limit: int | None) -> None:
         "licence_link": card.licence.link,
         "citation": card.citation.strip(),
     }
+    limits = (time_limit, found.get(TIME_LIMIT), card.time_limit)
     facts = about | {
         "card": to_toml(card),  # so that the dataset can be used without the hub
-        TIME_LIMIT: _time_limit(entry, card, time_limit),
+        TIME_LIMIT: next((limit for limit in limits if limit is not None), None),
         PUBLISHED: {k: v for k, v in published.items() if v},
     }
     if any(found.get(name) != fact for name, fact in facts.items()):

@@ -105,15 +105,6 @@ def test_data_without_a_limit_keeps_its_warning(hub, packed, tmp_path):
     assert not any("ime limit unknown" in told for told in data_warnings(survey(made)))
 
 
-def test_what_an_older_pull_brought_has_the_limit_of_the_catalogue(published):
-    path = library.pull(f"{NAME}/Good").paths["Good"]
-    record = json.loads((path.parent / RECORD).read_text())
-    old = {key: fact for key, fact in record.items() if key not in ("time_limit", "published")}
-    (path.parent / RECORD).write_text(json.dumps(old))
-    assert causes(path) == UNLIMITED
-    assert library.load_dataset(f"{NAME}/Good").episodes.cause.tolist() == LIMITED
-
-
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"time_limit": "6"}', '{"time_limit": -1}', "{" * 9]
 )
