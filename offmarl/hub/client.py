@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from huggingface_hub import (
-    HfFileMetadata,
     constants,
     get_hf_file_metadata,
     get_session,
@@ -131,7 +130,10 @@ def find(repository: str, path: str, revision: str, kind: Kind = "dataset") -> R
     problem = HubUnreachableError(f"no hub answers about {repository}.")
     for number, endpoint in enumerate(mirrors):
         try:
-            found = _ask(endpoint, repository, path, revision, kind)
+            with errors_of(repository, revision, path):
+                (url,) = _urls([endpoint], repository, path, revision, kind)
+                options: Any = {"token": token_for(url) or False, "endpoint": endpoint}
+                found = get_hf_file_metadata(url, timeout=_TIMEOUT, **options)
         except HubUnreachableError as error:
             problem = error
             continue
@@ -146,14 +148,6 @@ def find(repository: str, path: str, revision: str, kind: Kind = "dataset") -> R
         first = mirrors[number:] + mirrors[:number]
         return Remote(_urls(first, repository, path, commit, kind), commit, size, sha256)
     raise problem
-
-
-def _ask(endpoint: str, repository: str, path: str, revision: str, kind: Kind) -> HfFileMetadata:
-    """Return what a hub or a mirror says of a file."""
-    with errors_of(repository, revision, path):
-        (url,) = _urls([endpoint], repository, path, revision, kind)
-        token = token_for(url) or False
-        return get_hf_file_metadata(url, token=token, timeout=_TIMEOUT, endpoint=endpoint)
 
 
 def known(repository: str, commit: str, file: File, kind: Kind = "dataset") -> Remote:

@@ -141,7 +141,7 @@ def _statements(provenance: Mapping[str, Any], native: bool) -> Iterator[Stateme
     published, source = provenance.get(PUBLISHED), provenance.get("source")
     exported = source.get("provenance") if isinstance(source, Mapping) else None
     if isinstance(published, Mapping):
-        commit = f" at commit {found[:12]}" if (found := _text(published, "commit")) else ""
+        commit = f" at commit {text[:12]}" if (text := _text(published, "commit")) else ""
         where = f"{_text(published, 'dataset')} of {_text(published, 'repository')}"
         yield Statement(False, f"Published as {where}{commit}", *_terms(published))
     elif sources := _sources(provenance):
@@ -151,10 +151,10 @@ def _statements(provenance: Mapping[str, Any], native: bool) -> Iterator[Stateme
             yield from _statements(inside, bool(one.get("native")))
     elif isinstance(source, Mapping) and isinstance(exported, Mapping):
         licence, link, citation = _terms(source)  # for what states none itself
-        for one in _statements(exported, native):
-            if licence and not one.licence:
-                one = one._replace(recorded=False, licence=licence, link=link)  # noqa: PLW2901
-            yield one._replace(citation=one.citation or citation)
+        for found in _statements(exported, native):
+            if licence and not found.licence:
+                found = Statement(False, found.words, licence, link, found.citation)  # noqa: PLW2901
+            yield found._replace(citation=found.citation or citation)
     elif isinstance(source, Mapping):
         words = f"Converted with offmarl from {_text(source, 'format') or 'another format'}"
         if file := _text(source, "file") or _text(source, "dataset"):
@@ -163,7 +163,7 @@ def _statements(provenance: Mapping[str, Any], native: bool) -> Iterator[Stateme
             words += f" (SHA-256 {sha256})"
         yield Statement(False, words, *_terms(source))
     elif any(key in provenance for key in _RECORDED):
-        about = f" ({found})" if (found := recorded_as(provenance)) else ""
+        about = f" ({text})" if (text := recorded_as(provenance)) else ""
         yield Statement(True, f"Recorded with offmarl{about}")
     elif native:
         yield Statement(False, "Written with offmarl; where the data comes from is not stated")

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tomli_w
 from filelock import FileLock
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import CommitOperationAdd
 
 from offmarl import records, tracking
 from offmarl.errors import CardError, HubUnreachableError, OptionError, RunError
@@ -26,7 +26,7 @@ from offmarl.hub import client
 from offmarl.hub.card import File, check_files
 from offmarl.hub.install import download_files
 from offmarl.hub.licences import check_link, licence_named
-from offmarl.hub.pushing import commit_files, files_of, repository_of
+from offmarl.hub.pushing import check_name, commit_files, files_of, open_repository
 from offmarl.hub.readme import model_readme
 from offmarl.paths import local
 from offmarl.statistics import MIN_RUNS, bootstrap_interval, mean
@@ -110,8 +110,7 @@ def push_policy(
     HubError, HubUnreachableError
         As for `offmarl.hub.push`.
     """
-    if not _NAME.fullmatch(repository):
-        raise OptionError(f"a repository is named org/name: got {repository!r}.")
+    check_name(repository)
     if licence is None:
         raise OptionError(
             "a policy has no licence until you choose one: give --licence, such as MIT, or unknown."
@@ -119,11 +118,11 @@ def push_policy(
     terms = licence_named(licence)
     check_link(terms, licence_link)
     directory = local(run)
-    record = _finished(directory)
-    endpoint = client.answering()[0]
-    api, url = HfApi(endpoint=endpoint), f"{endpoint}/{repository}"
+    record = tracking.read_run(directory)
+    if not record.get("complete"):
+        raise RunError(f"{directory} is not finished: repeat its command first.")
     with client.errors_of(repository):
-        parent, there = repository_of(api, repository, private, "model")
+        place = open_repository(repository, private, "model")
         record = tracking.plain(tracking.publishable(record))
         text = tracking.to_json(record, indent=2) + "\n"
         contents = _members(directory) | {tracking.RUN_FILE: text.encode()}
@@ -133,16 +132,9 @@ def push_policy(
         texts = {CARD: tomli_w.dumps(card), "README.md": model_readme(card, licence_link)}
         operations += [CommitOperationAdd(path, text.encode()) for path, text in texts.items()]
         sent = sum(operation.upload_info.size for operation in operations)
-        gone = sorted(path for path in there - contents.keys() if _PATH.fullmatch(path))
-        commit = commit_files(api, repository, operations, message, parent, "model", gone)
-    return PushedPolicy(url, commit, sent, card)
-
-
-def _finished(directory: Path) -> dict[str, Any]:
-    record = tracking.read_run(directory)
-    if not record.get("complete"):
-        raise RunError(f"{directory} is not finished: repeat its command first.")
-    return record
+        gone = {path for path in place.files - contents.keys() if _PATH.fullmatch(path)}
+        commit = commit_files(place, operations, message, gone)
+    return PushedPolicy(place.url, commit, sent, card)
 
 
 def _members(directory: Path) -> dict[str, str | bytes]:
@@ -233,7 +225,7 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
     repository, _, revision = name.partition("@")
     if not _NAME.fullmatch(repository):
         raise OptionError(f"a policy is named org/name: got {repository!r}.")
-    place = _root() / repository
+    place = client.kept_in("policies", "pulled", repository)
     try:
         remote = client.find(repository, CARD, revision or "main", "model")
     except HubUnreachableError:
@@ -243,7 +235,8 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
     run = local(out) if out else place / remote.commit / "run"
     if run.exists():
         return _installed(run, repository, remote.commit)
-    with FileLock(_lock_of(place)):
+    place.mkdir(parents=True, exist_ok=True)
+    with FileLock(place / ".lock"):
         if run.exists():  # another process was faster
             return _installed(run, repository, remote.commit)
         text = client.read_text_file(remote, f"{CARD} of {repository}")
@@ -260,21 +253,12 @@ def run_named(name: str | os.PathLike[str]) -> Path:
     path, text = Path(name), os.fspath(name)
     if path.exists() or not _NAME.fullmatch(text):
         return path
-    if (found := _kept(_root() / text, "", None)) is None:
+    if (found := _kept(client.kept_in("policies", "pulled", text), "", None)) is None:
         raise RunError(
             f"there is no run at {text}, and no policy of this name was downloaded: give the "
             f"directory of a run, or download the policy with `offmarl pull {text} --policy`."
         )
     return found.path
-
-
-def _root() -> Path:
-    return client.kept_in("policies", "pulled")
-
-
-def _lock_of(place: Path) -> Path:
-    place.mkdir(parents=True, exist_ok=True)
-    return place / ".lock"
 
 
 def _kept(place: Path, revision: str, out: Any) -> PulledPolicy | None:

@@ -3,7 +3,7 @@
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import date
@@ -150,16 +150,12 @@ def push(
     CardError, VaultError
         The vaults do not belong together, or to those in the repository; or they cannot be read.
     """
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise OptionError(f"a repository is named org/name: got {repository!r}.")
+    check_name(repository)
     data = _open_all(vaults)
     terms = licence_of([*data.values()], licence, licence_link)
-    endpoint = client.answering()[0]
-    url = f"{endpoint}/datasets/{repository}"
-    api = HfApi(endpoint=endpoint)
     with client.errors_of(repository):
-        parent, there = repository_of(api, repository, private)
-        old = _card_in(repository, parent) if CARD in there else None
+        place = open_repository(repository, private, "dataset")
+        old = _card_in(repository, place.commit) if CARD in place.files else None
         found = {uid: _read(one) for uid, one in data.items()}
         data = {uid: one.dataset for uid, one in found.items()}
         card = _card(found, repository, terms, name, summary, citation)
@@ -168,20 +164,20 @@ def push(
         card = replace(card, uids=uids)
         if old:
             card = _with_others(card, old, repository)
-        others = {f"{EPISODES}/{uid}.parquet" for uid in card.uids if uid not in data} & there
+        others = {f"{EPISODES}/{uid}.parquet" for uid in card.uids if uid not in data} & place.files
         tables = episode_tables(data)
         texts = {
             CARD: _bounded(to_toml(check(card, f"the card of {repository}")), repository),
             "README.md": readme(card, repository, [*sorted(others), *tables]),
-            "croissant.json": croissant(card, repository, url, str(date.today())),
+            "croissant.json": croissant(card, repository, place.url, str(date.today())),
         }
         contents = tables | {path: text.encode() for path, text in texts.items()}
         operations = [one for some in added.values() for one in some]
         operations += [CommitOperationAdd(path, content) for path, content in contents.items()]
         sent = sum(operation.upload_info.size for operation in operations)
-        gone = sorted(_paths(old) - _paths(card)) if old else []
-        commit = commit_files(api, repository, operations, message, parent, remove=gone)
-    return Pushed(card, url, commit, sent)
+        gone = _paths(old) - _paths(card) if old else set()
+        commit = commit_files(place, operations, message, gone)
+    return Pushed(card, place.url, commit, sent)
 
 
 def _paths(card: Card) -> set[str]:
@@ -284,13 +280,32 @@ def episode_tables(data: Mapping[str, Dataset]) -> dict[str, bytes]:
     return found
 
 
-def repository_of(
-    api: HfApi, repository: str, private: bool, kind: client.Kind = "dataset"
-) -> tuple[str, set[str]]:
-    """Create the repository if it does not exist; return its newest commit and the files in it."""
-    api.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
-    found: Any = api.repo_info(repository, repo_type=kind)
-    return found.sha or "", {one.rfilename for one in found.siblings or ()}
+class Repository(NamedTuple):
+    """A repository to push to, as it was when it was opened."""
+
+    api: HfApi
+    name: str
+    kind: client.Kind
+    url: str
+    commit: str
+    files: set[str]
+    """Paths of all files in it."""
+
+
+def check_name(repository: str) -> None:
+    """Raise `OptionError` unless a text can be the name of a repository."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise OptionError(f"a repository is named org/name: got {repository!r}.")
+
+
+def open_repository(name: str, private: bool, kind: client.Kind) -> Repository:
+    """Return a repository, which is created if it does not exist."""
+    endpoint = client.answering()[0]
+    api, place = HfApi(endpoint=endpoint), f"datasets/{name}" if kind == "dataset" else name
+    api.create_repo(name, repo_type=kind, private=private, exist_ok=True)
+    found: Any = api.repo_info(name, repo_type=kind)
+    files = {one.rfilename for one in found.siblings or ()}
+    return Repository(api, name, kind, f"{endpoint}/{place}", found.sha or "", files)
 
 
 def _card(
@@ -409,18 +424,16 @@ def _describe(one: Dataset, digest: str) -> Uid:
 
 
 def commit_files(
-    api: HfApi,
-    repository: str,
+    place: Repository,
     operations: Sequence[CommitOperationAdd],
     message: str,
-    parent: str,
-    kind: client.Kind = "dataset",
-    remove: Sequence[str] = (),
+    remove: Collection[str],
 ) -> str:
     """Upload what the hub does not have, and commit everything or nothing.
 
     `HubError` if the commit would not hold, or does not hold, what was sent.
     """
+    api, repository, kind = place.api, place.name, place.kind
     probes = [CommitOperationAdd(one.path_in_repo, b"") for one in operations]
     api.preupload_lfs_files(repository, probes, repo_type=kind)  # nothing to send: it only asks
     if ignored := [one.path_in_repo for one in probes if one._should_ignore]:
@@ -434,10 +447,10 @@ def commit_files(
         with _bars(shown=sys.stderr.isatty() and not tracking.is_quiet()):
             done = api.create_commit(
                 repository,
-                [*operations, *map(CommitOperationDelete, remove)],
+                [*operations, *map(CommitOperationDelete, sorted(remove))],
                 commit_message=message,
                 repo_type=kind,
-                parent_commit=parent or None,
+                parent_commit=place.commit or None,
             )
     except HfHubHTTPError as error:
         if error.response.status_code != 412:

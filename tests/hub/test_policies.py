@@ -31,12 +31,9 @@ from offmarl.hub.readme import model_readme
 from offmarl.programs import online, registry
 from offmarl.programs.configs import read_config
 from offmarl.settings import tables
-from tests.cli.conftest import offmarl  # noqa: F401  (a fixture)
 from tests.runs import write_run, write_side
 
 NAME = "org/clone"
-
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +218,7 @@ def test_a_run_that_is_not_finished_is_refused(tmp_path):
 @pytest.mark.parametrize("missing", ["summary", "program", "licence", "name"])
 def test_a_card_that_lacks_what_is_shown_is_refused_before_anything_is_placed(
     hub,
-    offmarl,  # noqa: F811
+    offmarl,
     tmp_path,
     missing,
 ):
@@ -304,7 +301,7 @@ def test_no_name_in_a_pulled_record_runs_code(forged, side, code, path, tmp_path
                 online.record_from_run(place, "random", steps=2, out=tmp_path)
 
 
-def test_the_error_says_which_field_of_which_file_names_code(forged, side, offmarl):  # noqa: F811
+def test_the_error_says_which_field_of_which_file_names_code(forged, side, offmarl):
     record = changed(json.loads(side["run.json"]), ("args", "opponents", 0), "evil.py:f")
     run = forged(record)
     for command in (["evaluate", NAME], ["record", "--policy", NAME, "--steps", 2]):
@@ -345,7 +342,7 @@ def test_no_file_in_a_pulled_directory_is_the_users_own_text(forged, side):
 def test_code_in_every_field_of_a_pulled_record_runs_nowhere(
     forged,
     side,
-    offmarl,  # noqa: F811
+    offmarl,
     tmp_path,
 ):
     """Each field on its own, and then all together that are not refused."""

@@ -28,26 +28,13 @@ from offmarl.errors import (
 )
 from offmarl.hub import cache, pushing
 from offmarl.hub import card as catalogue
-from offmarl.types import EnvSpec
 from offmarl.vault.layout import METADATA
 from offmarl.vault.store import Store
 from tests.runs import write_run
 from tests.vault.experience import SPEC, make
 from tests.vault.test_stock import open_stock
 
-# The client deprecates what it does itself.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-
-
-def record(path, seed: int, spec: EnvSpec = SPEC):
-    with vault.create(path, spec, rows=2, chunk_steps=64) as writer:
-        writer.append(*make(spec, rows=2, steps=128, seed=seed))
-    return path
-
-
-@pytest.fixture
-def vaults(tmp_path):
-    return [record(tmp_path / "made-up.vlt" / uid, i) for i, uid in enumerate(("good", "poor"))]
+from .conftest import record
 
 
 def files_of(hub, repository="org/made-up", under=""):

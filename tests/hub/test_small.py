@@ -14,7 +14,6 @@ from tests.vault.experience import SPEC, make
 
 REPOSITORY = "org/cards"
 TEXT = 'name = "org/env/ä"\n'
-pushes = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 
 def read(hub_file=CARD):
@@ -84,7 +83,6 @@ def test_what_is_not_text_or_nested_too_deep_is_refused(hub):
         library.pull(REPOSITORY)
 
 
-@pushes
 @pytest.mark.parametrize("in_cache", [True, False])
 def test_a_card_is_kept_once_beside_its_dataset(hub, tmp_path, monkeypatch, in_cache):
     with vault.create(tmp_path / "v.vlt" / "a", SPEC, rows=2) as writer:

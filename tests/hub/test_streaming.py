@@ -31,17 +31,13 @@ from offmarl.replay import host
 from offmarl.vault.digest import digest
 
 from . import server
-from .test_push import (
-    record,
-    vaults,  # noqa: F401 - a fixture
-)
+from .conftest import record
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 ADDRESS = "hf://org/made-up/good"
 
 
 @pytest.fixture
-def pushed(hub, vaults):  # noqa: F811
+def pushed(hub, vaults):
     """Two vaults on the hub."""
     library.push(vaults, "org/made-up", "CC-BY-4.0")
     hub.requests.clear()

@@ -25,9 +25,6 @@ from tests.vault.test_stock import write_stock
 
 from .conftest import NAME, PATH, REPOSITORY, write_card
 
-# The client deprecates what it does itself.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-
 LENGTHS = [6, 3, 6, 4]
 LIMITED = ["truncated", "terminated", "truncated", "terminated"]
 UNLIMITED = ["terminated"] * 4
