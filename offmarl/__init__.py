@@ -35,51 +35,55 @@ from offmarl.paths import register_names, register_scheme
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from offmarl import checkpoint as checkpoint
-    from offmarl import config as config
-    from offmarl import distributions as distributions
-    from offmarl import envs as envs
-    from offmarl import evaluation as evaluation
-    from offmarl import hub as hub
-    from offmarl import losses as losses
-    from offmarl import networks as networks
-    from offmarl import ope as ope
-    from offmarl import programs as programs
-    from offmarl import replay as replay
-    from offmarl import report as report
-    from offmarl import rollout as rollout
-    from offmarl import statistics as statistics
-    from offmarl import testing as testing
-    from offmarl import tracking as tracking
-    from offmarl import vault as vault
+    from offmarl import (
+        checkpoint as checkpoint,
+        config as config,
+        distributions as distributions,
+        envs as envs,
+        evaluation as evaluation,
+        hub as hub,
+        losses as losses,
+        networks as networks,
+        ope as ope,
+        programs as programs,
+        replay as replay,
+        report as report,
+        rollout as rollout,
+        statistics as statistics,
+        testing as testing,
+        tracking as tracking,
+        vault as vault,
+    )
     from offmarl._version import __version__ as __version__
-    from offmarl.errors import CardError as CardError
-    from offmarl.errors import CheckpointError as CheckpointError
-    from offmarl.errors import ChecksumError as ChecksumError
-    from offmarl.errors import ExpressionError as ExpressionError
-    from offmarl.errors import HubChecksumError as HubChecksumError
-    from offmarl.errors import HubError as HubError
-    from offmarl.errors import HubUnreachableError as HubUnreachableError
-    from offmarl.errors import InvalidValueError as InvalidValueError
-    from offmarl.errors import MissingExtraError as MissingExtraError
-    from offmarl.errors import NotFiniteError as NotFiniteError
-    from offmarl.errors import NotLearnedError as NotLearnedError
-    from offmarl.errors import OffmarlError as OffmarlError
-    from offmarl.errors import OptionError as OptionError
-    from offmarl.errors import PluginError as PluginError
-    from offmarl.errors import ProcessLostError as ProcessLostError
-    from offmarl.errors import RunError as RunError
-    from offmarl.errors import ShapeError as ShapeError
-    from offmarl.errors import UnknownNameError as UnknownNameError
-    from offmarl.errors import VaultChecksumError as VaultChecksumError
-    from offmarl.errors import VaultConflictError as VaultConflictError
-    from offmarl.errors import VaultError as VaultError
-    from offmarl.errors import VaultExistsError as VaultExistsError
-    from offmarl.errors import VaultFormatError as VaultFormatError
-    from offmarl.errors import VaultFullError as VaultFullError
-    from offmarl.errors import VaultLayoutError as VaultLayoutError
-    from offmarl.errors import VaultLockedError as VaultLockedError
-    from offmarl.errors import VaultNotFoundError as VaultNotFoundError
+    from offmarl.errors import (
+        CardError as CardError,
+        CheckpointError as CheckpointError,
+        ChecksumError as ChecksumError,
+        ExpressionError as ExpressionError,
+        HubChecksumError as HubChecksumError,
+        HubError as HubError,
+        HubUnreachableError as HubUnreachableError,
+        InvalidValueError as InvalidValueError,
+        MissingExtraError as MissingExtraError,
+        NotFiniteError as NotFiniteError,
+        NotLearnedError as NotLearnedError,
+        OffmarlError as OffmarlError,
+        OptionError as OptionError,
+        PluginError as PluginError,
+        ProcessLostError as ProcessLostError,
+        RunError as RunError,
+        ShapeError as ShapeError,
+        UnknownNameError as UnknownNameError,
+        VaultChecksumError as VaultChecksumError,
+        VaultConflictError as VaultConflictError,
+        VaultError as VaultError,
+        VaultExistsError as VaultExistsError,
+        VaultFormatError as VaultFormatError,
+        VaultFullError as VaultFullError,
+        VaultLayoutError as VaultLayoutError,
+        VaultLockedError as VaultLockedError,
+        VaultNotFoundError as VaultNotFoundError,
+    )
     from offmarl.hub.pulling import load_dataset as load_dataset
     from offmarl.hub.remote import HubDriver
     from offmarl.programs.critic import load_critic as load_critic
@@ -87,18 +91,19 @@ if TYPE_CHECKING:
     from offmarl.programs.processes import record_episodes as record_episodes
     from offmarl.programs.python import record as record
     from offmarl.programs.replaying import replay_episode as replay_episode
-    from offmarl.types import ArraySpec as ArraySpec
-    from offmarl.types import Continuous as Continuous
-    from offmarl.types import Discrete as Discrete
-    from offmarl.types import EnvSpec as EnvSpec
-    from offmarl.types import FinalObservations as FinalObservations
-    from offmarl.types import Sequence as Sequence
-    from offmarl.types import Timestep as Timestep
-    from offmarl.types import Transition as Transition
-    from offmarl.types import View as View
+    from offmarl.types import (
+        ArraySpec as ArraySpec,
+        Continuous as Continuous,
+        Discrete as Discrete,
+        EnvSpec as EnvSpec,
+        FinalObservations as FinalObservations,
+        Sequence as Sequence,
+        Timestep as Timestep,
+        Transition as Transition,
+        View as View,
+    )
     from offmarl.vault.convert import from_arrays as from_arrays
-    from offmarl.vault.dataset import Dataset as Dataset
-    from offmarl.vault.dataset import open_vault
+    from offmarl.vault.dataset import Dataset as Dataset, open_vault
     from offmarl.vault.location import Url
     from offmarl.vault.mixture import mix as mix
 

@@ -11,18 +11,20 @@ from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
     from offmarl.benchmark.cells import pack as pack
-    from offmarl.benchmark.fit import require_environments as require_environments
-    from offmarl.benchmark.fit import require_fit as require_fit
+    from offmarl.benchmark.fit import (
+        require_environments as require_environments,
+        require_fit as require_fit,
+    )
     from offmarl.benchmark.jobs import require_vaults as require_vaults
-    from offmarl.benchmark.plan import Cell as Cell
-    from offmarl.benchmark.plan import Plan as Plan
-    from offmarl.benchmark.plan import read_plan as read_plan
-    from offmarl.benchmark.results import Results as Results
-    from offmarl.benchmark.results import notes as notes
-    from offmarl.benchmark.results import read_results as read_results
-    from offmarl.benchmark.results import rows_of as rows_of
-    from offmarl.benchmark.results import score_tables as score_tables
-    from offmarl.benchmark.results import write_results as write_results
+    from offmarl.benchmark.plan import Cell as Cell, Plan as Plan, read_plan as read_plan
+    from offmarl.benchmark.results import (
+        Results as Results,
+        notes as notes,
+        read_results as read_results,
+        rows_of as rows_of,
+        score_tables as score_tables,
+        write_results as write_results,
+    )
     from offmarl.benchmark.tasks import CellsWork as CellsWork
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -267,14 +267,19 @@ def _pages(start: int, stop: int) -> range:
 
 def _paged(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield pages, of which the last may be shorter, from blocks of any size."""
-    content = bytearray()
+    held: list[bytes] = []
+    missing = PAGE
     for block in blocks:
-        content += block
-        while len(content) >= PAGE:
-            yield bytes(content[:PAGE])
-            del content[:PAGE]
-    if content:
-        yield bytes(content)
+        rest = block
+        while len(rest) >= missing:
+            held.append(rest[:missing])
+            rest = rest[missing:]
+            yield b"".join(held)
+            held, missing = [], PAGE
+        held.append(rest)
+        missing -= len(rest)
+    if missing < PAGE:
+        yield b"".join(held)
 
 
 def _runs(pages: list[int]) -> list[range]:

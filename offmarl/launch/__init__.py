@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING
 from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
-    from offmarl.launch.launching import LAUNCHERS as LAUNCHERS
-    from offmarl.launch.launching import Launched as Launched
-    from offmarl.launch.launching import Options as Options
-    from offmarl.launch.launching import launch as launch
-    from offmarl.launch.work import Share as Share
-    from offmarl.launch.work import Work as Work
-    from offmarl.launch.work import join_work as join_work
-    from offmarl.launch.work import once as once
-    from offmarl.launch.work import run_share as run_share
+    from offmarl.launch.launching import (
+        LAUNCHERS as LAUNCHERS,
+        Launched as Launched,
+        Options as Options,
+        launch as launch,
+    )
+    from offmarl.launch.work import (
+        Share as Share,
+        Work as Work,
+        join_work as join_work,
+        once as once,
+        run_share as run_share,
+    )
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -14,28 +14,35 @@ from typing import TYPE_CHECKING
 from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
-    from offmarl.ope.estimation import METHODS as METHODS
-    from offmarl.ope.estimation import Estimates as Estimates
-    from offmarl.ope.estimation import Method as Method
-    from offmarl.ope.estimation import Target as Target
-    from offmarl.ope.estimation import Value as Value
-    from offmarl.ope.estimation import estimate as estimate
-    from offmarl.ope.fitted import Critic as Critic
-    from offmarl.ope.fitted import FittedQ as FittedQ
-    from offmarl.ope.fitted import Options as Options
-    from offmarl.ope.fitted import Transitions as Transitions
-    from offmarl.ope.fitted import fit as fit
-    from offmarl.ope.fitted import make_critic as make_critic
-    from offmarl.ope.history import Followed as Followed
-    from offmarl.ope.history import Histories as Histories
-    from offmarl.ope.importance import Ratios as Ratios
-    from offmarl.ope.importance import bootstrap as bootstrap
-    from offmarl.ope.importance import doubly_robust as doubly_robust
-    from offmarl.ope.importance import effective_sample_size as effective_sample_size
-    from offmarl.ope.importance import weighted_importance_sampling as weighted_importance_sampling
-    from offmarl.ope.ranking import TuningCurve as TuningCurve
-    from offmarl.ope.ranking import rank_correlation as rank_correlation
-    from offmarl.ope.ranking import regret as regret
-    from offmarl.ope.ranking import tuning_curve as tuning_curve
+    from offmarl.ope.estimation import (
+        METHODS as METHODS,
+        Estimates as Estimates,
+        Method as Method,
+        Target as Target,
+        Value as Value,
+        estimate as estimate,
+    )
+    from offmarl.ope.fitted import (
+        Critic as Critic,
+        FittedQ as FittedQ,
+        Options as Options,
+        Transitions as Transitions,
+        fit as fit,
+        make_critic as make_critic,
+    )
+    from offmarl.ope.history import Followed as Followed, Histories as Histories
+    from offmarl.ope.importance import (
+        Ratios as Ratios,
+        bootstrap as bootstrap,
+        doubly_robust as doubly_robust,
+        effective_sample_size as effective_sample_size,
+        weighted_importance_sampling as weighted_importance_sampling,
+    )
+    from offmarl.ope.ranking import (
+        TuningCurve as TuningCurve,
+        rank_correlation as rank_correlation,
+        regret as regret,
+        tuning_curve as tuning_curve,
+    )
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -12,40 +12,34 @@ from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
     from offmarl.vault.archive import unpack as unpack
-    from offmarl.vault.compaction import Compaction as Compaction
-    from offmarl.vault.compaction import compact as compact
-    from offmarl.vault.convert import export_dataset as export_dataset
-    from offmarl.vault.convert import from_arrays as from_arrays
-    from offmarl.vault.convert import import_dataset as import_dataset
-    from offmarl.vault.creation import create as create
-    from offmarl.vault.creation import create_whole as create_whole
-    from offmarl.vault.dataset import Dataset as Dataset
-    from offmarl.vault.dataset import open_vault as open_vault
+    from offmarl.vault.compaction import Compaction as Compaction, compact as compact
+    from offmarl.vault.convert import (
+        export_dataset as export_dataset,
+        from_arrays as from_arrays,
+        import_dataset as import_dataset,
+    )
+    from offmarl.vault.creation import create as create, create_whole as create_whole
+    from offmarl.vault.dataset import Dataset as Dataset, open_vault as open_vault
     from offmarl.vault.faults import Fault as Fault
-    from offmarl.vault.key_values import KeyValues as KeyValues
-    from offmarl.vault.key_values import register_driver as register_driver
-    from offmarl.vault.mixture import Mixture as Mixture
-    from offmarl.vault.mixture import mix as mix
-    from offmarl.vault.open import Summary as Summary
-    from offmarl.vault.open import list_vaults as list_vaults
-    from offmarl.vault.salvaging import Salvage as Salvage
-    from offmarl.vault.salvaging import salvage as salvage
-    from offmarl.vault.shared import SharedWriter as SharedWriter
-    from offmarl.vault.shared import join as join
+    from offmarl.vault.key_values import KeyValues as KeyValues, register_driver as register_driver
+    from offmarl.vault.mixture import Mixture as Mixture, mix as mix
+    from offmarl.vault.open import Summary as Summary, list_vaults as list_vaults
+    from offmarl.vault.salvaging import Salvage as Salvage, salvage as salvage
+    from offmarl.vault.shared import SharedWriter as SharedWriter, join as join
     from offmarl.vault.tables import Episodes as Episodes
     from offmarl.vault.transform.columns import Steps as Steps
-    from offmarl.vault.verbs import cat as cat
-    from offmarl.vault.verbs import dedup as dedup
-    from offmarl.vault.verbs import filter as filter
-    from offmarl.vault.verbs import map as map
-    from offmarl.vault.verbs import recode as recode
-    from offmarl.vault.verbs import sample as sample
-    from offmarl.vault.verbs import slice as slice
-    from offmarl.vault.verbs import split as split
-    from offmarl.vault.verification import Verification as Verification
-    from offmarl.vault.verification import verify as verify
+    from offmarl.vault.verbs import (
+        cat as cat,
+        dedup as dedup,
+        filter as filter,
+        map as map,
+        recode as recode,
+        sample as sample,
+        slice as slice,
+        split as split,
+    )
+    from offmarl.vault.verification import Verification as Verification, verify as verify
     from offmarl.vault.weights import Weights as Weights
-    from offmarl.vault.writer import Writer as Writer
-    from offmarl.vault.writer import resume as resume
+    from offmarl.vault.writer import Writer as Writer, resume as resume
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

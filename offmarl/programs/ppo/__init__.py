@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
-    from offmarl.programs.ppo.arguments import PPOArgs as PPOArgs
-    from offmarl.programs.ppo.arguments import policy_config as policy_config
-    from offmarl.programs.ppo.learning import ActorCritic as ActorCritic
-    from offmarl.programs.ppo.learning import Networks as Networks
-    from offmarl.programs.ppo.learning import State as State
-    from offmarl.programs.ppo.learning import Windows as Windows
+    from offmarl.programs.ppo.arguments import PPOArgs as PPOArgs, policy_config as policy_config
+    from offmarl.programs.ppo.learning import (
+        ActorCritic as ActorCritic,
+        Networks as Networks,
+        State as State,
+        Windows as Windows,
+    )
     from offmarl.programs.ppo.program import make_program as make_program
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)
