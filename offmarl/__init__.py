@@ -29,179 +29,87 @@ TensorStore.
 
 from typing import TYPE_CHECKING
 
-from offmarl._imports import lazy_getattr
-from offmarl._version import __version__
-from offmarl.errors import (
-    CardError,
-    CheckpointError,
-    ChecksumError,
-    ExpressionError,
-    HubChecksumError,
-    HubError,
-    HubUnreachableError,
-    InvalidValueError,
-    MissingExtraError,
-    NotFiniteError,
-    NotLearnedError,
-    OffmarlError,
-    OptionError,
-    PluginError,
-    ProcessLostError,
-    RunError,
-    ShapeError,
-    UnknownNameError,
-    VaultChecksumError,
-    VaultConflictError,
-    VaultError,
-    VaultExistsError,
-    VaultFormatError,
-    VaultFullError,
-    VaultLayoutError,
-    VaultLockedError,
-    VaultNotFoundError,
-)
+from offmarl._imports import lazy_names
 from offmarl.paths import register_names, register_scheme
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from offmarl import (
-        checkpoint,
-        config,
-        distributions,
-        envs,
-        evaluation,
-        hub,
-        losses,
-        networks,
-        ope,
-        programs,
-        replay,
-        report,
-        rollout,
-        statistics,
-        testing,
-        tracking,
-        vault,
+        checkpoint as checkpoint,
+        config as config,
+        distributions as distributions,
+        envs as envs,
+        evaluation as evaluation,
+        hub as hub,
+        losses as losses,
+        networks as networks,
+        ope as ope,
+        programs as programs,
+        replay as replay,
+        report as report,
+        rollout as rollout,
+        statistics as statistics,
+        testing as testing,
+        tracking as tracking,
+        vault as vault,
     )
-    from offmarl.hub import load_dataset
+    from offmarl._version import __version__ as __version__
+    from offmarl.errors import (
+        CardError as CardError,
+        CheckpointError as CheckpointError,
+        ChecksumError as ChecksumError,
+        ExpressionError as ExpressionError,
+        HubChecksumError as HubChecksumError,
+        HubError as HubError,
+        HubUnreachableError as HubUnreachableError,
+        InvalidValueError as InvalidValueError,
+        MissingExtraError as MissingExtraError,
+        NotFiniteError as NotFiniteError,
+        NotLearnedError as NotLearnedError,
+        OffmarlError as OffmarlError,
+        OptionError as OptionError,
+        PluginError as PluginError,
+        ProcessLostError as ProcessLostError,
+        RunError as RunError,
+        ShapeError as ShapeError,
+        UnknownNameError as UnknownNameError,
+        VaultChecksumError as VaultChecksumError,
+        VaultConflictError as VaultConflictError,
+        VaultError as VaultError,
+        VaultExistsError as VaultExistsError,
+        VaultFormatError as VaultFormatError,
+        VaultFullError as VaultFullError,
+        VaultLayoutError as VaultLayoutError,
+        VaultLockedError as VaultLockedError,
+        VaultNotFoundError as VaultNotFoundError,
+    )
+    from offmarl.hub.pulling import load_dataset as load_dataset
     from offmarl.hub.remote import HubDriver
-    from offmarl.programs.critic import load_critic
-    from offmarl.programs.policy import load_policy
-    from offmarl.programs.python import record, record_episodes
-    from offmarl.programs.replaying import replay_episode
+    from offmarl.programs.critic import load_critic as load_critic
+    from offmarl.programs.policy import load_policy as load_policy
+    from offmarl.programs.python import record_episodes as record_episodes
+    from offmarl.programs.python import record as record
+    from offmarl.programs.replaying import replay_episode as replay_episode
     from offmarl.types import (
-        ArraySpec,
-        Continuous,
-        Discrete,
-        EnvSpec,
-        FinalObservations,
-        Sequence,
-        Timestep,
-        Transition,
-        View,
+        ArraySpec as ArraySpec,
+        Continuous as Continuous,
+        Discrete as Discrete,
+        EnvSpec as EnvSpec,
+        FinalObservations as FinalObservations,
+        Sequence as Sequence,
+        Timestep as Timestep,
+        Transition as Transition,
+        View as View,
     )
-    from offmarl.vault import Dataset, from_arrays, mix
-    from offmarl.vault import open_vault as open
+    from offmarl.vault.convert import from_arrays as from_arrays
+    from offmarl.vault.dataset import Dataset as Dataset, open_vault
     from offmarl.vault.location import Url
+    from offmarl.vault.mixture import mix as mix
 
-__all__ = [
-    "ArraySpec",
-    "CardError",
-    "CheckpointError",
-    "ChecksumError",
-    "Continuous",
-    "Dataset",
-    "Discrete",
-    "EnvSpec",
-    "ExpressionError",
-    "FinalObservations",
-    "HubChecksumError",
-    "HubError",
-    "HubUnreachableError",
-    "InvalidValueError",
-    "MissingExtraError",
-    "NotFiniteError",
-    "NotLearnedError",
-    "OffmarlError",
-    "OptionError",
-    "PluginError",
-    "ProcessLostError",
-    "RunError",
-    "Sequence",
-    "ShapeError",
-    "Timestep",
-    "Transition",
-    "UnknownNameError",
-    "VaultChecksumError",
-    "VaultConflictError",
-    "VaultError",
-    "VaultExistsError",
-    "VaultFormatError",
-    "VaultFullError",
-    "VaultLayoutError",
-    "VaultLockedError",
-    "VaultNotFoundError",
-    "View",
-    "__version__",
-    "checkpoint",
-    "config",
-    "distributions",
-    "envs",
-    "evaluation",
-    "from_arrays",
-    "hub",
-    "load_critic",
-    "load_dataset",
-    "load_policy",
-    "losses",
-    "mix",
-    "networks",
-    "ope",
-    "open",
-    "programs",
-    "record",
-    "record_episodes",
-    "replay",
-    "replay_episode",
-    "report",
-    "rollout",
-    "statistics",
-    "testing",
-    "tracking",
-    "vault",
-]
-
-_HOMES = {
-    "Dataset": "offmarl.vault:Dataset",
-    "from_arrays": "offmarl.vault:from_arrays",
-    "load_dataset": "offmarl.hub:load_dataset",
-    "load_critic": "offmarl.programs.critic:load_critic",
-    "load_policy": "offmarl.programs.policy:load_policy",
-    "mix": "offmarl.vault:mix",
-    "open": "offmarl.vault:open_vault",
-    "record": "offmarl.programs.python:record",
-    "record_episodes": "offmarl.programs.python:record_episodes",
-    "replay_episode": "offmarl.programs.replaying:replay_episode",
-    **{
-        name: f"offmarl.types:{name}"
-        for name in (
-            "ArraySpec",
-            "Continuous",
-            "Discrete",
-            "EnvSpec",
-            "FinalObservations",
-            "Sequence",
-            "Timestep",
-            "Transition",
-            "View",
-        )
-    },
-}
-"""Names that are neither modules of the package nor imported above, and where each is defined."""
-
-if not TYPE_CHECKING:  # type checkers take any name from a module that has this
-    __getattr__ = lazy_getattr(__name__, _HOMES)
+    open = open_vault
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)
 
 
 def _find_dataset(name: str, one: bool) -> "Path | None":
@@ -219,7 +127,3 @@ def _open_published(url: "Url") -> "HubDriver":
 # `offmarl.paths` is a layer below the hub and cannot import it, so they are connected here.
 register_names(_find_dataset)
 register_scheme("hf", _open_published)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

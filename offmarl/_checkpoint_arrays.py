@@ -46,14 +46,6 @@ def is_intact(about: dict[str, Any]) -> bool:
     return bool(sealed(rest)["crc32c"] == about.get("crc32c"))
 
 
-def is_unsealed(about: dict[str, Any]) -> bool:
-    """Whether an earlier version wrote the JSON part, without checksums.
-
-    A few flipped bits do not make a part with checksums look like one without.
-    """
-    return about.keys() == {"info", "leaves"}
-
-
 def without_keys(tree: ArrayTree) -> ArrayTree:
     """Return what orbax can write: the data of keys, and None for arrays without entries."""
 

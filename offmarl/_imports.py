@@ -12,7 +12,7 @@ import io
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from importlib.machinery import SourceFileLoader
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -27,22 +27,11 @@ _HIDDEN = ("<", str(Path(__file__).parent), str(Path(importlib.__file__).parent)
 
 
 def import_file(path: Path, name: str | None = None) -> ModuleType:
-    """Import a Python file that may be anywhere.
+    """Import a Python file that may be anywhere; `OptionError` if that fails.
 
     The same content at the same path is the same module, so that classes and compiled programs are
-    shared; a changed file is imported again. The file can import modules in its directory.
-
-    Parameters
-    ----------
-    path
-        Absolute path of the file.
-    name
-        Name of the module, for a file of offmarl, which cannot import modules in its directory.
-
-    Raises
-    ------
-    OptionError
-        There is no such file, or importing it fails.
+    shared; a changed file is imported again. The file can import modules in its directory, except
+    one of offmarl's own, which has a ``name``.
     """
     if path.suffix != ".py" or not path.is_file():
         raise OptionError(f"{path} is not a Python file: give the path of an existing .py file.")
@@ -113,13 +102,7 @@ class _FromSource(SourceFileLoader):
 
 
 def import_module(name: str) -> ModuleType:
-    """Import a module by name, from the installed packages or the working directory.
-
-    Raises
-    ------
-    OptionError
-        There is no such module, or importing it fails.
-    """
+    """Import an installed module, or one in the working directory; `OptionError` if that fails."""
     _add_to_path(Path.cwd())
     try:
         return importlib.import_module(name)
@@ -128,13 +111,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def attribute(module: ModuleType, name: str, where: str) -> Any:
-    """Return an attribute of a module, with dots for nested ones.
-
-    Raises
-    ------
-    OptionError
-        The module has no such attribute.
-    """
+    """Return an attribute of a module, with dots for nested ones; `OptionError` if it has none."""
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -171,22 +148,10 @@ def _add_to_path(directory: Path) -> None:
 
 
 def import_optional(module: str, extra: str, parents_on_use: bool = False) -> ModuleType:
-    """Import a module of an optional package, such as an environment's.
+    """Import a module of an optional package; `MissingExtraError` if it is not installed.
 
-    Parameters
-    ----------
-    module
-        Its full name.
-    extra
-        The extra of offmarl that installs the package.
-    parents_on_use
-        Whether the ``__init__`` of the packages around the module runs only when one of their names
-        is first used. It may import much that the module does not need.
-
-    Raises
-    ------
-    MissingExtraError
-        The package is not installed.
+    With ``parents_on_use`` the ``__init__`` of the packages around the module runs only when one of
+    their names is first used: it may import much that the module does not need.
     """
     package = module.partition(".")[0]
     try:
@@ -278,42 +243,37 @@ def quiet(*messages: str) -> Iterator[None]:
 # -------------------------------------------------------------------------------- lazy names
 
 
-def homes_in(package: str, modules: Mapping[str, str]) -> dict[str, str]:
-    """Return where names live, as `lazy_getattr` takes it.
+def lazy_names(
+    package: str, **extras: str
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package whose names load on use.
 
-    Parameters
-    ----------
-    package
-        The package's name.
-    modules
-        Its modules, and the public names of each, divided by spaces.
+    The names are those that the package imports as themselves ``if TYPE_CHECKING``, as in
+    ``from offmarl.types import View as View``, so that each is written once; ``open = open_vault``
+    renames an import. Submodules are found, too. ``extras`` are the extras that modules need.
     """
-    return {
-        name: f"{package}.{module}:{name}"
-        for module, names in modules.items()
-        for name in names.split()
-    }
-
-
-def lazy_getattr(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a package's ``__getattr__``, which imports public names and submodules on first use.
-
-    Parameters
-    ----------
-    package
-        The package's name.
-    homes
-        The public names and where each one lives: "module", or "module:attribute".
-    """
+    module = sys.modules[package]
+    source = ast.parse(Path(str(module.__file__)).read_bytes())
+    block = next(node for node in source.body if isinstance(node, ast.If)).body
+    imports = [node for node in block if isinstance(node, ast.ImportFrom)]
+    homes = {one.name: (node.module or "", one.name) for node in imports for one in node.names}
+    public = {one.asname: homes[one.name] for node in imports for one in node.names if one.asname}
+    for node in block:
+        if isinstance(node, ast.Assign):
+            public[ast.unparse(node.targets[0])] = homes[ast.unparse(node.value)]
+    listed = sorted(public)
 
     def load(name: str) -> Any:
-        if name in homes:
-            module, _, attribute = homes[name].partition(":")
-        elif not name.startswith("_") and find_spec(f"{package}.{name}"):
-            module, attribute = f"{package}.{name}", ""
+        home, attribute = public.get(name, (package, name))
+        if home != package:
+            if extra := extras.get(home.rpartition(".")[2]):
+                import_optional(extra, extra)
+            found = getattr(importlib.import_module(home), attribute)
+        elif name in public or (not name.startswith("_") and find_spec(f"{package}.{name}")):
+            found = importlib.import_module(f"{package}.{name}")
         else:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        home = importlib.import_module(module)
-        return getattr(home, attribute) if attribute else home
+        setattr(module, name, found)
+        return found
 
-    return load
+    return listed, load, lambda: listed

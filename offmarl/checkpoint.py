@@ -31,7 +31,6 @@ from offmarl._checkpoint_arrays import (
     abstract,
     checksums,
     is_intact,
-    is_unsealed,
     leaf_types,
     pick,
     sealed,
@@ -73,8 +72,7 @@ class Checkpoints:
     Saves are atomic and complete when `save` returns: a kill during a save leaves the earlier
     checkpoints intact. Trees may hold typed PRNG keys, NamedTuples, optax states and empty nodes.
     Each array is stored with the CRC32C of its type, shape and bytes, which is compared when it is
-    read. Checkpoints of earlier versions have no checksums and are read without them. Other files
-    in the directory are not touched.
+    read. Other files in the directory are not touched.
 
     Parameters
     ----------
@@ -199,7 +197,7 @@ class Checkpoints:
             **{name: args.StandardRestore(_wrap(abstract(part))) for name, part in parts.items()},
         )
         for name in parts:
-            self._compare(step, name, _unwrap(found[name]), about.get("checksums"))
+            self._compare(step, name, _unwrap(found[name]), about["checksums"])
         tree = {name: with_keys(part, _unwrap(found[name])) for name, part in parts.items()}
         return dict(like) | tree, about["info"]
 
@@ -229,7 +227,7 @@ class Checkpoints:
         found = self._restore(step, **whole)
         tree = {name: pick(part, _unwrap(found[name])) for name, part in like.items()}
         for name, part in tree.items():
-            self._compare(step, name, part, about.get("checksums"))
+            self._compare(step, name, part, about["checksums"])
         return {name: with_keys(part, tree[name]) for name, part in like.items()}
 
     def resume(self, like: Mapping[str, ArrayTree]) -> Resumed | None:
@@ -358,16 +356,12 @@ class Checkpoints:
             about: Any = json.loads(text)
         except (ValueError, RecursionError, *_MISSING) as error:
             raise self._damaged(step, _in_words(error)) from None
-        if not isinstance(about, dict) or not (is_unsealed(about) or is_intact(about)):
+        if not isinstance(about, dict) or not is_intact(about):
             raise self._damaged(step, "the checksum of its JSON part is wrong")
         return about
 
-    def _compare(
-        self, step: int, name: str, part: ArrayTree, expected: Mapping[str, Any] | None
-    ) -> None:
-        """Compare checksums; ``expected`` is None for a checkpoint of an earlier version."""
-        if expected is None:
-            return
+    def _compare(self, step: int, name: str, part: ArrayTree, expected: Mapping[str, Any]) -> None:
+        """Compare checksums."""
         for leaf, checksum in checksums(part).items():
             if checksum != expected[name][leaf]:
                 raise self._damaged(step, f"the checksum of {name}{leaf} is wrong")

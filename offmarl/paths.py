@@ -14,16 +14,11 @@ _OF_FILES = (".vlt", ".zip")
 
 
 def local(path: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of a file or directory on this machine, which need not exist.
+    """Return the absolute path of a file or directory here; `OptionError` if it cannot have one.
 
     ``~`` and ``~user`` are expanded. ``..`` has the meaning of the operating system: after a
     symbolic link it leads to the parent of the link's target. Other links are kept, so that a vault
     keeps the name that its user gave it.
-
-    Raises
-    ------
-    OptionError
-        The path is empty, or relative to a working directory that was removed.
     """
     text = os.fspath(path)
     if not text:
@@ -114,19 +109,8 @@ def below(*names: str, option: str) -> Path:
     """Return a safe relative path made of names from data; it never leads upward.
 
     Slashes separate directories. Empty parts, leading dots and unusual characters are removed or
-    replaced, because the author of the data chose the names.
-
-    Parameters
-    ----------
-    names
-        Names such as that of an environment and the uid of a vault.
-    option
-        The option that a user can give instead of an unusable name, such as "--out".
-
-    Raises
-    ------
-    OptionError
-        A name has no usable part.
+    replaced, because the author of the data chose the names. `OptionError` names the ``option`` to
+    give instead of an unusable name.
     """
     found = [[_clean(part) for part in name.split("/")] for name in names]
     for name, parts in zip(names, found, strict=True):

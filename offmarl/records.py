@@ -127,20 +127,19 @@ class Run(Struct, frozen=True):
     complete: bool = False
     stopped: dict[str, Count] = {}
     settings: dict[str, Text] = {}
-    given: tuple[Text, ...] | None = None
+    given: tuple[Text, ...] = ()
     opponents: dict[str, dict[str, Any]] = {}
     environment_source: dict[str, Text] = {}
     label: Text | None = None
 
 
 class PolicyCard(Struct, frozen=True):
-    """What is shown of a published policy, and how its archive is checked."""
+    """What is shown of a published policy; `offmarl.hub.policies` adds its files."""
 
     name: Text
     summary: Text
     program: Text
     licence: Text
-    file: dict[Literal["path", "size", "sha256"], Text | Count]
 
 
 def checked(data: Any, kind: type[T], where: str, error: type[OffmarlError]) -> T:

@@ -8,7 +8,7 @@ checkpoint, and a tracker skips the steps that it has or is written again from t
 A training never waits long for a tracker: each is used in a thread of its own, which is left behind
 if it stands still.
 
-A tracker of another kind is a class with the methods of `Tracker` in `KINDS`.
+A tracker of another kind is a subclass of `Tracker` in `KINDS`.
 """
 
 import io
@@ -28,7 +28,7 @@ from itertools import groupby
 from os import environ
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -54,26 +54,6 @@ _LIMITS = {
 """Environment variables of trackers, whose defaults are minutes."""
 
 
-@runtime_checkable
-class Tracker(Protocol):
-    """What a tracker does for one run."""
-
-    last: int
-    """The last step that it has; -1 if none."""
-
-    def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add the numbers of a step; steps increase."""
-        ...
-
-    def flush(self) -> None:
-        """Make what was added durable."""
-        ...
-
-    def close(self) -> None:
-        """End the connection; the tracked run can be continued."""
-        ...
-
-
 class Tracked(NamedTuple):
     """The run that a tracker is made for."""
 
@@ -86,13 +66,26 @@ class Tracked(NamedTuple):
     """Arguments and origin of the run, without nesting."""
 
 
-class Kind(NamedTuple):
-    """A kind of tracker."""
+class Tracker:
+    """What a tracker does for one run; ``target`` is what the user gave after ``NAME=``."""
 
-    make: Callable[[Tracked, str], Tracker]
-    """Called with a run, and what the user gave after ``NAME=``."""
-    module: str
+    module: ClassVar[str]
     """What it imports; the package may be missing."""
+    last = -1
+    """The last step that it has; -1 if none."""
+
+    def __init__(self, run: Tracked, target: str):
+        raise NotImplementedError
+
+    def log(self, step: int, scalars: Mapping[str, float]) -> None:
+        """Add the numbers of a step; steps increase."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        """Make what was added durable; not needed where each step is stored at once."""
+
+    def close(self) -> None:
+        """End the connection; the tracked run can be continued."""
 
 
 # ---------------------------------------------------------------------------------- a run
@@ -123,7 +116,7 @@ class Trackers:
         name, _, target = text.partition("=")
         import_module(KINDS[name].module)  # takes a while
         seconds = _SECONDS if _server(text).scheme in _PORTS else _SECONDS_HERE
-        self._open[text] = _Patience(3 * seconds).wait(lambda: KINDS[name].make(run, target))
+        self._open[text] = _Patience(3 * seconds).wait(lambda: KINDS[name](run, target))
         self._patience[text] = _Patience(seconds)
 
     def sync(self) -> None:
@@ -296,10 +289,10 @@ def _quiet() -> Iterator[None]:
 # ---------------------------------------------------------------------------------- the kinds
 
 
-class _TensorBoard:
+class _TensorBoard(Tracker):
     """Event files in the run's directory, or in a directory of the user's."""
 
-    last = -1
+    module = "tensorboardX"
 
     def __init__(self, run: Tracked, target: str):
         board = import_optional("tensorboardX", "tensorboard")
@@ -319,8 +312,10 @@ class _TensorBoard:
         self._writer.close()
 
 
-class _MLflow:
+class _MLflow(Tracker):
     """A run of a tracking server or of a database, which keeps it when offmarl's run is resumed."""
+
+    module = "mlflow"
 
     def __init__(self, run: Tracked, target: str):
         mlflow = import_optional("mlflow", "mlflow")
@@ -352,15 +347,14 @@ class _MLflow:
         entries = [metric(name, value, now, step) for name, value in scalars.items()]
         self._client.log_batch(self._id, metrics=entries)  # all of the step or nothing of it
 
-    def flush(self) -> None:
-        """Do nothing: each step is stored at once."""
-
     def close(self) -> None:
         self._client.set_terminated(self._id)
 
 
-class _WandB:
+class _WandB(Tracker):
     """A run of Weights & Biases, offline unless ``WANDB_MODE`` says otherwise."""
+
+    module = "wandb"
 
     def __init__(self, run: Tracked, target: str):
         wandb = import_optional("wandb", "wandb")
@@ -383,17 +377,14 @@ class _WandB:
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         self._run.log(dict(scalars), step=step)
 
-    def flush(self) -> None:
-        """Do nothing: its own process writes."""
-
     def close(self) -> None:
         self._run.finish()
 
 
-class _Trackio:
+class _Trackio(Tracker):
     """A run in trackio's local database."""
 
-    last = -1
+    module = "trackio"
 
     def __init__(self, run: Tracked, target: str):
         trackio = import_optional("trackio", "trackio")
@@ -416,17 +407,14 @@ class _Trackio:
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         self._run.log(dict(scalars), step=step)
 
-    def flush(self) -> None:
-        """Do nothing: a thread of its own writes."""
-
     def close(self) -> None:
         self._run.finish()
 
 
-KINDS = {
-    "tensorboard": Kind(_TensorBoard, "tensorboardX"),
-    "mlflow": Kind(_MLflow, "mlflow"),
-    "wandb": Kind(_WandB, "wandb"),
-    "trackio": Kind(_Trackio, "trackio"),
+KINDS: dict[str, type[Tracker]] = {
+    "tensorboard": _TensorBoard,
+    "mlflow": _MLflow,
+    "wandb": _WandB,
+    "trackio": _Trackio,
 }
 """The kinds of trackers by name, which are also the names of their extras."""

@@ -64,18 +64,6 @@ def test_the_table_names_the_areas_and_only_what_there_is():
                 found = getattr(found, part)
 
 
-def test_type_checkers_see_the_same_names():
-    """The imports for type checkers, the names that are found at run time, and ``__all__``."""
-    source = Path(offmarl.__file__).read_text()
-    imported = {
-        alias.asname or alias.name
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.ImportFrom) and node.module.startswith("offmarl")
-        for alias in node.names
-    }
-    assert set(offmarl.__all__) - {"__version__"} <= imported
-
-
 def test_every_error_is_a_name_of_the_package():
     from offmarl import errors
 

@@ -186,14 +186,13 @@ def test_names_of_a_single_seed_have_no_prefix(place):
 def test_trackers_that_do_not_exist_or_are_not_installed_are_named(place, monkeypatch):
     with pytest.raises(UnknownNameError, match="no tracker named 'tensorbord': did you mean tens"):
         opened(place, "tensorbord")
-    absent = KINDS["wandb"]._replace(module="offmarl_absent")
-    monkeypatch.setitem(KINDS, "wandb", absent)
+    monkeypatch.setattr(KINDS["wandb"], "module", "offmarl_absent")
     with pytest.raises(MissingExtraError, match=r"pip install 'offmarl\[wandb\]'"):
         trackers.check(["wandb=project"])
 
 
-class _Broken:
-    last = -1
+class _Broken(trackers.Tracker):
+    module = "json"
 
     def __init__(self, _run, target):
         if target:
@@ -202,13 +201,9 @@ class _Broken:
     def log(self, step, scalars):
         raise OSError("disk full")
 
-    def flush(self): ...
-
-    def close(self): ...
-
 
 def test_a_tracker_that_fails_does_not_end_the_run(place, monkeypatch):
-    monkeypatch.setitem(KINDS, "broken", trackers.Kind(_Broken, "json"))
+    monkeypatch.setitem(KINDS, "broken", _Broken)
     with pytest.raises(RunError, match="broken=here cannot be opened"):
         opened(place, "broken=here")
     with opened(place, "broken") as found:
@@ -240,10 +235,10 @@ def server():
         thread.join()
 
 
-class _Remote:
+class _Remote(trackers.Tracker):
     """Sends each step to a server, and never gives up by itself."""
 
-    last = -1
+    module = "json"
 
     def __init__(self, _run, target):
         self._url = target
@@ -256,16 +251,13 @@ class _Remote:
     def log(self, step, scalars):
         self._ask()
 
-    def flush(self): ...
-
     def close(self):
         self._ask()
 
 
 @pytest.fixture
 def remote(monkeypatch):
-    kind = trackers.Kind(_Remote, "json")
-    monkeypatch.setitem(KINDS, "remote", kind)
+    monkeypatch.setitem(KINDS, "remote", _Remote)
     monkeypatch.setattr(trackers, "_SECONDS", 0.3)
 
 

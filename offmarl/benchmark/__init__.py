@@ -5,32 +5,25 @@ tables, figures and the page are made from one JSON file for each cell. ``offmar
 all of it.
 """
 
-from offmarl.benchmark.cells import pack
-from offmarl.benchmark.fit import require_environments, require_fit
-from offmarl.benchmark.plan import Cell, Plan, read_plan
-from offmarl.benchmark.results import (
-    Results,
-    notes,
-    read_results,
-    rows_of,
-    score_tables,
-    write_results,
-)
-from offmarl.benchmark.tasks import CellsWork, require_vaults
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Cell",
-    "CellsWork",
-    "Plan",
-    "Results",
-    "notes",
-    "pack",
-    "read_plan",
-    "read_results",
-    "require_environments",
-    "require_fit",
-    "require_vaults",
-    "rows_of",
-    "score_tables",
-    "write_results",
-]
+from offmarl._imports import lazy_names
+
+if TYPE_CHECKING:
+    from offmarl.benchmark.cells import pack as pack
+    from offmarl.benchmark.fit import (
+        require_environments as require_environments,
+        require_fit as require_fit,
+    )
+    from offmarl.benchmark.plan import Cell as Cell, Plan as Plan, read_plan as read_plan
+    from offmarl.benchmark.results import (
+        Results as Results,
+        notes as notes,
+        read_results as read_results,
+        rows_of as rows_of,
+        score_tables as score_tables,
+        write_results as write_results,
+    )
+    from offmarl.benchmark.tasks import CellsWork as CellsWork, require_vaults as require_vaults
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -8,6 +8,7 @@ from shlex import quote
 from typing import Annotated, Any, Literal
 
 from rich.console import Group
+from rich.filesize import decimal
 from tyro.conf import Positional, arg
 
 from offmarl import hub
@@ -57,7 +58,7 @@ def pull(
         return _planned(hub.plan(name, out))
     pulled = hub.pull(name, out, time_limit)
     limit = {"time limit": f"{pulled.time_limit} steps"} if pulled.time_limit else {}
-    about = {"commit": pulled.commit, "fetched": _size(pulled.fetched)}
+    about = {"commit": pulled.commit, "fetched": decimal(pulled.fetched)}
     facts = _about(pulled.card) | limit | about
     checks = {f"{uid} checked by": check for uid, check in pulled.checks.items()}
     if not pulled.asked:
@@ -78,7 +79,7 @@ def _pulled_policy(name: str, out: Path | None) -> Report:
         "policy": pulled.card["summary"],
         "licence": pulled.card["licence"],
         "commit": pulled.commit,
-        "fetched": _size(pulled.fetched),
+        "fetched": decimal(pulled.fetched),
     }
     if not pulled.asked:
         facts["note"] = _NOT_ASKED
@@ -87,11 +88,11 @@ def _pulled_policy(name: str, out: Path | None) -> Report:
 
 
 def _planned(plan: hub.Plan) -> Report:
-    rows = [[uid, _size(size.download), _size(size.unpacked)] for uid, size in plan.sizes.items()]
+    rows = [[uid, *map(decimal, size)] for uid, size in plan.sizes.items()]
     totals = [sum(size[i] for size in plan.sizes.values()) for i in (0, 1)]
     if len(rows) > 1:
-        rows.append(["all", *map(_size, totals)])
-    about = {"commit": plan.commit, "free": f"{_size(plan.free)} on the disk of the dataset"}
+        rows.append(["all", *map(decimal, totals)])
+    about = {"commit": plan.commit, "free": f"{decimal(plan.free)} on the disk of the dataset"}
     columns = ["uid", "download", "on disk"]
     data = {
         "name": plan.card.name,
@@ -153,7 +154,7 @@ def push(
         )
     pushed = hub.push(vaults, to, licence, name, summary, citation, private, message, licence_link)
     rows = [[uid, one.digest, len(one.files)] for uid, one in pushed.card.uids.items()]
-    facts = {"repository": pushed.url, "commit": pushed.commit, "size": _size(pushed.sent)}
+    facts = {"repository": pushed.url, "commit": pushed.commit, "size": decimal(pushed.sent)}
     facts |= {"summary": pushed.card.summary, "licence": _licence(pushed.card)}
     text = Group(
         table(["uid", "digest", "files"], rows),
@@ -165,7 +166,7 @@ def push(
 
 def _pushed_policy(pushed: hub.PushedPolicy) -> Report:
     card = pushed.card
-    facts = {"repository": pushed.url, "commit": pushed.commit, "size": _size(pushed.sent)}
+    facts = {"repository": pushed.url, "commit": pushed.commit, "size": decimal(pushed.sent)}
     facts |= {"summary": card["summary"], "licence": card["licence"]}
     following = as_is(f"\nNext: offmarl pull {quote(card['name'])} --policy")
     return Report(pushed._asdict(), Group(grid(facts), following))
@@ -204,7 +205,7 @@ def cache(
             _confirm(chosen, yes)
             freed = {name: pulled_datasets.remove(entry) for name, entry in chosen.items()}
             return Report(
-                {"removed": freed}, f"{len(freed)} removed, {_size(sum(freed.values()))} freed."
+                {"removed": freed}, f"{len(freed)} removed, {decimal(sum(freed.values()))} freed."
             )
         case "verify":
             return _verified(chosen)
@@ -216,7 +217,7 @@ def _remove_pages(action: str) -> Report:
             "--streamed is for `offmarl cache rm`: `offmarl cache ls` gives the size."
         )
     freed = page_cache().clear()
-    return Report({"freed": freed}, f"{_size(freed)} of streamed pages removed.")
+    return Report({"freed": freed}, f"{decimal(freed)} of streamed pages removed.")
 
 
 def _confirm(chosen: Mapping[str, pulled_datasets.Entry], yes: bool) -> None:
@@ -228,7 +229,7 @@ def _confirm(chosen: Mapping[str, pulled_datasets.Entry], yes: bool) -> None:
             f"removing {len(chosen)} pulled datasets ({', '.join(chosen)}) needs confirmation, but "
             "standard input is not a terminal: give --yes."
         )
-    listed = "\n".join(f"{name}  {_size(one.size)}" for name, one in chosen.items())
+    listed = "\n".join(f"{name}  {decimal(one.size)}" for name, one in chosen.items())
     if not ask(f"{listed}\nRemove?"):
         raise OptionError("nothing was removed.")
 
@@ -291,7 +292,7 @@ def _choose(
 
 
 def _listed(found: dict[str, pulled_datasets.Entry]) -> Report:
-    rows = [[name, " ".join(one.uids), _size(one.size)] for name, one in found.items()]
+    rows = [[name, " ".join(one.uids), decimal(one.size)] for name, one in found.items()]
     root = pulled_datasets.root()
     listed = table(["name", "uids", "size"], rows) if rows else _NOTHING
     data = {
@@ -300,7 +301,7 @@ def _listed(found: dict[str, pulled_datasets.Entry]) -> Report:
     streamed = page_cache().size
     where = f"in {root}"
     if streamed:
-        where += f"\n{_size(streamed)} of streamed pages in {page_cache().root}"
+        where += f"\n{decimal(streamed)} of streamed pages in {page_cache().root}"
     facts = {"root": root, "datasets": data, "streamed": streamed}
     return Report(facts, Group(listed, as_is(where)))
 
@@ -350,10 +351,3 @@ def _licence(card: Card) -> str:
     _, code, link, note = astuple(card.licence)
     data = f"data {card.licence.data}" + (f" ({link})" if link else "")
     return data + (f"; code {code}" if code else "") + (f". {note}" if note else "")
-
-
-def _size(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"

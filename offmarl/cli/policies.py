@@ -21,13 +21,7 @@ from offmarl.types import ArrayTree, EnvSpec
 
 
 def make_environment(loaded: LoadedPolicy) -> Environment:
-    """Build the environment of a policy's run.
-
-    Raises
-    ------
-    ShapeError
-        It has other sizes now.
-    """
+    """Build the environment of a policy's run; `ShapeError` if it has other sizes now."""
     environment = envs.make(loaded.spec.name)
     if difference := loaded.spec.difference(environment.spec, extras=False):
         raise ShapeError(
@@ -50,11 +44,6 @@ def load(
 
     The arguments are those of `load_policy`, with ``checkpoint`` for its ``step``. ``opponents``
     play in place of the recorded ones.
-
-    Raises
-    ------
-    ShapeError
-        The policies do not fit the environment.
     """
     record = read_run(run)
     environment = envs.make(EnvSpec.from_json(record["spec"]).name if env is None else env)

@@ -4,23 +4,25 @@
 >>> dataset = hub.load_dataset("og_marl/smac_v1/3m/Good")
 """
 
-from offmarl.hub.card import Card, cards
-from offmarl.hub.policies import PulledPolicy, PushedPolicy, pull_policy, push_policy
-from offmarl.hub.pull import Plan, Pulled, load_dataset, plan, pull
-from offmarl.hub.push import Pushed, push
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Card",
-    "Plan",
-    "Pulled",
-    "PulledPolicy",
-    "Pushed",
-    "PushedPolicy",
-    "cards",
-    "load_dataset",
-    "plan",
-    "pull",
-    "pull_policy",
-    "push",
-    "push_policy",
-]
+from offmarl._imports import lazy_names
+
+if TYPE_CHECKING:
+    from offmarl.hub.card import Card as Card, cards as cards
+    from offmarl.hub.policies import (
+        PulledPolicy as PulledPolicy,
+        PushedPolicy as PushedPolicy,
+        pull_policy as pull_policy,
+        push_policy as push_policy,
+    )
+    from offmarl.hub.pulling import (
+        Plan as Plan,
+        Pulled as Pulled,
+        load_dataset as load_dataset,
+        plan as plan,
+        pull as pull,
+    )
+    from offmarl.hub.pushing import Pushed as Pushed, push as push
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

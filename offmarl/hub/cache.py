@@ -67,6 +67,14 @@ class Entry(NamedTuple):
         except RunError:
             return {}
 
+    @property
+    def card(self) -> Card | None:
+        """The card that `pull` recorded; None if there is none, or it is damaged."""
+        text = self.record.get("card")
+        with suppress(CardError):
+            return cards.parse(text, str(self.path)) if isinstance(text, str) else None
+        return None
+
     def note(self, facts: Mapping[str, Any]) -> None:
         """Update the record."""
         tracking.write_json(self.path / RECORD, {**self.record, **facts})
@@ -265,7 +273,7 @@ def find(name: str, one: bool = False) -> Path | None:
 
 def refuse_several(target: Target) -> None:
     """Raise `VaultError` if a name has no uid and its card lists several, however many are here."""
-    card = target.card or kept_card(target.name, target.commit, None)
+    card = target.card or kept_card(target, target.commit, None)
     here = pulled(target)
     uids = card.uids if card and len(here) < 2 else here
     if target.uid is None and len(uids) > 1:
@@ -278,16 +286,25 @@ def _not_pulled(name: str, target: Target) -> str:
     if card and target.uid and card.uids and target.uid not in card.uids:
         return str(unknown_name("uid", target.uid, card.uids))
     if card and (card.hub is None or card.hub.path is None):
-        how = f": record it with `{card.recipe.command}`" if card.recipe else ""
-        return f"{target.name} is in the catalogue, but not published{how}."
-    others = [
-        f"{target.name}/{uid}@{entry.record['commit'][:12]}"
+        return unpublished(card)
+    here = [one for one in vault_names() if one.startswith(f"{target.name}/")]
+    listed = f" Pulled before: {', '.join(here)}." if here else ""
+    return f"{name} is not on this machine: run `offmarl pull {name}` first.{listed}"
+
+
+def unpublished(card: Card) -> str:
+    """Say that a dataset of the catalogue is not published, and how it is recorded."""
+    how = f": record it with `{card.recipe.command}`" if card.recipe else ""
+    return f"{card.name} is in the catalogue, but not published{how}."
+
+
+def vault_names() -> list[str]:
+    """Return the names of all pulled vaults, with their commits."""
+    return [
+        f"{entry.record['name']}/{uid}@{entry.record['commit'][:12]}"
         for entry in entries()
-        if entry.record["name"] == target.name
         for uid in entry.uids
     ]
-    here = f" Pulled before: {', '.join(others)}." if others else ""
-    return f"{name} is not on this machine: run `offmarl pull {name}` first.{here}"
 
 
 def kept(target: Target, out: str | os.PathLike[str] | None) -> tuple[Entry, Card] | None:
@@ -295,35 +312,24 @@ def kept(target: Target, out: str | os.PathLike[str] | None) -> tuple[Entry, Car
 
     ``out`` is as for `offmarl.hub.pull`.
     """
-    for entry in _entries_at(target.name, target.commit, out):
-        card, here = target.card or _card_of(entry), entry.uids
+    for entry in _entries_at(target, target.commit, out):
+        card, here = target.card or entry.card, entry.uids
         whole = entry.record.get("whole") or (card and card.uids and card.uids.keys() <= set(here))
         if card and (target.uid in here if target.uid else whole):
             return entry, card
     return None
 
 
-def kept_card(name: str, commit: str, out: str | os.PathLike[str] | None) -> Card | None:
+def kept_card(target: Target, commit: str, out: str | os.PathLike[str] | None) -> Card | None:
     """Return the card in the record of a dataset on this machine; None if there is none."""
-    found = map(_card_of, _entries_at(name, commit, out))
+    found = (entry.card for entry in _entries_at(target, commit, out))
     return next((card for card in found if card), None)
 
 
-def _entries_at(name: str, commit: str, out: str | os.PathLike[str] | None) -> list[Entry]:
+def _entries_at(target: Target, commit: str, out: str | os.PathLike[str] | None) -> list[Entry]:
     if out is None:
-        places = entries(root() / name / commit)
+        places = entries(root() / target.name / commit)
     else:
         places = [Entry(path) for path in sorted(local(out).glob(f"*{SUFFIX}"))]
-    return [
-        entry
-        for entry in places
-        if (entry.record.get("name"), entry.record.get("commit")) == (name, commit)
-    ]
-
-
-def _card_of(entry: Entry) -> Card | None:
-    """Return the card that `pull` recorded; None if there is none, or it is damaged."""
-    text = entry.record.get("card")
-    with suppress(CardError):
-        return cards.parse(text, str(entry.path)) if isinstance(text, str) else None
-    return None
+    wanted = target.name, commit
+    return [x for x in places if (x.record.get("name"), x.record.get("commit")) == wanted]

@@ -6,10 +6,10 @@ published with a dataset lists its files and digests, too.
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -238,19 +238,27 @@ def check(card: Card, where: str) -> Card:
     for name in (*card.name.split("/"), *card.uids):
         if not _PLAIN.fullmatch(name):
             raise CardError(f"{where}: {name!r} cannot be the name of a dataset or a uid.")
-    for file in (file for uid in card.uids.values() for file in uid.files):
-        plain = all(_PLAIN.fullmatch(part) for part in file.path.split("/"))
-        if not (plain and file.size > 0 and _SHA256.fullmatch(file.sha256)):
-            raise CardError(
-                f"{where}: a file has an invalid path, size or SHA-256: {file.path!r:.80}, "
-                f"{file.size}, {file.sha256!r:.80}."
-            )
     for uid, one in card.uids.items():
+        check_files(one.files, where)
         if one.files:
             card.files_of(uid)
     if card.time_limit is not None and card.time_limit < 1:
         raise CardError(f"{where}: time_limit must be positive, not {card.time_limit}.")
     return card
+
+
+def check_files(files: Sequence[File], where: str) -> None:
+    """Raise `CardError` unless files have hashes, and paths that can be in one directory."""
+    paths = [PurePosixPath(file.path) for file in files]
+    if len({*paths}) < len(paths) or {*paths} & {x for path in paths for x in path.parents}:
+        raise CardError(f"{where}: a file is there twice, or is a directory of another.")
+    for file in files:
+        plain = all(_PLAIN.fullmatch(part) for part in file.path.split("/"))
+        if not (plain and _SHA256.fullmatch(file.sha256)):
+            raise CardError(
+                f"{where}: a file has an invalid path or SHA-256: {file.path!r:.80}, "
+                f"{file.sha256!r:.80}."
+            )
 
 
 def to_toml(card: Card) -> str:

@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -14,7 +14,6 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from huggingface_hub import (
-    HfFileMetadata,
     constants,
     get_hf_file_metadata,
     get_session,
@@ -28,11 +27,6 @@ from huggingface_hub.errors import (
     HFValidationError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
-)
-from huggingface_hub.utils.tqdm import (
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
 )
 
 from offmarl.errors import HubError, HubUnreachableError
@@ -136,7 +130,10 @@ def find(repository: str, path: str, revision: str, kind: Kind = "dataset") -> R
     problem = HubUnreachableError(f"no hub answers about {repository}.")
     for number, endpoint in enumerate(mirrors):
         try:
-            found = _ask(endpoint, repository, path, revision, kind)
+            with errors_of(repository, revision, path):
+                (url,) = _urls([endpoint], repository, path, revision, kind)
+                options: Any = {"token": token_for(url) or False, "endpoint": endpoint}
+                found = get_hf_file_metadata(url, timeout=_TIMEOUT, **options)
         except HubUnreachableError as error:
             problem = error
             continue
@@ -153,18 +150,10 @@ def find(repository: str, path: str, revision: str, kind: Kind = "dataset") -> R
     raise problem
 
 
-def _ask(endpoint: str, repository: str, path: str, revision: str, kind: Kind) -> HfFileMetadata:
-    """Return what a hub or a mirror says of a file."""
-    with errors_of(repository, revision, path):
-        (url,) = _urls([endpoint], repository, path, revision, kind)
-        token = token_for(url) or False
-        return get_hf_file_metadata(url, token=token, timeout=_TIMEOUT, endpoint=endpoint)
-
-
-def known(repository: str, file: File, commit: str) -> Remote:
+def known(repository: str, commit: str, file: File, kind: Kind = "dataset") -> Remote:
     """Return a file whose size and hash a card gives; the hub is not asked."""
     with errors_of(repository, commit, file.path):
-        urls = _urls(endpoints(), repository, file.path, commit, "dataset")
+        urls = _urls(endpoints(), repository, file.path, commit, kind)
         return Remote(urls, commit, file.size, file.sha256)
 
 
@@ -176,19 +165,6 @@ def _urls(
         hf_hub_url(repository, path, repo_type=kind, revision=revision, endpoint=host)
         for host in hosts
     )
-
-
-@contextmanager
-def bars(shown: bool) -> Iterator[None]:
-    """Show or hide the client's own progress bars in a block."""
-    before = are_progress_bars_disabled()
-    if not shown:
-        disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not before:
-            enable_progress_bars()
 
 
 @contextmanager
@@ -245,13 +221,6 @@ _SILENCE = 30.0
 _RETRIED = frozenset({403, 408, 425, 429, 500, 502, 503, 504})
 """Status codes after which a request is repeated; 403 is the answer of an expired signed URL."""
 
-Received = Callable[[int], None]
-"""Called with the number of bytes as they arrive."""
-
-
-def _ignore(_: int) -> None:
-    """No-op callback."""
-
 
 class _TryAgainError(Exception):
     """A failure that another attempt may not meet; the server asks to wait ``after`` seconds."""
@@ -261,100 +230,66 @@ class _TryAgainError(Exception):
         self.after = after
 
 
-class Connection:
-    """Reads intervals of a remote file, over HTTP connections that may break."""
+def stream(remote: Remote, start: int, stop: int) -> Iterator[bytes]:
+    """Yield the bytes from ``start`` to ``stop`` as they arrive, over connections that may break.
 
-    def __init__(self, remote: Remote):
-        self.received: Received = _ignore
-        self.total = 0
-        """Bytes received so far."""
-        self._remote = remote
-        self._failures = 0
-        self._response: Any = None
-        self._chunks: Iterator[bytes] = iter(())
-        self._rest = b""
-        self._position = self._end = -1
-
-    def read(self, start: int, stop: int, end: int) -> bytes:
-        """Return the bytes from ``start`` to ``stop``; the request goes on to ``end``."""
-        data = bytearray()
-        while len(data) < stop - start:
-            try:
-                got = self._receive(start + len(data), stop, end)
-            except (_TryAgainError, TransportError) as error:
-                self._recover(error)
-                continue
-            self._failures = 0
-            self.received(len(got))
-            self.total += len(got)
-            data += got
-        return bytes(data)
-
-    def close(self) -> None:
-        """Close the connection; the next read opens another."""
-        if self._response is not None:
-            if self._position == self._end and "Content-Length" in self._response.headers:
-                with suppress(TransportError):  # the client keeps a connection whose answer ended
-                    next(self._chunks, b"")
-            self._response.close()
-        self._response, self._position, self._rest = None, -1, b""
-
-    def _receive(self, start: int, stop: int, end: int) -> bytes:
-        """Return at least one byte from ``start`` on."""
-        if self._position != start:
-            self._open(start, end)
-        if not self._rest:
-            self._rest = next(self._chunks, b"")
-            if not self._rest:
-                raise _TryAgainError("the connection ended early")
-        got, self._rest = self._rest[: stop - start], self._rest[stop - start :]
-        self._position += len(got)
-        return got
-
-    def _open(self, start: int, end: int) -> None:
-        self.close()
-        url = self._remote.urls[self._failures % len(self._remote.urls)]
-        headers = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+    A broken connection is continued by another one from where it was. `HubError` after several
+    failures in a row, or if an answer is not the requested interval.
+    """
+    failures = 0
+    while start < stop:
+        url = remote.urls[failures % len(remote.urls)]
+        headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
         if token := token_for(url):  # the client removes it when redirected to another host
             headers["Authorization"] = f"Bearer {token}"
-        session = get_session()
-        request = session.build_request("GET", url, headers=headers, timeout=_SILENCE)
-        self._response = session.send(request, stream=True, follow_redirects=True)
-        self._check(url, start)
-        self._chunks = self._response.iter_raw()
-        self._position, self._end = start, end
+        options: Any = {"headers": headers, "timeout": _SILENCE, "follow_redirects": True}
+        try:
+            with get_session().stream("GET", url, **options) as response:
+                _check(response, remote, url, start)
+                for block in response.iter_raw():
+                    if not (got := block[: stop - start]):
+                        break  # the whole file comes, and is longer
+                    start, failures = start + len(got), 0
+                    yield got
+            if start < stop:
+                raise _TryAgainError("the connection ended early")
+        except (_TryAgainError, TransportError) as error:
+            failures += 1
+            if start < stop:
+                _pause(remote, failures, error)
 
-    def _check(self, url: str, start: int) -> None:
-        """Refuse an answer that is not the requested interval."""
-        response, size = self._response, self._remote.size
-        status = response.status_code
-        if url != self._remote.urls[0] and status >= 400:  # a mirror need not have every file
-            raise _TryAgainError(f"{response.url.host} answered {status}", _retry_after(response))
-        if not response.history:  # the hub itself answers, not where it redirects to
-            _refuse(response, url)
-        if status in _RETRIED:
-            raise _TryAgainError(f"the server answered {status}", _retry_after(response))
-        given = response.headers.get("Content-Range", "")
-        interval = given.startswith(f"bytes {start}-") and given.endswith(f"/{size}")
-        whole = start == 0 and response.headers.get("Content-Length", str(size)) == str(size)
-        if not ((status == 206 and interval) or (status == 200 and whole)):
-            raise HubError(
-                f"{response.url.host} answered {status} {given} to a request for bytes from "
-                f"{start} of {size}: it cannot serve parts of this file, or the file has changed."
-            )
 
-    def _recover(self, error: Exception) -> None:
-        """Wait before the next attempt, or give up."""
-        self.close()
-        self._failures += 1
-        if self._failures > _ATTEMPTS:
-            raise HubError(
-                f"{self._remote.urls[0]} failed {self._failures} times in a row: "
-                f"{error or type(error).__name__}. The data received is kept; repeat the command "
-                "to continue."
-            ) from error
-        pause = min(_LONGEST_PAUSE, _PAUSE * 2 ** (self._failures - 1)) * random.uniform(0.5, 1)
-        time.sleep(max(pause, min(getattr(error, "after", 0.0), 2 * _LONGEST_PAUSE)))
+def _check(response: Any, remote: Remote, url: str, start: int) -> None:
+    """Refuse an answer that is not the requested interval."""
+    status, size, headers = response.status_code, remote.size, response.headers
+    after = 0.0
+    with suppress(ValueError):
+        after = float(headers.get("Retry-After", ""))
+    if url != remote.urls[0] and status >= 400:  # a mirror need not have every file
+        raise _TryAgainError(f"{response.url.host} answered {status}", after)
+    if not response.history:  # the hub itself answers, not where it redirects to
+        _refuse(response, url)
+    if status in _RETRIED:
+        raise _TryAgainError(f"the server answered {status}", after)
+    given = headers.get("Content-Range", "")
+    interval = given.startswith(f"bytes {start}-") and given.endswith(f"/{size}")
+    whole = start == 0 and headers.get("Content-Length", str(size)) == str(size)
+    if not ((status == 206 and interval) or (status == 200 and whole)):
+        raise HubError(
+            f"{response.url.host} answered {status} {given} to a request for bytes from "
+            f"{start} of {size}: it cannot serve parts of this file, or the file has changed."
+        )
+
+
+def _pause(remote: Remote, failures: int, error: Exception) -> None:
+    """Wait before the next attempt, or give up."""
+    if failures > _ATTEMPTS:
+        raise HubError(
+            f"{remote.urls[0]} failed {failures} times in a row: {error or type(error).__name__}. "
+            "The data received is kept; repeat the command to continue."
+        ) from error
+    pause = min(_LONGEST_PAUSE, _PAUSE * 2 ** (failures - 1)) * random.uniform(0.5, 1)
+    time.sleep(max(pause, min(getattr(error, "after", 0.0), 2 * _LONGEST_PAUSE)))
 
 
 def _refuse(response: Any, url: str) -> None:
@@ -372,14 +307,8 @@ def _refuse(response: Any, url: str) -> None:
         )
 
 
-def _retry_after(response: Any) -> float:
-    with suppress(ValueError):
-        return float(response.headers.get("Retry-After", ""))
-    return 0.0
-
-
 LARGEST = 2**21
-"""Maximum size of a text file in bytes; the card of half a terabyte of shards is smaller."""
+"""Maximum size of a text file in bytes; the card of half a terabyte of vaults is smaller."""
 
 
 def read_text_file(remote: Remote, name: str) -> str:
@@ -388,10 +317,7 @@ def read_text_file(remote: Remote, name: str) -> str:
         raise HubError(
             f"{name} has {remote.size:,} bytes; at most {LARGEST:,} are read of such a file."
         )
-    connection = Connection(remote)
     try:
-        return connection.read(0, remote.size, remote.size).decode()
+        return b"".join(stream(remote, 0, remote.size)).decode()
     except UnicodeDecodeError as error:
         raise HubError(f"{name} is not text in UTF-8 ({error.reason}).") from error
-    finally:
-        connection.close()

@@ -1,4 +1,4 @@
-"""Vaults on the hub as vaults on this machine: download, check, unpack, move into place.
+"""Files of the hub on this machine: download, check, unpack, move into place.
 
 A file is downloaded to a file of its own, which a killed process leaves and the next one continues.
 Nothing is moved into place before it was compared with what was published.
@@ -9,8 +9,9 @@ import os
 import shutil
 import zipfile
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
 from typing import NamedTuple
 
@@ -18,51 +19,69 @@ from offmarl import tracking, vault
 from offmarl.errors import HubChecksumError, HubError, OffmarlError, unknown_name
 from offmarl.hub import client
 from offmarl.hub.cache import Entry
-from offmarl.hub.card import Card
-from offmarl.hub.client import Connection, Received, Remote
+from offmarl.hub.card import Card, File
+from offmarl.hub.client import Remote
+from offmarl.tracking import Advance
 from offmarl.vault.archive import directory_bytes, extract, members_of, readable
 from offmarl.vault.files import publish
 from offmarl.vault.location import vaults_among
 
-PART = 8 * 2**20
-"""Bytes that are written at once: the most of a file that a killed process loses."""
 _TAIL = 2**16
 """Bytes at the end of an archive that hold its directory, unless it has very many files."""
 
 
-def fetch(remote: Remote, path: Path, received: Received) -> tuple[int, str]:
-    """Download a file, from where an earlier call stopped; return the bytes received and SHA-256.
+def download(remote: Remote, path: Path, name: str, sha256: str | None, advance: Advance) -> int:
+    """Download a file, from where an earlier call stopped, and return the bytes received.
 
-    ``received`` is called with the bytes that there are, and as others arrive. A file of other
-    content must have another path.
+    Another file must have another path. `HubChecksumError` if it differs from a published hash.
     """
-    with path.open("a+b") as file, closing(Connection(remote)) as connection:
+    with path.open("a+b") as file:
         here = file.tell()
         if here > remote.size:
             here = file.truncate(0)
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256")
-        received(here)
-        connection.received = received
-        for begin in range(here, remote.size, PART):
-            part = connection.read(begin, min(begin + PART, remote.size), remote.size)
-            digest.update(part)
-            file.write(part)
+        advance(here)
+        for block in client.stream(remote, here, remote.size):
+            file.write(block)
             file.flush()
-        return connection.total, digest.hexdigest()
-
-
-def fetch_checked(remote: Remote, path: Path, name: str, sha256: str, received: Received) -> int:
-    """Download a file that has a published hash, and return the bytes received."""
-    fetched, found = fetch(remote, path, received)
-    if found != sha256:
+            digest.update(block)
+            advance(len(block))
+    if sha256 not in (None, found := digest.hexdigest()):
         path.unlink()
         raise HubChecksumError(
             f"{name} arrived with SHA-256 {found}, but {sha256} was published: it was damaged or "
             "replaced on the way. Nothing was unpacked; pull it again, from another mirror if "
             "this repeats."
         )
+    return remote.size - here
+
+
+def download_files(
+    files: Mapping[str, File], place: Path, locate: Callable[[File], Remote], name: str
+) -> int:
+    """Download the files that a directory lacks, by their paths in it; return bytes received."""
+    fetched, parts = 0, place.parent
+    missing = {path: file for path, file in files.items() if not (place / path).exists()}
+    total = sum(file.size for file in missing.values())
+    check_room(parts, total)
+    with tracking.progress(name, total, unit="bytes") as advance:
+        for path, file in missing.items():
+            part = parts / f"{file.sha256}.part"
+            fetched += download(locate(file), part, file.path, file.sha256, advance)
+            (place / path).parent.mkdir(parents=True, exist_ok=True)
+            part.replace(place / path)
     return fetched
+
+
+def check_room(place: Path, needed: int) -> None:
+    """Raise `HubError` if the disk of a directory has too little free space."""
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise HubError(
+            f"{place} needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free on its disk: "
+            "free some space, pull one uid, or give another --out."
+        )
 
 
 def open_limited(path: PurePath, time_limit: int | None) -> vault.Dataset:
@@ -76,30 +95,11 @@ def open_limited(path: PurePath, time_limit: int | None) -> vault.Dataset:
 def install_files(entry: Entry, card: Card, uid: str, repository: str, commit: str) -> int:
     """Install a vault whose files `push` published, and return the bytes downloaded."""
     files, _ = card.files_of(uid)
-    place, fetched = entry.arriving / uid, 0
-    missing = {name: file for name, file in files.items() if not (place / name).exists()}
-    total = sum(file.size for file in missing.values())
-    _check_room(entry, total)
-    with tracking.progress(f"{card.name}/{uid}", total, unit="bytes") as advance:
-        for name, file in missing.items():
-            part = entry.arriving / f"{file.sha256}.part"
-            remote = client.known(repository, file, commit)
-            fetched += fetch_checked(remote, part, file.path, file.sha256, advance)
-            (place / name).parent.mkdir(parents=True, exist_ok=True)
-            part.replace(place / name)
+    locate = partial(client.known, repository, commit)
+    fetched = download_files(files, entry.arriving / uid, locate, f"{card.name}/{uid}")
     known = {name: (file.size, file.sha256) for name, file in files.items()}
     _publish(entry, card, uid, "SHA-256 of every file, from the dataset's card", known)
     return fetched
-
-
-def _check_room(entry: Entry, needed: int) -> None:
-    """Raise `HubError` if the disk of a dataset has too little free space."""
-    free = shutil.disk_usage(entry.path).free
-    if needed > free:
-        raise HubError(
-            f"{entry.path} needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free on its "
-            "disk: free some space, pull one uid, or give another --out."
-        )
 
 
 def _publish(
@@ -129,13 +129,15 @@ class Archive(NamedTuple):
     """A remote zip archive of vaults, of which some intervals are in a local file of its size."""
 
     path: Path
-    connection: Connection
-    members: tuple[zipfile.ZipInfo, ...] = ()
+    remote: Remote
+    members: tuple[zipfile.ZipInfo, ...]
     """The files, in the order of their offsets."""
-    roots: Mapping[str, PurePosixPath] = {}
+    roots: Mapping[str, PurePosixPath]
     """The paths of the vaults in the archive, by uid."""
-    end: int = 0
+    end: int
     """Where the files end, and the directory begins."""
+    directory: int
+    """Bytes downloaded for the directory."""
 
     def of(self, uid: str) -> dict[str, zipfile.ZipInfo]:
         """Return a vault's files by relative path; `UnknownNameError` for an unknown uid."""
@@ -149,56 +151,51 @@ class Archive(NamedTuple):
             if name.is_relative_to(root)
         }
 
-    def span(self, member: zipfile.ZipInfo) -> tuple[int, int]:
-        """Return where a file is in the archive: up to the next one."""
+    def fetch(self, member: zipfile.ZipInfo) -> int:
+        """Download a file to its place in the local archive: all up to the next file."""
         start = member.header_offset
         behind = bisect_right(self.members, start, key=lambda one: one.header_offset)
         stop = self.members[behind].header_offset if behind < len(self.members) else self.end
-        return start, stop
+        return _fetch(self.remote, self.path, start, stop)
 
-    def fetch(self, start: int, stop: int) -> None:
-        """Download an interval to its place in the local file."""
-        with self.path.open("r+b") as file:
-            file.seek(start)
-            for begin in range(start, stop, PART):
-                file.write(self.connection.read(begin, min(begin + PART, stop), stop))
+
+def _fetch(remote: Remote, path: Path, start: int, stop: int) -> int:
+    """Download an interval of a file to its place in a local one; return its bytes."""
+    with path.open("r+b") as file:
+        file.seek(start)
+        for block in client.stream(remote, start, stop):
+            file.write(block)
+    return stop - start
 
 
 @contextmanager
 def open_archive(place: Path, remote: Remote, name: str) -> Iterator[Archive]:
     """Download and check the directory of an archive, to a file in ``place`` for the block."""
-    path = place / "archive.zip"
+    path, size = place / "archive.zip", remote.size
     try:
-        with closing(Connection(remote)) as connection:
-            path.write_bytes(b"")
-            os.truncate(path, remote.size)
-            archive = Archive(path, connection)
-            _fetch_directory(archive, remote.size)
-            try:
-                with zipfile.ZipFile(path) as opened:
-                    end = opened.start_dir
-            except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
-                raise HubError(
-                    f"{name} is not a zip archive ({error}): nothing was unpacked."
-                ) from error
-            members = sorted(members_of(path), key=lambda one: one.header_offset)
-            roots = {root.name: root for root in vaults_among(one.filename for one in members)}
-            if not roots:
-                raise HubError(f"{name} contains no vault: nothing was unpacked.")
-            yield archive._replace(members=tuple(members), roots=roots, end=end)
+        path.write_bytes(b"")
+        os.truncate(path, size)
+        have, needed = 0, _TAIL
+        while have < min(needed, size):  # the end, and then what is missing of the directory
+            _fetch(remote, path, max(0, size - needed), size - have)
+            have = min(needed, size)
+            with path.open("rb") as file:
+                file.seek(size - have)
+                needed = directory_bytes(path, file.read())
+        try:
+            with zipfile.ZipFile(path) as opened:
+                end = opened.start_dir
+        except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
+            raise HubError(
+                f"{name} is not a zip archive ({error}): nothing was unpacked."
+            ) from error
+        members = sorted(members_of(path), key=lambda one: one.header_offset)
+        roots = {root.name: root for root in vaults_among(one.filename for one in members)}
+        if not roots:
+            raise HubError(f"{name} contains no vault: nothing was unpacked.")
+        yield Archive(path, remote, tuple(members), roots, end, have)
     finally:
         path.unlink(missing_ok=True)
-
-
-def _fetch_directory(archive: Archive, size: int) -> None:
-    """Download the end of an archive, and what is missing of its directory."""
-    have, needed = 0, _TAIL
-    while have < min(needed, size):
-        archive.fetch(max(0, size - needed), size - have)
-        have = min(needed, size)
-        with archive.path.open("rb") as file:
-            file.seek(size - have)
-            needed = directory_bytes(archive.path, file.read())
 
 
 def install_archive(
@@ -207,20 +204,27 @@ def install_archive(
     """Install vaults from the archive of a dataset, and return the bytes downloaded.
 
     A single one is downloaded file by file; all are downloaded as one file, which has a hash.
+    ``published`` is that hash in the card, which takes precedence over that of the hub.
     """
     with open_archive(entry.arriving, remote, card.name) as archive:
         uids = list(archive.roots) if uid is None else [uid]
         members = [member for one in uids for member in archive.of(one).values()]
         coming = remote.size if uid is None else sum(one.compress_size for one in members)
-        _check_room(entry, coming + sum(one.file_size for one in members))
-        path, fetched, check = archive.path, 0, "CRC-32 of every file"
+        check_room(entry.path, coming + sum(one.file_size for one in members))
+        path, fetched, check = archive.path, archive.directory, "CRC-32 of every file"
         if uid is None:
             path = entry.arriving / f"{remote.sha256 or remote.commit}.part"
-            fetched, check = _fetch_whole(remote, path, card.name, published)
+            sha256 = published or remote.sha256
+            with tracking.progress(card.name, remote.size, unit="bytes") as advance:
+                fetched += download(remote, path, card.name, sha256, advance)
+            check = f"{check} (no hash is published)"
+            if sha256:
+                origin = "the dataset's card" if published else "the hub, as the card has none"
+                check = f"SHA-256 of the archive, from {origin}"
         try:
             for one in uids:
                 if one not in entry.uids:
-                    _unpack(archive, one, path, entry.arriving / one)
+                    fetched += _unpack(archive, one, path, entry.arriving / one)
                     files = archive.of(one).items()
                     sums = {name: (member.file_size, member.CRC) for name, member in files}
                     _publish(entry, card, one, check, sums)
@@ -228,30 +232,17 @@ def install_archive(
             path.unlink()
             raise
         path.unlink()
-        return fetched + archive.connection.total
+        return fetched
 
 
-def _fetch_whole(remote: Remote, path: Path, name: str, published: str | None) -> tuple[int, str]:
-    """Download an archive and compare its hash; return the bytes received, and what was compared.
-
-    ``published`` is the SHA-256 in the card, which takes precedence over that of the hub.
-    """
-    origin = "from the dataset's card" if published else "from the hub, as the card has none"
-    with tracking.progress(name, remote.size, unit="bytes") as advance:
-        if wanted := published or remote.sha256:
-            fetched = fetch_checked(remote, path, name, wanted, advance)
-            return fetched, f"SHA-256 of the archive, {origin}"
-        fetched, _ = fetch(remote, path, advance)
-        return fetched, "CRC-32 of every file (no hash is published)"
-
-
-def _unpack(archive: Archive, uid: str, path: Path, place: Path) -> None:
+def _unpack(archive: Archive, uid: str, path: Path, place: Path) -> int:
     """Unpack the files of a vault that are not there yet, from the archive at ``path``.
 
-    Where this is the local file of ``archive``, they are downloaded to it first.
+    Where this is the local file of ``archive``, they are downloaded to it first. Returns the bytes
+    downloaded.
     """
     files = {name: one for name, one in archive.of(uid).items() if not (place / name).exists()}
-    total = sum(member.compress_size for member in files.values())
+    total, fetched = sum(member.compress_size for member in files.values()), 0
     part = place.with_name("unpacked.part")
     with (
         tracking.progress(uid, total, unit="bytes") as advance,
@@ -261,8 +252,9 @@ def _unpack(archive: Archive, uid: str, path: Path, place: Path) -> None:
     ):
         for name, member in files.items():
             if path == archive.path:
-                archive.fetch(*archive.span(member))
+                fetched += archive.fetch(member)
             extract(opened, member, part)
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             part.replace(place / name)
             advance(member.compress_size)
+    return fetched

@@ -139,62 +139,42 @@ def statements(vault: "Dataset") -> list[Statement]:
 
 def _statements(provenance: Mapping[str, Any], native: bool) -> Iterator[Statement]:
     published, source = provenance.get(PUBLISHED), provenance.get("source")
+    exported = source.get("provenance") if isinstance(source, Mapping) else None
     if isinstance(published, Mapping):
-        yield _of_published(published)
+        commit = f" at commit {text[:12]}" if (text := _text(published, "commit")) else ""
+        where = f"{_text(published, 'dataset')} of {_text(published, 'repository')}"
+        yield Statement(False, f"Published as {where}{commit}", *_terms(published))
     elif sources := _sources(provenance):
         for one in sources:
             below = one.get("provenance")
-            yield from _statements(
-                below if isinstance(below, Mapping) else {}, bool(one.get("native"))
-            )
-    elif isinstance(source, Mapping) and isinstance(source.get("provenance"), Mapping):
-        yield from _of_export(source, native)
+            inside = below if isinstance(below, Mapping) else {}
+            yield from _statements(inside, bool(one.get("native")))
+    elif isinstance(source, Mapping) and isinstance(exported, Mapping):
+        licence, link, citation = _terms(source)  # for what states none itself
+        for found in _statements(exported, native):
+            if licence and not found.licence:
+                found = Statement(False, found.words, licence, link, found.citation)  # noqa: PLW2901
+            yield found._replace(citation=found.citation or citation)
     elif isinstance(source, Mapping):
-        yield _of_converted(source)
+        words = f"Converted with offmarl from {_text(source, 'format') or 'another format'}"
+        if file := _text(source, "file") or _text(source, "dataset"):
+            words += f", {file}"
+        if sha256 := _text(source, "sha256"):
+            words += f" (SHA-256 {sha256})"
+        yield Statement(False, words, *_terms(source))
     elif any(key in provenance for key in _RECORDED):
-        yield Statement(True, _recording(provenance))
+        about = f" ({text})" if (text := recorded_as(provenance)) else ""
+        yield Statement(True, f"Recorded with offmarl{about}")
     elif native:
         yield Statement(False, "Written with offmarl; where the data comes from is not stated")
     else:
         yield Statement(False, "Written by a program other than offmarl")
 
 
-def _of_published(facts: Mapping[str, Any]) -> Statement:
-    where = f"{_text(facts, 'dataset')} of {_text(facts, 'repository')}"
-    commit = _text(facts, "commit")
-    words = f"Published as {where}" + (f" at commit {commit[:12]}" if commit else "")
-    return Statement(False, words, *_terms(facts))
-
-
-def _of_converted(facts: Mapping[str, Any]) -> Statement:
-    file = _text(facts, "file") or _text(facts, "dataset")
-    sha256 = _text(facts, "sha256")
-    words = f"Converted with offmarl from {_text(facts, 'format') or 'another format'}"
-    words += (f", {file}" if file else "") + (f" (SHA-256 {sha256})" if sha256 else "")
-    return Statement(False, words, *_terms(facts))
-
-
-def _of_export(facts: Mapping[str, Any], native: bool) -> Iterator[Statement]:
-    """Yield the statements on a vault that was exported and converted back.
-
-    The terms of the conversion apply to the sources that state none themselves.
-    """
-    licence, link, citation = _terms(facts)
-    for one in _statements(facts["provenance"], native):
-        if licence and not one.licence:
-            one = one._replace(recorded=False, licence=licence, link=link)  # noqa: PLW2901
-        yield one._replace(citation=one.citation or citation)
-
-
 def _terms(facts: Mapping[str, Any]) -> tuple[str | None, str | None, str]:
     licence = _text(facts, "licence")
     stated = None if licence.lower() in ("", UNKNOWN) else licence
     return stated, _text(facts, "licence_link") or None, _text(facts, "citation")
-
-
-def _recording(facts: Mapping[str, Any]) -> str:
-    about = recorded_as(facts)
-    return "Recorded with offmarl" + (f" ({about})" if about else "")
 
 
 def recorded_as(provenance: Mapping[str, Any]) -> str:
@@ -207,34 +187,30 @@ def recorded_as(provenance: Mapping[str, Any]) -> str:
     seed = provenance.get("training_seed", seed)
     parts = [f"{name} {text}" for name in ("program", "tier") if (text := _text(provenance, name))]
     parts += [] if seed is None else [f"seed {seed}"]
-    policies, recorded = provenance.get("policies"), provenance.get("recorded")
-    if isinstance(policies, Sequence) and not isinstance(policies, str) and len(policies) == 1:
-        parts += _evaluation(policies[0])
-    if returns := _return(recorded):
+    match provenance.get("policies"):
+        case [Mapping() as policy]:  # that of a tier
+            steps, share = policy.get("training_steps"), policy.get("share_of_best_known")
+            parts += [f"after {steps:,} training steps"] if isinstance(steps, int) else []
+            shown = f"{share:.1%}" if isinstance(share, float) else ""
+            known = shown and f" ({shown} of the way to the best known)"
+            if returns := _return(policy):
+                parts.append(f"return on fresh seeds {returns}{known}")
+    if returns := _return(provenance.get("recorded")):
         parts.append(f"recorded return {returns}")
     return ", ".join(parts)
 
 
-def _evaluation(policy: object) -> list[str]:
-    """Describe the policy of a tier."""
-    if not isinstance(policy, Mapping):
-        return []
-    steps, returns = policy.get("training_steps"), _return(policy)
-    parts = [f"after {steps:,} training steps"] if isinstance(steps, int) else []
-    share = policy.get("share_of_best_known")
-    known = f" ({share:.1%} of the way to the best known)" if isinstance(share, float) else ""
-    return parts + ([f"return on fresh seeds {returns}{known}"] if returns else [])
-
-
 def _return(facts: object) -> str:
     """Format a mean return and its interval; empty without one."""
-    if not isinstance(facts, Mapping) or not isinstance(facts.get("return"), int | float):
-        return ""
-    match facts.get("return_interval"):
-        case [int() | float() as low, int() | float() as high]:
-            return interval(facts["return"], low, high)
-        case _:
-            return interval(facts["return"], None, None)
+    match facts:
+        case {
+            "return": int() | float() as mean,
+            "return_interval": [int() | float() as low, int() | float() as high],
+        }:
+            return interval(mean, low, high)
+        case {"return": int() | float() as mean}:
+            return interval(mean, None, None)
+    return ""
 
 
 def _text(facts: Mapping[str, Any], name: str) -> str:
@@ -284,8 +260,7 @@ def licence_of(vaults: Sequence["Dataset"], name: str | None, link: str | None) 
 
 def _common_licence(found: list[Statement], stated: set[tuple[str | None, str | None]]) -> Licence:
     """Return the licence that all sources state; offmarl's own recordings need a choice."""
-    unstated = sorted({one.words for one in found if not (one.licence or one.recorded)})
-    if unstated:
+    if unstated := sorted({one.words for one in found if not (one.licence or one.recorded)}):
         raise OptionError(
             f"the sources of this data state no licence ({'; '.join(unstated)}): give --licence "
             "and its SPDX identifier, such as CC-BY-4.0, or --licence unknown if you do not know "
@@ -298,22 +273,18 @@ def _common_licence(found: list[Statement], stated: set[tuple[str | None, str | 
             "repositories of their own, or give --licence other with a --licence-link that names "
             "them all."
         )
+    (licence, link), *_ = [*stated, (None, None)]
     if recorded := sorted({one.words for one in found if one.recorded}):
-        raise OptionError(_choice(recorded, stated))
-    ((licence, link),) = stated
+        given = f"--licence {licence}" + (f" --licence-link {link}" if link else "")
+        raise OptionError(
+            f"choose a licence for your own recordings ({'; '.join(recorded)}): give "
+            + (
+                f"{given}, under which the other sources of this data were published, or push your "
+                "own recordings to another repository."
+                if licence
+                else "--licence and its SPDX identifier, such as CC-BY-4.0."
+            )
+        )
     proper = licence_named(str(licence))
     check_link(proper, link)
     return Licence(proper, link=link)
-
-
-def _choice(recorded: list[str], stated: set[tuple[str | None, str | None]]) -> str:
-    """Return the request for a licence of recordings, which must be that of the other sources."""
-    asked = f"choose a licence for your own recordings ({'; '.join(recorded)})"
-    if not stated:
-        return f"{asked}: give --licence and its SPDX identifier, such as CC-BY-4.0."
-    ((licence, link),) = stated
-    terms = f"--licence {licence}" + (f" --licence-link {link}" if link else "")
-    return (
-        f"{asked}: give {terms}, under which the other sources of this data were published, or "
-        "push your own recordings to another repository."
-    )

@@ -10,9 +10,9 @@ import hashlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,8 @@ from filelock import FileLock
 from offmarl._ahead import in_thread
 from offmarl._heap import return_blocks_from
 from offmarl.errors import HubError, OptionError
-from offmarl.hub.client import Connection, Remote, kept_in
+from offmarl.hub import client
+from offmarl.hub.client import Remote, kept_in
 from offmarl.paths import STREAM_CACHE
 
 PAGE = 2**20
@@ -231,7 +232,7 @@ class Pages:
         if (coming := self._coming.get(page)) is not None:
             return coming.result()
         found = self._cache.get(self._name(page))
-        return self._fetch([page])[0] if found is None else found
+        return self._fetch(range(page, page + 1))[0] if found is None else found
 
     def _fetch_in_turn(self, run: range) -> list[bytes]:
         try:
@@ -242,20 +243,17 @@ class Pages:
                 for page in run:
                     self._coming.pop(page, None)
 
-    def _fetch(self, run: Iterable[int]) -> list[bytes]:
-        """Fetch pages that follow one another by one request, and keep them."""
-        size, (first, *_, last) = self.remote.size, (*run, *run)
-        end = min((last + 1) * PAGE, size)
-        found = []
-        with closing(Connection(self.remote)) as connection:
-            for start in range(first * PAGE, end, PAGE):
-                try:
-                    content = connection.read(start, min(start + PAGE, end), end)
-                except HubError as error:
-                    kept = f"Pages fetched before stay in {self._cache.root}."
-                    raise type(error)(f"{error} {kept}") from None
-                self._cache.put(self._name(start // PAGE), content)
+    def _fetch(self, run: range) -> list[bytes]:
+        """Fetch pages by one request, and keep them."""
+        found: list[bytes] = []
+        end = min(run.stop * PAGE, self.remote.size)
+        try:
+            for content in _paged(client.stream(self.remote, run.start * PAGE, end)):
+                self._cache.put(self._name(run.start + len(found)), content)
                 found.append(content)
+        except HubError as error:
+            kept = f"Pages fetched before stay in {self._cache.root}."
+            raise type(error)(f"{error} {kept}") from None
         return found
 
 
@@ -265,6 +263,23 @@ _requests = threading.BoundedSemaphore(_REQUESTS)
 def _pages(start: int, stop: int) -> range:
     """Return the pages that hold an interval."""
     return range(start // PAGE, -(-stop // PAGE))
+
+
+def _paged(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield pages, of which the last may be shorter, from blocks of any size."""
+    held: list[bytes] = []
+    missing = PAGE
+    for block in blocks:
+        rest = block
+        while len(rest) >= missing:
+            held.append(rest[:missing])
+            rest = rest[missing:]
+            yield b"".join(held)
+            held, missing = [], PAGE
+        held.append(rest)
+        missing -= len(rest)
+    if missing < PAGE:
+        yield b"".join(held)
 
 
 def _runs(pages: list[int]) -> list[range]:

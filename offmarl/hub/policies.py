@@ -1,42 +1,52 @@
 """Trained policies on the hub: a run's record, statistics and last checkpoint, with a model card.
 
-A policy is a model repository with one archive of the run's files, ``offmarl-policy.toml`` with its
-size and SHA-256, and a README that the hub shows as a model card. What `pull_policy` installs is a
-run: `offmarl.load_policy`, ``offmarl evaluate`` and ``offmarl record --policy`` read it.
+A policy is a model repository with these files of the run as they are, ``offmarl-policy.toml`` with
+their sizes and SHA-256, and a README that the hub shows as a model card. What `pull_policy`
+installs is a run: `offmarl.load_policy`, ``offmarl evaluate`` and ``offmarl record --policy`` read
+it.
 """
 
 import os
 import re
 import shutil
-import zipfile
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tomli_w
 from filelock import FileLock
-from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub import CommitOperationAdd
 
 from offmarl import records, tracking
-from offmarl.errors import CardError, HubError, HubUnreachableError, OptionError, RunError
+from offmarl.errors import CardError, HubUnreachableError, OptionError, RunError
 from offmarl.hub import client
-from offmarl.hub.install import fetch_checked
-from offmarl.hub.licences import check_link, hub_metadata, licence_named
-from offmarl.hub.push import commit_files, repository_of
+from offmarl.hub.card import File, check_files
+from offmarl.hub.install import download_files
+from offmarl.hub.licences import check_link, licence_named
+from offmarl.hub.pushing import check_name, commit_files, files_of, open_repository
+from offmarl.hub.readme import model_readme
 from offmarl.paths import local
 from offmarl.statistics import MIN_RUNS, bootstrap_interval, mean
-from offmarl.terminal import number
 
 CARD = records.POLICY_CARD
-ARCHIVE = "run.zip"
 
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = (tracking.RUN_FILE, tracking.METRICS_FILE, tracking.MARL_EVAL_FILE, "dataset.npz")
-_EPOCH = (1980, 1, 1, 0, 0, 0)
-_MOST_BYTES = 10 * 2**30
-"""Largest size of an unpacked policy."""
+_PATH = re.compile(rf"{'|'.join(map(re.escape, _FILES))}|{tracking.CHECKPOINTS}/\d+/.+")
+"""Paths of the files that a policy consists of."""
+
+
+_COMMITTED = "commit_success.txt"
+"""Files of orbax's whose text names a directory of this machine, and that it does not read."""
+
+
+class _Card(records.PolicyCard, frozen=True):
+    """The card of a policy."""
+
+    files: tuple[File, ...]
 
 
 class PushedPolicy(NamedTuple):
@@ -100,8 +110,7 @@ def push_policy(
     HubError, HubUnreachableError
         As for `offmarl.hub.push`.
     """
-    if not _NAME.fullmatch(repository):
-        raise OptionError(f"a repository is named org/name: got {repository!r}.")
+    check_name(repository)
     if licence is None:
         raise OptionError(
             "a policy has no licence until you choose one: give --licence, such as MIT, or unknown."
@@ -109,52 +118,35 @@ def push_policy(
     terms = licence_named(licence)
     check_link(terms, licence_link)
     directory = local(run)
-    record = _finished(directory)
-    endpoint = client.answering()[0]
-    api, url = HfApi(endpoint=endpoint), f"{endpoint}/{repository}"
-    with TemporaryDirectory() as place, client.errors_of(repository):
-        parent = repository_of(api, repository, private, "model")
-        record = tracking.plain(tracking.publishable(record))
-        archive, own = Path(place, ARCHIVE), Path(place, tracking.RUN_FILE)
-        tracking.write_json(own, record)
-        _pack(_members(directory) | {tracking.RUN_FILE: own}, archive)
-        operations = [CommitOperationAdd(ARCHIVE, str(archive))]
-        packed = operations[0].upload_info
-        card = _card(directory, record, repository, terms, summary)
-        card["file"] = {"path": ARCHIVE, "size": packed.size, "sha256": packed.sha256.hex()}
-        texts = {CARD: tomli_w.dumps(card), "README.md": _readme(card, licence_link)}
-        operations += [CommitOperationAdd(path, text.encode()) for path, text in texts.items()]
-        sent = sum(operation.upload_info.size for operation in operations)
-        commit = commit_files(api, repository, operations, message, parent, "model")
-    return PushedPolicy(url, commit, sent, card)
-
-
-def _finished(directory: Path) -> dict[str, Any]:
     record = tracking.read_run(directory)
     if not record.get("complete"):
         raise RunError(f"{directory} is not finished: repeat its command first.")
-    return record
+    with client.errors_of(repository):
+        place = open_repository(repository, private, "model")
+        record = tracking.plain(tracking.publishable(record))
+        text = tracking.to_json(record, indent=2) + "\n"
+        contents = _members(directory) | {tracking.RUN_FILE: text.encode()}
+        operations = [CommitOperationAdd(path, content) for path, content in contents.items()]
+        card = _card(directory, record, repository, terms, summary)
+        card["files"] = [asdict(file) for file in files_of(operations)]
+        texts = {CARD: tomli_w.dumps(card), "README.md": model_readme(card, licence_link)}
+        operations += [CommitOperationAdd(path, text.encode()) for path, text in texts.items()]
+        sent = sum(operation.upload_info.size for operation in operations)
+        gone = {path for path in place.files - contents.keys() if _PATH.fullmatch(path)}
+        commit = commit_files(place, operations, message, gone)
+    return PushedPolicy(place.url, commit, sent, card)
 
 
-def _members(directory: Path) -> dict[str, Path]:
-    """Return the files of a run that a policy consists of, by their names in the archive."""
+def _members(directory: Path) -> dict[str, str | bytes]:
+    """Return the files of a run that a policy consists of, by their paths in it."""
     folder = directory / tracking.CHECKPOINTS
     steps = [int(path.name) for path in folder.glob("*") if path.name.isdigit()]
     if not steps:
         raise RunError(f"{directory} has no checkpoint: repeat its command first.")
     last = folder / str(max(steps))
-    found = [directory / name for name in _FILES if (directory / name).is_file()]
-    found += [path for path in last.rglob("*") if path.is_file()]
-    return {path.relative_to(directory).as_posix(): path for path in sorted(found)}
-
-
-def _pack(members: Mapping[str, Path], archive: Path) -> None:
-    """Pack files into an archive whose bytes depend on them only."""
-    with zipfile.ZipFile(archive, "w") as packed:
-        for name, path in members.items():
-            member = zipfile.ZipInfo(name, _EPOCH)
-            with path.open("rb") as source, packed.open(member, "w", force_zip64=True) as target:
-                shutil.copyfileobj(source, target)
+    found = [*(directory / name for name in _FILES), *last.rglob("*")]
+    files = {x.relative_to(directory).as_posix(): x for x in sorted(found) if x.is_file()}
+    return {name: b"" if x.name == _COMMITTED else str(x) for name, x in files.items()}
 
 
 # ---------------------------------------------------------------------------------- card
@@ -206,100 +198,6 @@ def _returns(directory: Path) -> dict[str, Any]:
     return {"mean": float(means.mean()), **interval, **each}
 
 
-def _readme(card: Mapping[str, Any], licence_link: str | None) -> str:
-    """Return the model card."""
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData  # pulling does not need them
-
-    returns = card["returns"]
-    results = returns and [
-        EvalResult(
-            task_type="reinforcement-learning",
-            dataset_type=card["environment"] or "unknown",
-            dataset_name=card["environment"] or "unknown",
-            metric_type="mean_reward",
-            metric_value=number(returns["mean"]),
-        )
-    ]
-    terms: dict[str, Any] = {**hub_metadata(card["licence"], licence_link)}
-    metadata = ModelCardData(
-        **terms,
-        library_name="offmarl",
-        pipeline_tag="reinforcement-learning",
-        tags=["multi-agent", "offline-rl", "reinforcement-learning", "jax", "offmarl"],
-        model_name=card["name"].rpartition("/")[2],
-        eval_results=results or None,
-    )
-    return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{_text(card)}"))
-
-
-_CHOICES = {
-    None: "Its returns are those of the last update, and were not used to choose a checkpoint.",
-    "agreement": "Its agreement with held-out actions chose the update at which training stopped.",
-    "return": "Returns in the environment chose the update at which training stopped.",
-}
-"""How the published checkpoint was chosen, by ``--stop-on``."""
-
-
-def _text(card: Mapping[str, Any]) -> str:
-    returns, name = card["returns"], card["name"]
-    rows = "".join(f"| `{key}` | {value} |\n" for key, value in card["arguments"].items())
-    score = "It was not evaluated in an environment."
-    if returns:
-        low = (
-            f" (95% interval {returns['low']:.4g} to {returns['high']:.4g})"
-            if "low" in returns
-            else ""
-        )
-        score = (
-            f"Mean return of the last policies, actions {card['acting']}, over "
-            f"{len(returns['seeds'])} seeds of {returns['episodes']} episodes each: "
-            f"{returns['mean']:.4g}{low}."
-        )
-    code = (
-        "\nThe program is in a file of its author's own, which is not part of this repository:\n"
-        "give it with `program=`.\n"
-        if card["own_file"]
-        else ""
-    )
-    where = card["environment"] or "unknown"
-    trained, choice = f"online in `{where}`", ""
-    if card["offline"]:
-        trained = f"on `{card['dataset']}` (digest `{card['dataset_digest'][:12]}`)"
-        choice = " The policy was trained offline. " + _CHOICES[card["arguments"].get("stop_on")]
-    return f"""# {name}
-
-{card["summary"]}
-
-{card["agents"]} agents in `{where}`, trained {trained} by offmarl
-{card["offmarl"]}. {score}
-
-## Use
-
-```bash
-pip install offmarl
-offmarl pull {name} --policy
-```
-
-```python
-import offmarl
-
-policy = offmarl.load_policy(offmarl.hub.pull_policy("{name}").path)
-action, carry = policy(observation, legal_actions)
-```
-{code}
-`{ARCHIVE}` holds the run; `{CARD}` lists its SHA-256, which a pull checks.
-
-## Intended use and limits
-
-Returns in other environments, or after changes of the environment, are unknown.{choice}
-
-## Arguments
-
-| argument | value |
-|---|---|
-{rows}"""
-
-
 # ---------------------------------------------------------------------------------- pulling
 
 
@@ -327,7 +225,7 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
     repository, _, revision = name.partition("@")
     if not _NAME.fullmatch(repository):
         raise OptionError(f"a policy is named org/name: got {repository!r}.")
-    place = _root() / repository
+    place = client.kept_in("policies", "pulled", repository)
     try:
         remote = client.find(repository, CARD, revision or "main", "model")
     except HubUnreachableError:
@@ -337,11 +235,13 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
     run = local(out) if out else place / remote.commit / "run"
     if run.exists():
         return _installed(run, repository, remote.commit)
-    with FileLock(_lock_of(place)):
+    place.mkdir(parents=True, exist_ok=True)
+    with FileLock(place / ".lock"):
         if run.exists():  # another process was faster
             return _installed(run, repository, remote.commit)
-        card = _parse(client.read_text_file(remote, f"{CARD} of {repository}"), repository)
-        fetched = _install(run, repository, remote.commit, card)
+        text = client.read_text_file(remote, f"{CARD} of {repository}")
+        card, files = _parse(text, repository)
+        fetched = _install(run, repository, remote.commit, card, files)
     return PulledPolicy(run, remote.commit, fetched, card)
 
 
@@ -353,21 +253,12 @@ def run_named(name: str | os.PathLike[str]) -> Path:
     path, text = Path(name), os.fspath(name)
     if path.exists() or not _NAME.fullmatch(text):
         return path
-    if (found := _kept(_root() / text, "", None)) is None:
+    if (found := _kept(client.kept_in("policies", "pulled", text), "", None)) is None:
         raise RunError(
             f"there is no run at {text}, and no policy of this name was downloaded: give the "
             f"directory of a run, or download the policy with `offmarl pull {text} --policy`."
         )
     return found.path
-
-
-def _root() -> Path:
-    return client.kept_in("policies", "pulled")
-
-
-def _lock_of(place: Path) -> Path:
-    place.mkdir(parents=True, exist_ok=True)
-    return place / ".lock"
 
 
 def _kept(place: Path, revision: str, out: Any) -> PulledPolicy | None:
@@ -382,7 +273,7 @@ def _kept(place: Path, revision: str, out: Any) -> PulledPolicy | None:
 def _installed(run: Path, repository: str, commit: str) -> PulledPolicy:
     """Return a policy that is on this machine; `OptionError` if a directory holds another one."""
     try:
-        card = _parse((run / CARD).read_text(), str(run))
+        card, _ = _parse((run / CARD).read_text(), str(run))
     except (FileNotFoundError, NotADirectoryError):
         card = {}
     if not card or repository not in ("", card["name"]) or card.get("commit") != commit:
@@ -390,46 +281,28 @@ def _installed(run: Path, repository: str, commit: str) -> PulledPolicy:
     return PulledPolicy(run, commit, 0, card)
 
 
-def _parse(text: str, where: str) -> dict[str, Any]:
+def _parse(text: str, where: str) -> tuple[dict[str, Any], dict[str, File]]:
+    """Return a card, and its files by path; `CardError` if a path cannot be that of a policy's."""
     where = f"the card of {where}"
     card = records.parse_toml(text, where, CardError)
-    file = records.checked(card, records.PolicyCard, where, CardError).file
-    if file.get("path") != ARCHIVE or not isinstance(file.get("sha256"), str):
-        raise CardError(f"{where} is not valid: it does not describe {ARCHIVE}.")
-    return card
+    files = records.checked(card, _Card, where, CardError).files
+    check_files(files, where)
+    if wrong := [file.path for file in files if not _PATH.fullmatch(file.path)]:
+        raise CardError(f"{where} is not valid: {wrong[0]!r:.80} is no file of a policy.")
+    return card, {file.path: file for file in files}
 
 
-def _install(run: Path, repository: str, commit: str, card: dict[str, Any]) -> int:
-    """Download, check and unpack a policy completely, or not at all."""
+def _install(
+    run: Path, repository: str, commit: str, card: dict[str, Any], files: Mapping[str, File]
+) -> int:
+    """Download and check a policy completely, or not at all."""
     arriving = run.with_name(f".{run.name}.arriving")
-    arriving.mkdir(parents=True, exist_ok=True)
-    remote = client.find(repository, ARCHIVE, commit, "model")
-    archive = arriving / f"{commit}.part"
-    with tracking.progress(repository, remote.size, unit="bytes") as advance:
-        name, sha256 = f"{ARCHIVE} of {repository}", card["file"]["sha256"]
-        fetched = fetch_checked(remote, archive, name, sha256, advance)
-    unpacked = arriving / "unpacked"
-    shutil.rmtree(unpacked, ignore_errors=True)
-    _unpack(archive, unpacked, repository)
-    (unpacked / CARD).write_text(tomli_w.dumps({**card, "commit": commit}))
-    tracking.read_run(unpacked)
-    unpacked.rename(run)
+    content = arriving / commit / "run"
+    content.mkdir(parents=True, exist_ok=True)
+    locate = partial(client.known, repository, commit, kind="model")
+    fetched = download_files(files, content, locate, repository)
+    (content / CARD).write_text(tomli_w.dumps({**card, "commit": commit}))
+    tracking.read_run(content)
+    content.rename(run)
     shutil.rmtree(arriving)
     return fetched
-
-
-def _unpack(archive: Path, directory: Path, repository: str) -> None:
-    """Unpack an archive whose names stay in the directory; `HubError` for any other."""
-    try:
-        with zipfile.ZipFile(archive) as packed:
-            members = packed.infolist()
-            if sum(member.file_size for member in members) > _MOST_BYTES:
-                raise HubError(f"the policy {repository} has more than {_MOST_BYTES:,} bytes.")
-            for member in members:
-                path = PurePosixPath(member.filename)
-                if path.is_absolute() or ".." in path.parts or "\\" in member.filename:
-                    raise HubError(f"the policy {repository} has an unsafe file name: {path}.")
-                if not member.is_dir():
-                    packed.extract(member, directory)
-    except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
-        raise HubError(f"the policy {repository} is not a zip archive ({error}).") from error

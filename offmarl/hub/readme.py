@@ -1,13 +1,15 @@
-"""The pages of a published dataset: the README that the hub shows, and its Croissant file."""
+"""The pages that the hub shows of datasets and policies, and the Croissant files of datasets."""
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from offmarl.hub.card import Card, File, Uid, index_of
 from offmarl.hub.licences import OTHER, SPDX, UNKNOWN, hub_metadata, page_of
+from offmarl.records import POLICY_CARD
+from offmarl.terminal import number
 
 _TAGS = ("multi-agent", "offline-rl", "reinforcement-learning", "jax", "flashbax", "offmarl")
 _SIZES = (
@@ -218,3 +220,100 @@ def _file_object(file: File, uid: str, url: str) -> dict[str, Any]:
         "encodingFormat": "application/gzip" if is_index else "application/octet-stream",
         "sha256": file.sha256,
     }
+
+
+# ---------------------------------------------------------------------------------- policies
+
+
+def model_readme(card: Mapping[str, Any], licence_link: str | None) -> str:
+    """Return the README.md of a policy's repository, which is its model card."""
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData  # pulling does not need them
+
+    returns = card["returns"]
+    results = returns and [
+        EvalResult(
+            task_type="reinforcement-learning",
+            dataset_type=card["environment"] or "unknown",
+            dataset_name=card["environment"] or "unknown",
+            metric_type="mean_reward",
+            metric_value=number(returns["mean"]),
+        )
+    ]
+    terms: dict[str, Any] = {**hub_metadata(card["licence"], licence_link)}
+    metadata = ModelCardData(
+        **terms,
+        library_name="offmarl",
+        pipeline_tag="reinforcement-learning",
+        tags=["multi-agent", "offline-rl", "reinforcement-learning", "jax", "offmarl"],
+        model_name=card["name"].rpartition("/")[2],
+        eval_results=results or None,
+    )
+    return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{_policy_text(card)}"))
+
+
+_CHOICES = {
+    None: "Its returns are those of the last update, and were not used to choose a checkpoint.",
+    "agreement": "Its agreement with held-out actions chose the update at which training stopped.",
+    "return": "Returns in the environment chose the update at which training stopped.",
+}
+"""How the published checkpoint was chosen, by ``--stop-on``."""
+
+
+def _policy_text(card: Mapping[str, Any]) -> str:
+    returns, name = card["returns"], card["name"]
+    rows = "".join(f"| `{key}` | {value} |\n" for key, value in card["arguments"].items())
+    score = "It was not evaluated in an environment."
+    if returns:
+        low = (
+            f" (95% interval {returns['low']:.4g} to {returns['high']:.4g})"
+            if "low" in returns
+            else ""
+        )
+        score = (
+            f"Mean return of the last policies, actions {card['acting']}, over "
+            f"{len(returns['seeds'])} seeds of {returns['episodes']} episodes each: "
+            f"{returns['mean']:.4g}{low}."
+        )
+    code = (
+        "\nThe program is in a file of its author's own, which is not part of this repository:\n"
+        "give it with `program=`.\n"
+        if card["own_file"]
+        else ""
+    )
+    where = card["environment"] or "unknown"
+    trained, choice = f"online in `{where}`", ""
+    if card["offline"]:
+        trained = f"on `{card['dataset']}` (digest `{card['dataset_digest'][:12]}`)"
+        choice = " The policy was trained offline. " + _CHOICES[card["arguments"].get("stop_on")]
+    return f"""# {name}
+
+{card["summary"]}
+
+{card["agents"]} agents in `{where}`, trained {trained} by offmarl
+{card["offmarl"]}. {score}
+
+## Use
+
+```bash
+pip install offmarl
+offmarl pull {name} --policy
+```
+
+```python
+import offmarl
+
+policy = offmarl.load_policy(offmarl.hub.pull_policy("{name}").path)
+action, carry = policy(observation, legal_actions)
+```
+{code}
+The files are those of a run; `{POLICY_CARD}` lists their SHA-256, which a pull checks.
+
+## Intended use and limits
+
+Returns in other environments, or after changes of the environment, are unknown.{choice}
+
+## Arguments
+
+| argument | value |
+|---|---|
+{rows}"""

@@ -6,20 +6,24 @@ and joins what they made: ``local`` (processes), ``slurm`` (submitit), ``ray`` (
 ``module:class`` of another one.
 """
 
-from offmarl.launch.launching import LAUNCHERS, Launched, Launcher, launch
-from offmarl.launch.task import Call, run_task
-from offmarl.launch.work import Share, Work, join_work, once, run_share
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "LAUNCHERS",
-    "Call",
-    "Launched",
-    "Launcher",
-    "Share",
-    "Work",
-    "join_work",
-    "launch",
-    "once",
-    "run_share",
-    "run_task",
-]
+from offmarl._imports import lazy_names
+
+if TYPE_CHECKING:
+    from offmarl.launch.launching import (
+        LAUNCHERS as LAUNCHERS,
+        Launched as Launched,
+        Launcher as Launcher,
+        launch as launch,
+    )
+    from offmarl.launch.task import Call as Call, run_task as run_task
+    from offmarl.launch.work import (
+        Share as Share,
+        Work as Work,
+        join_work as join_work,
+        once as once,
+        run_share as run_share,
+    )
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -11,58 +11,31 @@ policies whose returns are known, and `tuning_curve` what a search in the enviro
 
 from typing import TYPE_CHECKING
 
-from offmarl._imports import homes_in, lazy_getattr
+from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
-    from offmarl.ope.estimation import METHODS, Estimates, Method, Target, estimate
-    from offmarl.ope.fitted import Options
+    from offmarl.ope.estimation import (
+        METHODS as METHODS,
+        Estimates as Estimates,
+        Method as Method,
+        Target as Target,
+        estimate as estimate,
+    )
+    from offmarl.ope.fitted import Options as Options
     from offmarl.ope.importance import (
-        Ratios,
-        bootstrap,
-        doubly_robust,
-        effective_sample_size,
-        weighted_importance_sampling,
+        Ratios as Ratios,
+        bootstrap as bootstrap,
+        doubly_robust as doubly_robust,
+        effective_sample_size as effective_sample_size,
+        weighted_importance_sampling as weighted_importance_sampling,
     )
     from offmarl.ope.ranking import (
-        Compared,
-        TuningCurve,
-        compare_with_returns,
-        rank_correlation,
-        regret,
-        tuning_curve,
+        Compared as Compared,
+        TuningCurve as TuningCurve,
+        compare_with_returns as compare_with_returns,
+        rank_correlation as rank_correlation,
+        regret as regret,
+        tuning_curve as tuning_curve,
     )
-
-__all__ = [
-    "METHODS",
-    "Compared",
-    "Estimates",
-    "Method",
-    "Options",
-    "Ratios",
-    "Target",
-    "TuningCurve",
-    "bootstrap",
-    "compare_with_returns",
-    "doubly_robust",
-    "effective_sample_size",
-    "estimate",
-    "rank_correlation",
-    "regret",
-    "tuning_curve",
-    "weighted_importance_sampling",
-]
-
-_HOMES = {
-    "estimation": "METHODS Estimates Method Target estimate",
-    "fitted": "Options",
-    "importance": "Ratios bootstrap doubly_robust effective_sample_size "
-    "weighted_importance_sampling",
-    "ranking": "Compared TuningCurve compare_with_returns rank_correlation regret tuning_curve",
-}
-
-if not TYPE_CHECKING:  # type checkers take any name from a module that has this
-    __getattr__ = lazy_getattr(__name__, homes_in(__name__, _HOMES))
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -8,121 +8,70 @@ what a program is.
 
 from typing import TYPE_CHECKING
 
-from offmarl._imports import homes_in, lazy_getattr
+from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
     from offmarl.programs.buffer import (
-        Capture,
-        ChunkWriter,
-        Step,
-        add,
-        init_capture,
-        make_buffer,
+        Capture as Capture,
+        ChunkWriter as ChunkWriter,
+        Step as Step,
+        add as add,
+        init_capture as init_capture,
+        make_buffer as make_buffer,
     )
-    from offmarl.programs.critic import LoadedCritic, load_critic
-    from offmarl.programs.dataset import DatasetStatistics, MeanAndStd
-    from offmarl.programs.foreign import function_policy, network_policy
-    from offmarl.programs.learner import LearnerArgs, TargetState, make_optimiser, policy_config
-    from offmarl.programs.loop import start
-    from offmarl.programs.off_policy import OffPolicyArgs
-    from offmarl.programs.offline import train
-    from offmarl.programs.online import Recorded, record_from_run, record_online
+    from offmarl.programs.critic import LoadedCritic as LoadedCritic, load_critic as load_critic
+    from offmarl.programs.dataset import (
+        DatasetStatistics as DatasetStatistics,
+        MeanAndStd as MeanAndStd,
+    )
+    from offmarl.programs.foreign import (
+        function_policy as function_policy,
+        network_policy as network_policy,
+    )
+    from offmarl.programs.learner import (
+        LearnerArgs as LearnerArgs,
+        TargetState as TargetState,
+        make_optimiser as make_optimiser,
+        policy_config as policy_config,
+    )
+    from offmarl.programs.loop import start as start
+    from offmarl.programs.off_policy import OffPolicyArgs as OffPolicyArgs
+    from offmarl.programs.offline import train as train
+    from offmarl.programs.online import (
+        Recorded as Recorded,
+        record_from_run as record_from_run,
+        record_online as record_online,
+    )
     from offmarl.programs.optimisers import (
-        ScheduleKind,
-        clipped_adam,
-        grad_norm,
-        linear_schedule,
-        scheduled,
-        training_progress,
+        ScheduleKind as ScheduleKind,
+        clipped_adam as clipped_adam,
+        grad_norm as grad_norm,
+        linear_schedule as linear_schedule,
+        scheduled as scheduled,
+        training_progress as training_progress,
     )
-    from offmarl.programs.policy import LoadedPolicy, load_policy
+    from offmarl.programs.policy import LoadedPolicy as LoadedPolicy, load_policy as load_policy
     from offmarl.programs.program import (
-        TD_ERRORS,
-        Args,
-        Hyperparameters,
-        OnlineArgs,
-        Program,
-        Stage,
-        Values,
-        hyperparameters,
+        TD_ERRORS as TD_ERRORS,
+        Args as Args,
+        Hyperparameters as Hyperparameters,
+        OnlineArgs as OnlineArgs,
+        Program as Program,
+        Stage as Stage,
+        Values as Values,
+        hyperparameters as hyperparameters,
     )
-    from offmarl.programs.record import record_policy
-    from offmarl.programs.replaying import ReplayedEpisode, replay_episode
-    from offmarl.programs.sharding import map_seeds
-    from offmarl.programs.soft_actor_critic import SoftArgs, make_soft_actor_critic
-    from offmarl.programs.tiers import TIERS
-    from offmarl.programs.windows import draw_windows, warm_start
-
-__all__ = [
-    "TD_ERRORS",
-    "TIERS",
-    "Args",
-    "Capture",
-    "ChunkWriter",
-    "DatasetStatistics",
-    "Hyperparameters",
-    "LearnerArgs",
-    "LoadedCritic",
-    "LoadedPolicy",
-    "MeanAndStd",
-    "OffPolicyArgs",
-    "OnlineArgs",
-    "Program",
-    "Recorded",
-    "ReplayedEpisode",
-    "ScheduleKind",
-    "SoftArgs",
-    "Stage",
-    "Step",
-    "TargetState",
-    "Values",
-    "add",
-    "clipped_adam",
-    "draw_windows",
-    "function_policy",
-    "grad_norm",
-    "hyperparameters",
-    "init_capture",
-    "linear_schedule",
-    "load_critic",
-    "load_policy",
-    "make_buffer",
-    "make_optimiser",
-    "make_soft_actor_critic",
-    "map_seeds",
-    "network_policy",
-    "policy_config",
-    "record_from_run",
-    "record_online",
-    "record_policy",
-    "replay_episode",
-    "scheduled",
-    "start",
-    "train",
-    "training_progress",
-    "warm_start",
-]
-
-_HOMES = {
-    "buffer": "Capture ChunkWriter Step add init_capture make_buffer",
-    "critic": "LoadedCritic load_critic",
-    "dataset": "DatasetStatistics MeanAndStd",
-    "foreign": "function_policy network_policy",
-    "learner": "LearnerArgs TargetState make_optimiser policy_config",
-    "loop": "start",
-    "offline": "train",
-    "off_policy": "OffPolicyArgs",
-    "online": "Recorded record_from_run record_online",
-    "optimisers": "ScheduleKind clipped_adam grad_norm linear_schedule scheduled training_progress",
-    "policy": "LoadedPolicy load_policy",
-    "program": "TD_ERRORS Args Hyperparameters OnlineArgs Program Stage Values hyperparameters",
-    "record": "record_policy",
-    "replaying": "ReplayedEpisode replay_episode",
-    "sharding": "map_seeds",
-    "soft_actor_critic": "SoftArgs make_soft_actor_critic",
-    "tiers": "TIERS",
-    "windows": "draw_windows warm_start",
-}
-
-if not TYPE_CHECKING:  # type checkers take any name from a module that has this
-    __getattr__ = lazy_getattr(__name__, homes_in(__name__, _HOMES))
+    from offmarl.programs.record import record_policy as record_policy
+    from offmarl.programs.replaying import (
+        ReplayedEpisode as ReplayedEpisode,
+        replay_episode as replay_episode,
+    )
+    from offmarl.programs.sharding import map_seeds as map_seeds
+    from offmarl.programs.soft_actor_critic import (
+        SoftArgs as SoftArgs,
+        make_soft_actor_critic as make_soft_actor_critic,
+    )
+    from offmarl.programs.tiers import TIERS as TIERS
+    from offmarl.programs.windows import draw_windows as draw_windows, warm_start as warm_start
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

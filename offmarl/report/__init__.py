@@ -8,64 +8,42 @@ matplotlib is imported when the first figure is drawn.
 
 from typing import TYPE_CHECKING
 
-from offmarl._imports import lazy_getattr
-from offmarl.report.comparison import Comparison, Row, compare, estimate
-from offmarl.report.curves import Curve, Curves, curves_of, read_curves
-from offmarl.report.figures import figure_comparison, figure_curves, figure_demo, save
-from offmarl.report.run_scores import (
-    UNITS,
-    Data,
-    Entry,
-    Runs,
-    best_of_run,
-    best_scores,
-    fault_of,
-    final_metrics,
-    final_returns,
-    last_metrics,
-    metric_of,
-    read_runs,
-    scores_of,
-)
+from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
-    from offmarl.report.contents import Survey, survey
-
-__all__ = [
-    "UNITS",
-    "Comparison",
-    "Curve",
-    "Curves",
-    "Data",
-    "Entry",
-    "Row",
-    "Runs",
-    "Survey",
-    "best_of_run",
-    "best_scores",
-    "compare",
-    "curves_of",
-    "estimate",
-    "fault_of",
-    "figure_comparison",
-    "figure_curves",
-    "figure_demo",
-    "final_metrics",
-    "final_returns",
-    "last_metrics",
-    "metric_of",
-    "read_curves",
-    "read_runs",
-    "save",
-    "scores_of",
-    "survey",
-]
-
-if not TYPE_CHECKING:  # comparing runs does not need vaults, which take a while to import
-    __getattr__ = lazy_getattr(
-        __name__, {name: f"offmarl.report.contents:{name}" for name in ("Survey", "survey")}
+    from offmarl.report.comparison import (
+        Comparison as Comparison,
+        Row as Row,
+        compare as compare,
+        estimate as estimate,
     )
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    from offmarl.report.contents import Survey as Survey, survey as survey
+    from offmarl.report.curves import (
+        Curve as Curve,
+        Curves as Curves,
+        curves_of as curves_of,
+        read_curves as read_curves,
+    )
+    from offmarl.report.figures import (
+        figure_comparison as figure_comparison,
+        figure_curves as figure_curves,
+        figure_demo as figure_demo,
+        save as save,
+    )
+    from offmarl.report.run_scores import (
+        UNITS as UNITS,
+        Data as Data,
+        Entry as Entry,
+        Runs as Runs,
+        best_of_run as best_of_run,
+        best_scores as best_scores,
+        fault_of as fault_of,
+        final_metrics as final_metrics,
+        final_returns as final_returns,
+        last_metrics as last_metrics,
+        metric_of as metric_of,
+        read_runs as read_runs,
+        scores_of as scores_of,
+    )
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -8,89 +8,38 @@
 
 from typing import TYPE_CHECKING
 
-from offmarl._imports import homes_in, lazy_getattr
+from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
-    from offmarl.vault.archive import unpack
-    from offmarl.vault.compaction import Compaction, compact
-    from offmarl.vault.convert import export_dataset, from_arrays, import_dataset
-    from offmarl.vault.creation import create, create_whole
-    from offmarl.vault.dataset import Dataset, open_vault
-    from offmarl.vault.drivers import KeyValues, register_driver
-    from offmarl.vault.faults import Fault
-    from offmarl.vault.mixture import Mixture, mix
-    from offmarl.vault.open import Summary, list_vaults
-    from offmarl.vault.salvaging import Salvage, salvage
-    from offmarl.vault.shared import SharedWriter, join
-    from offmarl.vault.tables import Episodes
-    from offmarl.vault.transform.columns import Steps
-    from offmarl.vault.verbs import cat, dedup, filter, map, recode, sample, slice, split
-    from offmarl.vault.verification import Verification, verify
-    from offmarl.vault.weights import Weights
-    from offmarl.vault.writer import Writer, resume
-
-__all__ = [
-    "Compaction",
-    "Dataset",
-    "Episodes",
-    "Fault",
-    "KeyValues",
-    "Mixture",
-    "Salvage",
-    "SharedWriter",
-    "Steps",
-    "Summary",
-    "Verification",
-    "Weights",
-    "Writer",
-    "cat",
-    "compact",
-    "create",
-    "create_whole",
-    "dedup",
-    "export_dataset",
-    "filter",
-    "from_arrays",
-    "import_dataset",
-    "join",
-    "list_vaults",
-    "map",
-    "mix",
-    "open_vault",
-    "recode",
-    "register_driver",
-    "resume",
-    "salvage",
-    "sample",
-    "slice",
-    "split",
-    "unpack",
-    "verify",
-]
-
-_HOMES = {
-    "archive": "unpack",
-    "convert": "export_dataset from_arrays import_dataset",
-    "faults": "Fault",
-    "compaction": "Compaction compact",
-    "verification": "Verification verify",
-    "drivers": "KeyValues register_driver",
-    "open": "Summary list_vaults",
-    "dataset": "Dataset open_vault",
-    "mixture": "Mixture mix",
-    "weights": "Weights",
-    "salvaging": "Salvage salvage",
-    "tables": "Episodes",
-    "transform.columns": "Steps",
-    "verbs": "cat dedup filter map recode sample slice split",
-    "creation": "create create_whole",
-    "shared": "SharedWriter join",
-    "writer": "Writer resume",
-}
-
-if not TYPE_CHECKING:  # type checkers take any name from a module that has this
-    __getattr__ = lazy_getattr(__name__, homes_in(__name__, _HOMES))
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    from offmarl.vault.archive import unpack as unpack
+    from offmarl.vault.compaction import Compaction as Compaction, compact as compact
+    from offmarl.vault.convert import (
+        export_dataset as export_dataset,
+        from_arrays as from_arrays,
+        import_dataset as import_dataset,
+    )
+    from offmarl.vault.creation import create as create, create_whole as create_whole
+    from offmarl.vault.dataset import Dataset as Dataset, open_vault as open_vault
+    from offmarl.vault.drivers import KeyValues as KeyValues, register_driver as register_driver
+    from offmarl.vault.faults import Fault as Fault
+    from offmarl.vault.mixture import Mixture as Mixture, mix as mix
+    from offmarl.vault.open import Summary as Summary, list_vaults as list_vaults
+    from offmarl.vault.salvaging import Salvage as Salvage, salvage as salvage
+    from offmarl.vault.shared import SharedWriter as SharedWriter, join as join
+    from offmarl.vault.tables import Episodes as Episodes
+    from offmarl.vault.transform.columns import Steps as Steps
+    from offmarl.vault.verbs import (
+        cat as cat,
+        dedup as dedup,
+        filter as filter,
+        map as map,
+        recode as recode,
+        sample as sample,
+        slice as slice,
+        split as split,
+    )
+    from offmarl.vault.verification import Verification as Verification, verify as verify
+    from offmarl.vault.weights import Weights as Weights
+    from offmarl.vault.writer import Writer as Writer, resume as resume
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -1,6 +1,5 @@
 """Every command and library function accepts paths in any notation."""
 
-import importlib
 import os
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from offmarl import programs, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.cli import policies
 from offmarl.errors import OptionError, RunError, VaultError
+from offmarl.hub import pushing
 from offmarl.networks import PolicyConfig, init_policy
 from offmarl.paths import local
 from offmarl.programs import run as runs
@@ -131,15 +131,14 @@ def test_verbs_that_read_a_vault(offmarl, place, spelled, spelling):
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_push(offmarl, place, spelled, light, spelling, monkeypatch):
-    push = importlib.import_module("offmarl.hub.push")  # the function has the same name
     opened = []
 
-    def open_all(paths, real=push._open_all):
+    def open_all(paths, real=pushing._open_all):
         found = real(paths)
         opened.extend(found.values())
         return found
 
-    monkeypatch.setattr(push, "_open_all", open_all)
+    monkeypatch.setattr(pushing, "_open_all", open_all)
     outcome = offmarl("push", spelled("v.vlt", spelling), "--to", "org/x", "--licence", "CC0-1.0")
     assert "offline mode" in outcome.err
     (data,) = opened

@@ -1,6 +1,5 @@
 """All commands report the same mean return of a vault, that of its complete episodes."""
 
-import importlib
 import warnings
 
 import numpy as np
@@ -9,13 +8,12 @@ import pytest
 import offmarl as library
 from offmarl import vault
 from offmarl.cli import demo
+from offmarl.hub import pushing
 from offmarl.programs import online
 from offmarl.report.contents import survey
 from offmarl.types import FinalObservations
 from offmarl.vault.transform import selection
 from tests.vault.experience import SPEC, make
-
-push = importlib.import_module("offmarl.hub.push")  # the package has a function of this name
 
 RETURNS = [1.0, 2.0, 6.0]
 """Of the complete episodes; the one that is cut returned 100 so far, the one that runs on 200."""
@@ -85,7 +83,7 @@ def told_by_the_report(path, offmarl):
 
 
 def told_by_the_card(path, offmarl):
-    card = push._describe(vault.open_vault(path), "")
+    card = pushing._describe(vault.open_vault(path), "")
     assert (card.episodes, card.incomplete) == (5, 2)
     assert (card.return_min, card.return_max) == (1.0, 6.0)
     return card.return_mean

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 from huggingface_hub import constants
 
+from offmarl import vault
 from offmarl.hub import card as catalogue
-from offmarl.hub import client, install
+from offmarl.hub import client
+from offmarl.types import EnvSpec
+from tests.cli.conftest import offmarl  # noqa: F401  (a fixture)
+from tests.vault.experience import SPEC, make
 
 from .server import Hub
 
@@ -90,7 +94,6 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.delenv(client.MIRRORS, raising=False)
     monkeypatch.setattr(client, "_PAUSE", 0.0001)
-    monkeypatch.setattr(install, "PART", 2**16)
     hub.cards = tmp_path / "cards"
     monkeypatch.setattr(catalogue, "directory", lambda: hub.cards)
     write_card(hub.cards)
@@ -98,3 +101,15 @@ def hub(monkeypatch, tmp_path):
     yield hub
     hub.close()
     catalogue.names.cache_clear()
+
+
+def record(path: Path, seed: int = 0, spec: EnvSpec = SPEC) -> Path:
+    """A vault of offmarl's, of two rows."""
+    with vault.create(path, spec, rows=2, chunk_steps=64) as writer:
+        writer.append(*make(spec, rows=2, steps=128, seed=seed))
+    return path
+
+
+@pytest.fixture
+def vaults(tmp_path):
+    return [record(tmp_path / "made-up.vlt" / uid, i) for i, uid in enumerate(("good", "poor"))]

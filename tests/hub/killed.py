@@ -1,6 +1,6 @@
 """Pull from a loopback hub until killed, and print the number of bytes received.
 
-Usage: killed.py CARDS NAME COUNTER PART
+Usage: killed.py CARDS NAME COUNTER
 """
 
 import sys
@@ -8,22 +8,21 @@ from pathlib import Path
 
 from offmarl import hub
 from offmarl.hub import card as catalogue
-from offmarl.hub import client, install
+from offmarl.hub import client
 
-cards, name, counter, part = sys.argv[1:]
+cards, name, counter = sys.argv[1:]
 catalogue.directory = lambda: Path(cards)
-install.PART = int(part)
 total = 0
-receive = client.Connection._receive
+stream = client.stream
 
 
 def counted(*args):
     global total  # noqa: PLW0603
-    got = receive(*args)
-    total += len(got)
-    Path(counter).write_text(str(total))
-    return got
+    for block in stream(*args):
+        total += len(block)
+        Path(counter).write_text(str(total))
+        yield block
 
 
-client.Connection._receive = counted
+client.stream = counted
 hub.pull(name)

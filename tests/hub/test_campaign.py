@@ -10,7 +10,7 @@ import pytest
 
 from offmarl import hub as library
 from offmarl.errors import HubError, VaultFormatError
-from offmarl.hub import cache, install
+from offmarl.hub import cache
 
 from .conftest import NAME, PATH, REPOSITORY, make_archive, write_card
 from .server import Faults
@@ -41,15 +41,15 @@ def test_every_flipped_bit_is_caught(hub):
 
 
 @pytest.mark.nightly
-def test_kill_at_20_instants_loses_a_part_at_most(hub, tmp_path):
+def test_kill_at_20_instants_loses_a_block_at_most(hub, tmp_path):
     archive = make_archive(300_000)
     hub.commit(REPOSITORY, {PATH: archive})
     hub.faults.delay = 0.02
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
     counter = tmp_path / "received"
     script = [sys.executable, str(__file__).replace("test_campaign", "killed")]
-    command = [*script, str(hub.cards), NAME, str(counter), str(install.PART)]
-    lost, lost_at_most = [], install.PART + 2**16  # the directory of the archive is read again
+    command = [*script, str(hub.cards), NAME, str(counter)]
+    lost, lost_at_most = [], 2**17  # a block, and the directory of the archive is read again
     for instant in range(KILLS):
         counter.unlink(missing_ok=True)
         process = subprocess.Popen(command, env=environment)

@@ -71,7 +71,6 @@ def part(start, stop, size=200, named=None):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(client, "_PAUSE", 0.001)
-    monkeypatch.setattr(install, "PART", 50)
     server = Server()
     yield server
     server.close()
@@ -82,24 +81,17 @@ def remote(server, commit=COMMIT, size=200, sha256=None):
 
 
 @pytest.fixture
-def wire(server):
-    wire = client.Connection(remote(server))
-    yield wire
-    wire.close()
+def read(server):
+    """Return the bytes of an interval."""
+    return lambda start, stop: b"".join(client.stream(remote(server), start, stop))
 
 
 # ------------------------------------------------------------------ answers
 
 
-def test_an_interval_is_asked_for_once_and_read_in_pieces(server, wire):
-    heard = []
-    wire.received = heard.append
-    assert wire.read(10, 30, 100) == DATA[10:30]
-    assert wire.read(30, 100, 100) == DATA[30:100]
-    assert wire.read(150, 151, 200) == DATA[150:151]
-    assert wire.read(20, 21, 30) == DATA[20:21]
-    assert server.asked == ["bytes=10-99", "bytes=150-199", "bytes=20-29"]
-    assert sum(heard) == wire.total == 20 + 70 + 1 + 1
+def test_an_interval_is_asked_for_once(server, read):
+    assert read(10, 100) == DATA[10:100] and read(20, 20) == b""
+    assert server.asked == ["bytes=10-99"]
 
 
 @pytest.mark.parametrize(
@@ -118,94 +110,82 @@ def test_an_interval_is_asked_for_once_and_read_in_pieces(server, wire):
         (204, {"Content-Range": "bytes 10-59/200"}, b""),
     ],
 )
-def test_answers_that_are_not_the_interval_are_refused(server, wire, answer):
+def test_answers_that_are_not_the_interval_are_refused(server, read, answer):
     server.answers = [answer]
     with pytest.raises(HubError, match=rf"answered {answer[0]} .*bytes from 10 of 200"):
-        wire.read(10, 60, 60)
+        read(10, 60)
     assert len(server.asked) == 1
-    assert wire.total == 0
 
 
-def test_the_whole_file_is_taken_for_an_interval_from_its_beginning(server, wire):
+def test_the_whole_file_is_taken_for_an_interval_from_its_beginning(server, read):
     server.answers = [(200, {"Content-Length": "200"}, DATA)]
-    assert wire.read(0, 60, 60) == DATA[:60]
+    assert read(0, 60) == DATA[:60]
     server.answers = [(200, {}, DATA)]  # of a length that is not told
-    wire.close()
-    assert wire.read(0, 200, 200) == DATA
+    assert read(0, 200) == DATA
     server.answers = [(200, {"Content-Length": "199"}, DATA[:199])]
-    wire.close()
     with pytest.raises(HubError, match="answered 200"):
-        wire.read(0, 60, 60)
+        read(0, 60)
 
 
 @pytest.mark.parametrize("status", [403, 408, 425, 429, 500, 502, 503, 504])
-def test_some_answers_are_tried_again(server, wire, status):
+def test_some_answers_are_tried_again(server, read, status):
     server.answers = [(status, {"Content-Length": "0", "Retry-After": "soon"}, b"")] * 2
-    assert wire.read(10, 60, 60) == DATA[10:60]
+    assert read(10, 60) == DATA[10:60]
     assert len(server.asked) == 3
 
 
-def test_a_connection_that_breaks_goes_on_where_it_was(server, wire):
+def test_a_connection_that_breaks_goes_on_where_it_was(server, read):
     broken = part(10, 60)
     server.answers = [(*broken[:2], broken[2][:20])]
-    assert wire.read(10, 60, 60) == DATA[10:60]
+    assert read(10, 60) == DATA[10:60]
     assert server.asked == ["bytes=10-59", "bytes=30-59"]
-    assert wire.total == 50
 
 
-def test_attempts_in_a_row_come_to_an_end_and_bytes_begin_the_count_again(server, wire):
+def test_attempts_in_a_row_come_to_an_end_and_bytes_begin_the_count_again(server, read):
     failed = (500, {"Content-Length": "0"}, b"")
-    server.answers = [failed] * 8
-    assert wire.read(0, 10, 200) == DATA[:10]
-    wire.close()
-    server.answers = [failed] * 8
-    assert wire.read(10, 20, 200) == DATA[10:20]
-    wire.close()
+    status, headers, body = part(0, 20)
+    server.answers = [*[failed] * 8, (status, headers, body[:10]), *[failed] * 7]
+    assert read(0, 20) == DATA[:20]
     server.asked.clear()
     server.answers = [failed] * 20
     with pytest.raises(HubError, match="failed 9 times in a row: the server answered 500"):
-        wire.read(20, 30, 200)
+        read(20, 30)
     assert len(server.asked) == 9
 
 
-def test_pauses_double_up_to_a_minute_and_heed_the_server(monkeypatch, server, wire):
+def test_pauses_double_up_to_a_minute_and_heed_the_server(monkeypatch, server, read):
     pauses = []
     monkeypatch.setattr(client, "_PAUSE", 0.5)
     monkeypatch.setattr(client.time, "sleep", pauses.append)
     monkeypatch.setattr(client.random, "uniform", lambda low, high: low + high)
     server.answers = [(503, {"Content-Length": "0"}, b"")] * 7
-    wire.read(0, 10, 10)
+    read(0, 10)
     assert pauses == [1.5 * pause for pause in (0.5, 1, 2, 4, 8, 16, 32)]
     pauses.clear()
     later = [(503, {"Content-Length": "0", "Retry-After": after}, b"") for after in ("7.5", "999")]
     server.answers = later
-    wire.close()
-    wire.read(0, 10, 10)
+    read(0, 10)
     assert pauses == [7.5, 120]
 
 
-def test_a_connection_is_used_for_the_next_request(server):
-    """Those of other objects, too: setting one up takes several round trips."""
+def test_a_connection_is_used_for_the_next_request(server, read):
+    """Setting one up takes several round trips."""
     for start in range(0, 100, 10):
-        wire = client.Connection(remote(server))
-        assert wire.read(start, start + 10, start + 10) == DATA[start : start + 10]
-        wire.close()
+        assert read(start, start + 10) == DATA[start : start + 10]
     assert (len(server.asked), server.connections) == (10, 1)
 
 
 def test_mirrors_take_turns(server):
     other = Server()
+    both = Remote((server.url, other.url), COMMIT, len(DATA), None)
     try:
-        wire = client.Connection(Remote((server.url, other.url), COMMIT, len(DATA), None))
         server.answers = [(503, {"Content-Length": "0"}, b"")]
-        assert wire.read(0, 10, 10) == DATA[:10]
+        assert b"".join(client.stream(both, 0, 10)) == DATA[:10]
         assert (len(server.asked), len(other.asked)) == (1, 1)
-        wire.close()
         server.answers = [(503, {"Content-Length": "0"}, b"")]
         other.answers = [(404, {"Content-Length": "0"}, b"")]  # a mirror that lacks the file
-        assert wire.read(0, 10, 10) == DATA[:10]
+        assert b"".join(client.stream(both, 0, 10)) == DATA[:10]
         assert (len(server.asked), len(other.asked)) == (3, 2)
-        wire.close()
     finally:
         other.close()
 
@@ -213,32 +193,36 @@ def test_mirrors_take_turns(server):
 # ------------------------------------------------------------------ what is kept
 
 
-def ignore(_):
-    """No-op callback."""
+SHA256 = hashlib.sha256(DATA).hexdigest()
 
 
-def test_a_download_goes_on_where_it_was(server, tmp_path):
+@pytest.fixture
+def download(server, tmp_path):
+    """Download to ``file`` and return the bytes received."""
+    path = tmp_path / "file"
+    return lambda advance=str: install.download(remote(server), path, "the file", SHA256, advance)
+
+
+def test_a_download_goes_on_where_it_was(server, download, tmp_path):
     path, heard = tmp_path / "file", []
     path.write_bytes(DATA[:70])
-    fetched, sha256 = install.fetch(remote(server), path, heard.append)
-    assert (fetched, sha256) == (130, hashlib.sha256(DATA).hexdigest())
+    assert download(heard.append) == 130
     assert path.read_bytes() == DATA and sum(heard) == 200
     assert server.asked == ["bytes=70-199"]
-    assert install.fetch(remote(server), path, ignore) == (0, sha256)
+    assert download() == 0
     path.write_bytes(DATA + b"more than there is")
-    assert install.fetch(remote(server), path, ignore) == (200, sha256)
-    assert path.read_bytes() == DATA
+    assert download() == 200 and path.read_bytes() == DATA
 
 
-def test_what_was_damaged_on_the_disk_is_removed(server, tmp_path):
-    path, sha256 = tmp_path / "file", hashlib.sha256(DATA).hexdigest()
-    path.write_bytes(b"#" + DATA[1:70])
+def test_what_was_damaged_on_the_disk_is_removed(download, tmp_path):
+    (tmp_path / "file").write_bytes(b"#" + DATA[1:70])
     with pytest.raises(HubChecksumError, match="the file arrived with SHA-256"):
-        install.fetch_checked(remote(server), path, "the file", sha256, ignore)
-    assert install.fetch_checked(remote(server), path, "the file", sha256, ignore) == 200
+        download()
+    assert download() == 200
 
 
-def test_parts_are_on_the_disk_as_they_arrive(server, tmp_path):
+def test_blocks_are_on_the_disk_as_they_arrive(server, download, tmp_path):
     path, seen = tmp_path / "file", []
-    install.fetch(remote(server), path, lambda _: seen.append(path.stat().st_size))
-    assert seen[0] == 0 and {50, 100, 150} <= {*seen}
+    server.answers = [(*part(0, 200)[:2], DATA[:90])]
+    download(lambda _: seen.append(path.stat().st_size))
+    assert seen == [0, 90, 200]

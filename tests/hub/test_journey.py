@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import offmarl  # noqa: F401  (a fixture)
-
 from .conftest import PATH, REPOSITORY, write_card
 from .stock import stock_archive
 
@@ -22,7 +20,7 @@ def published(hub, random_data, tmp_path):
 
 
 @pytest.mark.nightly
-def test_pull_train_compare(offmarl, published):  # noqa: F811
+def test_pull_train_compare(offmarl, published):
     pulled = offmarl("pull", f"{NAME}/Random", "--json").json
     path = pulled["paths"]["Random"]
     assert "another program, without" in offmarl("show", path).out

@@ -16,9 +16,6 @@ from offmarl.hub.readme import croissant, readme
 from tests.vault.experience import SPEC, make
 from tests.vault.test_convert import batch, save
 
-# The client deprecates what it does itself.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-
 RECORDED = {"program": "mappo", "tier": "expert", "recipe": {"seed": 3}}
 PUBLISHED = {
     "dataset": "lab/env/x",

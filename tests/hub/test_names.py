@@ -11,19 +11,10 @@ from offmarl import vault
 from offmarl.errors import HubUnreachableError, VaultError, VaultNotFoundError
 from offmarl.hub import card as catalogue
 from offmarl.vault import Dataset
-from tests.cli.conftest import offmarl  # noqa: F401  (a fixture)
-from tests.vault.experience import SPEC, make
 
-from .conftest import NAME, PATH, REPOSITORY, write_card
+from .conftest import NAME, PATH, REPOSITORY, record, write_card
 
 GOOD = f"{NAME}/Good"
-pushes = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-
-
-def record(path, seed=0):
-    with vault.create(path, SPEC, rows=2) as writer:
-        writer.append(*make(steps=40, seed=seed))
-    return path
 
 
 @pytest.fixture
@@ -72,7 +63,7 @@ VERBS = {
 
 
 def test_every_verb_takes_the_name_of_what_was_pulled(
-    offmarl,  # noqa: F811
+    offmarl,
     published,
     monkeypatch,
 ):
@@ -122,7 +113,6 @@ def half(hub, tmp_path):
         vault.verify,
     ],
 )
-@pushes
 def test_a_name_without_a_uid_means_the_same_whatever_was_pulled(half, read, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for name in ("org/three", "org/three@main", f"org/three@{half.parents[1].name}"):
@@ -132,9 +122,8 @@ def test_a_name_without_a_uid_means_the_same_whatever_was_pulled(half, read, mon
     assert library.open(half.parent).path == half  # a path is what is there
 
 
-@pushes
 @pytest.mark.parametrize("verb", sorted(VERBS))
-def test_every_verb_asks_the_card(offmarl, half, verb):  # noqa: F811
+def test_every_verb_asks_the_card(offmarl, half, verb):
     arguments = [one.replace(GOOD, "org/three").replace(NAME, "org/three") for one in VERBS[verb]]
     arguments = [one.removesuffix("/Poor") for one in arguments]
     outcome = offmarl(verb, *arguments)
@@ -144,7 +133,6 @@ def test_every_verb_asks_the_card(offmarl, half, verb):  # noqa: F811
         assert outcome.code == 1 and "several vaults: add one of A, B" in outcome.err
 
 
-@pushes
 def test_a_dataset_of_one_vault_needs_no_uid(hub, tmp_path):
     library.hub.push([record(tmp_path / "made" / "one.vlt" / "A")], "org/one", "MIT")
     path = library.load_dataset("org/one").path
@@ -203,7 +191,7 @@ def test_another_commit_that_is_here_is_told(published, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("out", [None, "~/data", "sub/../data"])
-def test_a_pull_of_what_is_here(offmarl, offline, published, out, tmp_path, monkeypatch):  # noqa: F811
+def test_a_pull_of_what_is_here(offmarl, offline, published, out, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     place = ["--out", out] if out else []
@@ -241,14 +229,12 @@ def test_what_is_no_directory_is_not_pushed(hub, tmp_path, place, monkeypatch):
     assert hub.requests == []
 
 
-@pushes
 def test_a_pushed_name_is_the_data_that_was_pulled(published, tmp_path):
     digest = library.vault.open_vault(library.hub.pull(GOOD).paths["Good"]).digest()
     pushed = library.hub.push([GOOD], "org/again")
     assert pushed.card.uids["Good"].digest == digest
 
 
-@pushes
 def test_a_pull_of_what_was_pushed(offline, published, tmp_path):
     paths = [record(tmp_path / "made-up.vlt" / uid, seed) for seed, uid in enumerate(("a", "b"))]
     library.hub.push(paths, "org/made-up", "CC-BY-4.0")

@@ -1,14 +1,11 @@
 """Publishing trained policies, and pulling them again."""
 
 import hashlib
-import io
 import json
 import sys
-import zipfile
 from pathlib import Path
 
-import jax
-import numpy as np
+import chex
 import pytest
 import tomli_w
 import yaml
@@ -30,15 +27,13 @@ from offmarl.errors import (
     UnknownNameError,
 )
 from offmarl.hub import policies
+from offmarl.hub.readme import model_readme
 from offmarl.programs import online, registry
 from offmarl.programs.configs import read_config
 from offmarl.settings import tables
-from tests.cli.conftest import offmarl  # noqa: F401  (a fixture)
 from tests.runs import write_run, write_side
 
 NAME = "org/clone"
-
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
@@ -55,11 +50,9 @@ def test_a_pulled_policy_acts_as_the_run_does_and_is_fetched_once(hub, run, tmp_
     assert pushed.card["licence"] == "MIT" and pushed.card["seeds"] == [0, 1]
     pulled = library.pull_policy(NAME)
     assert pulled.commit == pushed.commit and pulled.fetched > 0
-    for seed in (0, 1):
-        ours, theirs = (offmarl_library.load_policy(one, seed).params for one in (run, pulled.path))
-        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-        values = [offmarl_library.load_critic(one, seed).params for one in (run, pulled.path)]
-        jax.tree.map(np.testing.assert_array_equal, *values)
+    for load in (offmarl_library.load_policy, offmarl_library.load_critic):
+        for seed in (0, 1):
+            chex.assert_trees_all_equal(*(load(one, seed).params for one in (run, pulled.path)))
     again = library.pull_policy(NAME)
     assert again.fetched == 0 and again.path == pulled.path
     chosen = library.pull_policy(f"{NAME}@{pushed.commit}", tmp_path / "mine")
@@ -87,11 +80,25 @@ def test_the_model_card_says_what_the_hub_and_its_readers_need(hub, run):
 def test_nothing_published_names_a_directory_of_this_machine(hub, run):
     library.push_policy(run, NAME, "MIT")
     files = hub.files(NAME, "main")[1]
-    archive = zipfile.ZipFile(io.BytesIO(files[policies.ARCHIVE]))
-    texts = [archive.read(name) for name in archive.namelist() if name.endswith((".json", "jsonl"))]
-    for text in (*texts, files["README.md"], files[policies.CARD]):
-        assert str(run.parent).encode() not in text and b"/pytest-" not in text
-    assert json.loads(archive.read("run.json"))["args"]["vault"] == "probe-two-step.vlt/random"
+    for name, text in files.items():
+        assert str(run.parent).encode() not in text and b"/pytest-" not in text, name
+    assert json.loads(files["run.json"])["args"]["vault"] == "probe-two-step.vlt/random"
+
+
+@pytest.mark.slow
+def test_the_repository_is_a_run_of_the_last_checkpoint(hub, run, tmp_path):
+    library.push_policy(run, NAME, "MIT")
+    hub.commit(NAME, {"checkpoints/1/policy/old": b"an earlier push", "notes.md": b"mine"})
+    card = library.push_policy(run, NAME, "MIT").card
+    files = hub.files(NAME, "main")[1]
+    listed = {one["path"] for one in card["files"]}
+    assert files.keys() == listed | {policies.CARD, "README.md", "notes.md"}
+    for name, content in files.items():
+        path = tmp_path / "copy" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    ours, theirs = (offmarl_library.load_policy(one, 0).params for one in (run, tmp_path / "copy"))
+    chex.assert_trees_all_equal(ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -107,20 +114,20 @@ def test_the_card_says_how_the_policy_was_trained(tmp_path, kind, stop_on, words
     vault = "data" if kind == "baseline" else None
     options = {"args": {"stop_on": stop_on}, "vault_digest": "abc", "kind": kind}
     run = write_run(tmp_path / "run", "x", vault, [[1.0, 2.0]] * 3, **options)
-    card = policies._card(run, tracking.read_run(run), NAME, "MIT", "")
-    text = policies._text(card | {"file": {}})
+    card = policies._card(run, tracking.plain(tracking.read_run(run)), NAME, "MIT", "")
+    text = model_readme(card, None).partition("---\n\n")[2]
     assert all(one in text for one in words)
     assert ("offline" in text.replace("-offline", "")) == (kind == "baseline")
 
 
 @pytest.mark.slow
 def test_a_push_that_does_not_arrive_whole_is_an_error(hub, run):
-    hub.commit(NAME, {".gitignore": b"*.zip"})
-    with pytest.raises(HubError, match=r"the \.gitignore of org/clone leaves out .* run\.zip"):
+    hub.commit(NAME, {".gitignore": b"*.json"})
+    with pytest.raises(HubError, match=r"the \.gitignore of org/clone leaves out .*\.json"):
         library.push_policy(run, NAME, "MIT")
     hub.commit(NAME, {".gitignore": b""})
-    hub.faults.spoiled = "run.zip"
-    with pytest.raises(HubError, match=r"does not hold run\.zip as it was sent"):
+    hub.faults.spoiled = "run.json"
+    with pytest.raises(HubError, match=r"does not hold run\.json as it was sent"):
         library.push_policy(run, NAME, "MIT")
 
 
@@ -144,41 +151,46 @@ def test_without_the_hub_the_policy_on_this_machine_is_used(hub, run, monkeypatc
 @pytest.mark.slow
 def test_damaged_data_is_not_installed_and_the_next_pull_is_whole(hub, run):
     library.push_policy(run, NAME, "MIT")
-    hub.faults.flip = True
-    with pytest.raises(HubChecksumError, match=r"run\.zip of org/clone arrived with SHA-256"):
+    record = hub.files(NAME, "main")[1]["run.json"]
+    hub.commit(NAME, {"run.json": record.replace(b"0", b"1")})
+    with pytest.raises(HubChecksumError, match=r"run\.json arrived with SHA-256"):
         library.pull_policy(NAME)
-    hub.faults.flip = False
+    hub.commit(NAME, {"run.json": record})
     assert library.pull_policy(NAME).path.is_dir()
 
 
 def publish(hub, files, **card):
-    """Publish an archive that holds files, with a right checksum; return the commit."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    data = buffer.getvalue()
-    file = {"path": "run.zip", "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    """Publish files, with right checksums."""
+    data = {name: x if isinstance(x, bytes) else x.encode() for name, x in files.items()}
+    listed = [
+        {"path": name, "size": len(x), "sha256": hashlib.sha256(x).hexdigest()}
+        for name, x in data.items()
+    ]
     facts = {"name": NAME, "summary": "s", "program": "mappo", "licence": "MIT"} | card
     known = {name: x for name, x in facts.items() if x is not None}
-    text = tomli_w.dumps(known | {"file": file})
-    return hub.commit(NAME, {"run.zip": data, policies.CARD: text.encode()})
+    text = tomli_w.dumps(known | {"files": listed})
+    hub.commit(NAME, {**data, policies.CARD: text.encode()})
 
 
-@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil", "a\\..\\evil"])
-def test_names_that_leave_the_directory_are_refused(hub, name):
+EVIL = ["../evil", "/evil", "checkpoints/../../evil", "checkpoints/1/a\\..\\evil", "evil.py"]
+EVIL += ["checkpoints/1/.evil", "checkpoints/evil", "run.json/evil", policies.CARD]
+
+
+@pytest.mark.parametrize("name", EVIL)
+def test_files_that_are_not_those_of_a_policy_are_refused(hub, tmp_path, name):
     publish(hub, {"run.json": "{}", name: "{}"})
-    with pytest.raises(HubError, match="unsafe file name"):
+    with pytest.raises(CardError, match="the card of org/clone"):
         library.pull_policy(NAME)
+    assert not [*tmp_path.rglob("run.json")]
 
 
-def test_an_archive_without_a_run_is_refused(hub):
-    publish(hub, {"other.json": "{}"})
+def test_a_policy_without_a_run_is_refused(hub):
+    publish(hub, {"metrics.jsonl": "{}"})
     with pytest.raises(RunError, match=r"it has no run\.json"):
         library.pull_policy(NAME)
 
 
-@pytest.mark.parametrize("text", ["", "[file]", "file = 3", "= 3", 'name = 3\n[file]\npath = "x"'])
+@pytest.mark.parametrize("text", ["", "[[files]]", "files = 3", "= 3", "name = 3\nfiles = []"])
 def test_a_card_that_is_not_valid_is_refused(hub, text):
     hub.commit(NAME, {policies.CARD: text.encode() or b"#"})
     with pytest.raises(CardError, match="the card of org/clone is not"):
@@ -206,7 +218,7 @@ def test_a_run_that_is_not_finished_is_refused(tmp_path):
 @pytest.mark.parametrize("missing", ["summary", "program", "licence", "name"])
 def test_a_card_that_lacks_what_is_shown_is_refused_before_anything_is_placed(
     hub,
-    offmarl,  # noqa: F811
+    offmarl,
     tmp_path,
     missing,
 ):
@@ -238,9 +250,13 @@ def forged(hub, side, tmp_path, monkeypatch):
     settings = 'weight = "evil:f"\nenv = "evil.py:f"\nprogram = "bc"\n'
 
     def pull(record, out=None):
-        more = {"evil.py": code, "evil/__init__.py": code, "args.toml": settings}
-        publish(hub, {**side, **more, "run.json": json.dumps(record)})
-        return library.pull_policy(NAME, out).path
+        publish(hub, {**side, "run.json": json.dumps(record)})
+        run = library.pull_policy(NAME, out).path
+        (run / "evil").mkdir()
+        for name in ("evil.py", "evil/__init__.py"):  # files that a pull refuses
+            (run / name).write_text(code)
+        (run / "args.toml").write_text(settings)
+        return run
 
     yield pull
     assert not marker.exists()
@@ -285,7 +301,7 @@ def test_no_name_in_a_pulled_record_runs_code(forged, side, code, path, tmp_path
                 online.record_from_run(place, "random", steps=2, out=tmp_path)
 
 
-def test_the_error_says_which_field_of_which_file_names_code(forged, side, offmarl):  # noqa: F811
+def test_the_error_says_which_field_of_which_file_names_code(forged, side, offmarl):
     record = changed(json.loads(side["run.json"]), ("args", "opponents", 0), "evil.py:f")
     run = forged(record)
     for command in (["evaluate", NAME], ["record", "--policy", NAME, "--steps", 2]):
@@ -326,7 +342,7 @@ def test_no_file_in_a_pulled_directory_is_the_users_own_text(forged, side):
 def test_code_in_every_field_of_a_pulled_record_runs_nowhere(
     forged,
     side,
-    offmarl,  # noqa: F811
+    offmarl,
     tmp_path,
 ):
     """Each field on its own, and then all together that are not refused."""

@@ -47,7 +47,7 @@ def test_all_uids_then_again(hub):
     assert set(pulled.checks.values()) == {
         "SHA-256 of the archive, from the hub, as the card has none"
     }
-    assert pulled.fetched <= len(hub.archive) + 2 * install.PART
+    assert pulled.fetched <= len(hub.archive) + 2**16
     assert library.pull(NAME)[2:5] == (pulled.paths, pulled.checks, 0)
     (entry,) = cache.entries()
     assert entry.path == cache.root() / NAME / pulled.commit / "small.vlt"
@@ -114,29 +114,35 @@ class Killed(KeyboardInterrupt):
     """A process that ends at once."""
 
 
-def dying(function, calls):
-    """Return a function that is killed after so many calls."""
+def count_down(calls):
+    """Return a function that is killed at a call."""
+    left = iter(range(calls - 1))
 
-    def die(*args):
-        nonlocal calls
-        found = function(*args)
-        calls -= 1
-        if not calls:
+    def tick():
+        if next(left, None) is None:
             raise Killed
-        return found
 
-    return die
+    return tick
 
 
 @pytest.mark.parametrize("uid", ["", "/Good"])
-@pytest.mark.parametrize(
-    ("place", "calls"),
-    [(client.Connection, 3), (client.Connection, 5), (install, 1), (install, 2)],
-)
-def test_what_a_killed_process_left_is_used(hub, monkeypatch, uid, place, calls):
-    name = "read" if place is client.Connection else "extract"
+@pytest.mark.parametrize(("blocks", "files"), [(3, 99), (5, 99), (99, 1), (99, 2)])
+def test_what_a_killed_process_left_is_used(hub, monkeypatch, uid, blocks, files):
+    received, unpacked = count_down(blocks), count_down(files)
+    stream, extract = client.stream, install.extract
+
+    def dying_stream(*args):
+        for block in stream(*args):
+            yield block
+            received()
+
+    def dying_extract(*args):
+        extract(*args)
+        unpacked()
+
     with monkeypatch.context() as patch:
-        patch.setattr(place, name, dying(getattr(place, name), calls))
+        patch.setattr(client, "stream", dying_stream)
+        patch.setattr(install, "extract", dying_extract)
         with pytest.raises(Killed):
             library.pull(NAME + uid)
     assert nothing_placed()
@@ -221,7 +227,7 @@ def test_plan_fetches_the_directory_alone(hub):
         (
             "lab/suite/bridge",
             HubError,
-            "lab/suite/bridge is not published: record it with `offmarl rec",
+            "lab/suite/bridge is in the catalogue, but not published: record it with `offmarl rec",
         ),
         (f"{NAME}/Goood", UnknownNameError, "no uid named 'Goood': did you mean Good"),
         (f"{NAME}@v9", HubError, "org/published has no revision 'v9'"),

@@ -1,7 +1,6 @@
 """Publishing vaults, and pulling them again."""
 
 import dataclasses
-import importlib
 import io
 import json
 import os
@@ -27,30 +26,15 @@ from offmarl.errors import (
     VaultFormatError,
     VaultNotFoundError,
 )
-from offmarl.hub import cache
+from offmarl.hub import cache, pushing
 from offmarl.hub import card as catalogue
-from offmarl.types import EnvSpec
 from offmarl.vault.layout import METADATA
 from offmarl.vault.store import Store
 from tests.runs import write_run
 from tests.vault.experience import SPEC, make
 from tests.vault.test_stock import open_stock
 
-push = importlib.import_module("offmarl.hub.push")  # the function has the same name
-
-# The client deprecates what it does itself.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-
-
-def record(path, seed: int, spec: EnvSpec = SPEC):
-    with vault.create(path, spec, rows=2, chunk_steps=64) as writer:
-        writer.append(*make(spec, rows=2, steps=128, seed=seed))
-    return path
-
-
-@pytest.fixture
-def vaults(tmp_path):
-    return [record(tmp_path / "made-up.vlt" / uid, i) for i, uid in enumerate(("good", "poor"))]
+from .conftest import record
 
 
 def files_of(hub, repository="org/made-up", under=""):
@@ -180,7 +164,7 @@ def test_an_interrupted_push_sends_what_is_missing(hub, vaults):
 
 
 def test_a_vault_with_much_unused_space_is_compacted(hub, vaults, monkeypatch):
-    monkeypatch.setattr(push, "_LEAST_UNUSED", 1000)
+    monkeypatch.setattr(pushing, "_LEAST_UNUSED", 1000)
     digest = vault.open_vault(vaults[0]).digest()
     for seed in range(3):
         with vault.resume(vaults[0]) as writer:
@@ -201,8 +185,8 @@ def test_a_vault_that_is_written_to_meanwhile(hub, vaults, monkeypatch):
             writer.append(*make(SPEC, rows=2, steps=70, seed=9))
         return build(contents, name)
 
-    build = push.build_index
-    monkeypatch.setattr(push, "build_index", late)
+    build = pushing.build_index
+    monkeypatch.setattr(pushing, "build_index", late)
     with pytest.raises(VaultError, match="was written to while it was read"):
         library.push(vaults[:1], "org/made-up", "CC-BY-4.0")
     assert not hub.repositories["org/made-up"]
@@ -210,13 +194,13 @@ def test_a_vault_that_is_written_to_meanwhile(hub, vaults, monkeypatch):
 
 def test_concurrent_change_is_refused(hub, vaults, monkeypatch):
     library.push(vaults, "org/made-up", "CC-BY-4.0")
-    create = push.HfApi.create_commit
+    create = pushing.HfApi.create_commit
 
     def late(self, *args, **kwargs):
         hub.commit("org/made-up", {"README.md": b"theirs"})
         return create(self, *args, **kwargs)
 
-    monkeypatch.setattr(push.HfApi, "create_commit", late)
+    monkeypatch.setattr(pushing.HfApi, "create_commit", late)
     with pytest.raises(HubError, match="someone else pushed to org/made-up meanwhile"):
         library.push(vaults[:1], "org/made-up", "CC-BY-4.0")
     assert hub.files("org/made-up", "main")[1]["README.md"] == b"theirs"

@@ -9,12 +9,11 @@ from offmarl import hub as library
 from offmarl import vault
 from offmarl.errors import CardError, HubError, HubUnreachableError
 from offmarl.hub import cache, client
-from offmarl.hub.pull import CARD
+from offmarl.hub.card import CARD
 from tests.vault.experience import SPEC, make
 
 REPOSITORY = "org/cards"
 TEXT = 'name = "org/env/ä"\n'
-pushes = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 
 def read(hub_file=CARD):
@@ -84,7 +83,6 @@ def test_what_is_not_text_or_nested_too_deep_is_refused(hub):
         library.pull(REPOSITORY)
 
 
-@pushes
 @pytest.mark.parametrize("in_cache", [True, False])
 def test_a_card_is_kept_once_beside_its_dataset(hub, tmp_path, monkeypatch, in_cache):
     with vault.create(tmp_path / "v.vlt" / "a", SPEC, rows=2) as writer:
@@ -108,7 +106,7 @@ def test_a_card_is_kept_once_beside_its_dataset(hub, tmp_path, monkeypatch, in_c
     record.write_text(json.dumps(content | {"card": "forged"}))
     with pytest.raises(HubUnreachableError, match="Pulled before" if in_cache else "Nothing"):
         library.pull(REPOSITORY, out)
-    assert cache.kept_card(REPOSITORY, pulled.commit, out) is None
+    assert cache.kept_card(cache.parse(REPOSITORY), pulled.commit, out) is None
 
 
 def read_all(file):

@@ -31,17 +31,13 @@ from offmarl.replay import host
 from offmarl.vault.digest import digest
 
 from . import server
-from .test_push import (
-    record,
-    vaults,  # noqa: F401 - a fixture
-)
+from .conftest import record
 
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 ADDRESS = "hf://org/made-up/good"
 
 
 @pytest.fixture
-def pushed(hub, vaults):  # noqa: F811
+def pushed(hub, vaults):
     """Two vaults on the hub."""
     library.push(vaults, "org/made-up", "CC-BY-4.0")
     hub.requests.clear()
@@ -379,7 +375,7 @@ def test_a_signal_ends_a_stream_that_waits_for_the_network(hub, pushed, monkeypa
     batches(remote, epochs=1)  # the tables are read
     asked, answer = threading.Event(), threading.Event()
 
-    def wait(self, start, stop, end):
+    def wait(*_):
         asked.set()
         answer.wait(60)
         raise HubError("too late")
@@ -390,7 +386,7 @@ def test_a_signal_ends_a_stream_that_waits_for_the_network(hub, pushed, monkeypa
 
     forget()
     pages.page_cache().clear()
-    monkeypatch.setattr(client.Connection, "read", wait)
+    monkeypatch.setattr(client, "stream", wait)
     monkeypatch.setattr(host, "_result", interrupted)
     begun = time.monotonic()
     with pytest.raises(KeyboardInterrupt), remote.stream(8, 5, to="numpy") as stream:

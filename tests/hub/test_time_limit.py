@@ -24,9 +24,6 @@ from tests.vault.test_stock import write_stock
 
 from .conftest import NAME, PATH, REPOSITORY, write_card
 
-# The client deprecates what it does itself.
-pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
-
 LENGTHS = [6, 3, 6, 4]
 LIMITED = ["truncated", "terminated", "truncated", "terminated"]
 UNLIMITED = ["terminated"] * 4
@@ -102,15 +99,6 @@ def test_data_without_a_limit_keeps_its_warning(hub, packed, tmp_path):
     assert "time limit unknown" not in known.quirks
     made = vault.recode(known, tmp_path / "c.vlt")
     assert not any("ime limit unknown" in told for told in data_warnings(survey(made)))
-
-
-def test_what_an_older_pull_brought_has_the_limit_of_the_catalogue(published):
-    path = library.pull(f"{NAME}/Good").paths["Good"]
-    record = json.loads((path.parent / RECORD).read_text())
-    old = {key: fact for key, fact in record.items() if key not in ("time_limit", "published")}
-    (path.parent / RECORD).write_text(json.dumps(old))
-    assert causes(path) == UNLIMITED
-    assert library.load_dataset(f"{NAME}/Good").episodes.cause.tolist() == LIMITED
 
 
 @pytest.mark.parametrize(

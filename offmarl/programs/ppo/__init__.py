@@ -6,16 +6,18 @@ feed-forward network learns from single steps, a recurrent one from windows of s
 step starts from the memory that acting had there.
 """
 
-from offmarl.programs.ppo.arguments import PPOArgs, policy_config
-from offmarl.programs.ppo.learning import ActorCritic, Networks, State, Windows
-from offmarl.programs.ppo.program import make_program
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ActorCritic",
-    "Networks",
-    "PPOArgs",
-    "State",
-    "Windows",
-    "make_program",
-    "policy_config",
-]
+from offmarl._imports import lazy_names
+
+if TYPE_CHECKING:
+    from offmarl.programs.ppo.arguments import PPOArgs as PPOArgs, policy_config as policy_config
+    from offmarl.programs.ppo.learning import (
+        ActorCritic as ActorCritic,
+        Networks as Networks,
+        State as State,
+        Windows as Windows,
+    )
+    from offmarl.programs.ppo.program import make_program as make_program
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

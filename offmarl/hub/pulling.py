@@ -138,12 +138,6 @@ def _check_limit(time_limit: int | None) -> None:
         raise OptionError(f"a time limit is a positive number of steps: got {time_limit}.")
 
 
-def _time_limit(entry: Entry, card: Card | None, requested: int | None) -> int | None:
-    """Return the time limit of pulled vaults: as requested, else as recorded, else the card's."""
-    limits = (requested, entry.record.get(TIME_LIMIT), card.time_limit if card else None)
-    return next((limit for limit in limits if limit is not None), None)
-
-
 def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
     """Open a published dataset to learn from; pull it if it is not on this machine.
 
@@ -171,7 +165,8 @@ def load_dataset(name: str, time_limit: int | None = None) -> Dataset:
     paths = pulled(target) if kept(target, None) else pull(name, time_limit=time_limit).paths
     cache.refuse_several(target)  # of which a card that arrived now may tell
     (path,) = paths.values()
-    return install.open_limited(path, _time_limit(Entry(path.parent), target.card, time_limit))
+    recorded = Entry(path.parent).record.get(TIME_LIMIT)
+    return install.open_limited(path, recorded if time_limit is None else time_limit)
 
 
 # ---------------------------------------------------------------------------------- finding
@@ -195,8 +190,7 @@ def _find(target: Target, out: str | os.PathLike[str] | None) -> _Source:
         return _find_pushed(target, out)
     card = cards.load(target.name)
     if card.hub is None or card.hub.path is None:
-        how = f": record it with `{card.recipe.command}`" if card.recipe else ""
-        raise HubError(f"{card.name} is not published{how}.")
+        raise HubError(cache.unpublished(card))
     if target.uid is not None and card.uids and target.uid not in card.uids:
         raise unknown_name("uid", target.uid, card.uids)
     revision = target.revision or card.hub.revision
@@ -219,7 +213,7 @@ def _find_pushed(target: Target, out: str | os.PathLike[str] | None) -> _Source:
     revision, name = target.revision or "main", f"{CARD} of {target.name}"
     try:
         remote = client.find(target.name, CARD, revision)
-        card = kept_card(target.name, remote.commit, out)
+        card = kept_card(target, remote.commit, out)
         text = None if card else client.read_text_file(remote, name)
     except HubUnreachableError:
         raise
@@ -288,9 +282,10 @@ def _claim(entry: Entry, source: _Source, time_limit: int | None) -> None:
         "licence_link": card.licence.link,
         "citation": card.citation.strip(),
     }
+    limits = (time_limit, found.get(TIME_LIMIT), card.time_limit)
     facts = about | {
         "card": to_toml(card),  # so that the dataset can be used without the hub
-        TIME_LIMIT: _time_limit(entry, card, time_limit),
+        TIME_LIMIT: next((limit for limit in limits if limit is not None), None),
         PUBLISHED: {k: v for k, v in published.items() if v},
     }
     if any(found.get(name) != fact for name, fact in facts.items()):
@@ -340,10 +335,6 @@ def _listing_local_datasets() -> Iterator[None]:
     try:
         yield
     except HubUnreachableError as error:
-        here = [
-            f"{entry.record['name']}/{uid}@{entry.record['commit'][:12]}"
-            for entry in cache.entries()
-            for uid in entry.uids
-        ]
-        listed = f"Pulled before: {', '.join(here)}." if here else "Nothing was pulled before."
+        here = ", ".join(cache.vault_names())
+        listed = f"Pulled before: {here}." if here else "Nothing was pulled before."
         raise HubUnreachableError(f"{error} {listed}") from error

@@ -3,17 +3,21 @@
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import date
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils.tqdm import (
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
 
 from offmarl import tracking
 from offmarl.errors import CardError, HubError, OptionError, VaultConflictError, VaultError
@@ -146,38 +150,34 @@ def push(
     CardError, VaultError
         The vaults do not belong together, or to those in the repository; or they cannot be read.
     """
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise OptionError(f"a repository is named org/name: got {repository!r}.")
+    check_name(repository)
     data = _open_all(vaults)
     terms = licence_of([*data.values()], licence, licence_link)
-    endpoint = client.answering()[0]
-    url = f"{endpoint}/datasets/{repository}"
-    api = HfApi(endpoint=endpoint)
     with client.errors_of(repository):
-        parent = repository_of(api, repository, private)
-        has = partial(api.file_exists, repository, repo_type="dataset", revision=parent)
-        old = _card_in(repository, parent) if has(CARD) else None
+        place = open_repository(repository, private, "dataset")
+        old = _card_in(repository, place.commit) if CARD in place.files else None
         found = {uid: _read(one) for uid, one in data.items()}
         data = {uid: one.dataset for uid, one in found.items()}
         card = _card(found, repository, terms, name, summary, citation)
         added = {uid: _added(one, card.place_of(uid)) for uid, one in found.items()}
-        card = _with_files(card, added)
+        uids = {uid: replace(one, files=files_of(added[uid])) for uid, one in card.uids.items()}
+        card = replace(card, uids=uids)
         if old:
             card = _with_others(card, old, repository)
-        others = [f"{EPISODES}/{uid}.parquet" for uid in card.uids if uid not in data]
+        others = {f"{EPISODES}/{uid}.parquet" for uid in card.uids if uid not in data} & place.files
         tables = episode_tables(data)
         texts = {
             CARD: _bounded(to_toml(check(card, f"the card of {repository}")), repository),
-            "README.md": readme(card, repository, [*filter(has, others), *tables]),
-            "croissant.json": croissant(card, repository, url, str(date.today())),
+            "README.md": readme(card, repository, [*sorted(others), *tables]),
+            "croissant.json": croissant(card, repository, place.url, str(date.today())),
         }
         contents = tables | {path: text.encode() for path, text in texts.items()}
         operations = [one for some in added.values() for one in some]
         operations += [CommitOperationAdd(path, content) for path, content in contents.items()]
         sent = sum(operation.upload_info.size for operation in operations)
-        gone = sorted(_paths(old) - _paths(card)) if old else []
-        commit = commit_files(api, repository, operations, message, parent, remove=gone)
-    return Pushed(card, url, commit, sent)
+        gone = _paths(old) - _paths(card) if old else set()
+        commit = commit_files(place, operations, message, gone)
+    return Pushed(card, place.url, commit, sent)
 
 
 def _paths(card: Card) -> set[str]:
@@ -258,17 +258,11 @@ def _added(one: _Vault, place: str) -> list[CommitOperationAdd]:
     ]
 
 
-def _with_files(card: Card, added: Mapping[str, Sequence[CommitOperationAdd]]) -> Card:
-    """Return a card that lists the files of its vaults."""
-    files = {
-        uid: tuple(
-            File(one.path_in_repo, one.upload_info.size, one.upload_info.sha256.hex())
-            for one in some
-        )
-        for uid, some in added.items()
-    }
-    uids = {uid: replace(one, files=files[uid]) for uid, one in card.uids.items()}
-    return replace(card, uids=uids)
+def files_of(added: Sequence[CommitOperationAdd]) -> tuple[File, ...]:
+    """Return the files of a commit, as a card lists them."""
+    return tuple(
+        File(one.path_in_repo, one.upload_info.size, one.upload_info.sha256.hex()) for one in added
+    )
 
 
 def episode_tables(data: Mapping[str, Dataset]) -> dict[str, bytes]:
@@ -286,10 +280,32 @@ def episode_tables(data: Mapping[str, Dataset]) -> dict[str, bytes]:
     return found
 
 
-def repository_of(api: HfApi, repository: str, private: bool, kind: client.Kind = "dataset") -> str:
-    """Create the repository if it does not exist, and return its newest commit."""
-    api.create_repo(repository, repo_type=kind, private=private, exist_ok=True)
-    return api.repo_info(repository, repo_type=kind).sha or ""
+class Repository(NamedTuple):
+    """A repository to push to, as it was when it was opened."""
+
+    api: HfApi
+    name: str
+    kind: client.Kind
+    url: str
+    commit: str
+    files: set[str]
+    """Paths of all files in it."""
+
+
+def check_name(repository: str) -> None:
+    """Raise `OptionError` unless a text can be the name of a repository."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise OptionError(f"a repository is named org/name: got {repository!r}.")
+
+
+def open_repository(name: str, private: bool, kind: client.Kind) -> Repository:
+    """Return a repository, which is created if it does not exist."""
+    endpoint = client.answering()[0]
+    api, place = HfApi(endpoint=endpoint), f"datasets/{name}" if kind == "dataset" else name
+    api.create_repo(name, repo_type=kind, private=private, exist_ok=True)
+    found: Any = api.repo_info(name, repo_type=kind)
+    files = {one.rfilename for one in found.siblings or ()}
+    return Repository(api, name, kind, f"{endpoint}/{place}", found.sha or "", files)
 
 
 def _card(
@@ -408,18 +424,16 @@ def _describe(one: Dataset, digest: str) -> Uid:
 
 
 def commit_files(
-    api: HfApi,
-    repository: str,
+    place: Repository,
     operations: Sequence[CommitOperationAdd],
     message: str,
-    parent: str,
-    kind: client.Kind = "dataset",
-    remove: Sequence[str] = (),
+    remove: Collection[str],
 ) -> str:
     """Upload what the hub does not have, and commit everything or nothing.
 
     `HubError` if the commit would not hold, or does not hold, what was sent.
     """
+    api, repository, kind = place.api, place.name, place.kind
     probes = [CommitOperationAdd(one.path_in_repo, b"") for one in operations]
     api.preupload_lfs_files(repository, probes, repo_type=kind)  # nothing to send: it only asks
     if ignored := [one.path_in_repo for one in probes if one._should_ignore]:
@@ -430,13 +444,13 @@ def commit_files(
         )
     try:
         # Written to a file, the client's progress bars would fill it.
-        with client.bars(shown=sys.stderr.isatty() and not tracking.is_quiet()):
+        with _bars(shown=sys.stderr.isatty() and not tracking.is_quiet()):
             done = api.create_commit(
                 repository,
-                [*operations, *map(CommitOperationDelete, remove)],
+                [*operations, *map(CommitOperationDelete, sorted(remove))],
                 commit_message=message,
                 repo_type=kind,
-                parent_commit=parent or None,
+                parent_commit=place.commit or None,
             )
     except HfHubHTTPError as error:
         if error.response.status_code != 412:
@@ -463,6 +477,19 @@ def commit_files(
                 ": the hub, or a proxy on the way, left it out or changed it. Repeat the command."
             )
     return done.oid
+
+
+@contextmanager
+def _bars(shown: bool) -> Iterator[None]:
+    """Show or hide the client's own progress bars in a block."""
+    before = are_progress_bars_disabled()
+    if not shown:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            enable_progress_bars()
 
 
 def _leaves(spec: EnvSpec) -> dict[str, str] | None:
