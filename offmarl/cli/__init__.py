@@ -67,7 +67,7 @@ VERBS = {
     "new": Verb(
         "new",
         "Create a working baseline or environment file to start from",
-        example="env my_env --directory ~/research",
+        example="env my_env --out ~/research",
     ),
     "evaluate": Verb(
         "programs",

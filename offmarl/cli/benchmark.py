@@ -72,7 +72,7 @@ def benchmark(
     if dry_run:
         return _results(plan, {})
     arguments = [file, *(["--out", str(out)] if out else [])]
-    options = tasks.TaskOptions(workers=jobs, take_over=take_over)
+    options = tasks.TaskOptions(jobs=jobs, take_over=take_over)
     return tasks.run("benchmark", arguments, options, report_benchmark)
 
 
@@ -140,7 +140,7 @@ def _plan_of(
     from offmarl import benchmark as benchmarks
 
     if jobs is not None:
-        raise OptionError("with options of tasks, give the number of processes by --workers.")
+        raise OptionError("with options of tasks, give the number of processes by --jobs.")
     return benchmarks.read_plan(file, out)
 
 

@@ -54,7 +54,7 @@ _ADDED: dict[str, tuple[Any, Any, str]] = {
         "What runs the tasks: local, processes of this machine; slurm, a job array; ray, a Ray "
         "cluster.",
     ),
-    "workers": (
+    "jobs": (
         int | None,
         None,
         "Tasks that run at the same time; by default one for each core, or as many as the cluster "

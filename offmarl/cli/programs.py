@@ -190,7 +190,7 @@ def trained_recording(
     seed: int = 0,
     training_seed: int | None = None,
     checkpoint: Checkpoint = "last",
-    greedy: bool = False,
+    act: Literal["sample", "greedy"] = "sample",
     program: Path | None = None,
     env_states: bool = False,
     devices: int | None = None,
@@ -225,8 +225,8 @@ def trained_recording(
         The checkpoint whose policy is recorded: last, best (of the seed's evaluations), or the
         number of a step, if the run kept it (train --keep). Recorders keep the policies of all
         their evaluations; their steps are those of the environment.
-    greedy
-        Take the best action instead of drawing one from the policy.
+    act
+        How the policy acts. greedy: it takes the best action. sample: it samples actions.
     program
         Python file of the program that trained the run, if the program is not one of offmarl's. The
         file's code is run.
@@ -257,14 +257,16 @@ def trained_recording(
         devices=devices, coordinator=coordinator, processes=processes, process=process
     )
     use_cores_for(device_args)
-    facts = {"steps": steps, "seed": seed, "num_envs": num_envs, "env": env, "greedy": greedy}
+    facts = {"steps": steps, "seed": seed, "num_envs": num_envs, "env": env, "act": act}
     facts |= {"training_seed": training_seed, "checkpoint": checkpoint, "env_states": env_states}
     facts |= {"opponents": " ".join(opponents)} if opponents else {}
     join(device_args, facts)
 
     policy = _named(policy)
     trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
-    environment, policies = load(policy, env, [trained], greedy, program, checkpoint, opponents)
+    environment, policies = load(
+        policy, env, [trained], act == "greedy", program, checkpoint, opponents
+    )
     loaded = policies[trained]
     named = below(f"{environment.spec.name}.vlt", option="--env")
     origin = {"program": loaded.name, "run": str(policy), "training_seed": trained}
@@ -328,7 +330,7 @@ def train_work(verb: str, arguments: list[str], block_steps: int | None) -> Work
 def evaluate(
     run: Annotated[Path, Positional, arg(metavar="RUN")],
     env: str | None = None,
-    episodes: int = 320,
+    eval_episodes: int = 320,
     seed: int = 0,
     act: Literal["as-trained", "greedy", "sample"] = "as-trained",
     checkpoint: Checkpoint = "last",
@@ -345,7 +347,7 @@ def evaluate(
     env
         Environment to play in; by default the one that the run's data was recorded in. It may have
         another number of agents if the policy was trained with --agent-id sinusoidal or none.
-    episodes
+    eval_episodes
         Number of episodes for each training seed.
     seed
         Random seed of the episodes.
@@ -366,8 +368,8 @@ def evaluate(
         How the other teams act, if the run learned one side; by default as in its training. Needed
         if their code is your own.
     """
-    if episodes < 1:
-        raise OptionError(f"--episodes must be at least 1: got {episodes}.")
+    if eval_episodes < 1:
+        raise OptionError(f"--eval-episodes must be at least 1: got {eval_episodes}.")
     from offmarl.cli import policies  # imports JAX, which --help does without
     from offmarl.report.render import KINDS, save
 
@@ -380,7 +382,7 @@ def evaluate(
     first = loaded[seeds[0]]
     if render:
         save(policies.watch(environment, first, seed), render)
-    returns = policies.play(environment, loaded, episodes, seed)
+    returns = policies.play(environment, loaded, eval_episodes, seed)
     acting = acting_of(record if greedy is None else {"greedy": greedy})
     policy = labelled(first.name, acting)
     if checkpoint != "last":

@@ -51,7 +51,7 @@ class TaskOptions(NamedTuple):
     tasks: int | None = None
     """By default as many as the work suggests."""
     launcher: LauncherName = "local"
-    workers: int | None = None
+    jobs: int | None = None
     launcher_option: Mapping[str, Any] = {}
     task: Share | None = None
     join: bool = False
@@ -87,7 +87,7 @@ def taken(
 
 def _options(found: Mapping[str, Sequence[str]]) -> TaskOptions:
     values: dict[str, Any] = {name: texts[-1] for name, texts in found.items()}
-    for name in ("tasks", "workers", "block_steps"):
+    for name in ("tasks", "jobs", "block_steps"):
         if name in values:
             values[name] = _count(name, values[name])
     if values.get("launcher", "local") not in LAUNCHERS:
@@ -102,7 +102,7 @@ def _options(found: Mapping[str, Sequence[str]]) -> TaskOptions:
     options = TaskOptions(**values)
     if sum((options.task is not None, options.join, "tasks" in values)) > 1:
         raise OptionError("give only one of --tasks, --task and --join.")
-    launching = [name for name in ("launcher", "workers", "launcher_option") if name in values]
+    launching = [name for name in ("launcher", "jobs", "launcher_option") if name in values]
     if launching and (options.task is not None or options.join):
         other, name = "--join" if options.join else "--task", launching[0].replace("_", "-")
         raise OptionError(
@@ -196,7 +196,7 @@ def run(
     if options.join:
         return report(work, Launched(join_work(work)))
     count = options.tasks or work.default_tasks
-    how = options.launcher, options.workers, options.launcher_option, options.take_over
+    how = options.launcher, options.jobs, options.launcher_option, options.take_over
     chosen = Options(count, *how)
     return report(work, launch(work, chosen, f"{__name__}:work_of", entry))
 

@@ -105,7 +105,7 @@ def launch(work: Work, options: Options, entry: str, arguments: Sequence[str]) -
         A signal stopped the launch, after its tasks had stopped.
     """
     if options.tasks < 1 or (options.workers is not None and options.workers < 1):
-        raise OptionError("--tasks and --workers must be at least 1.")
+        raise OptionError("--tasks and --jobs must be at least 1.")
     if work.is_complete():
         work.clean()
         return Launched(fresh=False)

@@ -153,7 +153,7 @@ def _record_online(
         check_vaults(run, tiers)
     check_shards(directory, "environments", layout)
     require_room_for(env.spec, 4 * args.eval_episodes)
-    if args.init is not None or args.replay is not None:
+    if args.init is not None or args.prefill is not None:
         start.check(runs[0].program, state_shapes(runs[0].program, args))
     opened = open_run(directory, _record(runs[0]))
     trained = opened.complete and not opened.lacks_checkpoint(runs[0].iterations)

@@ -199,9 +199,9 @@ class Args(_Configurable):
     observation and state: to mean 0 and standard deviation 1, entry by entry; whole numbers, such
     as those of images, stay as they are. reward or return: divide rewards by their standard
     deviation, or by that of the returns of complete episodes."""
-    evaluate_every: PositiveInt | None = None
+    eval_every: PositiveInt | None = None
     """Updates between evaluations; by default a twentieth of --updates."""
-    evaluate_episodes: PositiveInt = 32
+    eval_episodes: PositiveInt = 32
     """Episodes in an evaluation."""
     final_episodes: PositiveInt = 320
     """Episodes of the last evaluation, whose returns are the run's result."""
@@ -271,7 +271,7 @@ class OnlineArgs(_Configurable):
     """Run to continue from, such as one of an offline baseline: the networks and the optimiser that
     the programs share start as they ended there. Random exploration is the program's own: qmix, vdn
     and iql keep to the policy with --exploration 0, maddpg with --random-steps 0."""
-    replay: Path | None = None
+    prefill: Path | None = None
     """Vault whose newest steps fill the replay at the start, for programs that learn from one."""
     track: Annotated[tuple[str, ...], REPEATED] = ()
     """Tracker that gets the metrics, too: tensorboard, mlflow, wandb or trackio, each by default
@@ -285,6 +285,7 @@ FREE = (
     "track",
     "out",
     "replay",
+    "prefill",
     "memory",
     "stream_cache",
     "checkpoint_seconds",
@@ -474,7 +475,7 @@ class Program(NamedTuple):
     """Number of time steps that an update takes in each environment and adds to ``state.capture``,
     a `Capture`, which is recorded; 0 for a program that learns from a dataset."""
     on_replay: Callable[[ArrayTree], ArrayTree] = same_state
-    """Function of a state whose ``capture`` was filled from a vault (`OnlineArgs.replay`), for what
+    """Function of a state whose ``capture`` was filled from a vault (`OnlineArgs.prefill`), for what
     depends on its content, such as priorities. It is not compiled."""
     values: Values | None = None
     """Its critic, which `load_critic` loads; None if it has none."""

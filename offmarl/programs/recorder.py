@@ -123,7 +123,7 @@ class Recorder(NamedTuple):
     def settings(self) -> dict[str, Any]:
         """The arguments of this training seed, as in the provenance on disk."""
         args = asdict(self.args) | {"env": envs.short_name(self.args.env), "seed": self.seed}
-        free = ("out", "checkpoint_seconds", "seeds", "track", "init", "replay", "take_over")
+        free = ("out", "checkpoint_seconds", "seeds", "track", "init", "prefill", "take_over")
         for name in (*DEVICE_ARGS, *free):
             del args[name]
         if not self.args.env_states:  # as recordings before there were states

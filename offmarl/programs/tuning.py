@@ -500,7 +500,7 @@ def _require_fresh(args: Validated, space: Space) -> None:
     """Refuse what a recorder starts from, because its trials start from nothing."""
     if not isinstance(args, OnlineArgs):
         return
-    for name in ("init", "replay"):
+    for name in ("init", "prefill"):
         if name in space or getattr(args, name) is not None:
             raise OptionError(
                 f"the trials of a search start from nothing: leave out {name}, and give --{name} "

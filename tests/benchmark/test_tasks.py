@@ -104,7 +104,7 @@ def test_a_cell_that_fails_does_not_stop_the_others(make):
 
 @pytest.mark.parametrize(
     ("arguments", "block_steps", "message"),
-    [([], 100, "divided by its cells"), (["--jobs", "2"], None, "processes by --workers")],
+    [([], 100, "divided by its cells"), (["--jobs", "2"], None, "processes by --jobs")],
 )
 def test_options_that_a_benchmark_does_not_have(arguments, block_steps, message, make, tmp_path):
     make()

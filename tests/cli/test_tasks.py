@@ -16,7 +16,7 @@ BLOCKS = ["--block-steps", 16]
     [
         (["--tasks", "0"], "--tasks must be a whole number of at least 1: got 0."),
         (["--tasks", "inf"], "--tasks must be a whole number of at least 1: got inf."),
-        (["--workers", "nan"], "--workers must be a whole number of at least 1: got nan."),
+        (["--jobs", "nan"], "--jobs must be a whole number of at least 1: got nan."),
         (["--tasks"], "--tasks needs a value."),
         (["--task=3/3"], "--task must be I/N"),
         (["--launcher", "pbs"], "--launcher must be one of local, slurm, ray: got 'pbs'."),
@@ -48,8 +48,8 @@ def test_options_of_tasks_are_taken_out():
     assert options.tasks == 100 and options.launcher_option == {"time": 60, "qos": "low"}
     assert tasks.taken(["bc", "--vault=V"]) == (None, ["bc", "--vault=V"])
     assert tasks.taken([*given, "--help"])[0] is None
-    with pytest.raises(OptionError, match="workers"):
-        tasks.taken(["--workers", "none"])
+    with pytest.raises(OptionError, match="jobs"):
+        tasks.taken(["--jobs", "none"])
 
 
 def test_help_lists_the_options_of_tasks(offmarl):

@@ -183,7 +183,7 @@ def test_recorded_replay_warms_up_another_run(tmp_path) -> None:
     qmix.main(first)
     replay = tmp_path / "a" / "probe" / "observation.vlt" / "qmix-0-replay"
     assert vault.open_vault(replay).num_steps == 2_048
-    warm = qmix.Args(tiers="replay", out=tmp_path / "b", total_steps=512, replay=replay, **args)
+    warm = qmix.Args(tiers="replay", out=tmp_path / "b", total_steps=512, prefill=replay, **args)
     qmix.main(warm)
     recorded = vault.open_vault(tmp_path / "b" / "probe" / "observation.vlt" / "qmix-0-replay")
     assert recorded.num_steps == 512  # its own steps alone

@@ -28,8 +28,8 @@ ENV = "probe/observation"
 OPTIONS = {
     "seeds": 2,
     "updates": 30,
-    "evaluate_every": 30,
-    "evaluate_episodes": 4,
+    "eval_every": 30,
+    "eval_episodes": 4,
     "final_episodes": 4,
     "batch_size": 4,
     "length": 2,

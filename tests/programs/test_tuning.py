@@ -239,8 +239,8 @@ def test_baselines_are_tuned_by_their_evaluation(random_data, tmp_path):
     args = two_stage.Args(
         vault=random_data("probe/observation"),
         updates=10,
-        evaluate_every=5,
-        evaluate_episodes=2,
+        eval_every=5,
+        eval_episodes=2,
         final_episodes=2,
         batch_size=4,
         length=2,
