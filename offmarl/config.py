@@ -10,9 +10,10 @@ below, or a `Literal`, is checked when the dataclass is made::
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import fields
+from dataclasses import field, fields, is_dataclass
+from enum import Flag, auto
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -29,7 +30,7 @@ from typing import (
 
 import msgspec
 
-from offmarl.errors import OptionError
+from offmarl.errors import OptionError, UnknownNameError, unknown_name
 
 T = TypeVar("T")
 
@@ -64,6 +65,46 @@ def check_seed(seed: int, name: str = "seed") -> int:
 REPEATED = "repeated"
 """Marks the type of an option that is given once for each value: ``--track A --track B``."""
 
+
+class Role(Flag):
+    """What an argument is for, said where its field is: ``updates: int = option(9, Role.SHAPES)``.
+
+    A field that replaces one of a base class keeps the base's roles.
+    """
+
+    SHAPES = auto()
+    """``make`` may use it, although all programs share it: it shapes the program."""
+    LEARNS = auto()
+    """It changes what is learned, and not the program: a file that a search writes holds it."""
+    SEARCHED = auto()
+    """A search draws its values, as it does of the program's own arguments."""
+    UNTUNED = auto()
+    """A search has no such option."""
+    CASE = auto()
+    """It says what a program runs on, and not how: files of settings cannot set it."""
+    FREE = auto()
+    """It does not change the result: it is not recorded, and may differ when a run is resumed."""
+    TRACED = auto()
+    """It is recorded and may differ when a run is resumed: digests identify what it names, or it
+    says what a recorder records after the training."""
+    LOCAL = auto()
+    """Each process of a run on several machines may have its own."""
+    RARE = auto()
+    """Few need it: ``--help-all`` lists it."""
+
+
+def option(default: Any, roles: Role) -> Any:
+    """Return a field of a dataclass with a default and roles."""
+    return field(default=default, metadata={"roles": roles})
+
+
+def with_role(kind: Any, role: Role) -> set[str]:
+    """Return the names of a dataclass's fields that have a role, or one of several."""
+    bases = (base for base in getattr(kind, "__mro__", ()) if is_dataclass(base))
+    found = ((one.name, one.metadata.get("roles")) for base in bases for one in fields(base))
+    return {name for name, roles in found if roles is not None and roles & role}
+
+
 Vaults = str | Path | Mapping[str, float] | tuple[str, ...]
 """A vault by its path or name; or several, as a mapping to their shares or as texts PATH=SHARE."""
 
@@ -73,8 +114,8 @@ class Validated:
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self), include_extras=True)
-        for field in fields(self):  # type: ignore[arg-type]
-            check_rules(field.name, hints[field.name], getattr(self, field.name))
+        for one in fields(self):  # type: ignore[arg-type]
+            check_rules(one.name, hints[one.name], getattr(self, one.name))
 
 
 def changed(args: T, **values: Any) -> T:
@@ -109,22 +150,17 @@ def _inner_rules(hint: Any) -> Iterator[Rule]:
 def float_fields(kind: type) -> list[str]:
     """Return the names of a dataclass's fields that are numbers with a fraction, in order."""
     hints = get_type_hints(kind)
-    return [field.name for field in fields(kind) if hints[field.name] is float]
+    return [one.name for one in fields(kind) if hints[one.name] is float]
 
 
 def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Return a dataclass of arguments, read from a JSON object.
+    """Return a dataclass of arguments from a JSON object; `OptionError` for what is not valid.
 
-    Strings become paths in fields that hold paths, and lists become tuples. Fields that the object
-    lacks get their defaults, as do those of null, by which JSON replaces infinity.
-
-    Raises
-    ------
-    OptionError
-        A value has another type or breaks a rule, or one without a default is missing.
+    Fields that the object lacks get their defaults, as do those of null, by which JSON replaces
+    infinity; it ignores entries that are no fields.
     """
     hints = get_type_hints(kind, include_extras=True)
-    names = [field.name for field in fields(kind) if field.name in values]  # type: ignore[arg-type]
+    names = [one.name for one in fields(kind) if one.name in values]  # type: ignore[arg-type]
     given = {
         name: converted(name, hints[name], values[name])
         for name in names
@@ -134,6 +170,31 @@ def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
         return kind(**given)
     except TypeError as error:
         raise OptionError(f"{error}.") from None
+
+
+def read_values(
+    kind: type, values: Mapping[str, Any], where: str, refused: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return values of a file as a dataclass of arguments holds them.
+
+    `OptionError`, which says where, if a name is unknown or among those refused, or for a value.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    try:
+        check_names(kind, values, refused)
+        return {name: converted(name, hints[name], value) for name, value in values.items()}
+    except (OptionError, UnknownNameError) as error:
+        raise OptionError(f"{where}: {error}") from None
+
+
+def check_names(kind: type, names: Iterable[str], refused: Collection[str] = ()) -> None:
+    """Raise an error for the first name that is no argument of a dataclass, or is refused."""
+    known = [one.name for one in fields(kind) if one.name not in refused]
+    for name in names:
+        if name in refused:
+            raise OptionError(f"{name} cannot be set in a file: give it with the command.")
+        if name not in known:
+            raise unknown_name("argument", name, known)
 
 
 _WORDS = {
@@ -146,14 +207,9 @@ _WORDS = {
 
 
 def converted(name: str, hint: Any, value: Any) -> Any:
-    """Return a value that was read from a file as a field of this type holds it.
+    """Return a value of a file as a field of this type holds it; `OptionError` if it cannot.
 
     Whole numbers become floats, strings paths and lists tuples where the type asks for them.
-
-    Raises
-    ------
-    OptionError
-        The value has another type, or breaks a rule in the type.
     """
 
     def path(kind: Any, text: Any) -> Any:

@@ -40,8 +40,8 @@ class Verb(NamedTuple):
 
     module: str
     summary: str
-    runs_programs: bool = False
-    """Whether the function takes the arguments unparsed, because programs parse their own."""
+    is_raw: bool = False
+    """Whether the function takes the arguments unparsed."""
     example: str = ""
     """Arguments of the example in ``--help``."""
     has_tasks: bool = False
@@ -60,8 +60,7 @@ VERBS = {
     "benchmark": Verb(
         "benchmark",
         "Train baselines on datasets, and make tables, curves and a page",
-        example="plan.toml --jobs 2",
-        has_tasks=True,
+        True,
     ),
     "tune": Verb("tune", "Search settings with which a program learns", True),
     "new": Verb(
@@ -309,18 +308,15 @@ def function_of(name: str, verb: Verb) -> Callable[..., Report]:
 
 def _call(name: str, verb: Verb, arguments: list[str]) -> Report:
     function = function_of(name, verb)
-    report: Report
-    options = None
+    if verb.is_raw:
+        return function(arguments)
+    more: list[type] = []
     if verb.has_tasks:
         from offmarl.cli import tasks
 
-        options, arguments = tasks.taken(arguments, tasks.own_options(name, arguments))
-    if verb.runs_programs:
-        report = function(arguments)
-    elif options is not None:
-        report = tasks.run(name, arguments, options, tasks.report_of(name))
-    else:
-        example = f"\n\nExample: offmarl {name} {verb.example}" if verb.example else ""
-        added = tasks.added_options(name) if verb.has_tasks else ()
-        report = parse(function, name, f"{verb.summary}.{example}", arguments, added)
-    return report
+        options, arguments = tasks.split(arguments)
+        if options is not None:
+            return tasks.run(name, arguments, options, tasks.report_vault)
+        more = [tasks.TaskOptions]
+    example = f"\n\nExample: offmarl {name} {verb.example}" if verb.example else ""
+    return parse(function, name, f"{verb.summary}.{example}", arguments, *more)

@@ -1,6 +1,7 @@
 """``offmarl record``, ``train`` and ``evaluate``: run programs, and play what they trained."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,7 @@ from tyro.conf import Positional, arg
 from offmarl.cli import tasks
 from offmarl.cli.files import check_file
 from offmarl.cli.output import Report, records, table
-from offmarl.cli.parse import TASK_OPTIONS, config_among, given_among, parse, parse_program
+from offmarl.cli.parse import HELP, config_among, parse, parse_program, split
 from offmarl.errors import OptionError
 from offmarl.launch import Launched, Work
 from offmarl.paths import below, local
@@ -65,18 +66,16 @@ Checkpoint = int | Literal["last", "best"]
 
 def record(arguments: list[str]) -> Report:
     """Train agents online and record them at several tiers, or record a trained policy."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP:
         return overview("recorder", _USAGE)
-    options, rest = tasks.taken(arguments)
+    options, rest = tasks.split(arguments)
     if options is not None:
         return tasks.run("record", rest, options, partial(_report_work, record, rest))
     if (program := _program_of(arguments)) is not None:
         return _recorded(_run("recorder", *program))
-    helped = {"-h", "--help"}.intersection(arguments)
-    asked = ["--help"] if helped else arguments  # `--policy --help` is no policy
-    if given_among(["from_run"], arguments):
-        return parse(record_tiers, "record", "Record further tiers of a finished run.", asked)
-    recording = parse(trained_recording, "record", _TRAINED, asked, TASK_OPTIONS)
+    if "from_run" in split(_Form, arguments)[0]:
+        return parse(record_tiers, "record", "Record further tiers of a finished run.", arguments)
+    recording = parse(trained_recording, "record", _TRAINED, arguments, tasks.TaskOptions)
     recording.record()
     _only_first_reports()
     from offmarl import vault
@@ -96,7 +95,7 @@ def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Wor
         _, args = _parsed("recorder", *program)
         if isinstance(args, FixedArgs):
             return RecordWork(fixed_recording(args), block_steps)
-    elif not given_among(["from_run"], arguments):
+    elif "from_run" not in split(_Form, arguments)[0]:
         recording = parse(trained_recording, "record", _TRAINED, arguments)
         return RecordWork(recording, block_steps)
     if block_steps is not None:
@@ -110,19 +109,22 @@ def _program_of(arguments: list[str]) -> tuple[str, list[str]] | None:
         return arguments[0], arguments[1:]
     if (name := _config(arguments)) is not None:
         return name, arguments
-    return (_SCRIPTED, arguments) if _names_policy(arguments) else None
+    given, _ = split(_Form, arguments)
+    if not (policies := given.get("policy")) or (local(policies[0]) / RUN_FILE).exists():
+        return None
+    named = "/" not in policies[0] and "env" in given
+    is_policy = named or policies[0] == "random" or {*policies[0]} & {*":="}
+    return (_SCRIPTED, arguments) if is_policy else None
 
 
-def _names_policy(arguments: list[str]) -> bool:
-    """Whether arguments give policies by name or as code, and not the run of one."""
-    for place, one in enumerate(arguments):
-        option, sign, value = one.partition("=")
-        if option == "--policy":
-            value = value if sign else "".join(arguments[place + 1 : place + 2])
-            is_name = "/" not in value and bool(given_among(["env"], arguments))
-            is_run = bool(value) and (local(value) / RUN_FILE).exists()
-            return not is_run and (value == "random" or ":" in value or "=" in value or is_name)
-    return False
+@dataclass(frozen=True, kw_only=True)
+class _Form:
+    """Options by which `record` tells what it records."""
+
+    from_run: str | None = None
+    policy: tuple[str, ...] = ()
+    """Policies by name or as code, or the run of one."""
+    env: str | None = None
 
 
 def _report_work(
@@ -287,10 +289,10 @@ def trained_recording(
 
 def train(arguments: list[str]) -> Report:
     """Train an offline baseline on a vault."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP:
         usage = "offmarl train NAME --vault PATH ...\noffmarl train --config FILE.toml ..."
         return overview("baseline", usage)
-    options, rest = tasks.taken(arguments)
+    options, rest = tasks.split(arguments)
     if options is not None:
         return tasks.run("train", rest, options, partial(_report_work, train, rest))
     if (name := _config(arguments)) is None:
@@ -447,7 +449,7 @@ def _parsed(kind: Kind, name: str, arguments: list[str]) -> tuple[ModuleType, An
     if (config := config_among(arguments)) is not None:
         config.program_for(name)
     command, about = f"{VERBS[kind]} {name}", program.__doc__
-    return program, parse_program(program.Args, command, about, arguments, TASK_OPTIONS)
+    return program, parse_program(program.Args, command, about, arguments, tasks.TaskOptions)
 
 
 def _returns_report(

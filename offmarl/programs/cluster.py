@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from offmarl._mesh import spec
 from offmarl._version import __version__
-from offmarl.config import NonNegativeInt, PositiveInt, Validated
+from offmarl.config import NonNegativeInt, PositiveInt, Role, Validated, option, with_role
 from offmarl.errors import OffmarlError, OptionError, RunError
 from offmarl.programs.peers import first_line, last_words, peers, watch
 from offmarl.tracking import to_json
@@ -59,22 +59,18 @@ AUTO = "auto"
 class DeviceArgs(Validated):
     """Arguments on devices and processes that programs share."""
 
-    devices: PositiveInt | None = None
+    devices: PositiveInt | None = option(None, Role.FREE | Role.RARE)
     """Number of devices to use, of all processes together."""
-    coordinator: str | None = None
+    coordinator: str | None = option(None, Role.FREE | Role.LOCAL | Role.RARE)
     """Address HOST:PORT of process 0, to run on several machines: give the same command to each
     process, with its own --process. "auto": JAX finds the address, the number of processes and the
     own number where a cluster tells them (SLURM, Open MPI, TPU, Kubernetes, or
     JAX_COORDINATOR_ADDRESS)."""
-    processes: PositiveInt | None = None
+    processes: PositiveInt | None = option(None, Role.FREE | Role.RARE)
     """With --coordinator: number of processes; by default the one that the cluster tells."""
-    process: NonNegativeInt | None = None
+    process: NonNegativeInt | None = option(None, Role.FREE | Role.LOCAL | Role.RARE)
     """With --coordinator: number of this process, from 0; by default the one that the cluster
     tells. Process 0 reads and writes the files of the run."""
-
-
-DEVICE_ARGS = ("devices", "coordinator", "processes", "process")
-"""Names of `DeviceArgs`, which the records of runs hold apart from the other arguments."""
 
 
 # ---------------------------------------------------------------------------------- joining
@@ -164,10 +160,6 @@ def _refuse_second(address: str | None) -> None:
         )
 
 
-_OWN_ARGS = ("coordinator", "process", "out", "vault", "track", "memory", "stream_cache")
-"""Arguments that a process may have of its own."""
-
-
 def _facts(args: DeviceArgs, more: Mapping[str, Any], count: int) -> dict[str, Any]:
     """Return what the processes must have in common, for JSON; of a path, the name of the file."""
     program = Path(str(sys.modules[type(args).__module__].__file__)).stem
@@ -175,7 +167,7 @@ def _facts(args: DeviceArgs, more: Mapping[str, Any], count: int) -> dict[str, A
     found = {
         f"--{name.replace('_', '-')}": value
         for name, value in given.items()
-        if name not in _OWN_ARGS
+        if name not in with_role(type(args), Role.LOCAL)
     }
     found |= {"--processes": count, "the program": program}
     found |= {"the version of offmarl": __version__, "the version of JAX": jax.__version__}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,12 +45,12 @@ from offmarl.programs.loop import (
 )
 from offmarl.programs.peers import ends_with_others
 from offmarl.programs.program import (
-    FREE,
     Args,
     ArgsT,
     Hyperparameters,
     Program,
     hyperparameters,
+    recorded,
     state_shapes,
 )
 from offmarl.programs.registry import Origin, origin_of, program_of
@@ -160,7 +160,7 @@ def _train_locked(
     record = {
         "kind": "baseline",
         **made_from(origin, evaluator.env, sources, layout.devices),
-        "args": {key: value for key, value in asdict(args).items() if key not in FREE},
+        "args": recorded(args),
         **origins,
         "spec": dataset.spec.to_json(),
         "greedy": program.greedy,
@@ -336,7 +336,6 @@ def _batches(
         job.evaluator.learned_from,
         drawing.weights,
         drawing.draws,
-        drawing.shuffle_buffer,
     )
 
 

@@ -1,7 +1,6 @@
 """What ``offmarl tune`` searches: the range of each argument, derived or from a file."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
@@ -10,20 +9,20 @@ from offmarl.config import (
     NonNegative,
     Positive,
     PositiveInt,
+    Role,
     Validated,
+    check_names,
     converted,
+    with_role,
 )
-from offmarl.errors import OptionError, unknown_name
+from offmarl.errors import OptionError, UnknownNameError, unknown_name
 from offmarl.programs.program import shared_names
-from offmarl.settings import NEVER, SEARCH, tables
+from offmarl.settings import SEARCH, tables
 
 _KEYS = ("low", "high", "log")
 
 _NOT_SIZES = ("capacity", "seeds")
 """Whole numbers whose value does not trade off anything: more is better, or another question."""
-
-_SHARED = ("batch_size",)
-"""Shared arguments that are searched as the program's own are."""
 
 
 class Range(NamedTuple):
@@ -112,7 +111,8 @@ def derived(args: Validated) -> Space:
     not searched.
     """
     hints = get_type_hints(type(args), include_extras=True)
-    own = [name for name in hints if name not in shared_names(args) or name in _SHARED]
+    shared = shared_names(args) - with_role(type(args), Role.SEARCHED)
+    own = [name for name in hints if name not in shared]
     found = {name: _range(name, hints[name], getattr(args, name)) for name in own}
     return {name: one for name, one in found.items() if one is not None}
 
@@ -127,7 +127,7 @@ def _range(name: str, hint: Any, value: Any) -> Range | Choices | None:
     return None
 
 
-def read(path: Path, kind: type[Validated]) -> Space:
+def read_space(path: Path, kind: type[Validated]) -> Space:
     """Return the ranges in the table ``[search]`` of a file; `OptionError` for what is not valid.
 
     An entry is a list of values, or ``{low = ..., high = ..., log = true}``.
@@ -137,13 +137,10 @@ def read(path: Path, kind: type[Validated]) -> Space:
         raise OptionError(f"{path} has no table [{SEARCH}]: add one with the ranges to search.")
     hints = get_type_hints(kind, include_extras=True)
     where = f"{path} [{SEARCH}]"
-    names = [field.name for field in fields(kind) if field.name not in NEVER]  # type: ignore[arg-type]
-    for name in table:
-        if name not in names:
-            raise OptionError(f"{where}: {unknown_name('argument', name, names)}")
     try:
+        check_names(kind, table, with_role(kind, Role.CASE))
         return {name: _entry(name, hints[name], entry) for name, entry in table.items()}
-    except OptionError as error:
+    except (OptionError, UnknownNameError) as error:
         raise OptionError(f"{where}: {error}") from None
 
 

@@ -26,7 +26,7 @@ from offmarl import settings, tracking
 from offmarl._compiling import pinned
 from offmarl._imports import import_optional
 from offmarl._lock import writing
-from offmarl.config import PositiveInt, Seed, Validated
+from offmarl.config import PositiveInt, Role, Seed, Validated, with_role
 from offmarl.envs.registry import code_of
 from offmarl.errors import OffmarlError, OptionError, RunError, Stopped
 from offmarl.launch import Work, once
@@ -36,7 +36,7 @@ from offmarl.programs.drawing import open_data
 from offmarl.programs.evaluate import make_evaluator
 from offmarl.programs.identity import MAY_DIFFER, differences, made_from
 from offmarl.programs.offline import digests
-from offmarl.programs.program import FREE, SHAPING, Args, OnlineArgs, shared_names
+from offmarl.programs.program import Args, OnlineArgs, shared_names
 from offmarl.programs.registry import origin_of, program_of
 from offmarl.programs.run import watched
 from offmarl.programs.search import Space, drawn
@@ -47,9 +47,6 @@ Score = Literal["last", "area"]
 
 _WARM_UP = 5
 """Trials that are never stopped early; twice as many proposals are drawn at random."""
-
-_DRAWING = ("burn_in", "prioritise", "importance", "weight", "weight_by", "weight_temperature")
-"""Shared arguments of baselines that change what is learned, though not the program."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +277,8 @@ class _Study:
     def identity(self) -> dict[str, Any]:
         """Return what a search must be continued with."""
         args = {field.name: getattr(self.args, field.name) for field in _fields(self.args)}
-        kept = {name: x for name, x in args.items() if name not in (*FREE, *self.space)}
+        free = with_role(type(self.args), Role.FREE)
+        kept = {name: x for name, x in args.items() if name not in (*free, *self.space)}
         search = {"seeds": self._search.seeds, "score": self._search.score}
         search |= {"search_seed": self._search.search_seed, "prune": self._search.prune}
         space = {name: one.words() for name, one in self.space.items()}
@@ -414,11 +412,13 @@ class _Study:
         """
         used = settings.used(self.args)
         chosen = {*used.given, *used.settings}
-        shared = shared_names(self.args) - {*SHAPING, *_DRAWING}
+        kind = type(self.args)
+        left_out = shared_names(self.args) - with_role(kind, Role.SHAPES | Role.LEARNS)
+        left_out |= {self._budget, *with_role(kind, Role.CASE)}
         return {
             field.name: tracking.plain(value)
             for field in _fields(self.args)
-            if field.name not in {*shared, self._budget, *settings.NEVER}
+            if field.name not in left_out
             and (value := getattr(self.args, field.name)) is not None
             and (value != field.default or field.name in chosen)
         }

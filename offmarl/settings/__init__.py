@@ -22,17 +22,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from offmarl import records
-from offmarl.config import Validated, converted
-from offmarl.errors import OptionError, unknown_name
+from offmarl.config import Role, Validated, converted, read_values, with_role
+from offmarl.errors import OptionError
 from offmarl.paths import local
 
 T = TypeVar("T", bound=Validated)
 
 SEARCH = "search"
 """Name of the table that is no program's: the ranges for ``offmarl tune``."""
-
-NEVER = ("vault", "env", "out", "validation", "seed", "seeds", "take_over")
-"""Arguments that say what a program runs on, and not how; files cannot set them."""
 
 _ATTRIBUTE = "_settings"
 
@@ -198,10 +195,8 @@ class _File(NamedTuple):
         for pattern, values in [("", general), *patterns]:
             where = f'[{program}."{pattern}"]' if pattern else f"[{program}]"
             source = f"{self.shown} {where}"
-            checked = {
-                name: Setting(_value(kind, name, value, source), source, self.packaged)
-                for name, value in values.items()
-            }
+            read = read_values(kind, values, source, with_role(kind, Role.CASE))
+            checked = {name: Setting(x, source, self.packaged) for name, x in read.items()}
             if not pattern or _matches(env, pattern):
                 found |= checked
         return found
@@ -227,17 +222,3 @@ def _matches(env: str, pattern: str) -> bool:
     """
     names = {env, env.partition(":")[0]}
     return any(fnmatchcase(name, whole) for name in names for whole in (pattern, f"*/{pattern}"))
-
-
-def _value(kind: type[Validated], name: str, value: Any, where: str) -> Any:
-    """Return a checked value; the error says where it is."""
-    names = [field.name for field in fields(kind) if field.name not in NEVER]  # type: ignore[arg-type]
-    if name in NEVER:
-        raise OptionError(f"{where}: {name} cannot be set in a file: give it with the command.")
-    if name not in names:
-        raise OptionError(f"{where}: {unknown_name('argument', name, names)}")
-    hint = get_type_hints(kind, include_extras=True)[name]
-    try:
-        return converted(name, hint, value)
-    except OptionError as error:
-        raise OptionError(f"{where}: {error}") from None

@@ -88,7 +88,7 @@ def test_a_file_may_give_the_ranges(tmp_path):
         "[search]\nrate = {low = 1e-5, high = 1, log = true}\nhidden = [8, 16]\n"
         "epochs = {low = 1, high = 4}\ngreedy = [true, false]\n"
     )
-    assert search.read(file, Args) == {
+    assert search.read_space(file, Args) == {
         "rate": Range(1e-5, 1.0, True),
         "hidden": Choices((8, 16)),
         "epochs": IntRange(1, 4),
@@ -114,7 +114,7 @@ def test_mistakes_in_ranges_are_named(tmp_path, text, message):
     file = tmp_path / "ranges.toml"
     file.write_text(text)
     with pytest.raises(OptionError, match=message) as raised:
-        search.read(file, Args)
+        search.read_space(file, Args)
     assert str(file) in str(raised.value)
 
 
