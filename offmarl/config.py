@@ -12,7 +12,7 @@ below, or a `Literal`, is checked when the dataclass is made::
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Flag, auto
 from pathlib import Path
 from types import NoneType, UnionType
@@ -118,6 +118,24 @@ class Validated:
             check_rules(one.name, hints[one.name], getattr(self, one.name))
 
 
+@dataclass(frozen=True, kw_only=True)
+class DeviceArgs(Validated):
+    """Arguments on devices and processes that programs share."""
+
+    devices: PositiveInt | None = option(None, Role.FREE | Role.RARE)
+    """Number of devices to use, of all processes together."""
+    coordinator: str | None = option(None, Role.FREE | Role.LOCAL | Role.RARE)
+    """Address HOST:PORT of process 0, to run on several machines: give the same command to each
+    process, with its own --process. "auto": JAX finds the address, the number of processes and the
+    own number where a cluster tells them (SLURM, Open MPI, TPU, Kubernetes, or
+    JAX_COORDINATOR_ADDRESS)."""
+    processes: PositiveInt | None = option(None, Role.FREE | Role.RARE)
+    """With --coordinator: number of processes; by default the one that the cluster tells."""
+    process: NonNegativeInt | None = option(None, Role.FREE | Role.LOCAL | Role.RARE)
+    """With --coordinator: number of this process, from 0; by default the one that the cluster
+    tells. Process 0 reads and writes the files of the run."""
+
+
 def changed(args: T, **values: Any) -> T:
     """Return arguments with other values, which keep where the others came from."""
     found = copy(args)
@@ -134,17 +152,16 @@ def check_rules(name: str, hint: Any, value: Any) -> None:
 
 
 def _rules(hint: Any) -> Iterator[Rule]:
-    """Yield the rules anywhere in a type, such as in ``PositiveInt | None``, and its choices."""
-    if get_origin(hint) is Literal:
-        choices = get_args(hint)
-        yield Rule(f"one of {', '.join(choices)}", lambda x: x in choices)
-    elif get_origin(hint) is not tuple:
-        yield from _inner_rules(hint)
+    """Yield the rules anywhere in a type, such as in ``PositiveInt | None``, and its choices.
 
-
-def _inner_rules(hint: Any) -> Iterator[Rule]:
-    for part in get_args(hint):
-        yield from [part] if isinstance(part, Rule) else _rules(part)
+    The parts of a union of several types have none.
+    """
+    origin, parts = get_origin(hint), [part for part in get_args(hint) if part is not NoneType]
+    if origin is Literal:
+        yield Rule(f"one of {', '.join(parts)}", lambda x: x in parts)
+    elif origin is Annotated or (origin in (Union, UnionType) and len(parts) == 1):
+        for part in parts:
+            yield from [part] if isinstance(part, Rule) else _rules(part)
 
 
 def float_fields(kind: type) -> list[str]:

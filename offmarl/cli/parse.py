@@ -298,24 +298,26 @@ def parameter_texts(target: Callable[..., Any]) -> dict[str, str]:
     }
 
 
-def _without_none(hint: Any) -> Any:
-    """Return a type without None, which cannot be typed, and without the rules of a union's parts.
+def _typed(hint: Any) -> Any:
+    """Return the type of what is typed for a union: no None, a path rather than its text.
 
-    tyro's errors would print the rules; the arguments check them.
+    Rules of its parts, which tyro's errors would print, are left out, as the arguments check them.
     """
     if get_origin(hint) not in (Union, UnionType):
         return hint
-    parts = (one for one in get_args(hint) if one is not NoneType)
-    is_ruled = lambda one: isinstance(getattr(one, "__metadata__", (0,))[0], Rule)  # noqa: E731
-    plain = tuple(get_args(one)[0] if is_ruled(one) else one for one in parts)
-    return Union[plain]  # noqa: UP007
+    parts = [
+        get_args(one)[0] if isinstance(getattr(one, "__metadata__", (0,))[0], Rule) else one
+        for one in get_args(hint)
+        if one is not NoneType
+    ]
+    return Path if parts == [str, Path] else Union[tuple(parts)]  # noqa: UP007
 
 
 def _annotated(hint: Any, default: Any, text: str) -> Any:
     """Return a type with its text and default for the help; those that mean "none" are left out."""
     from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 
-    hint, about = _without_none(hint), {"help": text}
+    hint, about = _typed(hint), {"help": text}
     if default is not inspect.Parameter.empty:
         is_none = default is False or default in (None, "", ())
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else default

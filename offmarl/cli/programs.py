@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -16,6 +16,7 @@ from offmarl.cli import tasks
 from offmarl.cli.files import check_file
 from offmarl.cli.output import Report, records, table
 from offmarl.cli.parse import HELP, config_among, parse, parse_program, split
+from offmarl.config import DeviceArgs, Role, option
 from offmarl.errors import OptionError
 from offmarl.launch import Launched, Work
 from offmarl.paths import below, local
@@ -38,6 +39,9 @@ from offmarl.tracking import (
     read_run,
 )
 
+if TYPE_CHECKING:
+    from offmarl.programs.blocks import Recording
+
 _USAGE = """\
 offmarl record NAME ...           train agents online and record them
 offmarl record --from-run RUN ... record further tiers of a finished run, without training
@@ -48,8 +52,6 @@ offmarl record ... --tasks 16 --launcher slurm    divide a recording of fixed po
 
 _SCRIPTED = "scripted"
 """The recorder of policies that are named, as code, or composed of several."""
-
-_TRAINED = "Record a trained policy."
 
 _MORE = {
     GREEDY_RETURN: "greedy_mean",
@@ -74,8 +76,11 @@ def record(arguments: list[str]) -> Report:
     if (program := _program_of(arguments)) is not None:
         return _recorded(_run("recorder", *program))
     if "from_run" in split(_Form, arguments)[0]:
-        return parse(record_tiers, "record", "Record further tiers of a finished run.", arguments)
-    recording = parse(trained_recording, "record", _TRAINED, arguments, tasks.TaskOptions)
+        from offmarl.programs import record_from_run
+
+        about = "Record further tiers of a finished run."
+        return _recorded(parse(record_from_run, "record", about, arguments))
+    recording = _trained_recording(arguments)
     recording.record()
     _only_first_reports()
     from offmarl import vault
@@ -96,8 +101,7 @@ def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Wor
         if isinstance(args, FixedArgs):
             return RecordWork(fixed_recording(args), block_steps)
     elif "from_run" not in split(_Form, arguments)[0]:
-        recording = parse(trained_recording, "record", _TRAINED, arguments)
-        return RecordWork(recording, block_steps)
+        return RecordWork(_trained_recording(arguments), block_steps)
     if block_steps is not None:
         raise OptionError("--block-steps divides the recording of a fixed policy, not training.")
     return tasks.CommandWork(verb, arguments, record)
@@ -121,7 +125,7 @@ def _program_of(arguments: list[str]) -> tuple[str, list[str]] | None:
 class _Form:
     """Options by which `record` tells what it records."""
 
-    from_run: str | None = None
+    from_run: tuple[str, ...] = ()
     policy: tuple[str, ...] = ()
     """Policies by name or as code, or the run of one."""
     env: str | None = None
@@ -143,147 +147,82 @@ def _recorded(recorded: Any) -> Report:
     return Report(recorded.data, recorded.view)
 
 
-def record_tiers(
-    from_run: Path,
-    tiers: str,
-    steps: int | None = None,
-    out: Path | None = None,
-    env: str | None = None,
-    program: Path | None = None,
-    devices: int | None = None,
-    opponents: tuple[str, ...] = (),
-) -> Report:
-    """Record further tiers of a recorder's finished run, without training.
+@dataclass(frozen=True)
+class _TrainedArgs(DeviceArgs):
+    """Arguments of the recording of a trained policy."""
 
-    Parameters
-    ----------
-    from_run
-        Directory of the run.
-    tiers
-        Tiers to record, as for `offmarl record NAME --tiers`, such as
-        good,mixed=medium:0.5+expert:0.5.
-    steps
-        Environment steps to record in each tier; by default as many as in the run's other tiers.
-    out
-        Directory for the vaults ENV.vlt/PROGRAM-SEED-TIER; by default the one of the run's others.
-    env
-        The environment as the run's command named it, if its code is your own.
-    program
-        Python file of the program that trained the run, if the program is not one of offmarl's. The
-        file's code is run.
-    devices
-        Number of devices that the environments are divided over; by default one.
-    opponents
-        The opponents as the run's command named them, if their code is your own.
-    """
-    from offmarl import programs
+    policy: Path
+    """Directory of the run that trained it, or the name of a pulled policy."""
+    steps: int
+    """Total number of environment steps to record, rounded up to a multiple of --num-envs."""
+    out: Path = option(Path("vaults"), Role.LOCAL)
+    """Directory for the vault ENV.vlt/NAME."""
+    name: str | None = None
+    """Name of the recording; by default PROGRAM-SEED of the program and the training seed, with the
+    checkpoint if it is not the last."""
+    env: str | None = None
+    """Environment to record in; by default the one of the run. It may have another number of agents
+    if the policy was trained with --agent-id sinusoidal or none."""
+    num_envs: int = 64
+    """Number of environments that run side by side."""
+    seed: int = 0
+    """Random seed of the recording."""
+    training_seed: int | None = None
+    """The training seed whose policy is recorded; by default the run's first."""
+    checkpoint: Checkpoint = "last"
+    """The checkpoint whose policy is recorded: last, best (of the seed's evaluations), or the
+    number of a step, if the run kept it (train --keep). Recorders keep the policies of all their
+    evaluations; their steps are those of the environment."""
+    act: Literal["sample", "greedy"] = "sample"
+    """How the policy acts. greedy: it takes the best action. sample: it samples actions."""
+    program: Path | None = None
+    """Python file of the program that trained the run, if the program is not one of offmarl's. The
+    file's code is run."""
+    env_states: bool = option(False, Role.RARE)
+    """Also record the environments' states, so that offmarl.replay_episode can play any episode
+    again."""
+    opponents: tuple[str, ...] = option((), Role.RARE)
+    """How the other teams act, if the run learned one side; by default as in its training. Needed
+    if their code is your own."""
 
-    given = (from_run, tiers, steps, out, env, program, devices, opponents)
-    return _recorded(programs.record_from_run(*given))
 
-
-def trained_recording(
-    policy: Path,
-    steps: int,
-    out: Path = Path("vaults"),
-    name: str | None = None,
-    env: str | None = None,
-    num_envs: int = 64,
-    seed: int = 0,
-    training_seed: int | None = None,
-    checkpoint: Checkpoint = "last",
-    act: Literal["sample", "greedy"] = "sample",
-    program: Path | None = None,
-    env_states: bool = False,
-    devices: int | None = None,
-    coordinator: str | None = None,
-    processes: int | None = None,
-    process: int | None = None,
-    opponents: tuple[str, ...] = (),
-) -> Any:
-    """Return the recording of a trained policy, which the same command resumes after a stop.
-
-    Parameters
-    ----------
-    policy
-        Directory of the run that trained it.
-    steps
-        Total number of environment steps to record, rounded up to a multiple of --num-envs.
-    out
-        Directory for the vault ENV.vlt/NAME.
-    name
-        Name of the recording; by default PROGRAM-SEED of the program and the training seed, with
-        the checkpoint if it is not the last.
-    env
-        Environment to record in; by default the one of the run. It may have another number of
-        agents if the policy was trained with --agent-id sinusoidal or none.
-    num_envs
-        Number of environments that run side by side.
-    seed
-        Random seed of the recording.
-    training_seed
-        The training seed whose policy is recorded; by default the run's first.
-    checkpoint
-        The checkpoint whose policy is recorded: last, best (of the seed's evaluations), or the
-        number of a step, if the run kept it (train --keep). Recorders keep the policies of all
-        their evaluations; their steps are those of the environment.
-    act
-        How the policy acts. greedy: it takes the best action. sample: it samples actions.
-    program
-        Python file of the program that trained the run, if the program is not one of offmarl's. The
-        file's code is run.
-    env_states
-        Also record the environments' states, so that offmarl.replay_episode can play any episode
-        again.
-    devices
-        Number of devices that the environments are divided over, of all processes together; by
-        default one, or all those of several processes.
-    coordinator
-        Address HOST:PORT of process 0, to record on several machines, or auto; see
-        `offmarl record random --help`.
-    processes
-        With --coordinator: number of processes.
-    process
-        With --coordinator: number of this process, from 0.
-    opponents
-        How the other teams act, if the run learned one side; by default as in its training. Needed
-        if their code is your own.
-    """
+def _trained_recording(arguments: list[str]) -> "Recording":
+    """Return the recording of a trained policy, which the same command resumes after a stop."""
+    args = parse(_TrainedArgs, "record", "Record a trained policy.", arguments, tasks.TaskOptions)
     from offmarl import envs
     from offmarl.cli.parse import use_cores_for
     from offmarl.cli.policies import load
     from offmarl.programs.blocks import Recording
-    from offmarl.programs.cluster import DeviceArgs, join
+    from offmarl.programs.cluster import join
 
-    device_args = DeviceArgs(
-        devices=devices, coordinator=coordinator, processes=processes, process=process
-    )
-    use_cores_for(device_args)
-    facts = {"steps": steps, "seed": seed, "num_envs": num_envs, "env": env, "act": act}
-    facts |= {"training_seed": training_seed, "checkpoint": checkpoint, "env_states": env_states}
-    facts |= {"opponents": " ".join(opponents)} if opponents else {}
-    join(device_args, facts)
-
-    policy = _named(policy)
-    trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
+    use_cores_for(args)
+    join(args)
+    run = _named(args.policy)
+    trained = read_run(run)["seeds"][0] if args.training_seed is None else args.training_seed
     environment, policies = load(
-        policy, env, [trained], act == "greedy", program, checkpoint, opponents
+        run,
+        args.env,
+        [trained],
+        args.act == "greedy",
+        args.program,
+        args.checkpoint,
+        args.opponents,
     )
     loaded = policies[trained]
-    named = below(f"{environment.spec.name}.vlt", option="--env")
-    origin = {"program": loaded.name, "run": str(policy), "training_seed": trained}
-    ending = "" if checkpoint == "last" else f"-{checkpoint}"
-    origin |= {"checkpoint": checkpoint} if ending else {}
+    origin = {"program": loaded.name, "run": str(run), "training_seed": trained}
+    ending = "" if args.checkpoint == "last" else f"-{args.checkpoint}"
+    origin |= {"checkpoint": args.checkpoint} if ending else {}
+    name = args.name or below(f"{loaded.name}-{trained}{ending}", option="--name")
     return Recording(
-        envs.record_states(environment) if env_states else environment,
+        envs.record_states(environment) if args.env_states else environment,
         loaded.policy,
         loaded.params,
-        out / named / (name or below(f"{loaded.name}-{trained}{ending}", option="--name")),
-        steps,
-        num_envs,
-        seed,
+        args.out / below(f"{environment.spec.name}.vlt", option="--env") / name,
+        args.steps,
+        args.num_envs,
+        args.seed,
         lambda: {"policy": origin},
-        devices=devices,
+        devices=args.devices,
     )
 
 

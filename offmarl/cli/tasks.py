@@ -8,7 +8,6 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Annotated, Any
 
 from rich.console import Group
@@ -34,15 +33,6 @@ from offmarl.terminal import number
 from offmarl.tracking import progress
 
 _TRANSFORMS = ("cat", "filter", "sample", "map", "recode")
-
-_MAKERS = {
-    "record": "offmarl.cli.programs:record_work",
-    "train": "offmarl.cli.programs:train_work",
-    "benchmark": "offmarl.cli.benchmark:benchmark_work",
-    "tune": "offmarl.cli.tune:tune_work",
-    **dict.fromkeys(_TRANSFORMS, "offmarl.cli.transform:transform_work"),
-}
-"""The function of each verb that makes its work from its name, arguments and a block's size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,9 +138,10 @@ class CommandWork(Work):
 
 def work_of(arguments: tuple[str, ...]) -> Work:
     """Make the work of a verb; `run` gives the arguments to the processes of its tasks."""
+    from offmarl.cli import VERBS, function_of
+
     verb, block_steps, *rest = arguments
-    module, _, name = _MAKERS[verb].partition(":")
-    make: Callable[[str, list[str], int | None], Work] = getattr(import_module(module), name)
+    make: Callable[[str, list[str], int | None], Work] = function_of(VERBS[verb], VERBS[verb].work)
     return make(verb, rest, int(block_steps) if block_steps else None)
 
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from offmarl._mesh import spec
 from offmarl._version import __version__
-from offmarl.config import NonNegativeInt, PositiveInt, Role, Validated, option, with_role
+from offmarl.config import DeviceArgs, Role, with_role
 from offmarl.errors import OffmarlError, OptionError, RunError
 from offmarl.programs.peers import first_line, last_words, peers, watch
 from offmarl.tracking import to_json
@@ -53,24 +53,6 @@ HEARTBEAT_SECONDS = seconds_of("OFFMARL_HEARTBEAT_SECONDS", 60)
 
 AUTO = "auto"
 """Value of ``--coordinator`` that leaves everything to JAX."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceArgs(Validated):
-    """Arguments on devices and processes that programs share."""
-
-    devices: PositiveInt | None = option(None, Role.FREE | Role.RARE)
-    """Number of devices to use, of all processes together."""
-    coordinator: str | None = option(None, Role.FREE | Role.LOCAL | Role.RARE)
-    """Address HOST:PORT of process 0, to run on several machines: give the same command to each
-    process, with its own --process. "auto": JAX finds the address, the number of processes and the
-    own number where a cluster tells them (SLURM, Open MPI, TPU, Kubernetes, or
-    JAX_COORDINATOR_ADDRESS)."""
-    processes: PositiveInt | None = option(None, Role.FREE | Role.RARE)
-    """With --coordinator: number of processes; by default the one that the cluster tells."""
-    process: NonNegativeInt | None = option(None, Role.FREE | Role.LOCAL | Role.RARE)
-    """With --coordinator: number of this process, from 0; by default the one that the cluster
-    tells. Process 0 reads and writes the files of the run."""
 
 
 # ---------------------------------------------------------------------------------- joining

@@ -11,13 +11,13 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from offmarl import envs
-from offmarl.config import NonNegative, PositiveInt, Role, Seed, option
+from offmarl.config import DeviceArgs, NonNegative, PositiveInt, Role, Seed, option
 from offmarl.envs import Environment
 from offmarl.envs.sides import TeamPolicy
 from offmarl.evaluation import Evaluation, evaluate, returns_by_team
 from offmarl.paths import below
 from offmarl.programs.blocks import Recording
-from offmarl.programs.cluster import DeviceArgs, is_first, join
+from offmarl.programs.cluster import is_first, join
 from offmarl.programs.online import Recorded, describe, elsewhere, summarise
 from offmarl.programs.sides import joint_policy, policies_by_team
 from offmarl.teams import teams_of

@@ -73,6 +73,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.config import (
     REPEATED,
+    DeviceArgs,
     Fraction,
     NonNegative,
     NonNegativeInt,
@@ -87,7 +88,6 @@ from offmarl.config import (
     option,
     with_role,
 )
-from offmarl.programs.cluster import DeviceArgs
 from offmarl.programs.registry import program_of
 from offmarl.settings import fill
 from offmarl.types import ArrayTree, Policy, View

@@ -134,7 +134,7 @@ def keep(args: T, recorded: Mapping[str, Any]) -> T:
     now = used(args)
     fixed = now.given | {name for name, one in now.settings.items() if not one.packaged}
     hints, values = get_type_hints(type(args), include_extras=True), recorded["args"]
-    fixed |= _given_before(type(args), before, recorded)
+    fixed |= {*recorded["given"]}
     names = {name for name in (*before, *now.settings) if name not in fixed}
     kept = {
         name: None if values[name] is None else converted(name, hints[name], values[name])
@@ -146,22 +146,6 @@ def keep(args: T, recorded: Mapping[str, Any]) -> T:
     }
     all_values = {field.name: getattr(args, field.name) for field in fields(args)}  # type: ignore[arg-type]
     return _with(type(args)(**{**all_values, **kept}), Used(settings, now.given))
-
-
-def _given_before(
-    kind: type[Validated], before: Mapping[str, str], recorded: Mapping[str, Any]
-) -> set[str]:
-    """Return the arguments that a run was given; records of earlier versions do not name them."""
-    if (given := recorded.get("given")) is not None:
-        return set(given)
-    defaults: dict[str, Any] = {one.name: one.default for one in fields(kind)}  # type: ignore[arg-type]
-    values = {name: x for name, x in recorded["args"].items() if name in defaults}
-    # Records hold JSON, in which lists replace tuples.
-    return {name for name, x in values.items() if _json(x) != _json(defaults[name])} - before.keys()
-
-
-def _json(value: Any) -> Any:
-    return [*value] if isinstance(value, tuple) else value
 
 
 def _with(args: T, used: Used) -> T:
