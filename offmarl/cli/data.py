@@ -15,7 +15,6 @@ from tyro.conf import Positional, arg
 
 from offmarl import vault
 from offmarl.cli.output import Report, as_is, grid, table
-from offmarl.hub.licences import recorded_as
 from offmarl.paths import local, may_be_name
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
@@ -164,6 +163,8 @@ def _facts(data: vault.Dataset) -> dict[str, Any]:
 
 def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, Any]:
     """Format the facts as text."""
+    from offmarl.hub.licences import recorded_as  # imports the hub's libraries
+
     spec = data.spec
     actions = (
         "actions" if isinstance(spec.action, Discrete) else "dimensions of a continuous action"

@@ -184,7 +184,7 @@ def read(
             hidden |= {name for one in more for name in inspect.signature(one).parameters}
     if hidden:
         description = f"{description.rstrip()}\n\n--help-all lists all options."
-    kind, defaults = options(targets, values, {*hidden, *left_out})
+    kind, defaults = options(targets, values, {*hidden, *left_out}, bool(asked))
     found = _run_tyro(kind, defaults, arguments, prog=prog, description=description)
     given = {name: x for name, x in found.items() if name not in defaults or x != defaults[name]}
     if "seed" in given:  # of commands; the arguments of programs have rules of their own
@@ -194,7 +194,7 @@ def read(
 
 def split(target: type, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the values that arguments give to the fields of a dataclass, and other arguments."""
-    kind, defaults = options([target])
+    kind, defaults = options([target], has_texts=False)
     found, rest = _run_tyro(kind, defaults, arguments, return_unknown_args=True, add_help=False)
     return {name: x for name, x in found.items() if x != defaults.get(name)}, rest
 
@@ -203,6 +203,7 @@ def options(
     targets: Sequence[Callable[..., Any]],
     values: Mapping[str, Any] | None = None,
     left_out: Iterable[str] = (),
+    has_texts: bool = True,
 ) -> tuple[Any, dict[str, Any]]:
     """Return what tyro reads for parameters: a dictionary of those that are given.
 
@@ -213,7 +214,8 @@ def options(
     defaults: dict[str, Any] = {}
     for target in targets:
         # For a class, the hints of its fields; those of its `__init__` would be the same.
-        hints, texts = get_type_hints(target, include_extras=True), parameter_texts(target)
+        hints = get_type_hints(target, include_extras=True)
+        texts = parameter_texts(target) if has_texts else {}  # takes a tenth of a second
         for name, one in inspect.signature(target).parameters.items():
             if name in found or name in left_out:
                 continue
