@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Flag, auto
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -98,11 +99,18 @@ def option(default: Any, roles: Role) -> Any:
     return field(default=default, metadata={"roles": roles})
 
 
-def with_role(kind: Any, role: Role) -> set[str]:
+_cache: Any = cache  # type checkers take the class of a dataclass for unhashable
+
+
+@_cache
+def with_role(kind: Any, role: Role) -> frozenset[str]:
     """Return the names of a dataclass's fields that have a role, or one of several."""
-    bases = (base for base in getattr(kind, "__mro__", ()) if is_dataclass(base))
-    found = ((one.name, one.metadata.get("roles")) for base in bases for one in fields(base))
-    return {name for name, roles in found if roles is not None and roles & role}
+    found = set()
+    for base in getattr(kind, "__mro__", ()):
+        for one in fields(base) if is_dataclass(base) else ():
+            if one.metadata.get("roles", Role(0)) & role:
+                found.add(one.name)
+    return frozenset(found)
 
 
 Vaults = str | Path | Mapping[str, float] | tuple[str, ...]

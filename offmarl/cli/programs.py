@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -73,8 +73,8 @@ def record(arguments: list[str]) -> Report:
     options, rest = tasks.split(arguments)
     if options is not None:
         return tasks.run("record", rest, options, partial(_report_work, record, rest))
-    if (program := _program_of(arguments)) is not None:
-        return _recorded(_run("recorder", *program))
+    if (command := _with_program(arguments)) is not None:
+        return _recorded(_Command.of("recorder", command).run())
     if "from_run" in split(_Form, arguments)[0]:
         from offmarl.programs import record_from_run
 
@@ -96,8 +96,8 @@ def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Wor
     from offmarl.programs.blocks import RecordWork
     from offmarl.programs.fixed import FixedArgs, fixed_recording
 
-    if (program := _program_of(arguments)) is not None:
-        _, args = _parsed("recorder", *program)
+    if (command := _with_program(arguments)) is not None:
+        args = _Command.of("recorder", command).args
         if isinstance(args, FixedArgs):
             return RecordWork(fixed_recording(args), block_steps)
     elif "from_run" not in split(_Form, arguments)[0]:
@@ -107,18 +107,16 @@ def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Wor
     return tasks.CommandWork(verb, arguments, record)
 
 
-def _program_of(arguments: list[str]) -> tuple[str, list[str]] | None:
-    """Return the recorder that arguments name, and its own arguments; None for a run's policy."""
-    if not arguments[0].startswith("-"):
-        return arguments[0], arguments[1:]
-    if (name := _config(arguments)) is not None:
-        return name, arguments
+def _with_program(arguments: list[str]) -> list[str] | None:
+    """Return the command of a recorder, with its name or file; None to record a run's policy."""
     given, _ = split(_Form, arguments)
+    if not arguments[0].startswith("-") or "config" in given:
+        return arguments
     if not (policies := given.get("policy")) or (local(policies[0]) / RUN_FILE).exists():
         return None
     named = "/" not in policies[0] and "env" in given
     is_policy = named or policies[0] == "random" or {*policies[0]} & {*":="}
-    return (_SCRIPTED, arguments) if is_policy else None
+    return [_SCRIPTED, *arguments] if is_policy else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +127,7 @@ class _Form:
     policy: tuple[str, ...] = ()
     """Policies by name or as code, or the run of one."""
     env: str | None = None
+    config: str | None = None
 
 
 def _report_work(
@@ -234,9 +233,8 @@ def train(arguments: list[str]) -> Report:
     options, rest = tasks.split(arguments)
     if options is not None:
         return tasks.run("train", rest, options, partial(_report_work, train, rest))
-    if (name := _config(arguments)) is None:
-        name, *arguments = arguments
-    run: Path = _run("baseline", name, arguments)
+    command = _Command.of("baseline", arguments)
+    name, run = command.name, command.run()
     if not (run / MARL_EVAL_FILE).exists():
         view = f"{name} is trained but not evaluated (no environment, no held-out data): {run}"
         return Report({"run": run}, view)
@@ -259,10 +257,7 @@ def train_work(verb: str, arguments: list[str], block_steps: int | None) -> Work
 
     if block_steps is not None:
         raise OptionError("--block-steps divides data: a training is divided by its seeds.")
-    name, rest = (_config(arguments), arguments)
-    if name is None:
-        name, *rest = arguments
-    program, args = _parsed("baseline", name, rest)
+    _, program, args = _Command.of("baseline", arguments)
     if args.seeds == 1:
         return tasks.CommandWork(verb, arguments, train)
     return SeedsWork(program.main, args, run_directory(args))
@@ -356,20 +351,6 @@ def overview(kind: Kind, usage: str) -> Report:
     return Report({f"{kind}s": summaries}, Group(usage, rows, more))
 
 
-def _config(arguments: list[str]) -> str | None:
-    """Return the program of a configuration file; None if the arguments begin with its name."""
-    config = config_among(arguments) if arguments[0].startswith("-") else None
-    return None if config is None else config.program_for(None)
-
-
-def _run(kind: Kind, name: str, arguments: list[str]) -> Any:
-    """Parse a program's own arguments and run it."""
-    program, args = _parsed(kind, name, arguments)
-    found = program.main(args)
-    _only_first_reports()
-    return found
-
-
 def _only_first_reports() -> None:
     """End a process whose files another one wrote; see `offmarl.programs.cluster`."""
     from offmarl.programs.cluster import is_first
@@ -378,17 +359,36 @@ def _only_first_reports() -> None:
         raise SystemExit(0)
 
 
-def _parsed(kind: Kind, name: str, arguments: list[str]) -> tuple[ModuleType, Any]:
-    """Return a program, and its arguments."""
-    if name.startswith("-"):
-        raise OptionError(
-            f"give the name of a {kind} before its options: `offmarl {VERBS[kind]} NAME {name}`."
+class _Command(NamedTuple):
+    """A program and its arguments."""
+
+    name: str
+    program: ModuleType
+    args: Any
+
+    @classmethod
+    def of(cls, kind: Kind, arguments: list[str]) -> "_Command":
+        """Read a command, which begins with the program's name if ``--config`` does not say it."""
+        name = None if arguments[0].startswith("-") else arguments[0]
+        rest = arguments if name is None else arguments[1:]
+        if (config := config_among(rest)) is not None:
+            name = config.program_for(name)
+        if name is None:
+            raise OptionError(
+                f"give the name of a {kind} before its options: "
+                f"`offmarl {VERBS[kind]} NAME {arguments[0]}`."
+            )
+        program = load(kind, name)
+        about, more = program.__doc__, tasks.TaskOptions
+        return cls(
+            name, program, parse_program(program.Args, f"{VERBS[kind]} {name}", about, rest, more)
         )
-    program = load(kind, name)
-    if (config := config_among(arguments)) is not None:
-        config.program_for(name)
-    command, about = f"{VERBS[kind]} {name}", program.__doc__
-    return program, parse_program(program.Args, command, about, arguments, tasks.TaskOptions)
+
+    def run(self) -> Any:
+        """Run the program."""
+        found = self.program.main(self.args)
+        _only_first_reports()
+        return found
 
 
 def _returns_report(

@@ -134,7 +134,7 @@ def _load(name: str, arguments: list[str]) -> ModuleType:
 def _space(program: ModuleType, args: Any, file: Path | None, only: tuple[str, ...]) -> Space:
     space = derived(args) if file is None else read_space(file, program.Args)
     if missing := with_role(program.Args, Role.UNTUNED).intersection(space):
-        raise OptionError(f"{missing.pop()} cannot be searched: leave it out of [search].")
+        raise OptionError(f"{min(missing)} cannot be searched: leave it out of [search].")
     return chosen(space, only)
 
 

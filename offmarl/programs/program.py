@@ -354,7 +354,8 @@ def _reasons(args: Validated) -> dict[str, str]:
 
 
 def _hyperparameter_names(args: Validated) -> list[str]:
-    return [name for name in float_fields(type(args)) if name not in shared_names(args)]
+    shared = shared_names(args)
+    return [name for name in float_fields(type(args)) if name not in shared]
 
 
 def shared_names(args: Validated) -> set[str]:
