@@ -11,19 +11,8 @@ from offmarl.tracking import replace_file
 def check_file(path: Path | None, option: str, example: str, kinds: Collection[str] = ()) -> None:
     """Check, before any work, that a file can be written; its directories need not exist.
 
-    Parameters
-    ----------
-    path
-        The file; None if there is none to write.
-    option, example
-        The option that names it, and the name of such a file, for the error.
-    kinds
-        The suffixes that it may have; by default all.
-
-    Raises
-    ------
-    OptionError
-        The path is a directory, has another suffix, or cannot be written.
+    ``option`` names it, and ``example`` is the name of such a file, for the `OptionError` if it is
+    a directory, has a suffix that is not among ``kinds``, or cannot be written.
     """
     if path is None:
         return

@@ -100,9 +100,9 @@ def fill(
     found: dict[str, Setting] = {}
     path = package_file(env)
     if packaged and path is not None:
-        found |= _File(path, f"offmarl/settings/{path.name}", True).read(kind, program, env)
+        found |= _read(path, f"offmarl/settings/{path.name}", True, kind, program, env)
     if file is not None:
-        found |= _File(local(file), str(file), False).read(kind, program, env)
+        found |= _read(local(file), str(file), False, kind, program, env)
     values = {name: setting.value for name, setting in found.items()}
     return _with(kind(**{**values, **given}), Used(found, frozenset(given)))
 
@@ -134,7 +134,7 @@ def keep(args: T, recorded: Mapping[str, Any]) -> T:
     now = used(args)
     fixed = now.given | {name for name, one in now.settings.items() if not one.packaged}
     hints, values = get_type_hints(type(args), include_extras=True), recorded["args"]
-    fixed |= {*recorded["given"]}
+    fixed |= {*recorded.get("given", ())}
     names = {name for name in (*before, *now.settings) if name not in fixed}
     kept = {
         name: None if values[name] is None else converted(name, hints[name], values[name])
@@ -157,33 +157,24 @@ def _with(args: T, used: Used) -> T:
 # ---------------------------------------------------------------------------------- files
 
 
-class _File(NamedTuple):
-    """A file of settings."""
-
-    path: Path
-    shown: str
-    """Its name in messages."""
-    packaged: bool
-
-    def read(self, kind: type[Validated], program: str, env: str) -> dict[str, Setting]:
-        """Return its values for a program and an environment; those for others are checked, too."""
-        every = tables(self.path, self.shown)
-        found: dict[str, Setting] = {}
-        if program not in every and not self.packaged:
-            raise OptionError(
-                f"{self.shown} has no table [{program}]: add one with the program's settings."
-            )
-        table = every.get(program, {})
-        general = {name: value for name, value in table.items() if not isinstance(value, dict)}
-        patterns = [(name, value) for name, value in table.items() if isinstance(value, dict)]
-        for pattern, values in [("", general), *patterns]:
-            where = f'[{program}."{pattern}"]' if pattern else f"[{program}]"
-            source = f"{self.shown} {where}"
-            read = read_values(kind, values, source, with_role(kind, Role.CASE))
-            checked = {name: Setting(x, source, self.packaged) for name, x in read.items()}
-            if not pattern or _matches(env, pattern):
-                found |= checked
-        return found
+def _read(
+    path: Path, shown: str, packaged: bool, kind: type[Validated], program: str, env: str
+) -> dict[str, Setting]:
+    """Return a file's values for a program and an environment; others are checked, too."""
+    every = tables(path, shown)
+    if program not in every and not packaged:
+        raise OptionError(f"{shown} has no table [{program}]: add one with the program's settings.")
+    table = every.get(program, {})
+    found: dict[str, Setting] = {}
+    general = {name: value for name, value in table.items() if not isinstance(value, dict)}
+    patterns = [(name, value) for name, value in table.items() if isinstance(value, dict)]
+    for pattern, values in [("", general), *patterns]:
+        where = f'[{program}."{pattern}"]' if pattern else f"[{program}]"
+        source = f"{shown} {where}"
+        checked = read_values(kind, values, source, with_role(kind, Role.CASE))
+        if not pattern or _matches(env, pattern):
+            found |= {name: Setting(x, source, packaged) for name, x in checked.items()}
+    return found
 
 
 def tables(path: Path, shown: str = "") -> dict[str, dict[str, Any]]:
