@@ -339,7 +339,8 @@ def _reason(printed: str) -> str:
     The first line is the title. The box is drawn in lines, or in dashes where the output is not
     UTF-8.
     """
-    inside = (re.sub("[│╰╯]", " ", line)[2:].rstrip() for line in _plain(printed).splitlines()[1:])
+    _, *lines = re.sub(r"\x1b\[[\d;]*m", "", printed).splitlines()  # without colours
+    inside = (re.sub("[│╰╯]", " ", line)[2:].rstrip() for line in lines)
     text = " ".join(line.strip() for line in inside if not line.startswith(" " * 8))
     parts = [part.strip() for part in re.split("[─-]{4,}", text)]
     see = re.search(r"For full helptext, (?:run|see):? (.+? --help)", text)
@@ -347,8 +348,3 @@ def _reason(printed: str) -> str:
     helps = ("For full helptext", "Argument helptext")
     reasons = [one.rstrip(".:") for one in parts if one and not one.startswith(helps)]
     return "; ".join(reasons) + "." + tail
-
-
-def _plain(text: str) -> str:
-    """Return text without escape codes for colours."""
-    return re.sub(r"\x1b\[[\d;]*m", "", text)
