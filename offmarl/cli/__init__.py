@@ -345,14 +345,14 @@ def _run(arguments: list[str]) -> Report:
     return _call(name, VERBS[name], rest)
 
 
-def function_of(verb: Verb, name: str) -> Callable[..., Any]:
+def function_of(name: str, verb: Verb) -> Callable[..., Any]:
     """Import a function of a verb's module."""
     function: Callable[..., Any] = getattr(import_module(f"offmarl.cli.{verb.module}"), name)
     return function
 
 
 def _call(name: str, verb: Verb, arguments: list[str]) -> Report:
-    function = function_of(verb, name)
+    function = function_of(name, verb)
     if verb.is_raw:
         return function(arguments)
     more: list[type] = []

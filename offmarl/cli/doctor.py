@@ -172,7 +172,7 @@ def _commands() -> Any:
     return _any(
         Annotated[Any, subcommand(name, constructor=_any_program(kinds[name]))]
         if name in kinds
-        else _command(name, Options if name == "benchmark" else function_of(verb, name))
+        else _command(name, Options if name == "benchmark" else function_of(name, verb))
         for name, verb in VERBS.items()
     )
 

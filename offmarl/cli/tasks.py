@@ -141,7 +141,7 @@ def work_of(arguments: tuple[str, ...]) -> Work:
     from offmarl.cli import VERBS, function_of
 
     verb, block_steps, *rest = arguments
-    make: Callable[[str, list[str], int | None], Work] = function_of(VERBS[verb], VERBS[verb].work)
+    make: Callable[[str, list[str], int | None], Work] = function_of(VERBS[verb].work, VERBS[verb])
     return make(verb, rest, int(block_steps) if block_steps else None)
 
 

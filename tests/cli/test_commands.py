@@ -542,7 +542,7 @@ def test_recorded_paths_can_be_copied_from_a_narrow_terminal(offmarl, monkeypatc
 
 @pytest.mark.parametrize(("name", "verb"), cli.VERBS.items(), ids=cli.VERBS)
 def test_summary_and_docstring_of_a_verb_agree(name, verb):
-    assert cli.function_of(verb, name).__doc__.startswith(verb.summary)
+    assert cli.function_of(name, verb).__doc__.startswith(verb.summary)
 
 
 def test_help_is_in_whole_sentences_and_without_defaults_that_are_none(offmarl, capsys):
