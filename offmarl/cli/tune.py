@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from shlex import quote
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from rich.console import Group
 
@@ -24,11 +24,11 @@ from offmarl.config import Role, with_role
 from offmarl.errors import OptionError
 from offmarl.launch import Launched, Work
 from offmarl.programs.registry import Kind, find, load, program_of
-from offmarl.programs.search import Search, Space, chosen, derived, read_space
+from offmarl.programs.run import print_sources
+from offmarl.programs.search import Space, chosen, derived, read_space
+from offmarl.programs.tuning import Search, TrialsWork, Tuned
+from offmarl.programs.tuning import tune as search_settings
 from offmarl.terminal import number
-
-if TYPE_CHECKING:
-    from offmarl.programs.tuning import Tuned
 
 T = TypeVar("T")
 
@@ -49,15 +49,11 @@ def tune(arguments: list[str]) -> Report:
         return tasks.run("tune", rest, options, _report_work)
     found = _parsed(rest)
     use_cores_for(found.search, getattr(found.args, "batching", "auto"))
-    from offmarl.programs import tuning  # imports the loop, which --help does without
-
-    return _report(tuning.tune(*found), found.space)
+    return _report(search_settings(*found), found.space)
 
 
 def tune_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
     """Return the work of a search: a block is a trial."""
-    from offmarl.programs.tuning import TrialsWork
-
     del verb
     if block_steps is not None:
         raise OptionError("--block-steps divides data: a search is divided by its trials.")
@@ -85,8 +81,6 @@ def _parsed(arguments: list[str]) -> _Parsed:
     options, search = _taken(_Options, given), _taken(Search, given)
     file, env = given.pop("settings", None), settings_environment(program.Args, given)
     args = program.Args.for_env(env, settings=file, **given)
-    from offmarl.programs.run import print_sources
-
     print_sources(args)
     out = options.out or Path("tuned") / f"{program_of(program.Args)[0]}-{_plain(env)}.toml"
     space = _space(program, args, options.search, options.only)
@@ -100,8 +94,6 @@ def _taken(kind: type[T], given: dict[str, Any]) -> T:
 
 
 def _report_work(work: Work, launched: Launched) -> Report:
-    from offmarl.programs.tuning import TrialsWork
-
     del launched
     assert isinstance(work, TrialsWork)
     return _report(work.tuned(), work.space)
@@ -157,7 +149,7 @@ def _overview() -> Report:
     return Report(data, Group(*(part.text for part in parts)))
 
 
-def _report(found: "Tuned", space: Space) -> Report:
+def _report(found: Tuned, space: Space) -> Report:
     best = sorted(
         (row for row in found.trials if row["score"] is not None),
         key=lambda row: row["score"],
@@ -178,7 +170,7 @@ def _report(found: "Tuned", space: Space) -> Report:
     return Report({**data, "ranges": ranges, "trials": found.trials}, view)
 
 
-def _about_default(found: "Tuned") -> str:
+def _about_default(found: Tuned) -> str:
     """Say whether the search beat the default settings; nothing if it never tried them."""
     score = found.trials[found.default - 1]["score"] if found.default else found.score
     if score == found.score:

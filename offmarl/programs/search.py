@@ -1,9 +1,8 @@
-"""What ``offmarl tune`` searches, and how: ranges of arguments, derived or from a file."""
+"""What ``offmarl tune`` searches: the range of each argument, derived or from a file."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from offmarl.config import (
     Fraction,
@@ -11,7 +10,6 @@ from offmarl.config import (
     Positive,
     PositiveInt,
     Role,
-    Seed,
     Validated,
     check_names,
     converted,
@@ -25,24 +23,6 @@ _KEYS = ("low", "high", "log")
 
 _NOT_SIZES = ("capacity", "seeds")
 """Whole numbers whose value does not trade off anything: more is better, or another question."""
-
-
-@dataclass(frozen=True)
-class Search(Validated):
-    """How settings are searched."""
-
-    trials: PositiveInt = 50
-    """Number of trials, with those of earlier calls."""
-    seeds: PositiveInt = 3
-    """Number of training seeds of a trial, which share the device; the score is their mean."""
-    search_seed: Seed = 0
-    """Random seed of the proposals."""
-    score: Literal["last", "area"] = "last"
-    """What is maximised: the last evaluation, or "area", the mean of all evaluations of a training,
-    for settings that also learn fast. Evaluations measure the return; without an environment, the
-    agreement with held-out actions."""
-    prune: bool = True
-    """Stop trials that are worse than the median of the earlier ones at the same step."""
 
 
 class Range(NamedTuple):

@@ -13,10 +13,10 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tomli_w
@@ -26,7 +26,7 @@ from offmarl import settings, tracking
 from offmarl._compiling import pinned
 from offmarl._imports import import_optional
 from offmarl._lock import writing
-from offmarl.config import Role, Validated, with_role
+from offmarl.config import PositiveInt, Role, Seed, Validated, with_role
 from offmarl.envs.registry import code_of
 from offmarl.errors import OffmarlError, OptionError, RunError, Stopped
 from offmarl.launch import Work, once
@@ -39,12 +39,32 @@ from offmarl.programs.offline import digests
 from offmarl.programs.program import Args, OnlineArgs, shared_names
 from offmarl.programs.registry import origin_of, program_of
 from offmarl.programs.run import watched
-from offmarl.programs.search import Search, Space, drawn
+from offmarl.programs.search import Space, drawn
 from offmarl.programs.sides import opponents_of
 from offmarl.programs.unrecorded import learning_curve, scored_environment
 
+Score = Literal["last", "area"]
+
 _WARM_UP = 5
 """Trials that are never stopped early; twice as many proposals are drawn at random."""
+
+
+@dataclass(frozen=True)
+class Search(Validated):
+    """How settings are searched."""
+
+    trials: PositiveInt = 50
+    """Number of trials, with those of earlier calls."""
+    seeds: PositiveInt = 3
+    """Number of training seeds of a trial, which share the device; the score is their mean."""
+    search_seed: Seed = 0
+    """Random seed of the proposals."""
+    score: Score = "last"
+    """What is maximised: the last evaluation, or "area", the mean of all evaluations of a training,
+    for settings that also learn fast. Evaluations measure the return; without an environment, the
+    agreement with held-out actions."""
+    prune: bool = True
+    """Stop trials that are worse than the median of the earlier ones at the same step."""
 
 
 class Tuned(NamedTuple):

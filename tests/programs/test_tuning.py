@@ -20,8 +20,8 @@ from offmarl.errors import OptionError, RunError, Stopped, UnknownNameError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.programs import registry, search, tuning
 from offmarl.programs.run import report, watched
-from offmarl.programs.search import Choices, IntRange, Range, Search
-from offmarl.programs.tuning import TrialsWork, tune
+from offmarl.programs.search import Choices, IntRange, Range
+from offmarl.programs.tuning import Search, TrialsWork, tune
 from tests.programs import bandit, two_stage
 
 pytest.importorskip("optuna")
