@@ -178,8 +178,8 @@ def record(seeds: int) -> dict[str, list[float]]:
                 module.Args(
                     vault=path / "random",
                     out=Path(directory) / "runs" / name,
-                    evaluate_every=10**6,
-                    evaluate_episodes=2,
+                    eval_every=10**6,
+                    eval_episodes=2,
                     **arguments,
                     **options,
                 )

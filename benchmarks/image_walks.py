@@ -144,7 +144,7 @@ def overcooked(directory: Path) -> None:
     tiers = "--tiers random,expert --steps 20000 --eval-episodes 32 --evaluations 10"
     run(f"record mappo --env {OVERCOOKED} {LEARN} {tiers} --out {out}")
     expert = out / f"{OVERCOOKED}.vlt" / "mappo-0-expert"
-    run(f"train bc --vault {expert} --updates 2000 --evaluate-every 2000 --out {out}/bc")
+    run(f"train bc --vault {expert} --updates 2000 --eval-every 2000 --out {out}/bc")
     for name in ("mappo-0-random", "mappo-0-expert"):
         print(
             f"{OVERCOOKED}, {name}: {vault.open_vault(expert.parent / name).episodes.mean_return}"

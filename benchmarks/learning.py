@@ -118,7 +118,7 @@ def compare_seeds(args: Args, path: Path, directory: Path) -> None:
             seed=seed,
             seeds=seeds,
             updates=args.updates,
-            evaluate_every=args.updates,
+            eval_every=args.updates,
         )
         start = time.perf_counter()
         program.main(options)

@@ -61,8 +61,8 @@ def train(name: str, env: str, vault: Path, args: Args) -> Path:
             vault=vault,
             out=args.out / "runs" / env / name,
             updates=CHECKPOINTS[name] * args.every,
-            evaluate_every=args.every,
-            evaluate_episodes=args.episodes,
+            eval_every=args.every,
+            eval_episodes=args.episodes,
             final_episodes=args.episodes,
             keep="all",
         )

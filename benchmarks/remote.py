@@ -140,8 +140,8 @@ if len(sys.argv) > 4:
     threading.Thread(target=watch, daemon=True).start()
 address, out, updates = sys.argv[1:4]
 sys.argv = ["offmarl", "train", "bc", "--vault", address, "--out", out, "--env", "none",
-            "--updates", updates, "--evaluate-every", updates, "--final-episodes", "32",
-            "--evaluate-episodes", "32", "--memory", "0.25"]
+            "--updates", updates, "--eval-every", updates, "--final-episodes", "32",
+            "--eval-episodes", "32", "--memory", "0.25"]
 try:
     cli.main()
 except SystemExit as stop:

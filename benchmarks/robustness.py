@@ -96,7 +96,7 @@ def digest_of(tree: object) -> str:
 def train(path: Path, run: Path, updates: int = UPDATES) -> str:
     """Train on a vault as the command line does, and return a hash of the parameters."""
     baseline = registry.load("baseline", "bc")
-    options = {"seeds": 1, "updates": updates, "evaluate_every": UPDATES // 2, "batch_size": 8}
+    options = {"seeds": 1, "updates": updates, "eval_every": UPDATES // 2, "batch_size": 8}
     args = baseline.Args(vault=path, out=run, env="none", length=5, hidden=8, **options)
     try:
         with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
@@ -296,7 +296,7 @@ def all_kills(root: Path, count: int, seed: int) -> Iterator[Outcome]:
     few = count // 5
     yield kill_writers(root / "writers", count - few, rng)
     data = write_vault(root / "data.vlt" / "a", "raw")
-    options = "--env none --seeds 1 --updates 200 --evaluate-every 20 --batch-size 8 --length 5"
+    options = "--env none --seeds 1 --updates 200 --eval-every 20 --batch-size 8 --length 5"
     train_it = f"train bc --vault {data} {options} --hidden 8 --out "
     yield kill_command(
         "offmarl train",

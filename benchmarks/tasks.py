@@ -80,7 +80,7 @@ def block_of(args: Args, root: Path) -> int:
         for attempt in ("compile", "measure"):
             out = root / f"{attempt}-{size}"
             words = [*command(small, out, size), "--tasks", str(args.workers)]
-            taken = run([*words, "--workers", str(args.workers)])
+            taken = run([*words, "--jobs", str(args.workers)])
             shutil.rmtree(out)
         times.append(taken)
     seconds_per_step = (times[1] - times[0]) / (6 * least)
@@ -105,7 +105,7 @@ def main(args: Args) -> None:
         shutil.rmtree(root / "xargs")
         print(f"xargs -P{args.workers}: {base:.1f} s", flush=True)
         for launcher in args.launchers:
-            options = ["--tasks", str(args.tasks), "--workers", str(args.workers)]
+            options = ["--tasks", str(args.tasks), "--jobs", str(args.workers)]
             out = root / launcher
             try:
                 taken = run([*command(args, out, block), *options, "--launcher", launcher])

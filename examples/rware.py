@@ -51,7 +51,7 @@ source = data / ("mappo-0-medium" if FULL else "mappo-0-replay")
 sizes = (
     "--seeds 10 --updates 100000"
     if FULL
-    else "--seeds 3 --updates 60 --batch-size 8 --final-episodes 16 --evaluate-episodes 8"
+    else "--seeds 3 --updates 60 --batch-size 8 --final-episodes 16 --eval-episodes 8"
 )
 for baseline in ("bc", "maicq"):
     run(f"train {baseline} --vault {source} {sizes} --out rware/runs/{baseline}")

@@ -10,9 +10,11 @@ below, or a `Literal`, is checked when the dataclass is made::
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import copy
-from dataclasses import fields
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Flag, auto
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -29,7 +31,7 @@ from typing import (
 
 import msgspec
 
-from offmarl.errors import OptionError
+from offmarl.errors import OptionError, UnknownNameError, unknown_name
 
 T = TypeVar("T")
 
@@ -64,6 +66,53 @@ def check_seed(seed: int, name: str = "seed") -> int:
 REPEATED = "repeated"
 """Marks the type of an option that is given once for each value: ``--track A --track B``."""
 
+
+class Role(Flag):
+    """What an argument is for, said where its field is: ``updates: int = option(9, Role.SHAPES)``.
+
+    A field that replaces one of a base class keeps the base's roles.
+    """
+
+    SHAPES = auto()
+    """``make`` may use it, although all programs share it: it shapes the program."""
+    LEARNS = auto()
+    """It changes what is learned, and not the program: a file that a search writes holds it."""
+    SEARCHED = auto()
+    """A search draws its values, as it does of the program's own arguments."""
+    UNTUNED = auto()
+    """A search has no such option."""
+    CASE = auto()
+    """It says what a program runs on, and not how: files of settings cannot set it."""
+    FREE = auto()
+    """It does not change the result: it is not recorded, and may differ when a run is resumed."""
+    TRACED = auto()
+    """It is recorded and may differ when a run is resumed: digests identify what it names, or it
+    says what a recorder records after the training."""
+    LOCAL = auto()
+    """Each process of a run on several machines may have its own."""
+    RARE = auto()
+    """Few need it: ``--help-all`` lists it."""
+
+
+def option(default: Any, roles: Role) -> Any:
+    """Return a field of a dataclass with a default and roles."""
+    return field(default=default, metadata={"roles": roles})
+
+
+_cache: Any = cache  # type checkers take the class of a dataclass for unhashable
+
+
+@_cache
+def with_role(kind: Any, role: Role) -> frozenset[str]:
+    """Return the names of a dataclass's fields that have a role, or one of several."""
+    found = set()
+    for base in getattr(kind, "__mro__", ()):
+        for one in fields(base) if is_dataclass(base) else ():
+            if one.metadata.get("roles", Role(0)) & role:
+                found.add(one.name)
+    return frozenset(found)
+
+
 Vaults = str | Path | Mapping[str, float] | tuple[str, ...]
 """A vault by its path or name; or several, as a mapping to their shares or as texts PATH=SHARE."""
 
@@ -73,8 +122,26 @@ class Validated:
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self), include_extras=True)
-        for field in fields(self):  # type: ignore[arg-type]
-            check_rules(field.name, hints[field.name], getattr(self, field.name))
+        for one in fields(self):  # type: ignore[arg-type]
+            check_rules(one.name, hints[one.name], getattr(self, one.name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceArgs(Validated):
+    """Arguments on devices and processes that programs share."""
+
+    devices: PositiveInt | None = option(None, Role.FREE | Role.RARE)
+    """Number of devices to use, of all processes together."""
+    coordinator: str | None = option(None, Role.FREE | Role.LOCAL | Role.RARE)
+    """Address HOST:PORT of process 0, to run on several machines: give the same command to each
+    process, with its own --process. "auto": JAX finds the address, the number of processes and the
+    own number where a cluster tells them (SLURM, Open MPI, TPU, Kubernetes, or
+    JAX_COORDINATOR_ADDRESS)."""
+    processes: PositiveInt | None = option(None, Role.FREE | Role.RARE)
+    """With --coordinator: number of processes; by default the one that the cluster tells."""
+    process: NonNegativeInt | None = option(None, Role.FREE | Role.LOCAL | Role.RARE)
+    """With --coordinator: number of this process, from 0; by default the one that the cluster
+    tells. Process 0 reads and writes the files of the run."""
 
 
 def changed(args: T, **values: Any) -> T:
@@ -93,38 +160,32 @@ def check_rules(name: str, hint: Any, value: Any) -> None:
 
 
 def _rules(hint: Any) -> Iterator[Rule]:
-    """Yield the rules anywhere in a type, such as in ``PositiveInt | None``, and its choices."""
-    if get_origin(hint) is Literal:
-        choices = get_args(hint)
-        yield Rule(f"one of {', '.join(choices)}", lambda x: x in choices)
-    elif get_origin(hint) is not tuple:
-        yield from _inner_rules(hint)
+    """Yield the rules anywhere in a type, such as in ``PositiveInt | None``, and its choices.
 
-
-def _inner_rules(hint: Any) -> Iterator[Rule]:
-    for part in get_args(hint):
-        yield from [part] if isinstance(part, Rule) else _rules(part)
+    The parts of a union of several types have none.
+    """
+    origin, parts = get_origin(hint), [part for part in get_args(hint) if part is not NoneType]
+    if origin is Literal:
+        yield Rule(f"one of {', '.join(parts)}", lambda x: x in parts)
+    elif origin is Annotated or (origin in (Union, UnionType) and len(parts) == 1):
+        for part in parts:
+            yield from [part] if isinstance(part, Rule) else _rules(part)
 
 
 def float_fields(kind: type) -> list[str]:
     """Return the names of a dataclass's fields that are numbers with a fraction, in order."""
     hints = get_type_hints(kind)
-    return [field.name for field in fields(kind) if hints[field.name] is float]
+    return [one.name for one in fields(kind) if hints[one.name] is float]
 
 
 def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Return a dataclass of arguments, read from a JSON object.
+    """Return a dataclass of arguments from a JSON object; `OptionError` for what is not valid.
 
-    Strings become paths in fields that hold paths, and lists become tuples. Fields that the object
-    lacks get their defaults, as do those of null, by which JSON replaces infinity.
-
-    Raises
-    ------
-    OptionError
-        A value has another type or breaks a rule, or one without a default is missing.
+    Fields that the object lacks get their defaults, as do those of null, by which JSON replaces
+    infinity; it ignores entries that are no fields.
     """
     hints = get_type_hints(kind, include_extras=True)
-    names = [field.name for field in fields(kind) if field.name in values]  # type: ignore[arg-type]
+    names = [one.name for one in fields(kind) if one.name in values]  # type: ignore[arg-type]
     given = {
         name: converted(name, hints[name], values[name])
         for name in names
@@ -134,6 +195,31 @@ def from_json(kind: type[T], values: Mapping[str, Any]) -> T:
         return kind(**given)
     except TypeError as error:
         raise OptionError(f"{error}.") from None
+
+
+def read_values(
+    kind: type, values: Mapping[str, Any], where: str, refused: Collection[str] = ()
+) -> dict[str, Any]:
+    """Return values of a file as a dataclass of arguments holds them.
+
+    `OptionError`, which says where, if a name is unknown or among those refused, or for a value.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    try:
+        check_names(kind, values, refused)
+        return {name: converted(name, hints[name], value) for name, value in values.items()}
+    except (OptionError, UnknownNameError) as error:
+        raise OptionError(f"{where}: {error}") from None
+
+
+def check_names(kind: type, names: Iterable[str], refused: Collection[str] = ()) -> None:
+    """Raise an error for the first name that is no argument of a dataclass, or is refused."""
+    known = [one.name for one in fields(kind) if one.name not in refused]
+    for name in names:
+        if name in refused:
+            raise OptionError(f"{name} cannot be set in a file: give it with the command.")
+        if name not in known:
+            raise unknown_name("argument", name, known)
 
 
 _WORDS = {
@@ -146,14 +232,9 @@ _WORDS = {
 
 
 def converted(name: str, hint: Any, value: Any) -> Any:
-    """Return a value that was read from a file as a field of this type holds it.
+    """Return a value of a file as a field of this type holds it; `OptionError` if it cannot.
 
     Whole numbers become floats, strings paths and lists tuples where the type asks for them.
-
-    Raises
-    ------
-    OptionError
-        The value has another type, or breaks a rule in the type.
     """
 
     def path(kind: Any, text: Any) -> Any:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from offmarl import cli, envs
+from offmarl import cli, envs, programs
 from offmarl.networks import make_network, observation_encoder
-from offmarl.programs import Program, Recorded, record_online
+from offmarl.programs import Program
 from offmarl.programs.ppo import PPOArgs, make_program, policy_config
 from offmarl.types import EnvSpec
 
@@ -38,9 +38,9 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
 # ---------------------------------------------------------------------------------- main
 
 
-def main(args: Args) -> Recorded:
+def main(args: Args) -> "programs.Recorded":
     """Train IPPO, and record the requested tiers."""
-    return record_online(make, args)
+    return programs.record_online(make, args)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,8 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from offmarl import cli, envs
-from offmarl.programs import (
-    Program,
-    Recorded,
-    SoftArgs,
-    make_soft_actor_critic,
-    record_online,
-)
+from offmarl import cli, envs, programs
+from offmarl.programs import Program, SoftArgs, make_soft_actor_critic
 from offmarl.types import EnvSpec
 
 # ---------------------------------------------------------------------------------- arguments
@@ -39,9 +33,9 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
 # ---------------------------------------------------------------------------------- main
 
 
-def main(args: Args) -> Recorded:
+def main(args: Args) -> "programs.Recorded":
     """Train ISAC, and record the requested tiers."""
-    return record_online(make, args)
+    return programs.record_online(make, args)
 
 
 if __name__ == "__main__":

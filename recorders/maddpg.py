@@ -21,7 +21,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 from rich.console import Console
 
-from offmarl import cli, envs
+from offmarl import cli, envs, programs
 from offmarl.config import NonNegative, NonNegativeInt, Positive, PositiveInt
 from offmarl.losses import masked_mean, smoothed_actions
 from offmarl.networks import (
@@ -41,14 +41,12 @@ from offmarl.programs import (
     Hyperparameters,
     OffPolicyArgs,
     Program,
-    Recorded,
     Stage,
     add,
     clipped_adam,
     draw_windows,
     init_capture,
     make_buffer,
-    record_online,
     scheduled,
     training_progress,
 )
@@ -248,9 +246,9 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
 # ---------------------------------------------------------------------------------- main
 
 
-def main(args: Args) -> Recorded:
+def main(args: Args) -> "programs.Recorded":
     """Train MADDPG, and record the requested tiers."""
-    return record_online(make, args)
+    return programs.record_online(make, args)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from offmarl import cli, envs
+from offmarl import cli, envs, programs
 from offmarl.errors import OptionError
 from offmarl.networks import CriticKind, critic_encoder, make_network, unshared_critic_encoder
-from offmarl.programs import Program, Recorded, record_online
+from offmarl.programs import Program
 from offmarl.programs.ppo import PPOArgs, make_program, policy_config
 from offmarl.types import EnvSpec
 
@@ -51,9 +51,9 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
 # ---------------------------------------------------------------------------------- main
 
 
-def main(args: Args) -> Recorded:
+def main(args: Args) -> "programs.Recorded":
     """Train MAPPO, and record the requested tiers."""
-    return record_online(make, args)
+    return programs.record_online(make, args)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ import jax
 from jaxtyping import Array, Float, PRNGKeyArray
 from rich.console import Console
 
-from offmarl import cli, envs
+from offmarl import cli, envs, programs
 from offmarl.config import PositiveInt
 from offmarl.distributions import select
 from offmarl.losses import masked_mean
 from offmarl.networks import MixedParams, MixedValues, MixerKind, agent_network, make_mixer, mix
-from offmarl.programs import TD_ERRORS, Hyperparameters, Program, Recorded, record_online
+from offmarl.programs import TD_ERRORS, Hyperparameters, Program
 from offmarl.programs.q_learning import QArgs, bootstrap, next_values, q_config, q_program
 from offmarl.teams import require_one_team
 from offmarl.types import EnvSpec, Sequence
@@ -92,9 +92,9 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
 # ---------------------------------------------------------------------------------- main
 
 
-def main(args: Args) -> Recorded:
+def main(args: Args) -> "programs.Recorded":
     """Train QMIX, and record the requested tiers."""
-    return record_online(make, args)
+    return programs.record_online(make, args)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ from typing import NamedTuple
 from jaxtyping import Array, Float, PRNGKeyArray
 from rich.console import Console
 
-from offmarl import cli, envs
+from offmarl import cli, envs, programs
 from offmarl.distributions import select
 from offmarl.losses import masked_mean
 from offmarl.networks import AgentNetwork, agent_network, init_policy, unroll_batch
-from offmarl.programs import TD_ERRORS, Hyperparameters, Program, Recorded, record_online
+from offmarl.programs import TD_ERRORS, Hyperparameters, Program
 from offmarl.programs.q_learning import QArgs, bootstrap, next_values, q_config, q_program
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
@@ -86,9 +86,9 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
 # ---------------------------------------------------------------------------------- main
 
 
-def main(args: Args) -> Recorded:
+def main(args: Args) -> "programs.Recorded":
     """Train VDN, and record the requested tiers."""
-    return record_online(make, args)
+    return programs.record_online(make, args)
 
 
 if __name__ == "__main__":

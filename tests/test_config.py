@@ -4,19 +4,30 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from offmarl.config import Fraction, NonNegative, Positive, PositiveInt, Seed, Validated
+from offmarl.config import (
+    Fraction,
+    NonNegative,
+    Positive,
+    PositiveInt,
+    Role,
+    Seed,
+    Validated,
+    option,
+    with_role,
+)
 from offmarl.errors import OptionError
 
 
 @dataclass(frozen=True)
 class Base(Validated):
-    steps: PositiveInt = 1
+    steps: PositiveInt = option(1, Role.SHAPES | Role.FREE)
     every: PositiveInt | None = None
 
 
 @dataclass(frozen=True)
 class Args(Base):
-    seed: Seed = 0
+    steps: PositiveInt = 2
+    seed: Seed = option(0, Role.CASE)
     gamma: Fraction = 1.0
     rate: Positive = 1e-9
     weight: NonNegative = 0.0
@@ -37,3 +48,9 @@ class Args(Base):
 def test_what_cannot_be_is_refused_when_it_is_said(name, value, message):
     with pytest.raises(OptionError, match=message):
         replace(Args(), **{name: value})
+
+
+def test_a_field_that_replaces_another_keeps_its_roles():
+    assert Args().steps == 2
+    found = [with_role(Args, role) for role in (Role.SHAPES, Role.CASE | Role.FREE, Role.TRACED)]
+    assert found == [{"steps"}, {"steps", "seed"}, set()]

@@ -70,7 +70,7 @@ def test_own_baseline(random_data, tmp_path):
     data = ["--vault", random_data("probe/observation"), "--out", "run"]
     python(*train, *data, "--updates", 300, "--final-episodes", 16, cwd=tmp_path)
     evaluate = ["-m", "offmarl", "evaluate", "run", "--program", "own_baseline.py"]
-    said = python(*evaluate, "--episodes", 16, "--json", cwd=tmp_path)
+    said = python(*evaluate, "--eval-episodes", 16, "--json", cwd=tmp_path)
     assert '"mean": 1.0' in said
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from offmarl import settings
-from offmarl.config import Fraction, Positive, PositiveInt, Validated
+from offmarl.config import Fraction, Positive, PositiveInt, Role, Validated, option
 from offmarl.errors import OptionError
 from offmarl.programs import registry
 
@@ -32,7 +32,7 @@ anything = 1
 
 @dataclass(frozen=True)
 class Args(Validated):
-    env: str = ""
+    env: str = option("", Role.CASE)
     rate: Positive = 0.5
     width: PositiveInt = 64
     kind: Literal["a", "b"] = "a"

@@ -305,7 +305,7 @@ def dying(self):
 if sys.argv[3] == "kill":
     trackers.Trackers.sync = dying
 two_stage.main(two_stage.Args(
-    vault=sys.argv[1], out=Path(sys.argv[2]), updates=17, evaluate_every=2, evaluate_episodes=2,
+    vault=sys.argv[1], out=Path(sys.argv[2]), updates=17, eval_every=2, eval_episodes=2,
     final_episodes=2, batch_size=4, length=2, checkpoint_seconds=0.0, track=("tensorboard",),
 ))
 """

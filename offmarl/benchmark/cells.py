@@ -51,7 +51,7 @@ def identity(cell: Cell) -> dict[str, Any]:
     return plain
 
 
-_NAMING = ("env", "validation", "weight", "init", "opponents", "replay")
+_NAMING = ("env", "validation", "weight", "init", "opponents", "prefill")
 """Options that may name the user's own code, vaults and runs."""
 
 

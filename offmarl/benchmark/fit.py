@@ -10,9 +10,9 @@ from offmarl._imports import summarize
 from offmarl.benchmark.cells import is_current
 from offmarl.benchmark.plan import Cell, Data, Plan, is_users
 from offmarl.benchmark.tasks import cell_file
+from offmarl.config import read_values
 from offmarl.errors import OffmarlError, OptionError, VaultError
 from offmarl.paths import local
-from offmarl.programs.configs import Config
 from offmarl.programs.dataset import DatasetStatistics
 from offmarl.programs.loop import offline_schedule
 from offmarl.programs.normalisation import make_program
@@ -79,7 +79,7 @@ def _spec_of(data: Data) -> EnvSpec | None:
 
 
 def _require_fit(cell: Cell, spec: EnvSpec, module: ModuleType) -> None:
-    options = Config(cell.label, None, cell.options).arguments(module.Args)
+    options = read_values(module.Args, cell.options, cell.label)
     args = resolved(module.Args(**options, vault="unknown"), spec)
     if len(teams_of(spec)) > 1 and args.env != "none":
         raise OptionError(

@@ -35,9 +35,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offmarl import records
+from offmarl.config import read_values
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, unknown_name
 from offmarl.paths import local
-from offmarl.programs.configs import Config
 from offmarl.programs.program import Args
 from offmarl.programs.registry import Kind, load
 from offmarl.programs.tiers import Tier, parse_tiers
@@ -280,7 +280,7 @@ def _check_options(kind: Kind, program: str, options: Mapping[str, Any], where: 
     if (args := args_of(kind, program)) is None:
         return
     try:
-        found = Config(where, None, options).arguments(args)
+        found = read_values(args, options, where)
         args(**found, **({"vault": "unknown"} if issubclass(args, Args) else {}))
     except OptionError as error:
         text = str(error)

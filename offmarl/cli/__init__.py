@@ -11,19 +11,20 @@ a shell after Ctrl-C, 143 after SIGTERM.
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from offmarl._ahead import briefly
 from offmarl._garbage import collect_rarely
 from offmarl._version import __version__
-from offmarl.cli import interrupts, output
+from offmarl.cli import output
 from offmarl.cli.output import Report
-from offmarl.cli.parse import parse
+from offmarl.cli.parse import HELP, parse
 from offmarl.cli.parse import parse_script as parse_script
 from offmarl.errors import (
     OffmarlError,
@@ -40,129 +41,144 @@ class Verb(NamedTuple):
 
     module: str
     summary: str
-    runs_programs: bool = False
-    """Whether the function takes the arguments unparsed, because programs parse their own."""
     example: str = ""
     """Arguments of the example in ``--help``."""
-    has_tasks: bool = False
-    """Whether tasks can share the work; verbs that take unparsed arguments find it out."""
+    is_raw: bool = False
+    """Whether the function takes the arguments unparsed."""
+    work: str = ""
+    """The function of the module that makes the work which tasks can share, if any."""
 
 
-VERBS = {
-    "demo": Verb("demo", "Record, train offline and compare on a small swarm, in minutes"),
-    "envs": Verb(
-        "environments",
-        "List the environments, or describe, measure and draw one",
-        example="swarm/flock-8 --picture flock.gif",
-    ),
-    "record": Verb("programs", "Train agents online and record them at several tiers", True),
-    "train": Verb("programs", "Train an offline baseline on a vault", True),
-    "benchmark": Verb(
-        "benchmark",
-        "Train baselines on datasets, and make tables, curves and a page",
-        example="plan.toml --jobs 2",
-        has_tasks=True,
-    ),
-    "tune": Verb("tune", "Search settings with which a program learns", True),
-    "new": Verb(
-        "new",
-        "Create a working baseline or environment file to start from",
-        example="env my_env --directory ~/research",
-    ),
-    "evaluate": Verb(
-        "programs",
-        "Play episodes with a trained policy",
-        example="runs/swarm/coverage-3/mappo-0-medium/bc --render episode.gif",
-    ),
-    "compare": Verb(
-        "compare",
-        "Compare runs: IQM with intervals, profiles, a figure, a page",
-        example="runs/swarm/coverage-3/*-medium/* --html report.html",
-    ),
-    "ope": Verb(
-        "ope",
-        "Estimate the returns of trained policies from a dataset, without the environment",
-        example="runs/swarm/coverage-3/*/* --vault vaults/swarm/coverage-3.vlt/mappo-0-replay",
-    ),
-    "ls": Verb(
-        "data",
-        "List local vaults or available datasets",
-        example="--remote --env smac_v1 --agents 3",
-    ),
-    "show": Verb(
-        "data",
-        "Show the contents and the origin of a vault",
-        example="vaults/swarm/coverage-3.vlt/mappo-0-medium",
-    ),
-    "report": Verb(
-        "report",
-        "Describe the contents of datasets: figures, coverage, episodes",
-        example="vaults/swarm/coverage-3.vlt --html page.html",
-    ),
-    "convert": Verb(
-        "transform",
-        "Convert a dataset of another project into a vault, or back",
-        example="bridge.npz bridge.vlt --from pymarl --env classic/bridge",
-    ),
-    "pull": Verb(
-        "hub", "Download a published dataset", example="og_marl/smac_v1/3m/Good --dry-run"
-    ),
-    "push": Verb(
-        "hub",
-        "Publish vaults as a dataset on the hub",
-        example="vaults/swarm/coverage-3.vlt --to org/name --licence CC-BY-4.0",
-    ),
-    "cache": Verb(
-        "hub",
-        "List, remove or verify pulled datasets",
-        example="rm og_marl/smac_v1/3m",
-    ),
-    "doctor": Verb("doctor", "Check the installation and the connection to the hub"),
-    "completion": Verb("doctor", "Print a shell completion script"),
-    "verify": Verb("data", "Check a vault for damage", example="A.vlt --deep"),
-    "salvage": Verb(
-        "data", "Copy the intact episodes of a damaged vault", example="A.vlt -o B.vlt"
-    ),
-    "compact": Verb("data", "Reclaim unused space", example="A.vlt"),
-    "cat": Verb(
-        "transform", "Join vaults into one", example="A.vlt B.vlt -o C.vlt", has_tasks=True
-    ),
-    "filter": Verb(
-        "transform",
-        "Select the episodes or steps of a vault that meet a condition",
-        example='A.vlt "return > 10 and length < 50" -o B.vlt',
-        has_tasks=True,
-    ),
-    "sample": Verb(
-        "transform",
-        "Sample the episodes of a vault, or select the best",
-        example="A.vlt --steps 1e5 --match-returns --seed 0 -o B.vlt",
-        has_tasks=True,
-    ),
-    "split": Verb(
-        "transform",
-        "Split episodes into training, validation and test sets",
-        example="A.vlt --fractions .8 .1 .1 --seed 0 -o B.vlt",
-    ),
-    "slice": Verb(
-        "transform",
-        "Extract a range of episodes or time steps",
-        example="A.vlt --start 100 --stop 200 -o B.vlt",
-    ),
-    "dedup": Verb("transform", "Remove duplicate episodes", example="A.vlt -o B.vlt"),
-    "recode": Verb(
-        "transform",
-        "Store a vault with another codec, chunk size or layout",
-        example="A.vlt --codec zstd --chunk-steps 2048 -o B.vlt",
-        has_tasks=True,
-    ),
-    "map": Verb(
-        "transform",
-        "Change or add columns of a vault: relabel rewards, normalise observations",
-        example='A.vlt --reward "reward / 10" -o B.vlt',
-        has_tasks=True,
-    ),
+_GROUPS: dict[str, dict[str, Verb]] = {
+    "Begin": {
+        "demo": Verb("demo", "Record, train offline and compare on a small swarm, in minutes"),
+        "envs": Verb(
+            "environments",
+            "List the environments, or describe, measure and draw one",
+            "swarm/flock-8 --picture flock.gif",
+        ),
+        "new": Verb(
+            "new",
+            "Create a working baseline or environment file to start from",
+            "env my_env --out ~/research",
+        ),
+        "doctor": Verb("doctor", "Check the installation and the connection to the hub"),
+        "completion": Verb("doctor", "Print a shell completion script"),
+    },
+    "Record and train": {
+        "record": Verb(
+            "programs",
+            "Train agents online and record them at several tiers",
+            is_raw=True,
+            work="record_work",
+        ),
+        "train": Verb(
+            "programs", "Train an offline baseline on a vault", is_raw=True, work="train_work"
+        ),
+        "tune": Verb(
+            "tune", "Search settings with which a program learns", is_raw=True, work="tune_work"
+        ),
+        "benchmark": Verb(
+            "benchmark",
+            "Train baselines on datasets, and make tables, curves and a page",
+            is_raw=True,
+            work="benchmark_work",
+        ),
+    },
+    "Evaluate": {
+        "evaluate": Verb(
+            "programs",
+            "Play episodes with a trained policy",
+            "runs/swarm/coverage-3/mappo-0-medium/bc --render episode.gif",
+        ),
+        "compare": Verb(
+            "compare",
+            "Compare runs: IQM with intervals, profiles, a figure, a page",
+            "runs/swarm/coverage-3/*-medium/* --html report.html",
+        ),
+        "ope": Verb(
+            "ope",
+            "Estimate the returns of trained policies from a dataset, without the environment",
+            "runs/swarm/coverage-3/*/* --vault vaults/swarm/coverage-3.vlt/mappo-0-replay",
+        ),
+    },
+    "Look at data": {
+        "ls": Verb(
+            "data",
+            "List local vaults or available datasets",
+            "--remote --env smac_v1 --agents 3",
+        ),
+        "show": Verb(
+            "data",
+            "Show the contents and the origin of a vault",
+            "vaults/swarm/coverage-3.vlt/mappo-0-medium",
+        ),
+        "report": Verb(
+            "report",
+            "Describe the contents of datasets: figures, coverage, episodes",
+            "vaults/swarm/coverage-3.vlt --html page.html",
+        ),
+        "verify": Verb("data", "Check a vault for damage", "A.vlt --deep"),
+    },
+    "Share data": {
+        "pull": Verb("hub", "Download a published dataset", "og_marl/smac_v1/3m/Good --dry-run"),
+        "push": Verb(
+            "hub",
+            "Publish vaults as a dataset on the hub",
+            "vaults/swarm/coverage-3.vlt --to org/name --licence CC-BY-4.0",
+        ),
+        "cache": Verb("hub", "List, remove or verify pulled datasets", "rm og_marl/smac_v1/3m"),
+        "convert": Verb(
+            "transform",
+            "Convert a dataset of another project into a vault, or back",
+            "bridge.npz bridge.vlt --from pymarl --env classic/bridge",
+        ),
+    },
+    "Change data": {
+        "cat": Verb(
+            "transform", "Join vaults into one", "A.vlt B.vlt -o C.vlt", work="transform_work"
+        ),
+        "filter": Verb(
+            "transform",
+            "Select the episodes or steps of a vault that meet a condition",
+            'A.vlt "return > 10 and length < 50" -o B.vlt',
+            work="transform_work",
+        ),
+        "sample": Verb(
+            "transform",
+            "Sample the episodes of a vault, or select the best",
+            "A.vlt --steps 1e5 --match-returns --seed 0 -o B.vlt",
+            work="transform_work",
+        ),
+        "split": Verb(
+            "transform",
+            "Split episodes into training, validation and test sets",
+            "A.vlt --fractions .8 .1 .1 --seed 0 -o B.vlt",
+        ),
+        "slice": Verb(
+            "transform",
+            "Extract a range of episodes or time steps",
+            "A.vlt --start 100 --stop 200 -o B.vlt",
+        ),
+        "dedup": Verb("transform", "Remove duplicate episodes", "A.vlt -o B.vlt"),
+        "map": Verb(
+            "transform",
+            "Change or add columns of a vault: relabel rewards, normalise observations",
+            'A.vlt --reward "reward / 10" -o B.vlt',
+            work="transform_work",
+        ),
+        "recode": Verb(
+            "transform",
+            "Store a vault with another codec, chunk size or layout",
+            "A.vlt --codec zstd --chunk-steps 2048 -o B.vlt",
+            work="transform_work",
+        ),
+        "compact": Verb("data", "Reclaim unused space", "A.vlt"),
+        "salvage": Verb("data", "Copy the intact episodes of a damaged vault", "A.vlt -o B.vlt"),
+    },
 }
+
+VERBS = {name: verb for group in _GROUPS.values() for name, verb in group.items()}
 
 
 def main() -> None:
@@ -205,13 +221,38 @@ def exit_codes(as_json: bool = False) -> Iterator[None]:
     collects garbage rarely from here to the first update of a run.
     """
     output.complete_streams()
-    interrupts.repeat_lost()
+    repeat_lost_interrupts()
     collect_rarely()
     try:
         with _errors_shown(as_json):
             yield
     except BrokenPipeError:  # the reader of the output, such as `head`, has closed it
         _end_by_signal(signal.SIGPIPE)
+
+
+_REPEAT_SECONDS = 0.05
+
+
+def repeat_lost_interrupts() -> None:
+    """Repeat a Ctrl-C whose exception Python discards.
+
+    An exception in a callback of the garbage collector, such as JAX's, or in a finaliser is printed
+    and discarded, and a program that has not yet installed its own handler would run on.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) == "Event loop is closed":
+            return  # another write of a checkpoint that failed and was reported
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+            before(unraisable)
+            return
+        # Later, because a signal in this function would be discarded, too.
+        repeat = threading.Timer(_REPEAT_SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+        repeat.daemon = True
+        repeat.start()
+
+    sys.unraisablehook = hook
 
 
 @contextmanager
@@ -288,8 +329,11 @@ def _end_by_signal(signum: int) -> None:
 
 
 def _run(arguments: list[str]) -> Report:
-    if not arguments or arguments[0] in ("-h", "--help"):
-        return output.overview({name: verb.summary for name, verb in VERBS.items()})
+    if not arguments or arguments[0] in HELP:
+        groups = _GROUPS.items()
+        return output.overview(
+            {title: {name: verb.summary for name, verb in one.items()} for title, one in groups}
+        )
     if arguments == ["--version"]:
         return Report({"version": __version__}, __version__)
     name, *rest = arguments
@@ -298,26 +342,23 @@ def _run(arguments: list[str]) -> Report:
     return _call(name, VERBS[name], rest)
 
 
-def function_of(name: str, verb: Verb) -> Callable[..., Report]:
-    """Import a verb's function."""
-    function: Callable[..., Report] = getattr(import_module(f"offmarl.cli.{verb.module}"), name)
+def function_of(name: str, verb: Verb) -> Callable[..., Any]:
+    """Import a function of a verb's module."""
+    function: Callable[..., Any] = getattr(import_module(f"offmarl.cli.{verb.module}"), name)
     return function
 
 
 def _call(name: str, verb: Verb, arguments: list[str]) -> Report:
     function = function_of(name, verb)
-    report: Report
-    options = None
-    if verb.has_tasks:
+    if verb.is_raw:
+        return function(arguments)
+    more: list[type] = []
+    if verb.work:
         from offmarl.cli import tasks
 
-        options, arguments = tasks.taken(arguments, tasks.own_options(name, arguments))
-    if verb.runs_programs:
-        report = function(arguments)
-    elif options is not None:
-        report = tasks.run(name, arguments, options, tasks.report_of(name))
-    else:
-        example = f"\n\nExample: offmarl {name} {verb.example}" if verb.example else ""
-        added = tasks.added_options(name) if verb.has_tasks else ()
-        report = parse(function, name, f"{verb.summary}.{example}", arguments, added)
-    return report
+        options, arguments = tasks.split(arguments)
+        if options is not None:
+            return tasks.run(name, arguments, options, tasks.report_vault)
+        more = [tasks.TaskOptions]
+    example = f"\n\nExample: offmarl {name} {verb.example}" if verb.example else ""
+    return parse(function, name, f"{verb.summary}.{example}", arguments, *more)

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,56 +25,54 @@ if TYPE_CHECKING:
     from offmarl.benchmark import Plan
 
 
-def benchmark(
-    file: Annotated[str, Positional, arg(metavar="FILE.toml|NAME")],
-    out: Path | None = None,
-    jobs: int | None = None,
-    dry_run: bool = False,
-    take_over: bool = False,
-) -> Report:
-    """Train baselines on datasets, and make tables, curves and a page.
+_ABOUT = """\
+Train baselines on datasets, and make tables, curves and a page. The same command continues after \
+a stop, and tries cells again that have failed. --dry-run runs nothing: it makes the tables, the \
+curves and the page of the cells that are finished, and lists the others.
 
-    The same command continues after a stop, and tries cells again that have failed.
+Example: offmarl benchmark plan.toml --jobs 2"""
 
-    Parameters
-    ----------
-    file
-        The plan: datasets, baselines and options of their training; see the guide on benchmarks.
-        first-hour, six and full are plans that come with offmarl.
-    out
-        Directory of the results; by default what the plan says, or runs/NAME.
-    jobs
-        Number of processes, each of which runs a cell at a time; by default one for each core, or 1
-        on an accelerator.
-    dry_run
-        Run nothing: make the tables, the curves and the page of the cells that are finished, and
-        list the others.
-    take_over
-        Go on although a process of another machine has not released the benchmark. Do so only if
-        that process has ended.
-    """
-    if jobs is not None and jobs < 1:
-        raise OptionError(f"--jobs must be at least 1: got {jobs}.")
+
+def benchmark(arguments: list[str]) -> Report:
+    """Train baselines on datasets, and make tables, curves and a page."""
+    options, rest = tasks.split(arguments)
+    options = options or tasks.TaskOptions()
+    if options.task is not None or options.join:
+        return tasks.run("benchmark", rest, options, report_benchmark)
+    found = parse(Options, "benchmark", _ABOUT, rest, tasks.TaskOptions)
     import jax
 
     from offmarl import benchmark as benchmarks  # takes a while to import
 
     config: Any = jax.config
     config.update("jax_platforms", "cpu")  # an accelerator's memory is for the cells' processes
-    plan = benchmarks.read_plan(file, out)
+    plan = benchmarks.read_plan(found.file, found.out)
     checks = benchmarks.require_vaults, benchmarks.require_environments, benchmarks.require_fit
     for check in checks:
         try:
             check(plan)
         except OffmarlError as error:
-            if not (dry_run or isinstance(error, VaultError)):  # a vault fails its own cells only
+            # A vault that fails concerns its own cells only.
+            if not (options.dry_run or isinstance(error, VaultError)):
                 raise
             tracking.notice(f"warning: {error}")
-    if dry_run:
+    if options.dry_run:
         return _results(plan, {})
-    arguments = [file, *(["--out", str(out)] if out else [])]
-    options = tasks.TaskOptions(workers=jobs, take_over=take_over)
-    return tasks.run("benchmark", arguments, options, report_benchmark)
+    return tasks.run("benchmark", rest, options, report_benchmark, found.take_over)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a benchmark."""
+
+    file: Annotated[str, Positional, arg(metavar="FILE.toml|NAME")]
+    """The plan: datasets, baselines and options of their training; see the guide on benchmarks.
+    first-hour, six and full are plans that come with offmarl."""
+    out: Path | None = None
+    """Directory of the results; by default what the plan says, or runs/NAME."""
+    take_over: bool = False
+    """Go on although a process of another machine has not released the benchmark. Do so only if
+    that process has ended."""
 
 
 def report_benchmark(work: Work, launched: Launched) -> Report:
@@ -115,7 +114,8 @@ def benchmark_work(verb: str, arguments: list[str], block_steps: int | None) -> 
 
     if block_steps is not None:
         raise OptionError("--block-steps divides data: a benchmark is divided by its cells.")
-    plan: Plan = parse(_plan_of, verb, "", arguments)
+    found = parse(Options, verb, "", arguments)
+    plan = benchmarks.read_plan(found.file, found.out)
     use_cores(_devices_of(plan), "map")
     return benchmarks.CellsWork(plan, _call)
 
@@ -129,19 +129,6 @@ def _devices_of(plan: "Plan") -> int:
     by_seed = all(one.get("batching") != "vmap" for one in options)
     wanted = [one.get("devices") or (one.get("seeds", 1) if by_seed else 1) for one in options]
     return max(wanted, default=1)
-
-
-def _plan_of(
-    file: Annotated[str, Positional, arg(metavar="FILE.toml|NAME")],
-    out: Path | None = None,
-    jobs: int | None = None,
-) -> Any:
-    """Read a plan."""
-    from offmarl import benchmark as benchmarks
-
-    if jobs is not None:
-        raise OptionError("with options of tasks, give the number of processes by --workers.")
-    return benchmarks.read_plan(file, out)
 
 
 def _call(command: Sequence[str]) -> Mapping[str, Any]:

@@ -6,17 +6,17 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import metadata
 from typing import Annotated, Any, Literal, Union
 
+import tyro
 from huggingface_hub import get_token
 from tyro.conf import Positional, arg, subcommand
-from tyro.extras import subcommand_cli_from_dict
 
 from offmarl._version import __version__
 from offmarl.cli.output import Report, as_is, grid
-from offmarl.cli.parse import conventions, documented
+from offmarl.cli.parse import JsonFlag, SettingsFile, options
 from offmarl.hub import cache, client
 from offmarl.programs import registry
 
@@ -32,8 +32,6 @@ _PACKAGES = (
 )
 
 _CORRECTIONS = (
-    # Options take no value "None".
-    (r"'None', |, 'None'|\{None\}\||(?<=\{)None,", ""),
     # Other arguments are files or directories, which the shell completes best.
     (r'\[\[ "\$completions" ==', '[[ -z "$completions" || "$completions" =='),
     (r'COMPREPLY=\(\$\(compgen -f -- "\$cur"\)\)', "COMPREPLY=()"),
@@ -155,7 +153,7 @@ def _script(shell: str) -> str:
     printed = io.StringIO()
     arguments = ["--tyro-print-completion", shell]
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        subcommand_cli_from_dict(_commands(), prog="offmarl", args=arguments, config=conventions())
+        tyro.cli(_commands(), prog="offmarl", args=arguments)
     # A completion is one line, so its description must be one line, too.
     script = re.sub(
         "(?m)^COMPLETION_SPEC.*", lambda spec: spec[0].replace(r"\n", " "), printed.getvalue()
@@ -165,30 +163,36 @@ def _script(shell: str) -> str:
     return script
 
 
-def _commands() -> dict[str, Callable[..., Any]]:
-    """Return the function that each verb's options are read from."""
+def _commands() -> Any:
+    """Return the type of all commands with their options, for tyro."""
     from offmarl.cli import VERBS, function_of
+    from offmarl.cli.benchmark import Options
 
-    kinds = {verb: [kind] for kind, verb in registry.VERBS.items()}
-    return {
-        name: _any_program(kinds.get(name, [*registry.VERBS]))
-        if verb.runs_programs
-        else documented(function_of(name, verb), "json")
+    kinds = {verb: [kind] for kind, verb in registry.VERBS.items()} | {"tune": [*registry.VERBS]}
+    return _any(
+        Annotated[Any, subcommand(name, constructor=_any_program(kinds[name]))]
+        if name in kinds
+        else _command(name, Options if name == "benchmark" else function_of(name, verb))
         for name, verb in VERBS.items()
-    }
+    )
 
 
 def _any_program(kinds: list[registry.Kind]) -> Callable[..., Any]:
     """Return a function that takes the options of any program of some kinds, after its name."""
-    args = {
-        name: documented(registry.load(kind, name).Args, "settings", "json")
-        for kind in kinds
-        for name in registry.find(kind)
-    }
-    choices = tuple(Annotated[Any, subcommand(name, constructor=one)] for name, one in args.items())
+    programs = [(name, registry.load(kind, name)) for kind in kinds for name in registry.find(kind)]
 
     def run(program: Any) -> Any:
         return program
 
-    run.__annotations__["program"] = Annotated[Union[choices], arg(name="")]  # noqa: UP007
+    choice = _any(_command(name, one.Args, SettingsFile) for name, one in programs)
+    run.__annotations__["program"] = Annotated[choice, arg(name="")]
     return run
+
+
+def _command(name: str, *targets: Any) -> Any:
+    kind, defaults = options([*targets, JsonFlag])
+    return Annotated[kind, subcommand(name, default=defaults)]
+
+
+def _any(choices: Iterable[Any]) -> Any:
+    return Union[tuple(choices)]  # noqa: UP007

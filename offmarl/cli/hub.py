@@ -108,8 +108,8 @@ def push(
         list[Path], Positional, arg(metavar="VAULT...", help_behavior_hint="(required)")
     ],
     to: str,
-    licence: Annotated[str | None, arg(metavar="SPDX")] = None,
-    licence_link: Annotated[str | None, arg(metavar="URL")] = None,
+    licence: Annotated[str | None, arg(metavar="SPDX", aliases=("--license",))] = None,
+    licence_link: Annotated[str | None, arg(metavar="URL", aliases=("--license-link",))] = None,
     name: str | None = None,
     summary: str = "",
     citation: str = "",

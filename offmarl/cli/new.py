@@ -32,7 +32,7 @@ _TEMPLATES = {"env": "environment", "baseline": "baseline"}
 def new(
     kind: Annotated[Literal["baseline", "env"], Positional],
     name: Annotated[str, Positional, arg(metavar="NAME")],
-    directory: Path = Path(),
+    out: Path = Path(),
 ) -> Report:
     """Create a working baseline or environment file to start from.
 
@@ -42,10 +42,10 @@ def new(
         Kind of file.
     name
         Name of the file without .py: a Python identifier.
-    directory
+    out
         Directory for the file, which may be anywhere; it is created if it does not exist.
     """
-    path = local(directory) / f"{name}.py"
+    path = local(out) / f"{name}.py"
     _check(name, path)
     title = "".join(part.capitalize() for part in name.split("_"))
     template = files("offmarl.cli.templates") / f"{_TEMPLATES[kind]}.py"
@@ -61,7 +61,7 @@ def new(
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
-    given = directory / path.name
+    given = out / path.name
     quoted = shlex.quote(str(given))
     commands = [command.format(file=quoted, title=title) for command in _NEXT[kind]]
     view = Group(f"wrote {given}; to use it:", *(f"  {command}" for command in commands))
@@ -97,8 +97,6 @@ def _check(name: str, path: Path) -> None:
             "letter, such as my_env."
         )
     if os.path.lexists(path):
-        raise OptionError(
-            f"{path} exists and is not overwritten: choose another name or --directory."
-        )
+        raise OptionError(f"{path} exists and is not overwritten: choose another name or --out.")
     if find_spec(name):
         raise OptionError(f"Python already has a module named {name}: choose another name.")

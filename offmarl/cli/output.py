@@ -148,19 +148,17 @@ def show_interrupt(interrupt: KeyboardInterrupt, as_json: bool = False) -> None:
     _err.print(printable(hidden(message)), style="yellow", markup=False, soft_wrap=True)
 
 
-def overview(summaries: Mapping[str, str]) -> Report:
-    """Return the help of ``offmarl`` itself."""
-    return Report(
-        {"commands": summaries},
-        Group(
-            Text.assemble(
-                ("offmarl", "bold"),
-                " COMMAND ...: offline multi-agent RL datasets and replay in JAX\n",
-            ),
-            grid({f"  {name}": summary for name, summary in summaries.items()}),
-            "\n`offmarl COMMAND --help` describes a command. Every command accepts --json.",
-        ),
-    )
+def overview(groups: Mapping[str, Mapping[str, str]]) -> Report:
+    """Return the help of ``offmarl`` itself, from the summaries of verbs in groups."""
+    title = ("offmarl", "bold"), " COMMAND ...: offline multi-agent RL datasets and replay in JAX"
+    width = max(len(name) for summaries in groups.values() for name in summaries)
+    parts: list[RenderableType] = [Text.assemble(*title)]
+    for group, summaries in groups.items():
+        rows = {f"  {name:{width}}": summary for name, summary in summaries.items()}
+        parts += [Text(f"\n{group}", "bold"), grid(rows)]
+    parts.append("\n`offmarl COMMAND --help` describes a command. Every command accepts --json.")
+    commands = {name: text for group in groups.values() for name, text in group.items()}
+    return Report({"commands": commands}, Group(*parts))
 
 
 def records(rows: Sequence[Mapping[str, Any]], title: str = "") -> RenderableType:

@@ -1,18 +1,19 @@
 """Options from function parameters and dataclass fields, the same way everywhere."""
 
 import contextlib
-import functools
 import inspect
 import io
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
+from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
-    Literal,
+    Required,
+    TypedDict,
     TypeVar,
     Union,
     cast,
@@ -21,69 +22,41 @@ from typing import (
     get_type_hints,
 )
 
-from offmarl.config import REPEATED, Rule, Validated, Vaults, check_seed
+from offmarl.config import REPEATED, Role, Rule, Validated, Vaults, check_seed, with_role
 from offmarl.errors import OffmarlError, OptionError
 from offmarl.paths import expanded
 from offmarl.programs.configs import Config, read_config
 
 T = TypeVar("T")
 
-_ADDED: dict[str, tuple[Any, Any, str]] = {
-    "settings": (
-        Path | None,
-        None,
-        "TOML file with settings of the program, such as `offmarl tune` writes. They take "
-        "precedence over offmarl's own settings for the environment, and options over both.",
-    ),
-    "config": (
-        Path | None,
-        None,
-        "TOML file with `program` and the arguments of a run, or a run's directory to repeat it. "
-        "Options take precedence over it.",
-    ),
-    "json": (bool, False, "Print the outcome as one JSON object, for programs."),
-    "tasks": (
-        int | None,
-        None,
-        "Divide the work into this many tasks, which --launcher runs side by side. What they make "
-        "does not depend on their number.",
-    ),
-    "launcher": (
-        Literal["local", "slurm", "ray"],
-        "local",
-        "What runs the tasks: local, processes of this machine; slurm, a job array; ray, a Ray "
-        "cluster; MODULE:CLASS, one of your own.",
-    ),
-    "workers": (
-        int | None,
-        None,
-        "Tasks that run at the same time; by default one for each core, or as many as the cluster "
-        "has room for.",
-    ),
-    "launcher_option": (
-        Annotated[tuple[str, ...], REPEATED],
-        (),
-        "KEY=VALUE for the launcher, such as partition=gpu or timeout_min=600 for slurm (as "
-        "submitit names them), address=HOST:PORT or num_gpus=1 for ray.",
-    ),
-    "task": (
-        str | None,
-        None,
-        "I/N: run task I of N here and now, with I from 0, for other schedulers; --join follows.",
-    ),
-    "join": (bool, False, "Join what all tasks of --task made."),
-    "block_steps": (
-        int | None,
-        None,
-        "Environment steps of a block, of which tasks run whole ones; by default it follows from "
-        "the sizes of the data.",
-    ),
-    "dry_run": (bool, False, "Print the plan, with its sizes, tasks and memory, and run nothing."),
-}
-"""Options that a function's parameters do not have: their types, defaults and texts."""
 
-TASK_OPTIONS = tuple(_ADDED)[list(_ADDED).index("tasks") :]
-"""Options of verbs whose work is divided into tasks; `offmarl.cli.tasks` takes them out."""
+@dataclass(frozen=True, kw_only=True)
+class SettingsFile:
+    """The option of programs that names a file of settings."""
+
+    settings: Path | None = None
+    """TOML file with settings of the program, such as `offmarl tune` writes. They take precedence
+    over offmarl's own settings for the environment, and options over both."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ConfigFile:
+    """The option of programs that names a file of arguments."""
+
+    config: Path | None = None
+    """TOML file with `program` and the arguments of a run, or a run's directory to repeat it.
+    Options take precedence over it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JsonFlag:
+    """The option of all commands; `offmarl.cli.main` takes it out."""
+
+    json: bool = False
+    """Print the outcome as one JSON object, for programs."""
+
+
+HELP = ("-h", "--help", "--help-all")
 
 
 def parse(
@@ -91,32 +64,17 @@ def parse(
     command: str,
     description: str,
     arguments: list[str],
-    added: Sequence[str] = (),
+    *more: type,
 ) -> T:
     """Call a function, or build a dataclass, with arguments from the command line.
 
-    Parameters
-    ----------
-    target
-        The function or dataclass; its parameters become the options.
-    command
-        The words before the arguments, such as "ls" or "train bc".
-    description
-        Text for ``--help``.
-    arguments
-        The arguments, without ``--json``.
-    added
-        Options to list in ``--help`` that are not among the arguments: see `documented`.
-
-    Raises
-    ------
-    SystemExit
-        With code 0, after ``--help``.
-    OptionError
-        The arguments are wrong.
+    ``command`` are the words before the arguments, such as "ls"; ``more`` are dataclasses of
+    options that ``--help-all`` lists, too. Exits after help; `OptionError` for wrong arguments.
     """
-    described = documented(target, *added, "json")
-    return _parse(described, f"offmarl {command}", description, arguments)()
+    given = read([target], f"offmarl {command}", description, arguments, *more)
+    bound = inspect.signature(target).bind(**given)
+    bound.apply_defaults()
+    return target(*bound.args, **bound.kwargs)
 
 
 def parse_script(target: type[T], description: str | None) -> T:
@@ -131,8 +89,10 @@ def parse_script(target: type[T], description: str | None) -> T:
 
     Raises
     ------
-    SystemExit, OptionError
-        As `parse_program`.
+    SystemExit
+        With code 0, after ``--help``.
+    OptionError
+        An argument or a file of settings is invalid.
     """
     return parse_program(target, None, description, sys.argv[1:])
 
@@ -142,125 +102,47 @@ def parse_program(
     command: str | None,
     description: str | None,
     arguments: list[str],
-    added: Sequence[str] = (),
+    *more: type,
 ) -> T:
     """Return a program's arguments: those given, and for the others settings from files.
 
-    Parameters
-    ----------
-    target
-        The program's ``Args``. Files of settings are read if it has ``for_env``.
-    command
-        The words before the arguments, such as "train bc"; None for a script, whose help does not
-        list ``--json``.
-    description
-        Printed by ``--help``.
-    arguments
-        The arguments.
-    added
-        As for `parse`.
-
-    Raises
-    ------
-    SystemExit
-        As `parse`.
-    OptionError
-        An argument or a file of settings is invalid.
+    ``command`` is None for a script; the rest is as for `parse`.
     """
-    configurable = hasattr(target, "for_env")
     is_program = issubclass(target, Validated)  # other scripts have any arguments
-    general = {"settings": configurable, "config": is_program, "json": command is not None}
     config = config_among(arguments) if is_program else None
     values = {} if config is None else config.arguments(cast(Any, target))
-    names = (name for name, add in general.items() if add)
-    described = documented(target, *added, *names, defaults=values)
+    files = [SettingsFile] if hasattr(target, "for_env") else []
+    targets = [target, *files, *([_ConfigFile] if is_program else [])]
     prog = f"offmarl {command}" if command else None
-    call = _parse(described, prog, description or "", arguments)
-    call.keywords.pop("config", None)
-    given = [*arguments, *(f"--{name}" for name in values)]
-    args = _configured(target, call.keywords, given) if configurable else call()
+    given = read(targets, prog, description or "", arguments, *more, values=values)
+    given.pop("config", None)
+    file = given.pop("settings", None)
+    given = {**values, **given}
+    args: Any
+    if hasattr(target, "for_env"):
+        kind: Any = target
+        args = kind.for_env(settings_environment(kind, given), settings=file, **given)
+    else:
+        args = target(**given)
     use_cores_for(args)
-    return args
+    return cast(T, args)
 
 
-def config_among(arguments: list[str]) -> Config | None:
+def config_among(arguments: Sequence[str]) -> Config | None:
     """Return the content of the file that ``--config`` names among arguments; None without it."""
-    for place, one in enumerate(arguments):
-        option, sign, value = one.partition("=")
-        if option == "--config" and (sign or place + 1 < len(arguments)):
-            return read_config(expanded(value if sign else arguments[place + 1]))
-    return None
+    file = split(_ConfigFile, arguments)[0].get("config")
+    return None if file is None else read_config(file)
 
 
-def _configured(target: Any, values: dict[str, Any], arguments: list[str]) -> Any:
-    """Return a program's arguments with settings for those that are not given."""
-    file = values.pop("settings")
-    given = {name: values[name] for name in given_among(values, arguments)}
-    return target.for_env(settings_environment(target, values), settings=file, **given)
-
-
-def settings_environment(target: Any, values: Mapping[str, Any]) -> str:
+def settings_environment(target: Any, given: Mapping[str, Any]) -> str:
     """Return the environment whose settings a program uses: a baseline's is that of its vault."""
-    env: str | None = values["env"]
-    if "vault" in values and env in (None, "none"):
+    env: str | None = given.get("env", target.env)
+    if "vault" in given and env in (None, "none"):
         from offmarl.programs.drawing import open_data
 
         with contextlib.suppress(OffmarlError, OSError):  # the program will raise it again
-            env = open_data(target(**values)).spec.name
+            env = open_data(target(**given)).spec.name
     return env or ""
-
-
-def given_among(names: Iterable[str], arguments: list[str]) -> list[str]:
-    """Return the options that arguments contain; tyro takes options in full, with - or _."""
-    options = {one.partition("=")[0].replace("_", "-") for one in arguments}
-    dashed = {name: name.replace("_", "-") for name in names}
-    return [
-        name
-        for name, option in dashed.items()
-        if not options.isdisjoint((f"--{option}", f"--no-{option}"))
-    ]
-
-
-def parse_bound(
-    targets: Sequence[Callable[..., Any]],
-    left_out: Iterable[str],
-    command: str,
-    description: str,
-    arguments: list[str],
-    added: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Return the values of the options of several functions or dataclasses, by name.
-
-    Parameters
-    ----------
-    targets
-        The functions and dataclasses; where two have a parameter of one name, the first counts.
-    left_out
-        Parameters of the last target that are no options.
-    command, description, arguments, added
-        As for `parse`. ``--settings`` is among the options.
-
-    Raises
-    ------
-    SystemExit, OptionError
-        As `parse`.
-    """
-    described = [documented(target, *added, "settings", "json") for target in targets]
-    found = {
-        name: one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for each in reversed(described)
-        for name, one in inspect.signature(each).parameters.items()
-        if each is not described[-1] or name not in left_out
-    }
-
-    def bound(**options: Any) -> functools.partial[Any]:
-        for name in ("json", *added):
-            options.pop(name, None)
-        return functools.partial(dict, **options)
-
-    bound.__signature__ = inspect.Signature([*found.values()])  # type: ignore[attr-defined]
-    bound.__annotations__ = {name: one.annotation for name, one in found.items()}
-    return _parse(bound, f"offmarl {command}", description, arguments).keywords
 
 
 def use_cores_for(args: Any, batching: str | None = None) -> None:
@@ -279,28 +161,87 @@ def use_cores_for(args: Any, batching: str | None = None) -> None:
         use_cores(args.seeds, batching)
 
 
-def _parse(
-    target: Callable[..., functools.partial[T]],
+def read(
+    targets: Sequence[Callable[..., Any]],
     prog: str | None,
     description: str,
-    arguments: list[str],
-) -> functools.partial[T]:
-    """Return a function with its arguments bound."""
+    arguments: Sequence[str],
+    *more: type,
+    values: Mapping[str, Any] | None = None,
+    left_out: Iterable[str] = (),
+) -> dict[str, Any]:
+    """Return the values that arguments give to parameters of functions and dataclasses, by name.
+
+    Of parameters with one name that of the first target counts. ``values`` replace
+    defaults; ``left_out`` are those that are no options. ``--help-all`` lists options of ``more``
+    and rare ones, too.
+    """
+    hidden: set[str] = set()
+    if asked := {*HELP}.intersection(arguments):
+        arguments, targets = ["--help"], [*targets, *more, *([JsonFlag] if prog else [])]
+        if "--help-all" not in asked:
+            hidden = {name for one in targets for name in with_role(one, Role.RARE)}
+            hidden |= {name for one in more for name in inspect.signature(one).parameters}
+    if hidden:
+        description = f"{description.rstrip()}\n\n--help-all lists all options."
+    kind, defaults = options(targets, values, {*hidden, *left_out}, bool(asked))
+    found = _run_tyro(kind, defaults, arguments, prog=prog, description=description)
+    given = {name: x for name, x in found.items() if name not in defaults or x != defaults[name]}
+    if "seed" in given:  # of commands; the arguments of programs have rules of their own
+        check_seed(given["seed"], "--seed")
+    return given
+
+
+def split(target: type, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values that arguments give to the fields of a dataclass, and other arguments."""
+    kind, defaults = options([target], has_texts=False)
+    found, rest = _run_tyro(kind, defaults, arguments, return_unknown_args=True, add_help=False)
+    return {name: x for name, x in found.items() if x != defaults.get(name)}, rest
+
+
+def options(
+    targets: Sequence[Callable[..., Any]],
+    values: Mapping[str, Any] | None = None,
+    left_out: Iterable[str] = (),
+    has_texts: bool = True,
+) -> tuple[Any, dict[str, Any]]:
+    """Return what tyro reads for parameters: a dictionary of those that are given.
+
+    It comes with the values of parameters that tyro cannot leave out: flags, which have one form,
+    ``--greedy``, if they are off by default, and options that are repeated.
+    """
+    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    for target in targets:
+        # For a class, the hints of its fields; those of its `__init__` would be the same.
+        hints = get_type_hints(target, include_extras=True)
+        texts = parameter_texts(target) if has_texts else {}  # takes a tenth of a second
+        for name, one in inspect.signature(target).parameters.items():
+            if name in found or name in left_out:
+                continue
+            default = (values or {}).get(name, one.default)
+            found[name] = _annotated(hints[name], default, texts.get(name, ""))
+            if default is one.empty:
+                found[name] = Required[found[name]]
+            if default is False or _is_repeated(hints[name]):
+                defaults[name] = default
+    make: Any = TypedDict
+    return make("Options", found, total=False), defaults
+
+
+def _run_tyro(kind: Any, defaults: dict[str, Any], arguments: Sequence[str], **how: Any) -> Any:
+    """Return what tyro reads; `OptionError` with its message on one line."""
     import tyro
 
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed), _constructors():
-            call = tyro.cli(
-                target, prog=prog, description=description, args=arguments, config=conventions()
-            )
+            how |= {"default": defaults, "args": arguments}
+            return tyro.cli(kind, **how)
     except SystemExit as stop:
         if not stop.code:
             raise
         raise OptionError(_reason(printed.getvalue())) from None
-    if "seed" in call.keywords:  # of commands; the arguments of programs have rules of their own
-        check_seed(call.keywords["seed"], "--seed")
-    return call
 
 
 def _constructors() -> Any:
@@ -347,62 +288,6 @@ def _vaults(texts: list[str]) -> Path | tuple[str, ...]:
     return Path(found[0]) if len(found) == 1 and "=" not in found[0] else found
 
 
-def conventions() -> tuple[Any, ...]:
-    """Return tyro's configuration: no option takes the value "None"."""
-    from tyro.conf import DisallowNone
-
-    return (DisallowNone,)
-
-
-def documented(
-    target: Callable[..., T], *added: str, defaults: Mapping[str, Any] | None = None
-) -> Callable[..., functools.partial[T]]:
-    """Return a function with the parameters of ``target``, prepared for tyro's help.
-
-    Each parameter's text is one paragraph. Defaults that mean "none" are not shown. A flag
-    that is off by default has one form, ``--greedy``; one that is on by default has two,
-    ``--share`` and ``--no-share``, since its text describes the first.
-
-    Parameters
-    ----------
-    target
-        A function, or a dataclass.
-    added
-        Names of options in `_ADDED` to list, too. ``--json`` and `TASK_OPTIONS` are not bound,
-        since the command line takes them out before it parses.
-    defaults
-        Values that replace the parameters' own defaults.
-
-    Returns
-    -------
-    A function that returns ``target`` with its arguments bound, to be called later.
-    """
-
-    def shown(*args: Any, **options: Any) -> functools.partial[T]:
-        for name in ("json", *(set(added) & {*TASK_OPTIONS})):
-            options.pop(name, None)
-        return functools.partial(target, *args, **options)
-
-    vars(shown).pop("__wrapped__", None)  # of a type checker's decorator; tyro would look at it
-    # For a class, the hints of its fields; those of its `__init__` would be the same.
-    hints, texts = get_type_hints(target, include_extras=True), parameter_texts(target)
-    found = {
-        name: one.replace(default=(defaults or {}).get(name, one.default))
-        for name, one in inspect.signature(target).parameters.items()
-    }
-    parameters = [
-        one.replace(annotation=_annotated(hints[name], one.default, texts.get(name, "")))
-        for name, one in found.items()
-    ]
-    for name in added:
-        hint, default, text = _ADDED[name]
-        one = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-        parameters.append(one.replace(annotation=_annotated(hint, default, text)))
-    shown.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    shown.__annotations__ = {one.name: one.annotation for one in parameters}
-    return shown
-
-
 def parameter_texts(target: Callable[..., Any]) -> dict[str, str]:
     """Return the text of each parameter, or of each field of a class and its bases."""
     import docstring_parser
@@ -415,33 +300,37 @@ def parameter_texts(target: Callable[..., Any]) -> dict[str, str]:
     }
 
 
-def _without_rules(hint: Any) -> Any:
-    """Return a union of types without the rules of its parts, which tyro's errors would print.
+def _typed(hint: Any) -> Any:
+    """Return the type of what is typed for a union: no None, a path rather than its text.
 
-    The arguments check them.
+    Rules of its parts, which tyro's errors would print, are left out, as the arguments check them.
     """
     if get_origin(hint) not in (Union, UnionType):
         return hint
-    has_rule = [isinstance(getattr(x, "__metadata__", (None,))[0], Rule) for x in get_args(hint)]
-    pairs = zip(get_args(hint), has_rule, strict=True)
-    parts = [get_args(one)[0] if ruled else one for one, ruled in pairs]
-    return Union[tuple(parts)]  # noqa: UP007
+    parts = [
+        get_args(one)[0] if isinstance(getattr(one, "__metadata__", (0,))[0], Rule) else one
+        for one in get_args(hint)
+        if one is not NoneType
+    ]
+    return Path if parts == [str, Path] else Union[tuple(parts)]  # noqa: UP007
 
 
 def _annotated(hint: Any, default: Any, text: str) -> Any:
+    """Return a type with its text and default for the help; those that mean "none" are left out."""
     from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 
-    hint = _without_rules(hint)
+    hint, about = _typed(hint), {"help": text}
+    if default is not inspect.Parameter.empty:
+        is_none = default is False or default in (None, "", ())
+        shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
+        about["help_behavior_hint"] = "" if is_none else f"(default: {shown})"
+    marked: Any = UseAppendAction if _is_repeated(hint) else FlagCreatePairsOff
+    annotated = Annotated[hint, arg(**about)]
+    return marked[annotated] if _is_repeated(hint) or default is False else annotated
 
-    options: dict[str, Any] = {"help": text} if text else {}
-    if default is False or default in (None, "", ()):
-        options["help_behavior_hint"] = ""
-    single_flag: Any = FlagCreatePairsOff
-    annotated = Annotated[hint, arg(**options)] if options else hint
-    if REPEATED in getattr(hint, "__metadata__", ()):
-        append: Any = UseAppendAction
-        return append[annotated]
-    return single_flag[annotated] if default is False else annotated
+
+def _is_repeated(hint: Any) -> bool:
+    return REPEATED in getattr(hint, "__metadata__", ())
 
 
 def _reason(printed: str) -> str:
@@ -450,17 +339,12 @@ def _reason(printed: str) -> str:
     The first line is the title. The box is drawn in lines, or in dashes where the output is not
     UTF-8.
     """
-    inside = (re.sub("[│╰╯]", " ", line)[2:].rstrip() for line in _plain(printed).splitlines()[1:])
+    _, *lines = re.sub(r"\x1b\[[\d;]*m", "", printed).splitlines()  # without colours
+    inside = (re.sub("[│╰╯]", " ", line)[2:].rstrip() for line in lines)
     text = " ".join(line.strip() for line in inside if not line.startswith(" " * 8))
     parts = [part.strip() for part in re.split("[─-]{4,}", text)]
     see = re.search(r"For full helptext, (?:run|see):? (.+? --help)", text)
     tail = f" See `{see[1]}`." if see else ""
     helps = ("For full helptext", "Argument helptext")
     reasons = [one.rstrip(".:") for one in parts if one and not one.startswith(helps)]
-    # Options take no value "None", though tyro lists it.
-    return re.sub(r"'None', |, 'None'", "", "; ".join(reasons)) + "." + tail
-
-
-def _plain(text: str) -> str:
-    """Return text without escape codes for colours."""
-    return re.sub(r"\x1b\[[\d;]*m", "", text)
+    return "; ".join(reasons) + "." + tail

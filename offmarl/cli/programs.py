@@ -1,10 +1,11 @@
 """``offmarl record``, ``train`` and ``evaluate``: run programs, and play what they trained."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -14,7 +15,8 @@ from tyro.conf import Positional, arg
 from offmarl.cli import tasks
 from offmarl.cli.files import check_file
 from offmarl.cli.output import Report, records, table
-from offmarl.cli.parse import TASK_OPTIONS, config_among, given_among, parse, parse_program
+from offmarl.cli.parse import HELP, config_among, parse, parse_program, split
+from offmarl.config import DeviceArgs, Role, option
 from offmarl.errors import OptionError
 from offmarl.launch import Launched, Work
 from offmarl.paths import below, local
@@ -37,6 +39,9 @@ from offmarl.tracking import (
     read_run,
 )
 
+if TYPE_CHECKING:
+    from offmarl.programs.blocks import Recording
+
 _USAGE = """\
 offmarl record NAME ...           train agents online and record them
 offmarl record --from-run RUN ... record further tiers of a finished run, without training
@@ -47,8 +52,6 @@ offmarl record ... --tasks 16 --launcher slurm    divide a recording of fixed po
 
 _SCRIPTED = "scripted"
 """The recorder of policies that are named, as code, or composed of several."""
-
-_TRAINED = "Record a trained policy."
 
 _MORE = {
     GREEDY_RETURN: "greedy_mean",
@@ -65,18 +68,19 @@ Checkpoint = int | Literal["last", "best"]
 
 def record(arguments: list[str]) -> Report:
     """Train agents online and record them at several tiers, or record a trained policy."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP:
         return overview("recorder", _USAGE)
-    options, rest = tasks.taken(arguments)
+    options, rest = tasks.split(arguments)
     if options is not None:
         return tasks.run("record", rest, options, partial(_report_work, record, rest))
-    if (program := _program_of(arguments)) is not None:
-        return _recorded(_run("recorder", *program))
-    helped = {"-h", "--help"}.intersection(arguments)
-    asked = ["--help"] if helped else arguments  # `--policy --help` is no policy
-    if given_among(["from_run"], arguments):
-        return parse(record_tiers, "record", "Record further tiers of a finished run.", asked)
-    recording = parse(trained_recording, "record", _TRAINED, asked, TASK_OPTIONS)
+    if (command := _with_program(arguments)) is not None:
+        return _recorded(_Command.of("recorder", command).run())
+    if "from_run" in split(_Form, arguments)[0]:
+        from offmarl.programs import record_from_run
+
+        about = "Record further tiers of a finished run."
+        return _recorded(parse(record_from_run, "record", about, arguments))
+    recording = _trained_recording(arguments)
     recording.record()
     _only_first_reports()
     from offmarl import vault
@@ -92,37 +96,38 @@ def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Wor
     from offmarl.programs.blocks import RecordWork
     from offmarl.programs.fixed import FixedArgs, fixed_recording
 
-    if (program := _program_of(arguments)) is not None:
-        _, args = _parsed("recorder", *program)
+    if (command := _with_program(arguments)) is not None:
+        args = _Command.of("recorder", command).args
         if isinstance(args, FixedArgs):
             return RecordWork(fixed_recording(args), block_steps)
-    elif not given_among(["from_run"], arguments):
-        recording = parse(trained_recording, "record", _TRAINED, arguments)
-        return RecordWork(recording, block_steps)
+    elif "from_run" not in split(_Form, arguments)[0]:
+        return RecordWork(_trained_recording(arguments), block_steps)
     if block_steps is not None:
         raise OptionError("--block-steps divides the recording of a fixed policy, not training.")
     return tasks.CommandWork(verb, arguments, record)
 
 
-def _program_of(arguments: list[str]) -> tuple[str, list[str]] | None:
-    """Return the recorder that arguments name, and its own arguments; None for a run's policy."""
-    if not arguments[0].startswith("-"):
-        return arguments[0], arguments[1:]
-    if (name := _config(arguments)) is not None:
-        return name, arguments
-    return (_SCRIPTED, arguments) if _names_policy(arguments) else None
+def _with_program(arguments: list[str]) -> list[str] | None:
+    """Return the command of a recorder, with its name or file; None to record a run's policy."""
+    given, _ = split(_Form, arguments)
+    if not arguments[0].startswith("-") or "config" in given:
+        return arguments
+    if not (policies := given.get("policy")) or (local(policies[0]) / RUN_FILE).exists():
+        return None
+    named = "/" not in policies[0] and "env" in given
+    is_policy = named or policies[0] == "random" or {*policies[0]} & {*":="}
+    return [_SCRIPTED, *arguments] if is_policy else None
 
 
-def _names_policy(arguments: list[str]) -> bool:
-    """Whether arguments give policies by name or as code, and not the run of one."""
-    for place, one in enumerate(arguments):
-        option, sign, value = one.partition("=")
-        if option == "--policy":
-            value = value if sign else "".join(arguments[place + 1 : place + 2])
-            is_name = "/" not in value and bool(given_among(["env"], arguments))
-            is_run = bool(value) and (local(value) / RUN_FILE).exists()
-            return not is_run and (value == "random" or ":" in value or "=" in value or is_name)
-    return False
+@dataclass(frozen=True, kw_only=True)
+class _Form:
+    """Options by which `record` tells what it records."""
+
+    from_run: tuple[str, ...] = ()
+    policy: tuple[str, ...] = ()
+    """Policies by name or as code, or the run of one."""
+    env: str | None = None
+    config: str | None = None
 
 
 def _report_work(
@@ -141,159 +146,95 @@ def _recorded(recorded: Any) -> Report:
     return Report(recorded.data, recorded.view)
 
 
-def record_tiers(
-    from_run: Path,
-    tiers: str,
-    steps: int | None = None,
-    out: Path | None = None,
-    env: str | None = None,
-    program: Path | None = None,
-    devices: int | None = None,
-    opponents: tuple[str, ...] = (),
-) -> Report:
-    """Record further tiers of a recorder's finished run, without training.
+@dataclass(frozen=True)
+class _TrainedArgs(DeviceArgs):
+    """Arguments of the recording of a trained policy."""
 
-    Parameters
-    ----------
-    from_run
-        Directory of the run.
-    tiers
-        Tiers to record, as for `offmarl record NAME --tiers`, such as
-        good,mixed=medium:0.5+expert:0.5.
-    steps
-        Environment steps to record in each tier; by default as many as in the run's other tiers.
-    out
-        Directory for the vaults ENV.vlt/PROGRAM-SEED-TIER; by default the one of the run's others.
-    env
-        The environment as the run's command named it, if its code is your own.
-    program
-        Python file of the program that trained the run, if the program is not one of offmarl's. The
-        file's code is run.
-    devices
-        Number of devices that the environments are divided over; by default one.
-    opponents
-        The opponents as the run's command named them, if their code is your own.
-    """
-    from offmarl import programs
+    policy: Path
+    """Directory of the run that trained it, or the name of a pulled policy."""
+    steps: int
+    """Total number of environment steps to record, rounded up to a multiple of --num-envs."""
+    out: Path = option(Path("vaults"), Role.LOCAL)
+    """Directory for the vault ENV.vlt/NAME."""
+    name: str | None = None
+    """Name of the recording; by default PROGRAM-SEED of the program and the training seed, with the
+    checkpoint if it is not the last."""
+    env: str | None = None
+    """Environment to record in; by default the one of the run. It may have another number of agents
+    if the policy was trained with --agent-id sinusoidal or none."""
+    num_envs: int = 64
+    """Number of environments that run side by side."""
+    seed: int = 0
+    """Random seed of the recording."""
+    training_seed: int | None = None
+    """The training seed whose policy is recorded; by default the run's first."""
+    checkpoint: Checkpoint = "last"
+    """The checkpoint whose policy is recorded: last, best (of the seed's evaluations), or the
+    number of a step, if the run kept it (train --keep). Recorders keep the policies of all their
+    evaluations; their steps are those of the environment."""
+    act: Literal["sample", "greedy"] = "sample"
+    """How the policy acts. greedy: it takes the best action. sample: it samples actions."""
+    program: Path | None = None
+    """Python file of the program that trained the run, if the program is not one of offmarl's. The
+    file's code is run."""
+    env_states: bool = option(False, Role.RARE)
+    """Also record the environments' states, so that offmarl.replay_episode can play any episode
+    again."""
+    opponents: tuple[str, ...] = option((), Role.RARE)
+    """How the other teams act, if the run learned one side; by default as in its training. Needed
+    if their code is your own."""
 
-    given = (from_run, tiers, steps, out, env, program, devices, opponents)
-    return _recorded(programs.record_from_run(*given))
 
-
-def trained_recording(
-    policy: Path,
-    steps: int,
-    out: Path = Path("vaults"),
-    name: str | None = None,
-    env: str | None = None,
-    num_envs: int = 64,
-    seed: int = 0,
-    training_seed: int | None = None,
-    checkpoint: Checkpoint = "last",
-    greedy: bool = False,
-    program: Path | None = None,
-    env_states: bool = False,
-    devices: int | None = None,
-    coordinator: str | None = None,
-    processes: int | None = None,
-    process: int | None = None,
-    opponents: tuple[str, ...] = (),
-) -> Any:
-    """Return the recording of a trained policy, which the same command resumes after a stop.
-
-    Parameters
-    ----------
-    policy
-        Directory of the run that trained it.
-    steps
-        Total number of environment steps to record, rounded up to a multiple of --num-envs.
-    out
-        Directory for the vault ENV.vlt/NAME.
-    name
-        Name of the recording; by default PROGRAM-SEED of the program and the training seed, with
-        the checkpoint if it is not the last.
-    env
-        Environment to record in; by default the one of the run. It may have another number of
-        agents if the policy was trained with --agent-id sinusoidal or none.
-    num_envs
-        Number of environments that run side by side.
-    seed
-        Random seed of the recording.
-    training_seed
-        The training seed whose policy is recorded; by default the run's first.
-    checkpoint
-        The checkpoint whose policy is recorded: last, best (of the seed's evaluations), or the
-        number of a step, if the run kept it (train --keep). Recorders keep the policies of all
-        their evaluations; their steps are those of the environment.
-    greedy
-        Take the best action instead of drawing one from the policy.
-    program
-        Python file of the program that trained the run, if the program is not one of offmarl's. The
-        file's code is run.
-    env_states
-        Also record the environments' states, so that offmarl.replay_episode can play any episode
-        again.
-    devices
-        Number of devices that the environments are divided over, of all processes together; by
-        default one, or all those of several processes.
-    coordinator
-        Address HOST:PORT of process 0, to record on several machines, or auto; see
-        `offmarl record random --help`.
-    processes
-        With --coordinator: number of processes.
-    process
-        With --coordinator: number of this process, from 0.
-    opponents
-        How the other teams act, if the run learned one side; by default as in its training. Needed
-        if their code is your own.
-    """
+def _trained_recording(arguments: list[str]) -> "Recording":
+    """Return the recording of a trained policy, which the same command resumes after a stop."""
+    args = parse(_TrainedArgs, "record", "Record a trained policy.", arguments, tasks.TaskOptions)
     from offmarl import envs
     from offmarl.cli.parse import use_cores_for
     from offmarl.cli.policies import load
     from offmarl.programs.blocks import Recording
-    from offmarl.programs.cluster import DeviceArgs, join
+    from offmarl.programs.cluster import join
 
-    device_args = DeviceArgs(
-        devices=devices, coordinator=coordinator, processes=processes, process=process
+    use_cores_for(args)
+    join(args)
+    run = _named(args.policy)
+    trained = read_run(run)["seeds"][0] if args.training_seed is None else args.training_seed
+    environment, policies = load(
+        run,
+        args.env,
+        [trained],
+        args.act == "greedy",
+        args.program,
+        args.checkpoint,
+        args.opponents,
     )
-    use_cores_for(device_args)
-    facts = {"steps": steps, "seed": seed, "num_envs": num_envs, "env": env, "greedy": greedy}
-    facts |= {"training_seed": training_seed, "checkpoint": checkpoint, "env_states": env_states}
-    facts |= {"opponents": " ".join(opponents)} if opponents else {}
-    join(device_args, facts)
-
-    policy = _named(policy)
-    trained = read_run(policy)["seeds"][0] if training_seed is None else training_seed
-    environment, policies = load(policy, env, [trained], greedy, program, checkpoint, opponents)
     loaded = policies[trained]
-    named = below(f"{environment.spec.name}.vlt", option="--env")
-    origin = {"program": loaded.name, "run": str(policy), "training_seed": trained}
-    ending = "" if checkpoint == "last" else f"-{checkpoint}"
-    origin |= {"checkpoint": checkpoint} if ending else {}
+    origin = {"program": loaded.name, "run": str(run), "training_seed": trained}
+    ending = "" if args.checkpoint == "last" else f"-{args.checkpoint}"
+    origin |= {"checkpoint": args.checkpoint} if ending else {}
+    name = args.name or below(f"{loaded.name}-{trained}{ending}", option="--name")
     return Recording(
-        envs.record_states(environment) if env_states else environment,
+        envs.record_states(environment) if args.env_states else environment,
         loaded.policy,
         loaded.params,
-        out / named / (name or below(f"{loaded.name}-{trained}{ending}", option="--name")),
-        steps,
-        num_envs,
-        seed,
+        args.out / below(f"{environment.spec.name}.vlt", option="--env") / name,
+        args.steps,
+        args.num_envs,
+        args.seed,
         lambda: {"policy": origin},
-        devices=devices,
+        devices=args.devices,
     )
 
 
 def train(arguments: list[str]) -> Report:
     """Train an offline baseline on a vault."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP:
         usage = "offmarl train NAME --vault PATH ...\noffmarl train --config FILE.toml ..."
         return overview("baseline", usage)
-    options, rest = tasks.taken(arguments)
+    options, rest = tasks.split(arguments)
     if options is not None:
         return tasks.run("train", rest, options, partial(_report_work, train, rest))
-    if (name := _config(arguments)) is None:
-        name, *arguments = arguments
-    run: Path = _run("baseline", name, arguments)
+    command = _Command.of("baseline", arguments)
+    name, run = command.name, command.run()
     if not (run / MARL_EVAL_FILE).exists():
         view = f"{name} is trained but not evaluated (no environment, no held-out data): {run}"
         return Report({"run": run}, view)
@@ -316,10 +257,7 @@ def train_work(verb: str, arguments: list[str], block_steps: int | None) -> Work
 
     if block_steps is not None:
         raise OptionError("--block-steps divides data: a training is divided by its seeds.")
-    name, rest = (_config(arguments), arguments)
-    if name is None:
-        name, *rest = arguments
-    program, args = _parsed("baseline", name, rest)
+    _, program, args = _Command.of("baseline", arguments)
     if args.seeds == 1:
         return tasks.CommandWork(verb, arguments, train)
     return SeedsWork(program.main, args, run_directory(args))
@@ -328,7 +266,7 @@ def train_work(verb: str, arguments: list[str], block_steps: int | None) -> Work
 def evaluate(
     run: Annotated[Path, Positional, arg(metavar="RUN")],
     env: str | None = None,
-    episodes: int = 320,
+    eval_episodes: int = 320,
     seed: int = 0,
     act: Literal["as-trained", "greedy", "sample"] = "as-trained",
     checkpoint: Checkpoint = "last",
@@ -345,7 +283,7 @@ def evaluate(
     env
         Environment to play in; by default the one that the run's data was recorded in. It may have
         another number of agents if the policy was trained with --agent-id sinusoidal or none.
-    episodes
+    eval_episodes
         Number of episodes for each training seed.
     seed
         Random seed of the episodes.
@@ -366,8 +304,8 @@ def evaluate(
         How the other teams act, if the run learned one side; by default as in its training. Needed
         if their code is your own.
     """
-    if episodes < 1:
-        raise OptionError(f"--episodes must be at least 1: got {episodes}.")
+    if eval_episodes < 1:
+        raise OptionError(f"--eval-episodes must be at least 1: got {eval_episodes}.")
     from offmarl.cli import policies  # imports JAX, which --help does without
     from offmarl.report.render import KINDS, save
 
@@ -380,7 +318,7 @@ def evaluate(
     first = loaded[seeds[0]]
     if render:
         save(policies.watch(environment, first, seed), render)
-    returns = policies.play(environment, loaded, episodes, seed)
+    returns = policies.play(environment, loaded, eval_episodes, seed)
     acting = acting_of(record if greedy is None else {"greedy": greedy})
     policy = labelled(first.name, acting)
     if checkpoint != "last":
@@ -413,20 +351,6 @@ def overview(kind: Kind, usage: str) -> Report:
     return Report({f"{kind}s": summaries}, Group(usage, rows, more))
 
 
-def _config(arguments: list[str]) -> str | None:
-    """Return the program of a configuration file; None if the arguments begin with its name."""
-    config = config_among(arguments) if arguments[0].startswith("-") else None
-    return None if config is None else config.program_for(None)
-
-
-def _run(kind: Kind, name: str, arguments: list[str]) -> Any:
-    """Parse a program's own arguments and run it."""
-    program, args = _parsed(kind, name, arguments)
-    found = program.main(args)
-    _only_first_reports()
-    return found
-
-
 def _only_first_reports() -> None:
     """End a process whose files another one wrote; see `offmarl.programs.cluster`."""
     from offmarl.programs.cluster import is_first
@@ -435,17 +359,36 @@ def _only_first_reports() -> None:
         raise SystemExit(0)
 
 
-def _parsed(kind: Kind, name: str, arguments: list[str]) -> tuple[ModuleType, Any]:
-    """Return a program, and its arguments."""
-    if name.startswith("-"):
-        raise OptionError(
-            f"give the name of a {kind} before its options: `offmarl {VERBS[kind]} NAME {name}`."
+class _Command(NamedTuple):
+    """A program and its arguments."""
+
+    name: str
+    program: ModuleType
+    args: Any
+
+    @classmethod
+    def of(cls, kind: Kind, arguments: list[str]) -> "_Command":
+        """Read a command, which begins with the program's name if ``--config`` does not say it."""
+        name = None if arguments[0].startswith("-") else arguments[0]
+        rest = arguments if name is None else arguments[1:]
+        if (config := config_among(rest)) is not None:
+            name = config.program_for(name)
+        if name is None:
+            raise OptionError(
+                f"give the name of a {kind} before its options: "
+                f"`offmarl {VERBS[kind]} NAME {arguments[0]}`."
+            )
+        program = load(kind, name)
+        about, more = program.__doc__, tasks.TaskOptions
+        return cls(
+            name, program, parse_program(program.Args, f"{VERBS[kind]} {name}", about, rest, more)
         )
-    program = load(kind, name)
-    if (config := config_among(arguments)) is not None:
-        config.program_for(name)
-    command, about = f"{VERBS[kind]} {name}", program.__doc__
-    return program, parse_program(program.Args, command, about, arguments, TASK_OPTIONS)
+
+    def run(self) -> Any:
+        """Run the program."""
+        found = self.program.main(self.args)
+        _only_first_reports()
+        return found
 
 
 def _returns_report(

@@ -1,20 +1,22 @@
 """Options that divide the work of a verb into tasks, and launch or join them.
 
-A verb that knows them calls `taken`. In the process of a task, `work_of` makes the work from the
-same arguments.
+A verb that knows them calls `split`. In the process of a task, `work_of` makes the work from the
+rest of the arguments.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from rich.console import Group
 
 from offmarl import vault
 from offmarl.cli.output import Report, as_is, grid
-from offmarl.cli.parse import TASK_OPTIONS, given_among
+from offmarl.cli.parse import HELP
+from offmarl.cli.parse import split as split_options
+from offmarl.config import REPEATED, PositiveInt, Validated
 from offmarl.errors import OptionError
 from offmarl.launch import (
     Launched,
@@ -30,88 +32,64 @@ from offmarl.tracking import progress
 
 _TRANSFORMS = ("cat", "filter", "sample", "map", "recode")
 
-_MAKERS = {
-    "record": "offmarl.cli.programs:record_work",
-    "train": "offmarl.cli.programs:train_work",
-    "benchmark": "offmarl.cli.benchmark:benchmark_work",
-    "tune": "offmarl.cli.tune:tune_work",
-    **dict.fromkeys(_TRANSFORMS, "offmarl.cli.transform:transform_work"),
-}
-"""The function of each verb that makes its work from its name, arguments and a block's size."""
 
-_FLAGS = ("join", "dry_run")
+@dataclass(frozen=True, kw_only=True)
+class TaskOptions(Validated):
+    """Options that divide the work of a verb into tasks."""
 
-
-class TaskOptions(NamedTuple):
-    """The options, as they were given."""
-
-    tasks: int | None = None
-    launcher: str = "local"
-    workers: int | None = None
-    launcher_option: Mapping[str, Any] = {}
-    task: Share | None = None
+    tasks: PositiveInt | None = None
+    """Divide the work into this many tasks, which --launcher runs side by side; by default as many
+    as the work suggests. What they make does not depend on their number."""
+    launcher: str | None = None
+    """What runs the tasks: local (the default), processes of this machine; slurm, a job array; ray,
+    a Ray cluster; MODULE:CLASS, one of your own."""
+    jobs: PositiveInt | None = None
+    """Tasks that run at the same time; by default one for each core, or as many as the cluster has
+    room for."""
+    launcher_option: Annotated[tuple[str, ...], REPEATED] = ()
+    """KEY=VALUE for the launcher, such as partition=gpu or timeout_min=600 for slurm (as submitit
+    names them), address=HOST:PORT or num_gpus=1 for ray."""
+    task: str | None = None
+    """I/N: run task I of N here and now, with I from 0, for other schedulers; --join follows."""
     join: bool = False
-    block_steps: int | None = None
+    """Join what all tasks of --task made."""
+    block_steps: PositiveInt | None = None
+    """Environment steps of a block, of which tasks run whole ones; by default it follows from the
+    sizes of the data."""
     dry_run: bool = False
-    take_over: bool = True
+    """Print the plan, with its sizes, tasks and memory, and run nothing."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        alone = {"--task": self.task is not None, "--join": self.join}
+        if sum((*alone.values(), self.tasks is not None)) > 1:
+            raise OptionError("give only one of --tasks, --task and --join.")
+        launching = [
+            name for name in ("launcher", "jobs", "launcher_option") if getattr(self, name)
+        ]
+        for other in (option for option, given in alone.items() if given and launching):
+            name = launching[0].replace("_", "-")
+            raise OptionError(
+                f"{other} launches no tasks: give --{name} with --tasks, or leave it out."
+            )
+
+    @property
+    def share(self) -> Share | None:
+        """The task to run here."""
+        return None if self.task is None else Share.read(self.task)
+
+    @property
+    def of_launcher(self) -> dict[str, Any]:
+        """The launcher's own options."""
+        return dict(map(_pair, self.launcher_option))
 
 
-def taken(
-    arguments: Sequence[str], ignored: Sequence[str] = ()
-) -> tuple[TaskOptions | None, list[str]]:
-    """Return the options among arguments, None for none or a call for help, and the rest.
-
-    ``ignored`` are options that the verb has itself; `OptionError` if a value is invalid.
-    """
-    if {"-h", "--help"} & {*arguments}:
-        return None, [*arguments]
-    found: dict[str, list[str]] = {}
-    rest, waiting = [], [*arguments]
-    while waiting:
-        option, sign, value = (one := waiting.pop(0)).partition("=")
-        name = option.removeprefix("--").replace("-", "_")
-        if not option.startswith("--") or name not in TASK_OPTIONS or name in ignored:
-            rest.append(one)
-        elif name in _FLAGS:
-            found[name] = ["yes"]
-        elif not sign and not waiting:
-            raise OptionError(f"{option} needs a value.")
-        else:
-            found.setdefault(name, []).append(value if sign else waiting.pop(0))
-    return (_options(found) if found else None), rest
-
-
-def _options(found: Mapping[str, Sequence[str]]) -> TaskOptions:
-    values: dict[str, Any] = {name: texts[-1] for name, texts in found.items()}
-    for name in ("tasks", "workers", "block_steps"):
-        if name in values:
-            values[name] = _count(name, values[name])
-    if "launcher_option" in values:
-        values["launcher_option"] = dict(map(_pair, found["launcher_option"]))
-    if "task" in values:
-        values["task"] = Share.read(values["task"])
-    values |= dict.fromkeys(values.keys() & {*_FLAGS}, True)
-    options = TaskOptions(**values)
-    if sum((options.task is not None, options.join, "tasks" in values)) > 1:
-        raise OptionError("give only one of --tasks, --task and --join.")
-    launching = [name for name in ("launcher", "workers", "launcher_option") if name in values]
-    if launching and (options.task is not None or options.join):
-        other, name = "--join" if options.join else "--task", launching[0].replace("_", "-")
-        raise OptionError(
-            f"{other} launches no tasks: give --{name} with --tasks, or leave it out."
-        )
-    return options
-
-
-def _count(name: str, text: str) -> int:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value.is_integer() or value < 1:
-        option = name.replace("_", "-")
-        raise OptionError(f"--{option} must be a whole number of at least 1: got {text}.")
-    return int(value)
+def split(arguments: list[str]) -> tuple[TaskOptions | None, list[str]]:
+    """Return the options among arguments, None for none or a call for help, and the rest."""
+    if {*HELP}.intersection(arguments):
+        return None, arguments
+    given, rest = split_options(TaskOptions, arguments)
+    return (TaskOptions(**given) if given else None), rest
 
 
 def _pair(text: str) -> tuple[str, Any]:
@@ -155,10 +133,20 @@ class CommandWork(Work):
 
 def work_of(arguments: tuple[str, ...]) -> Work:
     """Make the work of a verb; `run` gives the arguments to the processes of its tasks."""
+    from offmarl.cli import VERBS, function_of
+
     verb, block_steps, *rest = arguments
-    module, _, name = _MAKERS[verb].partition(":")
-    make: Callable[[str, list[str], int | None], Work] = getattr(import_module(module), name)
+    make: Callable[[str, list[str], int | None], Work] = function_of(VERBS[verb].work, VERBS[verb])
     return make(verb, rest, int(block_steps) if block_steps else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Joining:
+    """Options that join the processes of one program."""
+
+    coordinator: str | None = None
+    processes: str | None = None
+    process: str | None = None
 
 
 def run(
@@ -166,53 +154,31 @@ def run(
     arguments: list[str],
     options: TaskOptions,
     report: Callable[[Work, Launched], Report],
+    take_over: bool = True,
 ) -> Report:
     """Do what the options ask for with the work of a verb; ``report`` describes the result."""
     if not arguments:
         raise OptionError(f"give the command that tasks divide: see `offmarl {verb} --help`.")
-    joining = () if verb in _TRANSFORMS else ("coordinator", "processes", "process")
-    if given := given_among(joining, arguments):
+    share, of_launcher = options.share, options.of_launcher
+    for given in () if verb in _TRANSFORMS else split_options(_Joining, arguments)[0]:
         raise OptionError(
-            f"--{given[0]} joins the processes of one program, and each task is a program of its "
+            f"--{given} joins the processes of one program, and each task is a program of its "
             "own: divide the work by tasks or by processes."
         )
     entry = (verb, str(options.block_steps or ""), *arguments)
     work = work_of(entry)
     if options.dry_run:
-        return _plan(work, options)
-    if options.task is not None:
-        return _run_share(work, options.task)
+        return _plan(work, share.of if share else options.tasks)
+    if share is not None:
+        return _run_share(work, share)
     if options.join:
         return report(work, Launched(join_work(work)))
-    how = options.tasks, options.launcher, options.workers, options.launcher_option
-    launched = launch(work, f"{__name__}:work_of", entry, *how, take_over=options.take_over)
+    how = options.tasks, options.launcher or "local", options.jobs, of_launcher
+    launched = launch(work, f"{__name__}:work_of", entry, *how, take_over=take_over)
     return report(work, launched)
 
 
-def own_options(verb: str, arguments: Sequence[str]) -> list[str]:
-    """Return options of `TASK_OPTIONS` that a verb has itself, with these arguments.
-
-    ``offmarl benchmark --dry-run`` makes tables, unless it is divided into tasks.
-    """
-    dividing = ("tasks", "task", "join", "launcher")
-    return ["dry_run"] if verb == "benchmark" and not given_among(dividing, [*arguments]) else []
-
-
-def added_options(verb: str) -> list[str]:
-    """Return the options of `TASK_OPTIONS` that the help of a verb adds."""
-    return [one for one in TASK_OPTIONS if one not in own_options(verb, [])]
-
-
-def report_of(verb: str) -> Callable[[Work, Launched], Report]:
-    """Return what describes the result of a verb that takes parsed arguments."""
-    if verb == "benchmark":
-        from offmarl.cli.benchmark import report_benchmark
-
-        return report_benchmark
-    return _report_vault
-
-
-def _report_vault(work: Work, launched: Launched) -> Report:
+def report_vault(work: Work, launched: Launched) -> Report:
     """Describe the vault that a transform made."""
     from offmarl.cli import transform
 
@@ -240,8 +206,7 @@ def _run_share(work: Work, share: Share) -> Report:
     return Report(data, text)
 
 
-def _plan(work: Work, options: TaskOptions) -> Report:
-    tasks = options.task.of if options.task else options.tasks
+def _plan(work: Work, tasks: int | None) -> Report:
     facts, notes = work.plan(tasks), work.notes(tasks or 1)
     shown = grid({name: _in_words(name, fact) for name, fact in facts.items()})
     return Report(facts | {"notes": notes}, Group(shown, *map(as_is, notes)))

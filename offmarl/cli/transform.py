@@ -287,7 +287,7 @@ def convert(
     to: Annotated[str | None, arg(metavar=_choices(WRITERS))] = None,
     env: str | None = None,
     time_limit: int | None = None,
-    licence: Annotated[str | None, arg(metavar="SPDX")] = None,
+    licence: Annotated[str | None, arg(metavar="SPDX", aliases=("--license",))] = None,
     citation: str | None = None,
     on_invalid: Treatment = "cut",
 ) -> Report:

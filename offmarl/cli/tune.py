@@ -1,47 +1,57 @@
 """``offmarl tune``: search settings with which a program learns."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from shlex import quote
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from rich.console import Group
 
 from offmarl.cli import tasks
 from offmarl.cli.output import Report, as_is, records
 from offmarl.cli.parse import (
-    TASK_OPTIONS,
-    given_among,
-    parse_bound,
+    HELP,
+    SettingsFile,
+    read,
     settings_environment,
+    split,
     use_cores_for,
 )
 from offmarl.cli.programs import overview
+from offmarl.config import Role, with_role
 from offmarl.errors import OptionError
 from offmarl.launch import Launched, Work
 from offmarl.programs.registry import Kind, find, load, program_of
 from offmarl.programs.run import print_sources
-from offmarl.programs.tuning import Search, Space, TrialsWork, Tuned, chosen, derived, read
+from offmarl.programs.tuning import (
+    Search,
+    Space,
+    TrialsWork,
+    Tuned,
+    chosen,
+    derived,
+    read_space,
+)
 from offmarl.programs.tuning import tune as search_settings
 from offmarl.terminal import number
+
+T = TypeVar("T")
 
 _USAGE = """\
 offmarl tune NAME --env ENV ...       tune a recorder
 offmarl tune NAME --vault PATH ...    tune a baseline
 """
 
-_LEFT_OUT = ("seeds", "track", "tiers", "steps", "env_states", "checkpoint_seconds")
-"""Options of programs that a search does not have, or has with another meaning."""
-
 _SHOWN = 10
 
 
 def tune(arguments: list[str]) -> Report:
     """Search settings with which a program learns, and write a file for --settings."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or arguments[0] in HELP:
         return _overview()
-    options, rest = tasks.taken(arguments)
+    options, rest = tasks.split(arguments)
     if options is not None:
         return tasks.run("tune", rest, options, _report_work)
     program, args, space, file, search = _parsed(rest)
@@ -62,17 +72,23 @@ def _parsed(arguments: list[str]) -> tuple[ModuleType, Any, Space, Path, Search]
     name, *rest = arguments
     program = _load(name, rest)
     about = f"Search settings of a program.\n\n{program.__doc__ or ''}"
-    targets = _options, Search, program.Args
-    values = parse_bound(targets, _LEFT_OUT, f"tune {name}", about, rest, TASK_OPTIONS)
-    own = {key: values.pop(key) for key in ("out", "search", "only", *Search.__annotations__)}
-    file = values.pop("settings")
-    given = {key: value for key, value in values.items() if key in given_among(values, rest)}
-    env = settings_environment(program.Args, values)
+    targets = [_Options, Search, SettingsFile, program.Args]
+    untuned = with_role(program.Args, Role.UNTUNED) - {one.name for one in fields(Search)}
+    command = f"offmarl tune {name}"
+    given = read(targets, command, about, rest, tasks.TaskOptions, left_out=untuned)
+    options, search = _taken(_Options, given), _taken(Search, given)
+    file, env = given.pop("settings", None), settings_environment(program.Args, given)
     args = program.Args.for_env(env, settings=file, **given)
     print_sources(args)
-    out = own.pop("out") or Path("tuned") / f"{program_of(program.Args)[0]}-{_plain(env)}.toml"
-    space = _space(program, args, own.pop("search"), own.pop("only"))
-    return program, args, space, out, Search(**own)
+    out = options.out or Path("tuned") / f"{program_of(program.Args)[0]}-{_plain(env)}.toml"
+    space = _space(program, args, options.search, options.only)
+    return program, args, space, out, search
+
+
+def _taken(kind: type[T], given: dict[str, Any]) -> T:
+    """Return a dataclass of the values that are given for it, which are taken out."""
+    names = [one.name for one in fields(cast(Any, kind))]
+    return kind(**{name: given.pop(name) for name in names if name in given})
 
 
 def _report_work(work: Work, launched: Launched) -> Report:
@@ -81,28 +97,31 @@ def _report_work(work: Work, launched: Launched) -> Report:
     return _report(work.tuned(), work.space)
 
 
-def _options(
-    out: Path | None = None, search: Path | None = None, only: tuple[str, ...] = ()
-) -> None:
-    """Options of the command itself.
+@dataclass(frozen=True)
+class _Options:
+    """Options of the command itself."""
 
-    Parameters
-    ----------
-    out
-        TOML file to write; by default tuned/PROGRAM-ENVIRONMENT.toml. The trials are stored beside
-        it, and the same command continues them.
-    search
-        TOML file with a table [search] of ranges: lists of values, or {low = ..., high = ..., log =
-        true}. By default ranges follow from the types and values of the program's arguments.
-    only
-        Names of the arguments to search, of those that have a range; by default all.
-    """
+    out: Path | None = None
+    """TOML file to write; by default tuned/PROGRAM-ENVIRONMENT.toml. The trials are stored beside
+    it, and the same command continues them."""
+    search: Path | None = None
+    """TOML file with a table [search] of ranges: lists of values, or {low = ..., high = ..., log =
+    true}. By default ranges follow from the types and values of the program's arguments."""
+    only: tuple[str, ...] = ()
+    """Names of the arguments to search, of those that have a range; by default all."""
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The option by which `tune` tells a baseline from a recorder."""
+
+    vault: tuple[str, ...] = ()
 
 
 def _load(name: str, arguments: list[str]) -> ModuleType:
     """Import a program of either kind: a recorder, unless a vault is given."""
-    vault = bool(given_among(("vault",), arguments))
-    kinds: list[Kind] = ["baseline", "recorder"] if vault else ["recorder", "baseline"]
+    has_data = bool(split(_Data, arguments)[0])
+    kinds: list[Kind] = ["baseline", "recorder"] if has_data else ["recorder", "baseline"]
     kind = next((kind for kind in kinds if name in find(kind)), kinds[0])
     program = load(kind, name)
     if not hasattr(program.Args, "for_env"):
@@ -111,10 +130,9 @@ def _load(name: str, arguments: list[str]) -> ModuleType:
 
 
 def _space(program: ModuleType, args: Any, file: Path | None, only: tuple[str, ...]) -> Space:
-    space = derived(args) if file is None else read(file, program.Args)
-    missing = {one for one in space if one in _LEFT_OUT}
-    if missing:
-        raise OptionError(f"{missing.pop()} cannot be searched: leave it out of [search].")
+    space = derived(args) if file is None else read_space(file, program.Args)
+    if missing := with_role(program.Args, Role.UNTUNED).intersection(space):
+        raise OptionError(f"{min(missing)} cannot be searched: leave it out of [search].")
     return chosen(space, only)
 
 

@@ -93,7 +93,7 @@ def launch(
     go on without them; `Stopped` after a signal, once the tasks have stopped.
     """
     if any(one is not None and one < 1 for one in (tasks, workers)):
-        raise OptionError("--tasks and --workers must be at least 1.")
+        raise OptionError("--tasks and --jobs must be at least 1.")
     if work.is_complete():
         work.clean()
         return Launched(fresh=False)

@@ -62,7 +62,7 @@ class RayLauncher:
                 self.close()
                 raise OptionError(
                     f"--launcher-option {name}={asked:,}: the cluster that is started on this "
-                    f"machine has {most:,.0f}. Ask for less, give more --workers, or give the "
+                    f"machine has {most:,.0f}. Ask for less, give more --jobs, or give the "
                     "address of a larger cluster."
                 )
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from offmarl._mesh import spec
 from offmarl._version import __version__
-from offmarl.config import NonNegativeInt, PositiveInt, Validated
+from offmarl.config import DeviceArgs, Role, with_role
 from offmarl.errors import OffmarlError, OptionError, ProcessLostError, RunError
 from offmarl.tracking import to_json
 from offmarl.types import ArrayTree
@@ -55,28 +55,6 @@ HEARTBEAT_SECONDS = seconds_of("OFFMARL_HEARTBEAT_SECONDS", 60)
 
 AUTO = "auto"
 """Value of ``--coordinator`` that leaves everything to JAX."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DeviceArgs(Validated):
-    """Arguments on devices and processes that programs share."""
-
-    devices: PositiveInt | None = None
-    """Number of devices to use, of all processes together."""
-    coordinator: str | None = None
-    """Address HOST:PORT of process 0, to run on several machines: give the same command to each
-    process, with its own --process. "auto": JAX finds the address, the number of processes and the
-    own number where a cluster tells them (SLURM, Open MPI, TPU, Kubernetes, or
-    JAX_COORDINATOR_ADDRESS)."""
-    processes: PositiveInt | None = None
-    """With --coordinator: number of processes; by default the one that the cluster tells."""
-    process: NonNegativeInt | None = None
-    """With --coordinator: number of this process, from 0; by default the one that the cluster
-    tells. Process 0 reads and writes the files of the run."""
-
-
-DEVICE_ARGS = ("devices", "coordinator", "processes", "process")
-"""Names of `DeviceArgs`, which the records of runs hold apart from the other arguments."""
 
 
 # ---------------------------------------------------------------------------------- joining
@@ -145,10 +123,6 @@ def _find_coordinator(address: str, is_other: bool) -> None:
         )
 
 
-_OWN_ARGS = ("coordinator", "process", "out", "vault", "track", "memory", "stream_cache")
-"""Arguments that a process may have of its own."""
-
-
 def _facts(args: DeviceArgs, more: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the processes must have in common, for JSON; of a path, the name of the file."""
     program = Path(str(sys.modules[type(args).__module__].__file__)).stem
@@ -156,7 +130,7 @@ def _facts(args: DeviceArgs, more: Mapping[str, Any]) -> dict[str, Any]:
     found = {
         f"--{name.replace('_', '-')}": value
         for name, value in given.items()
-        if name not in _OWN_ARGS
+        if name not in with_role(type(args), Role.LOCAL)
     }
     found |= {"--processes": jax.process_count() if args.processes is None else args.processes}
     found |= {"the program": program, "the version of offmarl": __version__}

@@ -14,13 +14,12 @@ directory of a run or its ``run.json`` repeats the run.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 from offmarl import records, tracking
-from offmarl.config import Validated, converted
-from offmarl.errors import OptionError, unknown_name
+from offmarl.config import Validated, read_values
+from offmarl.errors import OptionError
 from offmarl.paths import local
 
 _PROGRAM = "program"
@@ -49,22 +48,8 @@ class Config(NamedTuple):
         return name or str(self.program)
 
     def arguments(self, kind: type[Validated]) -> dict[str, Any]:
-        """Return the arguments as a program's ``Args`` holds them.
-
-        Raises
-        ------
-        OptionError
-            The program has no such argument, or a value is not valid.
-        """
-        hints = get_type_hints(kind, include_extras=True)
-        names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-        for name in self.values:
-            if name not in names:
-                raise OptionError(f"{self.shown}: {unknown_name('argument', name, names)}")
-        try:
-            return {name: converted(name, hints[name], x) for name, x in self.values.items()}
-        except OptionError as error:
-            raise OptionError(f"{self.shown}: {error}") from None
+        """Return the arguments as a program's ``Args`` holds them; `OptionError` for others."""
+        return read_values(kind, self.values, self.shown)
 
 
 def read_config(path: str | Path) -> Config:

@@ -64,13 +64,13 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
     Raises `RunError` or `VaultError` if it cannot be read, `ShapeError` if it is of another
     environment, and `OptionError` if it cannot be continued from.
     """
-    if args.side and args.replay is not None:
+    if args.side and args.prefill is not None:
         raise OptionError(
-            "--replay takes no steps of one side: vaults hold the steps of all agents. Leave out "
-            "--replay, or --side."
+            "--prefill takes no steps of one side: vaults hold the steps of all agents. Leave out "
+            "--prefill, or --side."
         )
     run = None if args.init is None else _Source.of(args.init, env.spec)
-    data = None if args.replay is None else open_vault(args.replay)
+    data = None if args.prefill is None else open_vault(args.prefill)
     source: dict[str, Any] = {} if run is None else {"init": run.about}
     if data is not None:
         check_warm_start(data, env.spec)
@@ -128,7 +128,7 @@ def _check_replay(state: ArrayTree) -> None:
     if not state.capture.is_sampled:
         raise OptionError(
             "this program learns from its newest steps alone, and has no replay to fill: leave out "
-            "--replay."
+            "--prefill."
         )
 
 

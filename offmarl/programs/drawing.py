@@ -1,7 +1,6 @@
 """The data that a baseline learns from, and how its batches are drawn."""
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -10,7 +9,7 @@ import jax
 
 from offmarl.config import Vaults
 from offmarl.errors import OptionError
-from offmarl.paths import STREAM_CACHE, local
+from offmarl.paths import local
 from offmarl.programs.evaluate import Evaluator
 from offmarl.programs.program import Args, Program
 from offmarl.replay import Circles, Windows, WindowSource
@@ -19,7 +18,7 @@ from offmarl.replay.blocks import BUFFER_BYTES, check_unweighted
 from offmarl.replay.circles import Weighting
 from offmarl.replay.device import fits, require_room
 from offmarl.replay.packing import layout_of
-from offmarl.replay.priorities import Prioritised, first_importance
+from offmarl.replay.priorities import IMPORTANCE, Prioritised
 from offmarl.replay.sampling import Chosen
 from offmarl.vault import Dataset, Mixture, Weights, mix, open_vault
 from offmarl.vault.weights import resolve
@@ -27,12 +26,8 @@ from offmarl.vault.weights import resolve
 
 def open_data(args: Args) -> Dataset | Mixture:
     """Open the vault of a program's arguments, or the mixture of several."""
-    if args.stream_cache is not None:
-        os.environ[STREAM_CACHE] = str(args.stream_cache)
     shares = _shares(args.vault)
     if len(shares) == 1:
-        if args.share_by is not None:
-            raise OptionError("--share-by divides batches among vaults: give several with --vault.")
         ((path, share),) = shares.items()
         if share == 0:
             raise OptionError(f"{path} has the share 0, and there is no other vault: leave it out.")
@@ -41,7 +36,7 @@ def open_data(args: Args) -> Dataset | Mixture:
     if given and len(given) < len(shares):
         missing = next(path for path in shares if path not in given)
         raise OptionError(f"{missing} has no share: give PATH=SHARE for each vault, or for none.")
-    return mix(given or [*shares], args.share_by or "step", time_limit=args.time_limit)
+    return mix(given or [*shares], time_limit=args.time_limit)
 
 
 def _shares(vaults: Vaults) -> dict[str, float | None]:
@@ -79,8 +74,6 @@ class Drawing(NamedTuple):
     draws: Prioritised | None
     record: dict[str, Any]
     """What ``run.json`` says of it."""
-    shuffle_buffer: int | None = None
-    """Bytes of the buffer of blocks; None for its default."""
 
 
 def drawing_of(
@@ -91,14 +84,12 @@ def drawing_of(
     lag: int | None,
 ) -> Drawing:
     """Resolve the arguments on sampling; ``lag`` is that of a resumed run."""
-    begun = first_importance(args.prioritise, args.importance)
     windows = Windows(args.batch_size, args.length, args.burn_in, program.return_to_go)
     episodes, kind = evaluator.learned_from, args.replay
     if kind == "blocks" or (kind == "auto" and isinstance(dataset, Dataset) and dataset.is_remote):
         check_unweighted(bool(args.weight or args.prioritise), dataset)
         _require_room_for(args, dataset, windows)
-        size = BUFFER_BYTES if args.shuffle_buffer is None else int(args.shuffle_buffer * 1e9)
-        return Drawing("blocks", windows, None, None, {"shuffle_buffer": size}, size)
+        return Drawing("blocks", windows, None, None, {"shuffle_buffer": BUFFER_BYTES})
     weights, record = _weights(args, dataset, episodes), _recorded_vaults(dataset)
     circles = Circles(dataset, windows, episodes, weights)
     if args.length > max(circles.num_slots, _SHORT):
@@ -126,7 +117,7 @@ def drawing_of(
     starts: Any = jax.device_put(circles.starts)
     assert args.updates is not None
     draws = Prioritised(
-        starts, args.prioritise, begun, args.updates, circles.num_slots, args.batch_size, lag
+        starts, args.prioritise, IMPORTANCE, args.updates, circles.num_slots, args.batch_size, lag
     )
     return Drawing(kind, windows, weights, draws, record | {"priority_lag": lag})
 
@@ -140,11 +131,10 @@ def _require_room_for(args: Args, dataset: Dataset | Mixture, windows: Windows) 
 
 def _weights(args: Args, dataset: Dataset | Mixture, episodes: Chosen) -> Weighting:
     if args.weight is None:
-        for name in ("weight_by", "weight_temperature"):
-            if getattr(args, name) is not None:
-                raise OptionError(f"--{name.replace('_', '-')} needs --weight: give both.")
+        if args.weight_temperature is not None:
+            raise OptionError("--weight-temperature needs --weight: give both.")
         return None
-    weights = Weights(args.weight, args.weight_by or "step", args.weight_temperature)
+    weights = Weights(args.weight, "step", args.weight_temperature)
     return resolve(dataset, weights, episodes)
 
 

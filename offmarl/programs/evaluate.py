@@ -55,7 +55,7 @@ class Evaluator(NamedTuple):
 def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     """Make the environment and read the held-out episodes."""
     if (env := _environment(args, dataset)) is not None:
-        require_room_for(env.spec, max(args.evaluate_episodes, args.final_episodes))
+        require_room_for(env.spec, max(args.eval_episodes, args.final_episodes))
         _warn_of_other_code(env, dataset)
     if args.validation is not None:
         data = _validation(args, args.validation, dataset)

@@ -11,13 +11,13 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from offmarl import envs
-from offmarl.config import NonNegative, PositiveInt, Seed
+from offmarl.config import DeviceArgs, NonNegative, PositiveInt, Role, Seed, option
 from offmarl.envs import Environment
 from offmarl.envs.sides import TeamPolicy
 from offmarl.evaluation import Evaluation, evaluate, returns_by_team
 from offmarl.paths import below
 from offmarl.programs.blocks import Recording
-from offmarl.programs.cluster import DeviceArgs, is_first, join
+from offmarl.programs.cluster import is_first, join
 from offmarl.programs.online import Recorded, describe, elsewhere, summarise
 from offmarl.programs.sides import joint_policy, policies_by_team
 from offmarl.teams import teams_of
@@ -36,7 +36,7 @@ class FixedArgs(DeviceArgs):
     env: str = "swarm/coverage-3"
     """Environment to record in: a name that `offmarl envs` lists, or code of your own as
     path/to/file.py:FACTORY or package.module:FACTORY."""
-    out: Path = Path("vaults")
+    out: Path = option(Path("vaults"), Role.LOCAL)
     """Directory for the vault."""
     name: str | None = None
     """Name of the vault in <out>/<env>.vlt/; by default made of the policies and the seed."""
@@ -44,7 +44,7 @@ class FixedArgs(DeviceArgs):
     """Environment steps to record."""
     num_envs: PositiveInt = 64
     """Number of environments that run side by side."""
-    env_states: bool = False
+    env_states: bool = option(False, Role.RARE)
     """Also record the environments' states, as extras, so that `offmarl.replay_episode` can play
     any episode again."""
     eval_episodes: PositiveInt = 64
@@ -52,7 +52,7 @@ class FixedArgs(DeviceArgs):
     provenance."""
     seed: Seed = 0
     """Random seed."""
-    checkpoint_seconds: NonNegative = 30.0
+    checkpoint_seconds: NonNegative = option(30.0, Role.RARE)
     """Seconds between checkpoints; Ctrl-C and SIGTERM save one before the program stops."""
 
     @property

@@ -6,7 +6,6 @@ a seed that has stopped early, which one process goes on to write.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from offmarl.config import changed
 from offmarl.errors import RunError
 from offmarl.launch import Work
 from offmarl.programs.identity import MAY_DIFFER, differences
-from offmarl.programs.program import FREE, Args, Keep
+from offmarl.programs.program import Args, Keep, recorded
 from offmarl.programs.run import Run
 from offmarl.programs.stopping import best_of
 from offmarl.types import ArrayTree
@@ -175,8 +174,7 @@ class SeedsWork(Work):
 
     def __init__(self, main: Callable[[Any], Path], args: Args, path: Path):
         self._main, self._args = main, changed(args, batching="map", out=path)
-        fixed = {key: value for key, value in asdict(args).items() if key not in FREE}
-        super().__init__(f"train {path.name}", path, {"arguments": fixed})
+        super().__init__(f"train {path.name}", path, {"arguments": recorded(args)})
 
     @property
     def num_blocks(self) -> int:

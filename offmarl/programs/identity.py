@@ -15,9 +15,11 @@ from typing import Any
 import jax
 
 from offmarl import __version__, envs
+from offmarl.config import Role, with_role
 from offmarl.envs import Environment
 from offmarl.errors import RunError
 from offmarl.launch.local import threads
+from offmarl.programs.program import Args, OnlineArgs
 from offmarl.programs.registry import Origin
 from offmarl.types import release_difference
 
@@ -28,14 +30,10 @@ MAY_DIFFER = (
     "numerics",
     "settings",
     "given",
-    "args.vault",
-    "args.init",
-    "args.time_limit",
-    "args.tiers",
-    "args.steps",
     "devices",
     "processes",
     "shards",
+    *(f"args.{name}" for kind in (Args, OnlineArgs) for name in with_role(kind, Role.TRACED)),
 )
 """Entries that may differ when a run is resumed: the versions, the machine, which arguments were
 given and where the others came from, the paths of the vault and of the run that it starts from

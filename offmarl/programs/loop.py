@@ -78,7 +78,7 @@ class Schedule(NamedTuple):
 
     updates: int
     """Total number."""
-    evaluate_every: int
+    eval_every: int
     log_every: int
     starts: tuple[int, ...]
     """The first update of each stage."""
@@ -95,19 +95,19 @@ class Schedule(NamedTuple):
         """
         if done == 0:
             return 1
-        evaluated = done - done % self.evaluate_every
+        evaluated = done - done % self.eval_every
         block = (done - evaluated) // self.log_every + 1
         return min(evaluated + block * self.log_every, self.next_stop(done))
 
     def next_stop(self, done: int) -> int:
         """Return the update before which the work must pause: for an evaluation or a stage."""
-        evaluated = done - done % self.evaluate_every
+        evaluated = done - done % self.eval_every
         later = [start for start in self.starts if start > done]
-        return min(evaluated + self.evaluate_every, self.updates, *later)
+        return min(evaluated + self.eval_every, self.updates, *later)
 
     def is_evaluation(self, done: int) -> bool:
         """Whether the policy is evaluated after this update: at intervals, and at the end."""
-        return done % self.evaluate_every == 0 or done == self.updates
+        return done % self.eval_every == 0 or done == self.updates
 
 
 def stage_starts(stages: tuple[Stage, ...], updates: int) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ def online_schedule(program: Program, args: OnlineArgs) -> Schedule:
 
 def offline_schedule(program: Program, args: Args) -> Schedule:
     """Return when a baseline logs, evaluates and changes its stage, or raise `OptionError`."""
-    assert args.updates is not None and args.evaluate_every is not None
+    assert args.updates is not None and args.eval_every is not None
     try:
         starts = stage_starts(program.stages, args.updates)
     except ValueError as error:
@@ -144,7 +144,7 @@ def offline_schedule(program: Program, args: Args) -> Schedule:
             f"--updates {args.updates} does not fit the program, which has {error}: give more "
             "--updates, or other lengths of the stages."
         ) from None
-    return Schedule(args.updates, args.evaluate_every, LOG_EVERY, starts)
+    return Schedule(args.updates, args.eval_every, LOG_EVERY, starts)
 
 
 # ---------------------------------------------------------------------------------- updates

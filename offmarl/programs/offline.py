@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,12 +45,12 @@ from offmarl.programs.loop import (
     updates,
 )
 from offmarl.programs.program import (
-    FREE,
     Args,
     ArgsT,
     Hyperparameters,
     Program,
     hyperparameters,
+    recorded,
     state_shapes,
 )
 from offmarl.programs.registry import Origin, origin_of, program_of
@@ -160,7 +160,7 @@ def _train_locked(
     record = {
         "kind": "baseline",
         **made_from(origin, evaluator.env, sources, layout.devices),
-        "args": {key: value for key, value in asdict(args).items() if key not in FREE},
+        "args": recorded(args),
         **origins,
         "spec": dataset.spec.to_json(),
         "greedy": program.greedy,
@@ -204,8 +204,8 @@ def resolved(args: Args, spec: EnvSpec) -> Args:
     """Return arguments with the defaults that depend on the data."""
     small = spec.name.startswith(("classic/", "probe/"))
     updates = (3_000 if small else 100_000) if args.updates is None else args.updates
-    every = max(updates // 20, 1) if args.evaluate_every is None else args.evaluate_every
-    return replace(args, updates=updates, evaluate_every=every)
+    every = max(updates // 20, 1) if args.eval_every is None else args.eval_every
+    return replace(args, updates=updates, eval_every=every)
 
 
 def _recorded(directory: Path, name: str) -> int | None:
@@ -278,7 +278,7 @@ class _Job(NamedTuple):
         self, params: ArrayTree, done: int, last: bool = False
     ) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
         """Evaluate as `evaluate`, given the parameters of the policies."""
-        episodes = self.args.final_episodes if last else self.args.evaluate_episodes
+        episodes = self.args.final_episodes if last else self.args.eval_episodes
         keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys()[2], done)
         return evaluate(self.evaluator, self.program, self.layout, params, keys, episodes)
 
@@ -336,7 +336,6 @@ def _batches(
         job.evaluator.learned_from,
         drawing.weights,
         drawing.draws,
-        drawing.shuffle_buffer,
     )
 
 

@@ -152,7 +152,7 @@ def _record_online(
         check_vaults(run, tiers)
     check_shards(directory, "environments", layout)
     require_room_for(env.spec, 4 * args.eval_episodes)
-    if args.init is not None or args.replay is not None:
+    if args.init is not None or args.prefill is not None:
         start.check(runs[0].program, state_shapes(runs[0].program, args))
     opened = open_run(directory, _record(runs[0]))
     trained = opened.complete and not opened.lacks_checkpoint(runs[0].iterations)
@@ -173,7 +173,7 @@ def _record_online(
 
 @pinned()
 def record_from_run(
-    run_dir: str | Path,
+    from_run: str | Path,
     tiers: str,
     steps: int | None = None,
     out: str | Path | None = None,
@@ -186,18 +186,20 @@ def record_from_run(
 
     Parameters
     ----------
-    run_dir
+    from_run
         Directory of the run.
     tiers
-        The tiers, as in `OnlineArgs.tiers`.
+        Tiers to record, as for `offmarl record NAME --tiers`, such as
+        good,mixed=medium:0.5+expert:0.5.
     steps
-        Environment steps in each tier; by default as in the run's command.
+        Environment steps to record in each tier; by default as many as in the run's other tiers.
     out
-        Directory for the vaults; by default where the run's other vaults are.
+        Directory for the vaults ENV.vlt/PROGRAM-SEED-TIER; by default the one of the run's others.
     env
         The environment as the run's command named it, if its code is your own.
     program
-        Python file of the program, if it is not one of offmarl's; see `load_policy`.
+        Python file of the program that trained the run, if the program is not one of offmarl's. The
+        file's code is run.
     devices
         Number of devices that the environments are divided over; by default one.
     opponents
@@ -213,7 +215,7 @@ def record_from_run(
     OptionError
         ``out`` is missing for a run that was moved.
     """
-    directory, chosen = local(run_dir), parse_tiers(tiers)
+    directory, chosen = local(from_run), parse_tiers(tiers)
     record = tracking.read_run(directory)
     if record.get("kind") != "recorder":
         raise RunError(

@@ -62,7 +62,7 @@ steps in ``update`` (see `Program.num_steps`), and calls `record_online`.
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partialmethod
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
@@ -73,18 +73,21 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from offmarl.config import (
     REPEATED,
+    DeviceArgs,
     Fraction,
     NonNegative,
     NonNegativeInt,
     Positive,
     PositiveInt,
+    Role,
     Seed,
     SeedCount,
     Validated,
     Vaults,
     float_fields,
+    option,
+    with_role,
 )
-from offmarl.programs.cluster import DEVICE_ARGS, DeviceArgs
 from offmarl.programs.registry import program_of
 from offmarl.settings import fill
 from offmarl.types import ArrayTree, Policy, View
@@ -101,11 +104,19 @@ logged; prioritised replay draws windows by them."""
 # ---------------------------------------------------------------------------------- arguments
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Configurable(DeviceArgs):
     """Base of programs' arguments, which `offmarl.settings` can fill in."""
 
-    take_over: bool = field(default=False, kw_only=True)
+    track: Annotated[tuple[str, ...], REPEATED] = option(
+        (), Role.FREE | Role.LOCAL | Role.UNTUNED | Role.RARE
+    )
+    """Tracker that gets the metrics, too: tensorboard, mlflow, wandb or trackio, each by default
+    offline; NAME=TARGET says where, such as mlflow=sqlite:///runs.db. Give the option once for each
+    tracker."""
+    checkpoint_seconds: NonNegative = option(30.0, Role.FREE | Role.UNTUNED | Role.RARE)
+    """Seconds between checkpoints; Ctrl-C and SIGTERM save one before the program stops."""
+    take_over: bool = option(False, Role.CASE | Role.FREE | Role.RARE)
     """Write a run although a process of another machine has not released it. Do so only if that
     process has ended."""
 
@@ -127,176 +138,135 @@ class _Configurable(DeviceArgs):
 class Args(_Configurable):
     """Arguments that all offline programs share."""
 
-    vault: Vaults
+    vault: Vaults = field(metadata={"roles": Role.CASE | Role.TRACED | Role.LOCAL})
     """Dataset to learn from: a vault such as vaults/swarm/coverage-3.vlt/mappo-0-medium, or the
     name of a pulled dataset. Several are mixed: PATH=SHARE ..., for example
     coverage-3.vlt/mappo-0-expert=0.7 coverage-3.vlt/mappo-0-random=0.3, or without shares by their
     sizes."""
-    share_by: Literal["step", "episode"] | None = None
-    """What the shares of several vaults are shares of: the steps in batches (the default), or the
-    episodes."""
-    weight: str | None = None
+    weight: str | None = option(None, Role.LEARNS | Role.RARE)
     """Draw steps by weight: "return", "length" or "policy" of their episodes, "reward", the name of
     an extra, or a function as path/to/file.py:FUNCTION, which returns a number for each episode or
     step. By default all weigh the same."""
-    weight_by: Literal["step", "episode"] | None = None
-    """Give the weight to each step (the default), or to each episode in all."""
-    weight_temperature: Positive | None = None
+    weight_temperature: Positive | None = option(None, Role.LEARNS | Role.RARE)
     """Weigh by exp(x / temperature), with x scaled to [0, 1]; by default 0.1 for returns, while
     other numbers are the weights."""
-    prioritise: Fraction | None = None
+    prioritise: Fraction | None = option(None, Role.LEARNS | Role.RARE)
     """Draw windows by their temporal-difference errors to this power: 0.6 is usual; by default they
     are drawn without regard to errors. For programs that compute such errors."""
-    importance: Fraction | None = None
-    """With --prioritise: power of the weights that correct the loss for it, at the first update (by
-    default 0.4); it grows to 1 at the last."""
-    time_limit: PositiveInt | None = None
+    time_limit: PositiveInt | None = option(None, Role.TRACED | Role.RARE)
     """For a vault of another program that flags the time limit as a termination: the limit in
     steps, by default the one that `offmarl pull` stored."""
-    env: str | None = None
+    env: str | None = option(None, Role.CASE)
     """Environment to evaluate in; by default the one the dataset was recorded in, if offmarl has
     it. "none": do not evaluate in an environment. Code of your own is given as
     path/to/file.py:FACTORY or package.module:FACTORY."""
-    validation: Path | None = None
+    validation: Path | None = option(None, Role.CASE)
     """Vault of held-out episodes, such as `offmarl split` writes. The policy's agreement with their
     actions is evaluated, too; this needs no environment."""
     held_out: Fraction | None = None
     """Fraction of the vault's episodes to hold out instead; always the same episodes. By default
     0.1 if there is neither an environment nor --validation, and 0 otherwise."""
-    out: Path | None = None
+    out: Path | None = option(None, Role.CASE | Role.FREE | Role.LOCAL)
     """Directory of the run; by default runs/ENVIRONMENT/TIER/PROGRAM."""
-    seeds: SeedCount = 1
+    seeds: SeedCount = option(1, Role.CASE | Role.UNTUNED)
     """Number of independent training seeds; one process trains them all, into one directory."""
-    seed: Seed = 0
+    seed: Seed = option(0, Role.CASE)
     """The first of the seeds."""
-    batching: Literal["auto", "map", "vmap"] = "auto"
+    batching: Literal["auto", "map", "vmap"] = option("auto", Role.FREE | Role.RARE)
     """How several seeds share a device. "map": one after the other in one compiled loop; "vmap":
     side by side; "auto": map on CPUs, where it is faster, and vmap elsewhere. With map, the seeds
     are spread over the CPU's cores. A resumed run keeps the value that it was started with."""
-    updates: PositiveInt | None = None
+    updates: PositiveInt | None = option(None, Role.SHAPES)
     """Number of gradient updates; by default 100,000, or 3,000 on classic/* and probe/* data."""
-    batch_size: PositiveInt = 32
+    batch_size: PositiveInt = option(32, Role.SHAPES | Role.SEARCHED)
     """Windows in a batch."""
-    length: PositiveInt = 20
+    length: PositiveInt = option(20, Role.SHAPES)
     """Steps in a window."""
-    burn_in: NonNegativeInt = 0
+    burn_in: NonNegativeInt = option(0, Role.SHAPES | Role.RARE)
     """Steps added before each window's that only fill the memory of recurrent networks: they do not
     count in losses."""
-    replay: Literal["auto", "device", "stream", "blocks"] = "auto"
+    replay: Literal["auto", "device", "stream", "blocks"] = option("auto", Role.FREE)
     """Where batches come from. "device": the whole dataset is loaded onto the device; "stream":
     batches are read from disk; the batches are the same. "blocks": blocks of the data are read in
     a random order, and batches drawn from a few of them at a time, which are others. "auto": blocks
     if the data is on another machine; else device if it fits into half of its free memory."""
-    shuffle_buffer: Positive | None = None
-    """Size of the buffer that batches of blocks are drawn from, in GB; by default 0.067."""
-    memory: Positive = 1.0
+    memory: Positive = option(1.0, Role.FREE | Role.LOCAL | Role.RARE)
     """Largest memory for streamed batches, in GB."""
-    stream_cache: NonNegative | None = None
-    """Largest size on the disk of the cache of data that is streamed from the hub, in GB; by
-    default 10, or what OFFMARL_STREAM_CACHE_GB says."""
-    normalise: tuple[Literal["observation", "state", "reward", "return"], ...] = ()
+    normalise: tuple[Literal["observation", "state", "reward", "return"], ...] = option(
+        (), Role.SHAPES
+    )
     """What to normalise by the statistics of the dataset, which are stored with the policy.
     observation and state: to mean 0 and standard deviation 1, entry by entry; whole numbers, such
     as those of images, stay as they are. reward or return: divide rewards by their standard
     deviation, or by that of the returns of complete episodes."""
-    evaluate_every: PositiveInt | None = None
+    eval_every: PositiveInt | None = None
     """Updates between evaluations; by default a twentieth of --updates."""
-    evaluate_episodes: PositiveInt = 32
+    eval_episodes: PositiveInt = 32
     """Episodes in an evaluation."""
     final_episodes: PositiveInt = 320
     """Episodes of the last evaluation, whose returns are the run's result."""
-    stop_on: Literal["agreement", "return"] | None = None
+    stop_on: Literal["agreement", "return"] | None = option(None, Role.RARE)
     """Stop a seed early, when this has not improved for --patience evaluations: the agreement with
     the actions of held-out episodes, or the return in the environment. Choosing by returns in the
     environment is online tuning: report it as such."""
-    patience: PositiveInt | None = None
+    patience: PositiveInt | None = option(None, Role.RARE)
     """With --stop-on: evaluations without an improvement after which a seed stops; by default 5.
     Those before the last stage of a program do not count."""
-    init: Path | None = None
+    init: Path | None = option(None, Role.TRACED)
     """Run to start from, of any baseline or recorder: the networks and the optimisers that the
     programs share start as they ended there."""
-    keep: Keep = "last"
+    keep: Keep = option("last", Role.FREE | Role.RARE)
     """Checkpoints to keep. last: only that of the last update; best: also the one with the best
     evaluation of each seed; all: one of each evaluation. `offmarl.load_policy(step=...)` loads
     any."""
-    track: Annotated[tuple[str, ...], REPEATED] = ()
-    """Tracker that gets the metrics, too: tensorboard, mlflow, wandb or trackio, each by default
-    offline; NAME=TARGET says where, such as mlflow=sqlite:///runs.db. Give the option once for each
-    tracker."""
-    checkpoint_seconds: NonNegative = 30.0
-    """Seconds between checkpoints; Ctrl-C and SIGTERM save one before the program stops."""
 
 
 @dataclass(frozen=True)
 class OnlineArgs(_Configurable):
     """Arguments that all recorders share."""
 
-    env: str = "swarm/coverage-3"
+    env: str = option("swarm/coverage-3", Role.CASE)
     """Environment to learn in: a name that `offmarl envs` lists, or code of your own as
     path/to/file.py:FACTORY or package.module:FACTORY."""
-    tiers: str = "random,medium,expert,replay"
+    tiers: str = option("random,medium,expert,replay", Role.TRACED | Role.UNTUNED)
     """Tiers to record, joined by commas: random, poor, medium, good, expert, replay (all training
     data), medium-replay (the training data up to the medium policy; replay is recorded too). A
     mixture of tiers is NAME=TIER:SHARE+TIER:SHARE, such as mixed=medium:0.5+expert:0.5, where each
     policy plays in its share of the environments."""
-    side: str = ""
+    side: str = option("", Role.RARE)
     """Where agents are in several teams: the team that learns, such as pursuers, while the others
     act by --opponents. The data hold all agents. By default all teams learn."""
-    opponents: tuple[str, ...] = ("scripted",)
+    opponents: tuple[str, ...] = option(("scripted",), Role.RARE)
     """With --side: how the other teams act, as one policy for all of them or TEAM=POLICY for each.
     A policy is the name of a scripted one of the environment, random, path/to/file.py:FUNCTION, or
     the directory of a run, whose last policy acts with fixed parameters."""
-    out: Path = Path("vaults")
+    out: Path = option(Path("vaults"), Role.CASE | Role.FREE | Role.LOCAL)
     """Directory for the vaults, ENV.vlt/PROGRAM-SEED-TIER, and the run, ENV.run/PROGRAM-SEED."""
-    steps: PositiveInt = 100_000
+    steps: PositiveInt = option(100_000, Role.TRACED | Role.UNTUNED)
     """Environment steps to record in each tier; replay holds all steps of the training."""
-    total_steps: PositiveInt = 300_000
+    total_steps: PositiveInt = option(300_000, Role.SHAPES)
     """Environment steps to train for."""
-    num_envs: PositiveInt = 32
+    num_envs: PositiveInt = option(32, Role.SHAPES)
     """Number of environments that run side by side."""
-    env_states: bool = False
+    env_states: bool = option(False, Role.UNTUNED | Role.RARE)
     """Also record the environments' states, as extras, so that `offmarl.replay_episode` can play
     any episode again."""
-    evaluations: PositiveInt = 40
+    evaluations: PositiveInt = option(40, Role.RARE)
     """Number of policy versions to evaluate and keep during training; tiers are chosen from
     them."""
     eval_episodes: PositiveInt = 64
     """Episodes in an evaluation; the policies of tiers are evaluated on four times as many."""
-    seeds: SeedCount = 1
+    seeds: SeedCount = option(1, Role.CASE | Role.FREE | Role.UNTUNED)
     """Number of independent training seeds. One process trains them side by side, with one compiled
     program; each has vaults of its own, with the same data as if it were trained alone."""
-    seed: Seed = 0
+    seed: Seed = option(0, Role.CASE)
     """The first of the seeds."""
-    init: Path | None = None
+    init: Path | None = option(None, Role.FREE)
     """Run to continue from, such as one of an offline baseline: the networks and the optimiser that
     the programs share start as they ended there. Random exploration is the program's own: qmix, vdn
     and iql keep to the policy with --exploration 0, maddpg with --random-steps 0."""
-    replay: Path | None = None
+    prefill: Path | None = option(None, Role.FREE | Role.RARE)
     """Vault whose newest steps fill the replay at the start, for programs that learn from one."""
-    track: Annotated[tuple[str, ...], REPEATED] = ()
-    """Tracker that gets the metrics, too: tensorboard, mlflow, wandb or trackio, each by default
-    offline; NAME=TARGET says where, such as mlflow=sqlite:///runs.db. Give the option once for each
-    tracker."""
-    checkpoint_seconds: NonNegative = 30.0
-    """Seconds between checkpoints; Ctrl-C and SIGTERM save one before the program stops."""
-
-
-FREE = (
-    "track",
-    "out",
-    "replay",
-    "memory",
-    "stream_cache",
-    "checkpoint_seconds",
-    "batching",
-    "keep",
-    "take_over",
-    *DEVICE_ARGS,
-)
-"""Arguments that may differ when a run is resumed, because they do not change the result."""
-
-SHAPING = ("normalise", "updates", "batch_size", "length", "burn_in", "total_steps", "num_envs")
-"""Shared arguments that ``make`` may use; the others are the loop's."""
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -374,20 +344,30 @@ def shaping_values(args: Validated) -> tuple[tuple[str, Any], ...]:
 
 def _reasons(args: Validated) -> dict[str, str]:
     """Return the arguments that must not shape a program, each with the reason."""
-    numeric, shared = _hyperparameter_names(args), shared_names(args) - set(SHAPING)
+    numeric, shared = (
+        _hyperparameter_names(args),
+        shared_names(args) - with_role(type(args), Role.SHAPES),
+    )
     return dict.fromkeys(shared, "for the loop only") | {
         name: f"a hyperparameter: write `hyper.{name}` in init or update" for name in numeric
     }
 
 
 def _hyperparameter_names(args: Validated) -> list[str]:
-    return [name for name in float_fields(type(args)) if name not in shared_names(args)]
+    shared = shared_names(args)
+    return [name for name in float_fields(type(args)) if name not in shared]
 
 
 def shared_names(args: Validated) -> set[str]:
     """Return the names of the arguments that all programs of a kind share."""
     bases = [base for base in type(args).__mro__ if base in (Args, OnlineArgs)]
     return {field.name for base in bases if is_dataclass(base) for field in fields(base)}
+
+
+def recorded(args: Validated) -> dict[str, Any]:
+    """Return the arguments that records hold, by name: those that may change the result."""
+    free = with_role(type(args), Role.FREE)
+    return {name: value for name, value in asdict(args).items() if name not in free}  # type: ignore[call-overload]
 
 
 class _Unusable:
@@ -474,8 +454,8 @@ class Program(NamedTuple):
     """Number of time steps that an update takes in each environment and adds to ``state.capture``,
     a `Capture`, which is recorded; 0 for a program that learns from a dataset."""
     on_replay: Callable[[ArrayTree], ArrayTree] = same_state
-    """Function of a state whose ``capture`` was filled from a vault (`OnlineArgs.replay`), for what
-    depends on its content, such as priorities. It is not compiled."""
+    """Function of a state whose ``capture`` was filled from a vault (`OnlineArgs.prefill`), for
+    what depends on its content, such as priorities. It is not compiled."""
     values: Values | None = None
     """Its critic, which `load_critic` loads; None if it has none."""
     given: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ from offmarl.programs.optimisers import (
 from offmarl.programs.prioritised import admit, begin_priorities, learned, sample
 from offmarl.programs.program import TD_ERRORS, Hyperparameters, Program, Stage
 from offmarl.programs.windows import draw_windows
-from offmarl.replay.priorities import Priorities, first_importance
+from offmarl.replay.priorities import IMPORTANCE, Priorities
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.types import EnvSpec, Sequence
 
@@ -61,9 +61,6 @@ class QArgs(OffPolicyArgs):
     prioritise: Fraction | None = None
     """Draw windows by their temporal-difference errors to this power: 0.6 is usual; by default they
     are drawn without regard to errors."""
-    importance: Fraction | None = None
-    """With --prioritise: power of the weights that correct the loss for it, in the first round (by
-    default 0.4); it grows to 1 in the last."""
     gamma: Fraction = 0.95
     """Discount. Rewards of the swarm tasks come soon after the actions, so a short horizon learns
     faster."""
@@ -149,7 +146,6 @@ def q_program(
     loss: QLoss,
 ) -> Program:
     """Build a program that learns action values: networks as `q_config` describes, and a loss."""
-    first_importance(args.prioritise, args.importance)  # checked before anything runs
     config = q_config(args)
     env, policy = envs.autoreset(env), make_policy(config, spec)
     buffer = make_buffer(args.num_envs, args.replay_steps)
@@ -261,7 +257,6 @@ def _draw(
     """Draw windows, and return where they start if they are drawn by priorities."""
     if priorities is None:
         return draw_windows(capture, key, args.batch_size, args.length, args.burn_in), None
-    begun = first_importance(args.prioritise, args.importance)
-    exponent = linear_schedule(progress, begun, 1.0)
+    exponent = linear_schedule(progress, IMPORTANCE, 1.0)
     sizes = args.batch_size, args.length
     return sample(priorities, capture, key, *sizes, exponent, args.burn_in)

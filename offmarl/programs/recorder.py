@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,12 +14,13 @@ from jaxtyping import Float, PRNGKeyArray
 from offmarl import envs, tracking
 from offmarl._compiling import jit_rarely_run
 from offmarl.checkpoint import Checkpoints
+from offmarl.config import Role, with_role
 from offmarl.envs import Environment
 from offmarl.errors import CheckpointError
 from offmarl.evaluation import Evaluation, evaluate, returns_by_team
-from offmarl.programs.cluster import DEVICE_ARGS, gathered, load_on_first
+from offmarl.programs.cluster import gathered, load_on_first
 from offmarl.programs.finite import require_finite
-from offmarl.programs.program import OnlineArgs, Program, hyperparameters
+from offmarl.programs.program import OnlineArgs, Program, hyperparameters, recorded
 from offmarl.programs.registry import Origin
 from offmarl.programs.sharding import ONE_DEVICE, Layout, place_shared
 from offmarl.programs.sides import against_reference
@@ -32,9 +32,6 @@ INIT, TRAIN, EVALUATE, EVALUATE_AGAIN, EVALUATE_RANDOM, RECORD, CHOOSE = range(7
 
 _ROUNDS = 4
 """Evaluations of a tier's policy, each of `OnlineArgs.eval_episodes` episodes."""
-
-_RECORDED_LATER = ("tiers", "steps")
-"""Settings that do not change what a training seed learns."""
 
 
 class Version(NamedTuple):
@@ -122,10 +119,7 @@ class Recorder(NamedTuple):
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of this training seed, as in the provenance on disk."""
-        args = asdict(self.args) | {"env": envs.short_name(self.args.env), "seed": self.seed}
-        free = ("out", "checkpoint_seconds", "seeds", "track", "init", "replay", "take_over")
-        for name in (*DEVICE_ARGS, *free):
-            del args[name]
+        args = recorded(self.args) | {"env": envs.short_name(self.args.env), "seed": self.seed}
         if not self.args.env_states:  # as recordings before there were states
             del args["env_states"]
         if not self.args.side:  # as recordings before there were sides
@@ -135,7 +129,8 @@ class Recorder(NamedTuple):
     @property
     def recipe(self) -> dict[str, Any]:
         """Everything that determines the training of this seed, for the vaults."""
-        kept = {name: value for name, value in self.settings.items() if name not in _RECORDED_LATER}
+        later = with_role(type(self.args), Role.TRACED)  # what is recorded after the training
+        kept = {name: value for name, value in self.settings.items() if name not in later}
         return {"program": self.name, "file_sha256": self.origin.sha256} | kept | dict(self.source)
 
     def vault(self, tier: str) -> Path:

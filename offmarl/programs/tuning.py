@@ -31,12 +31,22 @@ from offmarl.config import (
     NonNegative,
     Positive,
     PositiveInt,
+    Role,
     Seed,
     Validated,
+    check_names,
     converted,
+    with_role,
 )
 from offmarl.envs.registry import code_of
-from offmarl.errors import OffmarlError, OptionError, RunError, Stopped, unknown_name
+from offmarl.errors import (
+    OffmarlError,
+    OptionError,
+    RunError,
+    Stopped,
+    UnknownNameError,
+    unknown_name,
+)
 from offmarl.launch import Work
 from offmarl.paths import local
 from offmarl.programs.continuing import start_of_baseline
@@ -44,7 +54,7 @@ from offmarl.programs.drawing import open_data
 from offmarl.programs.evaluate import make_evaluator
 from offmarl.programs.identity import MAY_DIFFER, differences, made_from
 from offmarl.programs.offline import digests
-from offmarl.programs.program import FREE, SHAPING, Args, OnlineArgs, shared_names
+from offmarl.programs.program import Args, OnlineArgs, shared_names
 from offmarl.programs.registry import origin_of, program_of
 from offmarl.programs.run import watched
 from offmarl.programs.sides import opponents_of
@@ -55,9 +65,6 @@ Score = Literal["last", "area"]
 _WARM_UP = 5
 """Trials that are never stopped early; twice as many proposals are drawn at random."""
 
-_DRAWING = ("burn_in", "prioritise", "importance", "weight", "weight_by", "weight_temperature")
-"""Shared arguments of baselines that change what is learned, though not the program."""
-
 _NAME = "tune"
 """Name of the study in its journal."""
 
@@ -67,9 +74,6 @@ _KEYS = ("low", "high", "log")
 
 _NOT_SIZES = ("capacity", "seeds")
 """Whole numbers whose value does not trade off anything: more is better, or another question."""
-
-_SHARED = ("batch_size",)
-"""Shared arguments that are searched as the program's own are."""
 
 
 class Range(NamedTuple):
@@ -143,7 +147,8 @@ def derived(args: Validated) -> Space:
     not searched.
     """
     hints = get_type_hints(type(args), include_extras=True)
-    own = [name for name in hints if name not in shared_names(args) or name in _SHARED]
+    shared = shared_names(args) - with_role(type(args), Role.SEARCHED)
+    own = [name for name in hints if name not in shared]
     found = {name: _range(name, hints[name], getattr(args, name)) for name in own}
     return {name: one for name, one in found.items() if one is not None}
 
@@ -158,7 +163,7 @@ def _range(name: str, hint: Any, value: Any) -> Range | Choices | None:
     return None
 
 
-def read(path: Path, kind: type[Validated]) -> Space:
+def read_space(path: Path, kind: type[Validated]) -> Space:
     """Return the ranges in the table ``[search]`` of a file; `OptionError` for what is not valid.
 
     An entry is a list of values, or ``{low = ..., high = ..., log = true}``.
@@ -170,13 +175,10 @@ def read(path: Path, kind: type[Validated]) -> Space:
         )
     hints = get_type_hints(kind, include_extras=True)
     where = f"{path} [{settings.SEARCH}]"
-    names = [field.name for field in fields(kind) if field.name not in settings.NEVER]  # type: ignore[arg-type]
-    for name in table:
-        if name not in names:
-            raise OptionError(f"{where}: {unknown_name('argument', name, names)}")
     try:
+        check_names(kind, table, with_role(kind, Role.CASE))
         return {name: _entry(name, hints[name], entry) for name, entry in table.items()}
-    except OptionError as error:
+    except (OptionError, UnknownNameError) as error:
         raise OptionError(f"{where}: {error}") from None
 
 
@@ -311,7 +313,8 @@ class TrialsWork(Work):
     def _facts(self) -> dict[str, Any]:
         """Return what a search must be continued with."""
         args = {field.name: getattr(self.args, field.name) for field in _fields(self.args)}
-        kept = {name: x for name, x in args.items() if name not in (*FREE, *self.space)}
+        free = with_role(type(self.args), Role.FREE)
+        kept = {name: x for name, x in args.items() if name not in (*free, *self.space)}
         search = {"seeds": self._search.seeds, "score": self._search.score}
         search |= {"search_seed": self._search.search_seed, "prune": self._search.prune}
         space = {name: one.words() for name, one in self.space.items()}
@@ -524,11 +527,13 @@ class TrialsWork(Work):
         """
         used = settings.used(self.args)
         chosen = {*used.given, *used.settings}
-        shared = shared_names(self.args) - {*SHAPING, *_DRAWING}
+        kind = type(self.args)
+        left_out = shared_names(self.args) - with_role(kind, Role.SHAPES | Role.LEARNS)
+        left_out |= {self._budget, *with_role(kind, Role.CASE)}
         return {
             field.name: tracking.plain(value)
             for field in _fields(self.args)
-            if field.name not in {*shared, self._budget, *settings.NEVER}
+            if field.name not in left_out
             and (value := getattr(self.args, field.name)) is not None
             and (value != field.default or field.name in chosen)
         }
@@ -574,7 +579,7 @@ def _require_fresh(args: Validated, space: Space) -> None:
     """Refuse what a recorder starts from, because its trials start from nothing."""
     if not isinstance(args, OnlineArgs):
         return
-    for name in ("init", "replay"):
+    for name in ("init", "prefill"):
         if name in space or getattr(args, name) is not None:
             raise OptionError(
                 f"the trials of a search start from nothing: leave out {name}, and give --{name} "

@@ -230,7 +230,6 @@ def open_batches(
     episodes: Chosen = None,
     weights: Weighting = None,
     draws: Prioritised | None = None,
-    shuffle_buffer: int | None = None,
 ) -> Iterator[BatchSource]:
     """Open the batches of a loop over ``steps``, each of which stands for ``steps.step`` updates.
 
@@ -257,8 +256,6 @@ def open_batches(
         What steps weigh; all the same by default.
     draws
         How to draw by priorities, by which no batch is drawn by default. Streams need a lag.
-    shuffle_buffer
-        Bytes of the buffer of blocks; 64 MB by default.
 
     Raises
     ------
@@ -270,7 +267,7 @@ def open_batches(
     """
     if kind == "blocks":
         check_unweighted(weights is not None or draws is not None, source)
-        with _open_blocks(source, windows, keys, steps, memory, episodes, shuffle_buffer) as blocks:
+        with _open_blocks(source, windows, keys, steps, memory, episodes) as blocks:
             yield blocks
         return
     circles = Circles(source, windows, episodes, weights)
@@ -305,10 +302,9 @@ def _open_blocks(
     steps: range,
     memory: int,
     episodes: Chosen,
-    shuffle_buffer: int | None,
 ) -> Iterator[BatchSource]:
     """Open batches that are shuffled by blocks; each seed has its own order in the buffer."""
-    blocked, table = plan_blocks(source, windows, episodes, shuffle_buffer)
+    blocked, table = plan_blocks(source, windows, episodes, None)
     words = np.asarray(jax.random.key_data(keys), np.uint32)
     seeds = words.reshape(len(keys), -1)[:, -1].tolist()
     blocks = {"block_seed": seeds[0], "per_buffer": table.per_buffer}

@@ -17,12 +17,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
-from offmarl.errors import OptionError
 from offmarl.replay.device import probability
 from offmarl.replay.starts import Starts
 
 _LARGEST_SHARE = 0.9
 """Part of the largest error in a window's priority; the rest is the mean (η of R2D2)."""
+IMPORTANCE = 0.4
+"""Power β of the importance weights at the first update; it grows to 1 (Schaul et al. 2016)."""
 _LEAST = 1e-6
 """Added to priorities, so that every window is drawn again."""
 _MOST = 1e9
@@ -138,16 +139,6 @@ def window_priorities(
     mean = size.sum(-1) / jnp.maximum(counted.sum(-1), 1)
     mixed = _LARGEST_SHARE * size.max(-1) + (1 - _LARGEST_SHARE) * mean
     return jnp.minimum(mixed + _LEAST, _MOST) ** exponent
-
-
-def first_importance(prioritise: float | None, importance: float | None) -> float:
-    """Return the power β of the importance weights at the first update.
-
-    By default it is 0.4 (Schaul et al. 2016).
-    """
-    if importance is not None and prioritise is None:
-        raise OptionError("--importance needs --prioritise: give both.")
-    return 0.4 if importance is None else importance
 
 
 def importance(

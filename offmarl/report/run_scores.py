@@ -424,8 +424,8 @@ def _distinguish(paths: Sequence[Path]) -> dict[Path, str]:
 
 _NO_SETTINGS = (
     *("vault", "time_limit", "env", "validation", "out", "seeds", "seed", "batching", "replay"),
-    *("memory", "evaluate_every", "evaluate_episodes", "final_episodes", "track"),
-    *("checkpoint_seconds", "tiers", "steps", "evaluations", "eval_episodes"),
+    *("memory", "eval_every", "eval_episodes", "final_episodes", "track"),
+    *("checkpoint_seconds", "tiers", "steps", "evaluations"),
 )
 """Arguments that do not change what a program computes from its data, or that name the data."""
 

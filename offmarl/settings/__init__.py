@@ -22,17 +22,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from offmarl import records
-from offmarl.config import Validated, converted
-from offmarl.errors import OptionError, unknown_name
+from offmarl.config import Role, Validated, converted, read_values, with_role
+from offmarl.errors import OptionError
 from offmarl.paths import local
 
 T = TypeVar("T", bound=Validated)
 
 SEARCH = "search"
 """Name of the table that is no program's: the ranges for ``offmarl tune``."""
-
-NEVER = ("vault", "env", "out", "validation", "seed", "seeds", "take_over")
-"""Arguments that say what a program runs on, and not how; files cannot set them."""
 
 _ATTRIBUTE = "_settings"
 
@@ -103,9 +100,9 @@ def fill(
     found: dict[str, Setting] = {}
     path = package_file(env)
     if packaged and path is not None:
-        found |= _File(path, f"offmarl/settings/{path.name}", True).read(kind, program, env)
+        found |= _read(path, f"offmarl/settings/{path.name}", True, kind, program, env)
     if file is not None:
-        found |= _File(local(file), str(file), False).read(kind, program, env)
+        found |= _read(local(file), str(file), False, kind, program, env)
     values = {name: setting.value for name, setting in found.items()}
     return _with(kind(**{**values, **given}), Used(found, frozenset(given)))
 
@@ -160,35 +157,24 @@ def _with(args: T, used: Used) -> T:
 # ---------------------------------------------------------------------------------- files
 
 
-class _File(NamedTuple):
-    """A file of settings."""
-
-    path: Path
-    shown: str
-    """Its name in messages."""
-    packaged: bool
-
-    def read(self, kind: type[Validated], program: str, env: str) -> dict[str, Setting]:
-        """Return its values for a program and an environment; those for others are checked, too."""
-        every = tables(self.path, self.shown)
-        found: dict[str, Setting] = {}
-        if program not in every and not self.packaged:
-            raise OptionError(
-                f"{self.shown} has no table [{program}]: add one with the program's settings."
-            )
-        table = every.get(program, {})
-        general = {name: value for name, value in table.items() if not isinstance(value, dict)}
-        patterns = [(name, value) for name, value in table.items() if isinstance(value, dict)]
-        for pattern, values in [("", general), *patterns]:
-            where = f'[{program}."{pattern}"]' if pattern else f"[{program}]"
-            source = f"{self.shown} {where}"
-            checked = {
-                name: Setting(_value(kind, name, value, source), source, self.packaged)
-                for name, value in values.items()
-            }
-            if not pattern or _matches(env, pattern):
-                found |= checked
-        return found
+def _read(
+    path: Path, shown: str, packaged: bool, kind: type[Validated], program: str, env: str
+) -> dict[str, Setting]:
+    """Return a file's values for a program and an environment; others are checked, too."""
+    every = tables(path, shown)
+    if program not in every and not packaged:
+        raise OptionError(f"{shown} has no table [{program}]: add one with the program's settings.")
+    table = every.get(program, {})
+    found: dict[str, Setting] = {}
+    general = {name: value for name, value in table.items() if not isinstance(value, dict)}
+    patterns = [(name, value) for name, value in table.items() if isinstance(value, dict)]
+    for pattern, values in [("", general), *patterns]:
+        where = f'[{program}."{pattern}"]' if pattern else f"[{program}]"
+        source = f"{shown} {where}"
+        checked = read_values(kind, values, source, with_role(kind, Role.CASE))
+        if not pattern or _matches(env, pattern):
+            found |= {name: Setting(x, source, packaged) for name, x in checked.items()}
+    return found
 
 
 def tables(path: Path, shown: str = "") -> dict[str, dict[str, Any]]:
@@ -211,17 +197,3 @@ def _matches(env: str, pattern: str) -> bool:
     """
     names = {env, env.partition(":")[0]}
     return any(fnmatchcase(name, whole) for name in names for whole in (pattern, f"*/{pattern}"))
-
-
-def _value(kind: type[Validated], name: str, value: Any, where: str) -> Any:
-    """Return a checked value; the error says where it is."""
-    names = [field.name for field in fields(kind) if field.name not in NEVER]  # type: ignore[arg-type]
-    if name in NEVER:
-        raise OptionError(f"{where}: {name} cannot be set in a file: give it with the command.")
-    if name not in names:
-        raise OptionError(f"{where}: {unknown_name('argument', name, names)}")
-    hint = get_type_hints(kind, include_extras=True)[name]
-    try:
-        return converted(name, hint, value)
-    except OptionError as error:
-        raise OptionError(f"{where}: {error}") from None

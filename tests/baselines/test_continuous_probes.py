@@ -149,7 +149,7 @@ def test_the_best_actions_are_found(
         "omar": (2000, {"cql_weight": 0.01, "cql_samples": 4}),
     }[program]
     returns = train(
-        program, data, tmp_path / "run", updates=updates, evaluate_every=updates, seeds=2,
+        program, data, tmp_path / "run", updates=updates, eval_every=updates, seeds=2,
         learning_rate=3e-3, tau=0.02, **options, **weights,
     )  # fmt: skip
     assert returns.mean(-1).min() > 0.95

@@ -106,7 +106,5 @@ def test_alberdice_solves_the_xor_game(shared_data: Path, tmp_path: Path) -> Non
         "gradient_penalty": 0.0,
         "normalise": ("reward",),
     }
-    returns = train(
-        "alberdice", data, tmp_path / "run", updates=2000, evaluate_every=2000, **options
-    )
+    returns = train("alberdice", data, tmp_path / "run", updates=2000, eval_every=2000, **options)
     np.testing.assert_array_equal(returns, 50.0)

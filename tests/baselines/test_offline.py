@@ -38,7 +38,7 @@ def xor(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", BASELINES)
 def test_xor_with_one_good_joint_action(name: str, xor: Path, tmp_path: Path) -> None:
     returns = train(
-        name, xor, tmp_path / name, updates=600, evaluate_every=600, length=5, batch_size=32
+        name, xor, tmp_path / name, updates=600, eval_every=600, length=5, batch_size=32
     )
     np.testing.assert_array_equal(returns, 50.0)
 
@@ -50,7 +50,7 @@ def test_probes_from_random_data(
     name: str, probe: str, random_data: Callable[[str], Path], tmp_path: Path
 ) -> None:
     data = random_data(f"probe/{probe}")
-    options = {"updates": 500, "evaluate_every": 500, "hidden": 32, "length": 3, "batch_size": 32}
+    options = {"updates": 500, "eval_every": 500, "hidden": 32, "length": 3, "batch_size": 32}
     if name.endswith("cql"):  # on uniform data the full penalty makes all values almost equal
         options["cql_weight"] = 0.3
     if name == "omiga":
@@ -66,7 +66,7 @@ def test_cloning_random_data_stays_random(
     # A program that learns nothing does not pass the probes: a greedy clone of noise is wrong
     # somewhere.
     data = random_data("probe/observation")
-    returns = train("bc", data, tmp_path / "bc", updates=200, evaluate_every=200, length=3, seeds=4)
+    returns = train("bc", data, tmp_path / "bc", updates=200, eval_every=200, length=3, seeds=4)
     assert returns.mean() < 0.9
 
 
@@ -79,7 +79,7 @@ def test_the_clone_of_two_joint_modes_is_their_independent_mixture(
     env = envs.make("classic/bridge")
     vault.import_dataset(source, path, env_spec=env.spec)
     settled = {"updates": 1500, "learning_rate": 1e-3, "schedule": "linear"}
-    returns = train("bc", path, tmp_path / "bc", evaluate_every=500, seeds=2, **settled)
+    returns = train("bc", path, tmp_path / "bc", eval_every=500, seeds=2, **settled)
     # Greedily, both take the way that most of the data takes: one of its three ways, -1.2904.
     np.testing.assert_allclose(returns, -1.2904, atol=1e-4)
     start = env.reset(jax.random.key(0))[1].view
@@ -99,7 +99,7 @@ def test_the_clone_of_a_continuous_controller(tmp_path: Path) -> None:
     path = tmp_path / "scripted.vlt" / "0"
     record_policy(env, env.scripted(), (), path, steps=20_000, num_envs=16)
     settled = {"updates": 600, "learning_rate": 1e-3, "schedule": "linear"}
-    returns = train("bc", path, tmp_path / "bc", evaluate_every=600, **settled)
+    returns = train("bc", path, tmp_path / "bc", eval_every=600, **settled)
     assert returns.mean() > 17
 
 
@@ -107,7 +107,7 @@ def test_the_first_line_is_that_of_the_first_update(
     random_data: Callable[[str], Path], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    options: dict[str, Any] = {"updates": 2, "evaluate_every": 1, "hidden": 8, "seeds": 2}
+    options: dict[str, Any] = {"updates": 2, "eval_every": 1, "hidden": 8, "seeds": 2}
     train("bc", random_data("probe/one-step"), run, **options)
     rows = tracking.read(run / tracking.METRICS_FILE)
     found = [(row["step"], row["seed"], "policy_loss" in row) for row in rows]

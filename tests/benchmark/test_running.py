@@ -526,8 +526,8 @@ name = "whole"
 [training]
 seeds = 2
 updates = 4
-evaluate_every = 2
-evaluate_episodes = 2
+eval_every = 2
+eval_episodes = 2
 final_episodes = 4
 batch_size = 4
 length = 4

@@ -102,14 +102,10 @@ def test_a_cell_that_fails_does_not_stop_the_others(make):
     assert [work.label(block) for block in work.missing()] == ["deep on one", "deep on two"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "block_steps", "message"),
-    [([], 100, "divided by its cells"), (["--jobs", "2"], None, "processes by --workers")],
-)
-def test_options_that_a_benchmark_does_not_have(arguments, block_steps, message, make, tmp_path):
+def test_a_benchmark_has_no_steps(make, tmp_path):
     make()
-    with pytest.raises(OptionError, match=message):
-        cli.benchmark_work("benchmark", [str(tmp_path / "plan.toml"), *arguments], block_steps)
+    with pytest.raises(OptionError, match="divided by its cells"):
+        cli.benchmark_work("benchmark", [str(tmp_path / "plan.toml")], 100)
 
 
 # ---------------------------------------------------------------------------------- one process

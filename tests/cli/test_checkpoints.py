@@ -15,8 +15,8 @@ def run(random_data, tmp_path_factory):
             vault=str(random_data(ENV)),
             out=tmp_path_factory.mktemp("kept") / "run",
             updates=6,
-            evaluate_every=3,
-            evaluate_episodes=8,
+            eval_every=3,
+            eval_episodes=8,
             final_episodes=8,
             learning_rate=0.1,
             batch_size=4,
@@ -28,7 +28,7 @@ def run(random_data, tmp_path_factory):
 
 
 def returns(offmarl, run, *options):
-    played = offmarl("evaluate", run, "--episodes", 16, "--json", *options)
+    played = offmarl("evaluate", run, "--eval-episodes", 16, "--json", *options)
     assert played.code == 0, played.err
     return [row["mean"] for row in played.json["seeds"]], played.json["checkpoint"]
 
@@ -43,7 +43,7 @@ def test_evaluate_plays_the_policy_of_a_checkpoint(offmarl, run):
     by_step = {3: early, 6: last}
     assert name == "best"
     assert best == [by_step[best_step(run, seed)][seed] for seed in (0, 1)]
-    assert ", step 3 of " in offmarl("evaluate", run, "--episodes", 2, "--checkpoint", 3).out
+    assert ", step 3 of " in offmarl("evaluate", run, "--eval-episodes", 2, "--checkpoint", 3).out
 
 
 @pytest.mark.slow

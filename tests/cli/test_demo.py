@@ -14,7 +14,7 @@ def test_the_demo_goes_all_the_way(tmp_path, monkeypatch):
         {"total_steps": 8_192, "steps": 2_048, "evaluations": 4, "eval_episodes": 8},
     )
     monkeypatch.setattr(Ladder, "check", lambda *_: None)  # so few steps need not be enough
-    small = {"batch_size": 4, "length": 5, "final_episodes": 4, "evaluate_episodes": 4, "hidden": 8}
+    small = {"batch_size": 4, "length": 5, "final_episodes": 4, "eval_episodes": 4, "hidden": 8}
     monkeypatch.setattr(demo, "_BASELINE", small)
     monkeypatch.setattr(demo, "_BASELINES", {"bc": {"updates": 20}})
     report = demo.demo(tmp_path, seeds=2)

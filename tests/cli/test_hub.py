@@ -46,7 +46,7 @@ def test_pull_look_verify_remove(offmarl):
         (["cache", "verify", "lab", "--all"], 2, "give names (lab) or --all, not both"),
         (["pull", NAME, "--time-limit", "0"], 2, "a positive number of steps: got 0"),
         (["push", "nothing.vlt", "--to", "org/x", "--licence", "mit"], 1, "there is no vault at"),
-        (["push", "--to", "org/x", "--licence", "mit"], 1, "no vaults to push"),
+        (["push", "--to", "org/x", "--license", "mit"], 1, "no vaults to push"),
     ],
 )
 def test_mistakes(offmarl, arguments, code, message):

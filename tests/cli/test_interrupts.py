@@ -7,10 +7,10 @@ from tests.children import python
 
 PROGRAM = """
 import gc, os, signal, sys, time
-from offmarl.cli import interrupts
+from offmarl.cli import repeat_lost_interrupts
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored, as by nohup
-interrupts.repeat_lost()
+repeat_lost_interrupts()
 
 def busy(phase, info):
     if phase == "start":

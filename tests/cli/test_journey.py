@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-TRAIN = ("--updates", 4, "--evaluate-every", 2, "--evaluate-episodes", 2, "--final-episodes", 3)
+TRAIN = ("--updates", 4, "--eval-every", 2, "--eval-episodes", 2, "--final-episodes", 3)
 
 
 @pytest.mark.nightly
@@ -27,7 +27,7 @@ def test_from_recording_to_comparison(offmarl):
     again = offmarl("train", "bc", "--vault", vault, "--seeds", 2, *TRAIN, "--json").json
     assert again == trained
 
-    played = offmarl("evaluate", run, "--episodes", 5, "--json").json
+    played = offmarl("evaluate", run, "--eval-episodes", 5, "--json").json
     assert [row["episodes"] for row in played["seeds"]] == [5, 5]
     refused = offmarl("evaluate", run, "--env", "swarm/coverage-3")
     assert refused.code == 1 and "observation_size (4, not 58)" in refused.err

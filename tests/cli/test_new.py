@@ -12,7 +12,7 @@ from offmarl.programs import registry
 from offmarl.programs.record import record_policy
 from offmarl.testing import EnvironmentConformance
 
-TRAIN = ("--updates", 4, "--evaluate-every", 2, "--evaluate-episodes", 2, "--final-episodes", 3)
+TRAIN = ("--updates", 4, "--eval-every", 2, "--eval-episodes", 2, "--final-episodes", 3)
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def clean(monkeypatch):
 class TestEnvironment(EnvironmentConformance):
     @pytest.fixture
     def env(self, offmarl, tmp_path):
-        made = offmarl("new", "env", "meeting", "--directory", "some where", "--json")
+        made = offmarl("new", "env", "meeting", "--out", "some where", "--json")
         assert made.json["path"] == str(tmp_path / "some where" / "meeting.py")
         return envs.make("some where/meeting.py:Meeting")
 
@@ -32,7 +32,7 @@ class TestEnvironment(EnvironmentConformance):
 @pytest.fixture
 def file(offmarl):
     """Name an environment in a file beside the working directory."""
-    assert offmarl("new", "env", "line_game", "--directory", "../code").code == 0
+    assert offmarl("new", "env", "line_game", "--out", "../code").code == 0
     return "../code/line_game.py:LineGame"
 
 
@@ -55,7 +55,7 @@ def test_an_environment_from_a_file_is_recorded_and_trained_on(offmarl, file):
 
 
 def test_the_commands_it_prints_can_be_pasted(offmarl):
-    made = offmarl("new", "baseline", "my_clone", "--directory", "../some where", "--json").json
+    made = offmarl("new", "baseline", "my_clone", "--out", "../some where", "--json").json
     assert made["commands"][-1] == "offmarl train '../some where/my_clone.py' --vault VAULT"
 
 
@@ -70,7 +70,7 @@ def test_every_command_takes_an_environment_from_a_file(offmarl, file):
     path = "vaults/line_game.py:LineGame:time_limit=9.vlt/mappo-0-random"
     trained = offmarl("train", "bc", "--vault", path, "--env", file, *TRAIN, "--json")
     run = trained.json["run"]
-    played = offmarl("evaluate", run, "--env", file, "--episodes", 2, "--json")
+    played = offmarl("evaluate", run, "--env", file, "--eval-episodes", 2, "--json")
     assert played.json["env"] == "line_game.py:LineGame"
     again = ("record", "--policy", run, "--env", file, "--steps", 40, "--num-envs", 2, "--json")
     assert offmarl(*again).json["env"] == "line_game.py:LineGame"
@@ -115,12 +115,12 @@ def test_names_that_the_file_needs_itself_are_refused(offmarl, tmp_path, kind, n
 
 @pytest.mark.parametrize("kind", ["env", "baseline"])
 def test_the_names_of_the_templates_may_be_kept(offmarl, kind):
-    assert offmarl("new", kind, f"my_{kind}", "--directory", "new").code == 0
+    assert offmarl("new", kind, f"my_{kind}", "--out", "new").code == 0
 
 
 @pytest.mark.slow
 def test_a_baseline_from_a_file_is_trained(offmarl, random_data, monkeypatch):
-    assert offmarl("new", "baseline", "cautious", "--directory", "some where").code == 0
+    assert offmarl("new", "baseline", "cautious", "--out", "some where").code == 0
     helped = offmarl("train", "some where/cautious.py", "--help")
     assert helped.code == 0 and "Adam's step size" in helped.out
     data = random_data("probe/observation")
@@ -128,7 +128,7 @@ def test_a_baseline_from_a_file_is_trained(offmarl, random_data, monkeypatch):
     assert trained.code == 0, trained.err
     run = trained.json["run"]
     assert Path(run).name == "cautious"
-    evaluate = ("evaluate", run, "--episodes", 2, "--json")
+    evaluate = ("evaluate", run, "--eval-episodes", 2, "--json")
     assert offmarl(*evaluate).code == 0  # this process ran the program
     monkeypatch.setattr(registry, "_ran", {})
     refused = offmarl(*evaluate)

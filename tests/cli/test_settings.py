@@ -9,7 +9,7 @@ from offmarl import settings
 from offmarl.cli import parse_script
 from offmarl.programs import registry
 
-SMALL = ["--updates", "2", "--evaluate-every", "2", "--evaluate-episodes", "2"]
+SMALL = ["--updates", "2", "--eval-every", "2", "--eval-episodes", "2"]
 SMALL += ["--final-episodes", "2", "--batch-size", "4", "--length", "2"]
 
 

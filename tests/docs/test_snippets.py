@@ -33,8 +33,8 @@ TRAINS = re.compile(r"offmarl (demo|tune|train|record|evaluate|compare|ope|repor
 SMALLER = {
     "demo": "--seeds 1",
     "record": "--total-steps 512 --steps 256 --num-envs 4 --evaluations 2 --eval-episodes 2",
-    "train": "--updates 4 --evaluate-every 2 --evaluate-episodes 2 --final-episodes 2 --seeds 1",
-    "evaluate": "--episodes 2",
+    "train": "--updates 4 --eval-every 2 --eval-episodes 2 --final-episodes 2 --seeds 1",
+    "evaluate": "--eval-episodes 2",
     "ope": "--updates 4 --episodes 8 --members 1",
 }
 """Options that make a command small; they take the place of those that it is given."""

@@ -24,7 +24,7 @@ def test_pull_train_compare(offmarl, published):
     pulled = offmarl("pull", f"{NAME}/Random", "--json").json
     path = pulled["paths"]["Random"]
     assert "another program, without" in offmarl("show", path).out
-    brief = ["--updates", 60, "--seeds", 2, "--evaluate-every", 60, "--final-episodes", 8]
+    brief = ["--updates", 60, "--seeds", 2, "--eval-every", 60, "--final-episodes", 8]
     for program in ("bc", "maicq"):
         common = ["train", program, "--vault", path, *brief]
         trained = offmarl(*common, "--env", "classic/xor", "--out", f"with/{program}")

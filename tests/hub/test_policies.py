@@ -38,7 +38,7 @@ NAME = "org/clone"
 
 @pytest.fixture(scope="module")
 def run(random_data, tmp_path_factory):
-    sizes = {"updates": 4, "evaluate_episodes": 2, "final_episodes": 4, "hidden": 4, "length": 2}
+    sizes = {"updates": 4, "eval_episodes": 2, "final_episodes": 4, "hidden": 4, "length": 2}
     out = tmp_path_factory.mktemp("policy") / "run"
     options = {"batch_size": 4, "seeds": 2, "normalise": ("observation",)}
     return iql_cql.main(iql_cql.Args(random_data("probe/two-step"), out=out, **sizes | options))
@@ -365,6 +365,6 @@ def test_code_in_every_field_of_a_pulled_record_runs_nowhere(
                 continue
             harmless = changed(harmless, path, code)
         run = forged(harmless, tmp_path / f"pulled {number}")
-        assert offmarl("evaluate", run, "--episodes", 1).code == 0
+        assert offmarl("evaluate", run, "--eval-episodes", 1).code == 0
         record_it = ("record", "--policy", run, "--steps", 2, "--num-envs", 1, "--out", run / "x")
         assert offmarl(*record_it).code == 0

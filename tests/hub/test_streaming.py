@@ -417,7 +417,7 @@ def test_a_cache_of_another_user_is_read(hub, pushed, monkeypatch):
 def test_training_from_the_hub(hub, pushed, tmp_path):
     make = programs.registry.load("baseline", "bc")
     options = {"env": "none", "batch_size": 4, "length": 5, "seeds": 2, "updates": 6}
-    args = make.Args(vault=ADDRESS, evaluate_every=3, out=tmp_path / "whole", **options)
+    args = make.Args(vault=ADDRESS, eval_every=3, out=tmp_path / "whole", **options)
     programs.train(make.make, args)
     record = json.loads((tmp_path / "whole" / "run.json").read_text())
     assert record["shuffle_buffer"] == 2**26 and record["complete"]

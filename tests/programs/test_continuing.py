@@ -234,7 +234,7 @@ def test_a_recorder_continues_from_a_run_and_its_data_and_resumes(before, tmp_pa
     data, run = before
     sizes = {"env": "probe/observation", "total_steps": 128, "evaluations": 2, "eval_episodes": 4}
     args = qmix.Args(
-        **SIZES[qmix] | sizes, hidden=8, tiers="replay", init=run, replay=data, updates=1
+        **SIZES[qmix] | sizes, hidden=8, tiers="replay", init=run, prefill=data, updates=1
     )
 
     def main(out, **options):
@@ -265,7 +265,7 @@ def test_a_recorder_continues_from_a_run_and_its_data_and_resumes(before, tmp_pa
 def test_data_of_another_environment_is_refused_before_a_run_begins(tmp_path):
     with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
         writer.append(*make(rows=2, steps=4))
-    args = qmix.Args(env="probe/observation", replay=tmp_path / "a.vlt", out=tmp_path / "out")
+    args = qmix.Args(env="probe/observation", prefill=tmp_path / "a.vlt", out=tmp_path / "out")
     with pytest.raises(ShapeError, match=r"a\.vlt.* and probe/observation differ in action"):
         qmix.main(args)
     assert not (tmp_path / "out").exists()
@@ -274,5 +274,5 @@ def test_data_of_another_environment_is_refused_before_a_run_begins(tmp_path):
 @pytest.mark.slow
 def test_a_program_without_replay_takes_none(before, tmp_path):
     args = mappo.Args(env="probe/observation", out=tmp_path, num_envs=4, num_steps=8)
-    with pytest.raises(OptionError, match=r"has no replay to fill: leave out --replay"):
-        mappo.main(replace(args, replay=before[0], tiers="random"))
+    with pytest.raises(OptionError, match=r"has no replay to fill: leave out --prefill"):
+        mappo.main(replace(args, prefill=before[0], tiers="random"))

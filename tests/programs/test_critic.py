@@ -25,7 +25,7 @@ def data(random_data):
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory):
     out = tmp_path_factory.mktemp("critic") / "toy"
-    options: dict[str, Any] = {"evaluate_every": 6, "batch_size": 4, "length": 3, "env": "none"}
+    options: dict[str, Any] = {"eval_every": 6, "batch_size": 4, "length": 3, "env": "none"}
     args = two_stage.Args(vault=data.path, out=out, updates=12, pretrain=3, seeds=2, **options)
     return two_stage.main(args)
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from offmarl import tracking, vault
+from offmarl.config import DeviceArgs
 from offmarl.errors import OptionError, RunError
 from offmarl.programs import cluster
-from offmarl.programs.cluster import DeviceArgs, join
+from offmarl.programs.cluster import join
 from offmarl.programs.grouped import groups_of
 from offmarl.programs.sharding import (
     Layout,

@@ -170,7 +170,7 @@ OTHER = r"package \(chase-envs (1.0.0, not chase-envs 2.0|2.0, not chase-envs 1.
 
 
 def train(directory, data, **options):
-    args = {"updates": 1, "evaluate_episodes": 2, "final_episodes": 2, "hidden": 4}
+    args = {"updates": 1, "eval_episodes": 2, "final_episodes": 2, "hidden": 4}
     return plain.main(plain.Args(vault=data, out=directory, **args | options))
 
 

@@ -21,8 +21,8 @@ BC = registry.load("baseline", "bc")
 @pytest.fixture
 def args(random_data, tmp_path):
     def make(out, **options):
-        given = {"updates": 6, "evaluate_every": 3, "length": 2, "batch_size": 4, "hidden": 8}
-        given |= {"evaluate_episodes": 2, "final_episodes": 2, "seeds": 3, "seed": 4}
+        given = {"updates": 6, "eval_every": 3, "length": 2, "batch_size": 4, "hidden": 8}
+        given |= {"eval_episodes": 2, "final_episodes": 2, "seeds": 3, "seed": 4}
         data = random_data("probe/observation")
         return BC.Args(vault=data, out=tmp_path / out, **given | options)
 
@@ -57,8 +57,8 @@ def test_a_run_of_tasks_is_that_of_one_process(args, options, tmp_path):
 
 @pytest.mark.slow
 def test_seeds_that_stop_early_are_evaluated_to_the_end(args, tmp_path):
-    options = {"updates": 60, "evaluate_every": 3, "stop_on": "return", "patience": 2}
-    options |= {"evaluate_episodes": 3, "final_episodes": 5, "learning_rate": 1e-6}
+    options = {"updates": 60, "eval_every": 3, "stop_on": "return", "patience": 2}
+    options |= {"eval_episodes": 3, "final_episodes": 5, "learning_rate": 1e-6}
     one = BC.main(args("one", batching="map", **options))
     work = SeedsWork(BC.main, args("tasks", **options), tmp_path / "tasks")
     run_share(work, Share(0, 1))

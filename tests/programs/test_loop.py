@@ -48,8 +48,8 @@ def settings(data: Path, out: Path) -> bc.Args:
         out=out,
         seeds=2,
         updates=40,
-        evaluate_every=10,
-        evaluate_episodes=4,
+        eval_every=10,
+        eval_episodes=4,
         final_episodes=8,
         batch_size=4,
         length=2,
@@ -399,9 +399,9 @@ main()
 def test_kill_9_or_a_signal_and_the_same_command_again(
     args: bc.Args, tmp_path: Path, replay: str, program: list[str], signum: int
 ) -> None:
-    options = {"seeds": 2, "updates": 4000, "evaluate-every": 400, "final-episodes": 8}
+    options = {"seeds": 2, "updates": 4000, "eval-every": 400, "final-episodes": 8}
     options |= {"replay": replay, "checkpoint-seconds": 0}
-    small = ["--hidden=8", "--batch-size=4", "--length=2", "--evaluate-episodes=4"]
+    small = ["--hidden=8", "--batch-size=4", "--length=2", "--eval-episodes=4"]
     flags = [*(f"--{name}={value}" for name, value in options.items()), *small]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
 

@@ -20,7 +20,7 @@ from tests.vault.experience import SPEC, make
 
 ENV = "probe/two-step"
 KEY, NO_HYPER = jax.random.key(0), Hyperparameters({})
-SMALL = {"updates": 6, "evaluate_every": 6, "batch_size": 4, "length": 3, "hidden": 8}
+SMALL = {"updates": 6, "eval_every": 6, "batch_size": 4, "length": 3, "hidden": 8}
 
 
 def train(name, data, out, **options):
@@ -86,7 +86,7 @@ def test_what_is_recorded_and_evaluated_uses_the_statistics(random_data, tmp_pat
 
 @pytest.mark.nightly
 def test_a_resumed_run_has_the_same_bits(random_data, tmp_path):
-    options = {"normalise": ("observation", "return"), "updates": 12, "evaluate_every": 6}
+    options = {"normalise": ("observation", "return"), "updates": 12, "eval_every": 6}
     whole = train("qmix_cql", random_data(ENV), tmp_path / "whole", **options)
     part = train("qmix_cql", random_data(ENV), tmp_path / "part", checkpoint_seconds=0, **options)
     for path in (part / "checkpoints").iterdir():

@@ -43,8 +43,8 @@ SOURCE = Path(two_stage.__file__)
 def arguments(data, out, module=two_stage, **changes):
     options = {
         "updates": 17,
-        "evaluate_every": 5,
-        "evaluate_episodes": 4,
+        "eval_every": 5,
+        "eval_episodes": 4,
         "final_episodes": 8,
         "batch_size": 4,
         "length": 2,
@@ -85,7 +85,7 @@ def test_windows_are_what_arguments_and_program_ask_for(random_data, tmp_path, m
 def test_two_stages_find_the_optimum_of_a_probe(probe, random_data, tmp_path):
     changes = {"updates": 500, "pretrain": 50, "batch_size": 32, "final_episodes": 64}
     data = random_data(f"probe/{probe}")
-    run = two_stage.main(arguments(data, tmp_path / "toy", **changes, evaluate_every=500))
+    run = two_stage.main(arguments(data, tmp_path / "toy", **changes, eval_every=500))
     returns = np.array(list(final_returns(run).values()))
     np.testing.assert_array_equal(returns, np.ones((2, 64)))
 
@@ -166,7 +166,7 @@ def test_a_recorder_whose_stages_do_not_add_up_is_refused():
 
 
 def test_a_prime_interval_is_logged_in_blocks_and_a_remainder():
-    schedule = Schedule(updates=2_500, evaluate_every=1_009, log_every=500, starts=(0, 600))
+    schedule = Schedule(updates=2_500, eval_every=1_009, log_every=500, starts=(0, 600))
     lines, done = [], 0
     while done < schedule.updates:
         done = schedule.next_log(done)
@@ -669,7 +669,7 @@ def test_of_two_trainings_in_one_directory_one_goes_on(random_data, tmp_path, se
         return [
             *(sys.executable, "-m", "offmarl", "train", "bc", "--vault", random_data(ENV)),
             *("--env", "none", "--held-out", "0.2", "--updates", "6000", "--seeds", "1"),
-            *("--evaluate-every", "3000", "--hidden", "8", "--out", tmp_path / name, "--json"),
+            *("--eval-every", "3000", "--hidden", "8", "--out", tmp_path / name, "--json"),
         ]
 
     def start():

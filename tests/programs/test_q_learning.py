@@ -170,12 +170,6 @@ def test_values_are_not_factorised_across_teams(recorder) -> None:
     iql.make(spec, iql.Args(), env)
 
 
-def test_weights_without_priorities_are_refused() -> None:
-    env = envs.make("probe/match")
-    with pytest.raises(OptionError, match="--importance needs --prioritise"):
-        iql.make(env.spec, iql.Args(importance=0.5), env)
-
-
 @NIGHTLY
 def test_recorded_replay_warms_up_another_run(tmp_path) -> None:
     args = {"env": "probe/observation", "eval_episodes": 32, "evaluations": 2, **SMALL}
@@ -183,7 +177,7 @@ def test_recorded_replay_warms_up_another_run(tmp_path) -> None:
     qmix.main(first)
     replay = tmp_path / "a" / "probe" / "observation.vlt" / "qmix-0-replay"
     assert vault.open_vault(replay).num_steps == 2_048
-    warm = qmix.Args(tiers="replay", out=tmp_path / "b", total_steps=512, replay=replay, **args)
+    warm = qmix.Args(tiers="replay", out=tmp_path / "b", total_steps=512, prefill=replay, **args)
     qmix.main(warm)
     recorded = vault.open_vault(tmp_path / "b" / "probe" / "observation.vlt" / "qmix-0-replay")
     assert recorded.num_steps == 512  # its own steps alone

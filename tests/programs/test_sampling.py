@@ -15,7 +15,7 @@ from offmarl import tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.cli.parse import parse
 from offmarl.errors import OptionError, RunError
-from offmarl.programs import DatasetStatistics, offline, registry
+from offmarl.programs import DatasetStatistics, registry
 from offmarl.programs.drawing import open_data
 from offmarl.programs.run import CheckpointTimer
 from offmarl.replay import batches
@@ -28,8 +28,8 @@ ENV = "probe/observation"
 OPTIONS = {
     "seeds": 2,
     "updates": 30,
-    "evaluate_every": 30,
-    "evaluate_episodes": 4,
+    "eval_every": 30,
+    "eval_episodes": 4,
     "final_episodes": 4,
     "batch_size": 4,
     "length": 2,
@@ -219,11 +219,7 @@ def test_vaults_on_the_command_line(parts) -> None:
     assert one.vault == Path(first)
     several = parse(bc.Args, "train bc", "", ["--vault", f"{first}=0.7", f"{second}=2.1"])
     assert open_data(several).shares == pytest.approx((0.25, 0.75))
-    plain = parse(bc.Args, "train bc", "", ["--vault", first, second, "--share-by", "episode"])
-    mixed = open_data(plain)
-    assert mixed.by == "episode"
-    assert mixed.shares == pytest.approx([len(one) / len(mixed) for one in mixed.sources])
-    alone = dataclasses.replace(plain, vault=first, share_by=None)
+    alone = dataclasses.replace(several, vault=first)
     assert open_data(alone).path == Path(first)
 
 
@@ -238,18 +234,6 @@ def test_arguments_that_do_not_fit(parts, tmp_path: Path) -> None:
             open_data(bc.Args(vault=vaults))
     with pytest.raises(OptionError, match="--weight-temperature needs --weight"):
         train(bc, first, tmp_path / "run", weight_temperature=0.5)
-    with pytest.raises(OptionError, match="--importance needs --prioritise"):
-        train(bc, first, tmp_path / "run", importance=0.5)
-    with pytest.raises(OptionError, match="--share-by divides batches among vaults"):
-        open_data(bc.Args(vault=first, share_by="episode"))
     with pytest.raises(OptionError, match="no column 'speed'"):
         train(bc, first, tmp_path / "run", weight="speed")
     assert not (tmp_path / "run").exists()
-
-
-def test_old_runs_have_no_new_arguments() -> None:
-    """They are resumed: what is missing in run.json equals None."""
-    new = ("share_by", "weight", "weight_by", "weight_temperature", "prioritise", "importance")
-    args = bc.Args(vault=Path("x"))
-    assert all(getattr(args, name) is None for name in new)
-    assert offline._recorded(Path("nowhere"), "priority_lag") is None

@@ -138,7 +138,7 @@ def test_the_tiers_of_each_team_that_a_tier_depends_on_are_checked(given, checke
         ("mixed=medium:0.5+expert:0.5", {}, "mixes policies, and 2 teams learn"),
         ("expert-vs-random", {"side": "cats"}, "is for several teams that learn at once"),
         ("random", {"opponents": ("random",)}, "give --side with its team, or leave out"),
-        ("random", {"side": "cats", "replay": Path("a.vlt")}, "Leave out --replay, or --side"),
+        ("random", {"side": "cats", "prefill": Path("a.vlt")}, "Leave out --prefill, or --side"),
     ],
 )
 def test_tiers_fit_the_teams_that_learn(tmp_path, given, options, message):

@@ -27,8 +27,8 @@ PATIENT = {"stop_on": "return", "patience": 2}
 
 
 def arguments(data: Path, out: Path, **changes: Any) -> bc.Args:
-    options: dict[str, Any] = {"updates": 12, "evaluate_every": 3, "schedule": "constant"}
-    sizes = {"evaluate_episodes": 4, "final_episodes": 8, "batch_size": 4, "length": 2, "hidden": 4}
+    options: dict[str, Any] = {"updates": 12, "eval_every": 3, "schedule": "constant"}
+    sizes = {"eval_episodes": 4, "final_episodes": 8, "batch_size": 4, "length": 2, "hidden": 4}
     return bc.Args(vault=data, out=out, seeds=2, **options | sizes | changes)
 
 

@@ -85,7 +85,7 @@ def test_a_file_may_give_the_ranges(tmp_path):
         "[search]\nrate = {low = 1e-5, high = 1, log = true}\nhidden = [8, 16]\n"
         "epochs = {low = 1, high = 4}\ngreedy = [true, false]\n"
     )
-    assert tuning.read(file, Args) == {
+    assert tuning.read_space(file, Args) == {
         "rate": Range(1e-5, 1.0, True),
         "hidden": Choices((8, 16)),
         "epochs": Range(1, 4),
@@ -111,7 +111,7 @@ def test_mistakes_in_ranges_are_named(tmp_path, text, message):
     file = tmp_path / "ranges.toml"
     file.write_text(text)
     with pytest.raises(OptionError, match=message) as raised:
-        tuning.read(file, Args)
+        tuning.read_space(file, Args)
     assert str(file) in str(raised.value)
 
 
@@ -236,8 +236,8 @@ def test_baselines_are_tuned_by_their_evaluation(random_data, tmp_path):
     args = two_stage.Args(
         vault=random_data("probe/observation"),
         updates=10,
-        evaluate_every=5,
-        evaluate_episodes=2,
+        eval_every=5,
+        eval_episodes=2,
         final_episodes=2,
         batch_size=4,
         length=2,
