@@ -313,7 +313,11 @@ def test_an_index_that_is_forged(hub, index, change):
         offmarl.open(ADDRESS)
 
 
-@pytest.mark.parametrize("data", [b"{}", b"\x1f\x8b", gzip.compress(b"[1]"), gzip.compress(b"#")])
+@pytest.mark.parametrize(
+    "data",
+    [b"{}", b"\x1f\x8b", gzip.compress(b"[1]"), gzip.compress(b"#")],
+    ids=["not zipped", "cut", "a list", "no JSON"],
+)
 def test_what_is_no_index(hub, pushed, data):
     publish_index(hub, data)
     with pytest.raises(HubError, match="is not the index of a vault"):
