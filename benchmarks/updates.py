@@ -37,9 +37,10 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.windows import SMAX, make, random_replay
+from offmarl._compiling import in_order
 from offmarl.networks import gru, inputs, linear, torsos
 from offmarl.programs import loop, registry
-from offmarl.programs.compiling import compiler_options, keep_compiled_programs
+from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.sharding import Layout
 
 WAYS = "plain", "matrices", "gradient", "scheduler"
@@ -85,7 +86,7 @@ def updates(name: str, way: str, count: int, replay: Any) -> Callable[[], Any]:
     program, hyper = make(name, SMAX)
     hyper, keys = jax.tree.map(lambda leaf: leaf[None], hyper), jax.random.split(jax.random.key(1))
     state = loop.start(program, keys[:1], hyper)
-    options: Any = compiler_options() if way == WAYS[-1] else None
+    options: Any = in_order() if way == WAYS[-1] else None
     update = jax.jit(
         loop._update_all, static_argnums=(0, 1, 2), donate_argnums=3, compiler_options=options
     )

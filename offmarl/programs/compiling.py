@@ -36,24 +36,6 @@ def use_cores(seeds: int, batching: str) -> None:
 
 # ---------------------------------------------------------------------------------- compilation
 
-_CPU_OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
-
-
-def compiler_options() -> dict[str, bool] | None:
-    """Return the options that loops of updates are compiled with; None for XLA's defaults.
-
-    On a CPU, XLA orders operations such that several can run at once. The operations of an update
-    are small, and the order that keeps data in the caches is faster. The results do not change.
-    """
-    if jax.default_backend() != "cpu":
-        return None
-    try:
-        jax.jit(lambda: 0, compiler_options=_CPU_OPTIONS)()
-    except jax.errors.JaxRuntimeError:  # this version of XLA has no such option
-        return None
-    return _CPU_OPTIONS
-
-
 _OFF = "OFFMARL_COMPILATION_CACHE"
 _CACHE_BYTES = 2 * 2**30
 

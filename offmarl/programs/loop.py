@@ -6,6 +6,7 @@ uninterrupted one, and streamed batches equal those of a replay on the device.
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import Future
 from functools import cache, partial
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -14,12 +15,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from offmarl import tracking
-from offmarl._compiling import quickly
+from offmarl._compiling import compile_ahead, in_order, quickly
 from offmarl._garbage import collect_as_before
 from offmarl._mesh import divide
 from offmarl.errors import OptionError
 from offmarl.programs.cluster import from_first, gathered
-from offmarl.programs.compiling import compiler_options
 from offmarl.programs.normalisation import make_program
 from offmarl.programs.program import (
     TD_ERRORS,
@@ -40,6 +40,9 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 LOG_EVERY = 500
 """Largest number of updates between two lines of metrics."""
+
+COMPILING = "compiling"
+"""What a progress display says until the first update is done."""
 
 SECONDS_AT_ONCE = 1.0
 """Duration of a call of the compiled loop: signals are handled between calls."""
@@ -253,6 +256,21 @@ def updates(
         yield done, learned, metrics
 
 
+def updates_ahead(
+    learners: Learners, learned: Learned, batches: BatchSource
+) -> "Future[None] | None":
+    """Compile the first updates in a thread; the arguments are those of `updates`."""
+    layout, stage = learners.layout, learners.program.stages[0]
+    if stage.on_start is not same_state:
+        return None
+    learned = layout.place(learned, per_seed=True)
+    rest = layout.place((learners.keys, learners.hyper), per_seed=True)
+    data = placed(layout, batches.take(0, learned.priorities, len(learners.keys)))
+    draws = layout.place(batches.draws, per_seed=False)
+    args = learners.program, 0, layout, learned, rest, (0, 0, 1), data, draws
+    return compile_ahead(_compiled_update(), *args)
+
+
 def next_size(size: int, seconds: float, at_once: float) -> int:
     """Return how many updates the next call makes: at most twice as many as the last one.
 
@@ -305,7 +323,7 @@ def _update(*args: Any) -> tuple[Learned, dict[str, Float[Array, "seeds most"]]]
 
 @cache
 def _compiled_update() -> Callable[..., Any]:
-    options: Any = compiler_options()
+    options: Any = in_order()
     return jax.jit(
         _update_all, static_argnums=(0, 1, 2), donate_argnums=3, compiler_options=options
     )

@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 import offmarl
 from offmarl import envs, vault
-from offmarl._compiling import pinned, quickly
+from offmarl._compiling import compile_ahead, pinned, quickly
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import check_seed
 from offmarl.envs import Environment, autoreset
@@ -32,7 +33,7 @@ from offmarl.programs.buffer import (
 )
 from offmarl.programs.captures import CaptureCheckpoints
 from offmarl.programs.cluster import any_process, is_first, on_first
-from offmarl.programs.collecting import collect
+from offmarl.programs.collecting import collect, play
 from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.foreign import errors_of_functions
 from offmarl.programs.grouped import GroupState, collect_in_groups, groups_of
@@ -42,7 +43,7 @@ from offmarl.programs.identity import (
     numerics,
     require_same_numerics,
 )
-from offmarl.programs.loop import Schedule, copied
+from offmarl.programs.loop import COMPILING, Schedule, copied
 from offmarl.programs.peers import ends_with_others
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.run import CheckpointTimer, checkpoint_timer
@@ -205,6 +206,14 @@ def record_players(
     return True
 
 
+def record_ahead(env: Environment, player: Player, steps: int, key: PRNGKeyArray) -> "Future[None]":
+    """Compile what `record_players` records a policy with on one device, in a thread."""
+    program = _fixed(env, ((player.policy, player.rows),), chunks_of(steps, player.rows)[1])  # type: ignore[arg-type]
+    hyper = Hyperparameters({})
+    state = jax.eval_shape(program.init, key, hyper)._replace(params=(player.params,))
+    return compile_ahead(play, program, 0, None, state, (0, 1), key, hyper)
+
+
 HINTS = {"chunks": "steps decides it", "functions": "the code of the Python function"}
 """What decides entries of a recipe, for the errors of `check_recipe`."""
 
@@ -233,7 +242,7 @@ def _collected(
     schedule = Schedule(updates.stop, updates.stop, 1, (0,))
     hyper, start = Hyperparameters({}), updates.start
     for done, states, _ in collect(
-        program, [state], hyper, [key], schedule, start, [chunks], layout
+        program, [state], hyper, [key], schedule, start, [chunks], layout, learns=False
     ):
         yield done, lambda states=states: states[0]._replace(params=())  # type: ignore[misc]
 
@@ -327,7 +336,7 @@ def _record(
     writer = open_for_recording(path, spec, (recipe["num_envs"], steps), recipe, provenance)
     with (
         ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
-        progress(f"record {path.name}", steps, start * num_steps) as advance,
+        progress(f"record {path.name}", steps, start * num_steps, note=COMPILING) as advance,
     ):
         for done, state in collect_steps(begin, key, range(start, num_chunks), chunks):
             timer.work_done()
