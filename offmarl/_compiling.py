@@ -1,15 +1,12 @@
 """XLA's options for programs that run too rarely to need all of its optimisations."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache, wraps
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
 
 import jax
-
-from offmarl._ahead import in_thread
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,30 +62,6 @@ def unguarded() -> Iterator[None]:
     types, moves = jax.numpy_dtype_promotion("standard"), jax.transfer_guard("allow")
     with jax.debug_nans(False), jax.numpy_rank_promotion("allow"), types, moves:
         yield
-
-
-def compile_ahead(function: Any, *args: Any) -> "Future[None]":
-    """Compile a jitted function for some arguments in a thread; then its call finds the program.
-
-    Wait for the future before the call, which otherwise compiles it, too.
-    """
-    shapes = jax.tree.map(_shape, args)
-
-    def work() -> None:
-        with pinned():
-            function.lower(*shapes).compile()
-
-    return in_thread(work, "offmarl-compile")
-
-
-def _shape(leaf: Any) -> Any:
-    """Return what compilation needs of an array, which may be donated meanwhile."""
-    if not isinstance(leaf, jax.Array):
-        return leaf
-    sharding = leaf.sharding if leaf.committed else None
-    weak = getattr(leaf, "weak_type", False)
-    struct: Any = jax.ShapeDtypeStruct
-    return struct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
 
 
 def jit_rarely_run(**options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:

@@ -9,20 +9,7 @@ from offmarl.errors import OptionError
 
 
 def episode_numbers(episodes: Any, count: int) -> NDArray[np.int64]:
-    """Return the numbers of chosen episodes.
-
-    Parameters
-    ----------
-    episodes
-        Their numbers, or a truth for each of the ``count`` episodes that there are.
-    count
-        How many there are.
-
-    Raises
-    ------
-    OptionError
-        They are something else.
-    """
+    """Return the numbers of chosen episodes."""
     given = np.asarray(episodes if hasattr(episodes, "__array__") else [*episodes])
     if given.dtype == bool:
         if given.shape != (count,):

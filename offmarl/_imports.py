@@ -58,18 +58,6 @@ def import_file(path: Path, name: str | None = None) -> ModuleType:
 
     The same content at the same path is the same module, so that classes and compiled programs are
     shared; a changed file is imported again. The file can import modules in its directory.
-
-    Parameters
-    ----------
-    path
-        Absolute path of the file.
-    name
-        Name of the module, for a file of offmarl, which cannot import modules in its directory.
-
-    Raises
-    ------
-    OptionError
-        There is no such file, or importing it fails.
     """
     if path.suffix != ".py" or not path.is_file():
         raise OptionError(f"{path} is not a Python file: give the path of an existing .py file.")

@@ -9,22 +9,7 @@ from offmarl.tracking import replace_file
 
 
 def check_file(path: Path | None, option: str, example: str, kinds: Collection[str] = ()) -> None:
-    """Check, before any work, that a file can be written; its directories need not exist.
-
-    Parameters
-    ----------
-    path
-        The file; None if there is none to write.
-    option, example
-        The option that names it, and the name of such a file, for the error.
-    kinds
-        The suffixes that it may have; by default all.
-
-    Raises
-    ------
-    OptionError
-        The path is a directory, has another suffix, or cannot be written.
-    """
+    """Check, before any work, that a file can be written; its directories need not exist."""
     if path is None:
         return
     full = local(path)

@@ -144,29 +144,7 @@ def parse_program(
     arguments: list[str],
     added: Sequence[str] = (),
 ) -> T:
-    """Return a program's arguments: those given, and for the others settings from files.
-
-    Parameters
-    ----------
-    target
-        The program's ``Args``. Files of settings are read if it has ``for_env``.
-    command
-        The words before the arguments, such as "train bc"; None for a script, whose help does not
-        list ``--json``.
-    description
-        Printed by ``--help``.
-    arguments
-        The arguments.
-    added
-        As for `parse`.
-
-    Raises
-    ------
-    SystemExit
-        As `parse`.
-    OptionError
-        An argument or a file of settings is invalid.
-    """
+    """Return a program's arguments: those given, and for the others settings from files."""
     configurable = hasattr(target, "for_env")
     is_program = issubclass(target, Validated)  # other scripts have any arguments
     general = {"settings": configurable, "config": is_program, "json": command is not None}
@@ -229,22 +207,7 @@ def parse_bound(
     arguments: list[str],
     added: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the values of the options of several functions or dataclasses, by name.
-
-    Parameters
-    ----------
-    targets
-        The functions and dataclasses; where two have a parameter of one name, the first counts.
-    left_out
-        Parameters of the last target that are no options.
-    command, description, arguments, added
-        As for `parse`. ``--settings`` is among the options.
-
-    Raises
-    ------
-    SystemExit, OptionError
-        As `parse`.
-    """
+    """Return the values of the options of several functions or dataclasses, by name."""
     described = [documented(target, *added, "settings", "json") for target in targets]
     found = {
         name: one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
@@ -362,20 +325,6 @@ def documented(
     Each parameter's text is one paragraph. Defaults that mean "none" are not shown. A flag
     that is off by default has one form, ``--greedy``; one that is on by default has two,
     ``--share`` and ``--no-share``, since its text describes the first.
-
-    Parameters
-    ----------
-    target
-        A function, or a dataclass.
-    added
-        Names of options in `_ADDED` to list, too. ``--json`` and `TASK_OPTIONS` are not bound,
-        since the command line takes them out before it parses.
-    defaults
-        Values that replace the parameters' own defaults.
-
-    Returns
-    -------
-    A function that returns ``target`` with its arguments bound, to be called later.
     """
 
     def shown(*args: Any, **options: Any) -> functools.partial[T]:

@@ -84,19 +84,6 @@ def join(args: DeviceArgs, facts: Mapping[str, Any] | None = None) -> None:
     """Join the other processes of a run, if the arguments name a coordinator.
 
     Call it before JAX is used. A second call does nothing.
-
-    Parameters
-    ----------
-    args
-        The arguments, which all processes must have in common except for the paths of files.
-    facts
-        Further values that they must have in common, by name.
-
-    Raises
-    ------
-    OptionError
-        The arguments do not fit together, or differ from those of process 0; the coordinator does
-        not answer, or not all processes come.
     """
     if args.coordinator is None:
         for name in ("processes", "process"):

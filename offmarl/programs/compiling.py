@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from offmarl import paths
+from offmarl._ahead import in_thread
+from offmarl._compiling import pinned
 from offmarl.launch.cores import threads
 
 _DEVICE_COUNT = "xla_force_host_platform_device_count"
@@ -35,6 +38,31 @@ def use_cores(seeds: int, batching: str) -> None:
 
 
 # ---------------------------------------------------------------------------------- compilation
+
+
+def compile_ahead(function: Any, *args: Any) -> "Future[None]":
+    """Compile a jitted function for some arguments in a thread; then its call finds the program.
+
+    Wait for the future before the call, which otherwise compiles it, too.
+    """
+    shapes = jax.tree.map(_shape, args)
+
+    def work() -> None:
+        with pinned():
+            function.lower(*shapes).compile()
+
+    return in_thread(work, "offmarl-compile")
+
+
+def _shape(leaf: Any) -> Any:
+    """Return what compilation needs of an array, which may be donated meanwhile."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    sharding = leaf.sharding if leaf.committed else None
+    weak = getattr(leaf, "weak_type", False)
+    struct: Any = jax.ShapeDtypeStruct
+    return struct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
+
 
 _OFF = "OFFMARL_COMPILATION_CACHE"
 _CACHE_BYTES = 2 * 2**30

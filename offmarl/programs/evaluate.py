@@ -15,11 +15,12 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl import envs, evaluation, tracking
-from offmarl._compiling import compile_ahead, jit_rarely_run
+from offmarl._compiling import jit_rarely_run
 from offmarl.envs.base import Environment
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, log_likelihood, require_room_for
 from offmarl.programs.cluster import gathered, is_key
+from offmarl.programs.compiling import compile_ahead
 from offmarl.programs.identity import environment_source
 from offmarl.programs.program import Args, Program
 from offmarl.programs.sharding import Layout, map_seeds

@@ -15,7 +15,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from offmarl import settings, tracking, vault
-from offmarl._compiling import compile_ahead, pinned, quickly
+from offmarl._compiling import pinned, quickly
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import PositiveInt, changed, converted, from_json
 from offmarl.envs import Environment
@@ -27,7 +27,7 @@ from offmarl.programs import collecting, finite, registry
 from offmarl.programs.buffer import ChunkWriter, init_capture, make_buffer
 from offmarl.programs.cluster import gathered, is_first, join, on_first
 from offmarl.programs.collecting import collect
-from offmarl.programs.compiling import keep_compiled_programs
+from offmarl.programs.compiling import compile_ahead, keep_compiled_programs
 from offmarl.programs.continuing import Start, learned, start_of
 from offmarl.programs.evaluate import one_of
 from offmarl.programs.identity import environment_source, made_from

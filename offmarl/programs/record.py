@@ -15,7 +15,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 import offmarl
 from offmarl import envs, vault
-from offmarl._compiling import compile_ahead, pinned, quickly
+from offmarl._compiling import pinned, quickly
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import check_seed
 from offmarl.envs import Environment, autoreset
@@ -34,7 +34,7 @@ from offmarl.programs.buffer import (
 from offmarl.programs.captures import CaptureCheckpoints
 from offmarl.programs.cluster import any_process, is_first, on_first
 from offmarl.programs.collecting import collect, play
-from offmarl.programs.compiling import keep_compiled_programs
+from offmarl.programs.compiling import compile_ahead, keep_compiled_programs
 from offmarl.programs.foreign import errors_of_functions
 from offmarl.programs.grouped import GroupState, collect_in_groups, groups_of
 from offmarl.programs.identity import (
@@ -43,7 +43,7 @@ from offmarl.programs.identity import (
     numerics,
     require_same_numerics,
 )
-from offmarl.programs.loop import COMPILING, Schedule, copied
+from offmarl.programs.loop import Schedule, copied
 from offmarl.programs.peers import ends_with_others
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.run import CheckpointTimer, checkpoint_timer
@@ -336,7 +336,7 @@ def _record(
     writer = open_for_recording(path, spec, (recipe["num_envs"], steps), recipe, provenance)
     with (
         ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
-        progress(f"record {path.name}", steps, start * num_steps, note=COMPILING) as advance,
+        progress(f"record {path.name}", steps, start * num_steps) as advance,
     ):
         for done, state in collect_steps(begin, key, range(start, num_chunks), chunks):
             timer.work_done()

@@ -61,17 +61,6 @@ class BlockedSource(Source, Protocol):
 class BlockTable:
     """Which episodes each block holds.
 
-    Parameters
-    ----------
-    source
-        What is read.
-    windows
-        What is read of it.
-    episodes
-        Numbers of the episodes; all of them by default.
-    buffer_bytes
-        Bytes of the shuffle buffer.
-
     Attributes
     ----------
     numbers
@@ -82,13 +71,6 @@ class BlockTable:
         ``(K,)`` slots of each block.
     per_buffer
         Blocks of a full buffer.
-
-    Raises
-    ------
-    ShapeError
-        There is no step to draw.
-    OptionError
-        There are no such episodes, or an episode does not fit the buffer.
     """
 
     def __init__(
@@ -138,31 +120,7 @@ class _Pass(NamedTuple):
 
 
 class BlockOrder:
-    """Which windows make which batch, in passes over blocks in a random order.
-
-    Parameters
-    ----------
-    sizes
-        ``(K,)`` slots of each block.
-    batch_size
-        Windows in a batch.
-    seed
-        What the order of windows in a buffer follows from.
-    epochs
-        Number of passes, the last batch of each of which may have fewer windows; None for passes
-        without an end, whose batches are all full.
-    drop_last
-        Whether to leave out the last batch of a pass if it has fewer windows.
-    block_seed
-        What the order of blocks follows from; ``seed`` by default.
-    per_buffer
-        Blocks of a full buffer.
-
-    Raises
-    ------
-    OptionError
-        There are no batches.
-    """
+    """Which windows make which batch, in passes over blocks in a random order."""
 
     def __init__(
         self,
@@ -278,15 +236,6 @@ class _Episodes(NamedTuple):
 class ShuffleBuffer:
     """Some episodes of a source in memory, laid end to end in one row; a `Source`.
 
-    Parameters
-    ----------
-    source
-        What they are read from.
-    blocks
-        Numbers of the episodes of each block.
-    windows
-        What to keep of each step.
-
     Attributes
     ----------
     numbers
@@ -379,22 +328,6 @@ class BlockGatherer:
 
     It is mixed into the readers of `offmarl.replay.host` and `offmarl.replay.stream`, in which
     windows are then numbered as `BlockOrder` does.
-
-    Parameters
-    ----------
-    source
-        What to read.
-    windows
-        What to read of it.
-    order
-        The order of blocks.
-    table
-        The episodes of each block.
-
-    Raises
-    ------
-    OptionError
-        The data does not have an extra column that batches shall carry.
     """
 
     def __init__(

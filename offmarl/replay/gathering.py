@@ -40,13 +40,6 @@ class _Part(NamedTuple):
 class BatchLayout:
     """What windows hold: the fields with memory of their own, and those that share memory.
 
-    Parameters
-    ----------
-    leaves
-        The fields of a slot.
-    windows
-        What to draw.
-
     Attributes
     ----------
     large
@@ -119,15 +112,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 class CircleReader:
-    """Gathers windows of the circle of one source.
-
-    Parameters
-    ----------
-    part
-        The circle.
-    windows
-        What to gather.
-    """
+    """Gathers windows of the circle of one source."""
 
     def __init__(self, part: Part, windows: Windows):
         self._source, self._table, self._windows = part.source, part.table, windows

@@ -22,17 +22,7 @@ _ROUNDS = 8
 
 
 class Draws:
-    """Windows drawn at random: the batches of `Replay.sample`.
-
-    Parameters
-    ----------
-    starts
-        How likely a window is to start at each slot.
-    batch_size
-        Windows in a batch.
-    seed
-        Batch i is drawn with ``jax.random.fold_in(jax.random.key(seed), i)``.
-    """
+    """Windows drawn at random: the batches of `Replay.sample`."""
 
     num_batches: int | None = None
     """There is no end."""
@@ -57,21 +47,7 @@ class Draws:
 
 
 class Epochs:
-    """Passes over all windows; each pass has every window once, in another random order.
-
-    Parameters
-    ----------
-    num_windows
-        Windows of a pass.
-    batch_size
-        Windows in a batch; the last batch of a pass may have fewer.
-    seed
-        What the orders follow from.
-    epochs
-        Number of passes.
-    drop_last
-        Whether to leave out the last batch of a pass if it has fewer windows.
-    """
+    """Passes over all windows; each pass has every window once, in another random order."""
 
     def __init__(self, num_windows: int, batch_size: int, seed: int, epochs: int, drop_last: bool):
         self.num_windows, self.batch_size, self.seed = num_windows, batch_size, seed

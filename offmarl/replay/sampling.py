@@ -76,22 +76,7 @@ class Source(Protocol):
     def window_fields(
         self, rows: Any, starts: Any, length: int, index: Any, out: Mapping[str, Any], at: Any
     ) -> None:
-        """Gather W windows, ``(W, length, ...)``, and write some of their steps to arrays.
-
-        Parameters
-        ----------
-        rows, starts
-            ``(W,)`` the row and the first step of each window.
-        length
-            Steps in a window.
-        index
-            ``(n, S)`` which steps to write, counted through all windows.
-        out
-            Contiguous arrays ``(m, S, ...)`` by the names of fields, such as "reward" and
-            "observation.image". Those with fewer than S steps take the first of each n.
-        at
-            ``(n,)`` where on their first axis; None for all, in order.
-        """
+        """Gather W windows, ``(W, length, ...)``, and write some of their steps to arrays."""
 
     def final_views(self, numbers: Any) -> View:
         """Read final views, ``(len(numbers), ...)``."""
@@ -207,13 +192,6 @@ class SlotTable:
 
     It takes memory by the episode.
 
-    Parameters
-    ----------
-    source
-        What to draw from.
-    episodes
-        Numbers of the episodes, in order; all of them by default.
-
     Attributes
     ----------
     episodes
@@ -222,13 +200,6 @@ class SlotTable:
         ``(K,)`` steps of each.
     offsets
         ``(K,)`` first slot of each.
-
-    Raises
-    ------
-    ShapeError
-        There is no step to draw.
-    OptionError
-        There are no episodes of such numbers, or one is named twice.
     """
 
     def __init__(self, source: Source, episodes: Chosen = None):
