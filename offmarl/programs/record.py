@@ -242,7 +242,7 @@ def _collected(
     schedule = Schedule(updates.stop, updates.stop, 1, (0,))
     hyper, start = Hyperparameters({}), updates.start
     for done, states, _ in collect(
-        program, [state], hyper, [key], schedule, start, [chunks], layout, learns=False
+        program, [state], hyper, [key], schedule, start, [chunks], layout, False
     ):
         yield done, lambda states=states: states[0]._replace(params=())  # type: ignore[misc]
 
