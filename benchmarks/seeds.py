@@ -54,7 +54,8 @@ def serve(args: Args) -> None:
     hyper = jax.tree.map(lambda leaf: np.full(args.serve, leaf), hyper)
     keys = jax.random.split(jax.random.key(1), args.serve)
     learned = loop.Learned(loop.start(program, keys, hyper), None)
-    learned, rest = layout.place((learned, (keys, hyper)), per_seed=True)
+    learners = loop.Learners(program, hyper, keys, layout)
+    learned, rest = layout.place(learned, per_seed=True), loop._rest(learners)
     data = layout.place(replay, per_seed=False)
     done = 0
     for _ in sys.stdin:

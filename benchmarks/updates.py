@@ -37,9 +37,10 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.windows import SMAX, make, random_replay
+from offmarl._compiling import in_order
 from offmarl.networks import gru, linear, torsos
 from offmarl.programs import loop, registry
-from offmarl.programs.compiling import compiler_options, keep_compiled_programs
+from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.sharding import Layout
 
 WAYS = "plain", "matrices", "gradient", "scheduler"
@@ -84,7 +85,7 @@ def updates(name: str, way: str, count: int, replay: Any) -> Callable[[], Any]:
     program, hyper = make(name, SMAX)
     hyper, keys = jax.tree.map(lambda leaf: leaf[None], hyper), jax.random.split(jax.random.key(1))
     state = loop.start(program, keys[:1], hyper)
-    options: Any = compiler_options() if way == WAYS[-1] else None
+    options: Any = in_order() if way == WAYS[-1] else None
     update = jax.jit(
         loop._update_all, static_argnums=(0, 1, 2), donate_argnums=3, compiler_options=options
     )
@@ -92,10 +93,8 @@ def updates(name: str, way: str, count: int, replay: Any) -> Callable[[], Any]:
 
     def run() -> Any:
         nonlocal learned, done
-        place = done, 0, count
-        learned, found = update(
-            program, 0, Layout(1), learned, (keys[:1], hyper), place, replay, None
-        )
+        place, rest = (done, 0, count), (keys[:1], hyper, np.ones(1, bool))
+        learned, found = update(program, 0, Layout(1), learned, rest, place, replay, None)
         done += count
         return jax.block_until_ready(found)
 

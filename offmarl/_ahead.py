@@ -27,16 +27,9 @@ _own = local()
 def ahead(
     items: Iterable[_Item], start: Callable[[_Item], _Work], depth: int
 ) -> Iterator[tuple[_Item, _Work]]:
-    """Yield each item with the work that was started on it, in order; see `end_if_abandoned`.
+    """Yield each item with the handle of its work, started for ``depth`` items before the first.
 
-    Parameters
-    ----------
-    items
-        The items; the iterable may be infinite.
-    start
-        Starts the work on an item, such as a read, and returns a handle, such as a future.
-    depth
-        Number of items whose work is started before the first is yielded.
+    The items may be infinite; see `end_if_abandoned`.
     """
     rest = iter(items)
     waiting = deque((item, start(item)) for item in islice(rest, depth))

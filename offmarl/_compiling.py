@@ -15,13 +15,30 @@ QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_pass
 """On a CPU, XLA compiles programs several times as fast, and they are about four times slower."""
 
 _HALF = {"xla_backend_optimization_level": 1}
-"""On a CPU, XLA compiles evaluations of policies up to twice as fast, and they are at most a fifth
-slower; see ``benchmarks/RESULTS.md``."""
+"""On a CPU, XLA compiles programs that play a policy in two thirds of the time; with `_IN_ORDER`
+they are as fast."""
+
+_IN_ORDER = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+"""On a CPU, XLA orders operations such that several can run at once. Those of an update, or of a
+step, are small, and the order that keeps data in the caches is faster. The results do not change.
+"""
 
 
 def quickly() -> Any:
     """Return the compiler options for a program that runs once; none but on a CPU."""
     return QUICKLY if jax.default_backend() == "cpu" else None
+
+
+@cache
+def in_order() -> dict[str, Any] | None:
+    """Return the compiler options for loops of small operations; none but on a CPU."""
+    if jax.default_backend() != "cpu":
+        return None
+    try:
+        jax.jit(lambda: 0, compiler_options=_IN_ORDER)()
+    except jax.errors.JaxRuntimeError:  # this version of XLA has no such option
+        return None
+    return _IN_ORDER
 
 
 @contextmanager
@@ -50,14 +67,14 @@ def unguarded() -> Iterator[None]:
 def jit_rarely_run(**options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that compiles as `jax.jit` with options, on a CPU with `_HALF`.
 
-    It is for programs that run a few dozen times. The backend is chosen at the first call, since
+    It is for programs that learn nothing. The backend is chosen at the first call, since
     JAX must not start when a module is imported.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @cache
         def compiled() -> Callable[P, R]:
-            chosen: Any = _HALF if jax.default_backend() == "cpu" else None
+            chosen: Any = _HALF | (in_order() or {}) if jax.default_backend() == "cpu" else None
             found: Callable[P, R] = jax.jit(function, compiler_options=chosen, **options)
             return found
 
@@ -65,6 +82,7 @@ def jit_rarely_run(**options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             return compiled()(*args, **kwargs)
 
+        call.lower = lambda *args, **kwargs: compiled().lower(*args, **kwargs)  # type: ignore[attr-defined]
         return call
 
     return decorate

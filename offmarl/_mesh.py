@@ -41,15 +41,6 @@ def by_shards(
 
     The devices exchange nothing. So an entry has the same bits on any number of devices, as far as
     the compiler's code for an entry does not depend on the number of entries.
-
-    Parameters
-    ----------
-    function
-        Function of arrays with these entries.
-    count
-        Number of entries.
-    in_specs, out_specs
-        How the arguments and the result are divided, as for `jax.shard_map`.
     """
     if shards(count) == 1:
         return function

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path, PurePath
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -362,22 +363,30 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 @contextmanager
 def progress(
-    description: str, total: int, completed: int = 0, unit: Literal["steps", "bytes"] = "steps"
+    description: str,
+    total: int,
+    completed: int = 0,
+    unit: Literal["steps", "bytes"] = "steps",
+    note: str = "",
 ) -> Iterator[Advance]:
     """Show progress on standard error while the block runs; ``completed`` steps were done before.
 
-    A terminal shows a bar with the rate and the remaining time; other outputs get a line every few
-    seconds. ``OFFMARL_QUIET=1`` in the environment turns it off.
+    A terminal shows a bar in its last line, with the rate of the last seconds and the remaining
+    time; other outputs get a line every few seconds. ``note`` is shown until the first step is
+    done. ``OFFMARL_QUIET=1`` in the environment turns it off.
     """
     description = one_line(description)
     if is_quiet():
         yield _silent
     elif _console.is_terminal:
         with _bar(unit) as bar:
-            task = bar.add_task(description, total=total, completed=completed, note="")
+            task = bar.add_task(description, total=total, completed=completed, note=note)
             yield lambda steps=1, note="": bar.update(task, advance=steps, note=note)
     else:
-        yield _Lines(description, total, completed, unit)
+        lines = _Lines(description, total, completed, unit)
+        if note:
+            lines.show(note)
+        yield lines
 
 
 def notice(text: str) -> None:
@@ -406,11 +415,14 @@ def _bar(unit: str) -> Progress:
         counts = (TextColumn("{task.completed:,}/{task.total:,}"), _RateColumn())
     return Progress(
         TextColumn("{task.description}", markup=False),
-        BarColumn(),
+        BarColumn(bar_width=None),
         *counts,
-        TimeRemainingColumn(),
+        TimeRemainingColumn(compact=True),
         TextColumn("[dim]{task.fields[note]}"),
         console=_console,
+        speed_estimate_period=_SECONDS_BETWEEN_LINES,
+        transient=True,
+        expand=True,
     )
 
 
@@ -426,27 +438,32 @@ class _Lines:
         self._description = description
         self._unit = "B" if unit == "bytes" else ""
         self._total = total
-        self._before = completed
         self._completed = completed
-        self._start = self._printed = time.monotonic()
+        self._printed = time.monotonic(), completed
 
     def __call__(self, steps: int = 1, note: str = "") -> None:
         self._completed += steps
-        now = time.monotonic()
-        done = self._completed >= self._total
-        if done or now - self._printed >= _SECONDS_BETWEEN_LINES:
-            self._printed = now
-            rate = (self._completed - self._before) / max(now - self._start, 1e-9)
+        (before, done), now = self._printed, time.monotonic()
+        left = self._total - self._completed
+        if left <= 0 or now - before >= _SECONDS_BETWEEN_LINES:
+            self._printed = now, self._completed
+            rate = (self._completed - done) / max(now - before, 1e-9)
             counts = f"{self._completed:,}/{self._total:,} {self._unit}".rstrip()
-            parts = [counts, _rate(rate, self._unit), note]
-            line = f"{self._description}: {', '.join(part for part in parts if part)}"
-            _console.print(line, highlight=False, markup=False, soft_wrap=True)
+            time_left = f"{timedelta(seconds=round(left / rate))} left" if left > 0 < rate else ""
+            self.show(counts, _rate(rate, self._unit), time_left, note)
+
+    def show(self, *parts: str) -> None:
+        """Print a line."""
+        line = f"{self._description}: {', '.join(part for part in parts if part)}"
+        _console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _rate(speed: float, unit: str = "") -> str:
     for size, name in ((1e6, "M"), (1e3, "k")):
         if speed >= size:
             return f"{speed / size:.1f}{name}{unit}/s"
+    if speed >= 100:
+        return f"{speed:.0f}{unit}/s"
     if 0 < speed < 0.5 and not unit:
         return f"{1 / speed:.0f} s each"
     return f"{speed:.1f}{unit}/s"

@@ -143,8 +143,22 @@ def test_slow_progress_shows_the_time_of_one_piece(screen, monkeypatch):
         advance(1, "bc")
         advance(1, "maicq")
     assert text.getvalue().splitlines() == [
-        "benchmark: 1/2, 95 s each, bc",
+        "benchmark: 1/2, 95 s each, 0:01:35 left, bc",
         "benchmark: 2/2, 95 s each, maicq",
+    ]
+
+
+def test_rates_and_times_are_those_of_the_last_seconds(screen, monkeypatch):
+    text = screen(terminal=False)
+    clock = iter([0.0, 100.0, 120.0])
+    monkeypatch.setattr(tracking.time, "monotonic", lambda: next(clock))
+    with tracking.progress("train bc", 1000, note="compiling") as advance:
+        advance(1)
+        advance(200)
+    assert text.getvalue().splitlines() == [
+        "train bc: compiling",
+        "train bc: 1/1,000, 100 s each, 1 day, 3:45:00 left",
+        "train bc: 201/1,000, 10.0/s, 0:01:20 left",
     ]
 
 

@@ -1,6 +1,9 @@
 """``offmarl demo``: record, train offline and compare, on a small swarm."""
 
 from collections.abc import Iterable
+from concurrent.futures import wait
+from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +11,15 @@ import numpy as np
 from jaxtyping import Float
 from rich.console import Group
 
+from offmarl._ahead import in_thread
 from offmarl.cli.output import Report, table
 from offmarl.programs import registry
 from offmarl.programs.compiling import use_cores
+from offmarl.programs.offline import train_ahead
 from offmarl.programs.run import more_to_come
 from offmarl.report import Entry, estimate, figure_demo, scores_of
 from offmarl.statistics import MIN_RUNS
-from offmarl.terminal import interval
+from offmarl.terminal import interval, number
 
 _ENV = "swarm/coverage-3"
 _TIERS = ("random", "medium", "expert", "replay")
@@ -46,10 +51,7 @@ def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
     use_cores(seeds, "auto")
     with more_to_come():
         _record(out, seed)
-        runs = {
-            tier: {name: _train(name, tier, out, seeds, seed) for name in _BASELINES}
-            for tier in _TRAIN_ON
-        }
+        runs = _train_all(out, seeds, seed)
     tiers = {tier: _returns(_vault(out, tier, seed)) for tier in _TIERS}
     scores = {tier: _scores(runs[tier].values()) for tier in runs}
     figure = out / "demo.png"
@@ -67,12 +69,28 @@ def _record(out: Path, seed: int) -> None:
     mappo.main(mappo.Args(**where, **_RECORDER, seed=seed))
 
 
-def _train(name: str, tier: str, out: Path, seeds: int, seed: int) -> Path:
+def _train_all(out: Path, seeds: int, seed: int) -> dict[str, dict[str, Path]]:
+    """Train every baseline on each tier, and compile the next baseline meanwhile."""
+    runs: dict[str, dict[str, Path]] = {tier: {} for tier in _TRAIN_ON}
+    for name, following in zip_longest(_BASELINES, [*_BASELINES][1:]):
+        compiling = []
+        if following is not None:
+            program, args = _baseline(following, _TRAIN_ON[0], out, seeds, seed)
+            work = partial(train_ahead, program.make, args)
+            compiling.append(in_thread(work, "offmarl-compile"))
+        for tier in _TRAIN_ON:
+            program, args = _baseline(name, tier, out, seeds, seed)
+            runs[tier][name] = program.main(args)
+        wait(compiling)
+    return runs
+
+
+def _baseline(name: str, tier: str, out: Path, seeds: int, seed: int) -> tuple[Any, Any]:
+    """Return a baseline and its arguments."""
     program = registry.load("baseline", name)
     where = {"vault": _vault(out, tier, seed), "out": out / "runs" / tier / name}
     options = _BASELINE | _BASELINES[name]
-    run: Path = program.main(program.Args(**where, **options, seeds=seeds, seed=seed))
-    return run
+    return program, program.Args(**where, **options, seeds=seeds, seed=seed)
 
 
 def _returns(path: Path) -> list[float]:
@@ -111,25 +129,18 @@ def _report(
         },
         "figure": figure,
     }
+    means = ", ".join(f"{tier} {number(row['mean_return'])}" for tier, row in recorded.items())
+    policies = next(iter(trained.values()))
+    rows = [["the data", *(number(recorded[tier]["mean_return"]) for tier in trained)]]
+    rows += [[name, *(interval(*trained[tier][name]) for tier in trained)] for name in policies]
     text = Group(
         table(
-            ["tier", "episodes", "mean return"],
-            [[tier, *row.values()] for tier, row in recorded.items()],
-            f"Recorded: {_ENV}, MAPPO",
-        ),
-        table(
-            ["trained on", "data", *next(iter(trained.values()))],
-            [
-                [
-                    tier,
-                    float(np.mean(tiers[tier])),
-                    *(interval(*iqm) for iqm in trained[tier].values()),
-                ]
-                for tier in trained
-            ],
-            "Trained offline: IQM of the return over seeds"
+            ["policy", *(f"trained on {tier}" for tier in trained)],
+            rows,
+            f"Returns in {_ENV}: IQM over seeds"
             + (" [95% interval]" if enough else f"; intervals need at least {MIN_RUNS} seeds"),
         ),
+        f"Mean returns of the data: {means}",
         f"Figure: {figure}   Vaults: {out / 'vaults'}   Runs: {out / 'runs'}",
     )
     return Report(data, text)

@@ -131,15 +131,6 @@ def verb_of(
 
     Parameters that may be given by position become arguments, except the path of the new vault,
     which becomes ``--out``, and a function, which becomes ``--with``; all others become options.
-
-    Parameters
-    ----------
-    function
-        The transform.
-    call
-        Called with the options; by default the transform itself, and then `report`.
-    several
-        Whether the verb takes several vaults where the transform takes one.
     """
 
     def transform(**options: Any) -> Report:

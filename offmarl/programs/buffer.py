@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from flashbax.buffers.trajectory_buffer import TrajectoryBuffer, TrajectoryBuffe
 from jaxtyping import Array, Bool, Int
 from numpy.typing import NDArray
 
+from offmarl._compiling import jit_rarely_run
 from offmarl._mesh import DATA, by_shards, spec
 from offmarl.envs.outside import faults
 from offmarl.errors import InvalidValueError, ShapeError, VaultError
@@ -243,14 +243,16 @@ def whole(capture: Capture) -> Chunk:
 def copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> FinalObservations:
     """Copy the next views of steps from ``start`` on that end episodes, or are the newest."""
     row, time = np.nonzero(last)
-    size = 1 << max(len(row) - 1, 0).bit_length()  # few sizes, so that few programs are compiled
+    size = capture.buffer.experience.transition.last.shape[0]
+    while size < len(row):  # few sizes, so that few programs are compiled
+        size *= 4
     where = np.zeros((2, size), np.int32)
     where[:, : len(row)] = row, (start + time) % capture.capacity
     view = gathered(_copy_views(capture, *where))
     return FinalObservations(jnp.asarray(row, jnp.int32), jnp.asarray(time, jnp.int32), view)
 
 
-@partial(jax.jit, static_argnames=("num_steps", "wraps"))
+@jit_rarely_run(static_argnames=("num_steps", "wraps"))
 def _copy_transitions(
     transition: Transition,
     start: Int[Array, ""] | int,
@@ -273,7 +275,7 @@ def _copy_transitions(
     return ended, running
 
 
-@jax.jit
+@jit_rarely_run()
 def _copy_views(capture: Capture, row: Int[Array, "M"], index: Int[Array, "M"]) -> View:
     if capture.is_sampled:
         first, second = row, capture.place_of_next(row, index)
@@ -519,7 +521,7 @@ def _divided(chunks: Chunk, count: int) -> Iterator[Chunk]:
         )
 
 
-@jax.jit
+@jit_rarely_run()
 def _like(capture: Capture) -> Capture:
     """Return a new capture of the same size."""
     return jax.tree.map(jnp.zeros_like, capture)

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Int, PRNGKeyArray
 
+from offmarl._compiling import jit_rarely_run
 from offmarl.programs.buffer import ChunkWriter, chunks_at_once
 from offmarl.programs.loop import Schedule, copied, logged_loop, next_size
 from offmarl.programs.program import Hyperparameters, Program
@@ -36,6 +37,7 @@ def collect(
     done: int,
     chunks: Iterable[ChunkWriter | None],
     layout: Layout = ONE_DEVICE,
+    learns: bool = True,
 ) -> Iterator[tuple[int, list[ArrayTree], list[dict[str, Array]]]]:
     """Update a program that collects its own steps, and write every step to vaults.
 
@@ -45,8 +47,9 @@ def collect(
 
     The seeds share the compiled program, and their calls run at the same time. (With
     `jax.lax.map` or `jax.vmap` over seeds, each update would copy their buffers.) So a seed has the
-    same bits alone and with others.
+    same bits alone and with others. Without ``learns``, the program only plays a policy.
     """
+    run = train if learns else play
     meshes, writers = layout.meshes(), list(chunks)
     mesh_of = [meshes[seed % len(meshes)] for seed in range(len(states))]
     states = [place_state(*one) for one in zip(states, mesh_of, strict=True)]
@@ -64,7 +67,7 @@ def collect(
         begun = time.monotonic()
         for seed, (state, mesh) in enumerate(zip(states, mesh_of, strict=True)):
             place = done, count
-            states[seed], metrics[seed] = _collect(program, stage, mesh, state, place, *rest[seed])
+            states[seed], metrics[seed] = run(program, stage, mesh, state, place, *rest[seed])
         jax.block_until_ready(states)  # type: ignore[no-untyped-call]
         seconds = (time.monotonic() - begun) / count
         if most > 1:
@@ -103,8 +106,7 @@ def _most_at_once(
     return min([MOST_AT_ONCE, *held])
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)
-def _collect(
+def _updates(
     program: Program,
     stage: int,
     mesh: Mesh | None,
@@ -125,3 +127,11 @@ def _collect(
         return keep_divided(state, mesh), metrics
 
     return logged_loop(update, state, count, MOST_AT_ONCE)
+
+
+train = partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)(_updates)
+"""Make ``count`` updates from the number ``first`` on, ``place`` having both, and return the state
+and their metrics."""
+
+play = jit_rarely_run(static_argnums=(0, 1, 2), donate_argnums=3)(_updates)
+"""Do as `train` for a program that learns nothing."""

@@ -2,6 +2,7 @@
 
 import os
 import warnings
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from offmarl import paths
+from offmarl._ahead import in_thread
+from offmarl._compiling import pinned
 from offmarl.launch.local import threads
 
 _DEVICE_COUNT = "xla_force_host_platform_device_count"
@@ -36,22 +39,29 @@ def use_cores(seeds: int, batching: str) -> None:
 
 # ---------------------------------------------------------------------------------- compilation
 
-_CPU_OPTIONS = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
 
+def compile_ahead(function: Any, *args: Any) -> "Future[None]":
+    """Compile a jitted function for some arguments in a thread; then its call finds the program.
 
-def compiler_options() -> dict[str, bool] | None:
-    """Return the options that loops of updates are compiled with; None for XLA's defaults.
-
-    On a CPU, XLA orders operations such that several can run at once. The operations of an update
-    are small, and the order that keeps data in the caches is faster. The results do not change.
+    Wait for the future before the call, which otherwise compiles it, too.
     """
-    if jax.default_backend() != "cpu":
-        return None
-    try:
-        jax.jit(lambda: 0, compiler_options=_CPU_OPTIONS)()
-    except jax.errors.JaxRuntimeError:  # this version of XLA has no such option
-        return None
-    return _CPU_OPTIONS
+    shapes = jax.tree.map(_shape, args)
+
+    def work() -> None:
+        with pinned():
+            function.lower(*shapes).compile()
+
+    return in_thread(work, "offmarl-compile")
+
+
+def _shape(leaf: Any) -> Any:
+    """Return what compilation needs of an array, which may be donated meanwhile."""
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    sharding = leaf.sharding if leaf.committed else None
+    weak = getattr(leaf, "weak_type", False)
+    struct: Any = jax.ShapeDtypeStruct
+    return struct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
 
 
 _OFF = "OFFMARL_COMPILATION_CACHE"

@@ -1,13 +1,16 @@
 """Evaluation of policies in training: by played episodes, and by held-out actions."""
 
 from collections.abc import Mapping
-from functools import partial
+from concurrent.futures import Future
+from contextlib import nullcontext
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
@@ -16,14 +19,14 @@ from offmarl._compiling import jit_rarely_run
 from offmarl.envs.base import Environment
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, log_likelihood, require_room_for
-from offmarl.networks import blank_view
-from offmarl.programs.cluster import gathered
+from offmarl.programs.cluster import gathered, is_key
+from offmarl.programs.compiling import compile_ahead
 from offmarl.programs.identity import environment_source
 from offmarl.programs.program import Args, Program
 from offmarl.programs.sharding import Layout, map_seeds
 from offmarl.replay.device import bytes_of
 from offmarl.teams import Team, names_by_team, teams_of
-from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, View, remember
+from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, remember
 from offmarl.vault import Dataset, Mixture, open_vault
 
 HELD_OUT = 0.1
@@ -43,6 +46,8 @@ class Evaluator(NamedTuple):
     """Numbers of the episodes to train on; None for all."""
     fraction: float = 0.0
     """Fraction of the episodes that is held out."""
+    episodes: int = 32
+    """Number of episodes that are played side by side."""
     validation: str = ""
     """Digest of the vault of held-out episodes, if they are not of the dataset."""
 
@@ -57,16 +62,17 @@ def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     if (env := _environment(args, dataset)) is not None:
         require_room_for(env.spec, max(args.eval_episodes, args.final_episodes))
         _warn_of_other_code(env, dataset)
+    played = Evaluator(dataset.spec, env, None, None, episodes=args.eval_episodes)
     if args.validation is not None:
         data = _validation(args, args.validation, dataset)
         every = np.arange(len(data.episodes.length))
         episodes = with_actions(data.whole_episodes(_some(every, args.final_episodes)))
-        return Evaluator(dataset.spec, env, episodes, None, validation=data.known_digest())
+        return played._replace(held_out=episodes, validation=data.known_digest())
     if not (fraction := _fraction(args, env, dataset)):
-        return Evaluator(dataset.spec, env, None, None)
+        return played
     rest, held_out = dataset.hold_out(fraction)
     episodes = with_actions(dataset.whole_episodes(_some(held_out, args.final_episodes)))
-    return Evaluator(dataset.spec, env, episodes, rest, fraction)
+    return played._replace(held_out=episodes, learned_from=rest, fraction=fraction)
 
 
 def _warn_of_other_code(env: Environment, dataset: Dataset | Mixture) -> None:
@@ -151,50 +157,69 @@ def evaluate(
     keys: Key[Array, "seeds"],
     episodes: int,
 ) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
-    """Evaluate the policy of every seed, greedily and by sampling.
+    """Return the evaluated metrics of the policy of every seed; ``params`` may have more seeds.
 
-    A policy that does not sample its actions acts in one way only.
-
-    Parameters
-    ----------
-    evaluator, program
-        The evaluator, and the program of the policies.
-    layout
-        How seeds share the devices.
-    params
-        Parameters of the policies, with a leading axis of at least as many entries as ``keys``.
-    keys
-        Random keys, one for each seed.
-    episodes
-        Number of episodes to play.
-
-    Returns
-    -------
-    Values by metric: the returns (of each team, where there are several), and `tracking.AGREEMENT`
-    and `tracking.LOG_LIKELIHOOD`.
+    The returns (of each team, where there are several) are those of greedy and of sampled actions,
+    if the policy samples.
     """
     found: dict[str, Any] = {}
-    seeds = len(keys)
-    params, keys = layout.place((params, keys), per_seed=True)
+    seeds, params = len(keys), layout.place(params, per_seed=True)
     if evaluator.held_out is not None:
         found |= _imitation(program, layout, params, evaluator.held_out)
     if evaluator.env is not None:
-        modes = {tracking.RETURN: program.greedy}
-        if not program.greedy or _can_sample(program, params):
-            name = tracking.OTHER_RETURN["sampled" if program.greedy else "greedy"]
-            modes[name] = not program.greedy
-        ways, teams = tuple(modes.values()), teams_of(evaluator.env.spec)
-        played = gathered(play(program, evaluator.env, layout, episodes, ways, params, keys))
-        returns = evaluation.returns_by_team(evaluator.env.spec, played)
+        modes, teams = _modes(program, params), teams_of(evaluator.env.spec)
+        ways = tuple(modes.values())
+        rounds, size = [], evaluator.episodes  # all evaluations share a compiled program
+        for number in range(-(-episodes // size)):
+            own = layout.place(folded(keys, number) if number else keys, per_seed=True)
+            played = gathered(play(program, evaluator.env, layout, size, ways, params, own))
+            rounds.append(evaluation.returns_by_team(evaluator.env.spec, played))
+        returns = np.concatenate(rounds, axis=2)[:, :, :episodes]
         for mode, name in enumerate(modes):
             found |= _by_name(name, teams, returns[:, mode])
     return {name: values[:seeds] for name, values in jax.device_get(gathered(found)).items()}
 
 
+def play_ahead(
+    evaluator: Evaluator,
+    program: Program,
+    layout: Layout,
+    params: ArrayTree,
+    keys: Key[Array, "seeds"],
+) -> "Future[None] | None":
+    """Compile what `evaluate` plays episodes with, in a thread; its arguments are those of it."""
+    if evaluator.env is None or jax.process_count() > 1:
+        return None
+    params, keys = layout.place((params, keys), per_seed=True)
+    ways = tuple(_modes(program, params).values())
+    return compile_ahead(
+        play, program, evaluator.env, layout, evaluator.episodes, ways, params, keys
+    )
+
+
+def _modes(program: Program, params: ArrayTree) -> dict[str, bool]:
+    """Return for each metric of returns whether the policy acts greedily."""
+    modes = {tracking.RETURN: program.greedy}
+    if not program.greedy or _can_sample(program, params):
+        name = tracking.OTHER_RETURN["sampled" if program.greedy else "greedy"]
+        modes[name] = not program.greedy
+    return modes
+
+
 def _can_sample(program: Program, params: ArrayTree) -> bool:
     """Whether a program's policies draw their actions; ``params`` has a leading axis of seeds."""
-    first = jax.tree.map(lambda leaf: leaf[0], params)
-    return program.policy(False).draws(first)
+
+    def first(leaf: Any) -> Any:  # on the host, where no program is compiled for each shape
+        leaf = leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf
+        return leaf[0] if is_key(leaf) else np.asarray(leaf)[0]
+
+    return program.policy(False).draws(jax.tree.map(first, params))
+
+
+@jax.jit
+def folded(keys: Key[Array, "seeds"], number: Int[Array, ""] | int) -> Key[Array, "seeds"]:
+    """Fold a number into the key of each seed."""
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
 
 
 @jit_rarely_run(static_argnums=(0, 1))
@@ -230,19 +255,15 @@ def play(
     params: ArrayTree,
     keys: Key[Array, "seeds"],
 ) -> evaluation.Evaluation:
-    """Play episodes with the policies of all seeds; the arrays have the axes seeds and modes.
-
-    ``modes`` says for each way of acting whether it is greedy: all of them play the same episodes.
-    The other arguments are those of `evaluate`.
-    """
-    policies = [program.policy(greedy) for greedy in modes]
+    """Play the same episodes in modes, greedy or not; the arrays have the axes seeds and modes."""
+    policies, most = tuple(program.policy(greedy) for greedy in modes), _MOST_CARRY_BYTES
     played = partial(evaluation.evaluate, env, num_episodes=episodes)
 
     def of_seed(params: ArrayTree, key: PRNGKeyArray) -> evaluation.Evaluation:
         def of_mode(mode: Int[Array, ""]) -> evaluation.Evaluation:
-            return played(_one_of(policies), (mode, params), key)
+            return played(one_of(policies), (mode, params), key)
 
-        if _are_alike(policies, params, env.spec):
+        if bytes_of(jax.eval_shape(lambda: [one.initial_carry() for one in policies])) <= most:
             return jax.lax.map(of_mode, jnp.arange(len(policies)))
         one_by_one = [played(policy, params, key) for policy in policies]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *one_by_one)
@@ -251,41 +272,30 @@ def play(
 
 
 _MOST_CARRY_BYTES = 2**15
-"""Largest carry of `_one_of`: each of its steps copies the carries, which takes longer than the
+"""Largest carry of `one_of` here: each of its steps copies the carries, which takes longer than the
 step itself if they are as large as those of attention or retention over time."""
 
 
-def _are_alike(policies: list[Policy], params: ArrayTree, spec: EnvSpec) -> bool:
-    """Whether `_one_of` fits policies: their actions have one type, and their carries are small."""
-
-    def acting(policy: Policy, params: ArrayTree, view: View) -> tuple[Array, ArrayTree]:
-        carry, key = policy.initial_carry(), jax.random.key(0)
-        action, _, carry = policy.act(params, carry, view.observation, view.legal_actions, key)
-        return action, carry
-
-    found = [jax.eval_shape(partial(acting, one), params, blank_view(spec)) for one in policies]
-    carried = bytes_of([x[1] for x in found])
-    types = {(action.shape, action.dtype) for action, _ in found}
-    return len(types) == 1 and carried <= _MOST_CARRY_BYTES
-
-
-def _one_of(policies: list[Policy]) -> Policy:
+@lru_cache(maxsize=16)
+def one_of(policies: tuple[Policy, ...]) -> Policy:
     """Return a policy that acts as one of several; its parameters are ``(which, params)``.
 
     The environment around it is then traced, and compiled, once for all of them. Each policy has
-    its own carry. Log-probabilities are zeros.
+    its own carry.
     """
 
     def act(
         chosen: tuple[Int[Array, ""], ArrayTree], carries: tuple[ArrayTree, ...], *seen: Any
     ) -> tuple[Array, Array, tuple[ArrayTree, ...]]:
-        def acting(number: int) -> tuple[Array, tuple[ArrayTree, ...]]:
-            action, _, carry = policies[number].act(chosen[1], carries[number], *seen)
-            return action, (*carries[:number], carry, *carries[number + 1 :])
+        def acting(number: int) -> tuple[Array, Array, tuple[ArrayTree, ...]]:
+            action, log_prob, carry = policies[number].act(chosen[1], carries[number], *seen)
+            if jnp.issubdtype(action.dtype, jnp.integer):
+                action = action.astype(jnp.int32)
+            return action, log_prob, (*carries[:number], carry, *carries[number + 1 :])
 
         ways = [partial(acting, number) for number in range(len(policies))]
-        action, carries = jax.lax.switch(chosen[0], ways)
-        return action, jnp.zeros(action.shape[:1]), carries
+        found: tuple[Array, Array, tuple[ArrayTree, ...]] = jax.lax.switch(chosen[0], ways)
+        return found
 
     def after_step(carries: tuple[ArrayTree, ...], *outcome: Any) -> tuple[ArrayTree, ...]:
         return tuple(
@@ -296,6 +306,20 @@ def _one_of(policies: list[Policy]) -> Policy:
     return Policy(
         lambda: tuple(policy.initial_carry() for policy in policies), act, after_step=after_step
     )
+
+
+@jit_rarely_run(static_argnums=(0, 1, 2, 3))
+def play_policy(
+    env: Environment,
+    policy: Policy,
+    episodes: int,
+    mesh: Mesh | None,
+    params: ArrayTree,
+    key: PRNGKeyArray,
+) -> evaluation.Evaluation:
+    """Play episodes with one policy, on the devices of a mesh."""
+    with nullcontext() if mesh is None else use_abstract_mesh(mesh.abstract_mesh):
+        return evaluation.evaluate(env, policy, params, key, episodes)
 
 
 def summary(found: Mapping[str, Float[np.ndarray, "seeds episodes"]]) -> str:

@@ -4,16 +4,15 @@ The returns of a policy of NaN are finite: the largest of values that are NaN is
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_leaves_with_path
 from jaxtyping import Array, Bool, Float
 
+from offmarl._compiling import jit_rarely_run
 from offmarl.errors import NotFiniteError
 from offmarl.programs.cluster import gathered
 from offmarl.types import ArrayTree
@@ -43,10 +42,11 @@ def faults(
     finite before an update (`infinities`) are ``by_design``, such as the best value so far.
     """
     named = [(name, leaf) for name, leaf in _floats(learned) if name not in by_design]
-    bad = np.zeros((0, len(seeds)), bool)
-    if named:
-        fine = gathered(_are_finite(axes, [leaf for _, leaf in named]))
-        bad = ~np.asarray(fine).reshape(len(named), -1)
+    bad = np.zeros((len(named), len(seeds)), bool)
+    if named and not np.asarray(gathered(_are_finite(axes, [leaf for _, leaf in named]))).all():
+        leaves = [np.asarray(gathered(leaf)) for _, leaf in named]
+        rows = [~np.isfinite(leaf if axes else leaf[None]) for leaf in leaves]
+        bad = np.stack([row.reshape(len(row), -1).any(1) for row in rows])
     found: dict[int, str] = {}
     if not bad.any() and all(np.isfinite(values).all() for values in metrics.values()):
         return found
@@ -108,6 +108,8 @@ def _floats(tree: ArrayTree) -> list[tuple[str, Any]]:
     ]
 
 
-@partial(jax.jit, static_argnums=0)
-def _are_finite(axes: int, leaves: list[Array]) -> Bool[Array, "leaves *seeds"]:
-    return jnp.stack([jnp.isfinite(leaf).all(tuple(range(axes, leaf.ndim))) for leaf in leaves])
+@jit_rarely_run(static_argnums=0)
+def _are_finite(axes: int, leaves: list[Array]) -> Bool[Array, "*seeds"]:
+    # One joined array compiles in a quarter of the time of a reduction for each.
+    joined = jnp.concatenate([leaf.reshape(*leaf.shape[:axes], -1) for leaf in leaves], axis=-1)
+    return jnp.isfinite(joined).all(-1)

@@ -2,22 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import PRNGKeyArray
 
 from offmarl import envs
 from offmarl.config import DeviceArgs, NonNegative, PositiveInt, Role, Seed, option
 from offmarl.envs import Environment
 from offmarl.envs.sides import TeamPolicy
-from offmarl.evaluation import Evaluation, evaluate, returns_by_team
+from offmarl.evaluation import returns_by_team
 from offmarl.paths import below
 from offmarl.programs.blocks import Recording
 from offmarl.programs.cluster import is_first, join
+from offmarl.programs.evaluate import play_policy
 from offmarl.programs.online import Recorded, describe, elsewhere, summarise
 from offmarl.programs.sides import joint_policy, policies_by_team
 from offmarl.teams import teams_of
@@ -143,7 +142,7 @@ def _short(name: str) -> str:
 def _about(env: Environment, cast: _Cast, args: FixedArgs) -> list[dict[str, Any]]:
     """Describe the policy of each team, with its mean return on fresh seeds."""
     key = jax.random.fold_in(jax.random.key(args.seed), _EVALUATE)
-    found = _evaluate(env, cast.policy, args.eval_episodes, cast.params, key)
+    found = play_policy(env, cast.policy, args.eval_episodes, None, cast.params, key)
     returns = returns_by_team(env.spec, found).mean(0)
     teams = teams_of(env.spec)
     return [
@@ -156,10 +155,3 @@ def _about(env: Environment, cast: _Cast, args: FixedArgs) -> list[dict[str, Any
         }
         for number, (team, mean) in enumerate(zip(teams, returns.tolist(), strict=True))
     ]
-
-
-@partial(jax.jit, static_argnums=(0, 1, 2))
-def _evaluate(
-    env: Environment, policy: Policy, episodes: int, params: ArrayTree, key: PRNGKeyArray
-) -> Evaluation:
-    return evaluate(env, policy, params, key, episodes)

@@ -6,20 +6,22 @@ uninterrupted one, and streamed batches equal those of a replay on the device.
 
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import Future
 from functools import cache, partial
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from offmarl import tracking
-from offmarl._compiling import quickly
+from offmarl._compiling import in_order, quickly
 from offmarl._garbage import collect_as_before
 from offmarl._mesh import divide
 from offmarl.errors import OptionError
 from offmarl.programs.cluster import from_first, gathered
-from offmarl.programs.compiling import compiler_options
+from offmarl.programs.compiling import compile_ahead
 from offmarl.programs.normalisation import make_program
 from offmarl.programs.program import (
     TD_ERRORS,
@@ -40,6 +42,9 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 LOG_EVERY = 500
 """Largest number of updates between two lines of metrics."""
+
+COMPILING = "compiling"
+"""What a progress display says until the first update is done."""
 
 SECONDS_AT_ONCE = 1.0
 """Duration of a call of the compiled loop: signals are handled between calls."""
@@ -229,8 +234,7 @@ def updates(
     """
     seeds, size, data, stages = len(learners.keys), 1, None, learners.program.stages
     learned = learners.layout.place(learned, per_seed=True)
-    hyper, keys = learners.layout.place((learners.hyper, learners.keys), per_seed=True)
-    draws = learners.layout.place(batches.draws, per_seed=False)
+    rest, draws = _rest(learners), learners.layout.place(batches.draws, per_seed=False)
     while done < schedule.updates:
         stage = schedule.stage(done)
         if done == schedule.starts[stage]:
@@ -243,7 +247,7 @@ def updates(
         begun = time.monotonic()
         place = done, offset, count
         learned, metrics = _update(
-            learners.program, stage, learners.layout, learned, (keys, hyper), place, data, draws
+            learners.program, stage, learners.layout, learned, rest, place, data, draws
         )
         found = jax.device_get(gathered(metrics))
         metrics = {name: value[:seeds, :count] for name, value in found.items()}
@@ -251,6 +255,27 @@ def updates(
         done += count
         size = min(next_size(size, seconds, SECONDS_AT_ONCE), LOG_EVERY)
         yield done, learned, metrics
+
+
+def updates_ahead(
+    learners: Learners, learned: Learned, batches: BatchSource
+) -> "Future[None] | None":
+    """Compile the first updates in a thread; the arguments are those of `updates`."""
+    layout, stage = learners.layout, learners.program.stages[0]
+    if stage.on_start is not same_state:
+        return None
+    learned = layout.place(learned, per_seed=True)
+    data = placed(layout, batches.take(0, learned.priorities, len(learners.keys)))
+    draws = layout.place(batches.draws, per_seed=False)
+    args = learners.program, 0, layout, learned, _rest(learners), (0, 0, 1), data, draws
+    return compile_ahead(_compiled_update(), *args)
+
+
+def _rest(learners: Learners) -> tuple[Any, ...]:
+    """Return what differs between seeds: keys, hyperparameters, and whether it is no added copy."""
+    keys, hyper = learners.layout.place((learners.keys, learners.hyper), per_seed=True)
+    is_seed = np.arange(len(keys)) < len(learners.keys)
+    return keys, hyper, learners.layout.place(is_seed, per_seed=True)
 
 
 def next_size(size: int, seconds: float, at_once: float) -> int:
@@ -305,7 +330,7 @@ def _update(*args: Any) -> tuple[Learned, dict[str, Float[Array, "seeds most"]]]
 
 @cache
 def _compiled_update() -> Callable[..., Any]:
-    options: Any = compiler_options()
+    options: Any = in_order()
     return jax.jit(
         _update_all, static_argnums=(0, 1, 2), donate_argnums=3, compiler_options=options
     )
@@ -316,7 +341,7 @@ def _update_all(
     stage: int,
     layout: Layout,
     learned: Learned,
-    rest: tuple[Key[Array, "seeds"], Hyperparameters],
+    rest: tuple[Key[Array, "seeds"], Hyperparameters, Bool[Array, "seeds"]],
     place: tuple[Int[Array, ""] | int, ...],
     data: Replay | Batches,
     draws: Prioritised | None,
@@ -332,6 +357,7 @@ def _update_all(
         learned: Learned,
         key: PRNGKeyArray,
         hyper: Hyperparameters,
+        is_seed: Bool[Array, ""],
         data: Replay | Batches,
         draws: Prioritised | None,
     ) -> tuple[Learned, dict[str, Array]]:
@@ -349,7 +375,9 @@ def _update_all(
                 priorities = draws.learned(priorities, slots, errors, batch.mask & batch.next_known)
             return Learned(state, priorities), metrics
 
-        return logged_loop(update, learned, count, LOG_EVERY)
+        # Under vmap, loops of different lengths would be slow; and no seed is an added copy.
+        own = jnp.where(is_seed, count, 0) if layout.at_once == 1 else count
+        return logged_loop(update, learned, own, LOG_EVERY)
 
     if isinstance(data, Replay):
         return map_seeds(layout, seed_updates, (learned, *rest), data, draws)

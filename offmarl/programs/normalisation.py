@@ -34,15 +34,7 @@ Normalise = Callable[[Any], Any]
 def make_program(
     make: Callable[[EnvSpec, ArgsT, Any], Program], spec: EnvSpec, args: ArgsT, source: Any
 ) -> Program:
-    """Build a program, with the normalisation that its arguments ask for.
-
-    Parameters
-    ----------
-    make, spec, source
-        ``make(spec, args, source)`` builds the program.
-    args
-        Its arguments; those that must not shape it are hidden from ``make``.
-    """
+    """Build a program, with the normalisation that its arguments ask for."""
     program = make(spec, structure(args), source)
     if not isinstance(args, Args) or not args.normalise:
         return program

@@ -1,6 +1,7 @@
 """Offline training: what a baseline runs, and the files of its run."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl import settings, tracking
@@ -29,9 +30,17 @@ from offmarl.programs.compiling import keep_compiled_programs
 from offmarl.programs.continuing import Start, start_of_baseline, started
 from offmarl.programs.dataset import DatasetStatistics
 from offmarl.programs.drawing import Drawing, drawing_of, open_data
-from offmarl.programs.evaluate import Evaluator, evaluate, make_evaluator, summary
+from offmarl.programs.evaluate import (
+    Evaluator,
+    evaluate,
+    folded,
+    make_evaluator,
+    play_ahead,
+    summary,
+)
 from offmarl.programs.identity import made_from
 from offmarl.programs.loop import (
+    COMPILING,
     LOG_EVERY,
     Learned,
     Learners,
@@ -43,6 +52,7 @@ from offmarl.programs.loop import (
     start,
     start_shapes,
     updates,
+    updates_ahead,
 )
 from offmarl.programs.program import (
     Args,
@@ -142,7 +152,57 @@ def _train_locked(
     directory: Path,
     lock: Callable[[], None],
 ) -> None:
-    args = settled(args, directory)
+    job, record = _prepared(make, settled(args, directory), dataset, origin, directory)
+    args, evaluator, schedule = job.args, job.evaluator, job.schedule
+    check_same("the dataset", record["vault_digest"], "give all of them the same vault.")
+    if args.init is not None:
+        job.origin.check(job.program, state_shapes(job.program, args))
+    run = open_run(directory, record)
+    if run.complete and not run.lacks_checkpoint(schedule.updates):
+        return
+    lock()
+    data.save(run.directory / data.STATISTICS_FILE, job.statistics)
+    job = job._replace(run=run)
+    with ends_with_others(directory), no_run_without_checkpoint(run):
+        if (parts := gathering.PARTS.get()) is None:
+            _learn(job, dataset, timer)
+            stopped = job.stopped()
+        else:
+            like = job.tree(job.begin(*job.keys()[:2]))
+            stopped = gathering.gather(run, like, parts, args.keep, job.evaluate)
+            run.write_marl_eval(evaluator.environment)
+        run.finish(stopped)
+    for seed, step in stopped.items():
+        tracking.notice(f"seed {seed} stopped at update {step}: --stop-on {args.stop_on}")
+
+
+def train_ahead(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: ArgsT) -> None:
+    """Compile what `train` runs with these arguments, beside other work in another thread."""
+    assert isinstance(args, Args)
+    dataset, origin = open_data(args), origin_of(make)
+    directory = _directory(origin.name, args, dataset)
+    if tracking.recorded(directory).get("complete"):
+        return
+    with pinned():
+        job, _ = _prepared(make, args, dataset, origin, directory)
+        start_keys, update_keys, _ = job.keys()
+        learned = job.begin(start_keys, update_keys)
+        with _batches(job, dataset, update_keys, 0) as batches:
+            compiling = [
+                updates_ahead(job.learners(update_keys), learned, batches),
+                job.play_ahead(learned.state),
+            ]
+            wait([one for one in compiling if one is not None])
+
+
+def _prepared(
+    make: Callable[[EnvSpec, Any, DatasetStatistics], Program],
+    args: Args,
+    dataset: Dataset | Mixture,
+    origin: Origin,
+    directory: Path,
+) -> tuple["_Job", dict[str, Any]]:
+    """Return the constants of a run that is not open yet, and its record."""
     origins = settings.used(args).record()
     args = resolved(args, dataset.spec)
     evaluator = make_evaluator(args, dataset)
@@ -172,26 +232,8 @@ def _train_locked(
     }
     schedule = offline_schedule(program, args)
     stopping = Stopping(args, evaluator, schedule.starts[-1])
-    check_same("the dataset", record["vault_digest"], "give all of them the same vault.")
-    if args.init is not None:
-        begun.check(program, state_shapes(program, args))
-    run = open_run(directory, record)
-    if run.complete and not run.lacks_checkpoint(schedule.updates):
-        return
-    lock()
-    data.save(run.directory / data.STATISTICS_FILE, statistics.used)
-    job = _Job(run, program, evaluator, args, schedule, layout, drawing, begun, stopping)
-    with ends_with_others(directory), no_run_without_checkpoint(run):
-        if (parts := gathering.PARTS.get()) is None:
-            _learn(job, dataset, timer)
-            stopped = job.stopped()
-        else:
-            like = job.tree(job.begin(*job.keys()[:2]))
-            stopped = gathering.gather(run, like, parts, args.keep, job.evaluate)
-            run.write_marl_eval(evaluator.environment)
-        run.finish(stopped)
-    for seed, step in stopped.items():
-        tracking.notice(f"seed {seed} stopped at update {step}: --stop-on {args.stop_on}")
+    of_run = args, schedule, layout, drawing, begun, stopping
+    return _Job(program, evaluator, statistics.used, *of_run), record
 
 
 def digests(dataset: Dataset | Mixture, evaluator: Evaluator) -> dict[str, str]:
@@ -229,15 +271,18 @@ def _directory(name: str, args: Args, dataset: Dataset | Mixture) -> Path:
 class _Job(NamedTuple):
     """The constants of a run."""
 
-    run: Run
     program: Program
     evaluator: Evaluator
+    statistics: Any
+    """What the program used of the statistics of its data."""
     args: Args
     schedule: Schedule
     layout: Layout
     drawing: Drawing
     origin: Start
     stopping: Stopping
+    run: Run = None  # type: ignore[assignment]
+    """None until it is opened."""
 
     @property
     def seeds(self) -> NDArray[np.int64]:
@@ -246,8 +291,7 @@ class _Job(NamedTuple):
 
     def keys(self) -> tuple[Key[Array, "seeds"], ...]:
         """Return the keys for initial states, updates and evaluations, one for each seed."""
-        keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed), 3))(self.seeds)
-        return keys[:, 0], keys[:, 1], keys[:, 2]
+        return _keys(self.seeds)
 
     def hyper(self) -> Hyperparameters:
         """Return the hyperparameters of each seed."""
@@ -264,6 +308,22 @@ class _Job(NamedTuple):
             states = started(self.origin, self.program, states)
         return Learned(states, None if draws is None else _begin_priorities(draws, update_keys))
 
+    @property
+    def description(self) -> str:
+        """The program, its data and its seeds, for the progress display."""
+        first, last = self.seeds[[0, -1]].tolist()
+        seeds = f"seeds {first}-{last}" if last > first else f"seed {first}"
+        return f"{self.run.record['program']} on {Path(self.run.record['vault']).name}, {seeds}"
+
+    def learners(self, update_keys: Key[Array, "seeds"]) -> Learners:
+        """Return the program with what differs between its seeds."""
+        return Learners(self.program, self.hyper(), update_keys, self.layout)
+
+    def play_ahead(self, states: ArrayTree) -> "Future[None] | None":
+        """Compile what evaluations play episodes with, in a thread."""
+        params, keys = self.program.policy_params(states), self.keys()[2]
+        return play_ahead(self.evaluator, self.program, self.layout, params, keys)
+
     def stopped(self) -> dict[str, int]:
         """Return the step at which seeds stopped early, by their numbers."""
         return {str(self.args.seed + seed): step for seed, step in self.stopping.steps.items()}
@@ -279,7 +339,7 @@ class _Job(NamedTuple):
     ) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
         """Evaluate as `evaluate`, given the parameters of the policies."""
         episodes = self.args.final_episodes if last else self.args.eval_episodes
-        keys = jax.vmap(jax.random.fold_in, in_axes=(0, None))(self.keys()[2], done)
+        keys = folded(self.keys()[2], done)
         return evaluate(self.evaluator, self.program, self.layout, params, keys, episodes)
 
     def tree(self, learned: Learned) -> dict[str, ArrayTree]:
@@ -290,6 +350,12 @@ class _Job(NamedTuple):
         policy = self.program.policy_params(learned.state)
         found = {"state": learned.state, "policy": policy}
         return found | ({} if learned.priorities is None else {"priorities": learned.priorities})
+
+
+@jax.jit
+def _keys(seeds: Int[Array, "seeds"]) -> tuple[Key[Array, "seeds"], ...]:
+    keys = jax.vmap(lambda seed: jax.random.split(jax.random.key(seed), 3))(seeds)
+    return keys[:, 0], keys[:, 1], keys[:, 2]
 
 
 @jax.jit
@@ -305,15 +371,16 @@ def _learn(job: _Job, dataset: Dataset | Mixture, timer: CheckpointTimer) -> Non
     """Update, log, evaluate and checkpoint until the run is complete."""
     run, schedule = job.run, job.schedule
     start_keys, update_keys, _ = job.keys()
-    learners = Learners(job.program, job.hyper(), update_keys, job.layout)
-    journal = _Journal(job, dataset)
-    done, states = journal.begin(job.begin(start_keys, update_keys))
+    learners, journal = job.learners(update_keys), _Journal(job, dataset)
+    fresh = job.begin(start_keys, update_keys)
+    journal.playable = job.play_ahead(fresh.state)
+    done, states = journal.begin(fresh)
     timer.begin(done)
     if not journal.over:  # a run that has stopped early may have been killed before its end
         with (
             journal.trackers,
             _batches(job, dataset, update_keys, done) as batches,
-            tracking.progress(run.record["program"], schedule.updates, done) as advance,
+            tracking.progress(job.description, schedule.updates, done, note=COMPILING) as advance,
         ):
             work = updates(learners, states, batches, schedule, done)
             elapsed = tracking.last(run.metrics, tracking.WALL_TIME)
@@ -347,6 +414,8 @@ class _Journal:
         self._checkpoints = job.run.checkpoints(keep=2)
         self._means = Means()
         self._untrained: ArrayTree | None = None
+        self.playable: Future[None] | None = None
+        """Done when evaluations are compiled."""
         self.note = ""
         self.keeps = self.over = False
 
@@ -406,11 +475,13 @@ class _Journal:
             self._means.take() | {name: np.full(seeds, value) for name, value in times.items()},
         )
         if self._untrained is not None:
+            self._wait()
             self._write(0, found := self._job.evaluate_policy(self._untrained, 0))
             self._untrained, self.note = None, summary(found)
 
     def evaluate(self, done: int, learned: Learned) -> None:
         """Evaluate the policies of all seeds, with more episodes after the last update."""
+        self._wait()
         job, stopping = self._job, self._job.stopping
         states = stopping.apply(learned).state
         found = job.evaluate(states, done, last=done == job.schedule.updates)
@@ -422,6 +493,12 @@ class _Journal:
             self.keeps = job.args.keep == "all" or done in self._best()
         report(done, found)
         self.note = summary(found)
+
+    def _wait(self) -> None:
+        """Wait until evaluations are compiled."""
+        if self.playable is not None:
+            wait([self.playable])
+            self.playable = None
 
     def _best(self) -> set[int]:
         """Return the steps of the best evaluation of each seed, if they are kept."""

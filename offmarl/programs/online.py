@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
+from jaxtyping import PRNGKeyArray
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -19,15 +21,17 @@ from offmarl.config import PositiveInt, changed, converted, from_json
 from offmarl.envs import Environment
 from offmarl.errors import NotLearnedError, OptionError, RunError
 from offmarl.evaluation import require_room_for
+from offmarl.networks import PolicyConfig, make_policy
 from offmarl.paths import local
-from offmarl.programs import finite, registry
+from offmarl.programs import collecting, finite, registry
 from offmarl.programs.buffer import ChunkWriter, init_capture, make_buffer
 from offmarl.programs.cluster import ends_with_others, gathered, is_first, join, on_first
 from offmarl.programs.collecting import collect
-from offmarl.programs.compiling import keep_compiled_programs
+from offmarl.programs.compiling import compile_ahead, keep_compiled_programs
 from offmarl.programs.continuing import Start, learned, start_of
+from offmarl.programs.evaluate import one_of
 from offmarl.programs.identity import environment_source, made_from
-from offmarl.programs.loop import build, learn, online_schedule
+from offmarl.programs.loop import COMPILING, build, learn, online_schedule
 from offmarl.programs.program import (
     ArgsT,
     Hyperparameters,
@@ -36,10 +40,18 @@ from offmarl.programs.program import (
     hyperparameters,
     state_shapes,
 )
-from offmarl.programs.record import is_complete, open_for_recording, recorded
+from offmarl.programs.record import (
+    Player,
+    is_complete,
+    open_for_recording,
+    record_ahead,
+    recorded,
+)
 from offmarl.programs.recorder import (
     EVALUATE,
     INIT,
+    LEARNED,
+    RECORD,
     TRAIN,
     Recorder,
     Version,
@@ -62,6 +74,8 @@ from offmarl.programs.sharding import (
     Layout,
     check_divisible,
     check_shards,
+    place_shared,
+    place_state,
     recorder_layout,
     shards_record,
 )
@@ -164,8 +178,7 @@ def _record_online(
         checkpoint_timer(args.checkpoint_seconds, "step") as timer,
         more_to_come(),
     ):
-        keep = any(tier.name in REPLAY_TIERS for tier in tiers)
-        versions = _train(runs, start, opened, timer, keep)
+        versions = _train(runs, start, opened, timer, tiers)
     opened.write_marl_eval(runs[0].env.spec.name)
     opened.finish()
     return _record_all(runs, versions, tiers)
@@ -288,9 +301,8 @@ def _recorders(
     assert isinstance(args, OnlineArgs)
     keep_compiled_programs()
     program = build(make, env.spec, args, env, lambda: cast(Hashable, env))
-    first = Recorder(
-        origin, args, env, program, program.policy(False), directory, args.seed, source, layout
-    )
+    policy = one_of((program.policy(False), make_policy(PolicyConfig("random"), env.spec)))
+    first = Recorder(origin, args, env, program, policy, directory, args.seed, source, layout)
     return [first._replace(seed=seed) for seed in first.seeds]
 
 
@@ -328,10 +340,15 @@ def _record_all(
 
 
 def _train(
-    runs: Sequence[Recorder], start: Start, opened: Run, timer: CheckpointTimer, keep: bool
+    runs: Sequence[Recorder],
+    start: Start,
+    opened: Run,
+    timer: CheckpointTimer,
+    tiers: Sequence[Tier],
 ) -> list[list[Version]]:
     """Train all seeds to the end, and return the evaluated versions of each."""
     first, journal, hyper = runs[0], _Journal(runs, opened), hyperparameters(runs[0].args)
+    keep = any(tier.name in REPLAY_TIERS for tier in tiers)
     done, states, info = _resume(runs, start, journal.checkpoints, hyper)
     journal.go_on(done, info, states)
     timer.begin(done * first.iteration_steps)
@@ -340,20 +357,41 @@ def _train(
         stack.enter_context(journal.trackers)
         journal.chunks = [stack.enter_context(_replay(run, done, keep)) for run in runs]
         advance = stack.enter_context(_progress(runs, done))
+        keys = [run.key(TRAIN) for run in runs]
+        compiling = [_train_ahead(first, schedule.stage(done), states[0], keys[0], hyper)]
         if not done:  # the best version may be the untrained one
             journal.evaluate(0, states)
-        keys = [run.key(TRAIN) for run in runs]
+        wait(compiling)
+        compiling = _record_ahead(first, tiers)
         work = collect(
             first.program, states, hyper, keys, schedule, done, journal.chunks, first.layout
         )
         del states  # they are donated
         elapsed = tracking.last(opened.metrics, tracking.WALL_TIME)
         learn(work, journal, schedule, done, timer, advance, first.iteration_steps, elapsed)
+        wait(compiling)
         for run, chunks, versions in zip(runs, journal.chunks, journal.versions, strict=True):
             if chunks is not None:
                 chunks.complete(policies=[run.about(version) for version in versions])
     journal.close()
     return journal.versions
+
+
+def _train_ahead(
+    run: Recorder, stage: int, state: ArrayTree, key: PRNGKeyArray, hyper: Hyperparameters
+) -> "Future[None]":
+    """Compile the updates in a thread, while the untrained policy is evaluated."""
+    args = place_state(state, run.mesh), (0, 1), *place_shared((key, hyper), run.mesh)
+    return compile_ahead(collecting.train, run.program, stage, run.mesh, *args)
+
+
+def _record_ahead(run: Recorder, tiers: Sequence[Tier]) -> "list[Future[None]]":
+    """Compile the recording of tiers in a thread, while the policy is trained."""
+    played = any(tier.name not in REPLAY_TIERS and not tier.shares for tier in tiers)
+    if not played or len(run.by_team()) > 1 or run.args.devices or jax.process_count() > 1:
+        return []
+    player = Player(run.policy, run.uniform(), run.args.num_envs)
+    return [record_ahead(run.env, player, run.args.steps, run.key(RECORD))]
 
 
 def _resume(
@@ -453,9 +491,10 @@ def _unfinished(runs: Sequence[Recorder]) -> list[Path]:
 
 
 def _progress(runs: Sequence[Recorder], start: int) -> AbstractContextManager[tracking.Advance]:
-    steps, seeds = runs[0].iteration_steps, f", {len(runs)} seeds" if len(runs) > 1 else ""
-    total = runs[0].iterations * steps
-    return tracking.progress(f"train {runs[0].name}{seeds}", total, start * steps)
+    steps, first, last = runs[0].iteration_steps, runs[0].seed, runs[-1].seed
+    seeds = f"seeds {first}-{last}" if last > first else f"seed {first}"
+    total, name = runs[0].iterations * steps, f"train {runs[0].name}, {seeds}"
+    return tracking.progress(name, total, start * steps, note=COMPILING)
 
 
 class _Lines(NamedTuple):
@@ -556,7 +595,7 @@ class _Journal:
         """Evaluate the policies, and keep them as a version."""
         policies = self._policies_of(states)
         returns = [
-            [one.returns(run.policy, params, run.key(EVALUATE, done)) for one in run.by_team()]
+            [one.returns((LEARNED, params), run.key(EVALUATE, done)) for one in run.by_team()]
             for run, params in zip(self._runs, policies, strict=True)
         ]
         for versions, own in zip(self.versions, returns, strict=True):

@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,8 +33,8 @@ from offmarl.programs.buffer import (
 )
 from offmarl.programs.captures import CaptureCheckpoints
 from offmarl.programs.cluster import any_process, ends_with_others, is_first, on_first
-from offmarl.programs.collecting import collect
-from offmarl.programs.compiling import keep_compiled_programs
+from offmarl.programs.collecting import collect, play
+from offmarl.programs.compiling import compile_ahead, keep_compiled_programs
 from offmarl.programs.foreign import errors_of_functions
 from offmarl.programs.grouped import GroupState, collect_in_groups, groups_of
 from offmarl.programs.identity import (
@@ -204,6 +205,14 @@ def record_players(
     return True
 
 
+def record_ahead(env: Environment, player: Player, steps: int, key: PRNGKeyArray) -> "Future[None]":
+    """Compile what `record_players` records a policy with on one device, in a thread."""
+    program = _fixed(env, ((player.policy, player.rows),), chunks_of(steps, player.rows)[1])  # type: ignore[arg-type]
+    hyper = Hyperparameters({})
+    state = jax.eval_shape(program.init, key, hyper)._replace(params=(player.params,))
+    return compile_ahead(play, program, 0, None, state, (0, 1), key, hyper)
+
+
 HINTS = {"chunks": "steps decides it", "functions": "the code of the Python function"}
 """What decides entries of a recipe, for the errors of `check_recipe`."""
 
@@ -232,7 +241,7 @@ def _collected(
     schedule = Schedule(updates.stop, updates.stop, 1, (0,))
     hyper, start = Hyperparameters({}), updates.start
     for done, states, _ in collect(
-        program, [state], hyper, [key], schedule, start, [chunks], layout
+        program, [state], hyper, [key], schedule, start, [chunks], layout, False
     ):
         yield done, lambda states=states: states[0]._replace(params=())  # type: ignore[misc]
 

@@ -1,34 +1,37 @@
 """A recorder's run of one training seed: its paths, keys and settings, and its policies."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, use_abstract_mesh
+from jax.sharding import Mesh
 from jaxtyping import Float, PRNGKeyArray
 
 from offmarl import envs, tracking
-from offmarl._compiling import jit_rarely_run
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import Role, with_role
 from offmarl.envs import Environment
 from offmarl.errors import CheckpointError
-from offmarl.evaluation import Evaluation, evaluate, returns_by_team
+from offmarl.evaluation import returns_by_team
 from offmarl.programs.cluster import gathered, load_on_first
+from offmarl.programs.evaluate import play_policy
 from offmarl.programs.finite import require_finite
-from offmarl.programs.program import OnlineArgs, Program, hyperparameters, recorded
+from offmarl.programs.program import OnlineArgs, Program, recorded, state_shapes
 from offmarl.programs.registry import Origin
 from offmarl.programs.sharding import ONE_DEVICE, Layout, place_shared
 from offmarl.programs.sides import against_reference
+from offmarl.programs.trained import of_seeds
 from offmarl.teams import Team, only_or_all, teams_of
 from offmarl.types import ArrayTree, Policy
 
 INIT, TRAIN, EVALUATE, EVALUATE_AGAIN, EVALUATE_RANDOM, RECORD, CHOOSE = range(7)
 """Purposes of random keys; see `Recorder.key`."""
+
+LEARNED, UNIFORM = np.int32(0), np.int32(1)
+"""Which policy `Recorder.policy` acts by."""
 
 _ROUNDS = 4
 """Evaluations of a tier's policy, each of `OnlineArgs.eval_episodes` episodes."""
@@ -67,7 +70,8 @@ class Recorder(NamedTuple):
     env: Environment
     program: Program
     policy: Policy
-    """The program's policy with sampled actions."""
+    """The program's policy with sampled actions, or uniform legal actions: parameters say which, so
+    that one compiled program plays both. See `load` and `uniform`."""
     directory: Path
     """Directory of the run, which all of its training seeds share."""
     seed: int
@@ -154,16 +158,14 @@ class Recorder(NamedTuple):
 
     # ------------------------------------------------------------------------------ policies
 
-    def returns(
-        self, policy: Policy, params: ArrayTree, key: PRNGKeyArray
-    ) -> Float[np.ndarray, "episodes"]:
-        """Play `OnlineArgs.eval_episodes` episodes of a policy, and return their returns."""
-        episodes, mesh = self.args.eval_episodes, self.mesh
+    def returns(self, params: ArrayTree, key: PRNGKeyArray) -> Float[np.ndarray, "episodes"]:
+        """Play `OnlineArgs.eval_episodes` episodes of the policy, and return their returns."""
+        policy, episodes, mesh = self.policy, self.args.eval_episodes, self.mesh
         if self.team is not None:
             joint, references = against_reference(self.env, self.team, policy)  # type: ignore[arg-type]
             policy, params = joint, (params, *references)
         params, key = place_shared((params, key), mesh)
-        found = gathered(_evaluate(self.env, policy, episodes, mesh, params, key))
+        found = gathered(play_policy(self.env, policy, episodes, mesh, params, key))
         team = 0 if self.team is None else teams_of(self.env.spec).index(self.team)
         return returns_by_team(self.env.spec, found)[:, team]
 
@@ -173,12 +175,10 @@ class Recorder(NamedTuple):
         meshes = self.layout.meshes()
         return meshes[self.seeds.index(self.seed) % len(meshes)]
 
-    def returns_again(
-        self, policy: Policy, params: ArrayTree, key: PRNGKeyArray
-    ) -> Float[np.ndarray, "episodes"]:
+    def returns_again(self, params: ArrayTree, key: PRNGKeyArray) -> Float[np.ndarray, "episodes"]:
         """Play the episodes by which a tier is described: more than during training."""
         rounds = (jax.random.fold_in(key, number) for number in range(_ROUNDS))
-        return np.concatenate([self.returns(policy, params, key) for key in rounds])
+        return np.concatenate([self.returns(params, key) for key in rounds])
 
     def policies(self) -> Checkpoints:
         """Return the checkpoints of all evaluated versions of the policies."""
@@ -186,21 +186,21 @@ class Recorder(NamedTuple):
 
     def policy_shapes(self) -> ArrayTree:
         """Return the shapes of the parameters of all seeds' policies, ``(seeds, ...)``."""
+        one = jax.eval_shape(self.program.policy_params, state_shapes(self.program, self.args))
+        return of_seeds(one, self.args.seeds)
 
-        def params(key: PRNGKeyArray) -> ArrayTree:
-            state = self.program.init(key, hyperparameters(self.args))
-            return stacked([self.program.policy_params(state)] * self.args.seeds)
-
-        return jax.eval_shape(params, self.key(INIT))
+    def uniform(self) -> ArrayTree:
+        """Return the parameters of uniform legal actions."""
+        return UNIFORM, jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), self.policy_shapes())
 
     def load(self, version: Version) -> ArrayTree:
         """Return the parameters of a version of the policy."""
         shapes = {"policy": self.policy_shapes()}
         tree = load_on_first(lambda: self._restore(shapes, version.iteration), shapes)
         index = self.seeds.index(self.seed)
-        found = jax.tree.map(lambda leaf: leaf[index], tree["policy"])
+        found = jax.tree.map(lambda leaf: np.asarray(leaf)[index], tree["policy"])
         require_finite(found, f"policy {version.iteration} of seed {self.seed} in {self.directory}")
-        return found
+        return LEARNED, found
 
     def _restore(self, like: dict[str, ArrayTree], iteration: int) -> dict[str, ArrayTree]:
         policies = self.policies()
@@ -254,16 +254,3 @@ def run_directory(args: OnlineArgs, program: str) -> Path:
 def stacked(trees: Sequence[ArrayTree]) -> ArrayTree:
     """Return the trees of several seeds as one, with a leading axis of seeds."""
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
-
-
-@jit_rarely_run(static_argnums=(0, 1, 2, 3))
-def _evaluate(
-    env: Environment,
-    policy: Policy,
-    num_episodes: int,
-    mesh: Mesh | None,
-    params: ArrayTree,
-    key: PRNGKeyArray,
-) -> Evaluation:
-    with nullcontext() if mesh is None else use_abstract_mesh(mesh.abstract_mesh):
-        return evaluate(env, policy, params, key, num_episodes)

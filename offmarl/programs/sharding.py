@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, use_abstract_mesh
 
@@ -20,7 +19,7 @@ from offmarl._arrays import largest_divisor
 from offmarl._mesh import DATA, constrain, spec
 from offmarl.errors import OptionError, RunError
 from offmarl.programs.buffer import Capture
-from offmarl.programs.cluster import on_first, put
+from offmarl.programs.cluster import is_key, on_first, put
 from offmarl.rollout import RolloutState
 from offmarl.types import ArrayTree
 
@@ -75,15 +74,27 @@ class Layout(NamedTuple):
     def _place(self, tree: TreeT, axes: Any, per_seed: bool) -> TreeT:
         if self.devices * self.shards == 1:
             return tree
-        if per_seed:
-            tree = jax.tree.map(self._pad, tree)
         sharding = NamedSharding(self.mesh(), axes)
-        placed: TreeT = jax.tree.map(lambda leaf: put(leaf, sharding), tree)
+
+        def of_leaf(leaf: Any) -> Any:
+            if is_key(leaf):
+                data = of_leaf(jax.random.key_data(leaf))
+                return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+            missing = -len(leaf) % self.devices if per_seed else 0
+            if missing or _must_be_cut(leaf, sharding):
+                # On the host, because the device has a program for each shape that it cuts.
+                host = np.asarray(leaf)
+                leaf = np.concatenate([host, *[host[-1:]] * missing])
+            return put(leaf, sharding)
+
+        placed: TreeT = jax.tree.map(of_leaf, tree)
         return placed
 
-    def _pad(self, leaf: Any) -> Any:
-        missing = -len(leaf) % self.devices
-        return jnp.concatenate([leaf, *[leaf[-1:]] * missing]) if missing else leaf
+
+def _must_be_cut(leaf: Any, sharding: NamedSharding) -> bool:
+    """Whether a CPU has an array as a whole that is to be divided over its devices."""
+    whole = isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) == 1
+    return whole and jax.default_backend() == "cpu" and not sharding.is_fully_replicated
 
 
 ONE_DEVICE = Layout(1)

@@ -25,20 +25,8 @@ _PATIENCE = 5
 class Stopping:
     """Which seeds have stopped, and their states.
 
-    Parameters
-    ----------
-    args
-        The program's arguments.
-    evaluator
-        Tells which metrics are evaluated.
-    start
-        Updates before the last stage of the program. Evaluations up to there do not count: what the
-        policy acts by may not have been learned yet.
-
-    Raises
-    ------
-    OptionError
-        The metric to stop on is not evaluated, or --patience has no metric.
+    Evaluations up to ``start``, the updates before the program's last stage, do not count: what the
+    policy acts by may not have been learned yet.
     """
 
     def __init__(self, args: Args, evaluator: Evaluator, start: int = 0):

@@ -13,7 +13,6 @@ from jaxtyping import Float
 from offmarl import tracking, vault
 from offmarl.envs.sides import Seat, compose
 from offmarl.errors import NotLearnedError, OptionError, RunError, unknown_name
-from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs.cluster import on_first
 from offmarl.programs.record import (
     HINTS,
@@ -36,7 +35,7 @@ from offmarl.statistics import mean_interval
 from offmarl.teams import teams_of
 from offmarl.terminal import interval, plot
 from offmarl.terminal import number as cell
-from offmarl.types import ArrayTree, Policy
+from offmarl.types import ArrayTree
 
 FRACTIONS = {"poor": 0.25, "medium": 0.5, "good": 0.75}
 """Return of a tier's checkpoint, as a fraction of the way from random to expert."""
@@ -119,7 +118,6 @@ class Ladder:
 
     def __init__(self, run: Recorder, versions: Sequence[Version]):
         self._run, self._versions = run, versions
-        self._uniform: Policy = make_policy(PolicyConfig("random"), run.env.spec)
         self._chosen: dict[str, Version] = {}
         self._played: dict[tuple[int, ...], Float[np.ndarray, "episodes"]] = {}
         self._accepted = ["random"]
@@ -138,10 +136,9 @@ class Ladder:
         """Return the returns of a version, or of uniform legal actions, on seeds of a purpose."""
         parts = (purpose,) if version is None else (purpose, version.iteration)
         if parts not in self._played:
-            run, policy, params = self._run, self._uniform, ()
-            if version is not None:
-                policy, params = run.policy, run.load(version)
-            self._played[parts] = run.returns_again(policy, params, run.key(*parts))
+            run = self._run
+            params = run.uniform() if version is None else run.load(version)
+            self._played[parts] = run.returns_again(params, run.key(*parts))
         return self._played[parts]
 
     def version(self, tier: str) -> Version:
@@ -165,8 +162,8 @@ class Ladder:
         proposed = (one for one in near if abs(one.mean - target) <= 2 * width)
         return next((one for one in proposed if abs(self._trial(one) - target) <= width), near[0])
 
-    def player(self, tier: str) -> tuple[Policy, ArrayTree, dict[str, Any]]:
-        """Return the policy of a tier, its parameters, and what the provenance says of it."""
+    def player(self, tier: str) -> tuple[ArrayTree, dict[str, Any]]:
+        """Return the parameters of a tier's policy, and what the provenance says of it."""
         found = mean_interval(self.returns(tier))
         about = {
             "return": found.value,
@@ -174,11 +171,11 @@ class Ladder:
             "evaluation_episodes": len(self.returns(tier)),
         }
         if tier == "random":
-            return self._uniform, (), about
+            return self._run.uniform(), about
         if (share := self._share(tier)) is not None:
             about["share_of_best_known"] = share
         version = self.version(tier)
-        return self._run.policy, self._run.load(version), self._run.about(version) | about
+        return self._run.load(version), self._run.about(version) | about
 
     def _share(self, tier: str) -> float | None:
         """Return how far a tier is from random to the environment's best known return."""
@@ -348,8 +345,8 @@ def _record_played(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None
     rows = rows_of(tier.shares or {tier.name: 1.0}, run.args.num_envs)
     players, about = [], []
     for number, (name, count) in enumerate(rows.items()):
-        policy, params, one = ladder.player(name)
-        players.append(Player(policy, params, count))
+        params, one = ladder.player(name)
+        players.append(Player(run.policy, params, count))
         about.append(one | ({"tier": name} if tier.shares else {}) | {"policy_id": number})
     _record(run, tier, players, about)
 
@@ -361,8 +358,8 @@ def _record_teams(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
     for number, (team, name, ladder) in enumerate(
         zip(teams, _skills(run, tier), ladders, strict=True)
     ):
-        policy, own, one = ladder.player(name)
-        seats.append(Seat(team.agents, policy, everyone))
+        own, one = ladder.player(name)
+        seats.append(Seat(team.agents, run.policy, everyone))
         params.append(own)
         about.append(one | {"team": team.name, "tier": name, "policy_id": number})
         for agent in team.agents:

@@ -103,22 +103,7 @@ class Source(Protocol):
     def window_fields(
         self, rows: Any, starts: Any, length: int, index: Any, out: Mapping[str, Any], at: Any
     ) -> None:
-        """Gather W windows, ``(W, length, ...)``, and write some of their steps to arrays.
-
-        Parameters
-        ----------
-        rows, starts
-            ``(W,)`` the row and the first step of each window.
-        length
-            Steps in a window.
-        index
-            ``(n, S)`` which steps to write, counted through all windows.
-        out
-            Contiguous arrays ``(m, S, ...)`` by the names of fields, such as "reward" and
-            "observation.image". Those with fewer than S steps take the first of each n.
-        at
-            ``(n,)`` where on their first axis; None for all, in order.
-        """
+        """Gather W windows, ``(W, length, ...)``, and write some of their steps to arrays."""
 
     def final_views(self, numbers: Any) -> View:
         """Read final views, ``(len(numbers), ...)``."""

@@ -44,13 +44,20 @@ def test_both_ways_of_acting_play_the_same_episodes(monkeypatch, module, most, a
     assert not np.allclose(found[:, 0], found[:, 1])
 
 
-def acting(action, carry):
-    return Policy(lambda: carry, lambda _params, carry, *_: (action, jnp.zeros(2), carry))
+def acting(action, log_prob):
+    return Policy(
+        lambda: jnp.zeros(2), lambda _params, carry, *_: (action, log_prob * jnp.ones(2), carry + 1)
+    )
 
 
-def test_what_is_put_into_one_program():
-    still = acting(jnp.zeros(2, jnp.int32), ())
-    alike = partial(evaluating._are_alike, params=(), spec=ENV.spec)
-    assert alike([still, acting(jnp.ones(2, jnp.int32), jnp.zeros(100))])
-    assert not alike([still, acting(jnp.ones(2, jnp.int8), ())])
-    assert not alike([still, acting(jnp.ones(2, jnp.int32), jnp.zeros(2**13 + 1))])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_policy_acts_as_the_one_of_several_that_its_parameters_name(which):
+    ways = (acting(jnp.zeros(2, jnp.int32), -1.0), acting(jnp.ones(2, jnp.int8), -2.0))
+    policy = evaluating.one_of(ways)
+    assert policy is evaluating.one_of(ways)  # so that what plays it is compiled once
+    params = jnp.int32(which), ()
+    action, log_prob, carries = policy.act(params, policy.initial_carry(), (), (), None)
+    np.testing.assert_array_equal(action, [which] * 2)
+    np.testing.assert_array_equal(log_prob, [-1.0 - which] * 2)
+    np.testing.assert_array_equal(carries[which], [1, 1])
+    np.testing.assert_array_equal(carries[1 - which], [0, 0])

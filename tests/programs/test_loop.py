@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 import offmarl
-from offmarl import tracking, vault
+from offmarl import _compiling, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, ShapeError, Stopped, UnknownNameError
-from offmarl.programs import compiling, loop, registry
+from offmarl.programs import loop, registry
 from offmarl.programs.offline import _directory
 from offmarl.programs.program import Stage
 from offmarl.programs.sharding import Layout
@@ -457,6 +457,7 @@ def test_seeds_start_on_two_cores() -> None:
 
 
 def test_an_option_that_xla_does_not_have_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compiling.compiler_options() == {"xla_cpu_enable_concurrency_optimized_scheduler": False}
-    monkeypatch.setattr(compiling, "_CPU_OPTIONS", {"xla_cpu_has_no_such_option": False})
-    assert compiling.compiler_options() is None
+    in_order = _compiling.in_order.__wrapped__
+    assert in_order() == {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+    monkeypatch.setattr(_compiling, "_IN_ORDER", {"xla_cpu_has_no_such_option": False})
+    assert in_order() is None

@@ -24,7 +24,12 @@ from offmarl._lock import writing
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import loop, offline, registry
-from offmarl.programs.compiling import compilation_cache, keep_compiled_programs, use_cores
+from offmarl.programs.compiling import (
+    compilation_cache,
+    compile_ahead,
+    keep_compiled_programs,
+    use_cores,
+)
 from offmarl.programs.loop import Schedule, online_schedule, stage_starts
 from offmarl.programs.program import OnlineArgs, Program, Stage, shaping_values, structure
 from offmarl.programs.run import LOCK
@@ -542,6 +547,20 @@ def test_compiled_programs_are_kept_by_default(no_cache):
     keep_compiled_programs()
     assert jax.config.jax_compilation_cache_dir == str(no_cache)
     assert no_cache.is_dir()
+
+
+def test_what_was_compiled_ahead_is_not_compiled_again():
+    traces = []
+
+    @partial(jax.jit, static_argnums=0, donate_argnums=1)
+    def scaled(factor, x):
+        traces.append(factor)
+        return factor * x
+
+    x = jnp.arange(3.0)
+    compile_ahead(scaled, 2, x).result()
+    np.testing.assert_array_equal(scaled(2, x), [0, 2, 4])
+    assert traces == [2]
 
 
 @pytest.mark.slow

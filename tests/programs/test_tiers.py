@@ -84,7 +84,7 @@ class Numbered(Recorder):
     ``source`` has the true mean of each, () for random, and the noise of an episode.
     """
 
-    def returns_again(self, policy, params, key):
+    def returns_again(self, params, key):
         means, noise = self.source
         return np.random.default_rng(key).normal(means[params], noise, 4 * EPISODES)
 
@@ -93,6 +93,9 @@ class Numbered(Recorder):
 
     def load(self, version):
         return version.iteration
+
+    def uniform(self):
+        return ()
 
 
 EPISODES = 64
@@ -182,7 +185,7 @@ def test_tiers_of_noisy_evaluations_have_the_order_of_their_names(noise, least):
     for seed in range(200):
         ladder = make_ladder(TRUTH, noise=noise, seed=seed)
         for tier, found in errors.items():
-            reported = ladder.player(tier)[2]["return"]
+            reported = ladder.player(tier)[1]["return"]
             found.append(reported - TRUTH[ladder.version(tier).iteration])
         try:
             ladder.check("medium")
@@ -198,7 +201,7 @@ def test_tiers_of_noisy_evaluations_have_the_order_of_their_names(noise, least):
 
 def test_a_tier_is_described_by_its_evaluation_on_fresh_seeds():
     ladder = make_ladder([0.0, 6.0, 12.0], noise=1.0)
-    _, params, about = ladder.player("medium")
+    params, about = ladder.player("medium")
     assert (params, about["policy_id"], about["evaluation_episodes"]) == (1, 1, 256)
     low, high = about["return_interval"]
     assert low < about["return"] < high < low + 0.5
@@ -212,9 +215,9 @@ def test_an_expert_far_below_the_best_known_return_is_named_so(monkeypatch, expe
     ladder = make_ladder([0.5, expert], random=0.5)
     ladder.check("expert")
     assert said in "".join(notices) and len(notices) == bool(said)
-    share = ladder.player("expert")[2]["share_of_best_known"]
+    share = ladder.player("expert")[1]["share_of_best_known"]
     assert share == pytest.approx((expert - 0.5) / 0.5)
-    assert "share_of_best_known" not in ladder.player("random")[2]
+    assert "share_of_best_known" not in ladder.player("random")[1]
 
 
 def test_an_expert_that_is_not_above_random_is_refused_with_its_curve():
