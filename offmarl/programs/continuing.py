@@ -23,10 +23,9 @@ from offmarl.paths import local
 from offmarl.programs import dataset
 from offmarl.programs.buffer import make_buffer
 from offmarl.programs.finite import require_finite
+from offmarl.programs.identity import fingerprint
 from offmarl.programs.program import Args, OnlineArgs, Program
-from offmarl.programs.record import fingerprint
-from offmarl.programs.recorder import stacked
-from offmarl.programs.trained import builder_of, of_seeds
+from offmarl.programs.trained import builder_of, of_seeds, stacked
 from offmarl.programs.windows import check_warm_start, warm_start
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, open_vault

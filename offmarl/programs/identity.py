@@ -3,6 +3,7 @@
 ``docs/runs.md`` has the table of what makes an old result invalid.
 """
 
+import hashlib
 import os
 import platform
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from offmarl import __version__, envs
 from offmarl.config import Role, with_role
@@ -21,7 +23,7 @@ from offmarl.errors import RunError
 from offmarl.launch.local import threads
 from offmarl.programs.program import Args, OnlineArgs
 from offmarl.programs.registry import Origin
-from offmarl.types import release_difference
+from offmarl.types import ArrayTree, release_difference
 
 MAY_DIFFER = (
     "offmarl",
@@ -165,3 +167,13 @@ def differences(
     if path == "spec.package" and not release_difference(found or "", wanted or ""):
         return []
     return [] if found == wanted else [(path, found, wanted)]
+
+
+def fingerprint(tree: ArrayTree) -> str:
+    """Return a SHA-256 of the names and contents of a tree's arrays."""
+    digest = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        array = np.asarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

@@ -56,7 +56,6 @@ from offmarl.programs.recorder import (
     Recorder,
     Version,
     run_directory,
-    stacked,
 )
 from offmarl.programs.registry import origin_of
 from offmarl.programs.run import (
@@ -88,6 +87,7 @@ from offmarl.programs.tiers import (
     parse_tiers,
     record_tiers,
 )
+from offmarl.programs.trained import stacked
 from offmarl.replay.device import bytes_of, require_room, room_on
 from offmarl.teams import names_by_team, only_or_all, teams_of
 from offmarl.terminal import table

@@ -1,6 +1,5 @@
 """Recording of a fixed policy, and the state of recordings."""
 
-import hashlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -402,16 +401,6 @@ def recorded(env: Environment, first_id: int) -> tuple[EnvSpec, Whole | None]:
 
 
 # ---------------------------------------------------------------------------------- provenance
-
-
-def fingerprint(tree: ArrayTree) -> str:
-    """Return a SHA-256 of the names and contents of a tree's arrays."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        array = np.asarray(leaf)
-        digest.update(f"{jax.tree_util.keystr(path)}{array.dtype}{array.shape}".encode())
-        digest.update(array.tobytes())
-    return digest.hexdigest()
 
 
 def identity_of(players: Sequence[Player]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Float, PRNGKeyArray
@@ -248,9 +247,3 @@ def run_directory(args: OnlineArgs, program: str) -> Path:
     seeds = f"{args.seed}-to-{last}" if args.seeds > 1 else f"{args.seed}"
     program = f"{program}-{args.side}" if args.side else program
     return args.out / f"{envs.short_name(args.env)}.run" / f"{program}-{seeds}"
-
-
-@jax.jit
-def stacked(trees: Sequence[ArrayTree]) -> ArrayTree:
-    """Return the trees of several seeds as one, with a leading axis of seeds."""
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)

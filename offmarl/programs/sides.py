@@ -19,9 +19,9 @@ from offmarl.errors import OptionError, ShapeError, unknown_name
 from offmarl.evaluation import require_time_limit
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.paths import local
+from offmarl.programs.identity import fingerprint
 from offmarl.programs.policy import load_policy
 from offmarl.programs.program import OnlineArgs
-from offmarl.programs.record import fingerprint
 from offmarl.records import RecordedName
 from offmarl.teams import Team, find_team, spec_of, teams_of
 from offmarl.types import ArrayTree, Policy

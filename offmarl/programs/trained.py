@@ -1,6 +1,6 @@
 """The programs and parameters of finished runs, read back from their directories."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,13 +70,13 @@ class TrainedRun(NamedTuple):
         seed = seeds[0] if seed is None else seed
         if seed not in seeds:
             raise RunError(f"{self.directory} has no seed {seed!r}: its seeds are {seeds}.")
-        stacked = of_seeds(like, len(seeds))
+        shapes = of_seeds(like, len(seeds))
         kept, unit = tracking.CHECKPOINTS, 1
         if part == "policy" and step not in (None, "last") and self.record["kind"] == "recorder":
             kept, unit = tracking.POLICIES, self._round()
         checkpoints = Checkpoints(self.directory / kept)
         number = self._step(checkpoints.steps(), seed, step, unit)
-        tree, _ = checkpoints.restore({part: stacked}, number)
+        tree, _ = checkpoints.restore({part: shapes}, number)
         checkpoints.close()
         found = jax.tree.map(lambda leaf: leaf[seeds.index(seed)], tree[part])
         at = "" if number is None else f" at {number * unit}"
@@ -159,6 +159,12 @@ def of_seeds(like: ArrayTree, seeds: int) -> ArrayTree:
         return jnp.broadcast_to(leaf, (seeds, *leaf.shape))
 
     return jax.eval_shape(lambda tree: jax.tree.map(of_all, tree), like)
+
+
+@jax.jit
+def stacked(trees: Sequence[ArrayTree]) -> ArrayTree:
+    """Return the trees of several seeds as one, with a leading axis of seeds."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
 @dataclass(frozen=True)
