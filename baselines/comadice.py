@@ -43,7 +43,7 @@ from offmarl.losses import (
 )
 from offmarl.networks import linear_weights, mix_linearly, unroll_batch
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program
-from offmarl.programs.factored_actor_critic import (
+from offmarl.programs.learning.factored_actor_critic import (
     FactoredArgs,
     Networks,
     Params,

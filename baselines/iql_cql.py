@@ -41,8 +41,8 @@ from offmarl.programs import (
     TargetState,
     Values,
 )
-from offmarl.programs.actor_critic import valued
-from offmarl.programs.offline_q_learning import QLearningArgs, greedy_params
+from offmarl.programs.learning.actor_critic import valued
+from offmarl.programs.learning.offline_q_learning import QLearningArgs, greedy_params
 from offmarl.types import ArrayTree, EnvSpec, Sequence, View
 
 # ---------------------------------------------------------------------------------- arguments

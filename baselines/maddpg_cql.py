@@ -30,8 +30,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from offmarl import cli, programs
 from offmarl.losses import masked_mean
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program
-from offmarl.programs.actor_critic import Losses
-from offmarl.programs.offline_actor_critic import (
+from offmarl.programs.learning.actor_critic import Losses
+from offmarl.programs.learning.offline_actor_critic import (
     ConservativeArgs,
     Networks,
     actor_critic_program,

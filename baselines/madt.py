@@ -41,7 +41,7 @@ from offmarl.errors import OptionError
 from offmarl.losses import cloning_loss
 from offmarl.networks import DecisionTransformer, Trajectory, blank_view, observation_encoder
 from offmarl.programs import DatasetStatistics, Hyperparameters, LearnerArgs, Program, Stage
-from offmarl.programs.learner import step_size
+from offmarl.programs.learning.learner import step_size
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 
 _LEAST_SCALE = 1e-6

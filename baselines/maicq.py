@@ -52,7 +52,7 @@ from offmarl.programs import (
     Stage,
     Values,
 )
-from offmarl.programs.offline_q_learning import MixedArgs, make_mixed_values
+from offmarl.programs.learning.offline_q_learning import MixedArgs, make_mixed_values
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 

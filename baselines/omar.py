@@ -39,8 +39,8 @@ from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.losses import masked_mean
 from offmarl.networks import CriticInput
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program
-from offmarl.programs.actor_critic import Losses
-from offmarl.programs.offline_actor_critic import (
+from offmarl.programs.learning.actor_critic import Losses
+from offmarl.programs.learning.offline_actor_critic import (
     ConservativeArgs,
     Networks,
     actor_critic_program,

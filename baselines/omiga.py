@@ -34,7 +34,7 @@ from offmarl.config import Positive
 from offmarl.losses import masked_mean
 from offmarl.networks import linear_weights, stochastic_head, unroll_batch
 from offmarl.programs import DatasetStatistics, Hyperparameters, Program
-from offmarl.programs.factored_actor_critic import (
+from offmarl.programs.learning.factored_actor_critic import (
     FactoredArgs,
     Networks,
     Params,

@@ -51,7 +51,7 @@ from offmarl.programs import (
     Stage,
     Values,
 )
-from offmarl.programs.offline_q_learning import MixedArgs, make_mixed_values, team_errors
+from offmarl.programs.learning.offline_q_learning import MixedArgs, make_mixed_values, team_errors
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 

@@ -40,7 +40,7 @@ from offmarl.programs import (
     TargetState,
     Values,
 )
-from offmarl.programs.offline_q_learning import (
+from offmarl.programs.learning.offline_q_learning import (
     MixedArgs,
     greedy_params,
     make_mixed_values,

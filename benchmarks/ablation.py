@@ -38,10 +38,11 @@ import tyro
 from offmarl import envs
 from offmarl.evaluation import evaluate
 from offmarl.networks import make_mixer
-from offmarl.programs import hyperparameters, q_learning, registry
-from offmarl.programs.collecting import collect
-from offmarl.programs.loop import Schedule
-from offmarl.programs.windows import Start, windows_at
+from offmarl.programs import hyperparameters, registry
+from offmarl.programs.experience.windows import Start, windows_at
+from offmarl.programs.learning import q_learning
+from offmarl.programs.recording.collecting import collect
+from offmarl.programs.runs.loop import Schedule
 
 SPREAD = (
     "",

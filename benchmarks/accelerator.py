@@ -44,8 +44,8 @@ from benchmarks.forecast import Cost, of_batch, of_update, peaks
 from offmarl import envs
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.programs import record_policy
-from offmarl.programs.loop import Learned, _update, start
-from offmarl.programs.sharding import Layout
+from offmarl.programs.runs.loop import Learned, _update, start
+from offmarl.programs.runs.sharding import Layout
 from offmarl.replay import Replay
 from offmarl.rollout import init_rollout, rollout
 

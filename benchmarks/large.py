@@ -26,7 +26,7 @@ from offmarl import envs
 from offmarl.networks import Inputs, torsos
 from offmarl.networks.linear import id_features
 from offmarl.programs import hyperparameters, registry
-from offmarl.programs.normalisation import make_program
+from offmarl.programs.runs.normalisation import make_program
 
 VARIANTS = ("copied", "state", "pooled")
 

@@ -24,8 +24,8 @@ from jaxtyping import Array
 from offmarl import envs
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import hyperparameters, registry
-from offmarl.programs.collecting import collect
-from offmarl.programs.loop import Schedule
+from offmarl.programs.recording.collecting import collect
+from offmarl.programs.runs.loop import Schedule
 from offmarl.rollout import init_rollout, rollout
 from offmarl.types import ArrayTree, Policy
 

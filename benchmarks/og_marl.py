@@ -79,7 +79,7 @@ def jax_updates(program: str, updates: int) -> Callable[[], None]:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from benchmarks import updates as ways
     from benchmarks.windows import SMAX, random_replay
-    from offmarl.programs.compiling import keep_compiled_programs
+    from offmarl.programs.runs.compiling import keep_compiled_programs
 
     keep_compiled_programs()
     replay, _ = random_replay(SMAX, 20_000, BATCH)

@@ -31,8 +31,8 @@ import yaml
 from offmarl import envs
 from offmarl._imports import import_file
 from offmarl.programs import hyperparameters, registry
-from offmarl.programs.collecting import collect
-from offmarl.programs.loop import Schedule
+from offmarl.programs.recording.collecting import collect
+from offmarl.programs.runs.loop import Schedule
 
 SPREAD = "jaxmarl/mpe/simple_spread_v3"
 

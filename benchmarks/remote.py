@@ -260,7 +260,7 @@ print(json.dumps({"files": len(uid.files), "peak_gb": peak}))
 
 
 def vault_leaves() -> Any:
-    from offmarl.vault import layout
+    from offmarl.vault.format import layout
 
     return layout.leaves(SPEC)
 

@@ -43,7 +43,7 @@ import offmarl  # noqa: E402
 from offmarl import vault  # noqa: E402
 from offmarl.errors import OffmarlError, VaultNotFoundError  # noqa: E402
 from offmarl.programs import registry  # noqa: E402
-from offmarl.vault.layout import LOCK  # noqa: E402
+from offmarl.vault.format.layout import LOCK  # noqa: E402
 from tests.vault.experience import SPEC, make  # noqa: E402
 from tests.vault.killed import Victims  # noqa: E402
 

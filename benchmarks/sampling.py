@@ -31,8 +31,8 @@ from benchmarks.windows import (
     make,
     random_replay,
 )
-from offmarl.programs.loop import Learned, _update
-from offmarl.programs.sharding import Layout
+from offmarl.programs.runs.loop import Learned, _update
+from offmarl.programs.runs.sharding import Layout
 from offmarl.replay.priorities import Prioritised
 from offmarl.replay.starts import Uniform, segments
 

@@ -22,9 +22,9 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.windows import make, random_replay
-from offmarl.programs import loop
-from offmarl.programs.compiling import keep_compiled_programs, use_cores
-from offmarl.programs.sharding import layout_of
+from offmarl.programs.runs import loop
+from offmarl.programs.runs.compiling import keep_compiled_programs, use_cores
+from offmarl.programs.runs.sharding import layout_of
 from offmarl.types import Discrete, EnvSpec
 
 COVERAGE = EnvSpec("coverage", 3, 20, 12, Discrete(5))

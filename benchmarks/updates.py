@@ -39,9 +39,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.windows import SMAX, make, random_replay
 from offmarl._compiling import in_order
 from offmarl.networks import gru, linear, torsos
-from offmarl.programs import loop, registry
-from offmarl.programs.compiling import keep_compiled_programs
-from offmarl.programs.sharding import Layout
+from offmarl.programs import registry
+from offmarl.programs.runs import loop
+from offmarl.programs.runs.compiling import keep_compiled_programs
+from offmarl.programs.runs.sharding import Layout
 
 WAYS = "plain", "matrices", "gradient", "scheduler"
 

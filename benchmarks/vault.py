@@ -30,7 +30,7 @@ from flashbax.vault import Vault as StockVault
 
 from offmarl import vault
 from offmarl.types import Discrete, EnvSpec, Transition, View, map_tree
-from offmarl.vault import layout
+from offmarl.vault.format import layout
 
 SPEC = EnvSpec("", num_agents=8, observation_size=36, state_size=8, action=Discrete(5))
 OURS = sum(leaf.step_bytes for leaf in layout.leaves(SPEC).values())

@@ -24,7 +24,7 @@ import offmarl
 from offmarl import envs, programs
 from offmarl.errors import ShapeError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs.buffer import Capture
+from offmarl.programs.experience.buffer import Capture
 from offmarl.programs.program import hyperparameters, structure
 from offmarl.rollout import RolloutState
 from offmarl.types import Sequence, Timestep, Transition, View

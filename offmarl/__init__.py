@@ -86,11 +86,11 @@ if TYPE_CHECKING:
     )
     from offmarl.hub.pulling import load_dataset as load_dataset
     from offmarl.hub.remote import HubDriver
-    from offmarl.programs.critic import load_critic as load_critic
-    from offmarl.programs.policy import load_policy as load_policy
-    from offmarl.programs.python import record_episodes as record_episodes
-    from offmarl.programs.python import record as record
-    from offmarl.programs.replaying import replay_episode as replay_episode
+    from offmarl.programs.runs.critic import load_critic as load_critic
+    from offmarl.programs.runs.policy import load_policy as load_policy
+    from offmarl.programs.recording.python import record_episodes as record_episodes
+    from offmarl.programs.recording.python import record as record
+    from offmarl.programs.recording.replaying import replay_episode as replay_episode
     from offmarl.types import (
         ArraySpec as ArraySpec,
         Continuous as Continuous,
@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     )
     from offmarl.vault.convert import from_arrays as from_arrays
     from offmarl.vault.dataset import Dataset as Dataset, open_vault
-    from offmarl.vault.location import Url
+    from offmarl.vault.storage.location import Url
     from offmarl.vault.mixture import mix as mix
 
     open = open_vault

@@ -28,9 +28,9 @@ from offmarl.types import (
     map_tree,
     unflatten_tree,
 )
-from offmarl.vault import encoding
-from offmarl.vault.layout import METADATA
-from offmarl.vault.store import Store
+from offmarl.vault.format import encoding
+from offmarl.vault.format.layout import METADATA
+from offmarl.vault.storage.store import Store
 
 EnvironmentConformance = conformance.EnvironmentConformance
 """Conformance tests of environments: see `offmarl.envs.conformance`."""

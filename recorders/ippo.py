@@ -3,8 +3,8 @@
 The critic of an agent sees the agent's observation only (de Witt et al. 2020, "Is Independent
 Learning All You Need in the StarCraft Multi-Agent Challenge?", arXiv 2011.09533). Everything else
 is as in MAPPO: parameters shared by all agents by default, generalised advantages, values
-normalised by running statistics, feed-forward or recurrent networks. `offmarl.programs.ppo` has the
-losses and the update.
+normalised by running statistics, feed-forward or recurrent networks.
+`offmarl.programs.learning.ppo` has the losses and the update.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from rich.console import Console
 from offmarl import cli, envs, programs
 from offmarl.networks import make_network, observation_encoder
 from offmarl.programs import Program
-from offmarl.programs.ppo import PPOArgs, make_program, policy_config
+from offmarl.programs.learning.ppo import PPOArgs, make_program, policy_config
 from offmarl.types import EnvSpec
 
 # ---------------------------------------------------------------------------------- arguments

@@ -3,7 +3,7 @@
 Each agent has a stochastic policy and two critics of its own observation and action, which learn
 from its own reward and the entropy of its policy (Haarnoja et al. 2018, arXiv 1812.05905). The
 other agents are part of its environment. Actions are discrete, or continuous and squashed by tanh.
-`offmarl.programs.soft_actor_critic` holds the losses and the update, which MASAC shares.
+`offmarl.programs.learning.soft_actor_critic` holds the losses and the update, which MASAC shares.
 """
 
 from dataclasses import dataclass

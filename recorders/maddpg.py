@@ -50,7 +50,7 @@ from offmarl.programs import (
     scheduled,
     training_progress,
 )
-from offmarl.programs.actor_critic import (
+from offmarl.programs.learning.actor_critic import (
     ActorCritics,
     Learner,
     Losses,

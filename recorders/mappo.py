@@ -4,7 +4,8 @@ Parameters are shared by all agents by default, advantages are generalised, and 
 normalised by running statistics (Yu et al. 2022, "The Surprising Effectiveness of PPO in
 Cooperative Multi-Agent Games", arXiv 2103.01955). Each agent's value is that of the global state
 and its own observation. Networks are feed-forward or recurrent. Actions are discrete, or continuous
-and drawn from a clipped or squashed Gaussian. `offmarl.programs.ppo` has the losses and the update.
+and drawn from a clipped or squashed Gaussian. `offmarl.programs.learning.ppo` has the losses and
+the update.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from offmarl import cli, envs, programs
 from offmarl.errors import OptionError
 from offmarl.networks import CriticKind, critic_encoder, make_network, unshared_critic_encoder
 from offmarl.programs import Program
-from offmarl.programs.ppo import PPOArgs, make_program, policy_config
+from offmarl.programs.learning.ppo import PPOArgs, make_program, policy_config
 from offmarl.types import EnvSpec
 
 # ---------------------------------------------------------------------------------- arguments

@@ -24,7 +24,7 @@ from offmarl.distributions import select
 from offmarl.losses import masked_mean
 from offmarl.networks import MixedParams, MixedValues, MixerKind, agent_network, make_mixer, mix
 from offmarl.programs import TD_ERRORS, Hyperparameters, Program
-from offmarl.programs.q_learning import QArgs, bootstrap, next_values, q_config, q_program
+from offmarl.programs.learning.q_learning import QArgs, bootstrap, next_values, q_config, q_program
 from offmarl.teams import require_one_team
 from offmarl.types import EnvSpec, Sequence
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from offmarl import cli
-from offmarl.programs.fixed import FixedArgs, record_fixed
-from offmarl.programs.online import Recorded
+from offmarl.programs.recording.fixed import FixedArgs, record_fixed
+from offmarl.programs.recording.online import Recorded
 
 # ---------------------------------------------------------------------------------- arguments
 

@@ -21,7 +21,7 @@ from offmarl.distributions import select
 from offmarl.losses import masked_mean
 from offmarl.networks import AgentNetwork, agent_network, init_policy, unroll_batch
 from offmarl.programs import TD_ERRORS, Hyperparameters, Program
-from offmarl.programs.q_learning import QArgs, bootstrap, next_values, q_config, q_program
+from offmarl.programs.learning.q_learning import QArgs, bootstrap, next_values, q_config, q_program
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 

@@ -12,9 +12,9 @@ from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.networks import PolicyConfig, init_policy
 from offmarl.programs import hyperparameters, registry
-from offmarl.programs import run as runs
+from offmarl.programs.recording.sides import learning_environment, opponents_of
 from offmarl.programs.registry import origin_of
-from offmarl.programs.sides import learning_environment, opponents_of
+from offmarl.programs.runs import run as runs
 from offmarl.types import ArrayTree, Discrete, EnvSpec
 from tests import plain
 

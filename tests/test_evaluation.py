@@ -11,7 +11,7 @@ from offmarl.errors import CheckpointError, OptionError, RunError, ShapeError
 from offmarl.evaluation import agreement, evaluate, log_likelihood, returns_by_team
 from offmarl.networks import PolicyConfig, QParams, init_policy, make_policy
 from offmarl.programs import LoadedPolicy
-from offmarl.programs.evaluate import with_actions
+from offmarl.programs.runs.evaluate import with_actions
 from offmarl.types import Continuous, Discrete, EnvSpec, Policy, Sequence, View
 from tests.runs import write_policy
 

@@ -13,7 +13,7 @@ from offmarl import tracking
 from offmarl.cli import policies
 from offmarl.config import Validated, from_json
 from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError
-from offmarl.programs import dataset
+from offmarl.programs.runs import dataset
 from offmarl.report import read_runs
 from offmarl.report.pages import describe_run
 from offmarl.types import ArraySpec, Discrete, EnvSpec

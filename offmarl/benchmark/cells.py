@@ -21,9 +21,9 @@ from offmarl.envs.registry import code_of
 from offmarl.errors import RunError, VaultError
 from offmarl.paths import local
 from offmarl.programs import registry
-from offmarl.vault import digest as vaults
 from offmarl.vault import open_vault
-from offmarl.vault.layout import MANIFEST
+from offmarl.vault.check import digest as vaults
+from offmarl.vault.format.layout import MANIFEST
 
 _EVALUATED = (*tracking.EVALUATED, *tracking.OTHER_RETURN.values())
 

@@ -13,11 +13,11 @@ from offmarl.benchmark.tasks import cell_file
 from offmarl.config import read_values
 from offmarl.errors import OffmarlError, OptionError, VaultError
 from offmarl.paths import local
-from offmarl.programs.dataset import DatasetStatistics
-from offmarl.programs.loop import offline_schedule
-from offmarl.programs.normalisation import make_program
 from offmarl.programs.offline import resolved
 from offmarl.programs.registry import load
+from offmarl.programs.runs.dataset import DatasetStatistics
+from offmarl.programs.runs.loop import offline_schedule
+from offmarl.programs.runs.normalisation import make_program
 from offmarl.teams import teams_of
 from offmarl.types import EnvSpec
 from offmarl.vault import open_vault

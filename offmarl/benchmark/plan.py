@@ -39,8 +39,8 @@ from offmarl.config import read_values
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, unknown_name
 from offmarl.paths import local
 from offmarl.programs.program import Args
+from offmarl.programs.recording.tiers import Tier, parse_tiers
 from offmarl.programs.registry import Kind, load
-from offmarl.programs.tiers import Tier, parse_tiers
 
 PLANS = Path(__file__).parent / "plans"
 """The directory of the plans that come with offmarl."""

@@ -110,7 +110,7 @@ def _results(plan: "Plan", failed: Mapping[str, Path]) -> Report:
 def benchmark_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
     """Return the work of a benchmark, from its arguments."""
     from offmarl import benchmark as benchmarks
-    from offmarl.programs.compiling import use_cores
+    from offmarl.programs.runs.compiling import use_cores
 
     if block_steps is not None:
         raise OptionError("--block-steps divides data: a benchmark is divided by its cells.")

@@ -22,9 +22,9 @@ from offmarl.teams import only_or_all
 from offmarl.terminal import bars, number
 from offmarl.tracking import progress
 from offmarl.types import Discrete
-from offmarl.vault.compat import MEANINGS
-from offmarl.vault.leaf_statistics import QUANTILES, Statistics
-from offmarl.vault.location import hide_credentials
+from offmarl.vault.check.leaf_statistics import QUANTILES, Statistics
+from offmarl.vault.format.compat import MEANINGS
+from offmarl.vault.storage.location import hide_credentials
 
 _BINS = 40
 _MOST_LINES = 50

@@ -48,7 +48,7 @@ def hide_credentials_in(arguments: Iterable[str]) -> None:
     for argument in arguments:
         url = argument.partition("=")[2] if argument.startswith("--") else argument
         if "://" in url and "@" in url:
-            from offmarl.vault.location import hide_credentials  # it imports TensorStore
+            from offmarl.vault.storage.location import hide_credentials  # it imports TensorStore
 
             if hide_credentials(url) != url:
                 _credentials.append(url.partition("://")[2].lstrip("/").rpartition("@")[0] + "@")

@@ -25,7 +25,7 @@ from typing import (
 from offmarl.config import REPEATED, Role, Rule, Validated, Vaults, check_seed, with_role
 from offmarl.errors import OffmarlError, OptionError
 from offmarl.paths import expanded
-from offmarl.programs.configs import Config, read_config
+from offmarl.programs.runs.configs import Config, read_config
 
 T = TypeVar("T")
 
@@ -138,7 +138,7 @@ def settings_environment(target: Any, given: Mapping[str, Any]) -> str:
     """Return the environment whose settings a program uses: a baseline's is that of its vault."""
     env: str | None = given.get("env", target.env)
     if "vault" in given and env in (None, "none"):
-        from offmarl.programs.drawing import open_data
+        from offmarl.programs.runs.drawing import open_data
 
         with contextlib.suppress(OffmarlError, OSError):  # the program will raise it again
             env = open_data(target(**given)).spec.name
@@ -152,11 +152,11 @@ def use_cores_for(args: Any, batching: str | None = None) -> None:
     """
     batching = batching or getattr(args, "batching", None)
     if isinstance(args, Validated) and (devices := getattr(args, "devices", None)):
-        from offmarl.programs.compiling import use_cores
+        from offmarl.programs.runs.compiling import use_cores
 
         use_cores(devices // (getattr(args, "processes", None) or 1), "map")
     elif batching and args.seeds > 1:  # other scripts may have seeds of any kind
-        from offmarl.programs.compiling import use_cores  # imports JAX
+        from offmarl.programs.runs.compiling import use_cores  # imports JAX
 
         use_cores(args.seeds, batching)
 

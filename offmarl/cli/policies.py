@@ -12,7 +12,7 @@ from offmarl.envs import Environment
 from offmarl.errors import OptionError, ShapeError
 from offmarl.paths import local
 from offmarl.programs import LoadedPolicy, load_policy
-from offmarl.programs.sides import near, opponents_of, side_of
+from offmarl.programs.recording.sides import near, opponents_of, side_of
 from offmarl.report import render
 from offmarl.teams import only_or_all, teams_of
 from offmarl.terminal import number

@@ -40,7 +40,7 @@ from offmarl.tracking import (
 )
 
 if TYPE_CHECKING:
-    from offmarl.programs.blocks import Recording
+    from offmarl.programs.recording.blocks import Recording
 
 _USAGE = """\
 offmarl record NAME ...           train agents online and record them
@@ -85,7 +85,7 @@ def record(arguments: list[str]) -> Report:
     _only_first_reports()
     from offmarl import vault
     from offmarl.cli.data import show  # imports the hub's libraries, which training does without
-    from offmarl.programs.online import warn_of
+    from offmarl.programs.recording.online import warn_of
 
     warn_of(vault.open_vault(recording.path))
     return show(str(recording.path))
@@ -93,8 +93,8 @@ def record(arguments: list[str]) -> Report:
 
 def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
     """Return the work of a recording: in blocks if the policy is fixed, and else one block."""
-    from offmarl.programs.blocks import RecordWork
-    from offmarl.programs.fixed import FixedArgs, fixed_recording
+    from offmarl.programs.recording.blocks import RecordWork
+    from offmarl.programs.recording.fixed import FixedArgs, fixed_recording
 
     if (command := _with_program(arguments)) is not None:
         args = _Command.of("recorder", command).args
@@ -134,8 +134,8 @@ def _report_work(
     run: Callable[[list[str]], Report], arguments: list[str], work: Work, launched: Launched
 ) -> Report:
     """Report what tasks made: the recording, or the result of a command that is complete now."""
-    from offmarl.programs.blocks import RecordWork
-    from offmarl.programs.fixed import recorded_summary
+    from offmarl.programs.recording.blocks import RecordWork
+    from offmarl.programs.recording.fixed import recorded_summary
 
     if isinstance(work, RecordWork):
         return _recorded(recorded_summary(work.path, launched.fresh))
@@ -191,8 +191,8 @@ def _trained_recording(arguments: list[str]) -> "Recording":
     from offmarl import envs
     from offmarl.cli.parse import use_cores_for
     from offmarl.cli.policies import load
-    from offmarl.programs.blocks import Recording
     from offmarl.programs.cluster import join
+    from offmarl.programs.recording.blocks import Recording
 
     use_cores_for(args)
     join(args)
@@ -252,8 +252,8 @@ def train(arguments: list[str]) -> Report:
 
 def train_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
     """Return the work of a training: a block for each seed, or one if there is one seed."""
-    from offmarl.programs.gathering import SeedsWork
     from offmarl.programs.offline import run_directory
+    from offmarl.programs.runs.gathering import SeedsWork
 
     if block_steps is not None:
         raise OptionError("--block-steps divides data: a training is divided by its seeds.")

@@ -21,8 +21,8 @@ from offmarl.terminal import number, plot
 from offmarl.tracking import is_run, progress, refuse_benchmark
 from offmarl.vault import Dataset
 from offmarl.vault.dataset import open_source
-from offmarl.vault.files import errors_of
-from offmarl.vault.open import place_of
+from offmarl.vault.read.open import place_of
+from offmarl.vault.storage.files import errors_of
 
 _MOST_FRAMES = 100
 

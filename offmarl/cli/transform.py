@@ -33,7 +33,7 @@ from offmarl.vault.convert import (
     import_dataset,
 )
 from offmarl.vault.dataset import open_source
-from offmarl.vault.open import locate
+from offmarl.vault.read.open import locate
 from offmarl.vault.transform.function import MapFunction
 from offmarl.vault.transform.plan import AnyVault, StrPath
 

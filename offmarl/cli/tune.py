@@ -24,7 +24,7 @@ from offmarl.config import Role, with_role
 from offmarl.errors import OptionError
 from offmarl.launch import Launched, Work
 from offmarl.programs.registry import Kind, find, load, program_of
-from offmarl.programs.run import print_sources
+from offmarl.programs.runs.run import print_sources
 from offmarl.programs.tuning import (
     Search,
     Space,

@@ -34,9 +34,9 @@ from offmarl.hub import card as cards
 from offmarl.hub.card import Card
 from offmarl.hub.client import kept_in
 from offmarl.paths import local
-from offmarl.vault.drivers import driver_of
-from offmarl.vault.manifest import RECORD
-from offmarl.vault.open import SUFFIX
+from offmarl.vault.read.manifest import RECORD
+from offmarl.vault.read.open import SUFFIX
+from offmarl.vault.storage.drivers import driver_of
 
 ARRIVING = ".arriving"
 """Directory of incomplete data, in the directory of a dataset."""

@@ -21,7 +21,7 @@ from offmarl.hub.licences import Licence
 from offmarl.records import Agents, Count
 from offmarl.statistics import Reference
 from offmarl.trees import flatten_tree
-from offmarl.vault.layout import DATA, MANIFEST, METADATA
+from offmarl.vault.format.layout import DATA, MANIFEST, METADATA
 
 SUFFIX = ".toml"
 CARD = "offmarl.toml"
@@ -67,7 +67,7 @@ class Uid:
     joint_saco: float | None = None
     """Distinct joint state-action pairs per step, in [0, 1]."""
     digest: str | None = None
-    """Digest of its logical content; see `offmarl.vault.digest`."""
+    """Digest of its logical content; see `offmarl.vault.check.digest`."""
     origin: str | None = None
     """Where its data comes from, in a sentence or two."""
     files: tuple[File, ...] = ()

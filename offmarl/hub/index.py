@@ -19,10 +19,10 @@ import numpy as np
 from offmarl import tracking
 from offmarl.errors import HubError
 from offmarl.tracking import Advance
-from offmarl.vault.commit import Contents, ValueLocation
-from offmarl.vault.faults import damaged
-from offmarl.vault.files import open_file
-from offmarl.vault.layout import MAX_CHUNK_BYTES
+from offmarl.vault.format.faults import damaged
+from offmarl.vault.format.layout import MAX_CHUNK_BYTES
+from offmarl.vault.storage.commit import Contents, ValueLocation
+from offmarl.vault.storage.files import open_file
 
 _MOST = 2**30
 """Maximum bytes of an index, uncompressed, all of which is read into memory."""

@@ -22,9 +22,9 @@ from offmarl.hub.cache import Entry
 from offmarl.hub.card import Card, File
 from offmarl.hub.client import Remote
 from offmarl.tracking import Advance
-from offmarl.vault.archive import directory_bytes, extract, members_of, readable
-from offmarl.vault.files import publish
-from offmarl.vault.location import vaults_among
+from offmarl.vault.storage.archive import directory_bytes, extract, members_of, readable
+from offmarl.vault.storage.files import publish
+from offmarl.vault.storage.location import vaults_among
 
 _TAIL = 2**16
 """Bytes at the end of an archive that hold its directory, unless it has very many files."""

@@ -9,7 +9,7 @@ from packaging.licenses import InvalidLicenseExpression, canonicalize_license_ex
 
 from offmarl.errors import CardError, OptionError, unknown_name
 from offmarl.terminal import interval
-from offmarl.vault.manifest import PUBLISHED
+from offmarl.vault.read.manifest import PUBLISHED
 
 if TYPE_CHECKING:
     from offmarl.vault import Dataset

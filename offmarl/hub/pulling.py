@@ -24,8 +24,8 @@ from offmarl.hub.card import CARD, Card, to_toml
 from offmarl.hub.client import Remote
 from offmarl.paths import local
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.manifest import PUBLISHED, TIME_LIMIT
-from offmarl.vault.open import SUFFIX
+from offmarl.vault.read.manifest import PUBLISHED, TIME_LIMIT
+from offmarl.vault.read.open import SUFFIX
 
 
 class Size(NamedTuple):

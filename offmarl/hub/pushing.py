@@ -40,12 +40,8 @@ from offmarl.hub.readme import EPISODES, croissant, readme
 from offmarl.statistics import spread
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
-from offmarl.vault.commit import Contents, live_bytes, live_files
-from offmarl.vault.compaction import compact
 from offmarl.vault.dataset import open_source
-from offmarl.vault.drivers import Directory, driver_of
-from offmarl.vault.files import errors_of
-from offmarl.vault.layout import (
+from offmarl.vault.format.layout import (
     DATA,
     EXTRAS,
     MANIFEST,
@@ -55,7 +51,11 @@ from offmarl.vault.layout import (
     leaves,
     typed,
 )
-from offmarl.vault.open import SUFFIX, place_of, refused_link
+from offmarl.vault.read.open import SUFFIX, place_of, refused_link
+from offmarl.vault.storage.commit import Contents, live_bytes, live_files
+from offmarl.vault.storage.drivers import Directory, driver_of
+from offmarl.vault.storage.files import errors_of
+from offmarl.vault.write.compaction import compact
 
 _LEAST_UNUSED = 2**20
 _MOST_UNUSED = 1 / 6

@@ -27,9 +27,9 @@ from offmarl.hub import client
 from offmarl.hub.card import CARD, Card, File
 from offmarl.hub.index import Index, Place
 from offmarl.hub.pages import Pages
-from offmarl.vault.drivers import Registered
-from offmarl.vault.layout import METADATA
-from offmarl.vault.location import Url
+from offmarl.vault.format.layout import METADATA
+from offmarl.vault.storage.drivers import Registered
+from offmarl.vault.storage.location import Url
 
 _DATASETS = "datasets"
 """The host of addresses as huggingface_hub writes them: ``hf://datasets/org/name``."""

@@ -18,13 +18,13 @@ from offmarl import tracking, vault
 from offmarl.errors import OptionError, RunError
 from offmarl.launch.work import Work, once
 from offmarl.terminal import quiet, silent
-from offmarl.vault.creation import destination
-from offmarl.vault.digest import fingerprint
-from offmarl.vault.reader import Reader, common_spec
+from offmarl.vault.check.digest import fingerprint
+from offmarl.vault.read.reader import Reader, common_spec
 from offmarl.vault.transform import execute, lineage
 from offmarl.vault.transform.lineage import Named, Source
 from offmarl.vault.transform.plan import Plan
 from offmarl.vault.transform.selection import Pieces, everything
+from offmarl.vault.write.creation import destination
 
 _BLOCK_BYTES = 2**28
 """Approximate size of the steps of a block."""

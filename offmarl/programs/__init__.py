@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
-    from offmarl.programs.buffer import (
+    from offmarl.programs.experience.buffer import (
         Capture as Capture,
         ChunkWriter as ChunkWriter,
         Step as Step,
@@ -19,30 +19,33 @@ if TYPE_CHECKING:
         init_capture as init_capture,
         make_buffer as make_buffer,
     )
-    from offmarl.programs.critic import LoadedCritic as LoadedCritic, load_critic as load_critic
-    from offmarl.programs.dataset import (
+    from offmarl.programs.runs.critic import (
+        LoadedCritic as LoadedCritic,
+        load_critic as load_critic,
+    )
+    from offmarl.programs.runs.dataset import (
         DatasetStatistics as DatasetStatistics,
         MeanAndStd as MeanAndStd,
     )
-    from offmarl.programs.foreign import (
+    from offmarl.programs.recording.foreign import (
         function_policy as function_policy,
         network_policy as network_policy,
     )
-    from offmarl.programs.learner import (
+    from offmarl.programs.learning.learner import (
         LearnerArgs as LearnerArgs,
         TargetState as TargetState,
         make_optimiser as make_optimiser,
         policy_config as policy_config,
     )
-    from offmarl.programs.loop import start as start
-    from offmarl.programs.off_policy import OffPolicyArgs as OffPolicyArgs
+    from offmarl.programs.runs.loop import start as start
+    from offmarl.programs.learning.off_policy import OffPolicyArgs as OffPolicyArgs
     from offmarl.programs.offline import train as train
-    from offmarl.programs.online import (
+    from offmarl.programs.recording.online import (
         Recorded as Recorded,
         record_from_run as record_from_run,
         record_online as record_online,
     )
-    from offmarl.programs.optimisers import (
+    from offmarl.programs.learning.optimisers import (
         ScheduleKind as ScheduleKind,
         clipped_adam as clipped_adam,
         grad_norm as grad_norm,
@@ -50,7 +53,10 @@ if TYPE_CHECKING:
         scheduled as scheduled,
         training_progress as training_progress,
     )
-    from offmarl.programs.policy import LoadedPolicy as LoadedPolicy, load_policy as load_policy
+    from offmarl.programs.runs.policy import (
+        LoadedPolicy as LoadedPolicy,
+        load_policy as load_policy,
+    )
     from offmarl.programs.program import (
         TD_ERRORS as TD_ERRORS,
         Args as Args,
@@ -61,17 +67,20 @@ if TYPE_CHECKING:
         Values as Values,
         hyperparameters as hyperparameters,
     )
-    from offmarl.programs.record import record_policy as record_policy
-    from offmarl.programs.replaying import (
+    from offmarl.programs.recording.record import record_policy as record_policy
+    from offmarl.programs.recording.replaying import (
         ReplayedEpisode as ReplayedEpisode,
         replay_episode as replay_episode,
     )
-    from offmarl.programs.sharding import map_seeds as map_seeds
-    from offmarl.programs.soft_actor_critic import (
+    from offmarl.programs.runs.sharding import map_seeds as map_seeds
+    from offmarl.programs.learning.soft_actor_critic import (
         SoftArgs as SoftArgs,
         make_soft_actor_critic as make_soft_actor_critic,
     )
-    from offmarl.programs.tiers import TIERS as TIERS
-    from offmarl.programs.windows import draw_windows as draw_windows, warm_start as warm_start
+    from offmarl.programs.recording.tiers import TIERS as TIERS
+    from offmarl.programs.experience.windows import (
+        draw_windows as draw_windows,
+        warm_start as warm_start,
+    )
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -1,6 +1,6 @@
 """The processes of a run on several machines: how they join, agree and end.
 
-Every process runs the same program, each on its own devices, and `offmarl.programs.sharding`
+Every process runs the same program, each on its own devices, and `offmarl.programs.runs.sharding`
 divides the arrays over all of them. The first process (number 0) reads and writes all files of the
 run; the others get from it what they need to begin, and keep nothing. Without several processes,
 the functions here do nothing.

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from offmarl import settings, tracking
 from offmarl._compiling import pinned
 from offmarl.paths import below, local
-from offmarl.programs import dataset as data
-from offmarl.programs import finite, gathering
 from offmarl.programs.cluster import (
     check_same,
     ends_with_others,
@@ -26,11 +24,23 @@ from offmarl.programs.cluster import (
     join,
     on_first,
 )
-from offmarl.programs.compiling import keep_compiled_programs
-from offmarl.programs.continuing import Start, start_of_baseline, started
-from offmarl.programs.dataset import DatasetStatistics
-from offmarl.programs.drawing import Drawing, drawing_of, open_data
-from offmarl.programs.evaluate import (
+from offmarl.programs.program import (
+    Args,
+    ArgsT,
+    Hyperparameters,
+    Program,
+    hyperparameters,
+    recorded,
+    state_shapes,
+)
+from offmarl.programs.registry import Origin, origin_of, program_of
+from offmarl.programs.runs import dataset as data
+from offmarl.programs.runs import finite, gathering
+from offmarl.programs.runs.compiling import keep_compiled_programs
+from offmarl.programs.runs.continuing import Start, start_of_baseline, started
+from offmarl.programs.runs.dataset import DatasetStatistics
+from offmarl.programs.runs.drawing import Drawing, drawing_of, open_data
+from offmarl.programs.runs.evaluate import (
     Evaluator,
     evaluate,
     folded,
@@ -38,8 +48,8 @@ from offmarl.programs.evaluate import (
     play_ahead,
     summary,
 )
-from offmarl.programs.identity import made_from
-from offmarl.programs.loop import (
+from offmarl.programs.runs.identity import made_from
+from offmarl.programs.runs.loop import (
     COMPILING,
     LOG_EVERY,
     Learned,
@@ -54,17 +64,7 @@ from offmarl.programs.loop import (
     updates,
     updates_ahead,
 )
-from offmarl.programs.program import (
-    Args,
-    ArgsT,
-    Hyperparameters,
-    Program,
-    hyperparameters,
-    recorded,
-    state_shapes,
-)
-from offmarl.programs.registry import Origin, origin_of, program_of
-from offmarl.programs.run import (
+from offmarl.programs.runs.run import (
     CheckpointTimer,
     Run,
     checkpoint_timer,
@@ -74,14 +74,14 @@ from offmarl.programs.run import (
     report,
     settled,
 )
-from offmarl.programs.sharding import (
+from offmarl.programs.runs.sharding import (
     Layout,
     check_divisible,
     check_shards,
     layout_of,
     shards_record,
 )
-from offmarl.programs.stopping import Stopping, best_of
+from offmarl.programs.runs.stopping import Stopping, best_of
 from offmarl.replay import (
     BatchSource,
     open_batches,

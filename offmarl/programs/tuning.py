@@ -49,16 +49,16 @@ from offmarl.errors import (
 )
 from offmarl.launch import Work
 from offmarl.paths import local
-from offmarl.programs.continuing import start_of_baseline
-from offmarl.programs.drawing import open_data
-from offmarl.programs.evaluate import make_evaluator
-from offmarl.programs.identity import MAY_DIFFER, differences, made_from
 from offmarl.programs.offline import digests
 from offmarl.programs.program import Args, OnlineArgs, shared_names
+from offmarl.programs.recording.sides import opponents_of
+from offmarl.programs.recording.unrecorded import learning_curve, scored_environment
 from offmarl.programs.registry import origin_of, program_of
-from offmarl.programs.run import watched
-from offmarl.programs.sides import opponents_of
-from offmarl.programs.unrecorded import learning_curve, scored_environment
+from offmarl.programs.runs.continuing import start_of_baseline
+from offmarl.programs.runs.drawing import open_data
+from offmarl.programs.runs.evaluate import make_evaluator
+from offmarl.programs.runs.identity import MAY_DIFFER, differences, made_from
+from offmarl.programs.runs.run import watched
 
 Score = Literal["last", "area"]
 

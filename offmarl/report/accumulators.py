@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt64
 
 from offmarl.types import Discrete, EnvSpec, Transition
-from offmarl.vault.column_statistics import Ranges, RangesAccumulator
+from offmarl.vault.format.column_statistics import Ranges, RangesAccumulator
 
 # ------------------------------------------------------------------------------------ distinct rows
 

@@ -20,10 +20,10 @@ from offmarl.report.accumulators import (
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec, Transition, flatten_tree, map_tree
 from offmarl.vault import Dataset, Episodes
-from offmarl.vault.column_statistics import Ranges
-from offmarl.vault.compat import LIMIT_UNKNOWN, MEANINGS, sentences
-from offmarl.vault.digest import known_digest
-from offmarl.vault.leaf_statistics import Statistics, StatisticsAccumulator, keep, stored
+from offmarl.vault.check.digest import known_digest
+from offmarl.vault.check.leaf_statistics import Statistics, StatisticsAccumulator, keep, stored
+from offmarl.vault.format.column_statistics import Ranges
+from offmarl.vault.format.compat import LIMIT_UNKNOWN, MEANINGS, sentences
 from offmarl.vault.transform.lineage import sources_of
 
 LENGTHS = (5, 10, 20, 50, 100)

@@ -11,8 +11,8 @@ from jaxtyping import Float, Num
 from offmarl.report.accumulators import BINS, ContinuousActions, DiscreteActions
 from offmarl.report.contents import Survey
 from offmarl.report.figures import COLOURS, make_figure, plain
-from offmarl.vault.column_statistics import Ranges
-from offmarl.vault.tables import CAUSES
+from offmarl.vault.format.column_statistics import Ranges
+from offmarl.vault.format.tables import CAUSES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -27,7 +27,7 @@ from offmarl.report.run_scores import UNITS, Entry
 from offmarl.report.tables import Section
 from offmarl.terminal import number
 from offmarl.tracking import RETURN, WALL_TIME, acting_of, read_run, to_json
-from offmarl.vault.column_statistics import Ranges
+from offmarl.vault.format.column_statistics import Ranges
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

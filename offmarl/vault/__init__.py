@@ -11,22 +11,25 @@ from typing import TYPE_CHECKING
 from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
-    from offmarl.vault.archive import unpack as unpack
-    from offmarl.vault.compaction import Compaction as Compaction, compact as compact
+    from offmarl.vault.storage.archive import unpack as unpack
+    from offmarl.vault.write.compaction import Compaction as Compaction, compact as compact
     from offmarl.vault.convert import (
         export_dataset as export_dataset,
         from_arrays as from_arrays,
         import_dataset as import_dataset,
     )
-    from offmarl.vault.creation import create as create, create_whole as create_whole
+    from offmarl.vault.write.creation import create as create, create_whole as create_whole
     from offmarl.vault.dataset import Dataset as Dataset, open_vault as open_vault
-    from offmarl.vault.drivers import KeyValues as KeyValues, register_driver as register_driver
-    from offmarl.vault.faults import Fault as Fault
+    from offmarl.vault.storage.drivers import (
+        KeyValues as KeyValues,
+        register_driver as register_driver,
+    )
+    from offmarl.vault.format.faults import Fault as Fault
     from offmarl.vault.mixture import Mixture as Mixture, mix as mix
-    from offmarl.vault.open import Summary as Summary, list_vaults as list_vaults
+    from offmarl.vault.read.open import Summary as Summary, list_vaults as list_vaults
     from offmarl.vault.salvaging import Salvage as Salvage, salvage as salvage
-    from offmarl.vault.shared import SharedWriter as SharedWriter, join as join
-    from offmarl.vault.tables import Episodes as Episodes
+    from offmarl.vault.write.shared import SharedWriter as SharedWriter, join as join
+    from offmarl.vault.format.tables import Episodes as Episodes
     from offmarl.vault.transform.columns import Steps as Steps
     from offmarl.vault.verbs import (
         cat as cat,
@@ -38,8 +41,8 @@ if TYPE_CHECKING:
         slice as slice,
         split as split,
     )
-    from offmarl.vault.verification import Verification as Verification, verify as verify
-    from offmarl.vault.weights import Weights as Weights
-    from offmarl.vault.writer import Writer as Writer, resume as resume
+    from offmarl.vault.check.verification import Verification as Verification, verify as verify
+    from offmarl.vault.read.weights import Weights as Weights
+    from offmarl.vault.write.writer import Writer as Writer, resume as resume
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Literal
 
 from offmarl.replay.sampling import episode_numbers
 from offmarl.terminal import Progress, quiet
-from offmarl.vault.episode_set import Chosen, EpisodeSet
-from offmarl.vault.open import locate
-from offmarl.vault.reader import Reader
-from offmarl.vault.store import store_of
+from offmarl.vault.read.open import locate
+from offmarl.vault.read.reader import Reader
+from offmarl.vault.storage.store import store_of
+from offmarl.vault.transform.episode_set import Chosen, EpisodeSet
 
 if TYPE_CHECKING:  # what only verbs need is imported when they are called
-    from offmarl.vault.leaf_statistics import Statistics
+    from offmarl.vault.check.leaf_statistics import Statistics
     from offmarl.vault.transform.function import MapFunction
 
 
@@ -80,28 +80,28 @@ class Dataset(Reader, EpisodeSet):
         -------
         Mapping
             Column, such as "observation" or "reward", to
-            `offmarl.vault.leaf_statistics.LeafStatistics`.
+            `offmarl.vault.check.leaf_statistics.LeafStatistics`.
 
         Examples
         --------
         >>> dataset.statistics()["reward"].mean
         """
-        from offmarl.vault.leaf_statistics import statistics
+        from offmarl.vault.check.leaf_statistics import statistics
 
         return statistics(self, progress)
 
     def digest(self) -> str:
-        """Return the SHA-256 of the content, or the published one; see `offmarl.vault.digest`."""
-        from offmarl.vault.digest import digest
+        """Return the SHA-256 of the content, or the published one; see `vault.check.digest`."""
+        from offmarl.vault.check.digest import digest
 
         return self.store.driver.digest or digest(self)
 
     def known_digest(self) -> str:
         """Return the digest, without reading the data again if this user computed it before.
 
-        See `offmarl.vault.digest.known_digest`.
+        See `offmarl.vault.check.digest.known_digest`.
         """
-        from offmarl.vault.digest import known_digest
+        from offmarl.vault.check.digest import known_digest
 
         return known_digest(self)
 

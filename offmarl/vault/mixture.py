@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from offmarl.errors import OptionError
 from offmarl.replay.sampling import episode_numbers
 from offmarl.types import EnvSpec, Episode
-from offmarl.vault import bounds, layout, tables
 from offmarl.vault.dataset import Dataset, open_vault
-from offmarl.vault.episode_set import Chosen, EpisodeSet
-from offmarl.vault.reader import common_spec
-from offmarl.vault.weights import By, check_by
+from offmarl.vault.format import layout, tables
+from offmarl.vault.read import bounds
+from offmarl.vault.read.reader import common_spec
+from offmarl.vault.read.weights import By, check_by
+from offmarl.vault.transform.episode_set import Chosen, EpisodeSet
 
 VaultLike = str | os.PathLike[str] | Dataset
 

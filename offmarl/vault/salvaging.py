@@ -12,28 +12,28 @@ from jaxtyping import Bool
 
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.terminal import Advance, Progress, quiet, silent
-from offmarl.vault import layout, tables
-from offmarl.vault.commit import Contents
-from offmarl.vault.creation import free_place
-from offmarl.vault.faults import Fault, with_episodes
-from offmarl.vault.files import errors_of
-from offmarl.vault.layout import POLICY_IDS, Codec, NumpyArray
-from offmarl.vault.manifest import (
+from offmarl.vault.check.verification import Verification, verify
+from offmarl.vault.format import layout, tables
+from offmarl.vault.format.faults import Fault, with_episodes
+from offmarl.vault.format.layout import POLICY_IDS, Codec, NumpyArray
+from offmarl.vault.read.manifest import (
     Description,
     Manifest,
     read_metadata,
     read_parts,
     read_schema,
 )
-from offmarl.vault.open import locate
-from offmarl.vault.reader import Reader
-from offmarl.vault.store import Store
+from offmarl.vault.read.open import locate
+from offmarl.vault.read.reader import Reader
+from offmarl.vault.storage.commit import Contents
+from offmarl.vault.storage.files import errors_of
+from offmarl.vault.storage.store import Store
 from offmarl.vault.transform import lineage
 from offmarl.vault.transform.execute import Remap, copy_pieces, execute
 from offmarl.vault.transform.plan import Plan
 from offmarl.vault.transform.selection import Pieces, whole_episodes
-from offmarl.vault.verification import Verification, verify
-from offmarl.vault.writer import Writer
+from offmarl.vault.write.creation import free_place
+from offmarl.vault.write.writer import Writer
 
 _MOST_NAMED = 1000
 """Lost episodes that the provenance lists."""

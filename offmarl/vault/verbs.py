@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from offmarl.terminal import Progress, quiet
-from offmarl.vault import tables
 from offmarl.vault.dataset import Dataset, open_vault
-from offmarl.vault.layout import Codec
+from offmarl.vault.format import tables
+from offmarl.vault.format.layout import Codec
 from offmarl.vault.transform import plan
 from offmarl.vault.transform.execute import atomic_directory, examine_all, execute
 from offmarl.vault.transform.function import MapFunction

@@ -12,8 +12,8 @@ import offmarl
 from offmarl import envs
 from offmarl.evaluation import evaluate
 from offmarl.programs import DatasetStatistics, Program, hyperparameters, registry
-from offmarl.programs.loop import stage_starts
 from offmarl.programs.program import structure
+from offmarl.programs.runs.loop import stage_starts
 from offmarl.types import ArrayTree, Sequence
 
 

@@ -13,7 +13,7 @@ import pytest
 from offmarl._compiling import QUICKLY
 from offmarl.networks import MixedParams, MixedValues, MixerWeights
 from offmarl.programs import DatasetStatistics, hyperparameters, registry
-from offmarl.programs.loop import stage_starts
+from offmarl.programs.runs.loop import stage_starts
 
 from .test_updates import SPEC, blank, make, metrics_of, sequence, sum_of, values_of
 

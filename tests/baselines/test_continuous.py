@@ -16,8 +16,8 @@ from baselines import bc, maddpg_cql, matd3_bc, omar
 from offmarl._compiling import QUICKLY
 from offmarl.errors import OptionError, ShapeError
 from offmarl.programs import TD_ERRORS, DatasetStatistics, hyperparameters
-from offmarl.programs.actor_critic import ActorCritics
-from offmarl.programs.offline_actor_critic import (
+from offmarl.programs.learning.actor_critic import ActorCritics
+from offmarl.programs.learning.offline_actor_critic import (
     Networks,
     conservative_critic_loss,
     conservative_loss,

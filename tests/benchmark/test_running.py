@@ -21,7 +21,7 @@ from offmarl.cli.output import Report
 from offmarl.errors import RunError, Stopped, VaultError
 from offmarl.launch import Share, launch, run_share
 from offmarl.programs import registry
-from offmarl.vault.digest import fingerprint
+from offmarl.vault.check.digest import fingerprint
 from tests.benchmark import stub
 from tests.runs import write_run
 

@@ -3,7 +3,7 @@
 import pytest
 
 from baselines import bc
-from offmarl.programs.stopping import best_step
+from offmarl.programs.runs.stopping import best_step
 
 ENV = "classic/bridge"
 

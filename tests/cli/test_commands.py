@@ -19,7 +19,7 @@ from offmarl.cli.parse import parse, parse_script
 from offmarl.cli.tasks import TaskOptions
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, VaultError
 from offmarl.programs import registry
-from offmarl.programs.online import summarise
+from offmarl.programs.recording.online import summarise
 from tests.children import python
 from tests.runs import write_run
 from tests.vault.experience import SPEC, whole_episodes

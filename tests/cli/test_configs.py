@@ -8,7 +8,7 @@ import pytest
 from offmarl.cli import parse_script
 from offmarl.errors import OptionError
 from offmarl.programs import registry
-from offmarl.programs.configs import read_config
+from offmarl.programs.runs.configs import read_config
 
 bc = registry.load("baseline", "bc")
 

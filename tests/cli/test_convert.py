@@ -10,8 +10,9 @@ import pytest
 from offmarl import vault
 from offmarl.cli import transform as commands
 from offmarl.types import Continuous, EnvSpec
-from offmarl.vault import convert, encoding
+from offmarl.vault import convert
 from offmarl.vault.convert.common import Imported, Record
+from offmarl.vault.format import encoding
 
 
 @pytest.fixture

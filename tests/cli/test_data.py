@@ -7,7 +7,8 @@ import pytest
 
 from offmarl import vault
 from offmarl.cli.transform import convert
-from offmarl.vault import creation, files
+from offmarl.vault.storage import files
+from offmarl.vault.write import creation
 
 EPISODES, STEPS = 3, 50
 

@@ -3,7 +3,7 @@
 import pytest
 
 from offmarl.cli import demo
-from offmarl.programs.tiers import Ladder
+from offmarl.programs.recording.tiers import Ladder
 
 
 @pytest.mark.slow

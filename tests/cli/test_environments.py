@@ -36,7 +36,7 @@ def test_one_environment_is_described_and_measured(offmarl):
 def test_the_leaves_of_images_and_trees_are_described(offmarl, tmp_path):
     (tmp_path / "pixels.py").write_text(
         "from dataclasses import dataclass\nfrom typing import Any\n"
-        "from offmarl.programs.trained import _Blank\n"
+        "from offmarl.programs.runs.trained import _Blank\n"
         "from offmarl.types import *\n\n"
         "def Pixels():\n"
         "    camera = {'left': ArraySpec((4, 5, 3), 'uint8'), 'speed': ArraySpec((2,))}\n"

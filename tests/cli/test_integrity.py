@@ -2,8 +2,8 @@
 
 import shutil
 
-from offmarl.vault import commit
-from offmarl.vault.drivers import Directory
+from offmarl.vault.storage import commit
+from offmarl.vault.storage.drivers import Directory
 from tests.vault import damage
 
 

@@ -9,7 +9,7 @@ import pytest
 from offmarl import envs, vault
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import registry
-from offmarl.programs.record import record_policy
+from offmarl.programs.recording.record import record_policy
 from offmarl.testing import EnvironmentConformance
 
 TRAIN = ("--updates", 4, "--eval-every", 2, "--eval-episodes", 2, "--final-episodes", 3)

@@ -14,7 +14,7 @@ from offmarl import terminal
 from offmarl.cli import output
 from offmarl.launch import task
 from offmarl.launch.table import TaskTable
-from offmarl.programs.online import summarise
+from offmarl.programs.recording.online import summarise
 
 HEADINGS = ["agents", "steps", "episodes", "incomplete", "mean return"]
 NUMBERS = st.lists(st.integers(0, 10**9) | st.floats(1, 1e4), min_size=1, max_size=5)

@@ -16,7 +16,7 @@ from offmarl.errors import OptionError, RunError, VaultError
 from offmarl.hub import pushing
 from offmarl.networks import PolicyConfig, init_policy
 from offmarl.paths import local
-from offmarl.programs import run as runs
+from offmarl.programs.runs import run as runs
 from offmarl.report import pages
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
@@ -346,7 +346,7 @@ def test_ls_follows_links_but_not_in_circles(offmarl, place, tmp_path):
     ],
 )
 def test_urls(url, wanted):
-    from offmarl.vault.location import absolute
+    from offmarl.vault.storage.location import absolute
 
     found = absolute(url)
     assert str(found) == wanted
@@ -354,7 +354,7 @@ def test_urls(url, wanted):
 
 
 def test_credentials_reach_the_server_and_no_message():
-    from offmarl.vault.location import absolute, kvstore_spec
+    from offmarl.vault.storage.location import absolute, kvstore_spec
 
     path = absolute("http://me:secret@host/x.vlt/main")
     assert kvstore_spec(path)["base_url"] == "http://me:secret@host/"

@@ -9,7 +9,7 @@ import offmarl as library
 from offmarl import vault
 from offmarl.cli import demo
 from offmarl.hub import pushing
-from offmarl.programs import online
+from offmarl.programs.recording import online
 from offmarl.report.contents import survey
 from offmarl.types import FinalObservations
 from offmarl.vault.transform import selection

@@ -21,7 +21,7 @@ import pytest
 import offmarl
 from offmarl import cli, envs, programs
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs.tiers import Ladder
+from offmarl.programs.recording.tiers import Ladder
 from tests.children import run
 from tests.runs import write_policy
 
@@ -148,7 +148,7 @@ def given(page: str) -> dict[str, Any]:
     if page == "writing.md":
         return {"number": 1, "DriverConformance": object, "pytest": pytest}
     if page == "adapters.md":
-        from offmarl.programs.python import RandomPolicy
+        from offmarl.programs.recording.python import RandomPolicy
         from tests.programs import pettingzoo
 
         def choose(observations: dict[str, Any]) -> dict[str, Any]:

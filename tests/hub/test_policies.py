@@ -28,8 +28,9 @@ from offmarl.errors import (
 )
 from offmarl.hub import policies
 from offmarl.hub.readme import model_readme
-from offmarl.programs import online, registry
-from offmarl.programs.configs import read_config
+from offmarl.programs import registry
+from offmarl.programs.recording import online
+from offmarl.programs.runs.configs import read_config
 from offmarl.settings import tables
 from tests.runs import write_run, write_side
 

@@ -28,8 +28,8 @@ from offmarl.errors import (
 )
 from offmarl.hub import cache, pushing
 from offmarl.hub import card as catalogue
-from offmarl.vault.layout import METADATA
-from offmarl.vault.store import Store
+from offmarl.vault.format.layout import METADATA
+from offmarl.vault.storage.store import Store
 from tests.runs import write_run
 from tests.vault.experience import SPEC, make
 from tests.vault.test_stock import open_stock

@@ -28,7 +28,7 @@ from offmarl.hub import card as catalogue
 from offmarl.hub import client, pages
 from offmarl.paths import STREAM_CACHE
 from offmarl.replay import host
-from offmarl.vault.digest import digest
+from offmarl.vault.check.digest import digest
 
 from . import server
 from .conftest import record

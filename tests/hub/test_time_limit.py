@@ -17,7 +17,7 @@ from offmarl.hub import cache
 from offmarl.hub import card as catalogue
 from offmarl.report.contents import data_warnings, survey
 from offmarl.vault import open_vault
-from offmarl.vault.manifest import RECORD
+from offmarl.vault.read.manifest import RECORD
 from tests.vault.experience import SPEC, make
 from tests.vault.test_quirks import tree
 from tests.vault.test_stock import write_stock

@@ -10,8 +10,8 @@ from offmarl import envs
 from offmarl.envs.base import restart, transition
 from offmarl.evaluation import evaluate
 from offmarl.programs import hyperparameters
-from offmarl.programs.collecting import collect
-from offmarl.programs.loop import Schedule
+from offmarl.programs.recording.collecting import collect
+from offmarl.programs.runs.loop import Schedule
 from offmarl.types import Continuous, EnvSpec, View
 
 

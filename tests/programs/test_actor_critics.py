@@ -11,8 +11,9 @@ import pytest
 from offmarl import envs
 from offmarl.distributions import categorical
 from offmarl.networks import Critics, PolicyConfig, agent_network, as_vectors, make_critics
-from offmarl.programs import clipped_adam, hyperparameters, soft_actor_critic
-from offmarl.programs.actor_critic import ActorCritics, Losses, init_learner, learn
+from offmarl.programs import clipped_adam, hyperparameters
+from offmarl.programs.learning import soft_actor_critic
+from offmarl.programs.learning.actor_critic import ActorCritics, Losses, init_learner, learn
 from offmarl.programs.program import structure
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 from recorders import isac, maddpg, masac

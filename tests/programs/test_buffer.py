@@ -11,7 +11,7 @@ from offmarl import vault
 from offmarl.errors import ShapeError, VaultError, VaultFullError
 from offmarl.programs import ChunkWriter, init_capture, make_buffer
 from offmarl.programs import add as add_eagerly
-from offmarl.programs.buffer import take, whole
+from offmarl.programs.experience.buffer import take, whole
 from offmarl.types import Continuous, Discrete, EnvSpec, Transition, View
 
 E, N = 2, 2
@@ -100,7 +100,7 @@ def test_what_comes_out_is_what_went_in(capacity, sizes, sampled, seed):
 
 @pytest.mark.slow
 def test_final_views_are_written_where_a_buffer_has_room_for_few(monkeypatch):
-    monkeypatch.setattr("offmarl.programs.buffer._SMALL_BYTES", 0)
+    monkeypatch.setattr("offmarl.programs.experience.buffer._SMALL_BYTES", 0)
     check_recording(16, [3, 2, 3, 3, 3, 3, 3], sampled=True, seed=0)
 
 

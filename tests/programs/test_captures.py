@@ -12,9 +12,9 @@ from offmarl import load_policy
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import RunError
 from offmarl.programs import registry
-from offmarl.programs.buffer import Capture, add, init_capture, make_buffer
-from offmarl.programs.captures import CaptureCheckpoints, remove_buffers
-from offmarl.programs.windows import Start, windows_at
+from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
+from offmarl.programs.experience.captures import CaptureCheckpoints, remove_buffers
+from offmarl.programs.experience.windows import Start, windows_at
 from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, Transition, View, map_tree
 
 NUM_ENVS, CAPACITY = 2, 12
@@ -146,7 +146,7 @@ def test_a_buffer_with_few_final_views_is_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds fewer steps than its capacity, and the same ones as before."""
-    monkeypatch.setattr("offmarl.programs.buffer._SMALL_BYTES", 0)
+    monkeypatch.setattr("offmarl.programs.experience.buffer._SMALL_BYTES", 0)
     state = State(jnp.zeros(2), init_capture(BUFFER, VECTORS, sampled=True, num_steps=3))
     checkpoints, filled = CaptureCheckpoints(tmp_path, keep=2), []
     for step in range(1, 8):

@@ -11,10 +11,11 @@ from baselines import bc, cfcql, iql_cql, madt, qmix_bcq, qmix_cql
 from offmarl import envs, load_policy, tracking, vault
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs import hyperparameters, online, record_policy
-from offmarl.programs.continuing import _common_parts, carry_over, learned
-from offmarl.programs.dataset import DatasetStatistics, is_scale
-from offmarl.programs.normalisation import make_program
+from offmarl.programs import hyperparameters, record_policy
+from offmarl.programs.recording import online
+from offmarl.programs.runs.continuing import _common_parts, carry_over, learned
+from offmarl.programs.runs.dataset import DatasetStatistics, is_scale
+from offmarl.programs.runs.normalisation import make_program
 from recorders import isac, maddpg, mappo, masac, qmix, vdn
 from tests.vault.experience import SPEC, make
 

@@ -9,8 +9,8 @@ import pytest
 import offmarl
 from offmarl import programs
 from offmarl.errors import RunError, ShapeError
-from offmarl.programs.dataset import DatasetStatistics
-from offmarl.programs.normalisation import normalised
+from offmarl.programs.runs.dataset import DatasetStatistics
+from offmarl.programs.runs.normalisation import normalised
 from offmarl.types import View
 from tests.programs import two_stage
 

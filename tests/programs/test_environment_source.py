@@ -10,7 +10,8 @@ from offmarl.cli.policies import load
 from offmarl.envs import registry
 from offmarl.errors import RunError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs import make_buffer, offline, online, record_policy, warm_start
+from offmarl.programs import make_buffer, offline, record_policy, warm_start
+from offmarl.programs.recording import online
 from recorders import mappo
 from tests import plain
 
@@ -221,7 +222,7 @@ def test_nothing_is_continued_in_another_release(installed, tmp_path, monkeypatc
     installed("1.0.1")
     record()
     with monkeypatch.context() as patch, pytest.raises(Ended):
-        patch.setattr("offmarl.programs.record.recorded_return", leave_out)
+        patch.setattr("offmarl.programs.recording.record.recorded_return", leave_out)
         record_policy(*acting(name), tmp_path / "data.vlt" / "main", 4, 2)
     installed("1.1")
     with pytest.raises(RunError, match=r"differs in package \(chase-envs 1.0.1, not"):

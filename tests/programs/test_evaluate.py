@@ -10,9 +10,9 @@ import pytest
 from baselines import bc, maicq
 from offmarl import envs
 from offmarl.evaluation import evaluate
-from offmarl.programs import evaluate as evaluating
 from offmarl.programs.program import hyperparameters
-from offmarl.programs.sharding import Layout
+from offmarl.programs.runs import evaluate as evaluating
+from offmarl.programs.runs.sharding import Layout
 from offmarl.types import Policy
 
 ENV = envs.make("swarm/coverage-2:time_limit=6")

@@ -14,11 +14,12 @@ from offmarl import report, tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import NotFiniteError
 from offmarl.networks import PolicyConfig
-from offmarl.programs import offline, online, registry
-from offmarl.programs.finite import faults, infinities
-from offmarl.programs.loop import build
+from offmarl.programs import offline, registry
 from offmarl.programs.program import Stage
-from offmarl.programs.stopping import best_of
+from offmarl.programs.recording import online
+from offmarl.programs.runs.finite import faults, infinities
+from offmarl.programs.runs.loop import build
+from offmarl.programs.runs.stopping import best_of
 from offmarl.types import Discrete, EnvSpec
 from recorders import mappo
 from tests import plain

@@ -11,7 +11,7 @@ import pytest
 from offmarl import envs, vault
 from offmarl.errors import InvalidValueError, RunError, ShapeError
 from offmarl.programs import function_policy, network_policy, record_policy
-from offmarl.programs.foreign import code_checksum
+from offmarl.programs.recording.foreign import code_checksum
 
 ENV = envs.make("probe/observation")
 

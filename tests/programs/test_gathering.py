@@ -13,7 +13,7 @@ from offmarl.errors import RunError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import load_policy, record_policy, registry
-from offmarl.programs.gathering import SeedsWork
+from offmarl.programs.runs.gathering import SeedsWork
 
 BC = registry.load("baseline", "bc")
 

@@ -13,10 +13,10 @@ from offmarl import envs, vault
 from offmarl.envs.translator import Translator, common, reader, spec_of
 from offmarl.errors import ShapeError
 from offmarl.networks import PolicyConfig, init_policy, make_policy
-from offmarl.programs.buffer import add, init_capture, make_buffer, take
-from offmarl.programs.policy import LoadedPolicy
-from offmarl.programs.trained import _Blank
-from offmarl.programs.windows import draw_windows
+from offmarl.programs.experience.buffer import add, init_capture, make_buffer, take
+from offmarl.programs.experience.windows import draw_windows
+from offmarl.programs.runs.policy import LoadedPolicy
+from offmarl.programs.runs.trained import _Blank
 from offmarl.testing import entries
 from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, Transition, map_tree
 

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from offmarl.errors import OffmarlError, Stopped
-from offmarl.programs import run as interruption
-from offmarl.programs.run import checkpoint_timer, more_to_come
+from offmarl.programs.runs import run as interruption
+from offmarl.programs.runs.run import checkpoint_timer, more_to_come
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 

@@ -21,10 +21,11 @@ import offmarl
 from offmarl import _compiling, tracking, vault
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, ShapeError, Stopped, UnknownNameError
-from offmarl.programs import loop, registry
+from offmarl.programs import registry
 from offmarl.programs.offline import _directory
 from offmarl.programs.program import Stage
-from offmarl.programs.sharding import Layout
+from offmarl.programs.runs import loop
+from offmarl.programs.runs.sharding import Layout
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import open_vault
 from tests.children import python, run

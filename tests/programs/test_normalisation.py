@@ -12,9 +12,9 @@ import offmarl
 from offmarl import envs, programs, vault
 from offmarl.errors import OptionError
 from offmarl.programs import record_policy, registry
-from offmarl.programs.dataset import DatasetStatistics, MeanAndStd, read
-from offmarl.programs.normalisation import make_program, normalised
 from offmarl.programs.program import Hyperparameters, Program, Stage
+from offmarl.programs.runs.dataset import DatasetStatistics, MeanAndStd, read
+from offmarl.programs.runs.normalisation import make_program, normalised
 from offmarl.types import ArraySpec, Policy, Sequence
 from tests.vault.experience import SPEC, make
 

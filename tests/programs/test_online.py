@@ -24,10 +24,12 @@ from offmarl.errors import (
     RunError,
     UnknownNameError,
 )
-from offmarl.programs import collecting, loop, online, record_from_run
-from offmarl.programs.collecting import collect
-from offmarl.programs.loop import Schedule, stage_starts
+from offmarl.programs import record_from_run
 from offmarl.programs.program import Hyperparameters, Program, Stage
+from offmarl.programs.recording import collecting, online
+from offmarl.programs.recording.collecting import collect
+from offmarl.programs.runs import loop
+from offmarl.programs.runs.loop import Schedule, stage_starts
 from offmarl.replay import device
 from recorders import mappo, vdn
 from tests.runs import metrics_of

@@ -19,9 +19,9 @@ from offmarl.networks import (
     view_encoder,
 )
 from offmarl.programs import hyperparameters
-from offmarl.programs.ppo import ActorCritic, Networks, State, Windows, policy_config
-from offmarl.programs.ppo import learning as ppo
-from offmarl.programs.ppo import program as ppo_program
+from offmarl.programs.learning.ppo import ActorCritic, Networks, State, Windows, policy_config
+from offmarl.programs.learning.ppo import learning as ppo
+from offmarl.programs.learning.ppo import program as ppo_program
 from offmarl.programs.program import structure
 from offmarl.types import Discrete, EnvSpec, Transition, View
 from recorders import ippo, mappo

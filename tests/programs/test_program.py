@@ -23,17 +23,18 @@ from offmarl import programs, tracking
 from offmarl._lock import writing
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, UnknownNameError
-from offmarl.programs import loop, offline, registry
-from offmarl.programs.compiling import (
+from offmarl.programs import offline, registry
+from offmarl.programs.program import OnlineArgs, Program, Stage, shaping_values, structure
+from offmarl.programs.runs import loop
+from offmarl.programs.runs.compiling import (
     compilation_cache,
     compile_ahead,
     keep_compiled_programs,
     use_cores,
 )
-from offmarl.programs.loop import Schedule, online_schedule, stage_starts
-from offmarl.programs.program import OnlineArgs, Program, Stage, shaping_values, structure
-from offmarl.programs.run import LOCK
-from offmarl.programs.sharding import Layout, layout_of, map_seeds
+from offmarl.programs.runs.loop import Schedule, online_schedule, stage_starts
+from offmarl.programs.runs.run import LOCK
+from offmarl.programs.runs.sharding import Layout, layout_of, map_seeds
 from offmarl.replay import Windows
 from offmarl.report import final_returns
 from tests import children
@@ -315,7 +316,7 @@ from types import SimpleNamespace
 import jax
 from tests.programs.test_program import arguments, two_stage
 assert len(jax.devices()) == 2
-from offmarl.programs.sharding import layout_of
+from offmarl.programs.runs.sharding import layout_of
 assert layout_of(3, "auto") == (1, 2, 1)
 for replay in ("device", "stream"):
     out = Path(sys.argv[2]) / replay

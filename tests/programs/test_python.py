@@ -608,12 +608,13 @@ class SlowDuel(Duel):
 )
 def test_a_recording_in_processes_goes_on_after_it_was_stopped(path, how):
     code = (
-        "import signal, sys, offmarl, offmarl.programs.python; sys.path.insert(0, sys.argv[2])\n"
+        "import signal, sys, offmarl, offmarl.programs.recording.python\n"
+        "sys.path.insert(0, sys.argv[2])\n"
         # What a shell starts in the background ignores the signal, and so does all it starts.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from tests.programs.test_python import SlowDuel\n"
         # Some of it is on the disk long before the end.
-        "offmarl.programs.python._FLUSH_SECONDS = 0.5\n"
+        "offmarl.programs.recording.python._FLUSH_SECONDS = 0.5\n"
         "if __name__ == '__main__':\n"
         "    offmarl.record_episodes(SlowDuel, sys.argv[1], 600, processes=2)"
     )

@@ -12,7 +12,7 @@ from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError
 from offmarl.networks import agent_network, make_mixer, mix, mixing_weights
 from offmarl.programs import hyperparameters
-from offmarl.programs.q_learning import q_config
+from offmarl.programs.learning.q_learning import q_config
 from offmarl.types import Discrete, EnvSpec, View
 from recorders import iql, qmix, vdn
 

@@ -10,7 +10,8 @@ import pytest
 
 from offmarl import envs
 from offmarl.networks import MixedParams, MixedValues, MixerWeights
-from offmarl.programs import TD_ERRORS, hyperparameters, q_learning
+from offmarl.programs import TD_ERRORS, hyperparameters
+from offmarl.programs.learning import q_learning
 from offmarl.programs.program import structure
 from offmarl.types import Sequence, View
 from recorders import iql, qmix, vdn

@@ -8,9 +8,9 @@ import pytest
 from offmarl import envs, vault
 from offmarl.errors import OffmarlError, RunError, Stopped
 from offmarl.networks import PolicyConfig, init_policy, make_policy
-from offmarl.programs import record as recording
 from offmarl.programs import record_policy
-from offmarl.programs.run import more_to_come
+from offmarl.programs.recording import record as recording
+from offmarl.programs.runs.run import more_to_come
 from offmarl.rollout import init_rollout, rollout
 
 CONFIG = PolicyConfig("recurrent")

@@ -10,10 +10,11 @@ import pytest
 from offmarl import envs, vault
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.networks import PolicyConfig
-from offmarl.programs import fixed, hyperparameters, load_policy, online, registry, tiers
-from offmarl.programs.continuing import start_of
-from offmarl.programs.recorder import Recorder, Version
-from offmarl.programs.sides import joint_policy, near, policies_by_team, side_of
+from offmarl.programs import hyperparameters, load_policy, registry
+from offmarl.programs.recording import fixed, online, tiers
+from offmarl.programs.recording.recorder import Recorder, Version
+from offmarl.programs.recording.sides import joint_policy, near, policies_by_team, side_of
+from offmarl.programs.runs.continuing import start_of
 from offmarl.teams import teams_of
 from tests.runs import write_policy
 

@@ -16,9 +16,9 @@ from baselines import bc, maicq
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError
-from offmarl.programs.continuing import carry_over, learned
-from offmarl.programs.evaluate import Evaluator
-from offmarl.programs.stopping import Stopping, best_step
+from offmarl.programs.runs.continuing import carry_over, learned
+from offmarl.programs.runs.evaluate import Evaluator
+from offmarl.programs.runs.stopping import Stopping, best_step
 from tests.programs.test_continuing import built, same
 from tests.runs import metrics_of
 

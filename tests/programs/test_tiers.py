@@ -8,8 +8,8 @@ import pytest
 from offmarl import envs, tracking
 from offmarl.errors import NotLearnedError, OptionError, UnknownNameError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs.recorder import RECORD, TRAIN, Recorder, Version
-from offmarl.programs.tiers import PLAYED_TIERS, Ladder, Tier, parse_tiers, rows_of
+from offmarl.programs.recording.recorder import RECORD, TRAIN, Recorder, Version
+from offmarl.programs.recording.tiers import PLAYED_TIERS, Ladder, Tier, parse_tiers, rows_of
 
 
 def test_names_are_read_once_each():

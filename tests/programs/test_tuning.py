@@ -17,7 +17,7 @@ from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.errors import OptionError, RunError, Stopped, UnknownNameError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.programs import registry, tuning
-from offmarl.programs.run import report, watched
+from offmarl.programs.runs.run import report, watched
 from offmarl.programs.tuning import Choices, Range, Search, TrialsWork, tune
 from tests.programs import bandit, two_stage
 
@@ -371,7 +371,7 @@ def test_a_search_is_continued_with_what_its_scores_were_made_from(
         shutil.rmtree(data)
         shutil.copytree(random_data("probe/two-step").parent, data)
     elif field == "offmarl":
-        monkeypatch.setattr("offmarl.programs.identity.__version__", "9.9")
+        monkeypatch.setattr("offmarl.programs.runs.identity.__version__", "9.9")
     elif field == "weight_source":
         (tmp_path / "weights.py").write_text(code + "# changed\n")
     elif field == "sha256":

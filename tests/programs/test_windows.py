@@ -12,8 +12,8 @@ import pytest
 from offmarl import envs, vault
 from offmarl.errors import ShapeError
 from offmarl.programs import Capture, add, draw_windows, init_capture, make_buffer, warm_start
-from offmarl.programs.prioritised import admit, begin_priorities, learned, sample
-from offmarl.programs.windows import Start, windows_at
+from offmarl.programs.experience.prioritised import admit, begin_priorities, learned, sample
+from offmarl.programs.experience.windows import Start, windows_at
 from offmarl.replay import Windows, load
 from offmarl.types import ArraySpec, Discrete, EnvSpec, Transition, View
 
@@ -140,7 +140,7 @@ def test_steps_are_drawn_equally_often() -> None:
 
 def test_steps_leave_the_buffer_with_their_final_views(monkeypatch) -> None:
     """A row whose episodes are short limits what all rows hold; draws stay even, and exact."""
-    monkeypatch.setattr("offmarl.programs.buffer._SMALL_BYTES", 0)
+    monkeypatch.setattr("offmarl.programs.experience.buffer._SMALL_BYTES", 0)
     ends = ((1,) * 14 + (0, 1), (0,) * 16)
     capture = capture_of.__wrapped__(ends, 12)
     assert (capture.num_finals, int(capture.filled)) == (4, 5)

@@ -14,7 +14,7 @@ import pytest
 import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError
-from offmarl.programs.dataset import DatasetStatistics
+from offmarl.programs.runs.dataset import DatasetStatistics
 from offmarl.replay import Batches, Replay, Windows, device, open_batches, split_key
 from offmarl.replay.host import ahead
 from offmarl.replay.starts import Uniform, draw_on_host

@@ -11,8 +11,8 @@ from offmarl.errors import VaultError
 from offmarl.report import tables
 from offmarl.report.contents import data_warnings
 from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, map_tree
-from offmarl.vault.column_statistics import RangesAccumulator
 from offmarl.vault.dataset import open_source
+from offmarl.vault.format.column_statistics import RangesAccumulator
 from tests.vault.experience import make
 
 DISCRETE = EnvSpec("test/made-up", 3, 2, 2, Discrete(4), time_limit=9)
@@ -46,7 +46,7 @@ def discrete(tmp_path_factory):
 @pytest.fixture(scope="module")
 def found(discrete, module_monkeypatch):
     """Its survey, in blocks of 16 steps: episodes, and much else, go across their borders."""
-    module_monkeypatch.setattr("offmarl.vault.reader._BLOCK_BYTES", 1)
+    module_monkeypatch.setattr("offmarl.vault.read.reader._BLOCK_BYTES", 1)
     assert len(list(discrete.blocks())) == -(-STEPS // 16)
     return report.survey(discrete)
 

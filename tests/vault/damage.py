@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from offmarl import vault
 from offmarl.types import EnvSpec
-from offmarl.vault.layout import LOCK
+from offmarl.vault.format.layout import LOCK
 
 from .experience import SPEC, make
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 from offmarl import vault
 from offmarl.testing import typed_spec
 from offmarl.types import EnvSpec
-from offmarl.vault import compaction
-from offmarl.vault import store as store_module
-from offmarl.vault import writer as writer_module
+from offmarl.vault.storage import store as store_module
+from offmarl.vault.write import compaction
+from offmarl.vault.write import writer as writer_module
 from tests.vault.experience import SPEC, make, whole_episodes
 
 RECORDS = 12

@@ -17,7 +17,7 @@ from offmarl.errors import (
     VaultFullError,
     VaultNotFoundError,
 )
-from offmarl.vault import archive
+from offmarl.vault.storage import archive
 
 from .experience import SPEC, assert_same, make, steps
 from .loopback import serve

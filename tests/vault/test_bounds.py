@@ -140,10 +140,10 @@ def test_blocks_cover_time_and_end_where_chunks_do(found, monkeypatch):
         (16 * step, [(0, 16), (16, 20)]),
         (16 * step - 1, [(0, 8), (8, 16), (16, 20)]),
     ):
-        monkeypatch.setattr("offmarl.vault.reader._BLOCK_BYTES", limit)
+        monkeypatch.setattr("offmarl.vault.read.reader._BLOCK_BYTES", limit)
         assert list(found.blocks(["rewards"])) == expected
     assert list(found.blocks(["rewards"], start=10)) == [(10, 16), (16, 20)]
-    monkeypatch.setattr("offmarl.vault.reader._BLOCK_BYTES", 16 * step)
+    monkeypatch.setattr("offmarl.vault.read.reader._BLOCK_BYTES", 16 * step)
     assert list(found.blocks(["rewards"], rows=1)) == [(0, 20)]
 
 

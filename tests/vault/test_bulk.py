@@ -12,12 +12,12 @@ import tensorstore as ts
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultFullError
-from offmarl.vault import bulk, commit
-from offmarl.vault import store as store_module
-from offmarl.vault import writer as writer_module
-from offmarl.vault.bulk import Block, allocate, write_blocks
-from offmarl.vault.drivers import Directory
-from offmarl.vault.store import Store
+from offmarl.vault.storage import bulk, commit
+from offmarl.vault.storage import store as store_module
+from offmarl.vault.storage.bulk import Block, allocate, write_blocks
+from offmarl.vault.storage.drivers import Directory
+from offmarl.vault.storage.store import Store
+from offmarl.vault.write import writer as writer_module
 
 from .experience import SPEC, assert_same, concatenate, make
 from .test_stock import append_with_stock, assert_stock_reads_and_samples, open_stock

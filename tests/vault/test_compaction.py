@@ -11,8 +11,9 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultLockedError
-from offmarl.vault import commit, compaction
-from offmarl.vault.drivers import Directory
+from offmarl.vault.storage import commit
+from offmarl.vault.storage.drivers import Directory
+from offmarl.vault.write import compaction
 
 from . import damage
 from .experience import SPEC, assert_same, concatenate, make

@@ -8,7 +8,7 @@ import pytest
 
 from offmarl.errors import MissingExtraError
 from offmarl.teams import Team
-from offmarl.vault import tables
+from offmarl.vault.format import tables
 
 from .experience import make
 

@@ -9,11 +9,12 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultExistsError, VaultLockedError
-from offmarl.vault import files, layout
-from offmarl.vault.drivers import Directory
-from offmarl.vault.files import WriterLock
-from offmarl.vault.layout import METADATA
-from offmarl.vault.store import Store
+from offmarl.vault.format import layout
+from offmarl.vault.format.layout import METADATA
+from offmarl.vault.storage import files
+from offmarl.vault.storage.drivers import Directory
+from offmarl.vault.storage.files import WriterLock
+from offmarl.vault.storage.store import Store
 
 from .experience import SPEC, make
 
@@ -65,7 +66,7 @@ def test_a_new_vault_is_durable_before_it_is_there(events, tmp_path):
 
 def test_a_whole_vault_is_durable_before_it_is_there(events, tmp_path):
     path = tmp_path / "a.vlt" / "b"
-    from offmarl.vault.creation import create_whole
+    from offmarl.vault.write.creation import create_whole
 
     with create_whole(path, SPEC, rows=2) as writer:
         writer.append(*make())
@@ -76,7 +77,7 @@ def test_a_whole_vault_is_durable_before_it_is_there(events, tmp_path):
 
 
 def test_a_whole_vault_that_fails_leaves_nothing(tmp_path):
-    from offmarl.vault.creation import create_whole
+    from offmarl.vault.write.creation import create_whole
 
     def fail():
         with create_whole(tmp_path / "a.vlt" / "b", SPEC, rows=2) as writer:

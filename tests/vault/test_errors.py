@@ -21,9 +21,9 @@ from offmarl.errors import (
     VaultNotFoundError,
 )
 from offmarl.types import FinalObservations
-from offmarl.vault import layout
-from offmarl.vault.layout import UNFINISHED
-from offmarl.vault.store import OcdbtStore, Store
+from offmarl.vault.format import layout
+from offmarl.vault.format.layout import UNFINISHED
+from offmarl.vault.storage.store import OcdbtStore, Store
 
 from .experience import SPEC, assert_same, concatenate, make
 
@@ -419,8 +419,8 @@ def test_a_file_that_may_not_grow(tmp_path):
 
 
 def test_who_does_not_wait_is_told_by_the_next_call(tmp_path, monkeypatch):
-    monkeypatch.setattr("offmarl.vault.writer._COMMIT_BYTES", 1)
-    monkeypatch.setattr("offmarl.vault.writer._MOST_COMMIT_BYTES", 1)
+    monkeypatch.setattr("offmarl.vault.write.writer._COMMIT_BYTES", 1)
+    monkeypatch.setattr("offmarl.vault.write.writer._MOST_COMMIT_BYTES", 1)
     path = tmp_path / "v.vlt" / "a"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -444,8 +444,8 @@ def test_who_does_not_wait_is_told_by_the_next_call(tmp_path, monkeypatch):
 
 
 def test_letting_go_waits_for_what_is_under_way(tmp_path, monkeypatch):
-    monkeypatch.setattr("offmarl.vault.writer._COMMIT_BYTES", 1)
-    monkeypatch.setattr("offmarl.vault.writer._MOST_COMMIT_BYTES", 1)
+    monkeypatch.setattr("offmarl.vault.write.writer._COMMIT_BYTES", 1)
+    monkeypatch.setattr("offmarl.vault.write.writer._MOST_COMMIT_BYTES", 1)
     path = tmp_path / "v.vlt" / "a"
     writer = vault.create(path, SPEC, rows=2, chunk_steps=64)
     writer.append(*make(steps=64))

@@ -10,7 +10,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultExistsError, VaultFullError, VaultLockedError
-from offmarl.vault import files
+from offmarl.vault.storage import files
 
 from .experience import SPEC, whole_episodes
 from .killed import PROGRAMS, Victims

@@ -11,9 +11,9 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError
-from offmarl.vault import layout
-from offmarl.vault.layout import METADATA
-from offmarl.vault.store import Store
+from offmarl.vault.format import layout
+from offmarl.vault.format.layout import METADATA
+from offmarl.vault.storage.store import Store
 
 from .experience import SPEC, make
 

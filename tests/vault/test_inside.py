@@ -11,11 +11,11 @@ import tensorstore as ts
 
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultError, VaultExistsError, VaultFormatError
-from offmarl.vault import commit
-from offmarl.vault.commit import Contents
-from offmarl.vault.drivers import Directory
-from offmarl.vault.files import open_file
-from offmarl.vault.layout import DATA, LOCK, MANIFEST, METADATA, OWN_PREFIX
+from offmarl.vault.format.layout import DATA, LOCK, MANIFEST, METADATA, OWN_PREFIX
+from offmarl.vault.storage import commit
+from offmarl.vault.storage.commit import Contents
+from offmarl.vault.storage.drivers import Directory
+from offmarl.vault.storage.files import open_file
 
 from .experience import SPEC, make
 

@@ -13,10 +13,11 @@ import offmarl
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError, VaultLockedError, VaultNotFoundError
 from offmarl.types import map_tree
-from offmarl.vault import commit, layout, tables
-from offmarl.vault.drivers import Directory
-from offmarl.vault.layout import METADATA
-from offmarl.vault.store import Store
+from offmarl.vault.format import layout, tables
+from offmarl.vault.format.layout import METADATA
+from offmarl.vault.storage import commit
+from offmarl.vault.storage.drivers import Directory
+from offmarl.vault.storage.store import Store
 
 from . import damage
 from .experience import assert_same, make

@@ -7,7 +7,7 @@ import pytest
 
 from offmarl import mix, vault
 from offmarl.errors import VaultError
-from offmarl.vault import digest as module
+from offmarl.vault.check import digest as module
 
 from .experience import SPEC, make
 from .test_forking import in_fork
@@ -172,7 +172,7 @@ def test_an_archive_that_is_replaced_is_always_read(tmp_path, kept):
 
 
 def test_without_a_home_directory(tmp_path, monkeypatch, kept):
-    monkeypatch.setattr("offmarl.vault.digest.cache", lambda _: None)
+    monkeypatch.setattr("offmarl.vault.check.digest.cache", lambda _: None)
     found = vault.open_vault(write(tmp_path / "a.vlt"))
     assert found.known_digest() == found.digest()
     assert not kept.exists()

@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.vault import layout, leaf_statistics
-from offmarl.vault.column_statistics import FAILURE, QuantileSketch, RangesAccumulator, capacity_for
-from offmarl.vault.leaf_statistics import QUANTILES, stored
+from offmarl.vault.check import leaf_statistics
+from offmarl.vault.check.leaf_statistics import QUANTILES, stored
+from offmarl.vault.format import layout
+from offmarl.vault.format.column_statistics import (
+    FAILURE,
+    QuantileSketch,
+    RangesAccumulator,
+    capacity_for,
+)
 
 from .experience import CONTINUOUS, SPEC, make
 from .test_stock import to_stock, write_stock

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from offmarl import vault
 from offmarl.errors import VaultError
-from offmarl.vault import writer as writer_module
+from offmarl.vault.write import writer as writer_module
 
 from .experience import SPEC, assert_same, concatenate, episodes_of, make, table_of, whole_episodes
 from .experience import steps as cut

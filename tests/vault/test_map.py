@@ -18,7 +18,7 @@ from offmarl.errors import (
     VaultError,
 )
 from offmarl.types import ArraySpec, Discrete, EnvSpec
-from offmarl.vault.leaf_statistics import QUANTILES
+from offmarl.vault.check.leaf_statistics import QUANTILES
 
 from .experience import CONTINUOUS, SPEC, assert_same, make
 from .test_stock import to_stock, write_stock

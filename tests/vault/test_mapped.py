@@ -12,11 +12,11 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultChecksumError, VaultError
 from offmarl.types import Discrete, EnvSpec
-from offmarl.vault import arrays, chunk_reader
-from offmarl.vault.chunk_reader import ChunkReader, MappedArray
-from offmarl.vault.commit import Region
-from offmarl.vault.manifest import map_contents
-from offmarl.vault.store import Store
+from offmarl.vault.read import arrays, chunk_reader
+from offmarl.vault.read.chunk_reader import ChunkReader, MappedArray
+from offmarl.vault.read.manifest import map_contents
+from offmarl.vault.storage.commit import Region
+from offmarl.vault.storage.store import Store
 from tests.children import python
 
 from .experience import SPEC, assert_same, concatenate, make, steps

@@ -14,7 +14,7 @@ from numcodecs import Blosc, Zstd
 from offmarl import vault
 from offmarl.errors import VaultFormatError
 from offmarl.testing import DriverConformance, experience
-from offmarl.vault.metadata import Grid
+from offmarl.vault.format.metadata import Grid
 
 from .test_drivers import MEMORY, registered
 

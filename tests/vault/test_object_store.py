@@ -11,9 +11,9 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultExistsError, VaultNotFoundError
-from offmarl.vault import layout
-from offmarl.vault.drivers import Bucket
-from offmarl.vault.store import Store
+from offmarl.vault.format import layout
+from offmarl.vault.storage.drivers import Bucket
+from offmarl.vault.storage.store import Store
 from tests.proxy import proxied
 
 from .experience import SPEC, assert_same, concatenate, make

@@ -11,7 +11,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import ShapeError, VaultError, VaultLockedError
 from offmarl.types import Continuous, Discrete, EnvSpec
-from offmarl.vault.store import Store
+from offmarl.vault.storage.store import Store
 
 from .experience import SPEC, assert_same, concatenate, make
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from offmarl import vault
-from offmarl.vault import layout
-from offmarl.vault.store import Store
+from offmarl.vault.format import layout
+from offmarl.vault.storage.store import Store
 
 from .experience import SPEC, assert_same, make, steps
 from .test_stock import append_with_stock, assert_stock_reads_and_samples, open_stock, to_stock

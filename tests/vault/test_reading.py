@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from offmarl import vault
 from offmarl.errors import VaultError
-from offmarl.vault import Dataset, encoding, layout
+from offmarl.vault import Dataset
+from offmarl.vault.format import encoding, layout
 from tests.children import python
 
 from .experience import SPEC, make, steps

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from offmarl import ArraySpec, vault
 from offmarl.errors import VaultError
 from offmarl.types import FinalObservations, View
-from offmarl.vault import layout
+from offmarl.vault.format import layout
 from tests.children import ROOT, python
 
 from .experience import (
@@ -38,8 +38,8 @@ def write(path, parts, **options):
 @pytest.fixture
 def eager(monkeypatch):
     """Commit every full chunk by itself."""
-    monkeypatch.setattr("offmarl.vault.writer._COMMIT_BYTES", 1)
-    monkeypatch.setattr("offmarl.vault.writer._MOST_COMMIT_BYTES", 1)
+    monkeypatch.setattr("offmarl.vault.write.writer._COMMIT_BYTES", 1)
+    monkeypatch.setattr("offmarl.vault.write.writer._MOST_COMMIT_BYTES", 1)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])

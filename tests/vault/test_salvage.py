@@ -8,7 +8,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import OffmarlError, VaultError, VaultExistsError, VaultFormatError
-from offmarl.vault import layout
+from offmarl.vault.format import layout
 
 from . import damage
 from .experience import SPEC, make

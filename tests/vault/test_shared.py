@@ -18,8 +18,9 @@ from offmarl.errors import (
     VaultFullError,
     VaultLockedError,
 )
-from offmarl.vault import commit, compaction
-from offmarl.vault.drivers import Directory
+from offmarl.vault.storage import commit
+from offmarl.vault.storage.drivers import Directory
+from offmarl.vault.write import compaction
 from tests.children import is_silent
 
 from .experience import SPEC, assert_same, concatenate, make, whole_episodes

@@ -12,7 +12,7 @@ from flashbax.vault import Vault as StockVault
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultFormatError, VaultLayoutError
 from offmarl.types import Discrete
-from offmarl.vault import encoding
+from offmarl.vault.format import encoding
 
 from .experience import SPEC, assert_same, concatenate, episodes_of, make, steps, table_of
 

@@ -13,7 +13,7 @@ from offmarl import vault
 from offmarl.errors import VaultLayoutError
 from offmarl.testing import image_spec, typed_spec, write_stock
 from offmarl.types import ArraySpec, Discrete, flatten_tree, unflatten_tree
-from offmarl.vault import encoding
+from offmarl.vault.format import encoding
 
 from .experience import SPEC, assert_same, concatenate, make
 

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from offmarl import vault
 from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import View
-from offmarl.vault import chunks, reader, store, writer
-from offmarl.vault.digest import episode_digests
+from offmarl.vault.check.digest import episode_digests
+from offmarl.vault.read import reader
+from offmarl.vault.storage import store
 from offmarl.vault.transform import execute, lineage, selection
+from offmarl.vault.write import chunks, writer
 
 from .experience import CONTINUOUS, SPEC, assert_same, episodes_of, make, steps
 from .test_stock import append_with_stock, open_stock, to_stock, write_stock

@@ -3,9 +3,9 @@
 import pytest
 import tensorstore as ts
 
-from offmarl.vault import commit
-from offmarl.vault.drivers import driver_of
-from offmarl.vault.layout import DATA
+from offmarl.vault.format.layout import DATA
+from offmarl.vault.storage import commit
+from offmarl.vault.storage.drivers import driver_of
 
 KEYS = {f"key {number:04}": bytes([number % 251]) * 40 for number in range(300)}
 

@@ -21,8 +21,8 @@ from offmarl.types import (
     map_tree,
     spec_tree,
 )
-from offmarl.vault.layout import Schema
-from offmarl.vault.store import Store
+from offmarl.vault.format.layout import Schema
+from offmarl.vault.storage.store import Store
 
 from .damage import content, damages, record
 from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes

@@ -315,7 +315,7 @@ def test_impossible_values_are_no_damage(tmp_path, monkeypatch):
     transition.view.legal_actions[0, 1, 0] = False
     transition.view.alive[0, 1, 0] = True
     with monkeypatch.context() as before:
-        before.setattr("offmarl.vault.values.find", lambda *_: iter(()))
+        before.setattr("offmarl.vault.format.values.find", lambda *_: iter(()))
         with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
             writer.append(transition, finals)
     found = vault.verify(tmp_path / "a.vlt", deep=True)

@@ -25,7 +25,7 @@ from offmarl.vault.convert.omar import read_omar
 from offmarl.vault.convert.omiga import read_omiga
 from offmarl.vault.convert.pymarl import read_pymarl, write_pymarl
 from offmarl.vault.dataset import Dataset, open_source, open_vault
-from offmarl.vault.layout import Codec
+from offmarl.vault.format.layout import Codec
 
 READERS: dict[str, Callable[..., AbstractContextManager[Imported]]] = {
     "pymarl": read_pymarl,

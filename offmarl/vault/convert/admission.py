@@ -36,10 +36,10 @@ from offmarl.types import (
     flatten_tree,
     map_tree,
 )
-from offmarl.vault import encoding, layout, values
-from offmarl.vault.compat import is_finite, views_are_finite
-from offmarl.vault.layout import NumpyArray
-from offmarl.vault.values import RecordPosition
+from offmarl.vault.format import encoding, layout, values
+from offmarl.vault.format.compat import is_finite, views_are_finite
+from offmarl.vault.format.layout import NumpyArray
+from offmarl.vault.format.values import RecordPosition
 
 _FLAGS = ("terminals", "truncations", "infos.legals", "infos.alive")
 
@@ -59,7 +59,7 @@ class Record(NamedTuple):
 
 
 Tally = Counter[str]
-"""Numbers of steps, of ends, and of the `offmarl.vault.compat.FAULTS` that were not refused."""
+"""Numbers of steps, of ends, and of the `FAULTS` of `format.compat` that were not refused."""
 
 
 def to_steps(arrays: Mapping[str, NumpyArray], spec: EnvSpec, start: int = 0) -> Transition:

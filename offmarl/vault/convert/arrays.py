@@ -24,8 +24,8 @@ from offmarl.vault.convert import common
 from offmarl.vault.convert.admission import Record, Treatment, to_steps
 from offmarl.vault.convert.containers import StrPath
 from offmarl.vault.dataset import Dataset, open_vault
-from offmarl.vault.encoding import is_of
-from offmarl.vault.layout import EXTRAS, OBSERVATIONS, POLICY_IDS, STATE, Codec, NumpyArray
+from offmarl.vault.format.encoding import is_of
+from offmarl.vault.format.layout import EXTRAS, OBSERVATIONS, POLICY_IDS, STATE, Codec, NumpyArray
 
 _NARROWER = {"float64": "float32", "int64": "int32", "uint32": "int32", "uint64": "int32"}
 """Types that vaults do not have, and what is stored instead."""

@@ -4,7 +4,7 @@ The episodes are stored end to end. Each array of a vault becomes an array ``(T,
 name. Tables have an entry for each of M episodes and F final views::
 
     episodes.length  (M,)      steps
-    episodes.cause   (M,)      how it ended: index into `offmarl.vault.tables.CAUSES`
+    episodes.cause   (M,)      how it ended: index into `offmarl.vault.format.tables.CAUSES`
     episodes.final   (M,)      index of its final view, or -1
     finals.observation, finals.state, finals.legal_actions, finals.alive   (F, ...)
 
@@ -28,7 +28,6 @@ from offmarl.errors import ShapeError, VaultError, VaultFormatError
 from offmarl.paths import local
 from offmarl.terminal import Progress, quiet
 from offmarl.types import ArraySpec, EnvSpec, FinalObservations, View, flatten_view
-from offmarl.vault import encoding, layout
 from offmarl.vault.convert import common
 from offmarl.vault.convert.admission import Record, to_steps
 from offmarl.vault.convert.common import Imported
@@ -47,8 +46,9 @@ from offmarl.vault.convert.containers import (
     whole,
 )
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.layout import Leaf, NumpyArray
-from offmarl.vault.tables import CAUSES, CUT, OPEN
+from offmarl.vault.format import encoding, layout
+from offmarl.vault.format.layout import Leaf, NumpyArray
+from offmarl.vault.format.tables import CAUSES, CUT, OPEN
 
 _TABLES = ("episodes.length", "episodes.cause", "episodes.final")
 _FINALS = "finals."

@@ -13,15 +13,15 @@ from offmarl.errors import InvalidValueError, ShapeError, VaultError, VaultForma
 from offmarl.paths import local
 from offmarl.terminal import Progress
 from offmarl.types import Discrete, EnvSpec, Transition, View, map_tree
-from offmarl.vault import encoding
-from offmarl.vault.compat import FAULTS, sentences
+from offmarl.vault.check.digest import digest
 from offmarl.vault.convert.admission import Record, Tally, Treatment, admit, to_steps
 from offmarl.vault.convert.containers import StrPath, open_arrays, readable, sha256
-from offmarl.vault.creation import create_whole
-from offmarl.vault.digest import digest
-from offmarl.vault.layout import Codec, Leaf, NumpyArray
-from offmarl.vault.reader import Reader
-from offmarl.vault.values import OnInvalid
+from offmarl.vault.format import encoding
+from offmarl.vault.format.compat import FAULTS, sentences
+from offmarl.vault.format.layout import Codec, Leaf, NumpyArray
+from offmarl.vault.format.values import OnInvalid
+from offmarl.vault.read.reader import Reader
+from offmarl.vault.write.creation import create_whole
 
 Item = TypeVar("Item")
 

@@ -22,9 +22,9 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from offmarl.errors import MissingExtraError, VaultError, VaultNotFoundError
-from offmarl.vault import files
-from offmarl.vault.files import errors_of
-from offmarl.vault.layout import NumpyArray
+from offmarl.vault.format.layout import NumpyArray
+from offmarl.vault.storage import files
+from offmarl.vault.storage.files import errors_of
 
 StrPath = str | os.PathLike[str]
 

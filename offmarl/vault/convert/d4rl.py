@@ -14,7 +14,7 @@ from offmarl.errors import VaultError
 from offmarl.types import EnvSpec
 from offmarl.vault.convert.common import Imported, end_to_end
 from offmarl.vault.convert.containers import StrPath
-from offmarl.vault.layout import NumpyArray
+from offmarl.vault.format.layout import NumpyArray
 
 _NEEDED = ("observations", "actions", "rewards", "terminals")
 _OPTIONAL = {"timeouts": "truncations", "next_observations": "next_obs"}

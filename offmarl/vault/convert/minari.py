@@ -26,7 +26,6 @@ from offmarl.types import (
     flatten_tree,
     map_tree,
 )
-from offmarl.vault import layout
 from offmarl.vault.convert.admission import Record, to_steps
 from offmarl.vault.convert.common import Imported, check_spec, counted, with_final
 from offmarl.vault.convert.containers import (
@@ -41,8 +40,9 @@ from offmarl.vault.convert.containers import (
     whole,
 )
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.layout import NumpyArray
-from offmarl.vault.tables import CAUSES, CUT
+from offmarl.vault.format import layout
+from offmarl.vault.format.layout import NumpyArray
+from offmarl.vault.format.tables import CAUSES, CUT
 
 _SPEC = re.compile(r"offmarl:(\{.*\})", re.DOTALL)
 

@@ -19,7 +19,7 @@ from offmarl.paths import local
 from offmarl.types import EnvSpec
 from offmarl.vault.convert.common import Imported, end_to_end
 from offmarl.vault.convert.containers import StrPath
-from offmarl.vault.layout import NumpyArray
+from offmarl.vault.format.layout import NumpyArray
 
 _KINDS = ("obs", "acs", "rews", "next_obs", "dones")
 _STATES = ("states", "next_states")

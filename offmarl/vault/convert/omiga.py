@@ -16,7 +16,7 @@ from offmarl.errors import VaultError
 from offmarl.types import EnvSpec
 from offmarl.vault.convert.common import Imported, end_to_end
 from offmarl.vault.convert.containers import StrPath
-from offmarl.vault.layout import NumpyArray
+from offmarl.vault.format.layout import NumpyArray
 
 _NEEDED = ("s", "o", "a", "r", "d")
 

@@ -51,7 +51,7 @@ from offmarl.vault.convert.containers import (
     whole,
 )
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.layout import NumpyArray
+from offmarl.vault.format.layout import NumpyArray
 
 _REQUIRED = ("obs", "actions", "reward", "terminated", "filled")
 _OPTIONAL = ("state", "avail_actions")

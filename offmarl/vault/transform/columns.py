@@ -17,10 +17,10 @@ from jaxtyping import Int
 from offmarl import gate
 from offmarl.errors import InvalidValueError, OptionError, ShapeError
 from offmarl.types import DTYPES, ArraySpec, EnvSpec, flatten_view
-from offmarl.vault import encoding, layout, values
-from offmarl.vault.layout import Leaf, NumpyArray, column_of, disk_name_of
-from offmarl.vault.reader import Reader
-from offmarl.vault.values import RecordPosition
+from offmarl.vault.format import encoding, layout, values
+from offmarl.vault.format.layout import Leaf, NumpyArray, column_of, disk_name_of
+from offmarl.vault.format.values import RecordPosition
+from offmarl.vault.read.reader import Reader
 
 FINAL = "final."
 """Prefix of the columns of the views that episodes ended with."""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from offmarl.errors import ExpressionError
-from offmarl.vault import encoding
-from offmarl.vault.layout import POLICY_IDS, NumpyArray
-from offmarl.vault.reader import Reader
+from offmarl.vault.format import encoding
+from offmarl.vault.format.layout import POLICY_IDS, NumpyArray
+from offmarl.vault.read.reader import Reader
 from offmarl.vault.transform import expression, lineage
 from offmarl.vault.transform.expression import (
     ANY_EXTRA,

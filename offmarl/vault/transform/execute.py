@@ -12,18 +12,18 @@ import numpy as np
 from offmarl.errors import VaultError
 from offmarl.terminal import Advance, Progress
 from offmarl.types import EnvSpec, FinalObservations, Transition, View, map_tree
-from offmarl.vault.creation import create_whole
-from offmarl.vault.drivers import driver_of
-from offmarl.vault.files import whole
-from offmarl.vault.layout import Codec, NumpyArray
-from offmarl.vault.open import SUFFIX
-from offmarl.vault.reader import Reader, common_spec
-from offmarl.vault.tables import CAUSES, CUT, OPEN
+from offmarl.vault.format.layout import Codec, NumpyArray
+from offmarl.vault.format.tables import CAUSES, CUT, OPEN
+from offmarl.vault.read.open import SUFFIX
+from offmarl.vault.read.reader import Reader, common_spec
+from offmarl.vault.storage.drivers import driver_of
+from offmarl.vault.storage.files import whole
 from offmarl.vault.transform import lineage
 from offmarl.vault.transform.lineage import Named, Source
 from offmarl.vault.transform.plan import Plan, StrPath
 from offmarl.vault.transform.selection import Pieces
-from offmarl.vault.writer import Writer
+from offmarl.vault.write.creation import create_whole
+from offmarl.vault.write.writer import Writer
 
 Remap = Callable[[NumpyArray], NumpyArray]
 """Translates policy ids of a source into those of the new vault."""

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from offmarl.errors import ExpressionError
-from offmarl.vault.layout import NumpyArray
+from offmarl.vault.format.layout import NumpyArray
 
 Kind = Literal["number", "text", "truth", "policy", "percentile"]
 """Kind of a value. A policy is compared with numbers by its id, and with text by its name."""

@@ -12,7 +12,7 @@ from offmarl import records
 from offmarl._imports import summarize
 from offmarl.config import check_seed
 from offmarl.errors import OffmarlError, OptionError
-from offmarl.vault.layout import NumpyArray
+from offmarl.vault.format.layout import NumpyArray
 from offmarl.vault.transform import conditions, expression
 from offmarl.vault.transform.columns import Part, Steps
 from offmarl.vault.transform.expression import POLICY_NAME, Columns, Expression

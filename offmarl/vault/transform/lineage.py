@@ -15,11 +15,11 @@ from jaxtyping import Int
 from offmarl._version import __version__
 from offmarl.errors import VaultError
 from offmarl.terminal import Advance
-from offmarl.vault.creation import DEFAULT_UID
-from offmarl.vault.digest import digest
-from offmarl.vault.layout import POLICY_IDS, NumpyArray, dump_json
-from offmarl.vault.reader import Reader
+from offmarl.vault.check.digest import digest
+from offmarl.vault.format.layout import POLICY_IDS, NumpyArray, dump_json
+from offmarl.vault.read.reader import Reader
 from offmarl.vault.transform.selection import Pieces
+from offmarl.vault.write.creation import DEFAULT_UID
 
 _ORIGINS = "origins"
 """Key of the provenance that lists the origins."""

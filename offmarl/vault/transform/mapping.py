@@ -10,10 +10,9 @@ import numpy as np
 from offmarl.errors import OptionError, VaultError
 from offmarl.terminal import Advance, Progress
 from offmarl.types import Transition, View, flatten_view
-from offmarl.vault import encoding, layout
-from offmarl.vault.creation import free_place
-from offmarl.vault.layout import NumpyArray, Schema, column_of
-from offmarl.vault.reader import Reader
+from offmarl.vault.format import encoding, layout
+from offmarl.vault.format.layout import NumpyArray, Schema, column_of
+from offmarl.vault.read.reader import Reader
 from offmarl.vault.transform.columns import Part, Result, Steps, check, new_extras
 from offmarl.vault.transform.conditions import columns_of
 from offmarl.vault.transform.execute import Remap, copy_rows, examine_all, execute
@@ -27,7 +26,8 @@ from offmarl.vault.transform.plan import (
     take_all,
 )
 from offmarl.vault.transform.selection import Pieces, Unit
-from offmarl.vault.writer import Writer
+from offmarl.vault.write.creation import free_place
+from offmarl.vault.write.writer import Writer
 
 _PART_BYTES = 2**25
 """Approximate size of the steps of a part."""

@@ -9,11 +9,11 @@ import numpy as np
 from offmarl.errors import OptionError, VaultError
 from offmarl.terminal import Progress
 from offmarl.types import EnvSpec
-from offmarl.vault import tables
-from offmarl.vault.digest import digest, episode_digests
-from offmarl.vault.layout import Codec
-from offmarl.vault.open import open_reader
-from offmarl.vault.reader import Reader
+from offmarl.vault.check.digest import digest, episode_digests
+from offmarl.vault.format import tables
+from offmarl.vault.format.layout import Codec
+from offmarl.vault.read.open import open_reader
+from offmarl.vault.read.reader import Reader
 from offmarl.vault.transform import conditions, selection
 from offmarl.vault.transform.function import Function, load, parse_reward
 from offmarl.vault.transform.lineage import Source, name_of

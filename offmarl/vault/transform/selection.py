@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float, Int
 
 from offmarl.config import check_seed
 from offmarl.errors import OptionError
-from offmarl.vault.layout import NumpyArray
-from offmarl.vault.reader import Reader
+from offmarl.vault.format.layout import NumpyArray
+from offmarl.vault.read.reader import Reader
 
 Unit = Literal["episodes", "steps"]
 

@@ -1,0 +1,1 @@
+"""The steps that online programs learn from: their buffers and windows."""

@@ -1,0 +1,327 @@
+"""Checkpoints of programs that collect their own steps: each step of a buffer is written once.
+
+The buffer of an off-policy program may take gigabytes, so checkpoints do not hold it. Each save
+adds one file with the steps since the save before, beside the checkpoints::
+
+    checkpoints/4096/...            a checkpoint without the buffer
+    checkpoints/buffer/0/4096-512.npz   the last 512 time steps before it, of the first buffer
+
+A file is complete and durable before its checkpoint is written, and it is removed when the buffer
+of the oldest checkpoint no longer holds its steps. A buffer that is filled anew by each update is
+not stored at all.
+"""
+
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int
+from numpy.typing import NDArray
+
+from offmarl.checkpoint import Checkpoints, Resumed
+from offmarl.errors import CheckpointError, RunError
+from offmarl.programs.cluster import arrays_from_first, gathered, is_first, on_first
+from offmarl.programs.experience.buffer import Capture, copy_finals
+from offmarl.types import ArrayTree
+from offmarl.vault.storage.files import publish
+
+BUFFERS = "buffer"
+"""Directory of the steps, among the checkpoints."""
+
+_NEXT = "next_view"
+_STORED = "stored"
+"""Name of the mask of the steps whose next view is stored: ends of episodes, and the last step."""
+
+_DAMAGE = (zipfile.BadZipFile, KeyError, ValueError, EOFError, FileNotFoundError)
+
+
+class CaptureCheckpoints(Checkpoints):
+    """Checkpoints of trees that hold a `Capture` anywhere; see the module.
+
+    One process saves to a directory at a time. Before it saves, it restores the checkpoint that it
+    goes on from, if there is one.
+    """
+
+    def __init__(self, directory: str | Path, keep: int | None = None):
+        super().__init__(directory, keep)
+        self._saved: tuple[int, list[int]] | None = None
+        """The last checkpoint, saved or restored, and the time steps added to its buffers."""
+
+    def save(self, step: int, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> None:
+        """Write the steps since the last checkpoint, then a checkpoint; see `Checkpoints.save`."""
+        captures = [capture for capture in _captures(tree) if capture.is_sampled]
+        before, totals = self._saved or (-1, [0] * len(captures))
+        own = [int(capture.total) for capture in captures]
+        added = [
+            min(now - then, int(capture.filled)) if self._saved else int(capture.filled)
+            for now, then, capture in zip(own, totals, captures, strict=True)
+        ]
+        self._saved = step, own
+        newest = [_arrays(*one) for one in zip(captures, added, strict=True)]
+        small = gathered(_replace(tree, _without_steps))
+        if not is_first():
+            return
+        for number, (count, arrays) in enumerate(zip(added, newest, strict=True)):
+            files = self._files(number)
+            files.remove(lambda file: file.number > before)  # of work that was lost
+            files.write(step, count, arrays)
+        super().save(step, small, info)
+        for number, capture in enumerate(captures):
+            self._files(number).remove_unused(self.steps()[0], capture.capacity)
+
+    def resume(self, like: Mapping[str, ArrayTree]) -> Resumed | None:
+        """Read the newest intact checkpoint of the first process; see `Checkpoints.resume`."""
+        if jax.process_count() == 1:
+            return super().resume(like)
+        found: list[Resumed] = []
+
+        def read() -> list[Any]:
+            found.extend(one for one in [super(CaptureCheckpoints, self).resume(like)] if one)
+            return [[one.step, one.info] for one in found]
+
+        for step, info in on_first(read):
+            tree = arrays_from_first(found[0].tree if found else dict(like))
+            totals = [int(one.total) for one in _captures(tree) if one.is_sampled]
+            self._saved = step, totals
+            return Resumed(step, tree, info)
+        return None
+
+    def restore(
+        self, like: Mapping[str, ArrayTree], step: int | None = None
+    ) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
+        """Read a checkpoint, and fill its buffers; see `Checkpoints.restore`."""
+        step = self.latest() if step is None else step
+        wanted = _captures(like)
+        if wanted and step in self.steps():
+            self._refuse_older(step)
+        tree, info = super().restore(_replace(like, _without_steps), step)
+        if not wanted:
+            return tree, info
+        assert step is not None
+        found = _captures(tree)
+        sampled = [place for place, capture in enumerate(wanted) if capture.is_sampled]
+        files = {place: self._files(number) for number, place in enumerate(sampled)}
+        filled = iter(
+            files[place].fill(step, like, capture) if place in files else _blank(like, capture)
+            for place, (like, capture) in enumerate(zip(wanted, found, strict=True))
+        )
+        tree = _replace(tree, lambda _: next(filled))
+        self._saved = step, [int(found[place].total) for place in sampled]
+        return tree, info
+
+    def _files(self, number: int) -> "_Files":
+        return _Files(self._directory, number)
+
+    def _refuse_older(self, step: int) -> None:
+        leaves = self._read_about(step)["leaves"].get("state", {})
+        whole = any(".capture.buffer.experience" in leaf for leaf in leaves)
+        if whole or not any(leaf.endswith(".filled") for leaf in leaves):
+            raise RunError(
+                f"checkpoint {step} in {self._directory} was written by an earlier version of "
+                "offmarl, which kept the buffer of steps in another way: delete the directory of "
+                "the run and repeat the command, which trains again."
+            )
+
+
+def remove_buffers(directory: Path) -> None:
+    """Delete the buffers beside the checkpoints in a directory, and all checkpoints but the newest.
+
+    A finished run needs only its newest checkpoint. The others could not be read without the
+    buffers, and a run that lost its newest would take them for damaged.
+    """
+    if (directory / BUFFERS).is_dir():
+        Checkpoints(directory, keep=1).remove_old()
+        shutil.rmtree(directory / BUFFERS, ignore_errors=True)
+
+
+# ---------------------------------------------------------------------------------- trees
+
+
+def _is_capture(node: Any) -> bool:
+    return isinstance(node, Capture)
+
+
+def _captures(tree: ArrayTree) -> list[Capture]:
+    leaves = jax.tree.leaves(tree, is_leaf=_is_capture)
+    return [leaf for leaf in leaves if _is_capture(leaf)]
+
+
+def _replace(tree: ArrayTree, function: Callable[[Capture], Capture]) -> dict[str, ArrayTree]:
+    """Apply a function to every capture of a tree, in order."""
+    replaced: dict[str, ArrayTree] = jax.tree.map(
+        lambda leaf: function(leaf) if _is_capture(leaf) else leaf, tree, is_leaf=_is_capture
+    )
+    return replaced
+
+
+def _without_steps(capture: Capture) -> Capture:
+    nothing: Any = ()
+    return capture._replace(buffer=capture.buffer.replace(experience=nothing), next_views=nothing)
+
+
+def _blank(like: Capture, found: Capture) -> Capture:
+    """Return a buffer without steps, which the next update replaces."""
+    blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    buffer = found.buffer.replace(experience=blank.buffer.experience)
+    return found._replace(buffer=buffer, next_views=blank.next_views)
+
+
+# ---------------------------------------------------------------------------------- files
+
+
+class _File(NamedTuple):
+    path: Path
+    number: int
+    """Number of the checkpoint that it was written for."""
+    size: int
+    """Number of time steps."""
+
+
+class _Files:
+    """The files of one buffer."""
+
+    def __init__(self, checkpoints: Path, number: int):
+        self._checkpoints = checkpoints
+        self._directory = checkpoints / BUFFERS / str(number)
+
+    def __iter__(self) -> Iterator[_File]:
+        """Iterate over the files, the newest first."""
+        paths = self._directory.glob("*-*.npz") if self._directory.is_dir() else ()
+        found = [_File(path, *map(int, path.stem.split("-"))) for path in paths]
+        return iter(sorted(found, key=lambda file: file.number, reverse=True))
+
+    def write(self, step: int, count: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Write the newest time steps of a buffer, from `_arrays`, for a checkpoint."""
+        if not count:
+            return
+        self._directory.mkdir(parents=True, exist_ok=True)
+        part = self._directory / "part.npz"
+        with part.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        publish(part, self._directory / f"{step}-{count}.npz")
+
+    def remove(self, chosen: Callable[[_File], bool]) -> None:
+        """Delete the chosen files."""
+        for file in self:
+            if chosen(file):
+                file.path.unlink()
+
+    def remove_unused(self, oldest: int, capacity: int) -> None:
+        """Delete the files whose steps the buffer of the oldest checkpoint no longer holds."""
+        needed = {file.path for file in self._up_to(oldest, capacity)}
+        self.remove(lambda file: file.number <= oldest and file.path not in needed)
+
+    def _up_to(self, step: int, count: int) -> list[_File]:
+        """Return the files with the last ``count`` time steps before a checkpoint, in order."""
+        found: list[_File] = []
+        for file in self:
+            if file.number <= step and sum(one.size for one in found) < count:
+                found.append(file)
+        return found[::-1]
+
+    def fill(self, step: int, like: Capture, found: Capture) -> Capture:
+        """Return the capture of a checkpoint with its steps, which are read from the files."""
+        filled = int(found.filled)
+        files = self._up_to(step, filled)
+        if sum(file.size for file in files) < filled:
+            raise self._damaged(step, f"{self._directory} lacks a part of the buffer's steps")
+        place = partial(_in_ring, int(found.buffer.current_index), filled)
+        try:
+            experience, next_views = _read([file.path for file in files], like, place)
+        except _DAMAGE as error:
+            raise self._damaged(
+                step, f"{self._directory}: {type(error).__name__}: {error}"
+            ) from None
+        buffer = found.buffer.replace(experience=experience)
+        return found._replace(buffer=buffer, next_views=next_views)
+
+    def _damaged(self, step: int, reason: str) -> CheckpointError:
+        return CheckpointError(self._checkpoints / str(step), reason)
+
+
+def _arrays(capture: Capture, count: int) -> dict[str, NDArray[Any]]:
+    """Return the newest time steps by name, with the next views that are not the view after."""
+    if not count:
+        return {}
+    start = (int(capture.buffer.current_index) - count) % capture.capacity
+    newest = jax.tree.map(lambda leaf: _newest(leaf, start, count), capture.buffer.experience)
+    stored = newest.transition.last.copy()
+    stored[:, -1] = True
+    finals = _named(copy_finals(capture, stored, start).view)
+    views = {_NEXT + name: np.asarray(leaf)[: stored.sum()] for name, leaf in finals.items()}
+    return _named(newest) | {_STORED: stored} | views
+
+
+def _named(tree: ArrayTree) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
+def _newest(leaf: Array, start: int, count: int) -> NDArray[Any]:
+    """Copy ``count`` time steps of a ring to the host.
+
+    The pieces are powers of two long, so that few programs are compiled.
+    """
+    pieces = []
+    while count:
+        size = 1 << (min(count, leaf.shape[1] - start).bit_length() - 1)
+        pieces.append(np.asarray(gathered(_slice(leaf, start, size))))
+        start, count = (start + size) % leaf.shape[1], count - size
+    return np.concatenate(pieces, axis=1)
+
+
+@partial(jax.jit, static_argnums=2)
+def _slice(leaf: Array, start: Int[Array, ""] | int, size: int) -> Array:
+    return jax.lax.dynamic_slice_in_dim(leaf, start, size, axis=1)
+
+
+def _in_ring(end: int, filled: int, ring: NDArray[Any], steps: Sequence[NDArray[Any]]) -> None:
+    """Put consecutive time steps into a ring, so that the last lies before ``end``."""
+    rest = filled
+    for piece in reversed(steps):
+        newest = piece[:, -rest:] if rest < piece.shape[1] else piece
+        count = newest.shape[1]
+        stop = (end - (filled - rest)) % ring.shape[1] or ring.shape[1]
+        tail = min(count, stop)
+        ring[:, stop - tail : stop] = newest[:, count - tail :]
+        if tail < count:
+            ring[:, ring.shape[1] - (count - tail) :] = newest[:, : count - tail]
+        rest -= count
+
+
+def _read(
+    paths: Sequence[Path], like: Capture, place: Callable[[NDArray[Any], list[NDArray[Any]]], None]
+) -> tuple[Any, Any]:
+    """Read the steps of a buffer one array after another, so that few are in memory twice."""
+    files = [np.load(path, allow_pickle=False) for path in paths]
+
+    def ring(path: Any, spec: Any) -> Array:
+        found = np.zeros(spec.shape, spec.dtype)
+        place(found, [file[jax.tree_util.keystr(path)].view(spec.dtype) for file in files])
+        return jnp.asarray(found)
+
+    def finals(path: Any, spec: Any) -> Array:
+        found = np.zeros(spec.shape, spec.dtype)
+        for file in files:
+            row, time = np.nonzero(file[_STORED])
+            last, ends = file[".transition.last"], file[".ends"]
+            ended, newest = last[row, time], time == last.shape[1] - 1
+            row, number = row[ended], ends[row, time][ended] % like.num_finals
+            views = file[_NEXT + jax.tree_util.keystr(path)].view(spec.dtype)
+            found[row, number], found[:, -1] = views[ended], views[newest]
+        return jnp.asarray(found)
+
+    try:
+        return (
+            jax.tree_util.tree_map_with_path(ring, like.buffer.experience),
+            jax.tree_util.tree_map_with_path(finals, like.next_views),
+        )
+    finally:
+        for file in files:
+            file.close()

@@ -1,0 +1,1 @@
+"""What programs that learn alike share: arguments, optimisers, losses and updates."""

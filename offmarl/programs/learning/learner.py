@@ -1,0 +1,133 @@
+"""The options that all baselines with networks share, and the optimiser that they describe.
+
+A program derives its ``Args`` from `LearnerArgs`, and overrides a default where its reference has
+another value::
+
+    @dataclass(frozen=True)
+    class Args(programs.LearnerArgs):
+        learning_rate: Positive = 5e-4
+
+An optimiser is built in every update, from the number of updates done::
+
+    def init(key, hyper):
+        params = init_policy(config, spec, key)
+        return State(params, make_optimiser(args, hyper).init(params), jnp.zeros((), jnp.int32))
+
+    def update(state, batch, key, hyper):
+        ...
+        optimiser = make_optimiser(args, hyper, state.updates)
+        step, moments = optimiser.update(gradient, state.optimiser)
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Int
+
+from offmarl.config import Positive, PositiveInt
+from offmarl.networks import AgentId, PolicyConfig
+from offmarl.programs.learning.optimisers import Number, ScheduleKind, clipped_adam, scheduled
+from offmarl.programs.program import Args, Hyperparameters
+from offmarl.types import ArrayTree
+
+
+@dataclass(frozen=True)
+class LearnerArgs(Args):
+    """Arguments that all offline programs with networks share."""
+
+    learning_rate: Positive = 3e-4
+    """Adam's step size, at the first update."""
+    schedule: ScheduleKind = "constant"
+    """How the step size changes over the run: not at all, or down to zero at the last update, along
+    a line or half a cosine."""
+    max_grad_norm: Positive | None = None
+    """Largest global norm of the gradients; larger ones are scaled down to it. By default they are
+    not clipped."""
+    network: Literal["recurrent", "feedforward"] = "recurrent"
+    """Networks of the agents: with a memory (a GRU), or without."""
+    hidden: PositiveInt = 64
+    """Width of the agents' layers."""
+    layers: PositiveInt | None = None
+    """Number of the agents' hidden layers; by default 2, or 1 beside a GRU."""
+    agent_id: AgentId = "onehot"
+    """How the network distinguishes the agents. onehot: by their index, which ties it to their
+    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
+
+
+class TargetState(NamedTuple):
+    """What learns in a program with target networks."""
+
+    params: Any
+    target: Any
+    optimiser: ArrayTree
+    updates: Int[Array, ""]
+
+
+def policy_config(args: LearnerArgs, head: Any, **other: Any) -> PolicyConfig:
+    """Return the description of an agents' network of the chosen kind and size.
+
+    Parameters
+    ----------
+    args
+        The program's arguments.
+    head
+        As in `offmarl.networks.PolicyConfig`.
+    other
+        Further fields of it.
+    """
+    return PolicyConfig(args.network, head, args.hidden, args.agent_id, layers=args.layers, **other)
+
+
+def make_optimiser(
+    args: LearnerArgs,
+    hyper: Hyperparameters,
+    done: Int[Array, ""] | int = 0,
+    *,
+    learning_rate: Number | None = None,
+    updates: int | None = None,
+    eps: float = 1e-8,
+    separately: bool = False,
+) -> optax.GradientTransformation:
+    """Return Adam with the step size, the schedule and the clipping of a program's arguments.
+
+    The structure of its state does not depend on ``hyper`` and ``done``. Without clipping, the
+    gradients are not touched.
+
+    Parameters
+    ----------
+    args
+        The program's arguments.
+    hyper
+        Its hyperparameters.
+    done
+        Number of updates done; at 0 the step size is the full one.
+    learning_rate
+        Step size at the first update, for a part with one of its own, such as
+        ``hyper.critic_learning_rate``; by default ``hyper.learning_rate``.
+    updates
+        Number of updates over which the step size decreases; by default those of the run.
+    eps
+        Added to the root of the second moment.
+    separately
+        Clip each field of the parameters' NamedTuple by its own norm; see `clipped_adam`.
+    """
+    rate = step_size(args, hyper, done, learning_rate=learning_rate, updates=updates)
+    if args.max_grad_norm is None:
+        return optax.adam(rate, eps=eps)
+    return clipped_adam(rate, args.max_grad_norm, eps=eps, separately=separately)
+
+
+def step_size(
+    args: LearnerArgs,
+    hyper: Hyperparameters,
+    done: Int[Array, ""] | int,
+    *,
+    learning_rate: Number | None = None,
+    updates: int | None = None,
+) -> Number:
+    """Return the step size of an update; the arguments are those of `make_optimiser`."""
+    rate = hyper.learning_rate if learning_rate is None else learning_rate
+    progress = jnp.asarray(done) / (updates or args.updates or 1)
+    return scheduled(rate, progress, args.schedule)

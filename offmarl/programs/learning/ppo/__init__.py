@@ -1,0 +1,26 @@
+"""Proximal policy optimisation of several agents: what MAPPO and IPPO share.
+
+The two programs differ in what the critic sees. Everything else is here: the arguments, the losses
+and the update, which collects steps, estimates advantages and learns from windows of the steps. A
+feed-forward network learns from single steps, a recurrent one from windows of several, whose first
+step starts from the memory that acting had there.
+"""
+
+from typing import TYPE_CHECKING
+
+from offmarl._imports import lazy_names
+
+if TYPE_CHECKING:
+    from offmarl.programs.learning.ppo.arguments import (
+        PPOArgs as PPOArgs,
+        policy_config as policy_config,
+    )
+    from offmarl.programs.learning.ppo.learning import (
+        ActorCritic as ActorCritic,
+        Networks as Networks,
+        State as State,
+        Windows as Windows,
+    )
+    from offmarl.programs.learning.ppo.program import make_program as make_program
+else:
+    __all__, __getattr__, __dir__ = lazy_names(__name__)

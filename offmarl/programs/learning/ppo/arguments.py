@@ -1,0 +1,113 @@
+"""Arguments of proximal policy optimisation."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
+from offmarl.errors import OptionError
+from offmarl.networks import Activation, AgentId, PolicyConfig, stochastic_head
+from offmarl.programs.learning.optimisers import ScheduleKind
+from offmarl.programs.program import OnlineArgs
+from offmarl.types import EnvSpec
+
+
+@dataclass(frozen=True)
+class PPOArgs(OnlineArgs):
+    """Arguments of proximal policy optimisation."""
+
+    num_steps: PositiveInt = 64
+    """Time steps in each environment between updates."""
+    epochs: PositiveInt = 4
+    """Passes over the steps of an update."""
+    minibatches: PositiveInt = 4
+    """Minibatches in a pass."""
+    network: Literal["feedforward", "recurrent"] = "feedforward"
+    """Kind of the actor and of the critic; recurrent networks have a GRU."""
+    length: PositiveInt | None = None
+    """Steps in a window that recurrent networks learn from; must divide num_steps, which is the
+    default."""
+    learning_rate: Positive = 7e-4
+    """Adam's step size, of actor and critic."""
+    schedule: ScheduleKind = "constant"
+    """How the step size changes over the training: not at all, or down to zero at its end, along a
+    line or half a cosine."""
+    gamma: Fraction = 0.99
+    """Discount."""
+    gae_lambda: Fraction = 0.95
+    """λ of generalised advantage estimation: trades bias for variance."""
+    clip: Positive = 0.2
+    """ε, the largest relative change of an action's probability in an update."""
+    clip_value: bool = False
+    """Also limit the change of a value in an update to ε."""
+    huber: Positive | None = None
+    """Error beyond which the value loss grows linearly (Huber loss); by default it is the square.
+    """
+    value_weight: NonNegative = 1.0
+    """Weight of the value loss."""
+    normalise_values: bool = True
+    """Learn values relative to the running mean and deviation of the returns."""
+    normalise_advantages: bool = True
+    """Shift and scale the advantages of each minibatch to mean 0 and deviation 1."""
+    entropy: NonNegative = 0.01
+    """Weight of the entropy bonus."""
+    entropy_schedule: ScheduleKind = "constant"
+    """How that weight changes over the training."""
+    max_grad_norm: Positive = 0.5
+    """Global norm that gradients are clipped to."""
+    clip_separately: bool = False
+    """Clip the gradients of actor and critic each by their own norm, and not by the norm of both.
+    """
+    reward_scale: Positive = 1.0
+    """Factor of the rewards that are learned from; recorded rewards are not scaled."""
+    shaped_rewards: Fraction | None = None
+    """Also learn from the environment's shaped rewards, such as Overcooked's. Their weight falls
+    from 1 to 0 over this fraction of the training. They are not recorded."""
+    tanh: bool = False
+    """Use a tanh-squashed Gaussian for continuous actions instead of a clipped one."""
+    hidden: PositiveInt = 64
+    """Width of the networks' layers."""
+    layers: PositiveInt | None = None
+    """Hidden layers of each network: by default 2, or 1 beside a GRU."""
+    activation: Activation = "relu"
+    """Function after each hidden layer."""
+    share_parameters: bool = True
+    """Let all agents share networks. Otherwise each agent has networks of its own."""
+    agent_id: AgentId = "onehot"
+    """How the network distinguishes the agents. onehot: by their index, which ties it to their
+    number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
+
+
+def policy_config(spec: EnvSpec, args: PPOArgs) -> PolicyConfig:
+    """Return the description of the actor; the critic has its kind and sizes."""
+    return PolicyConfig(
+        kind=args.network,
+        head=stochastic_head(spec, "tanh_gaussian" if args.tanh else "gaussian"),
+        hidden=args.hidden,
+        agent_id=args.agent_id,
+        share_parameters=args.share_parameters,
+        layers=args.layers,
+        activation=args.activation,
+    )
+
+
+def window_length(args: PPOArgs) -> int:
+    """Return the length of the windows to learn from; `OptionError` if arguments do not fit."""
+    length = (args.length or args.num_steps) if args.network == "recurrent" else 1
+    if args.length is not None and args.network == "feedforward":
+        raise OptionError(
+            f"--length {args.length} is for recurrent networks: feed-forward ones learn from "
+            "single steps. Leave it out, or give --network recurrent."
+        )
+    if args.num_steps % length:
+        raise OptionError(
+            f"--num-steps {args.num_steps} is not divisible into windows of --length {length}: "
+            "give a length that divides it."
+        )
+    windows = args.num_envs * args.num_steps // length
+    if args.minibatches > windows:
+        raise OptionError(
+            f"{args.num_envs} environments of {args.num_steps} steps are {windows} windows to "
+            f"learn from, which cannot be divided into {args.minibatches} minibatches: give fewer "
+            "minibatches, or more environments or steps."
+        )
+    return length

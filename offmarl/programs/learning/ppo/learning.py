@@ -1,0 +1,298 @@
+"""Losses, advantages and windows of proximal policy optimisation."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from offmarl._mesh import divide
+from offmarl.losses import (
+    bootstrap_discounts,
+    clipped_surrogate,
+    generalised_advantages,
+    masked_mean,
+    value_error,
+)
+from offmarl.networks import AgentNetwork, Head, Moments
+from offmarl.programs.experience.buffer import Capture
+from offmarl.programs.learning.optimisers import clipped_adam, grad_norm, scheduled
+from offmarl.programs.learning.ppo.arguments import PPOArgs
+from offmarl.programs.program import Hyperparameters
+from offmarl.rollout import RolloutState
+from offmarl.types import ArrayTree, EnvSpec, Transition, View
+
+# ---------------------------------------------------------------------------------- state
+
+
+class ActorCritic(NamedTuple):
+    """Of the parameters of both networks, or of their memory."""
+
+    actor: ArrayTree
+    critic: ArrayTree
+
+
+class State(NamedTuple):
+    """Everything that changes during training."""
+
+    params: ActorCritic
+    optimiser: ArrayTree
+    moments: Moments
+    """Moments of the returns, by which values are normalised."""
+    rollout: RolloutState
+    critic_carry: ArrayTree
+    """The critic's memory in the running episodes, ``(E, ...)``; the actor's is in the rollout."""
+    capture: Capture
+    iteration: Int[Array, ""]
+
+
+class Windows(NamedTuple):
+    """W windows of L steps to learn from."""
+
+    view: View
+    """``(L, W, ...)``"""
+    first: Bool[Array, "L W"]
+    """Steps that begin an episode: the memory is empty there."""
+    action: Int[Array, "L W N"] | Float[Array, "L W N A"]
+    behaviour_log_prob: Float[Array, "L W N"]
+    advantage: Float[Array, "L W N"]
+    value: Float[Array, "L W N"]
+    """Outputs of the critic before the update."""
+    target: Float[Array, "L W N"]
+    """λ-returns, normalised."""
+
+
+class Networks(NamedTuple):
+    """The actor, which sees an agent's observation, and the critic."""
+
+    actor: AgentNetwork
+    head: Head
+    critic: AgentNetwork
+    critic_input: Callable[[View], ArrayTree]
+    """Returns what the critic sees of a view."""
+
+    def log_prob_and_entropy(
+        self, params: ActorCritic, carry: ActorCritic, batch: Windows
+    ) -> tuple[Float[Array, "L W N"], Float[Array, "L W N"]]:
+        """Return the log-probability of each agent's action, and the entropy of its policy."""
+        outputs = self.actor.apply(
+            params.actor, batch.view.observation, batch.first, carry.actor, method="unroll"
+        )
+        distribution = self.head(outputs, batch.view.legal_actions)
+        return distribution.log_prob(batch.action), distribution.entropy()
+
+    def value(
+        self, params: ActorCritic, carry: ActorCritic, view: View, first: Bool[Array, "T *b"]
+    ) -> tuple[Float[Array, "T *b N"], ArrayTree]:
+        """Return the normalised values of the steps of windows, and the memory after each step."""
+        seen = self.critic_input(view)
+        values, carries = self.critic.apply(
+            params.critic, seen, first, carry.critic, method="unroll_states"
+        )
+        return values.squeeze(-1), carries
+
+    def next_value(self, params: ActorCritic, carries: ArrayTree, next_view: View) -> Array:
+        """Return the normalised values of views, each with the memory after the step before it."""
+        values, _ = self.critic.apply(params.critic, carries, self.critic_input(next_view))
+        return values.squeeze(-1)
+
+
+# ---------------------------------------------------------------------------------- losses
+
+
+def loss(
+    params: ActorCritic,
+    networks: Networks,
+    args: PPOArgs,
+    hyper: Hyperparameters,
+    entropy_weight: Float[Array, ""],
+    batch: Windows,
+    carry: ActorCritic,
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Return the clipped surrogate and entropy bonus of live agents, and the value error of all.
+
+    Targets also bootstrap from the values of dead agents, so these are learned too (death masking
+    in Yu et al. 2022, arXiv 2103.01955).
+    """
+    mask = batch.view.alive
+    log_prob, entropy = networks.log_prob_and_entropy(params, carry, batch)
+    advantage = normalise(batch.advantage, mask) if args.normalise_advantages else batch.advantage
+    surrogate = clipped_surrogate(log_prob, batch.behaviour_log_prob, advantage, hyper.clip)
+    value, _ = networks.value(params, carry, batch.view, batch.first)
+    behaviour_value = batch.value if args.clip_value else None
+    error = value_error(value, batch.target, behaviour_value, hyper.clip, args.huber)
+    change = log_prob - batch.behaviour_log_prob
+    metrics = {
+        "policy_loss": masked_mean(surrogate, mask),
+        "value_loss": error.mean(),
+        "entropy": masked_mean(entropy, mask),
+        "kl": masked_mean(jnp.expm1(change) - change, mask),
+    }
+    total = metrics["policy_loss"] - entropy_weight * metrics["entropy"]
+    return total + hyper.value_weight * metrics["value_loss"], metrics
+
+
+def normalise(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Float[Array, "*b"]:
+    """Shift and scale values to mean 0 and standard deviation 1 over the mask."""
+    centred = values - masked_mean(values, mask)
+    return centred / (jnp.sqrt(masked_mean(centred**2, mask)) + 1e-8)
+
+
+# ---------------------------------------------------------------------------------- advantages
+
+
+class Estimates(NamedTuple):
+    """What an update learns about the steps of a rollout."""
+
+    advantage: Float[Array, "T E N"]
+    target: Float[Array, "T E N"]
+    """λ-returns. They and advantages have the scale of the rewards."""
+    value: Float[Array, "T E N"]
+    """Outputs of the critic: normalised values."""
+    carries: ArrayTree
+    """The critic's memory after each step, ``(T, E, ...)``."""
+
+
+def estimate(
+    networks: Networks,
+    hyper: Hyperparameters,
+    spec: EnvSpec,
+    state: State,
+    transitions: Transition,
+    reward: Float[Array, "T E N"],
+    next_views: View,
+) -> Estimates:
+    """Return generalised advantages and λ-returns; see also `offmarl.losses.bootstrap_discounts`.
+
+    Parameters
+    ----------
+    networks, hyper, spec
+        The program's.
+    state
+        The state before the steps.
+    transitions, next_views
+        The steps and the views after them, ``(T, E, ...)``.
+    reward
+        The rewards to learn from; those of the transitions are not used.
+    """
+    carry = ActorCritic((), state.critic_carry)
+    value, carries = networks.value(state.params, carry, transitions.view, begins(transitions.last))
+    next_value = networks.next_value(state.params, carries, next_views)
+    scale, shift = state.moments.std, state.moments.mean
+    value_tm1, value_t = value * scale + shift, next_value * scale + shift
+
+    advantages = partial(generalised_advantages, lambda_=hyper.gae_lambda)
+    for _ in ("environments", "agents"):
+        advantages = jax.vmap(advantages, in_axes=1, out_axes=1)
+    advantage = advantages(
+        reward,
+        bootstrap_discounts(hyper.gamma, transitions.terminated, spec.reward == "team"),
+        jnp.broadcast_to(transitions.last[..., None], value_tm1.shape),
+        value_tm1,
+        value_t,
+    )
+    return Estimates(advantage, advantage + value_tm1, value, carries)
+
+
+def begins(last: Bool[Array, "T E"]) -> Bool[Array, "T E"]:
+    """Return the steps of a rollout that begin an episode after its first step."""
+    return jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])
+
+
+# ---------------------------------------------------------------------------------- windows
+
+
+def cut(tree: ArrayTree, length: int) -> ArrayTree:
+    """Cut steps ``(T, E, ...)`` into windows ``(length, T / length * E, ...)``."""
+
+    def cut_leaf(leaf: Array) -> Array:
+        num_steps, *rest = leaf.shape
+        parts = leaf.reshape(num_steps // length, length, *rest).swapaxes(0, 1)
+        return jax.lax.collapse(parts, 1, 3)
+
+    return jax.tree.map(cut_leaf, tree)
+
+
+def starts(carry: ArrayTree, carries: ArrayTree, length: int) -> ArrayTree:
+    """Return the memory at the start of each window, ``(T / length * E, ...)``.
+
+    Parameters
+    ----------
+    carry
+        Memory before the first step, ``(E, ...)``.
+    carries
+        Memory after each step, ``(T, E, ...)``. If the step ended an episode, the window's first
+        flag empties the memory.
+    length
+        Steps in a window.
+    """
+
+    def start_leaf(start: Array, after: Array) -> Array:
+        before = jnp.concatenate([start[None], after[length - 1 : -1 : length]])
+        return jax.lax.collapse(before, 0, 2)
+
+    return jax.tree.map(start_leaf, carry, carries)
+
+
+def window_carries(
+    networks: Networks, state: State, transitions: Transition, carries: ArrayTree, length: int
+) -> ActorCritic:
+    """Return the memory that both networks had in the rollout at the start of each window."""
+    critic, actor = starts(state.critic_carry, carries, length), state.rollout.carry
+    if length < transitions.last.shape[0]:
+        _, during = networks.actor.apply(
+            state.params.actor,
+            transitions.view.observation,
+            begins(transitions.last),
+            actor,
+            method="unroll_states",
+        )
+        actor = starts(actor, during, length)
+    return ActorCritic(actor, critic)
+
+
+# ---------------------------------------------------------------------------------- update
+
+
+def learn(
+    networks: Networks,
+    args: PPOArgs,
+    hyper: Hyperparameters,
+    state: State,
+    batch: Windows,
+    carry: ActorCritic,
+    progress: Float[Array, ""],
+    key: PRNGKeyArray,
+) -> tuple[State, dict[str, Array]]:
+    """Update on windows for several epochs of minibatches, each epoch in a new random order."""
+    num_windows = batch.first.shape[1]
+    size = num_windows // args.minibatches
+    rate = scheduled(hyper.learning_rate, progress, args.schedule)
+    entropy = scheduled(hyper.entropy, progress, args.entropy_schedule)
+    optimiser = clipped_adam(rate, hyper.max_grad_norm, eps=1e-5, separately=args.clip_separately)
+
+    def step(
+        learner: tuple[ActorCritic, ArrayTree], indices: Int[Array, "size"]
+    ) -> tuple[tuple[ActorCritic, ArrayTree], dict[str, Array]]:
+        params, optimiser_state = learner
+        windows = divide(jax.tree.map(lambda leaf: leaf[:, indices], batch), axis=1)
+        begin = divide(jax.tree.map(lambda leaf: leaf[indices], carry))
+        grads, metrics = jax.grad(loss, has_aux=True)(
+            params, networks, args, hyper, entropy, windows, begin
+        )
+        updates, optimiser_state = optimiser.update(grads, optimiser_state)
+        params = optax.apply_updates(params, updates)
+        return (params, optimiser_state), metrics | {"grad_norm": grad_norm(grads)}
+
+    orders = jax.vmap(lambda key: jax.random.permutation(key, num_windows))(
+        jax.random.split(key, args.epochs)
+    )
+    minibatches = orders[:, : size * args.minibatches].reshape(-1, size)
+    (params, optimiser_state), metrics = jax.lax.scan(
+        step, (state.params, state.optimiser), minibatches
+    )
+    state = state._replace(params=params, optimiser=optimiser_state)
+    return state, jax.tree.map(jnp.mean, metrics)

@@ -1,0 +1,262 @@
+"""Q-learning from the buffer that is recorded: all of qmix, vdn and iql except what they learn.
+
+Agents act ε-greedily on the values of their networks, or of one that they share. After a round of
+steps comes a round of updates on windows of the buffer. A program gives its networks and its loss
+to `q_program`; its targets come from `bootstrap`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from offmarl import envs
+from offmarl.config import Fraction, NonNegativeInt, PositiveInt
+from offmarl.losses import double_q_values, lookahead_targets, q_lambda_targets
+from offmarl.networks import PolicyConfig, QParams, make_policy
+from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
+from offmarl.programs.experience.prioritised import admit, begin_priorities, learned, sample
+from offmarl.programs.experience.windows import draw_windows
+from offmarl.programs.learning.off_policy import OffPolicyArgs
+from offmarl.programs.learning.optimisers import (
+    clipped_adam,
+    grad_norm,
+    linear_schedule,
+    scheduled,
+    training_progress,
+)
+from offmarl.programs.program import TD_ERRORS, Hyperparameters, Program, Stage
+from offmarl.replay.priorities import IMPORTANCE, Priorities
+from offmarl.rollout import RolloutState, init_rollout, rollout
+from offmarl.types import EnvSpec, Sequence
+
+
+@dataclass(frozen=True)
+class QArgs(OffPolicyArgs):
+    """Arguments of recorders that learn action values."""
+
+    default_capacity: ClassVar[int] = 4096
+    network: Literal["recurrent", "feedforward"] = "recurrent"
+    """Network of the agents: with a memory, or without."""
+    num_steps: PositiveInt = 32
+    """Time steps in each environment between rounds of updates."""
+    updates: PositiveInt = 32
+    """Gradient updates in a round."""
+    capacity: PositiveInt | None = None
+    """Time steps that the replay holds of each environment: by default 4096, or as many as fit into
+    half of the device's memory. A large replay holds fewer where episodes have fewer than eight
+    steps on average."""
+    batch_size: PositiveInt = 32
+    """Windows in a batch."""
+    length: PositiveInt = 10
+    """Steps in a window."""
+    burn_in: NonNegativeInt = 0
+    """Steps added before each window's that only fill the memory of recurrent networks: they do not
+    count in losses."""
+    prioritise: Fraction | None = None
+    """Draw windows by their temporal-difference errors to this power: 0.6 is usual; by default they
+    are drawn without regard to errors."""
+    gamma: Fraction = 0.95
+    """Discount. Rewards of the swarm tasks come soon after the actions, so a short horizon learns
+    faster."""
+    td_lambda: Fraction = 0.0
+    """λ of the targets: 0 for one step, 1 for the rewards of the rest of the window. The actions
+    taken are not corrected for (Peng's Q(λ))."""
+    n_step: PositiveInt | None = None
+    """Use targets of the rewards of up to this many steps instead of --td-lambda."""
+    epsilon: Fraction = 0.05
+    """Probability of a random action at the end of exploration, which starts at 1. The recorded
+    policy also acts at random with this probability."""
+    exploration: Fraction = 0.2
+    """Fraction of the training over which that probability decreases from 1 to epsilon."""
+    target_every: PositiveInt = 200
+    """Updates between steps of the target networks."""
+    tau: Fraction = 1.0
+    """How far a step brings the target networks to the networks; 1 copies them."""
+
+
+class QState(NamedTuple):
+    """Everything that changes during training."""
+
+    params: Any
+    """A NamedTuple whose field ``agent`` holds the parameters of the agents' network."""
+    target: Any
+    optimiser: optax.OptState
+    epsilon: Float[Array, ""]
+    """Probability of a random action of the policy that is evaluated and recorded."""
+    rollout: RolloutState
+    capture: Capture
+    iteration: Int[Array, ""]
+    priorities: Priorities | None = None
+    """Of the buffer's windows; None if they are drawn without regard to errors."""
+
+
+QLoss = Callable[[Any, Any, Hyperparameters, Sequence], tuple[Float[Array, ""], dict[str, Array]]]
+"""``loss(params, target, hyper, batch) -> (loss, metrics)``; the metrics hold `TD_ERRORS`."""
+
+_Learner = tuple[Any, Any, optax.OptState, Priorities | None]
+"""What the updates of a round change."""
+
+
+def bootstrap(
+    args: QArgs,
+    hyper: Hyperparameters,
+    batch: Sequence,
+    r_t: Float[Array, "B T *b"],
+    terminated: Bool[Array, "B T *b"],
+    v_t: Float[Array, "B T *b"],
+) -> Float[Array, "B T *b"]:
+    """Return the targets that the arguments ask for, through which no gradient flows.
+
+    ``terminated`` says whether nothing follows a step, and ``v_t`` is the value of the slot after.
+    """
+    r_t, discount_t = hyper.reward_scale * r_t, hyper.gamma * (1 - terminated)
+    # The next slot holds the next step of the episode, if it holds a step that counts.
+    goes_on = jnp.pad(batch.mask[:, 1:], ((0, 0), (0, 1)))
+    if args.n_step is None:
+        targets = jax.vmap(q_lambda_targets, in_axes=(0, 0, 0, 0, None))
+        return targets(r_t, discount_t, v_t, goes_on, hyper.td_lambda)
+    targets = jax.vmap(partial(lookahead_targets, num_steps=args.n_step))
+    return targets(r_t, discount_t, v_t, goes_on)
+
+
+def next_values(
+    q: Array, q_target: Array, batch: Sequence, of_dead: bool = False
+) -> Float[Array, "B T N"]:
+    """Return each agent's value of the slot after each step, by double Q-learning.
+
+    ``q`` and ``q_target`` are the values of all actions in the T+1 slots by the network and the
+    target network, ``(B, T+1, N, A)``. The values of dead agents are 0, unless ``of_dead``.
+    """
+    view_t = batch.view_t
+    values = double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions)
+    return values if of_dead else values * view_t.alive
+
+
+def q_program(
+    spec: EnvSpec,
+    args: QArgs,
+    env: envs.Environment,
+    init_params: Callable[[PRNGKeyArray], Any],
+    loss: QLoss,
+) -> Program:
+    """Build a program that learns action values: networks as `q_config` describes, and a loss."""
+    config = q_config(args)
+    env, policy = envs.autoreset(env), make_policy(config, spec)
+    buffer = make_buffer(args.num_envs, args.replay_steps)
+
+    def init(key: PRNGKeyArray, hyper: Hyperparameters) -> QState:
+        params_key, env_key = jax.random.split(key)
+        params, capture = init_params(params_key), init_capture(buffer, spec, True, args.num_steps)
+        return QState(
+            params=params,
+            target=params,
+            optimiser=clipped_adam(0.0, 0.0).init(params),
+            epsilon=jnp.asarray(hyper.epsilon),
+            rollout=init_rollout(env, policy, env_key, args.num_envs),
+            capture=capture,
+            iteration=jnp.zeros((), jnp.int32),
+            priorities=_fresh_priorities(args, capture),
+        )
+
+    def on_replay(state: QState) -> QState:
+        return state._replace(priorities=_fresh_priorities(args, state.capture))
+
+    def update(
+        state: QState, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[QState, dict[str, Array]]:
+        rollout_key, learn_key = jax.random.split(key)
+        progress = training_progress(
+            state.iteration, args.total_steps, args.num_envs, args.num_steps
+        )
+        epsilon = linear_schedule(progress, 1.0, hyper.epsilon, hyper.exploration)
+        after, transitions, next_views = rollout(
+            env,
+            policy,
+            QParams(state.params.agent, epsilon),
+            state.rollout,
+            rollout_key,
+            args.num_steps,
+            state.iteration,
+        )
+        capture = add(buffer, state.capture, transitions, next_views)
+        state = state._replace(rollout=after, capture=capture)
+        state, metrics = _learn(args, loss, state, learn_key, hyper)
+        return state._replace(iteration=state.iteration + 1), metrics | {"epsilon": epsilon}
+
+    return Program(
+        init,
+        stages=(Stage(update),),
+        policy=partial(make_policy, config, spec),
+        policy_params=lambda state: QParams(state.params.agent, state.epsilon),
+        greedy=False,
+        num_steps=args.num_steps,
+        on_replay=on_replay,
+    )
+
+
+def q_config(args: QArgs) -> PolicyConfig:
+    """Return the description of the agents' network."""
+    return PolicyConfig(args.network, "q", args.hidden, args.agent_id, args.share_parameters)
+
+
+def _fresh_priorities(args: QArgs, capture: Capture) -> Priorities | None:
+    return begin_priorities(capture) if args.prioritise else None
+
+
+def _learn(
+    args: QArgs, loss: QLoss, state: QState, key: PRNGKeyArray, hyper: Hyperparameters
+) -> tuple[QState, dict[str, Array]]:
+    """Make a round of updates on the buffer's windows."""
+    capture, priorities = state.capture, state.priorities
+    if priorities is not None:
+        priorities = admit(priorities, capture, args.num_steps, args.length)
+
+    def step(learner: _Learner, x: tuple[Array, Array]) -> tuple[_Learner, dict[str, Array]]:
+        params, target, optimiser, priorities = learner
+        number, key = x
+        progress = training_progress((number - 1) / args.updates, args.total_steps, *_shape(args))
+        batch, slots = _draw(args, priorities, capture, key, progress)
+        grads, metrics = jax.grad(loss, has_aux=True)(params, target, hyper, batch)
+        rate = scheduled(hyper.learning_rate, progress, args.schedule)
+        changes, optimiser = clipped_adam(rate, hyper.max_grad_norm).update(grads, optimiser)
+        params = optax.apply_updates(params, changes)
+        nearer = optax.incremental_update(params, target, hyper.tau)
+        target = optax.periodic_update(nearer, target, number, args.target_every)
+        errors = metrics.pop(TD_ERRORS)
+        if priorities is not None and slots is not None:
+            priorities = learned(priorities, slots, errors, batch.mask, args.prioritise or 0.0)
+        return (params, target, optimiser, priorities), metrics | {"grad_norm": grad_norm(grads)}
+
+    numbers = state.iteration * args.updates + jnp.arange(1, args.updates + 1)
+    (params, target, optimiser, priorities), metrics = jax.lax.scan(
+        step,
+        (state.params, state.target, state.optimiser, priorities),
+        (numbers, jax.random.split(key, args.updates)),
+    )
+    state = state._replace(params=params, target=target, optimiser=optimiser, priorities=priorities)
+    return state, jax.tree.map(jnp.mean, metrics)
+
+
+def _shape(args: QArgs) -> tuple[int, int]:
+    return args.num_envs, args.num_steps
+
+
+def _draw(
+    args: QArgs,
+    priorities: Priorities | None,
+    capture: Capture,
+    key: PRNGKeyArray,
+    progress: Float[Array, ""],
+) -> tuple[Sequence, Int[Array, "B"] | None]:
+    """Draw windows, and return where they start if they are drawn by priorities."""
+    if priorities is None:
+        return draw_windows(capture, key, args.batch_size, args.length, args.burn_in), None
+    exponent = linear_schedule(progress, IMPORTANCE, 1.0)
+    sizes = args.batch_size, args.length
+    return sample(priorities, capture, key, *sizes, exponent, args.burn_in)

@@ -1,0 +1,1 @@
+"""Online training, and the recording of policies in environments."""

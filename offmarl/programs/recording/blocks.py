@@ -1,0 +1,220 @@
+"""Recording of a fixed policy in blocks, which many tasks share.
+
+The number of blocks and their random keys depend on the recording only. A block is a vault with one
+row for each environment; its episodes begin and end in it. The recording is the blocks one after
+the other, so that it does not depend on which task recorded which block.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from offmarl import tracking, vault
+from offmarl.config import check_seed
+from offmarl.envs import Environment
+from offmarl.envs.base import require_positive
+from offmarl.errors import OptionError
+from offmarl.launch import Work
+from offmarl.paths import local
+from offmarl.programs.recording.record import (
+    CHUNK,
+    Player,
+    check_recipe,
+    identity_of,
+    record_players,
+    record_policy,
+    recorded,
+    recorded_return,
+    software,
+)
+from offmarl.programs.runs.identity import environment_source
+from offmarl.types import ArrayTree, Policy
+from offmarl.vault.format import layout
+from offmarl.vault.transform.execute import join_rows
+
+_BLOCKS = 2
+"""Purpose of the random key of blocks."""
+_MOST_BLOCKS = 1024
+_LEAST_STEPS = 128
+"""Least number of time steps of a block."""
+_LEAST_EPISODES = 4
+"""A block has room for this many episodes, one after the other: its last ones are cut."""
+_PROCESS_BYTES = 6e8
+"""What a process takes that runs JAX, in addition to the data."""
+_BUFFERS = 4
+"""Buffers of one chunk that a recording has in memory, while others are written."""
+
+
+class Recording(NamedTuple):
+    """Everything that determines a recording of a fixed policy; see `record_policy`."""
+
+    env: Environment
+    policy: Policy
+    params: ArrayTree
+    path: Path
+    steps: int
+    num_envs: int
+    seed: int
+    provenance: Callable[[], Mapping[str, Any]]
+    """Returns the provenance; it may take a while, so blocks do not call it."""
+    checkpoint_seconds: float = 30.0
+    agent_ids: Sequence[int] | None = None
+    devices: int | None = None
+
+    def record(self) -> bool:
+        """Record in this process; False if the recording was complete already."""
+        return record_policy(
+            self.env,
+            self.policy,
+            self.params,
+            self.path,
+            self.steps,
+            self.num_envs,
+            self.seed,
+            self.provenance(),
+            self.checkpoint_seconds,
+            self.agent_ids,
+            self.devices,
+        )
+
+
+class RecordWork(Work):
+    """A recording in blocks.
+
+    Parameters
+    ----------
+    recording
+        What is recorded.
+    block_steps
+        Environment steps of a block; by default such that there are at most 1,024 blocks, and that
+        a block has room for four episodes in each environment.
+
+    Raises
+    ------
+    OptionError
+        A number is not positive, or the recording is divided over devices.
+    """
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "blocks": "their number and time steps, which --steps and --block-steps decide",
+    }
+
+    def __init__(self, recording: Recording, block_steps: int | None = None):
+        env, num_envs = recording.env, recording.num_envs
+        require_positive(steps=recording.steps, num_envs=num_envs)
+        if block_steps is not None:
+            require_positive(block_steps=block_steps)
+        if recording.devices is not None:
+            raise OptionError(
+                "--devices divides the environments of one program, and a task records its blocks "
+                "on one device: divide the recording by tasks or by devices."
+            )
+        self.recording = recording
+        self._player = Player(recording.policy, recording.params, num_envs)
+        self.times = block_times(recording.steps, num_envs, env.spec.time_limit, block_steps)
+        row = -(-recording.steps // num_envs)
+        self._num_blocks = -(-row // self.times)
+        path = local(recording.path)
+        identity = {
+            "env": env.spec.name,
+            **identity_of([self._player]),
+            "num_envs": num_envs,
+            "seed": recording.seed,
+            "blocks": [self._num_blocks, self.times],
+            **environment_source(env.spec.name),
+        }
+        super().__init__(f"record {path.name}", path, identity)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks."""
+        return self._num_blocks
+
+    def run(self, block: int) -> None:
+        """Record a block, or continue it from its last checkpoint."""
+        recording = self.recording
+        record_players(
+            recording.env,
+            [self._player],
+            self._vault(block),
+            self.times * recording.num_envs,
+            block_key(recording.seed, block),
+            {"seed": recording.seed, "block": [block, self._num_blocks]},
+            {},
+            recording.checkpoint_seconds,
+            recording.agent_ids,
+        )
+
+    def is_complete(self) -> bool:
+        """Whether the recording exists, joined."""
+        found = check_recipe(self.path, self.identity, partly=True, hints=self.hints)
+        return bool(found.get("complete"))
+
+    def join(self) -> None:
+        """Write the blocks one after the other into the vault of the recording."""
+        blocks = [vault.open_vault(self._vault(block)) for block in range(self._num_blocks)]
+        about = dict(self.recording.provenance())
+        about |= {"recipe": self.identity, "software": software()}
+        spec, rows, length = blocks[0].spec, blocks[0].rows, sum(block.length for block in blocks)
+        join_rows(
+            blocks,
+            self.path,
+            lambda joined: {**about, "complete": True, "recorded": recorded_return(joined)},
+            tracking.progress,
+            chunk_steps=layout.default_chunk_steps(spec, rows, length),
+        )
+
+    def notes(self, tasks: int) -> list[str]:
+        """Return what a person should know: too few blocks, or too short ones."""
+        found = super().notes(tasks)
+        if found:
+            found = [f"{found[0]} A smaller --block-steps makes more blocks."]
+        limit, steps = self.recording.env.spec.time_limit or 0, self.times * self.recording.num_envs
+        if self._num_blocks > 1 and self.times < _LEAST_EPISODES * limit:
+            found.append(
+                f"a block of {steps:,} steps has room for {self.times / limit:.2g} episodes of "
+                f"{limit} steps in each environment, and its last episodes are cut: use a larger "
+                "--block-steps for whole episodes."
+            )
+        return found
+
+    def plan(self, tasks: int | None) -> dict[str, Any]:
+        """Return sizes: environment steps, bytes on disk in whole chunks, memory of a task."""
+        num_envs = self.recording.num_envs
+        spec, _ = recorded(self.recording.env, first_id=1)
+        step_bytes = sum(leaf.step_bytes for leaf in layout.leaves(spec).values())
+        chunk = min(self.times, CHUNK) * num_envs * step_bytes
+        joined, block = (
+            layout.stored_bytes(spec, num_envs, times)
+            for times in (self._num_blocks * self.times, self.times)
+        )
+        return super().plan(tasks) | {
+            "steps": self._num_blocks * self.times * num_envs,
+            "steps of a block": self.times * num_envs,
+            "bytes": joined,
+            "bytes while joining": joined + self._num_blocks * block,
+            "memory of a task": int(_PROCESS_BYTES + _BUFFERS * chunk),
+        }
+
+    def _vault(self, block: int) -> Path:
+        return self.directory / "blocks.vlt" / f"{block:06d}"
+
+
+def block_times(
+    steps: int, num_envs: int, time_limit: int | None, block_steps: int | None = None
+) -> int:
+    """Return the number of time steps of a block, which all blocks have."""
+    row = -(-steps // num_envs)
+    if block_steps is not None:
+        return min(-(-block_steps // num_envs), row)
+    least = max(_LEAST_STEPS, _LEAST_EPISODES * (time_limit or 0))
+    blocks = min(_MOST_BLOCKS, max(row // least, 1))
+    return -(-row // blocks)
+
+
+def block_key(seed: int, block: int) -> PRNGKeyArray:
+    """Return the random key of a block."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.key(check_seed(seed)), _BLOCKS), block)

@@ -1,0 +1,137 @@
+"""Updates of programs that collect their own steps, which are written to vaults."""
+
+import time
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+import jax
+from jax.sharding import Mesh, use_abstract_mesh
+from jaxtyping import Array, Int, PRNGKeyArray
+
+from offmarl._compiling import jit_rarely_run
+from offmarl.programs.experience.buffer import ChunkWriter, chunks_at_once
+from offmarl.programs.program import Hyperparameters, Program
+from offmarl.programs.runs.loop import Schedule, copied, logged_loop, next_size
+from offmarl.programs.runs.sharding import (
+    ONE_DEVICE,
+    Layout,
+    keep_divided,
+    place_shared,
+    place_state,
+)
+from offmarl.types import ArrayTree
+
+MOST_AT_ONCE = 64
+"""Largest number of updates in one call of the compiled loop."""
+
+SECONDS_AT_ONCE = 0.25
+"""Duration of a call of several updates: signals are handled between calls."""
+
+
+def collect(
+    program: Program,
+    states: list[ArrayTree],
+    hyper: Hyperparameters,
+    keys: list[PRNGKeyArray],
+    schedule: Schedule,
+    done: int,
+    chunks: Iterable[ChunkWriter | None],
+    layout: Layout = ONE_DEVICE,
+    learns: bool = True,
+) -> Iterator[tuple[int, list[ArrayTree], list[dict[str, Array]]]]:
+    """Update a program that collects its own steps, and write every step to vaults.
+
+    The updates run in a compiled loop, as many in a call as fit into `SECONDS_AT_ONCE`, if the
+    buffer holds the steps that are written. One compiled loop serves every number, and the vault
+    has a chunk for each update, so that neither depends on where a call ended.
+
+    The seeds share the compiled program, and their calls run at the same time. (With
+    `jax.lax.map` or `jax.vmap` over seeds, each update would copy their buffers.) So a seed has the
+    same bits alone and with others. Without ``learns``, the program only plays a policy.
+    """
+    run = train if learns else play
+    meshes, writers = layout.meshes(), list(chunks)
+    mesh_of = [meshes[seed % len(meshes)] for seed in range(len(states))]
+    states = [place_state(*one) for one in zip(states, mesh_of, strict=True)]
+    rest = [place_shared((key, hyper), mesh) for key, mesh in zip(keys, mesh_of, strict=True)]
+    metrics: list[dict[str, Array]] = [{} for _ in states]
+    most, size = _most_at_once(program, states, writers), 1
+    while done < schedule.updates:
+        stage = schedule.stage(done)
+        if done == schedule.starts[stage]:
+            # Copies, because donated leaves must not be aliases or kept elsewhere; not of buffers.
+            started = [_but_buffer(program.stages[stage].on_start(state)) for state in states]
+            states, size = [place_state(*one) for one in zip(started, mesh_of, strict=True)], 1
+        # Few numbers, so that few programs that copy steps out of the buffer are compiled.
+        count = _power_of_two(min(size, most, schedule.next_stop(done) - done))
+        begun = time.monotonic()
+        for seed, (state, mesh) in enumerate(zip(states, mesh_of, strict=True)):
+            place = done, count
+            states[seed], metrics[seed] = run(program, stage, mesh, state, place, *rest[seed])
+        jax.block_until_ready(states)  # type: ignore[no-untyped-call]
+        seconds = (time.monotonic() - begun) / count
+        if most > 1:
+            size = next_size(size, seconds, SECONDS_AT_ONCE)
+        done += count
+        for seed, writer in enumerate(writers):
+            if writer is not None:
+                last = done == schedule.updates
+                capture = writer.put(states[seed].capture, program.num_steps, last, count)
+                states[seed] = states[seed]._replace(capture=capture)
+        yield done, list(states), list(metrics)
+
+
+def _but_buffer(state: ArrayTree) -> ArrayTree:
+    """Return a copy of a state; of its buffer, if it has one, the original."""
+    if not hasattr(state, "capture"):
+        return copied(state)
+    return copied(state._replace(capture=None))._replace(capture=state.capture)
+
+
+def _power_of_two(number: int) -> int:
+    """Return the largest power of two that is at most ``number``."""
+    return 1 << (number.bit_length() - 1)
+
+
+def _most_at_once(
+    program: Program, states: list[ArrayTree], writers: list[ChunkWriter | None]
+) -> int:
+    """Return the number of updates whose steps can be written at once."""
+    pairs = zip(states, writers, strict=True)
+    held = [
+        chunks_at_once(one.capture, program.num_steps)
+        for one, writer in pairs
+        if writer is not None
+    ]
+    return min([MOST_AT_ONCE, *held])
+
+
+def _updates(
+    program: Program,
+    stage: int,
+    mesh: Mesh | None,
+    state: ArrayTree,
+    place: tuple[Int[Array, ""] | int, Int[Array, ""] | int],
+    key: PRNGKeyArray,
+    hyper: Hyperparameters,
+) -> tuple[ArrayTree, dict[str, Array]]:
+    """Make ``count`` updates from the number ``first`` on; ``place`` holds both."""
+    first, count = place
+
+    def update(state: ArrayTree, index: Array) -> tuple[ArrayTree, dict[str, Array]]:
+        own_key = jax.random.fold_in(key, first + index)
+        if mesh is None:
+            return program.stages[stage].update(state, None, own_key, hyper)
+        with use_abstract_mesh(mesh.abstract_mesh):
+            state, metrics = program.stages[stage].update(state, None, own_key, hyper)
+        return keep_divided(state, mesh), metrics
+
+    return logged_loop(update, state, count, MOST_AT_ONCE)
+
+
+train = partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)(_updates)
+"""Make ``count`` updates from the number ``first`` on, ``place`` having both, and return the state
+and their metrics."""
+
+play = jit_rarely_run(static_argnums=(0, 1, 2), donate_argnums=3)(_updates)
+"""Do as `train` for a program that learns nothing."""

@@ -1,0 +1,157 @@
+"""Recording of policies that do not learn: random, scripted or trained, one for each team."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from offmarl import envs
+from offmarl.config import DeviceArgs, NonNegative, PositiveInt, Role, Seed, option
+from offmarl.envs import Environment
+from offmarl.envs.sides import TeamPolicy
+from offmarl.evaluation import returns_by_team
+from offmarl.paths import below
+from offmarl.programs.cluster import is_first, join
+from offmarl.programs.recording.blocks import Recording
+from offmarl.programs.recording.online import Recorded, describe, elsewhere, summarise
+from offmarl.programs.recording.sides import joint_policy, policies_by_team
+from offmarl.programs.runs.evaluate import play_policy
+from offmarl.teams import teams_of
+from offmarl.types import ArrayTree, Policy
+from offmarl.vault import open_vault
+
+_EVALUATE = 1000
+"""Number that `jax.random.fold_in` makes the key of evaluations with. Small numbers give the keys
+of `split`, which recordings draw from."""
+
+
+@dataclass(frozen=True)
+class FixedArgs(DeviceArgs):
+    """Arguments that all recorders of fixed policies share."""
+
+    env: str = "swarm/coverage-3"
+    """Environment to record in: a name that `offmarl envs` lists, or code of your own as
+    path/to/file.py:FACTORY or package.module:FACTORY."""
+    out: Path = option(Path("vaults"), Role.LOCAL)
+    """Directory for the vault."""
+    name: str | None = None
+    """Name of the vault in <out>/<env>.vlt/; by default made of the policies and the seed."""
+    steps: PositiveInt = 100_000
+    """Environment steps to record."""
+    num_envs: PositiveInt = 64
+    """Number of environments that run side by side."""
+    env_states: bool = option(False, Role.RARE)
+    """Also record the environments' states, as extras, so that `offmarl.replay_episode` can play
+    any episode again."""
+    eval_episodes: PositiveInt = 64
+    """Episodes that are played on other seeds than those recorded, for the returns in the vault's
+    provenance."""
+    seed: Seed = 0
+    """Random seed."""
+    checkpoint_seconds: NonNegative = option(30.0, Role.RARE)
+    """Seconds between checkpoints; Ctrl-C and SIGTERM save one before the program stops."""
+
+    @property
+    def policies(self) -> Sequence[str]:
+        """The policies that are recorded, as `record_fixed` takes them."""
+        return ("random",)
+
+
+class _Cast(NamedTuple):
+    """The policy of every agent."""
+
+    policy: Policy
+    params: ArrayTree
+    name: str
+    ids: tuple[int, ...]
+    """The policy of each agent."""
+    players: Mapping[str, TeamPolicy]
+    """The policy of each team, by its name."""
+
+
+def record_fixed(args: FixedArgs) -> Recorded:
+    """Record fixed policies, and return what was recorded.
+
+    The vault is ``<out>/<env>.vlt/<name>-<seed>``, where the name is that of the policy, or of the
+    teams' policies in order, such as ``scripted-vs-random``. After a kill at any instant, the same
+    call resumes from the last checkpoint and ends with the data of an uninterrupted call.
+    """
+    join(args)
+    recording = fixed_recording(args)
+    return recorded_summary(recording.path, recording.record())
+
+
+def recorded_summary(path: Path, fresh: bool) -> Recorded:
+    """Describe a recording that this call completed, or that was complete before."""
+    if not is_first():
+        return elsewhere(path)
+    outcome = "recorded" if fresh else "complete already, nothing was changed"
+    tier = open_vault(path).provenance.get("tier", path.name)
+    return summarise(path.parent, [describe(path, tier)], outcome)
+
+
+def fixed_recording(args: FixedArgs) -> Recording:
+    """Return what `record_fixed` records, without recording it.
+
+    Takes the parameters of `record_fixed`, and raises the same errors of policies.
+    """
+    env = envs.make(args.env)
+    env = envs.record_states(env) if args.env_states else env
+    cast = _cast(env, args.policies)
+    name = args.name or f"{below(cast.name, option='--policy')}-{args.seed}"
+
+    def provenance() -> dict[str, Any]:
+        about = _about(env, cast, args)
+        return {"program": cast.name, "tier": cast.name, "policies": about}
+
+    return Recording(
+        env,
+        cast.policy,
+        cast.params,
+        args.out / f"{envs.short_name(args.env)}.vlt" / name,
+        args.steps,
+        args.num_envs,
+        args.seed,
+        provenance,
+        args.checkpoint_seconds,
+        cast.ids,
+        args.devices,
+    )
+
+
+def _cast(env: Environment, policies: Sequence[str]) -> _Cast:
+    teams = teams_of(env.spec)
+    players = policies_by_team(policies, env, teams)
+    policy, params = joint_policy(env, players)
+    names = [_short(players[team.name].name) for team in teams]
+    ids = np.zeros(env.spec.num_agents, int)
+    for number, team in enumerate(teams):
+        ids[list(team.agents)] = number
+    name = "-vs-".join(names if len(set(names)) > 1 else names[:1])
+    return _Cast(policy, params, name, tuple(ids.tolist()), players)
+
+
+def _short(name: str) -> str:
+    """Return a policy's name without directories, and without the file of code."""
+    return Path(name.rpartition(":")[2]).name if ":" in name else Path(name).name
+
+
+def _about(env: Environment, cast: _Cast, args: FixedArgs) -> list[dict[str, Any]]:
+    """Describe the policy of each team, with its mean return on fresh seeds."""
+    key = jax.random.fold_in(jax.random.key(args.seed), _EVALUATE)
+    found = play_policy(env, cast.policy, args.eval_episodes, None, cast.params, key)
+    returns = returns_by_team(env.spec, found).mean(0)
+    teams = teams_of(env.spec)
+    return [
+        {
+            "policy_id": number,
+            **({"team": team.name} if len(teams) > 1 else {}),
+            "name": _short(cast.players[team.name].name),
+            **cast.players[team.name].about,
+            "return": mean,
+        }
+        for number, (team, mean) in enumerate(zip(teams, returns.tolist(), strict=True))
+    ]

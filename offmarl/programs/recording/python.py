@@ -1,0 +1,697 @@
+"""Recording environments that are stepped in Python: those of the PettingZoo parallel API.
+
+`record` follows a loop of the user's; `record_episodes` plays episodes in several processes.
+"""
+
+import multiprocessing
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from offmarl import vault
+from offmarl._imports import import_optional
+from offmarl.errors import (
+    InvalidValueError,
+    OptionError,
+    RunError,
+    ShapeError,
+    VaultError,
+    VaultExistsError,
+    VaultFormatError,
+    VaultLockedError,
+    VaultNotFoundError,
+)
+from offmarl.gate import fit
+from offmarl.paths import local
+from offmarl.tracking import progress
+from offmarl.types import (
+    ArraySpec,
+    EnvSpec,
+    FinalObservations,
+    Transition,
+    View,
+    flatten_tree,
+    map_tree,
+)
+from offmarl.vault.format.values import RecordPosition
+from offmarl.vault.format.values import check as check_values
+
+if TYPE_CHECKING:
+    from offmarl.envs.translator import Translator
+
+_CREATION_SECONDS = 10.0
+"""How long to wait for another process that creates the vault."""
+
+_FLUSH_SECONDS = 30.0
+"""Largest time between two writes to disk: what a killed process may lose."""
+
+_DISK_NAMES = {
+    "action": "actions",
+    "reward": "rewards",
+    "behaviour_log_prob": "infos.behaviour_log_probs",
+}
+"""The fields of a step that are checked, and their names on disk."""
+
+
+class Recorder:
+    """Steps an environment and records its episodes in a vault; made by `record`.
+
+    Each episode is written to the vault when it ends. An episode that a reset, the end of the block
+    or an exception such as Ctrl-C interrupts is cut off there, with its last observations.
+
+    Attributes
+    ----------
+    env
+        The environment, which is not wrapped.
+    episodes, steps
+        Numbers of episodes and steps that this recorder has recorded.
+    """
+
+    def __init__(self, env: Any, path: Path, run: str, resume: bool, about: Mapping[str, Any]):
+        self.env = env
+        self.path = path
+        self.episodes = 0
+        self.steps = 0
+        self._run = run
+        self._resume = resume
+        self._about = about
+        self._translator: Translator | None = None
+        self._writer = _join_if_there(path, run)
+        self._episode: _Episode | None = None
+        self._flushed = time.monotonic()
+
+    def reset(self, **arguments: Any) -> tuple[Mapping[str, Any], Any]:
+        """Start an episode: call ``env.reset`` with these arguments, and return its result."""
+        self._cut()
+        observations, infos = self.env.reset(**arguments)
+        self._translator = self._translator or self._open()
+        self._episode = _Episode(self._translator, self.env, observations, infos)
+        return observations, infos
+
+    def step(
+        self,
+        actions: Mapping[str, Any],
+        log_prob: Mapping[str, float] | None = None,
+        policy_id: int | Mapping[str, int] = -1,
+    ) -> tuple[Any, ...]:
+        """Take a step, and return the result of ``env.step``.
+
+        Parameters
+        ----------
+        actions
+            Action of each agent in ``env.agents``.
+        log_prob
+            Log-probability of each action under the policy that chose it, if known.
+        policy_id
+            Id of the policy that chose the actions, if there are several policies: one number, or
+            one for each agent.
+
+        Raises
+        ------
+        OptionError
+            No episode is running.
+        InvalidValueError
+            An agent's action is missing or outside its action space; the environment did not take
+            the step. Or the environment returned NaN, infinity, something that does not fit its
+            spaces, or nothing for an agent that is alive, or ``log_prob`` is infinite or above 0;
+            the episode is cut off before the step, and `reset` starts the next one.
+        """
+        episode = self._episode
+        if episode is None or episode.broken:
+            raise OptionError(
+                "no episode is running: call reset before step. An episode ends when each agent "
+                "has terminated, was truncated, or has left env.agents."
+            )
+        joint = episode.joint(actions)
+        outcome = self.env.step(actions)
+        episode.add(joint, log_prob or {}, policy_id, outcome)
+        self.steps += 1
+        if episode.over:
+            self._store(episode, cut=False)
+        return tuple(outcome)
+
+    @property
+    def running(self) -> bool:
+        """Whether an episode is running: `reset` starts one, and it ends with all agents."""
+        return self._episode is not None and not self._episode.broken
+
+    def discard(self) -> None:
+        """Drop the running episode."""
+        self._episode = None
+
+    def flush(self) -> None:
+        """Write the finished episodes to disk."""
+        if self._writer is not None:
+            self._writer.flush()
+        self._flushed = time.monotonic()
+
+    def recorded(self) -> int:
+        """Return the number of episodes of this run on disk."""
+        return self._writer.chunks() if self._writer is not None else 0
+
+    def close(self) -> None:
+        """Cut off the running episode, and write everything to disk."""
+        self._cut()
+        if self._writer is not None:
+            self._writer.close()
+
+    def __enter__(self) -> "Recorder":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open(self) -> "Translator":
+        """Create the vault or join it; only a reset environment knows its sizes."""
+        from offmarl.envs.translator import Translator, name_of
+
+        options = {k: self._about[k] for k in ("name", "time_limit")}
+        flat = self._writer is not None and self._writer.spec.is_vector
+        translator = Translator(self.env, **options, flat=flat)
+        if self._writer is None:
+            provenance = {"environment": name_of(self.env), **self._about["provenance"]}
+            _create(self.path, translator.spec, provenance, self._resume)
+            self._writer = vault.join(self.path, self._run)
+        _check_fit(self._writer, translator.spec)
+        return translator
+
+    def _cut(self) -> None:
+        episode, self._episode = self._episode, None
+        if episode is not None and len(episode):
+            self._store(episode, cut=True)
+
+    def _store(self, episode: "_Episode", cut: bool) -> None:
+        self._episode = None
+        if self._writer is None:
+            return
+        transition, finals = episode.record(cut)
+        self._writer.append(transition, finals, cut=cut)
+        self.episodes += 1
+        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+            self.flush()
+
+
+def record(
+    env: Any,
+    path: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    name: str | None = None,
+    time_limit: int | None = None,
+    provenance: Mapping[str, Any] | None = None,
+    run: str | None = None,
+) -> Recorder:
+    """Record an environment of the PettingZoo parallel API while you step it.
+
+        with offmarl.record(env, "mine.vlt", resume=True) as recorder:
+            observations, infos = recorder.reset(seed=0)
+            while env.agents:
+                observations, *_, infos = recorder.step(choose(observations))
+
+    Parameters
+    ----------
+    env
+        An environment of the parallel API. Its agents may have different spaces, and may die.
+    path
+        Path of the vault, ``<directory>/<name>.vlt/<uid>``. Several processes may record to one.
+    resume
+        Whether to append to an existing vault.
+    name
+        Name under which `offmarl.envs.make` builds this environment, if any; trained policies are
+        evaluated there. By default the name in its metadata, if `make` knows it.
+    time_limit
+        Number of steps after which the environment truncates its episodes, if known.
+    provenance
+        A JSON object to store with a new vault, such as the source of the policy.
+    run
+        Name of this writer, for a recording whose episodes must not be recorded twice.
+
+    Raises
+    ------
+    MissingExtraError
+        PettingZoo is not installed.
+    VaultExistsError
+        The path exists, and ``resume`` is False.
+    ShapeError
+        The environment does not have the parallel API, its agents' actions do not fit into one
+        array, or the environment does not fit the vault.
+    """
+    import_optional("pettingzoo", "pettingzoo")
+    from offmarl.envs.translator import check_parallel
+
+    check_parallel(env)
+    path = local(path)
+    if path.exists() and not resume:
+        raise VaultExistsError(
+            f"there is a vault at {path} already: choose another path, or append with resume=True."
+        )
+    about = {
+        "name": name,
+        "time_limit": time_limit,
+        "provenance": {"recorded": "in Python", **(provenance or {})},
+    }
+    return Recorder(env, path, run or f"python-{uuid.uuid4().hex[:12]}", resume, about)
+
+
+class _Episode:
+    """The steps of the running episode; it is broken if the outcome of the last step was invalid.
+
+    An agent ends when it leaves ``env.agents``; its flags are kept until then. When all agents have
+    left or have a flag, the episode is over.
+    """
+
+    def __init__(self, translator: "Translator", env: Any, observations: Any, infos: Any):
+        self._translator, self._env = translator, env
+        self._agents = list(env.possible_agents)
+        count = (len(self._agents),)
+        self._flag, self._number = ArraySpec(count, "bool"), ArraySpec(count)
+        self._id = ArraySpec(count, "int32")
+        present = self._present()
+        self._terminated = ~present  # agents that are absent at the start never take part
+        self._truncated = np.zeros_like(present)
+        self._steps: list[dict[str, Any]] = []
+        self._final_is_known = True
+        self.broken = self.over = False
+        with _named("the first view"):
+            view = self._view_of(observations, infos, present)
+        self._check({}, view)
+        self._views = [view]
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def _present(self) -> Any:
+        return np.array([agent in self._env.agents for agent in self._agents])
+
+    def joint(self, actions: Mapping[str, Any]) -> Any:
+        """Return the agents' actions as an array; `InvalidValueError` if one is invalid."""
+        with _named(f"step {len(self)} of the episode", " The step was not taken."):
+            self._of("action", actions, required=self._present())
+            return self._translator.joint(actions)
+
+    def add(
+        self,
+        joint: Any,
+        log_prob: Mapping[str, float],
+        policy_id: int | Mapping[str, int],
+        outcome: tuple[Any, ...],
+    ) -> None:
+        """Add the outcome of a step, or raise `InvalidValueError` and add nothing."""
+        self.broken = True
+        with _named(f"step {len(self)} of the episode"):
+            if len(self) == self._translator.spec.time_limit:
+                raise InvalidValueError(
+                    f"the episode has not ended after {len(self)} steps, its time_limit: give the "
+                    "real limit, or let the environment truncate all agents there."
+                )
+            step, view = self._read(joint, log_prob, policy_id, outcome)
+        self._check(step, view)
+        self.broken = False
+        self._steps.append(step)
+        self._views.append(view)
+
+    def _read(
+        self, joint: Any, log_prob: Any, policy_id: Any, outcome: Any
+    ) -> tuple[dict[str, Any], View]:
+        """Return a step and the view after it."""
+        if not isinstance(outcome, tuple) or len(outcome) != 5:
+            raise InvalidValueError(
+                "env.step returned no five dicts: observations, rewards, terminations, "
+                "truncations and infos."
+            )
+        observations, rewards, terminations, truncations, infos = outcome
+        acted, present = self._views[-1].alive, self._present()
+        ended = self._of("termination", terminations, self._flag, False, acted)
+        cut_off = self._of("truncation", truncations, self._flag, False, acted) & ~ended
+        self._terminated, self._truncated = self._terminated | ended, self._truncated | cut_off
+        self.over = bool((self._terminated | self._truncated | ~present).all())
+        terminated = self._terminated & (self.over | ~present)
+        if not isinstance(policy_id, Mapping):
+            policy_id = dict.fromkeys(self._agents, policy_id)
+        step = {
+            "action": joint,
+            "reward": self._of("reward", rewards, self._number, 0.0, acted),
+            "terminated": terminated,
+            "truncated": ~terminated & (self.over | ~present),
+            "behaviour_log_prob": self._of("log-probability", log_prob, self._number, np.nan),
+            "policy_id": self._of("policy id", policy_id, self._id, -1),
+        }
+        alive = (present | cut_off) & ~terminated
+        final = _final_observations(infos, self._agents) if self.over else {}
+        if final:  # the environment has begun the next episode: its state and masks are of that
+            observations, infos = {**observations, **final}, {}
+            told = np.array([agent in final for agent in self._agents])
+            has_state = self._translator.spec.state == "native"
+            self._final_is_known = not has_state and bool((told | ~alive).all())
+        return step, self._view_of(observations, infos, alive)
+
+    def _check(self, step: Mapping[str, Any], view: View) -> None:
+        """Raise `InvalidValueError` for invalid values of a step when it is taken.
+
+        ``view`` is the next view of the step, or the first view of the episode.
+        """
+        arrays = {_DISK_NAMES[name]: value for name, value in step.items() if name in _DISK_NAMES}
+        arrays |= flatten_tree(view.observation, "observations")
+        arrays |= flatten_tree(view.state, "infos.state")
+        check_values(
+            {name: np.asarray(array)[None, None] for name, array in arrays.items()},
+            self._translator.spec,
+            place=RecordPosition(len(self), "of the episode"),
+        )
+
+    def record(self, cut: bool) -> tuple[Transition, FinalObservations | None]:
+        """Return the episode, ``(1, T, ...)``, and its final view if it is known.
+
+        If the recording cuts it here, agents that have not terminated are marked as truncated.
+        """
+        fields: dict[str, Any] = {
+            k: np.stack([step[k] for step in self._steps])[None] for k in self._steps[0]
+        }
+        if cut:
+            fields["terminated"][:, -1] |= self._terminated
+            fields["truncated"][:, -1] = ~fields["terminated"][:, -1]
+        last = (fields["terminated"] | fields["truncated"]).all(-1)
+        views = map_tree(lambda *leaves: np.stack(leaves)[None], *self._views)
+        before = map_tree(lambda leaf: leaf[:, :-1], views)
+        transition = Transition(view=before, last=last, **fields)
+        if not self._final_is_known:
+            return transition, None
+        final = map_tree(lambda leaf: leaf[:, -1], views)
+        row: Any = np.zeros(1, np.int32)
+        return transition, FinalObservations(row, row + len(self._steps) - 1, final)
+
+    def _view_of(self, observations: Any, infos: Any, alive: Any) -> View:
+        from offmarl.envs.translator import state_of
+
+        return self._translator.view(observations, infos, alive, state_of(self._env))
+
+    def _of(
+        self,
+        what: str,
+        by_agent: Any,
+        leaf: ArraySpec | None = None,
+        default: Any = None,
+        required: Any = (),
+    ) -> Any:
+        """Return what agents have, as an array; without a ``leaf``, only check their names."""
+        from offmarl.envs.translator import check_agents
+
+        check_agents(f"the {what}s", by_agent, self._agents)
+        for agent, must in zip(self._agents, required, strict=False):
+            if must and agent not in by_agent:
+                raise InvalidValueError(f"{agent} is alive and has no {what}.")
+        if leaf is None:
+            return None
+        given = [by_agent.get(agent, default) for agent in self._agents]
+        try:
+            return fit(given, leaf, what)
+        except InvalidValueError:  # name the first agent that it is of
+            own = ArraySpec((), leaf.dtype)
+            for agent, value in zip(self._agents, given, strict=True):
+                fit(value, own, f"the {what} of {agent}")
+            raise
+
+
+@contextmanager
+def _named(where: str, then: str = "") -> Iterator[None]:
+    """Say in the messages of invalid values where they are."""
+    try:
+        yield
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{where}: {error}{then}") from None
+
+
+def _final_observations(infos: Any, agents: list[Any]) -> dict[Any, Any]:
+    """Return the last observations, which Gymnasium's vector API has in the infos of the next."""
+    infos = infos if isinstance(infos, Mapping) else {}
+    for name in ("final_obs", "final_observation"):
+        shared = infos.get(name)
+        found = {**shared} if isinstance(shared, Mapping) else {}
+        for agent in agents:
+            own = infos.get(agent)
+            if isinstance(own, Mapping) and own.get(name) is not None:
+                found[agent] = own[name]
+        if found:
+            return found
+    return {}
+
+
+def _join_if_there(path: Path, run: str) -> vault.SharedWriter | None:
+    """Join a vault; None if it does not exist or another process is creating it."""
+    try:
+        return vault.join(path, run)
+    except (VaultNotFoundError, VaultFormatError):
+        return None
+
+
+def _create(path: Path, spec: EnvSpec, provenance: Mapping[str, Any], resume: bool) -> None:
+    """Create a vault, unless another process is creating it."""
+    deadline = time.monotonic() + _CREATION_SECONDS
+    while True:
+        try:
+            return vault.create(path, spec, rows=1, provenance=provenance).close()
+        except VaultExistsError:
+            if not resume:
+                raise
+            return None
+        except VaultLockedError:
+            if not resume or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def _check_fit(writer: vault.SharedWriter, spec: EnvSpec) -> None:
+    if difference := writer.spec.difference(spec):
+        raise ShapeError(
+            f"{writer.path} holds data of {writer.spec.name or 'another environment'}, which "
+            f"differs from {spec.name or 'this one'} in {difference}: record to another vault."
+        )
+    if writer.rows != 1:
+        raise VaultError(
+            f"{writer.path} has {writer.rows} rows, but episodes that are recorded one by one need "
+            "a vault of one row: record to another vault, and join both with `offmarl cat`."
+        )
+
+
+# ---------------------------------------------------------------------------------- processes
+
+PythonPolicy = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
+"""A function of observations and infos that returns the actions of the present agents: a dict by
+agent, or a pair of this dict and a dict of log-probabilities.
+
+Three methods are called if the policy has them: ``reset()`` at the start of every episode,
+``seed(number)`` there with a seed for the episode's draws, and ``after_step(rewards, terminations,
+truncations)`` with the outcome of each step.
+"""
+
+
+class RandomPolicy:
+    """Draws each agent's action uniformly, among the legal ones if there is a mask."""
+
+    def __init__(self, env: Any):
+        self._env = env
+        self._random = np.random.default_rng(0)
+
+    def seed(self, number: int) -> None:
+        """Seed the draws of an episode."""
+        self._random = np.random.default_rng(number)
+
+    def __call__(
+        self, observations: Mapping[str, Any], infos: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Any], dict[str, float]]:
+        """Return actions and their log-probabilities (log-densities, for boxes in [-1, 1])."""
+        actions, log_prob = {}, {}
+        for agent in self._env.agents:
+            space = self._env.action_space(agent)
+            if hasattr(space, "n"):
+                legal = _legal(observations[agent], (infos or {}).get(agent) or {}, int(space.n))
+                actions[agent] = int(self._random.choice(legal)) + int(space.start)
+                log_prob[agent] = -float(np.log(len(legal)))
+            else:
+                drawn = self._random.uniform(space.low, space.high)
+                actions[agent] = drawn.astype(space.dtype)
+                log_prob[agent] = -drawn.size * float(np.log(2))
+        return actions, log_prob
+
+
+def _legal(observation: Any, info: Mapping[str, Any], num_actions: int) -> Any:
+    mask = observation.get("action_mask") if isinstance(observation, Mapping) else None
+    mask = info.get("action_mask") if mask is None else mask
+    legal = np.flatnonzero(np.ones(num_actions) if mask is None else mask)
+    return legal if len(legal) else np.arange(num_actions)
+
+
+def record_episodes(
+    make_env: Callable[[], Any],
+    path: str | os.PathLike[str],
+    episodes: int,
+    make_policy: Callable[[Any], PythonPolicy] = RandomPolicy,
+    *,
+    processes: int = 1,
+    seed: int = 0,
+    name: str | None = None,
+    time_limit: int | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> int:
+    """Record episodes of a PettingZoo environment in several processes, into one vault.
+
+    After Ctrl-C or a kill, the same call resumes the recording, which holds whole episodes only. A
+    complete recording is not changed. Episode i is always played with the same seeds, 31 bits of
+    ``numpy.random.SeedSequence(seed, spawn_key=(i,))`` for the environment and 31 for the policy.
+    The order of the processes' episodes in the vault varies between recordings.
+
+    Parameters
+    ----------
+    make_env
+        Builds the environment, in each process: a function at the top level of a module.
+    path
+        Path of the vault, ``<directory>/<name>.vlt/<uid>``.
+    episodes
+        Total number of episodes in the vault.
+    make_policy
+        Builds the policy from the environment, in each process; by default a random policy. For a
+        trained one, give ``functools.partial(make, "runs/mine/bc")`` with your own function
+        ``make`` that returns an `offmarl.envs.PettingZooPolicy`.
+    processes
+        Number of processes.
+    seed
+        Seed of all episodes.
+    name, time_limit, provenance
+        As for `record`.
+
+    Returns
+    -------
+    int
+        Episodes recorded by this call.
+
+    Raises
+    ------
+    RunError
+        The vault was started with another seed or number of processes, or by another program.
+    OptionError
+        ``episodes`` or ``processes`` is below 1, or ``seed`` below 0.
+    """
+    if episodes < 1 or processes < 1 or seed < 0:
+        raise OptionError(
+            "episodes and processes must be above 0, and the seed 0 or above, not "
+            f"{episodes}, {processes} and {seed}."
+        )
+    path = local(path)
+    recipe = {"seed": seed, "processes": processes, "episode_seeds": "folded"}
+    _check_recipe(path, recipe)
+    about = {**(provenance or {}), "recipe": recipe}
+    options = {"name": name, "time_limit": time_limit, "provenance": about}
+    play = partial(_play, make_env, make_policy, path, (episodes, processes, seed), options)
+    with progress(f"record {path.name}", episodes) as advance:
+        if processes == 1:
+            return play(0, lambda: advance(1))
+        return _play_in_processes(play, processes, advance)
+
+
+def _check_recipe(path: Path, recipe: Mapping[str, Any]) -> None:
+    try:
+        found = vault.open_vault(path).provenance.get("recipe")
+    except (VaultNotFoundError, VaultFormatError):  # nothing, or the remains of a killed process
+        return
+    if found != recipe:
+        raise RunError(
+            f"{path} was started with {found or 'another kind of recording'}, not {dict(recipe)}: "
+            "give the same arguments to resume it, or another path."
+        )
+
+
+def _play_in_processes(
+    play: Callable[..., int], processes: int, advance: Callable[[int], None]
+) -> int:
+    startup = multiprocessing.get_context("spawn")  # a fork of a process that runs JAX may hang
+    counter, shown = startup.Value("q", 0), 0
+    with ProcessPoolExecutor(
+        processes, mp_context=startup, initializer=_begin, initargs=(counter,)
+    ) as pool:
+        running = [pool.submit(_play_counted, play, number) for number in range(processes)]
+        waiting = {*running}
+        while waiting:
+            waiting = wait(running, timeout=0.5).not_done
+            done = counter.value
+            advance(done - shown)
+            shown = done
+        return sum(future.result() for future in running)
+
+
+_counter: Any = None
+
+
+def _begin(counter: Any) -> None:
+    global _counter  # noqa: PLW0603 - how a pool hands shared memory to its processes
+    _counter = counter
+
+
+def _play_counted(play: Callable[..., int], number: int) -> int:
+    def count() -> None:
+        with _counter.get_lock():
+            _counter.value += 1
+
+    return play(number, count)
+
+
+def _play(
+    make_env: Callable[[], Any],
+    make_policy: Callable[[Any], PythonPolicy],
+    path: Path,
+    sizes: tuple[int, int, int],
+    options: Mapping[str, Any],
+    number: int,
+    count: Callable[[], None],
+) -> int:
+    """Record the missing episodes of one process; return how many were played."""
+    env = make_env()
+    policy, (episodes, processes, seed) = make_policy(env), sizes
+    run = f"process {number} of {processes}"
+    mine = range(number, episodes, processes)
+    with record(env, path, resume=True, run=run, **options) as recorder:
+        there = recorder.recorded()
+        for episode in mine[there:]:
+            try:
+                _play_episode(recorder, policy, *_seeds(seed, episode))
+            except BaseException:
+                recorder.discard()  # the next call plays it again
+                raise
+            count()
+    env.close()
+    return recorder.episodes
+
+
+def _seeds(seed: int, episode: int) -> list[int]:
+    """Return an episode's seeds for the environment and the policy, which NumPy alike draws from.
+
+    They have 31 bits, which environments of any kind accept.
+    """
+    found = np.random.SeedSequence(seed, spawn_key=(episode,)).generate_state(2) >> 1
+    return [int(number) for number in found]
+
+
+def _play_episode(recorder: Recorder, policy: PythonPolicy, seed: int, draws: int) -> None:
+    observations, infos = recorder.reset(seed=seed)
+    for start, arguments in (("reset", ()), ("seed", (draws,))):
+        if hasattr(policy, start):
+            getattr(policy, start)(*arguments)
+    while recorder.running:
+        chosen = policy(observations, infos)
+        actions, log_prob = chosen if isinstance(chosen, tuple) else (chosen, None)
+        observations, *outcome, infos = recorder.step(actions, log_prob)
+        if hasattr(policy, "after_step"):
+            policy.after_step(*outcome)

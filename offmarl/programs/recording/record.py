@@ -1,0 +1,489 @@
+"""Recording of a fixed policy, and the state of recordings."""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, PRNGKeyArray
+
+import offmarl
+from offmarl import envs, vault
+from offmarl._compiling import pinned, quickly
+from offmarl.checkpoint import Checkpoints
+from offmarl.config import check_seed
+from offmarl.envs import Environment, autoreset
+from offmarl.envs.base import require_positive
+from offmarl.envs.sides import Side
+from offmarl.errors import RunError
+from offmarl.paths import local
+from offmarl.programs.cluster import any_process, ends_with_others, is_first, on_first
+from offmarl.programs.experience.buffer import (
+    Capture,
+    ChunkWriter,
+    NoWriter,
+    add,
+    init_capture,
+    make_buffer,
+)
+from offmarl.programs.experience.captures import CaptureCheckpoints
+from offmarl.programs.program import Hyperparameters, Program, Stage
+from offmarl.programs.recording.collecting import collect, play
+from offmarl.programs.recording.foreign import errors_of_functions
+from offmarl.programs.recording.grouped import GroupState, collect_in_groups, groups_of
+from offmarl.programs.runs.compiling import compile_ahead, keep_compiled_programs
+from offmarl.programs.runs.identity import (
+    differences,
+    environment_source,
+    fingerprint,
+    numerics,
+    require_same_numerics,
+)
+from offmarl.programs.runs.loop import Schedule, copied
+from offmarl.programs.runs.run import CheckpointTimer, checkpoint_timer
+from offmarl.programs.runs.sharding import Layout, check_divisible, recorder_layout
+from offmarl.replay.device import bytes_of, require_room
+from offmarl.rollout import RolloutState, init_rollout, rollout
+from offmarl.statistics import mean_interval
+from offmarl.teams import only_or_all
+from offmarl.tracking import plain, progress
+from offmarl.types import ArrayTree, EnvSpec, FinalObservations, Policy, Transition
+from offmarl.vault.read.reader import Reader
+
+CHUNK = 64
+"""Largest number of time steps collected at once: they should fit into the processor's cache."""
+
+
+Whole = Callable[..., tuple[Transition, FinalObservations]]
+"""Makes the steps that are written of those that were captured; see `ChunkWriter`."""
+
+
+class _State(NamedTuple):
+    params: tuple[ArrayTree, ...]
+    rollouts: tuple[RolloutState, ...]
+    capture: Capture
+
+
+def record_policy(
+    env: Environment,
+    policy: Policy,
+    params: ArrayTree,
+    path: str | Path,
+    steps: int,
+    num_envs: int = 64,
+    seed: int = 0,
+    provenance: Mapping[str, Any] | None = None,
+    checkpoint_seconds: float = 30.0,
+    agent_ids: Sequence[int] | None = None,
+    devices: int | None = None,
+) -> bool:
+    """Play a policy in parallel environments, and write all steps to a vault.
+
+    After a kill at any instant, the same call resumes from the last checkpoint and ends with the
+    content of an uninterrupted call. A complete recording is not changed.
+
+    Parameters
+    ----------
+    env
+        The environment, without autoreset; `offmarl.envs.record_states` makes one whose states are
+        recorded.
+    policy, params
+        The policy, recorded as policy 0.
+    path
+        Path of the vault, ``<directory>/<name>.vlt/<uid>``, with one row for each environment.
+    steps
+        Total number of environment steps, rounded up to whole rows. Running episodes are cut off at
+        the end.
+    num_envs
+        E, the number of environments.
+    seed
+        Random seed.
+    provenance
+        A JSON object to store with the data, such as the source of the policy.
+    checkpoint_seconds
+        Seconds between checkpoints. SIGINT and SIGTERM save one before they stop the recording.
+    agent_ids
+        Policy id of each agent, if the policy is composed of several; by default that of all is 0.
+    devices
+        Number of devices that the environments are divided over, by default one. In a run of
+        several processes (`jax.distributed`) it counts those of all, by default all of them; the
+        first process writes the vault.
+
+    Returns
+    -------
+    bool
+        False if the recording was complete already.
+
+    Raises
+    ------
+    OptionError
+        ``steps`` or ``num_envs`` is not positive, or the environments cannot be divided over the
+        devices.
+    RunError
+        The path holds another recording.
+    ProcessLostError
+        Another process ended.
+    Stopped
+        A signal stopped the recording; the message says where it resumes.
+    VaultError
+        The vault cannot be written.
+    """
+    require_positive(num_envs=num_envs)
+    key = jax.random.key(check_seed(seed))
+    player = Player(policy, params, num_envs)
+    identity = {"seed": seed}
+    about = provenance or {}
+    return record_players(
+        env, [player], path, steps, key, identity, about, checkpoint_seconds, agent_ids, devices
+    )
+
+
+class Player(NamedTuple):
+    """A policy, and the number of environments that it plays in."""
+
+    policy: Policy
+    params: ArrayTree
+    rows: int
+
+
+@pinned()
+def record_players(
+    env: Environment,
+    players: Sequence[Player],
+    path: str | Path,
+    steps: int,
+    key: PRNGKeyArray,
+    identity: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    checkpoint_seconds: float = 30.0,
+    agent_ids: Sequence[int] | None = None,
+    devices: int | None = None,
+) -> bool:
+    """Record several policies side by side, each in environments of its own, as `record_policy`.
+
+    The id of a policy is its number. ``identity`` is a JSON object of what the key was made from,
+    and of anything else that determines the data.
+    """
+    require_positive(steps=steps)
+    keep_compiled_programs()
+    path = local(path)
+    num_envs, layout = sum(player.rows for player in players), recorder_layout(1, devices)
+    check_divisible("--num-envs", num_envs, layout)
+    num_chunks, chunk_steps = chunks_of(steps, num_envs)
+    parts = tuple((player.policy, player.rows) for player in players)
+    grouped = len(parts) == 1 and (devices is not None or jax.process_count() > 1)
+    program = _fixed(env, parts, chunk_steps)  # type: ignore[arg-type]
+    params = tuple(player.params for player in players)
+    recipe = {
+        "env": env.spec.name,
+        **identity_of(players),
+        "num_envs": num_envs,
+        "chunks": [num_chunks, chunk_steps],
+        **identity,
+    } | environment_source(env.spec.name)
+    spec, whole = recorded(env, first_id=len(players))
+    if grouped:
+        recipe["groups"] = groups_of(num_envs, layout.shards)
+    if spec.extras:
+        recipe["extras"] = sorted(spec.extras)
+    if agent_ids is not None:
+        whole = partial(_with_ids, ids=np.array(agent_ids, np.int32))
+    collect_steps = partial(_collected, program, params, layout)
+    if grouped:
+        (player,) = players
+        collect_steps = partial(_collected_in_groups, autoreset(env), player, layout)
+    with ends_with_others(path), errors_of_functions():
+        if check_recipe(path, recipe, hints=HINTS).get("complete"):
+            return False
+        with checkpoint_timer(checkpoint_seconds, "step", f"the recording {path.name}") as timer:
+            _record(program, collect_steps, key, path, (spec, whole), recipe, provenance, timer)
+    return True
+
+
+def record_ahead(env: Environment, player: Player, steps: int, key: PRNGKeyArray) -> "Future[None]":
+    """Compile what `record_players` records a policy with on one device, in a thread."""
+    program = _fixed(env, ((player.policy, player.rows),), chunks_of(steps, player.rows)[1])  # type: ignore[arg-type]
+    hyper = Hyperparameters({})
+    state = jax.eval_shape(program.init, key, hyper)._replace(params=(player.params,))
+    return compile_ahead(play, program, 0, None, state, (0, 1), key, hyper)
+
+
+HINTS = {"chunks": "steps decides it", "functions": "the code of the Python function"}
+"""What decides entries of a recipe, for the errors of `check_recipe`."""
+
+
+def chunks_of(steps: int, num_envs: int) -> tuple[int, int]:
+    """Return the number of a recording's chunks, and of the time steps in each."""
+    row = -(-steps // num_envs)
+    num_chunks = -(-row // CHUNK)
+    return num_chunks, -(-row // num_chunks)
+
+
+_Collected = Iterator[tuple[int, Callable[[], _State]]]
+"""Numbers of chunks recorded, each with a function that returns the state after them."""
+
+
+def _collected(
+    program: Program,
+    params: tuple[ArrayTree, ...],
+    layout: Layout,
+    state: _State,
+    key: PRNGKeyArray,
+    updates: range,
+    chunks: ChunkWriter,
+) -> _Collected:
+    state = state._replace(params=copied(params))  # the state will be donated
+    schedule = Schedule(updates.stop, updates.stop, 1, (0,))
+    hyper, start = Hyperparameters({}), updates.start
+    for done, states, _ in collect(
+        program, [state], hyper, [key], schedule, start, [chunks], layout, False
+    ):
+        yield done, lambda states=states: states[0]._replace(params=())  # type: ignore[misc]
+
+
+def _collected_in_groups(
+    env: Environment,
+    player: Player,
+    layout: Layout,
+    state: _State,
+    key: PRNGKeyArray,
+    updates: range,
+    chunks: ChunkWriter,
+) -> _Collected:
+    whole = GroupState(state.rollouts[0], state.capture)
+    work = collect_in_groups(
+        env, player.policy, player.params, whole, key, updates, chunks, layout.mesh()
+    )
+    for done, join in work:
+
+        def joined(join: Callable[[], GroupState] = join) -> _State:
+            found = join()
+            return _State((), (found.rollout,), found.capture)
+
+        yield done, joined
+
+
+@lru_cache(maxsize=4)
+def _fixed(env: Environment, parts: tuple[tuple[Policy, int], ...], num_steps: int) -> Program:
+    """Return fixed policies, each with its number of environments, as a program without learning.
+
+    The caller puts the parameters into the initial state. Cached, so that recordings of a policy
+    with other parameters share the compiled program.
+    """
+    env = autoreset(env)
+    buffer = make_buffer(sum(rows for _, rows in parts), num_steps)
+
+    def keys_of(key: PRNGKeyArray) -> list[PRNGKeyArray]:
+        return [key] if len(parts) == 1 else list(jax.random.split(key, len(parts)))
+
+    def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> _State:
+        states = tuple(
+            init_rollout(env, policy, key, rows)
+            for (policy, rows), key in zip(parts, keys_of(key), strict=True)
+        )
+        return _State((), states, init_capture(buffer, env.spec))
+
+    def update(
+        state: _State, _batch: None, key: PRNGKeyArray, _hyper: Hyperparameters
+    ) -> tuple[_State, dict[str, Array]]:
+        given = zip(parts, state.params, state.rollouts, keys_of(key), strict=True)
+        played = [
+            rollout(env, policy, params, begun, key, num_steps, policy_id=number)
+            for number, ((policy, _), params, begun, key) in enumerate(given)
+        ]
+        after, transitions, next_views = zip(*played, strict=True)
+        capture = add(buffer, state.capture, _side_by_side(transitions), _side_by_side(next_views))
+        return _State(state.params, after, capture), {}
+
+    return Program(
+        init,
+        (Stage(update),),
+        policy=lambda _greedy: parts[0][0],
+        policy_params=lambda state: state.params[0],
+        num_steps=num_steps,
+    )
+
+
+def _side_by_side(trees: Sequence[ArrayTree]) -> ArrayTree:
+    """Join rollouts ``(T, E, ...)`` along their environments."""
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *trees)
+
+
+def _record(
+    program: Program,
+    collect_steps: Callable[[_State, PRNGKeyArray, range, ChunkWriter], _Collected],
+    key: PRNGKeyArray,
+    path: Path,
+    recording: tuple[EnvSpec, Whole | None],
+    recipe: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    timer: CheckpointTimer,
+) -> None:
+    directory = path.parent / f".{path.name}.recording"
+    checkpoints = CaptureCheckpoints(directory, keep=1)
+    init_key, key = jax.random.split(key)
+    start, begin, _ = resume(program, checkpoints, init_key, Hyperparameters({}))
+    timer.begin(start * recipe["num_envs"] * recipe["chunks"][1])
+    num_chunks, num_steps = recipe["chunks"]
+    spec, whole = recording
+    steps = num_chunks * num_steps  # of each environment
+    writer = open_for_recording(path, spec, (recipe["num_envs"], steps), recipe, provenance)
+    with (
+        ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
+        progress(f"record {path.name}", steps, start * num_steps) as advance,
+    ):
+        for done, state in collect_steps(begin, key, range(start, num_chunks), chunks):
+            timer.work_done()
+            advance(num_steps)
+            if timer.is_due():
+                chunks.flush()
+                checkpoints.save(done, {"state": state()}, {})
+                timer.saved(done * num_steps * recipe["num_envs"])
+        chunks.flush()
+        if isinstance(writer, vault.Writer):
+            chunks.complete(recorded=recorded_return(Reader(writer.store)))
+    checkpoints.close()
+    any_process(False)  # none ends, or reads the vault, before it is complete
+    if is_first():
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def recorded_return(dataset: Reader) -> dict[str, Any]:
+    """Return the mean return of the complete episodes in a vault, and its interval, by team."""
+    episodes = dataset.episodes
+    means: dict[str, float | None] = {}
+    intervals: dict[str, list[float] | None] = {}
+    for team, returns in episodes.complete_team_returns.items():
+        means[team], intervals[team] = None, None
+        if len(returns):
+            means[team], low, high = mean_interval(returns)
+            intervals[team] = None if low is None or high is None else [low, high]
+    return {
+        "episodes": int(episodes.scored.sum()),
+        "return": only_or_all(means),
+        "return_interval": only_or_all(intervals),
+    }
+
+
+def resume(
+    program: Program, checkpoints: Checkpoints, key: PRNGKeyArray, hyper: Hyperparameters
+) -> tuple[int, ArrayTree, dict[str, Any]]:
+    """Return the number of updates done, the state after them, and the checkpoint's info."""
+    init = jax.jit(program.init, compiler_options=quickly())
+    shapes = jax.eval_shape(init, key, hyper)
+    require_room(bytes_of(shapes), "so many environments")
+    found = checkpoints.resume({"state": shapes})
+    if found is None:
+        return 0, init(key, hyper), {}
+    return found.step, found.tree["state"], found.info
+
+
+def _with_ids(
+    transition: Transition, finals: FinalObservations, ids: Int[np.ndarray, "N"]
+) -> tuple[Transition, FinalObservations]:
+    """Return steps with the id of each agent's policy."""
+    policy_id: Any = np.broadcast_to(ids, (*transition.last.shape, len(ids)))
+    return transition._replace(policy_id=policy_id), finals
+
+
+def recorded(env: Environment, first_id: int) -> tuple[EnvSpec, Whole | None]:
+    """Return the spec of an environment's recordings, and what makes them of captured steps.
+
+    These differ for one side of an adversarial environment, whose recordings hold all agents.
+    """
+    if isinstance(env, Side):
+        return env.recorded_spec, partial(env.whole, first_id=first_id)
+    return env.spec, None
+
+
+# ---------------------------------------------------------------------------------- provenance
+
+
+def identity_of(players: Sequence[Player]) -> dict[str, Any]:
+    """Return what a recipe says of policies: their parameters, and the code of Python functions."""
+    params = tuple(player.params for player in players)
+    codes = [one.policy.code for one in players if one.policy.code]
+    identity = {"policy": fingerprint(params if len(params) > 1 else params[0])}
+    return identity | ({"functions": codes} if codes else {})
+
+
+def is_complete(path: Path, recipe: Mapping[str, Any]) -> bool:
+    """Whether a recording exists and is complete."""
+    return bool(check_recipe(path, recipe).get("complete"))
+
+
+def check_recipe(
+    path: Path,
+    recipe: Mapping[str, Any],
+    partly: bool = False,
+    hints: Mapping[str, str] = {},
+) -> dict[str, Any]:
+    """Return the provenance of a recording; empty if it does not exist."""
+    provenance: dict[str, Any] = on_first(lambda: _checked_provenance(path, recipe, partly, hints))
+    return provenance
+
+
+def _checked_provenance(
+    path: Path, recipe: Mapping[str, Any], partly: bool, hints: Mapping[str, str]
+) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    existing = vault.open_vault(path)
+    provenance = existing.provenance
+    found, wanted = provenance.get("recipe", {}), plain(recipe)
+    further = tuple(found.keys() - wanted.keys()) if partly else ()
+    for name, theirs, ours in differences(found, wanted, further):
+        hint = f" ({hints[name]})" if name in hints else ""
+        advice = (
+            "give the same arguments to resume it, or another path for the new recording."
+            if existing.length
+            else "it holds no steps, so remove it to start again."
+        )
+        raise RunError(f"{path} was started with {name}={theirs!r}, not {ours!r}{hint}: {advice}")
+    if not provenance.get("complete"):
+        require_same_numerics(path, provenance.get("numerics"), numerics())
+    return dict(provenance)
+
+
+def open_for_recording(
+    path: Path,
+    spec: EnvSpec,
+    size: tuple[int, int],
+    recipe: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+) -> vault.Writer | NoWriter:
+    """Create the vault of a recording, or resume it, in the process that writes it.
+
+    ``size`` is its rows, and the steps that each of them will have.
+    The provenance is stored with the data, with the recipe (see `is_complete`), the versions of the
+    software and, for an environment that is not one of offmarl, the source of its code
+    (``environment_source``).
+    """
+    if not is_first():
+        return NoWriter()
+    if path.exists():
+        if difference := vault.open_vault(path).spec.difference(spec):
+            raise RunError(
+                f"{path} was started in another {spec.name}: it differs in {difference}."
+            )
+        return vault.resume(path)
+    about = dict(provenance) | {"recipe": dict(recipe), "software": software(), "complete": False}
+    about["numerics"] = numerics()
+    if source := envs.source(spec.name):
+        about["environment_source"] = source
+    rows, steps = size
+    return vault.create(path, spec, rows=rows, expected_steps=steps, provenance=about)
+
+
+def software() -> dict[str, str]:
+    """Return the versions that a recording notes."""
+    return {
+        "offmarl": offmarl.__version__,
+        "jax": jax.__version__,
+        "platform": jax.default_backend(),
+    }

@@ -1,0 +1,249 @@
+"""A recorder's run of one training seed: its paths, keys and settings, and its policies."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Float, PRNGKeyArray
+
+from offmarl import envs, tracking
+from offmarl.checkpoint import Checkpoints
+from offmarl.config import Role, with_role
+from offmarl.envs import Environment
+from offmarl.errors import CheckpointError
+from offmarl.evaluation import returns_by_team
+from offmarl.programs.cluster import gathered, load_on_first
+from offmarl.programs.program import OnlineArgs, Program, recorded, state_shapes
+from offmarl.programs.recording.sides import against_reference
+from offmarl.programs.registry import Origin
+from offmarl.programs.runs.evaluate import play_policy
+from offmarl.programs.runs.finite import require_finite
+from offmarl.programs.runs.sharding import ONE_DEVICE, Layout, place_shared
+from offmarl.programs.runs.trained import of_seeds
+from offmarl.teams import Team, only_or_all, teams_of
+from offmarl.types import ArrayTree, Policy
+
+INIT, TRAIN, EVALUATE, EVALUATE_AGAIN, EVALUATE_RANDOM, RECORD, CHOOSE = range(7)
+"""Purposes of random keys; see `Recorder.key`."""
+
+LEARNED, UNIFORM = np.int32(0), np.int32(1)
+"""Which policy `Recorder.policy` acts by."""
+
+_ROUNDS = 4
+"""Evaluations of a tier's policy, each of `OnlineArgs.eval_episodes` episodes."""
+
+
+class Version(NamedTuple):
+    """An evaluated version of the policy of a training seed."""
+
+    iteration: int
+    """Number of training iterations before it; its policy id in the replay data."""
+    returns: list[float]
+    """Of the only team, or of the first of several."""
+    others: tuple[list[float], ...] = ()
+    """Of the other teams, where all teams learn."""
+
+    @property
+    def mean(self) -> float:
+        """Mean return of the only team, or of the first of several."""
+        return self.means[0]
+
+    @property
+    def means(self) -> list[float]:
+        """Mean return of each team."""
+        return [float(np.mean(own)) for own in (self.returns, *self.others)]
+
+    def of_team(self, number: int) -> "Version":
+        """Return the version with the returns of one team."""
+        return Version(self.iteration, (self.returns, *self.others)[number])
+
+
+class Recorder(NamedTuple):
+    """A program, its environment, its arguments and a training seed, and what follows from them."""
+
+    origin: Origin
+    args: OnlineArgs
+    env: Environment
+    program: Program
+    policy: Policy
+    """The program's policy with sampled actions, or uniform legal actions: parameters say which, so
+    that one compiled program plays both. See `load` and `uniform`."""
+    directory: Path
+    """Directory of the run, which all of its training seeds share."""
+    seed: int
+    """The training seed."""
+    source: Mapping[str, Any]
+    """What else determines the result: the code of the environment, the opponents, and what
+    training starts from."""
+    layout: Layout = ONE_DEVICE
+    """How the seeds and environments share the devices."""
+    team: Team | None = None
+    """Where all of several teams learn: the one whose returns are taken, while reference policies
+    act for the others; see `by_team`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the program."""
+        return self.origin.name
+
+    @property
+    def label(self) -> str:
+        """Name of the program, with the side that it learned if there are several."""
+        return f"{self.name}-{self.args.side}" if self.args.side else self.name
+
+    def by_team(self) -> list["Recorder"]:
+        """Return the recorder as that of each team of its environment.
+
+        If all of several teams learn, the skill of one cannot be told from episodes that it plays
+        against a learner. Each team is therefore evaluated against reference policies, the
+        environment's scripted ones or else uniform legal actions, which never change.
+        """
+        teams = teams_of(self.env.spec)
+        return [self._replace(team=team) for team in teams] if len(teams) > 1 else [self]
+
+    @property
+    def seeds(self) -> list[int]:
+        """The training seeds of the run."""
+        return list(range(self.args.seed, self.args.seed + self.args.seeds))
+
+    @property
+    def iteration_steps(self) -> int:
+        """Environment steps in an update."""
+        return self.program.num_steps * self.args.num_envs
+
+    @property
+    def iterations(self) -> int:
+        """Number of updates."""
+        return -(-self.args.total_steps // self.iteration_steps)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of this training seed, as in the provenance on disk."""
+        args = recorded(self.args) | {"env": envs.short_name(self.args.env), "seed": self.seed}
+        if not self.args.env_states:  # as recordings before there were states
+            del args["env_states"]
+        if not self.args.side:  # as recordings before there were sides
+            del args["side"], args["opponents"]
+        return tracking.plain(args)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """Everything that determines the training of this seed, for the vaults."""
+        later = with_role(type(self.args), Role.TRACED)  # what is recorded after the training
+        kept = {name: value for name, value in self.settings.items() if name not in later}
+        return {"program": self.name, "file_sha256": self.origin.sha256} | kept | dict(self.source)
+
+    def vault(self, tier: str) -> Path:
+        """Return the path of a tier's vault."""
+        name = f"{self.label}-{self.seed}-{tier}"
+        return self.args.out / f"{envs.short_name(self.args.env)}.vlt" / name
+
+    def key(self, purpose: int, *parts: int) -> PRNGKeyArray:
+        """Return the random key for a purpose, such as `TRAIN`, and for parts of it.
+
+        Keys are folded, so neighbouring seeds, purposes and parts share nothing.
+        """
+        key = jax.random.key(self.seed)
+        for number in (purpose, *parts):
+            key = jax.random.fold_in(key, number)
+        return key
+
+    def by_team_name(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Return values of the teams by their names."""
+        return dict(zip((team.name for team in teams_of(self.env.spec)), values, strict=True))
+
+    # ------------------------------------------------------------------------------ policies
+
+    def returns(self, params: ArrayTree, key: PRNGKeyArray) -> Float[np.ndarray, "episodes"]:
+        """Play `OnlineArgs.eval_episodes` episodes of the policy, and return their returns."""
+        policy, episodes, mesh = self.policy, self.args.eval_episodes, self.mesh
+        if self.team is not None:
+            joint, references = against_reference(self.env, self.team, policy)  # type: ignore[arg-type]
+            policy, params = joint, (params, *references)
+        params, key = place_shared((params, key), mesh)
+        found = gathered(play_policy(self.env, policy, episodes, mesh, params, key))
+        team = 0 if self.team is None else teams_of(self.env.spec).index(self.team)
+        return returns_by_team(self.env.spec, found)[:, team]
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """The devices of this training seed; None for a single one."""
+        meshes = self.layout.meshes()
+        return meshes[self.seeds.index(self.seed) % len(meshes)]
+
+    def returns_again(self, params: ArrayTree, key: PRNGKeyArray) -> Float[np.ndarray, "episodes"]:
+        """Play the episodes by which a tier is described: more than during training."""
+        rounds = (jax.random.fold_in(key, number) for number in range(_ROUNDS))
+        return np.concatenate([self.returns(params, key) for key in rounds])
+
+    def policies(self) -> Checkpoints:
+        """Return the checkpoints of all evaluated versions of the policies."""
+        return Checkpoints(self.directory / tracking.POLICIES)
+
+    def policy_shapes(self) -> ArrayTree:
+        """Return the shapes of the parameters of all seeds' policies, ``(seeds, ...)``."""
+        one = jax.eval_shape(self.program.policy_params, state_shapes(self.program, self.args))
+        return of_seeds(one, self.args.seeds)
+
+    def uniform(self) -> ArrayTree:
+        """Return the parameters of uniform legal actions."""
+        return UNIFORM, jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), self.policy_shapes())
+
+    def load(self, version: Version) -> ArrayTree:
+        """Return the parameters of a version of the policy."""
+        shapes = {"policy": self.policy_shapes()}
+        tree = load_on_first(lambda: self._restore(shapes, version.iteration), shapes)
+        index = self.seeds.index(self.seed)
+        found = jax.tree.map(lambda leaf: np.asarray(leaf)[index], tree["policy"])
+        require_finite(found, f"policy {version.iteration} of seed {self.seed} in {self.directory}")
+        return LEARNED, found
+
+    def _restore(self, like: dict[str, ArrayTree], iteration: int) -> dict[str, ArrayTree]:
+        policies = self.policies()
+        try:
+            tree, _ = policies.restore(like, iteration)
+        except CheckpointError as error:
+            raise CheckpointError(
+                self.directory / tracking.POLICIES / str(iteration),
+                error.reason,
+                f"delete {self.directory} and repeat the command: it keeps the recorded data and "
+                "repeats the training.",
+            ) from error
+        policies.close()
+        return tree
+
+    # ------------------------------------------------------------------------------ provenance
+
+    def provenance(self, tier: str) -> dict[str, Any]:
+        """Return what a tier's vault says of its origin."""
+        return {
+            "program": self.name,
+            "training_seed": self.seed,
+            "args": self.settings,
+            "tier": tier,
+            "run": self.directory.name,
+        }
+
+    def about(self, version: Version) -> dict[str, Any]:
+        """Describe a version of the policy for a vault."""
+        one = self.team is not None  # and the version has the returns of this team alone
+        return {
+            "policy_id": version.iteration,
+            "training_steps": version.iteration * self.iteration_steps,
+            "return": version.mean if one else only_or_all(self.by_team_name(version.means)),
+        }
+
+
+def run_directory(args: OnlineArgs, program: str) -> Path:
+    """Return the directory of a run: ``<out>/<env>.run/<program>-<seed>``.
+
+    With several training seeds it is ``<program>-<first>-to-<last>``; if one side learns, its name
+    follows that of the program.
+    """
+    last = args.seed + args.seeds - 1
+    seeds = f"{args.seed}-to-{last}" if args.seeds > 1 else f"{args.seed}"
+    program = f"{program}-{args.side}" if args.side else program
+    return args.out / f"{envs.short_name(args.env)}.run" / f"{program}-{seeds}"

@@ -1,0 +1,1 @@
+"""A run: its directory, data, updates and evaluations, and what it has trained."""

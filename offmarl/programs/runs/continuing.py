@@ -1,0 +1,386 @@
+"""Training that continues from another run: its networks and optimiser, and recorded data.
+
+The state of a program is matched with that of the run by names. Networks that act are matched as
+parts of the policy, wherever the two programs keep them; other networks by their field of
+``params``, such as ``mixer``. Target networks and the moments of Adam are matched as the parameters
+that they belong to. What the run lacks starts anew.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.tree_util import keystr, tree_flatten_with_path
+from numpy.typing import NDArray
+
+from offmarl import tracking
+from offmarl.checkpoint import Checkpoints
+from offmarl.envs import Environment
+from offmarl.errors import OptionError, RunError, ShapeError
+from offmarl.paths import local
+from offmarl.programs.experience.buffer import make_buffer
+from offmarl.programs.experience.windows import check_warm_start, warm_start
+from offmarl.programs.program import Args, OnlineArgs, Program
+from offmarl.programs.runs import dataset
+from offmarl.programs.runs.finite import require_finite
+from offmarl.programs.runs.identity import fingerprint
+from offmarl.programs.runs.trained import builder_of, of_seeds, stacked
+from offmarl.types import ArrayTree, EnvSpec
+from offmarl.vault import Dataset, open_vault
+
+_POLICY = "policy"
+
+_INPUTS = {"observation", "state"}
+"""What networks take in; normalised rewards only change the scale of their values."""
+
+_ONLINE = ("params", "target", "moments", "optimiser")
+"""Fields of a recorder's state that are learned. Of a baseline's, all are, except `_COUNT`."""
+
+_COUNT = "updates"
+
+_SHAPING = ("network", "hidden", "layers", "activation", "agent_id", "share_parameters")
+"""Arguments that the networks of policies depend on."""
+
+
+class Start(NamedTuple):
+    """What training starts from."""
+
+    source: dict[str, Any]
+    """What the run's record says of it; empty if it starts from nothing."""
+    check: Callable[[Program, ArrayTree], None]
+    """``check(program, shapes)``: raises what ``begin`` would, from the shapes of a fresh state."""
+    begin: Callable[[Program, ArrayTree, int], ArrayTree]
+    """``begin(program, state, number)``: the state of a seed, from its fresh one and its number."""
+    statistics: dict[str, NDArray[Any]] | None = None
+    """Statistics of its dataset that a baseline normalises by."""
+
+
+def start_of(args: OnlineArgs, env: Environment) -> Start:
+    """Return what a recorder's arguments ask to start from.
+
+    Raises `RunError` or `VaultError` if it cannot be read, `ShapeError` if it is of another
+    environment, and `OptionError` if it cannot be continued from.
+    """
+    if args.side and args.prefill is not None:
+        raise OptionError(
+            "--prefill takes no steps of one side: vaults hold the steps of all agents. Leave out "
+            "--prefill, or --side."
+        )
+    run = None if args.init is None else _Source.of(args.init, env.spec)
+    data = None if args.prefill is None else open_vault(args.prefill)
+    source: dict[str, Any] = {} if run is None else {"init": run.about}
+    if data is not None:
+        check_warm_start(data, env.spec)
+        source["replay"] = {"vault": f"{data.name}/{data.uid}", "digest": data.known_digest()}
+
+    def check(program: Program, state: ArrayTree) -> None:
+        if run is not None:
+            run.check(program, state)
+        if data is not None:
+            _check_replay(state)
+
+    def begin(program: Program, state: ArrayTree, number: int) -> ArrayTree:
+        if run is not None:
+            state = run.carry_over(program, state, number)
+        return state if data is None else _filled(program, state, env.spec, data)
+
+    return Start(source, check, begin)
+
+
+def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
+    """Return what a baseline's arguments ask to start from; raises what `start_of` raises.
+
+    What its networks know observations, states, rewards and returns by, such as the moments that
+    these are normalised by, stays that of the run.
+    """
+    if args.init is None:
+        return Start({}, lambda _program, _state: None, lambda _program, state, _number: state)
+    run = _Source.of(args.init, spec, args.normalise)
+    kept = dataset.read(local(args.init) / dataset.STATISTICS_FILE)
+    statistics = {name: kept[name] for name in kept if dataset.is_scale(name, args.normalise)}
+
+    return Start({"init": run.about}, run.check, run.carry_over, statistics)
+
+
+def started(start: Start, program: Program, states: ArrayTree) -> ArrayTree:
+    """Return the states of all seeds, ``(seeds, ...)``, after `Start.begin`."""
+    seeds = len(jax.tree.leaves(states)[0])
+    each = [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(seeds)]
+    return stacked([start.begin(program, state, i) for i, state in enumerate(each)])
+
+
+def _filled(program: Program, state: ArrayTree, spec: EnvSpec, data: Dataset) -> ArrayTree:
+    """Fill the buffer of a state from a vault."""
+    _check_replay(state)
+    capture = state.capture
+    num_envs = capture.buffer.experience.transition.last.shape[0]
+    buffer = make_buffer(num_envs, capture.capacity)
+    for leaf in jax.tree.leaves(capture):  # there may be no room for two
+        leaf.delete()
+    filled = warm_start(buffer, num_envs, capture.capacity, spec, data, program.num_steps)
+    return program.on_replay(state._replace(capture=filled))
+
+
+def _check_replay(state: ArrayTree) -> None:
+    if not state.capture.is_sampled:
+        raise OptionError(
+            "this program learns from its newest steps alone, and has no replay to fill: leave out "
+            "--prefill."
+        )
+
+
+# ---------------------------------------------------------------------------------- the run
+
+
+class _Source(NamedTuple):
+    """A run to continue from."""
+
+    name: str
+    program: Program
+    states: list[ArrayTree]
+    """Shapes, or arrays, of each seed's state."""
+    about: dict[str, Any]
+    sizes: str
+    """What the network of its policy depends on, for messages."""
+
+    @classmethod
+    def of(cls, path: Path, spec: EnvSpec, normalise: Iterable[str] = ()) -> "_Source":
+        """Load a run, whose networks must know observations normalised in the same way."""
+        directory = local(path)
+        record = tracking.read_run(directory)
+        if difference := EnvSpec.from_json(record["spec"]).difference(spec, extras=False):
+            raise ShapeError(
+                f"{directory} and {spec.name} differ in {difference}: give another run."
+            )
+        theirs, ours = (
+            _INPUTS & set(one or ()) for one in (record["args"].get("normalise"), normalise)
+        )
+        if theirs != ours:
+            there, here = (" and ".join(sorted(one)) or "nothing" for one in (theirs, ours))
+            raise OptionError(
+                f"{directory} learned from data with normalised {there}, and this program learns "
+                f"from data with normalised {here}: give a run that was trained with the same "
+                "--normalise (a recorder normalises nothing)."
+            )
+        program, states = _load(record, directory)
+        about = {
+            "program": record["program"],
+            "run": directory.name,
+            "seeds": record["seeds"],
+            "state": fingerprint([learned(state) for state in states]),
+        }
+        given = {name: x for name, x in record["args"].items() if name in _SHAPING}
+        sizes = ", ".join(f"{name}={x}" for name, x in given.items())
+        return cls(str(directory), program, states, about, sizes)
+
+    def check(self, program: Program, state: ArrayTree) -> None:
+        """Raise `ShapeError` if a program, with the shapes of its state, cannot continue it."""
+        if not _alike(self.states[0], state):
+            theirs, ours = _named(self.program, self.states[0]), _named(program, state)
+            _common_parts(theirs, ours, self.name, self.sizes)
+
+    def carry_over(self, program: Program, state: ArrayTree, number: int) -> ArrayTree:
+        """Return the state of a training seed, with what the run has learned.
+
+        The run's seeds take turns.
+        """
+        trained = self.states[number % len(self.states)]
+        return carry_over(self.program, trained, program, state, self.name, self.sizes)
+
+
+def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[ArrayTree]]:
+    """Return the program of a run, and the last state of each of its seeds."""
+    online = record["kind"] == "recorder"
+    built = builder_of(dict(record), directory)(EnvSpec.from_json(record["spec"]))
+    seeds, like = len(record["seeds"]), built.state
+    checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
+    if checkpoints.latest() is None:
+        raise RunError(f"{directory} has no checkpoint: repeat its command first.")
+    if online:
+        # The rest depends on the environment and its opponents, which may not exist here.
+        rest = dict.fromkeys(set(like._fields) - learned(like).keys())
+        tree = checkpoints.restore_some({"state": [like._replace(**rest)] * seeds})
+        states = [like._replace(**learned(state)) for state in tree["state"]]
+    else:
+        tree, _ = checkpoints.restore({"state": of_seeds(like, seeds)})
+        states = [jax.tree.map(lambda leaf, i=i: leaf[i], tree["state"]) for i in range(seeds)]
+    checkpoints.close()
+    require_finite(
+        [learned(state) or state for state in states], f"what the run in {directory} has learned"
+    )
+    return built.program, states
+
+
+# ---------------------------------------------------------------------------------- matching
+
+
+def learned(state: ArrayTree, given: Sequence[str] = ()) -> dict[str, ArrayTree]:
+    """Return what was learned of a state: the fields that another run can continue from.
+
+    ``given`` are `Program.given`.
+    """
+    fields, others = getattr(state, "_fields", ()), {_COUNT, *given}
+    names = _ONLINE if "capture" in fields else [name for name in fields if name not in others]
+    return {name: getattr(state, name) for name in names if name in fields}
+
+
+def carry_over(
+    source: Program,
+    trained: ArrayTree,
+    program: Program,
+    state: ArrayTree,
+    run: str,
+    sizes: str = "",
+) -> ArrayTree:
+    """Return a fresh state of a program with what a seed of another run, of ``source``, learned.
+
+    What acts must have the same sizes in both: `ShapeError` names the parameter, and ``sizes``, the
+    arguments that the policy's network depends on. Other networks start anew where sizes differ.
+    """
+    if _alike(trained, state):
+        named = hasattr(state, "_fields")
+        whole = state._replace(**learned(trained, program.given)) if named else trained
+        tracking.notice(f"continues from {run}: everything")
+        return jax.tree.map(jax.numpy.asarray, whole)
+    theirs, ours = _named(source, trained), _named(program, state)
+    common, others = _common_parts(theirs, ours, run, sizes)
+    found = {name: theirs[name] for name in ours if name in theirs and _part(name) in common}
+    # A target network that the run lacks is the copy of its network.
+    found |= {
+        name: found[name.removeprefix("target ")]
+        for name in ours
+        if name.startswith("target ")
+        and name not in theirs
+        and name.removeprefix("target ") in found
+    }
+    adam = [name for name in ours if name.startswith(("mu ", "nu ", "count"))]
+    if not all(name in found and np.shape(found[name]) == np.shape(ours[name]) for name in adam):
+        found = {name: leaf for name, leaf in found.items() if name not in adam}
+    kept = sorted({_part(name) for name in found if not name.startswith("count")})
+    new = sorted({_part(name) for name in ours if not name.startswith("count")} - set(kept))
+    new = [f"{part} (of other sizes there)" if part in others else part for part in new]
+    tracking.notice(f"continues from {run}: {', '.join(kept)}; new: {', '.join(new) or 'nothing'}")
+    leaves, tree = jax.tree.flatten(state)
+    for name, index in _places(program, state).items():
+        if name in found:
+            leaves[index] = jax.numpy.asarray(found[name], leaves[index].dtype)
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _alike(trained: ArrayTree, state: ArrayTree) -> bool:
+    """Whether two states of baselines have the same fields, of the same shapes."""
+
+    def shapes(tree: ArrayTree) -> list[tuple[str, tuple[int, ...]]]:
+        return [(keystr(path), np.shape(leaf)) for path, leaf in tree_flatten_with_path(tree)[0]]
+
+    online = "capture" in getattr(state, "_fields", ())
+    return not online and shapes(trained) == shapes(state)
+
+
+def _common_parts(
+    theirs: Mapping[str, Any], ours: Mapping[str, Any], run: str, sizes: str
+) -> tuple[set[str], set[str]]:
+    """Return the parts that both states have in the same sizes, and in others.
+
+    `ShapeError` if the policy is among the others. A policy of theirs may hold more than ours, such
+    as the behaviour by which ``qmix_bcq`` chooses among actions.
+    """
+    common = {_part(name) for name in theirs} & {_part(name) for name in ours} | {_POLICY}
+    others: set[str] = set()
+    for name in [*ours, *theirs]:
+        part = _part(name)
+        more = name not in ours and part in (_POLICY, f"target {_POLICY}")
+        if part not in common or more or name.startswith(("mu ", "nu ", "count")):
+            continue
+        shapes = [np.shape(side[name]) if name in side else None for side in (theirs, ours)]
+        if shapes[0] == shapes[1]:
+            continue
+        if part == _POLICY:
+            there, here = ("absent" if shape is None else shape for shape in shapes)
+            raise ShapeError(
+                f"the policy of {run} has another network than that of the new program: {name} is "
+                f"{there} there, and {here} here. Give the new program the arguments of that run "
+                f"({sizes or '--hidden, --network, --agent-id ...'}), if it has them, or leave out "
+                "--init."
+            )
+        others.add(part)
+    return common - others, others
+
+
+def _part(name: str) -> str:
+    """Return the part of a program that a leaf belongs to, such as "mixer" or "target mixer"."""
+    for prefix in ("target ", "mu ", "nu "):
+        if name.startswith(prefix):
+            return ("target " if prefix == "target " else "optimiser of ") + _part(
+                name.removeprefix(prefix)
+            )
+    return name.split("/", maxsplit=1)[0]
+
+
+def _named(program: Program, state: ArrayTree) -> dict[str, Any]:
+    leaves = jax.tree.leaves(state)
+    return {name: leaves[index] for name, index in _places(program, state).items()}
+
+
+def _places(program: Program, state: ArrayTree) -> dict[str, int]:
+    """Return the index of each learned leaf among the leaves of a state, by a name of its own."""
+    paths = [path for path, _ in tree_flatten_with_path(state)[0]]
+    fields = {_name(path[:1]) for path in paths}
+    kept = set(learned(state, program.given)) or fields
+    names: dict[str, int] = {}
+    params: dict[str, str] = {}
+    acting, unclear = _policy_leaves(program, state), False
+    for index, path in enumerate(paths):
+        field, rest = _name(path[:1]), _name(path[1:])
+        if field in kept and not _is_derived(field):
+            own = rest if field == "params" else f"{field}/{rest}"
+            unclear |= rest in params
+            params.setdefault(rest, acting.get(index, own))
+            names[acting.get(index, own)] = index
+    for index, path in enumerate(paths):
+        field, rest = _name(path[:1]), _name(path[1:])
+        if field == "target" and rest in params:
+            names[f"target {params[rest]}"] = index
+        elif field == "moments":
+            names[f"moments/{rest}"] = index
+        elif "optimiser" in field and not unclear:
+            found = _adam_name(path, index, params)
+            if "count" in found and "count" in names:  # of a second optimiser
+                found = {f"count {len(names)}": index}
+            names |= found
+    return names
+
+
+def _is_derived(field: str) -> bool:
+    """Whether a field belongs to the parameters in others: targets, moments and optimisers."""
+    return field in ("target", "moments") or "optimiser" in field
+
+
+def _adam_name(path: tuple[Any, ...], index: int, params: Mapping[str, str]) -> dict[str, int]:
+    """Return the name of a leaf of an optimiser's state; empty if it is no moment of Adam."""
+    for place, key in enumerate(path):
+        moment, rest = getattr(key, "name", ""), _name(path[place + 1 :])
+        if moment in ("mu", "nu") and rest in params:
+            return {f"{moment} {params[rest]}": index}
+    return {"count": index} if _name(path).endswith("count") else {}
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return keystr(path, simple=True, separator="/")
+
+
+def _policy_leaves(program: Program, state: ArrayTree) -> dict[int, str]:
+    """Return names of the leaves of a state that the policy's parameters are, by index."""
+    shapes = jax.eval_shape(lambda tree: tree, state)
+    jaxpr = jax.make_jaxpr(program.policy_params)(shapes).jaxpr
+    places = {id(variable): index for index, variable in enumerate(jaxpr.invars)}
+    acting = jax.eval_shape(program.policy_params, shapes)
+    return {
+        places[id(variable)]: f"{_POLICY}/{_name(path)}"
+        for variable, (path, _) in zip(
+            jaxpr.outvars, tree_flatten_with_path(acting)[0], strict=True
+        )
+        if id(variable) in places
+    }

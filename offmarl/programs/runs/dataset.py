@@ -1,0 +1,277 @@
+"""Statistics of a dataset that a program uses: moments, returns, initial views."""
+
+from collections.abc import Callable, Collection, Hashable, Iterator
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy.typing import NDArray
+
+from offmarl.errors import RunError
+from offmarl.types import ArraySpec, ArrayTree, EnvSpec, Transition, View, unflatten_tree
+from offmarl.vault import Dataset, Mixture
+from offmarl.vault.check.leaf_statistics import StatisticsAccumulator, stored
+from offmarl.vault.format.column_statistics import Ranges
+from offmarl.vault.mixture import Part
+
+STATISTICS_FILE = "dataset.npz"
+
+
+_LEAST_STD = 1e-3
+_WHOLE = 2**40
+"""What shares are counted in."""
+
+
+class MeanAndStd(NamedTuple):
+    """Mean and standard deviation of the entries of a vector, or of each leaf of a tree.
+
+    Leaves of more than one axis, such as images, have one entry for each index of the last axis.
+    """
+
+    mean: ArrayTree
+    """``(size,)``, or a tree of such arrays."""
+    std: ArrayTree
+    """At least 1e-3, so that constant entries can be divided by it."""
+
+
+class DatasetStatistics:
+    """Arrays that a program computes from its dataset, on first use.
+
+    The run stores them. `load_policy` and a resumed run read them from there, so a policy that
+    normalises its input acts without the dataset. A program reads them in ``make``: if it read them
+    in ``init`` or ``update``, the compiled program would keep those of the first dataset.
+
+    Parameters
+    ----------
+    dataset
+        The dataset; None if only stored arrays are used. Of a `Mixture`, moments are those of the
+        batches: each vault counts by its share.
+    arrays
+        The stored arrays, by name.
+    episodes
+        Numbers of the training episodes; None for all.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset | Mixture | None,
+        arrays: dict[str, NDArray[Any]] | None = None,
+        episodes: NDArray[np.int64] | None = None,
+    ):
+        self._dataset, self._episodes = dataset, episodes
+        self._kept = dict(arrays or {})
+        self._frozen = False
+        self.used: dict[str, NDArray[Any]] = {}
+        """The arrays used so far, by name."""
+
+    def array(self, name: str, compute: Callable[[Any], Any]) -> NDArray[Any]:
+        """Return an array of the program, computed from the dataset or read from the run.
+
+        Parameters
+        ----------
+        name
+            Name of the array in the run.
+        compute
+            Function that computes it from the dataset, which may be a `Mixture`.
+
+        Raises
+        ------
+        RunError
+            The run has no array of that name, and no dataset was given.
+        RuntimeError
+            ``make`` has returned.
+        """
+        if self._frozen:
+            raise RuntimeError(
+                f"the program reads {name} of its dataset outside of make: read it in make, and "
+                "use the result in init, update or the policy."
+            )
+        if name not in self._kept:
+            if self._dataset is None:
+                raise RunError(
+                    f"this run has no {name} of its dataset, because another version of the "
+                    "program trained it: train again."
+                )
+            self._kept[name] = np.asarray(compute(self._dataset))
+        self.used[name] = self._kept[name]
+        return self.used[name]
+
+    def observation_moments(self) -> MeanAndStd:
+        """Return the moments of observations over all steps and live agents, ``(O,)``.
+
+        Of observations that are trees, trees. Leaves of whole numbers have mean 0 and standard
+        deviation 1: networks scale them by their range.
+        """
+        return self._moments("observation", lambda spec: spec.observation_leaves)
+
+    def state_moments(self) -> MeanAndStd:
+        """Return the moments of global states over all steps, ``(S,)``; or trees of them."""
+        return self._moments("state", lambda spec: spec.state_leaves)
+
+    def reward_std(self) -> float:
+        """Return the standard deviation of the rewards of all agents and steps."""
+        found = self.array("reward_std", lambda dataset: self._ranges(dataset, "reward").std)
+        return float(found)
+
+    def returns(self) -> Float[np.ndarray, "episodes"]:
+        """Return the undiscounted return of each complete episode, averaged over agents."""
+        return self.array("returns", self._returns)
+
+    def return_scale(self) -> float:
+        """Return the largest absolute return of a complete episode."""
+
+        def compute(dataset: Dataset | Mixture) -> NDArray[Any]:
+            return np.asarray(np.abs(self._returns(dataset)).max(initial=0.0))
+
+        return float(self.array("return_scale", compute))
+
+    def scored(self) -> Bool[np.ndarray, "episodes"]:
+        """Return which of all episodes are complete and have finite returns."""
+        return self.array("scored", lambda dataset: dataset.episodes.scored)
+
+    def initial_views(self, most: int = 1024) -> View:
+        """Return the first views of episodes, ``(M, ...)``.
+
+        Parameters
+        ----------
+        most
+            Largest M; of more episodes, evenly spread ones are taken.
+        """
+
+        def first(name: str, dataset: Dataset | Mixture) -> NDArray[Any]:
+            chosen = self._chosen(dataset)
+            chosen = chosen[np.linspace(0, len(chosen) - 1, min(most, len(chosen))).astype(int)]
+            found = []
+            for part in _parts(dataset, chosen):
+                kept = part.dataset.sound_episodes or part.dataset.episodes
+                some = part.episodes[kept.length[part.episodes] > 0]
+                row, start = kept.row[some], kept.start[some]
+                steps = part.dataset.window_transitions(row, start, 1)
+                found.append(np.asarray(getattr(steps.view, name))[:, 0])
+            return np.concatenate(found)
+
+        found: Any = (
+            self.array(f"initial_{name}_{most}", partial(first, name)) for name in View._fields
+        )
+        return View(*found)
+
+    def freeze(self) -> Hashable:
+        """Reject later reads, and return a key of the arrays used so far."""
+        self._frozen = True
+        return tuple((name, array.tobytes()) for name, array in sorted(self.used.items()))
+
+    def _returns(self, dataset: Dataset | Mixture) -> NDArray[np.float32]:
+        found, chosen = dataset.episodes, self._chosen(dataset)
+        return found.episode_returns[chosen][found.scored[chosen]].astype(np.float32)
+
+    def _chosen(self, dataset: Dataset | Mixture) -> NDArray[np.int64]:
+        every = np.arange(len(dataset.episodes.length))
+        return every if self._episodes is None else self._episodes
+
+    def _moments(self, field: str, leaves: Callable[[EnvSpec], dict[str, ArraySpec]]) -> MeanAndStd:
+        def compute(path: str, dataset: Dataset | Mixture) -> NDArray[Any]:
+            leaf = leaves(dataset.spec)[path]
+            if not jnp.issubdtype(leaf.numpy_dtype, jnp.floating):
+                return np.array([0, 1], np.float32)
+            found = self._ranges(dataset, f"{field}.{path}" if path else field)
+            mean, std = (np.where(found.finite > 0, x, 0) for x in (found.mean, found.std))
+            return np.stack([mean, std.clip(_LEAST_STD)]).astype(np.float32)
+
+        if self._dataset is not None:
+            paths = [*leaves(self._dataset.spec)]
+        else:
+            stored = (name for name in self._kept if name.endswith("_moments"))
+            names = (name.removesuffix("_moments").partition(".") for name in stored)
+            paths = [path for start, _, path in names if start == field] or [""]
+        found = {
+            path: self.array(
+                f"{field}.{path}_moments" if path else f"{field}_moments", partial(compute, path)
+            )
+            for path in paths
+        }
+        mean, std = ({path: array[i] for path, array in found.items()} for i in (0, 1))
+        return MeanAndStd(unflatten_tree(mean), unflatten_tree(std))
+
+    def _ranges(self, dataset: Dataset | Mixture, column: str) -> Ranges:
+        """Return the statistics of a column over all agents; of rewards, over everything."""
+        parts = _parts(dataset, self._chosen(dataset))
+        found = [(self._ranges_of(part, column), part.share) for part in parts]
+        ranges = found[0][0] if len(found) == 1 else _shared(found)
+        if column.startswith("observation") and ranges.mean.ndim == 2:
+            return ranges.pooled(0)
+        return ranges.pooled() if column == "reward" else ranges
+
+    def _ranges_of(self, part: Part, column: str) -> Ranges:
+        # The run keeps what it uses: training changes nothing in the dataset. The statistics of
+        # data on another machine are those that were published, of all of its episodes: those of
+        # the training episodes would need a download.
+        whole = self._episodes is None or part.dataset.is_remote
+        if whole and (known := stored(part.dataset)) is not None:
+            return known[column].ranges
+        accumulator = StatisticsAccumulator(part.dataset.spec, columns=[column])
+        for steps in _steps(part):
+            accumulator.add(jax.tree.map(lambda leaf: leaf[None], steps))
+        return accumulator.ranges[column]
+
+
+def _shared(parts: list[tuple[Ranges, float]]) -> Ranges:
+    """Return the statistics of several vaults, each of which counts by its share."""
+    counted = [
+        found._replace(finite=np.where(found.finite > 0, round(share * _WHOLE), 0))
+        for found, share in parts
+    ]
+    return Ranges(*map(np.stack, zip(*counted, strict=True))).pooled(0)
+
+
+def _parts(dataset: Dataset | Mixture, episodes: NDArray[np.int64]) -> list[Part]:
+    """Return some episodes by vault, each with its share of the steps in batches."""
+    if isinstance(dataset, Mixture):
+        return dataset.parts(episodes)
+    return [Part(dataset, episodes, 1.0)]
+
+
+def _steps(part: Part) -> Iterator[Transition]:
+    """Yield the steps of some episodes, ``(M, ...)``, block by block."""
+    dataset = part.dataset
+    table, chosen = dataset.episodes, np.zeros(len(dataset.episodes.length), bool)
+    chosen[part.episodes] = True
+    begins = table.row * dataset.length + table.start
+    for start, stop in dataset.blocks():
+        step = np.arange(dataset.rows)[:, None] * dataset.length + np.arange(start, stop)
+        kept = chosen[np.searchsorted(begins, step, side="right") - 1]
+        yield jax.tree.map(itemgetter(kept), dataset.transitions(start, stop))
+
+
+def save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    """Write a run's arrays of its dataset atomically, if there are any."""
+    if arrays:
+        partial = path.with_name(f".{path.name}.partial")
+        with partial.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        partial.replace(path)
+
+
+def is_scale(name: str, normalised: Collection[str]) -> bool:
+    """Whether networks know something of their data by a statistic, and not only the new data.
+
+    ``normalised`` are the values of ``--normalise``.
+    """
+    of = {"reward_std": "reward", "returns": "return"}
+    return name.endswith("_moments") or name == "return_scale" or of.get(name) in normalised
+
+
+def read(path: Path) -> dict[str, NDArray[Any]]:
+    """Return a run's arrays of its dataset."""
+    if not path.exists():
+        return {}
+    try:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+            return dict(file)
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, BadZipFile) as error:
+        raise RunError(f"{path} is damaged ({error}): delete the run and train again.") from None

@@ -1,0 +1,151 @@
+"""The data that a baseline learns from, and how its batches are drawn."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+
+from offmarl.config import Vaults
+from offmarl.errors import OptionError
+from offmarl.paths import local
+from offmarl.programs.program import Args, Program
+from offmarl.programs.runs.evaluate import Evaluator
+from offmarl.replay import Circles, Windows, WindowSource
+from offmarl.replay.batches import lag_of
+from offmarl.replay.blocks import BUFFER_BYTES, check_unweighted
+from offmarl.replay.circles import Weighting
+from offmarl.replay.device import fits, require_room
+from offmarl.replay.packing import layout_of
+from offmarl.replay.priorities import IMPORTANCE, Prioritised
+from offmarl.replay.sampling import Chosen
+from offmarl.vault import Dataset, Mixture, Weights, mix, open_vault
+from offmarl.vault.read.weights import resolve
+
+
+def open_data(args: Args) -> Dataset | Mixture:
+    """Open the vault of a program's arguments, or the mixture of several."""
+    shares = _shares(args.vault)
+    if len(shares) == 1:
+        ((path, share),) = shares.items()
+        if share == 0:
+            raise OptionError(f"{path} has the share 0, and there is no other vault: leave it out.")
+        return open_vault(path, time_limit=args.time_limit)
+    given = {path: share for path, share in shares.items() if share is not None}
+    if given and len(given) < len(shares):
+        missing = next(path for path in shares if path not in given)
+        raise OptionError(f"{missing} has no share: give PATH=SHARE for each vault, or for none.")
+    return mix(given or [*shares], time_limit=args.time_limit)
+
+
+def _shares(vaults: Vaults) -> dict[str, float | None]:
+    """Return vaults and their shares, None where no share is given."""
+    if isinstance(vaults, Mapping):
+        return dict(vaults)
+    if isinstance(vaults, str | Path):
+        return {str(vaults): None}
+    found = [_share(text) for text in vaults]
+    paths = [path for path, _ in found]
+    if twice := [path for path in paths if paths.count(path) > 1]:
+        raise OptionError(f"{twice[0]} is given twice: name it once, with its whole share.")
+    return dict(found)
+
+
+def _share(text: str) -> tuple[str, float | None]:
+    """Split PATH=SHARE; the name of an existing file may end like one."""
+    path, sign, share = str(text).rpartition("=")
+    try:
+        return (path, float(share)) if sign and not local(text).exists() else (str(text), None)
+    except ValueError:
+        return str(text), None
+
+
+_SHORT = 100
+"""Windows of so many steps may go around tiny data more than once."""
+
+
+class Drawing(NamedTuple):
+    """How a run draws its batches."""
+
+    kind: Literal["device", "stream", "blocks"]
+    windows: Windows
+    weights: Weighting
+    draws: Prioritised | None
+    record: dict[str, Any]
+    """What ``run.json`` says of it."""
+
+
+def drawing_of(
+    args: Args,
+    program: Program,
+    dataset: Dataset | Mixture,
+    evaluator: Evaluator,
+    lag: int | None,
+) -> Drawing:
+    """Resolve the arguments on sampling; ``lag`` is that of a resumed run."""
+    windows = Windows(args.batch_size, args.length, args.burn_in, program.return_to_go)
+    episodes, kind = evaluator.learned_from, args.replay
+    if kind == "blocks" or (kind == "auto" and isinstance(dataset, Dataset) and dataset.is_remote):
+        check_unweighted(bool(args.weight or args.prioritise), dataset)
+        _require_room_for(args, dataset, windows)
+        return Drawing("blocks", windows, None, None, {"shuffle_buffer": BUFFER_BYTES})
+    weights, record = _weights(args, dataset, episodes), _recorded_vaults(dataset)
+    circles = Circles(dataset, windows, episodes, weights)
+    if args.length > max(circles.num_slots, _SHORT):
+        raise OptionError(
+            f"--length {args.length} is more than the data has ({circles.num_slots:,} steps, with "
+            "a view after each episode): give windows that fit."
+        )
+    _require_room_for(args, dataset, windows)
+    if kind == "auto":
+        kind = "device" if fits(circles) else "stream"
+    if weights is not None:
+        sums = hashlib.sha256(b"".join(array.tobytes() for array in weights))
+        record["weights_digest"] = sums.hexdigest()
+    if not args.prioritise:
+        return Drawing(kind, windows, weights, None, record)
+    if not program.td_errors:
+        raise OptionError(
+            "this program computes no temporal-difference errors, by which windows are "
+            "prioritised: leave out --prioritise."
+        )
+    if lag is None:
+        drawn = WindowSource.of(circles)
+        part = args.seeds * drawn.batch_bytes
+        lag = 0 if kind == "device" else lag_of(int(args.memory * 1e9), part)
+    starts: Any = jax.device_put(circles.starts)
+    assert args.updates is not None
+    draws = Prioritised(
+        starts, args.prioritise, IMPORTANCE, args.updates, circles.num_slots, args.batch_size, lag
+    )
+    return Drawing(kind, windows, weights, draws, record | {"priority_lag": lag})
+
+
+def _require_room_for(args: Args, dataset: Dataset | Mixture, windows: Windows) -> None:
+    """Raise `OptionError` if no memory holds a batch and its gradients."""
+    steps = args.batch_size * (args.length + args.burn_in)
+    needed = 2 * steps * layout_of(dataset.spec, windows).slot_bytes
+    require_room(needed, f"batches of {args.batch_size:,} windows")
+
+
+def _weights(args: Args, dataset: Dataset | Mixture, episodes: Chosen) -> Weighting:
+    if args.weight is None:
+        if args.weight_temperature is not None:
+            raise OptionError("--weight-temperature needs --weight: give both.")
+        return None
+    weights = Weights(args.weight, "step", args.weight_temperature)
+    return resolve(dataset, weights, episodes)
+
+
+def _recorded_vaults(dataset: Dataset | Mixture) -> dict[str, Any]:
+    """Return what ``run.json`` says of the vaults of a mixture; nothing for a single vault."""
+    if isinstance(dataset, Dataset):
+        return {}
+    parts = zip(dataset.sources, dataset.shares, strict=True)
+    return {
+        "vaults": [
+            {"vault": f"{one.name}/{one.uid}", "share": share, "digest": one.known_digest()}
+            for one, share in parts
+        ]
+    }

@@ -1,0 +1,333 @@
+"""Evaluation of policies in training: by played episodes, and by held-out actions."""
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import nullcontext
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, use_abstract_mesh
+from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
+from numpy.typing import NDArray
+
+from offmarl import envs, evaluation, tracking
+from offmarl._compiling import jit_rarely_run
+from offmarl.envs.base import Environment
+from offmarl.errors import OptionError, ShapeError, UnknownNameError
+from offmarl.evaluation import agreement, log_likelihood, require_room_for
+from offmarl.programs.cluster import gathered, is_key
+from offmarl.programs.program import Args, Program
+from offmarl.programs.runs.compiling import compile_ahead
+from offmarl.programs.runs.identity import environment_source
+from offmarl.programs.runs.sharding import Layout, map_seeds
+from offmarl.replay.device import bytes_of
+from offmarl.teams import Team, names_by_team, teams_of
+from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, remember
+from offmarl.vault import Dataset, Mixture, open_vault
+
+HELD_OUT = 0.1
+"""Fraction of the episodes that is held out if there is no other way to evaluate a policy."""
+
+
+class Evaluator(NamedTuple):
+    """How policies are evaluated; made by `make_evaluator`."""
+
+    spec: EnvSpec
+    """The dataset's spec."""
+    env: Environment | None
+    """Environment in which episodes are played."""
+    held_out: Sequence | None
+    """Whole episodes, whose actions are compared with the policy's."""
+    learned_from: NDArray[np.int64] | None
+    """Numbers of the episodes to train on; None for all."""
+    fraction: float = 0.0
+    """Fraction of the episodes that is held out."""
+    episodes: int = 32
+    """Number of episodes that are played side by side."""
+    validation: str = ""
+    """Digest of the vault of held-out episodes, if they are not of the dataset."""
+
+    @property
+    def environment(self) -> str:
+        """Name of the environment that is played in, or of the data's if there is none."""
+        return self.env.spec.name if self.env else self.spec.name
+
+
+def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
+    """Make the environment and read the held-out episodes."""
+    if (env := _environment(args, dataset)) is not None:
+        require_room_for(env.spec, max(args.eval_episodes, args.final_episodes))
+        _warn_of_other_code(env, dataset)
+    played = Evaluator(dataset.spec, env, None, None, episodes=args.eval_episodes)
+    if args.validation is not None:
+        data = _validation(args, args.validation, dataset)
+        every = np.arange(len(data.episodes.length))
+        episodes = with_actions(data.whole_episodes(_some(every, args.final_episodes)))
+        return played._replace(held_out=episodes, validation=data.known_digest())
+    if not (fraction := _fraction(args, env, dataset)):
+        return played
+    rest, held_out = dataset.hold_out(fraction)
+    episodes = with_actions(dataset.whole_episodes(_some(held_out, args.final_episodes)))
+    return played._replace(held_out=episodes, learned_from=rest, fraction=fraction)
+
+
+def _warn_of_other_code(env: Environment, dataset: Dataset | Mixture) -> None:
+    """Print which data was recorded in an environment of the same name whose code was another."""
+    now = environment_source(env.spec.name).get("environment_source", {}).get("sha256")
+    for one in dataset.sources if isinstance(dataset, Mixture) else [dataset]:
+        then = one.provenance.get("environment_source")
+        then = then.get("sha256") if isinstance(then, dict) else None
+        if now and then and now != then and one.spec.name == env.spec.name:
+            tracking.notice(
+                f"warning: the code of {env.spec.name} has changed since {one.path} was recorded "
+                "in it, so that the returns of policies and those of the data may not be compared."
+            )
+
+
+def with_actions(episodes: Sequence) -> Sequence:
+    """Return the episodes in which an agent ever acts: others have no actions to agree with."""
+    alive = np.asarray(episodes.view.alive)[:, :-1]
+    acts = (np.asarray(episodes.mask)[..., None] & alive).any((1, 2))
+    if not acts.any():
+        raise OptionError("no agent acts in the held-out episodes: hold out others.")
+    return episodes if acts.all() else jax.tree.map(lambda leaf: leaf[acts], episodes)
+
+
+def _some(episodes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Return at most ``most`` episodes, evenly spread: early agents may be worse than late ones."""
+    chosen = np.linspace(0, len(episodes) - 1, min(most, len(episodes)))
+    return episodes[chosen.round().astype(int)]
+
+
+def _fraction(args: Args, env: Environment | None, dataset: Dataset | Mixture) -> float:
+    """Return the fraction of the episodes to hold out."""
+    if args.held_out is not None:
+        return args.held_out
+    several = len(dataset.episodes.length) > 1
+    return HELD_OUT if env is None and several else 0.0
+
+
+def _environment(args: Args, dataset: Dataset | Mixture) -> Environment | None:
+    name = dataset.spec.name if args.env is None else args.env
+    if name in ("", "none"):
+        return None
+    try:
+        env = envs.make(name)
+    except UnknownNameError as error:
+        if args.env is not None:
+            raise
+        raise UnknownNameError(
+            f"{dataset.path} was recorded in {str(name)!r}, which is not an installed environment: "
+            "give one of the same sizes with --env (code of your own as path/to/file.py:FACTORY or "
+            "package.module:FACTORY), or train with --env none, which holds out episodes and "
+            "measures the agreement with their actions."
+        ) from error
+    if difference := dataset.spec.difference(env.spec, extras=False):
+        raise ShapeError(
+            f"{dataset.path} and {name} differ in {difference}: give the environment it was "
+            "recorded in with --env, or train with --env none."
+        )
+    return env
+
+
+def _validation(args: Args, path: Path, dataset: Dataset | Mixture) -> Dataset:
+    """Open the vault of held-out episodes."""
+    if args.held_out:
+        raise OptionError("give --validation or --held-out, not both.")
+    data = open_vault(path)
+    if not data.native and dataset.time_limit is not None:
+        data = open_vault(path, time_limit=dataset.time_limit)
+    if difference := dataset.spec.difference(data.spec, extras=False):
+        raise ShapeError(
+            f"{dataset.path} and {data.path} differ in {difference}: hold out episodes of the "
+            "training data, with `offmarl split`."
+        )
+    return data
+
+
+def evaluate(
+    evaluator: Evaluator,
+    program: Program,
+    layout: Layout,
+    params: ArrayTree,
+    keys: Key[Array, "seeds"],
+    episodes: int,
+) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
+    """Return the evaluated metrics of the policy of every seed; ``params`` may have more seeds.
+
+    The returns (of each team, where there are several) are those of greedy and of sampled actions,
+    if the policy samples.
+    """
+    found: dict[str, Any] = {}
+    seeds, params = len(keys), layout.place(params, per_seed=True)
+    if evaluator.held_out is not None:
+        found |= _imitation(program, layout, params, evaluator.held_out)
+    if evaluator.env is not None:
+        modes, teams = _modes(program, params), teams_of(evaluator.env.spec)
+        ways = tuple(modes.values())
+        rounds, size = [], evaluator.episodes  # all evaluations share a compiled program
+        for number in range(-(-episodes // size)):
+            own = layout.place(folded(keys, number) if number else keys, per_seed=True)
+            played = gathered(play(program, evaluator.env, layout, size, ways, params, own))
+            rounds.append(evaluation.returns_by_team(evaluator.env.spec, played))
+        returns = np.concatenate(rounds, axis=2)[:, :, :episodes]
+        for mode, name in enumerate(modes):
+            found |= _by_name(name, teams, returns[:, mode])
+    return {name: values[:seeds] for name, values in jax.device_get(gathered(found)).items()}
+
+
+def play_ahead(
+    evaluator: Evaluator,
+    program: Program,
+    layout: Layout,
+    params: ArrayTree,
+    keys: Key[Array, "seeds"],
+) -> "Future[None] | None":
+    """Compile what `evaluate` plays episodes with, in a thread; its arguments are those of it."""
+    if evaluator.env is None or jax.process_count() > 1:
+        return None
+    params, keys = layout.place((params, keys), per_seed=True)
+    ways = tuple(_modes(program, params).values())
+    return compile_ahead(
+        play, program, evaluator.env, layout, evaluator.episodes, ways, params, keys
+    )
+
+
+def _modes(program: Program, params: ArrayTree) -> dict[str, bool]:
+    """Return for each metric of returns whether the policy acts greedily."""
+    modes = {tracking.RETURN: program.greedy}
+    if not program.greedy or _can_sample(program, params):
+        name = tracking.OTHER_RETURN["sampled" if program.greedy else "greedy"]
+        modes[name] = not program.greedy
+    return modes
+
+
+def _can_sample(program: Program, params: ArrayTree) -> bool:
+    """Whether a program's policies draw their actions; ``params`` has a leading axis of seeds."""
+
+    def first(leaf: Any) -> Any:  # on the host, where no program is compiled for each shape
+        leaf = leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf
+        return leaf[0] if is_key(leaf) else np.asarray(leaf)[0]
+
+    return program.policy(False).draws(jax.tree.map(first, params))
+
+
+@jax.jit
+def folded(keys: Key[Array, "seeds"], number: Int[Array, ""] | int) -> Key[Array, "seeds"]:
+    """Fold a number into the key of each seed."""
+    return jax.vmap(jax.random.fold_in, in_axes=(0, None))(keys, number)
+
+
+@jit_rarely_run(static_argnums=(0, 1))
+def _imitation(
+    program: Program, layout: Layout, params: ArrayTree, episodes: Sequence
+) -> dict[str, Float[Array, "seeds episodes"]]:
+    policy = program.policy(True)
+
+    def of_seed(params: ArrayTree, episodes: Sequence) -> dict[str, Array]:
+        found = {tracking.AGREEMENT: agreement(policy, params, episodes)}
+        if policy.log_prob is not None:
+            found[tracking.LOG_LIKELIHOOD] = log_likelihood(policy, params, episodes)
+        return found
+
+    return map_seeds(layout, of_seed, (params,), episodes)
+
+
+def _by_name(
+    metric: str, teams: tuple[Team, ...], returns: Float[np.ndarray, "seeds episodes teams"]
+) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
+    """Return the returns by the name of the metric, one for each team."""
+    names = names_by_team(metric, teams)
+    return {name: returns[..., index] for index, name in enumerate(names)}
+
+
+@jit_rarely_run(static_argnums=(0, 1, 2, 3, 4))
+def play(
+    program: Program,
+    env: Environment,
+    layout: Layout,
+    episodes: int,
+    modes: tuple[bool, ...],
+    params: ArrayTree,
+    keys: Key[Array, "seeds"],
+) -> evaluation.Evaluation:
+    """Play the same episodes in modes, greedy or not; the arrays have the axes seeds and modes."""
+    policies, most = tuple(program.policy(greedy) for greedy in modes), _MOST_CARRY_BYTES
+    played = partial(evaluation.evaluate, env, num_episodes=episodes)
+
+    def of_seed(params: ArrayTree, key: PRNGKeyArray) -> evaluation.Evaluation:
+        def of_mode(mode: Int[Array, ""]) -> evaluation.Evaluation:
+            return played(one_of(policies), (mode, params), key)
+
+        if bytes_of(jax.eval_shape(lambda: [one.initial_carry() for one in policies])) <= most:
+            return jax.lax.map(of_mode, jnp.arange(len(policies)))
+        one_by_one = [played(policy, params, key) for policy in policies]
+        return jax.tree.map(lambda *leaves: jnp.stack(leaves), *one_by_one)
+
+    return map_seeds(layout, of_seed, (params, keys))
+
+
+_MOST_CARRY_BYTES = 2**15
+"""Largest carry of `one_of` here: each of its steps copies the carries, which takes longer than the
+step itself if they are as large as those of attention or retention over time."""
+
+
+@lru_cache(maxsize=16)
+def one_of(policies: tuple[Policy, ...]) -> Policy:
+    """Return a policy that acts as one of several; its parameters are ``(which, params)``.
+
+    The environment around it is then traced, and compiled, once for all of them. Each policy has
+    its own carry.
+    """
+
+    def act(
+        chosen: tuple[Int[Array, ""], ArrayTree], carries: tuple[ArrayTree, ...], *seen: Any
+    ) -> tuple[Array, Array, tuple[ArrayTree, ...]]:
+        def acting(number: int) -> tuple[Array, Array, tuple[ArrayTree, ...]]:
+            action, log_prob, carry = policies[number].act(chosen[1], carries[number], *seen)
+            if jnp.issubdtype(action.dtype, jnp.integer):
+                action = action.astype(jnp.int32)
+            return action, log_prob, (*carries[:number], carry, *carries[number + 1 :])
+
+        ways = [partial(acting, number) for number in range(len(policies))]
+        found: tuple[Array, Array, tuple[ArrayTree, ...]] = jax.lax.switch(chosen[0], ways)
+        return found
+
+    def after_step(carries: tuple[ArrayTree, ...], *outcome: Any) -> tuple[ArrayTree, ...]:
+        return tuple(
+            remember(policy, carry, *outcome)
+            for policy, carry in zip(policies, carries, strict=True)
+        )
+
+    return Policy(
+        lambda: tuple(policy.initial_carry() for policy in policies), act, after_step=after_step
+    )
+
+
+@jit_rarely_run(static_argnums=(0, 1, 2, 3))
+def play_policy(
+    env: Environment,
+    policy: Policy,
+    episodes: int,
+    mesh: Mesh | None,
+    params: ArrayTree,
+    key: PRNGKeyArray,
+) -> evaluation.Evaluation:
+    """Play episodes with one policy, on the devices of a mesh."""
+    with nullcontext() if mesh is None else use_abstract_mesh(mesh.abstract_mesh):
+        return evaluation.evaluate(env, policy, params, key, episodes)
+
+
+def summary(found: Mapping[str, Float[np.ndarray, "seeds episodes"]]) -> str:
+    """Summarize an evaluation in a few words."""
+    words = {tracking.AGREEMENT: "agreement{} {:.3f}", tracking.RETURN: "return{} {:.2f}"}
+    return ", ".join(
+        word.format(name.removeprefix(metric).replace("_", " of ", 1), found[name].mean())
+        for metric, word in words.items()
+        for name in found
+        if name.startswith(metric)
+    )

@@ -1,0 +1,211 @@
+"""One run from runs of single seeds, which tasks trained: their checkpoints, metrics and scores.
+
+The run has the bits of one process that trains the seeds one after the other, but for the losses of
+a seed that has stopped early, which one process goes on to write.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from offmarl import tracking
+from offmarl.checkpoint import Checkpoints
+from offmarl.config import changed
+from offmarl.errors import RunError
+from offmarl.launch import Work
+from offmarl.programs.program import Args, Keep, recorded
+from offmarl.programs.runs.identity import MAY_DIFFER, differences
+from offmarl.programs.runs.run import Run
+from offmarl.programs.runs.stopping import best_of
+from offmarl.types import ArrayTree
+
+PARTS: ContextVar[Sequence[Path] | None] = ContextVar("parts", default=None)
+"""Finished runs of one seed each, in order, which `offmarl.programs.train` gathers."""
+
+
+def gather(
+    run: Run,
+    like: Mapping[str, ArrayTree],
+    runs: Sequence[Path],
+    keep: Keep,
+    evaluate: Callable[[ArrayTree, int, bool], Mapping[str, Any]],
+) -> dict[str, int]:
+    """Write finished runs of one seed each into one run; return the step at which each stopped.
+
+    ``evaluate(states, step, last)`` evaluates all seeds, for those that stopped early.
+    """
+    found = [_Part.read(directory, run.record) for directory in runs]
+    one = jax.tree.map(lambda leaf: leaf[:1], like)
+    latest = max(part.last for part in found)
+    with_all, tree = run.checkpoints(), like
+    done = {*with_all.steps()} - {latest}
+    for step in sorted(_kept_by_all(found, keep) - done | {latest}):
+        restored = [part.checkpoints.restore(one, min(step, part.last)) for part in found]
+        trees = [tree for tree, _ in restored]
+        tree = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
+        if step not in with_all.steps():
+            with_all.save(step, tree, _joined([info for _, info in restored]))
+    with_all.close()
+    rows = [row for part in found for row in part.rows]
+    if any(part.last < latest for part in found):
+        rows = _evaluated_to_the_end(found, partial(evaluate, tree["state"]))
+    _write_metrics(run.metrics, rows)
+    return {seed: step for part in found for seed, step in part.stopped.items()}
+
+
+class _Part(NamedTuple):
+    """A finished run of one seed."""
+
+    seed: int
+    checkpoints: Checkpoints
+    last: int
+    rows: list[dict[str, Any]]
+    stopped: Mapping[str, int]
+
+    @classmethod
+    def read(cls, directory: Path, wanted: Mapping[str, Any]) -> "_Part":
+        record, checkpoints = tracking.read_run(directory), Run(directory, {}, True).checkpoints()
+        last = checkpoints.latest()
+        if not record.get("complete") or last is None:
+            raise RunError(f"the run in {directory} is not finished: run its task again.")
+        for path, theirs, ours in differences(record, tracking.plain(wanted), _OF_A_SEED):
+            raise RunError(
+                f"{directory} was trained with {path} {theirs!r}, which is {ours!r} now: remove it "
+                "and run its task again."
+            )
+        rows = tracking.read(directory / tracking.METRICS_FILE)
+        return cls(record["seeds"][0], checkpoints, last, rows, record.get("stopped", {}))
+
+
+_OF_A_SEED = (
+    *MAY_DIFFER,
+    "args.seed",
+    "args.seeds",
+    "complete",
+    "seeds",
+    "seeds_at_once",
+    "stopped",
+)
+"""Entries of a record in which the run of a seed differs from that of all."""
+
+
+def _kept_by_all(found: Sequence[_Part], keep: Keep) -> set[int]:
+    """Return the steps whose checkpoints the run of all seeds keeps, beside the last one."""
+    if keep == "best":
+        best = (best_of(part.rows, part.seed) for part in found)
+        return {step for step in best if step is not None}
+    steps = [{*part.checkpoints.steps()} for part in found]
+    return {
+        step
+        for step in set.union(*steps)
+        if all(step in own or step > part.last for own, part in zip(steps, found, strict=True))
+    }
+
+
+def _evaluated_to_the_end(
+    found: Sequence[_Part], evaluate: Callable[[int, bool], Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the rows of all seeds, with the evaluations of a seed after it stopped early.
+
+    One process evaluates the kept policies of such seeds until the last seed ends. A task ends with
+    its only seed, and takes more episodes in its last evaluation.
+    """
+    latest = max(part.last for part in found)
+    early = {place: part for place, part in enumerate(found) if part.last < latest}
+    begins = min(part.last for part in early.values())
+    rows = [
+        row
+        for part in found
+        for row in part.rows
+        if part.last == latest or row["step"] < part.last or _is_of_updates(row)
+    ]
+    steps = {row["step"] for part in found for row in part.rows if not _is_of_updates(row)}
+    for step in sorted(step for step in steps if step >= begins):
+        values = evaluate(step, step == latest)
+        rows += [
+            {"seed": part.seed, "step": step} | {name: x[place] for name, x in values.items()}
+            for place, part in early.items()
+            if step >= part.last
+        ]
+    return rows
+
+
+def _joined(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join the metrics that are not logged yet, of which each seed has one."""
+    sums = {
+        name: [one for info in infos for one in info["sums"][name]] for name in infos[0]["sums"]
+    }
+    joined = {**infos[0], "sums": sums}
+    if "stopping" in joined:
+        found = [info["stopping"] for info in infos]
+        steps = {str(x): one["steps"]["0"] for x, one in enumerate(found) if one["steps"]}
+        joined["stopping"] = {"values": [one["values"][0] for one in found], "steps": steps}
+    return joined
+
+
+def _write_metrics(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the lines of all seeds in the order in which one process writes them.
+
+    The evaluation of the initial policies, step 0, follows the line of the first update.
+    """
+
+    def place(row: Mapping[str, Any]) -> tuple[int, bool, int, int]:
+        return max(row["step"], 1), not _is_of_updates(row), row["step"], row["seed"]
+
+    rows = sorted(rows, key=place)
+    tracking.replace_file(path, "".join(f"{tracking.to_json(row)}\n" for row in rows))
+
+
+def _is_of_updates(row: Mapping[str, Any]) -> bool:
+    """Whether a line of metrics has the means of updates; the others have evaluations."""
+    return tracking.WALL_TIME in row
+
+
+# ---------------------------------------------------------------------------------- tasks
+
+
+class SeedsWork(Work):
+    """The training of several seeds, of which each is a block."""
+
+    def __init__(self, main: Callable[[Any], Path], args: Args, path: Path):
+        self._main, self._args = main, changed(args, batching="map", out=path)
+        super().__init__(f"train {path.name}", path, {"arguments": recorded(args)})
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of seeds."""
+        return self._args.seeds
+
+    def run(self, block: int) -> None:
+        """Train a seed, or continue its training."""
+        seed = self._args.seed + block
+        # Each seed has another best step, at which the run has the states of all of them.
+        keep = "all" if self._args.keep == "best" else self._args.keep
+        changes = {"seeds": 1, "seed": seed, "out": self._run(block), "track": (), "keep": keep}
+        self._main(changed(self._args, **changes))
+
+    def is_done(self, block: int) -> bool:
+        """Whether a seed is trained, and its run has not been removed to train it again."""
+        return super().is_done(block) and (self._run(block) / tracking.RUN_FILE).exists()
+
+    def is_complete(self) -> bool:
+        """Whether the run of all seeds exists; if it is another one, `join` raises `RunError`."""
+        record = tracking.recorded(self.path)
+        seeds = [self._args.seed + block for block in range(self.num_blocks)]
+        return bool(record.get("complete")) and record.get("seeds") == seeds
+
+    def join(self) -> None:
+        """Gather the runs of all seeds."""
+        token = PARTS.set([self._run(block) for block in range(self.num_blocks)])
+        try:
+            self._main(self._args)
+        finally:
+            PARTS.reset(token)
+
+    def _run(self, block: int) -> Path:
+        return self.directory / "blocks" / f"seed-{self._args.seed + block}"

@@ -1,0 +1,509 @@
+"""The loop that all programs share: updates, compiled for all seeds and run in pieces.
+
+All randomness is a pure function of (seed, update). So a resumed run has the same bits as an
+uninterrupted one, and streamed batches equal those of a replay on the device.
+"""
+
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import cache, partial
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+
+from offmarl import tracking
+from offmarl._compiling import in_order, quickly
+from offmarl._garbage import collect_as_before
+from offmarl._mesh import divide
+from offmarl.errors import OptionError
+from offmarl.programs.cluster import from_first, gathered
+from offmarl.programs.program import (
+    TD_ERRORS,
+    Args,
+    ArgsT,
+    Hyperparameters,
+    OnlineArgs,
+    Program,
+    Stage,
+    same_state,
+    shaping_values,
+)
+from offmarl.programs.runs.compiling import compile_ahead
+from offmarl.programs.runs.normalisation import make_program
+from offmarl.programs.runs.run import CheckpointTimer
+from offmarl.programs.runs.sharding import Layout, map_seeds
+from offmarl.replay import Batches, BatchSource, Replay, split_key
+from offmarl.replay.priorities import Priorities, Prioritised
+from offmarl.types import ArrayTree, EnvSpec, Sequence
+
+LOG_EVERY = 500
+"""Largest number of updates between two lines of metrics."""
+
+COMPILING = "compiling"
+"""What a progress display says until the first update is done."""
+
+SECONDS_AT_ONCE = 1.0
+"""Duration of a call of the compiled loop: signals are handled between calls."""
+
+T = TypeVar("T")
+StateT = TypeVar("StateT")
+
+_MOST_PROGRAMS = 8
+_programs: dict[Hashable, Program] = {}
+
+
+def build(
+    make: Callable[[EnvSpec, ArgsT, Any], Program],
+    spec: EnvSpec,
+    args: ArgsT,
+    source: Any,
+    identity: Callable[[], Hashable],
+) -> Program:
+    """Return ``make(spec, args, source)``, or an equal program that was compiled before.
+
+    Hyperparameters do not shape a program; see `structure`. ``identity`` returns a key of what
+    ``make`` has used of the source; it is called after it.
+    """
+    program = make_program(make, spec, args, source)
+    key = make, spec, type(args), shaping_values(args), identity()
+    if key not in _programs and len(_programs) >= _MOST_PROGRAMS:
+        del _programs[next(iter(_programs))]
+    return _programs.setdefault(key, program)
+
+
+# ---------------------------------------------------------------------------------- schedule
+
+
+class Schedule(NamedTuple):
+    """When a run logs, evaluates and changes from one stage to the next."""
+
+    updates: int
+    """Total number."""
+    eval_every: int
+    log_every: int
+    starts: tuple[int, ...]
+    """The first update of each stage."""
+
+    def stage(self, update: int) -> int:
+        """Return the number of the stage that an update belongs to."""
+        return max(index for index, start in enumerate(self.starts) if start <= update)
+
+    def next_log(self, done: int) -> int:
+        """Return the update after which the next line of metrics is due.
+
+        The first line is that of the first update. Then lines divide the time between evaluations
+        into blocks of ``log_every`` updates and a remainder; none spans two stages.
+        """
+        if done == 0:
+            return 1
+        evaluated = done - done % self.eval_every
+        block = (done - evaluated) // self.log_every + 1
+        return min(evaluated + block * self.log_every, self.next_stop(done))
+
+    def next_stop(self, done: int) -> int:
+        """Return the update before which the work must pause: for an evaluation or a stage."""
+        evaluated = done - done % self.eval_every
+        later = [start for start in self.starts if start > done]
+        return min(evaluated + self.eval_every, self.updates, *later)
+
+    def is_evaluation(self, done: int) -> bool:
+        """Whether the policy is evaluated after this update: at intervals, and at the end."""
+        return done % self.eval_every == 0 or done == self.updates
+
+
+def stage_starts(stages: tuple[Stage, ...], updates: int) -> tuple[int, ...]:
+    """Return the first update of each stage in a run; `ValueError` if they do not add up to it."""
+    given = sum(stage.updates or 0 for stage in stages)
+    flexible = [stage for stage in stages if stage.updates is None]
+    rest = updates - given
+    if len(flexible) > 1 or rest < len(flexible) or (rest and not flexible):
+        raise ValueError(f"{given} updates in stages of their own length")
+    lengths = [rest if stage.updates is None else stage.updates for stage in stages]
+    return tuple(sum(lengths[:index]) for index in range(len(lengths)))
+
+
+def online_schedule(program: Program, args: OnlineArgs) -> Schedule:
+    """Return when a recorder logs, evaluates and changes its stage, or raise `OptionError`."""
+    iterations = -(-args.total_steps // (program.num_steps * args.num_envs))
+    try:
+        starts = stage_starts(program.stages, iterations)
+    except ValueError as error:
+        raise OptionError(
+            f"--total-steps {args.total_steps} is {iterations} updates, and the program has "
+            f"{error}: give more --total-steps, or other lengths of the stages."
+        ) from None
+    return Schedule(iterations, -(-iterations // args.evaluations), 1, starts)
+
+
+def offline_schedule(program: Program, args: Args) -> Schedule:
+    """Return when a baseline logs, evaluates and changes its stage, or raise `OptionError`."""
+    assert args.updates is not None and args.eval_every is not None
+    try:
+        starts = stage_starts(program.stages, args.updates)
+    except ValueError as error:
+        raise OptionError(
+            f"--updates {args.updates} does not fit the program, which has {error}: give more "
+            "--updates, or other lengths of the stages."
+        ) from None
+    return Schedule(args.updates, args.eval_every, LOG_EVERY, starts)
+
+
+# ---------------------------------------------------------------------------------- updates
+
+
+def start(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
+    """Return the initial states of all seeds; ``hyper`` has a leading axis of seeds, too."""
+    return _compiled_start()(program, keys, hyper)
+
+
+def start_shapes(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
+    """Return the shapes and types of what `start` returns."""
+    return _compiled_start().eval_shape(program, keys, hyper)
+
+
+@cache
+def _compiled_start() -> Any:
+    return jax.jit(_start, static_argnums=0, compiler_options=quickly())
+
+
+def _start(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
+    """Start the seeds.
+
+    The seeds follow one another: a program of the user's may have layers of Flax with orthogonal
+    kernels, which can wait for one another under vmap; see `offmarl.networks.linear.orthogonal`.
+    """
+    return jax.lax.map(lambda own: program.init(*own), (keys, hyper))
+
+
+class Learned(NamedTuple):
+    """What the updates of a seed change; in a run, with a leading axis of seeds."""
+
+    state: ArrayTree
+    """The program's state."""
+    priorities: Priorities | None = None
+    """None where batches are not drawn by priorities."""
+
+
+def start_stage(stage: Stage, learned: Learned, layout: Layout) -> Learned:
+    """Apply a stage's ``on_start`` to the state of each seed."""
+    if stage.on_start is same_state:
+        return layout.place(copied(learned), per_seed=True)
+    states = learned.state
+    seeds = len(jax.tree.leaves(states)[0])
+    started = [
+        stage.on_start(jax.tree.map(lambda leaf, seed=seed: leaf[seed], states))
+        for seed in range(seeds)
+    ]
+    states = jax.tree.map(lambda *leaves: jnp.stack(leaves), *started)
+    return layout.place(copied(learned)._replace(state=states), per_seed=True)
+
+
+@jax.jit
+def copied(tree: ArrayTree) -> ArrayTree:
+    """Copy every array, so that the result may be donated while the original is kept."""
+    return jax.tree.map(jnp.copy, tree)
+
+
+class Learners(NamedTuple):
+    """A program, and the values that differ between its seeds."""
+
+    program: Program
+    hyper: Hyperparameters
+    """With a leading axis of seeds."""
+    keys: Key[Array, "seeds"]
+    """Update i of a seed always draws from ``fold_in(key, i)``."""
+    layout: Layout
+
+
+def updates(
+    learners: Learners,
+    learned: Learned,
+    batches: BatchSource,
+    schedule: Schedule,
+    done: int,
+) -> Iterator[tuple[int, Learned, dict[str, Float[Array, "seeds n"]]]]:
+    """Update all seeds on batches, about `SECONDS_AT_ONCE` at a time, after ``done`` updates.
+
+    The states are donated, and so are the yielded ones at the next step. Yields the number of
+    updates done, the states after them (with the copies that `Layout.place` adds), and on the host
+    the metrics of each update since the last yield.
+    """
+    seeds, size, data, stages = len(learners.keys), 1, None, learners.program.stages
+    learned = learners.layout.place(learned, per_seed=True)
+    rest, draws = _rest(learners), learners.layout.place(batches.draws, per_seed=False)
+    while done < schedule.updates:
+        stage = schedule.stage(done)
+        if done == schedule.starts[stage]:
+            learned = start_stage(stages[stage], learned, learners.layout)
+        offset = done % batches.updates
+        if data is None or (offset == 0 and not isinstance(data, Replay)):
+            data = batches.take(done, gathered(learned.priorities), seeds)
+            data = placed(learners.layout, data)
+        count = min(size, batches.updates - offset, schedule.next_log(done) - done)
+        begun = time.monotonic()
+        place = done, offset, count
+        learned, metrics = _update(
+            learners.program, stage, learners.layout, learned, rest, place, data, draws
+        )
+        found = jax.device_get(gathered(metrics))
+        metrics = {name: value[:seeds, :count] for name, value in found.items()}
+        seconds = (time.monotonic() - begun) / count
+        done += count
+        size = min(next_size(size, seconds, SECONDS_AT_ONCE), LOG_EVERY)
+        yield done, learned, metrics
+
+
+def updates_ahead(
+    learners: Learners, learned: Learned, batches: BatchSource
+) -> "Future[None] | None":
+    """Compile the first updates in a thread; the arguments are those of `updates`."""
+    layout, stage = learners.layout, learners.program.stages[0]
+    if stage.on_start is not same_state:
+        return None
+    learned = layout.place(learned, per_seed=True)
+    data = placed(layout, batches.take(0, learned.priorities, len(learners.keys)))
+    draws = layout.place(batches.draws, per_seed=False)
+    args = learners.program, 0, layout, learned, _rest(learners), (0, 0, 1), data, draws
+    return compile_ahead(_compiled_update(), *args)
+
+
+def _rest(learners: Learners) -> tuple[Any, ...]:
+    """Return what differs between seeds: keys, hyperparameters, and whether it is no added copy."""
+    keys, hyper = learners.layout.place((learners.keys, learners.hyper), per_seed=True)
+    is_seed = np.arange(len(keys)) < len(learners.keys)
+    return keys, hyper, learners.layout.place(is_seed, per_seed=True)
+
+
+def next_size(size: int, seconds: float, at_once: float) -> int:
+    """Return how many updates the next call makes: at most twice as many as the last one.
+
+    ``seconds`` is the duration of one update, and ``at_once`` that of a call to aim at. All
+    processes get the number of the first, because an update has collective operations.
+    """
+    return from_first(max(1, min(2 * size, int(at_once / max(seconds, 1e-9)))))
+
+
+def logged_loop(
+    update: Callable[[StateT, Int[Array, ""]], tuple[StateT, dict[str, Array]]],
+    state: StateT,
+    count: Int[Array, ""] | int,
+    most: int,
+) -> tuple[StateT, dict[str, Array]]:
+    """Make ``count`` updates, at most ``most``, in a compiled loop, and keep the metrics of each.
+
+    One compiled loop serves every ``count``, so that an update has the same bits wherever a run was
+    interrupted. ``update(state, index)`` is traced once; its metrics are always the same ones.
+    Returns the last state, and the metrics, ``(most, ...)``; those from ``count`` on are zero.
+    """
+    update = partial(jax.jit, inline=True)(update)  # traced for the metrics' names and the loop
+
+    def logged_update(
+        index: Array, carry: tuple[StateT, dict[str, Array]]
+    ) -> tuple[StateT, dict[str, Array]]:
+        # The type is that below; a weak one would trace the update again.
+        state, found = update(carry[0], jax.lax.convert_element_type(index, jnp.int32))
+        return state, {name: log.at[index].set(found[name]) for name, log in carry[1].items()}
+
+    _, metrics = jax.eval_shape(update, state, jnp.zeros((), jnp.int32))
+    logs = {name: jnp.zeros((most, *x.shape), x.dtype) for name, x in metrics.items()}
+    done: tuple[StateT, dict[str, Array]]
+    done = jax.lax.fori_loop(0, count, logged_update, (state, logs))
+    return done
+
+
+def placed(layout: Layout, data: Replay | Batches) -> Replay | Batches:
+    """Put training data on the devices: a replay as a whole on each, batches divided."""
+    if isinstance(data, Replay):
+        return layout.place(data, per_seed=False)
+    return layout.place_batches(data)
+
+
+def _update(*args: Any) -> tuple[Learned, dict[str, Float[Array, "seeds most"]]]:
+    """Call the compiled loop; the arguments are those of `_update_all`."""
+    found: tuple[Learned, dict[str, Array]] = _compiled_update()(*args)
+    return found
+
+
+@cache
+def _compiled_update() -> Callable[..., Any]:
+    options: Any = in_order()
+    return jax.jit(
+        _update_all, static_argnums=(0, 1, 2), donate_argnums=3, compiler_options=options
+    )
+
+
+def _update_all(
+    program: Program,
+    stage: int,
+    layout: Layout,
+    learned: Learned,
+    rest: tuple[Key[Array, "seeds"], Hyperparameters, Bool[Array, "seeds"]],
+    place: tuple[Int[Array, ""] | int, ...],
+    data: Replay | Batches,
+    draws: Prioritised | None,
+) -> tuple[Learned, dict[str, Float[Array, "seeds most"]]]:
+    """Sample and update ``count`` times, at most `LOG_EVERY`, for all seeds.
+
+    All seeds sample the same replay. Streamed batches are ``(seeds, most, ...)`` and
+    used from ``offset`` on. Metrics beyond ``count`` are zero.
+    """
+    first, offset, count = place
+
+    def seed_updates(
+        learned: Learned,
+        key: PRNGKeyArray,
+        hyper: Hyperparameters,
+        is_seed: Bool[Array, ""],
+        data: Replay | Batches,
+        draws: Prioritised | None,
+    ) -> tuple[Learned, dict[str, Array]]:
+        def update(learned: Learned, index: Array) -> tuple[Learned, dict[str, Array]]:
+            number = first + index
+            _, update_key = split_key(key, number)
+            piece = data[offset + index] if isinstance(data, Batches) else data
+            batch, slots, priorities = _batch(piece, draws, learned.priorities, key, number)
+            batch = divide(batch)
+            state, found = program.stages[stage].update(learned.state, batch, update_key, hyper)
+            metrics = dict(found)
+            errors = metrics.pop(TD_ERRORS, None)
+            metrics = {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
+            if draws is not None and errors is not None:
+                priorities = draws.learned(priorities, slots, errors, batch.mask & batch.next_known)
+            return Learned(state, priorities), metrics
+
+        # Under vmap, loops of different lengths would be slow; and no seed is an added copy.
+        own = jnp.where(is_seed, count, 0) if layout.at_once == 1 else count
+        return logged_loop(update, learned, own, LOG_EVERY)
+
+    if isinstance(data, Replay):
+        return map_seeds(layout, seed_updates, (learned, *rest), data, draws)
+    return map_seeds(layout, seed_updates, (learned, *rest, data), draws)
+
+
+def _batch(
+    data: Replay | Batches,
+    draws: Prioritised | None,
+    priorities: Priorities | None,
+    key: PRNGKeyArray,
+    number: Int[Array, ""],
+) -> tuple[Sequence, Any, Any]:
+    """Return the batch of an update, the slots of its windows, and the priorities after its draw.
+
+    Slots and priorities are None where batches are not drawn by priorities.
+    """
+    if draws is None or priorities is None:
+        sample_key, _ = split_key(key, number)
+        batch = data.sequence() if isinstance(data, Batches) else data.sample(sample_key)
+        return batch, None, None
+    sample_key, _ = split_key(key, number + draws.lag)
+    priorities, slots, ratios = draws.take(priorities, number, sample_key)
+    batch = data.sequence() if isinstance(data, Batches) else data.at(slots)
+    weight = draws.weigh(ratios, batch.mask, number)
+    if batch.weight is not None:
+        weight = batch.weight * weight[:, None]
+    return batch._replace(weight=weight), slots, priorities
+
+
+# ---------------------------------------------------------------------------------- the loop
+
+
+@runtime_checkable
+class Journal(Protocol):
+    """The files of a run; those of baselines and recorders differ."""
+
+    @property
+    def note(self) -> str:
+        """The last evaluation in a few words, for the progress bar."""
+        ...
+
+    def check(self, done: int, states: Any, metrics: Any, count: int, /) -> None:
+        """Raise `NotFiniteError` if what the last updates learned, or a metric, is not finite."""
+        ...
+
+    def add(self, done: int, metrics: Any, count: int, /) -> None:
+        """Take the metrics of the last ``count`` updates, as `updates` or `collect` yields them."""
+        ...
+
+    def log(self, done: int, times: Mapping[str, float], /) -> None:
+        """Write a line of metrics, with `tracking.TIMES`."""
+        ...
+
+    def evaluate(self, done: int, states: Any) -> None:
+        """Evaluate the policy."""
+        ...
+
+    def save(self, done: int, states: Any) -> None:
+        """Write a checkpoint."""
+        ...
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the last evaluation asks for a checkpoint."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Whether the run ends before its last update."""
+        ...
+
+
+class _Clock:
+    """Measures `tracking.TIMES`."""
+
+    def __init__(self, elapsed: float, steps: int):
+        self._begun, self._steps, self._worked = time.monotonic() - elapsed, steps, 0.0
+
+    def timed(self, work: Iterator[T]) -> Iterator[T]:
+        """Measure the time that an iterator takes, without that of the loop around it."""
+        while True:
+            begun = time.monotonic()
+            item = next(work, None)
+            self._worked += time.monotonic() - begun
+            if item is None:
+                return
+            yield item
+
+    def times(self, steps: int) -> dict[str, float]:
+        """Return the time since the run began, and the speed since the last call."""
+        speed = (steps - self._steps) / max(self._worked, 1e-9)
+        self._steps, self._worked = steps, 0.0
+        return {tracking.WALL_TIME: time.monotonic() - self._begun, tracking.SPEED: speed}
+
+
+def learn(
+    work: Iterator[tuple[int, Any, Any]],
+    journal: Journal,
+    schedule: Schedule,
+    done: int,
+    timer: CheckpointTimer,
+    advance: Callable[[int, str], None],
+    unit: int = 1,
+    elapsed: float = 0.0,
+) -> None:
+    """Update, log, evaluate and checkpoint until the work, `updates` or `collect`, is complete.
+
+    ``unit`` is the number of steps of an update, ``elapsed`` the seconds that the run took before.
+    Raises `NotFiniteError` at the first block that is not finite, before anything is made of it.
+    """
+    clock = _Clock(elapsed, done * unit)
+    for step, states, found in clock.timed(work):
+        collect_as_before()
+        timer.work_done()
+        metrics = jax.device_get(found)  # `work` has waited for the device
+        journal.check(step, states, metrics, step - done)
+        journal.add(step, metrics, step - done)
+        if step == schedule.next_log(step - 1):
+            journal.log(step, clock.times(step * unit))
+        if schedule.is_evaluation(step):
+            journal.evaluate(step, states)
+        advance((step - done) * unit, journal.note)
+        done = step
+        if timer.is_due() or journal.keeps or journal.over or step == schedule.updates:
+            journal.save(step, states)
+            timer.saved(step * unit)
+        if journal.over:
+            return

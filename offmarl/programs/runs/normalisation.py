@@ -1,0 +1,126 @@
+"""Normalisation by the statistics of the dataset, around any program.
+
+The program learns from normalised batches, and its policy normalises what it observes. The
+statistics are stored with the run, so `load_policy`, evaluations and recordings apply the same.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from offmarl.errors import OptionError
+from offmarl.programs.program import Args, ArgsT, Hyperparameters, Program, Stage, Values, structure
+from offmarl.programs.runs.dataset import DatasetStatistics, MeanAndStd
+from offmarl.types import (
+    ArrayTree,
+    EnvSpec,
+    Policy,
+    Sequence,
+    View,
+    flatten_tree,
+    unflatten_tree,
+)
+
+_LEAST_STD = 1e-6
+"""Rewards or returns that vary less are not scaled."""
+
+Normalise = Callable[[Any], Any]
+
+
+def make_program(
+    make: Callable[[EnvSpec, ArgsT, Any], Program], spec: EnvSpec, args: ArgsT, source: Any
+) -> Program:
+    """Build a program, with the normalisation that its arguments ask for."""
+    program = make(spec, structure(args), source)
+    if not isinstance(args, Args) or not args.normalise:
+        return program
+    assert isinstance(source, DatasetStatistics)
+    return normalised(program, args.normalise, source)
+
+
+def normalised(program: Program, what: tuple[str, ...], dataset: DatasetStatistics) -> Program:
+    """Wrap a program so that it learns from, and acts on, normalised data."""
+    if {"reward", "return"} <= set(what):
+        raise OptionError("rewards are scaled by one of reward and return: give one of them.")
+    observation = _standard(dataset.observation_moments()) if "observation" in what else _same
+    state = _standard(dataset.state_moments()) if "state" in what else _same
+    scale = _reward_scale(what, dataset)
+
+    def seen(view: View) -> View:
+        return view._replace(observation=observation(view.observation), state=state(view.state))
+
+    def batch(sequence: Sequence) -> Sequence:
+        to_go = sequence.return_to_go
+        return sequence._replace(
+            view=seen(sequence.view),
+            reward=sequence.reward * scale,
+            return_to_go=None if to_go is None else to_go * scale,
+        )
+
+    return program._replace(
+        stages=tuple(_stage(stage, batch) for stage in program.stages),
+        policy=lambda greedy: _policy(program.policy(greedy), observation, scale),
+        values=program.values and _values(program.values, seen, scale),
+    )
+
+
+def _values(values: Values, seen: Callable[[View], View], scale: np.float32) -> Values:
+    """Return a critic of views as they are recorded, in the unit of the recorded rewards."""
+    return values._replace(
+        apply=lambda params, view, *rest: values.apply(params, seen(view), *rest) / scale
+    )
+
+
+def _stage(stage: Stage, batch: Callable[[Sequence], Sequence]) -> Stage:
+    def update(
+        state: ArrayTree, sequence: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
+    ) -> tuple[ArrayTree, dict[str, Array]]:
+        return stage.update(state, batch(sequence), key, hyper)
+
+    return stage._replace(update=update)
+
+
+def _policy(policy: Policy, observation: Normalise, scale: np.float32) -> Policy:
+    act, log_prob, after_step = policy.act, policy.log_prob, policy.after_step
+    return policy._replace(
+        act=lambda params, carry, seen, *rest: act(params, carry, observation(seen), *rest),
+        log_prob=log_prob
+        and (lambda params, carry, seen, *rest: log_prob(params, carry, observation(seen), *rest)),
+        after_step=after_step
+        and (lambda carry, reward, done: after_step(carry, reward * scale, done)),
+    )
+
+
+def _same(tree: ArrayTree) -> ArrayTree:
+    return tree
+
+
+def _standard(moments: MeanAndStd) -> Normalise:
+    """Return the function that makes a tree's floating-point leaves have mean 0 and deviation 1."""
+    mean, std = (flatten_tree(tree) for tree in moments)
+    return partial(_standardise, mean, std)
+
+
+def _standardise(mean: dict[str, Any], std: dict[str, Any], tree: ArrayTree) -> ArrayTree:
+    leaves = {
+        path: (leaf - mean[path]) / std[path] if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
+        for path, leaf in flatten_tree(tree).items()
+    }
+    return unflatten_tree(leaves)
+
+
+def _reward_scale(what: tuple[str, ...], dataset: DatasetStatistics) -> np.float32:
+    """Return what rewards are multiplied with.
+
+    They are not shifted: a constant added to each reward would favour longer or shorter episodes.
+    """
+    std: Float[np.ndarray, ""] | float = 1.0
+    if "reward" in what:
+        std = dataset.reward_std()
+    elif "return" in what and len(returns := dataset.returns()):
+        std = float(np.std(returns.astype(float)))
+    return np.float32(1 / std if std > _LEAST_STD else 1.0)

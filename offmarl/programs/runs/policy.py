@@ -1,0 +1,321 @@
+"""Trained policies, loaded from their runs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.tree_util import keystr, tree_leaves_with_path
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from numpy.typing import NDArray
+
+from offmarl import envs
+from offmarl.envs.base import Environment
+from offmarl.errors import OptionError, ShapeError
+from offmarl.programs.runs.trained import Step, TrainedRun
+from offmarl.types import (
+    ArraySpec,
+    ArrayTree,
+    EnvSpec,
+    Policy,
+    flatten_tree,
+    unflatten_tree,
+)
+
+
+class _Unfinished(NamedTuple):
+    """The carry between an action and its reward, for a policy that takes rewards as input."""
+
+    carry: ArrayTree
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """A trained policy of a run.
+
+    Call it in your own loop, with NumPy or JAX arrays of a single environment:
+
+        carry = None
+        while not done.all():
+            key, act_key = jax.random.split(key)
+            action, carry = policy(observation, legal_actions, carry, act_key)
+            observation, legal_actions, reward, done = step(action)
+            carry = policy.after_step(carry, reward, done)
+
+    Policies that take rewards as input need ``after_step`` (see `Policy.after_step`): without it
+    they raise an error at the next action. Other policies return the carry unchanged.
+    """
+
+    policy: Policy = field(repr=False)
+    params: ArrayTree = field(repr=False)
+    spec: EnvSpec = field(repr=False)
+    name: str
+    """The program that trained it."""
+    stochastic: bool
+    """Whether it draws its actions at random, so that each call needs a key."""
+
+    def __call__(
+        self,
+        observation: ArrayTree,
+        legal_actions: Bool[Array | np.ndarray, "N A"] | None = None,
+        carry: ArrayTree | None = None,
+        key: PRNGKeyArray | None = None,
+    ) -> tuple[np.ndarray, ArrayTree]:
+        """Choose the agents' actions.
+
+        Parameters
+        ----------
+        observation
+            The agents' observations: an array ``(N, ...)``, or a dictionary of them, as
+            ``spec.observation_leaves`` describes it.
+        legal_actions
+            Mask of legal actions; by default all are legal.
+        carry
+            The result of `after_step` or of the last call; None at the start of an episode.
+        key
+            Random key, a new one for each call; only a stochastic policy needs it.
+
+        Returns
+        -------
+        tuple
+            The actions, ``(N,)`` or ``(N, A)`` if continuous, and the carry for `after_step`.
+
+        Raises
+        ------
+        ShapeError
+            The observation has other shapes, names or kinds of numbers than those that the policy
+            was trained with, or the mask another shape.
+        OptionError
+            The policy is stochastic, and no key was given; or it takes rewards as input, and
+            `after_step` was not called after its last action.
+        """
+        observation = self._checked(observation)
+        if key is None and self.stochastic:
+            raise OptionError(
+                f"the policy of {self.name} samples its actions and was called without a key: give "
+                "each call a new key, policy(observation, legal_actions, carry, key=key), or load "
+                "the policy with greedy=True for its best actions."
+            )
+        if isinstance(carry, _Unfinished):
+            raise OptionError(
+                f"the policy of {self.name} takes rewards as input, and the reward of its last "
+                "action is missing: after each step, pass the carry through "
+                "policy.after_step(carry, reward, done)."
+            )
+        legal_actions = self._checked_legal(legal_actions)
+        action, _, carry = self._act(
+            self.params,
+            self.policy.initial_carry() if carry is None else carry,
+            observation,
+            legal_actions,
+            _unused_key() if key is None else key,
+        )
+        remembers = self.policy.after_step is not None
+        return np.asarray(action), _Unfinished(carry) if remembers else carry
+
+    def after_step(
+        self,
+        carry: ArrayTree,
+        reward: Float[Array | np.ndarray, "N"],
+        done: Bool[Array | np.ndarray, "N"],
+    ) -> ArrayTree:
+        """Return the carry after the outcome of a step.
+
+        Parameters
+        ----------
+        carry
+            The carry that the policy returned with the actions of the step.
+        reward
+            Reward of each agent.
+        done
+            Whether each agent terminated or was truncated.
+
+        Raises
+        ------
+        ShapeError
+            ``reward`` or ``done`` does not have one entry for each agent.
+        OptionError
+            The policy takes rewards as input, and chose no action since the last reward.
+        """
+        agents = (self.spec.num_agents,)
+        if np.shape(reward) != agents or np.shape(done) != agents:
+            raise ShapeError(
+                f"the policy of {self.name} takes a reward and a done of shape {agents}, one "
+                f"for each agent, not {np.shape(reward)} and {np.shape(done)}."
+            )
+        if self.policy.after_step is None:
+            return carry
+        if not isinstance(carry, _Unfinished):
+            raise OptionError(
+                f"the policy of {self.name} has chosen no action since the last reward: call "
+                "after_step once for each step, with the carry that policy(observation, ...) "
+                "returned."
+            )
+        return self._after_step(carry.carry, np.asarray(reward, np.float32), np.asarray(done, bool))
+
+    def _checked(self, observation: ArrayTree) -> ArrayTree:
+        """Return an observation in the types of the spec, or raise `ShapeError`."""
+        found, checked = flatten_tree(observation), {}
+        leaves = self.spec.observation_leaves
+        if [*found] != [*leaves]:
+            raise ShapeError(
+                f"the policy of {self.name} acts on {_names(leaves)}, not on {_names(found)}."
+            )
+        for path, leaf in leaves.items():
+            expected, array = leaf.with_agents(self.spec.num_agents), np.asarray(found[path])
+            what = f"the policy of {self.name} acts on observations{path and f' {path!r}'}"
+            if array.shape != expected.shape:
+                raise ShapeError(
+                    f"{what} of shape {expected.shape} (the agents first), not {array.shape}."
+                )
+            if not _is_of_kind(array, expected):
+                raise ShapeError(
+                    f"{what} of type {expected.dtype}, not {array.dtype}: give the values as the "
+                    "environment returns them, since the policy's network scales them itself."
+                )
+            checked[path] = array.astype(expected.numpy_dtype)
+        return unflatten_tree(checked)
+
+    def _checked_legal(self, mask: Bool[Array | np.ndarray, "N A"] | None) -> np.ndarray:
+        """Return the mask of legal actions, by default of all, or raise `ShapeError`."""
+        shape = (self.spec.num_agents, self.spec.action_size)
+        mask = np.ones(shape, bool) if mask is None else np.asarray(mask)
+        if mask.shape != shape:
+            raise ShapeError(
+                f"the policy of {self.name} takes a mask of legal actions of shape {shape}, one "
+                f"for each action of each agent, not {mask.shape}."
+            )
+        return mask.astype(bool)
+
+    @cached_property
+    def _after_step(self) -> Callable[..., ArrayTree]:
+        assert self.policy.after_step is not None
+        return jax.jit(self.policy.after_step)
+
+    @cached_property
+    def _act(self) -> Callable[..., tuple[Array, Array, ArrayTree]]:
+        return jax.jit(self.policy.act)
+
+
+def _names(leaves: Mapping[str, Any]) -> str:
+    named = ", ".join(path for path in leaves if path)
+    return f"a dictionary of {named}" if named else "one array of observations"
+
+
+def _is_of_kind(array: NDArray[Any], spec: ArraySpec) -> bool:
+    """Whether the numbers of an array fit a leaf; any numbers fit a leaf of floats."""
+    if "float" in spec.dtype:
+        return array.dtype.kind in "biuf" or array.dtype == spec.numpy_dtype
+    return array.dtype.kind in ("b" if spec.dtype == "bool" else "iu")
+
+
+@cache
+def _unused_key() -> PRNGKeyArray:
+    """Return a key for policies that do not use it."""
+    return jax.random.key(0)
+
+
+def load_policy(
+    run_dir: str | Path,
+    seed: int | None = None,
+    greedy: bool | None = None,
+    program: str | Path | None = None,
+    env: str | Environment | None = None,
+    step: Step = None,
+) -> LoadedPolicy:
+    """Load a policy of a run, by default its last, built by the program that trained it.
+
+    Runs of offmarl's own recorders and baselines need only their directory. A run of a program in
+    your own file also needs ``program``, because importing a file runs its code, and a downloaded
+    run could name any file. The process that trained the run does not need it.
+
+    Parameters
+    ----------
+    run_dir
+        A directory that `offmarl train` or `offmarl record` wrote.
+    seed
+        Training seed; by default the run's first.
+    greedy
+        Whether to always take the best action; by default as the run's own evaluations did, which
+        ``run.json`` records. Policies of recorders and ``bc`` sample their actions and need a key
+        for each call.
+    program
+        The Python file of the program that trained the run; it may have moved. It is imported only
+        if its checksum is the recorded one.
+    env
+        The environment to act in, or its name; by default one of the sizes of the training. It may
+        have another number of agents, and another state, if no parameter of the policy depends on
+        that number: agents share their parameters, and are distinguished by sinusoidal ids or none
+        (``agent_id``).
+    step
+        The number of a checkpoint in ``checkpoints/``, or "best" for the one with the seed's best
+        evaluation, if the run kept it (``--keep``). Choosing it by returns in the environment is
+        online tuning: its return is not that of an offline method. A recorder keeps the policies of
+        all its evaluations in ``policies/``; there, the number is that of environment steps, as in
+        ``metrics.jsonl``, and "best" is the version with the highest return of that evaluation.
+
+    Raises
+    ------
+    RunError
+        The directory is not that of a run, or the run has no such checkpoint or seed; or its
+        program is in a file, and ``program`` is missing or has other content.
+    OptionError
+        ``program`` does not exist or is not a program, or the run does not need it.
+    CheckpointError
+        The checkpoint is damaged.
+    ShapeError
+        The policy does not fit ``env``: observations or actions differ, or it is tied to the number
+        of agents that it was trained with.
+    UnknownNameError
+        There is no environment ``env``.
+    """
+    trained = TrainedRun.open(run_dir, program)
+    run, spec = trained.record, trained.spec
+    built, like, _ = trained.build(spec)
+    if env is not None:
+        other = (envs.make(env) if isinstance(env, str) else env).spec
+        _require_same_interface(run["program"], spec, other)
+        if other != spec:
+            (built, needed, _), trained_for, spec = trained.build(other), spec, other
+            _require_same_parameters(run["program"], trained_for, other, like, needed)
+    params = trained.restore("policy", like, seed, step)
+    policy = built.policy(run.get("greedy", True) if greedy is None else greedy)
+    return LoadedPolicy(policy, params, spec, run["program"], policy.draws(params))
+
+
+def _require_same_interface(program: str, spec: EnvSpec, other: EnvSpec) -> None:
+    """Raise `ShapeError` if agents observe or do other things than those of the training."""
+    theirs = {} if other.is_per_agent else {"num_agents": spec.num_agents} | _NOT_ACTED_ON
+    alike = replace(other, state_size=spec.state_size, global_state=spec.global_state, **theirs)
+    if difference := spec.difference(alike, extras=False):
+        raise ShapeError(
+            f"the policy of {program} and {other.name} differ in {difference}: give the "
+            "environment that it was trained in, or one of the same sizes."
+        )
+
+
+_NOT_ACTED_ON: dict[str, Any] = dict.fromkeys(
+    ("agents", "teams", "kinds", "observation_sizes", "action_sizes")
+)
+"""Fields of specs that have one entry for each agent, and no part in what policies compute."""
+
+
+def _require_same_parameters(
+    program: str, spec: EnvSpec, other: EnvSpec, trained: ArrayTree, needed: ArrayTree
+) -> None:
+    """Raise `ShapeError` if the policy of other sizes has other parameters."""
+    have, want = (
+        {keystr(path): leaf.shape for path, leaf in tree_leaves_with_path(tree)}
+        for tree in (trained, needed)
+    )
+    for name in [*have, *want]:
+        if have.get(name) != want.get(name):
+            raise ShapeError(
+                f"the policy of {program} is tied to the {spec.num_agents} agents of "
+                f"{spec.name}: its parameter {name} is {have.get(name, 'absent')}, and "
+                f"{other.num_agents} agents need {want.get(name, 'none')}. Train it with "
+                "--agent-id sinusoidal or none, and with parameters that all agents share."
+            )

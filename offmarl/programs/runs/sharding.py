@@ -1,0 +1,305 @@
+"""How the seeds, environments and batches of a run share the devices.
+
+The devices form a mesh with two axes: seeds are divided along `SEEDS`; the environments of a
+recorder, and the windows in the batches of a baseline, along `DATA`. Parameters, optimisers and a
+dataset on the device are the same on all devices along `DATA`.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, use_abstract_mesh
+
+from offmarl import tracking
+from offmarl._arrays import largest_divisor
+from offmarl._mesh import DATA, constrain, spec
+from offmarl.errors import OptionError, RunError
+from offmarl.programs.cluster import is_key, on_first, put
+from offmarl.programs.experience.buffer import Capture
+from offmarl.rollout import RolloutState
+from offmarl.types import ArrayTree
+
+TreeT = TypeVar("TreeT")
+
+SEEDS = "seeds"
+"""The axis of the mesh along which seeds are divided."""
+
+
+class Layout(NamedTuple):
+    """How the seeds of a run share the devices; static under jit."""
+
+    at_once: int
+    """Seeds computed side by side, by `jax.vmap`, on one device. The others follow one after the
+    other, by `jax.lax.map`. The results' bits depend on this number."""
+    devices: int = 1
+    """Devices that the seeds are spread over. With one seed at a time they need not divide the
+    seeds: `place` adds copies of the last seed."""
+    shards: int = 1
+    """Devices that each batch of a seed, or its environments, are divided over. Sums over a batch
+    are added in an order that depends on this number."""
+
+    @property
+    def local_devices(self) -> int:
+        """Number of devices of this process."""
+        return self.devices * self.shards // jax.process_count()
+
+    def mesh(self) -> Mesh:
+        """Return the devices, along the axes `SEEDS` and `DATA`."""
+        return _mesh(first_devices(self.devices * self.shards), self.devices)
+
+    def meshes(self) -> list[Mesh | None]:
+        """Return a mesh for each group of seeds that follow one another, for recorders.
+
+        The groups compute at the same time. Each has devices of every process. The only entry is
+        None where there is a single device, which needs no mesh.
+        """
+        if self.devices * self.shards == 1:
+            return [None]
+        chosen = np.array(first_devices(self.devices * self.shards))
+        parts = chosen.reshape(jax.process_count(), self.devices, -1).swapaxes(0, 1)
+        return [_mesh(list(part.ravel()), 1) for part in parts]
+
+    def place(self, tree: TreeT, per_seed: bool) -> TreeT:
+        """Put arrays on the devices: divided by seeds, or the same on each."""
+        return self._place(tree, spec(SEEDS) if per_seed else spec(), per_seed)
+
+    def place_batches(self, tree: TreeT) -> TreeT:
+        """Put batches ``(seeds, updates, B, ...)`` on the devices."""
+        return self._place(tree, spec(SEEDS, None, DATA), per_seed=True)
+
+    def _place(self, tree: TreeT, axes: Any, per_seed: bool) -> TreeT:
+        if self.devices * self.shards == 1:
+            return tree
+        sharding = NamedSharding(self.mesh(), axes)
+
+        def of_leaf(leaf: Any) -> Any:
+            if is_key(leaf):
+                data = of_leaf(jax.random.key_data(leaf))
+                return jax.random.wrap_key_data(data, impl=jax.random.key_impl(leaf))
+            missing = -len(leaf) % self.devices if per_seed else 0
+            if missing or _must_be_cut(leaf, sharding):
+                # On the host, because the device has a program for each shape that it cuts.
+                host = np.asarray(leaf)
+                leaf = np.concatenate([host, *[host[-1:]] * missing])
+            return put(leaf, sharding)
+
+        placed: TreeT = jax.tree.map(of_leaf, tree)
+        return placed
+
+
+def _must_be_cut(leaf: Any, sharding: NamedSharding) -> bool:
+    """Whether a CPU has an array as a whole that is to be divided over its devices."""
+    whole = isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) == 1
+    return whole and jax.default_backend() == "cpu" and not sharding.is_fully_replicated
+
+
+ONE_DEVICE = Layout(1)
+"""The layout of a single device."""
+
+
+def _mesh(devices: list[Any], rows: int) -> Mesh:
+    return Mesh(np.array(devices).reshape(rows, -1), (SEEDS, DATA), axis_types=(AxisType.Auto,) * 2)
+
+
+# ---------------------------------------------------------------------------------- choice
+
+
+def first_devices(count: int) -> list[Any]:
+    """Return devices, as many of each process, in the order of the processes."""
+    own = count // jax.process_count()
+    by_process: dict[int, list[Any]] = {}
+    for device in jax.devices():
+        by_process.setdefault(device.process_index, []).append(device)
+    return [device for process in sorted(by_process) for device in by_process[process][:own]]
+
+
+def count_devices(wanted: int | None) -> int:
+    """Return the number of devices to use, from ``--devices``; by default all of them."""
+    total, processes = len(jax.devices()), jax.process_count()
+    if wanted is None:
+        return total
+    if wanted > total:
+        own = f" of {processes} processes" if processes > 1 else ""
+        more = ""
+        if jax.default_backend() == "cpu":
+            more = f" (JAX_NUM_CPU_DEVICES={-(-wanted // processes)} splits a CPU into that many)"
+        kind, ending = jax.default_backend().upper(), "" if total == 1 else "s"
+        raise OptionError(
+            f"--devices {wanted}: JAX has {total} {kind} device{ending}{own}: give at most "
+            f"{total}{more}."
+        )
+    if wanted % processes:
+        raise OptionError(
+            f"--devices {wanted} cannot be divided over {processes} processes: give a multiple of "
+            f"{processes}, the number of all their devices together."
+        )
+    return wanted
+
+
+def layout_of(
+    seeds: int, batching: str, at_once: int | None = None, devices: int | None = None
+) -> Layout:
+    """Choose how the seeds and batches of a baseline are computed."""
+    most = count_devices(devices)
+    if at_once is None:
+        if batching == "auto":
+            batching = "map" if jax.default_backend() == "cpu" else "vmap"
+        at_once = 1 if batching == "map" else seeds // largest_divisor(seeds, most)
+    groups = seeds // at_once if seeds % at_once == 0 else 1
+    if devices is not None or jax.process_count() > 1:
+        rows = largest_divisor(most, seeds) if at_once == 1 else math.gcd(groups, most)
+        return Layout(at_once, rows, most // rows)
+    if at_once == 1:
+        rounds = -(-seeds // most)
+        return Layout(1, -(-seeds // rounds))
+    return Layout(at_once, largest_divisor(groups, most))
+
+
+def recorder_layout(seeds: int, devices: int | None) -> Layout:
+    """Choose how the seeds and environments of a recorder are computed.
+
+    By default a single process uses one device, and several use all of theirs.
+    """
+    if devices is None and jax.process_count() == 1:
+        return Layout(1)
+    total = count_devices(devices)
+    rows = largest_divisor(total // jax.process_count(), seeds)
+    return Layout(1, rows, total // rows)
+
+
+def check_divisible(option: str, count: int, layout: Layout) -> None:
+    """Raise `OptionError` if environments or windows cannot be divided over their devices."""
+    if count % layout.shards:
+        smaller = largest_divisor(count, layout.shards)
+        raise OptionError(
+            f"{option} {count} cannot be divided over {layout.shards} devices: give a multiple of "
+            f"{layout.shards}, or fewer devices (--devices {smaller * layout.devices} divides it)."
+        )
+
+
+def shards_record(layout: Layout) -> dict[str, int]:
+    """Return what a run's record says of the layout, if it has several devices.
+
+    Only ``shards`` changes the last bits of the result.
+    """
+    devices, processes = layout.devices * layout.shards, jax.process_count()
+    found = {"devices": devices, "processes": processes} if devices > 1 else {}
+    return found | ({"shards": layout.shards} if layout.shards > 1 else {})
+
+
+def check_shards(directory: Path, what: str, layout: Layout) -> None:
+    """Raise `RunError` if an unfinished run was divided over another number of devices.
+
+    What learns then adds in another order, and a resumed run would not have the same bits.
+    """
+    found = on_first(lambda: tracking.recorded(directory))
+    shards = found.get("shards", 1)
+    if found and not found.get("complete") and shards != layout.shards:
+        raise RunError(
+            f"{directory} was started with its {what} divided over {shards} devices, not "
+            f"{layout.shards}, which changes the last digits of sums: give --devices "
+            f"{shards * layout.devices} to resume it, or another directory with --out."
+        )
+
+
+# ---------------------------------------------------------------------------------- seeds
+
+
+def map_seeds(
+    layout: Layout, function: Callable[..., ArrayTree], per_seed: tuple[Any, ...], *shared: Any
+) -> ArrayTree:
+    """Apply a function of one seed to all seeds, under jit.
+
+    Parameters
+    ----------
+    layout
+        How the seeds are computed.
+    function
+        Function of an entry of each of ``per_seed``, and of ``shared``.
+    per_seed
+        Trees with a leading axis of seeds.
+    shared
+        Trees that are the same for all.
+    """
+    one_by_one = None if layout.at_once == 1 else layout.at_once
+
+    def on_device(per_seed: tuple[Any, ...], shared: tuple[Any, ...]) -> ArrayTree:
+        return jax.lax.map(lambda own: function(*own, *shared), per_seed, batch_size=one_by_one)
+
+    if layout.devices * layout.shards == 1:
+        return on_device(per_seed, shared)
+    mesh = layout.mesh()
+    if layout.devices == 1:
+        with use_abstract_mesh(mesh.abstract_mesh):
+            return on_device(per_seed, shared)
+    spread = jax.shard_map(
+        on_device,
+        mesh=mesh,
+        in_specs=(spec(SEEDS), spec()),
+        out_specs=spec(SEEDS),
+        axis_names={SEEDS} if layout.shards > 1 else set(mesh.axis_names),
+        check_vma=False,
+    )
+    return spread(per_seed, shared)
+
+
+# ---------------------------------------------------------------------------------- environments
+
+
+def place_state(state: ArrayTree, mesh: Mesh | None) -> ArrayTree:
+    """Put the state of a recorder's seed on the devices of a mesh, divided by environments."""
+    if mesh is None:
+        return state
+    return jax.tree.map(put, state, _shardings(state, mesh))
+
+
+def keep_divided(state: ArrayTree, mesh: Mesh) -> ArrayTree:
+    """Divide a state as `place_state` does, under jit."""
+    return constrain(state, _shardings(state, mesh))
+
+
+def place_shared(tree: TreeT, mesh: Mesh | None) -> TreeT:
+    """Put the same arrays on all devices of a mesh."""
+    if mesh is None:
+        return tree
+    placed: TreeT = jax.tree.map(lambda leaf: put(leaf, NamedSharding(mesh, spec())), tree)
+    return placed
+
+
+def _shardings(state: ArrayTree, mesh: Mesh) -> ArrayTree:
+    """Return the sharding of each array in a state."""
+
+    def of_leaf(leaf: Any, axis: int) -> NamedSharding:
+        divides = axis != SHARED and leaf.shape[axis] % mesh.shape[DATA] == 0
+        return NamedSharding(mesh, spec(*[None] * axis, DATA) if divides else spec())
+
+    return jax.tree.map(of_leaf, state, environment_axes(state))
+
+
+SHARED = -1
+"""Stands for the axis of environments in arrays that have none."""
+
+
+def environment_axes(state: ArrayTree) -> ArrayTree:
+    """Return the axis of environments of each array in a recorder's state, or `SHARED`."""
+
+    def all_at(axis: int, tree: ArrayTree) -> ArrayTree:
+        return jax.tree.map(lambda _: axis, tree)
+
+    def of_node(node: Any) -> Any:
+        if isinstance(node, RolloutState):
+            return all_at(0, node)
+        whole = all_at(SHARED, node)
+        if not isinstance(node, Capture):
+            return whole
+        buffer = whole.buffer.replace(experience=all_at(0, node.buffer.experience))
+        next_views = all_at(0 if node.is_sampled else 1, node.next_views)
+        return whole._replace(buffer=buffer, next_views=next_views)
+
+    return jax.tree.map(
+        of_node, state, is_leaf=lambda node: isinstance(node, RolloutState | Capture)
+    )

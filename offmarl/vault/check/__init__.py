@@ -1,0 +1,1 @@
+"""Check a vault and sum it up: verification, digests, statistics."""

@@ -1,0 +1,200 @@
+"""Digests of a vault's content, which do not depend on how it is stored."""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from offmarl.errors import VaultError
+from offmarl.paths import cache, is_off
+from offmarl.terminal import Advance, silent
+from offmarl.tracking import replace_file
+from offmarl.types import EnvSpec, Transition, flatten_view
+from offmarl.vault.format import encoding, layout
+from offmarl.vault.format.layout import Leaf, NumpyArray
+from offmarl.vault.read.manifest import read_manifest
+from offmarl.vault.read.reader import Reader
+from offmarl.vault.storage.drivers import Driver, TensorStoreDriver
+from offmarl.vault.storage.location import is_forked
+
+KEPT = "digests"
+"""The directory of `offmarl.paths.cache` in which `known_digest` keeps digests."""
+_KEPT_VERSION = 1
+_OFF = "OFFMARL_DIGEST_CACHE"
+_HEXADECIMAL = re.compile("[0-9a-f]{64}")
+
+
+def digest(vault: Reader, advance: Advance = silent) -> str:
+    """Return the SHA-256 of a vault's logical content, in hexadecimal.
+
+    It covers every episode's steps, cause and final view, in any order. So it does not depend on
+    the codec, the chunks, the rows, the order of the episodes or the program that wrote them.
+    Policy ids that are equal over agents count as one: a vault with one id for a step has the same
+    digest as a vault with one for each agent.
+    """
+    # The axis of agents of policy ids is not hashed, so the digests of older vaults stay the same.
+    leaves = layout.leaves(vault.spec)
+    leaves[layout.POLICY_IDS] = Leaf(leaves[layout.POLICY_IDS].dtype, ())
+    shapes = [_describe(name, leaf, vault.spec) for name, leaf in leaves.items()]
+    total = hashlib.sha256(layout.dump_json(shapes))
+    total.update(np.sort(episode_digests(vault, advance=advance)).data)
+    return total.hexdigest()
+
+
+def known_digest(vault: Reader, advance: Advance = silent) -> str:
+    """Return the `digest`, from `KEPT` if this user computed it of the same commit before.
+
+    So only the first use of a vault reads all of it. Without checksums for all of its chunks, it is
+    always read: with them, data that was damaged since raises an error when it is used. To compare
+    data with a digest, call `digest`.
+    """
+    if vault.store.driver.digest:
+        return vault.store.driver.digest
+    directory, name = cache(KEPT), None if is_off(_OFF) else _commit(vault)
+    if directory is None or name is None:
+        return digest(vault, advance)
+    kept = directory / name
+    with suppress(OSError, ValueError):
+        found = kept.read_text()
+        if _HEXADECIMAL.fullmatch(found):
+            advance(vault.length)
+            return found
+    found = digest(vault, advance)
+    with suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+        replace_file(kept, found)
+    return found
+
+
+def _commit(vault: Reader) -> str | None:
+    """Return what identifies the content of a vault without reading it; None if nothing does.
+
+    It is a checksum of the file that says where the last commit is stored. Names of data files are
+    random, and what was written to one is never changed, so no other commit is in the same place.
+    """
+    driver, own = vault.store.driver, vault.manifest
+    if own is None or vault.unchecked or not _shows_commits(driver):
+        return None
+    with suppress(OSError, ValueError, VaultError):
+        stored = driver.read(layout.MANIFEST)
+        now = read_manifest(vault.store)
+        written = now is None or (now.head, now.stock_length) != (own.head, own.stock_length)
+        if stored is None or written or stored != driver.read(layout.MANIFEST):
+            return None  # a program has written to the vault since it was opened
+        length = [own.head._asdict(), own.stock_length]
+        about = layout.dump_json([_KEPT_VERSION, vault.time_limit, length])
+        return hashlib.sha256(about + stored).hexdigest()
+    return None
+
+
+def _shows_commits(driver: Driver) -> bool:
+    """Whether reads see later commits. A fork of a process that read the vault sees the old one."""
+    return isinstance(driver, TensorStoreDriver) and driver.staleness is None and not is_forked()
+
+
+def fingerprint(vault: Reader) -> str:
+    """Return a checksum of a vault's episode table and of its chunks' checksums, in hexadecimal.
+
+    It tells whether the data has changed since, and reads no steps. Unlike `digest`, it depends on
+    the chunks and on the codec. Chunks have no checksums where another program wrote them, or where
+    they are damaged: there, only a change of the episode table is found.
+    """
+    total = hashlib.sha256()
+    for column in vault.episodes.columns:
+        total.update(np.ascontiguousarray(column).tobytes())
+    if vault.manifest is not None:
+        schema, head = vault.manifest.schema, vault.manifest.head
+        numbers = range(-(-head.length // schema.chunk_steps))
+        with suppress(VaultError):
+            for value in vault.store.get_all([layout.checksums_key(one) for one in numbers]):
+                total.update(value)
+    return total.hexdigest()
+
+
+def _describe(name: str, leaf: Leaf, spec: EnvSpec) -> list[Any]:
+    """Return what the digest covers of a leaf: its name, type and shape.
+
+    The types of vectors are not covered, and float32 arrays count as vectors, so that the digests
+    of existing data stay the same.
+    """
+    if name == layout.OBSERVATIONS and leaf.dtype == np.float32:
+        return [name, spec.num_agents, spec.observation_size]
+    if name == layout.STATE and leaf.dtype == np.float32:
+        return [name, spec.state_size]
+    trees = (layout.OBSERVATIONS, layout.STATE, layout.EXTRAS)
+    types = [leaf.dtype.name] if name.startswith(trees) else []
+    return [name, *types, *leaf.shape]
+
+
+def episode_digests(
+    vault: Reader, *, policies: bool = True, advance: Advance = silent
+) -> NumpyArray:
+    """Return the SHA-256 of each episode, ``(M,)`` of 32 bytes, as `Dataset.episodes` has them.
+
+    NumPy leaves out zeros at the end of an item, so items can be compared but not hashed further.
+    """
+    found = np.zeros(len(vault.episodes.row), "S32")
+    for episode, one in _of_episodes(vault, policies, advance):
+        found[episode] = one
+    return found
+
+
+def _of_episodes(vault: Reader, policies: bool, advance: Advance) -> Iterator[tuple[int, bytes]]:
+    found = vault.episodes
+    ends = found.start + found.length
+    running: dict[int, Any] = {}
+    teams: dict[int, Any] = {}
+    for begin, stop in vault.blocks():
+        read = vault.transitions(begin, stop)
+        steps, mixed = _pack_steps(read, policies), _mixed_steps(read, policies)
+        some_mixed = bool(mixed.any())
+        here = np.flatnonzero((found.start < stop) & (ends > begin))
+        finals = _finals(vault, here[(ends[here] <= stop) & (found.final[here] >= 0)])
+        for episode in here.tolist():
+            row, start, end = found.row[episode], found.start[episode], ends[episode]
+            hasher = running.setdefault(row, hashlib.sha256())
+            span = slice(max(start, begin) - begin, min(end, stop) - begin)
+            hasher.update(steps[row, span])
+            if some_mixed and (time := np.flatnonzero(mixed[row, span]) + span.start).size:
+                ids = np.column_stack([time + begin - start, read.policy_id[row, time]])
+                teams.setdefault(row, hashlib.sha256()).update(ids.astype("<i8").tobytes())
+            if end <= stop:
+                hasher.update(found.cause[episode].encode())
+                hasher.update(finals.get(episode, b""))
+                hasher.update(teams.pop(row).digest() if row in teams else b"")
+                yield episode, running.pop(row).digest()
+        advance(stop - begin)
+
+
+def _mixed_steps(steps: Transition, policies: bool) -> NumpyArray:
+    """Return the mask ``(B, T)`` of steps at which agents have different policies."""
+    ids = np.asarray(steps.policy_id)
+    if not policies:
+        return np.zeros(ids.shape[:2], bool)
+    return (ids != ids[..., :1]).any(-1)
+
+
+def _finals(vault: Reader, episodes: NumpyArray) -> dict[int, NumpyArray]:
+    """Return the final views of episodes that have one, packed."""
+    found = vault.final_views(vault.episodes.final[episodes])
+    views = _pack([*flatten_view(found).values()], 1)
+    return dict(zip(episodes.tolist(), views, strict=True))
+
+
+def _pack_steps(transition: Transition, policies: bool) -> NumpyArray:
+    arrays = encoding.to_disk(transition)
+    ids = arrays.pop(layout.POLICY_IDS)
+    if policies:
+        arrays[layout.POLICY_IDS] = encoding.first_agents(ids)
+    return _pack(list(arrays.values()), 2)
+
+
+def _pack(arrays: list[NumpyArray], lead: int) -> NumpyArray:
+    """Join the bytes of each record: ``(*lead, ...)`` arrays to ``(*lead, bytes)``."""
+    sizes = [math.prod(x.shape[lead:]) for x in arrays]
+    flat = (x.reshape(*x.shape[:lead], size) for x, size in zip(arrays, sizes, strict=True) if size)
+    return np.concatenate([np.ascontiguousarray(x).view(np.uint8) for x in flat], axis=-1)

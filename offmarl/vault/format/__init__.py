@@ -1,0 +1,1 @@
+"""How a vault is laid out: names, records, encodings and tables."""

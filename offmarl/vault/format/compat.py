@@ -1,0 +1,275 @@
+"""Vaults of other programs: infers what they do not record, and corrects deviations on reading.
+
+Such vaults have no episode table and no spec, so both are inferred from the data. Each deviation
+is reported by a name, its quirk. The vaults are of `offmarl.vault.read.reader.Reader`.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from offmarl import gate
+from offmarl.errors import VaultError
+from offmarl.types import Discrete, EnvSpec, Transition, View, flatten_tree, map_tree
+from offmarl.vault.format import encoding, layout, tables
+from offmarl.vault.format.layout import Leaf, NumpyArray
+from offmarl.vault.format.tables import Table
+
+LIMIT_UNKNOWN = "time limit unknown"
+NOT_FINITE = "not finite"
+ILLEGAL_ACTIONS = "illegal actions"
+IMPOSSIBLE_ACTIONS = "impossible actions"
+
+MEANINGS = {
+    "several rows": "episodes lie in several rows, each on its own time axis",
+    "state per agent": "each agent has a state of its own: they are concatenated",
+    "action axis": "actions have one more axis, of length one: it is dropped",
+    "no legal actions": "legal actions are unknown: all actions count as legal",
+    "no state": "there is no global state: all observations are used as the state, if they are "
+    "vectors",
+    "no terminals": "terminations are unknown: no episode terminates",
+    "no truncations": "truncations are unknown",
+    "padded observations": "observations are padded with -inf, which is read as 0",
+    "time limit terminal": "the time limit is flagged as termination and read as truncation",
+    LIMIT_UNKNOWN: "all episodes of the greatest length are flagged as terminated: if that "
+    "is a time limit, open the vault with it",
+    NOT_FINITE: "some observations, states or rewards are NaN or infinite and are kept "
+    "unchanged; batches end an episode before the first of them, and episodes without a finite "
+    "return are excluded from mean returns",
+    ILLEGAL_ACTIONS: "some actions of living agents are illegal by the recorded mask; batches "
+    "leave out these steps",
+    "no legal action": "some living agents have no legal action, and are kept unchanged",
+    IMPOSSIBLE_ACTIONS: "some actions are outside the action space and are kept unchanged; "
+    "batches end an episode before the first that is not finite",
+    "flags other than 0 and 1": "some flags are neither 0 nor 1 and count as 1",
+    "impossible log-probabilities": "some log-probabilities are infinite or above 0 and are "
+    "kept unchanged",
+    "negative policies": "some policy ids are below -1, which means unknown",
+}
+"""All quirks, and how they are handled."""
+
+FAULTS = {
+    "episodes_cut": "{:,} episodes are cut off before values that are not finite.",
+    "steps_left_out": "{:,} steps of these episodes are left out.",
+    "ends_without_flag": "{:,} steps lead to another observation than that of the next step, "
+    "without a flag of an end: episodes are cut off there.",
+    "final_views_of_resets": "{:,} final observations are the first ones of the next episode, as "
+    "environments that reset in their own step give them: they count as unknown. If the reset is a "
+    "step of its own, leave out the first of each episode.",
+    "final_views_left_out": "{:,} final observations are not finite, and count as unknown.",
+    "steps_without_end": "no step has a flag of an end: all {:,} steps count as one episode that "
+    "was cut off.",
+}
+"""What was changed, by the name in the provenance, under "faults"."""
+
+_ABSENT = {
+    "infos.legals": "no legal actions",
+    "infos.state": "no state",
+    "terminals": "no terminals",
+    "truncations": "no truncations",
+}
+
+
+def sentences(faults: Any) -> Iterator[str]:
+    """Yield what faults of a provenance mean."""
+    counts = faults if isinstance(faults, Mapping) else {}
+    for name, text in FAULTS.items():
+        if isinstance(count := counts.get(name), int):
+            yield text.format(count)
+
+
+def recorded(provenance: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the quirks recorded in the provenance of a vault of offmarl that was imported."""
+    noted = provenance.get("quirks")
+    return tuple(quirk for quirk in MEANINGS if isinstance(noted, list) and quirk in noted)
+
+
+def sound_episodes(vault: Any) -> tables.Episodes | None:
+    """Return the episodes up to their first step that is not finite; None if all are finite.
+
+    Episodes that begin with such a step have length 0, and final views that are not finite are
+    unknown. The data is read only where it may have such values: where offmarl recorded the quirk,
+    or another program wrote it to this machine.
+    """
+    if not (_may_have(vault, NOT_FINITE) or _may_have(vault, IMPOSSIBLE_ACTIONS)):
+        return None
+    found = vault.episodes
+    length, final = found.length.copy(), found.final.copy()
+    begins = found.row * vault.length + found.start
+    for start, stop in vault.blocks():
+        steps = vault.transitions(start, stop)
+        fine = is_finite(steps) & np.isfinite(steps.action).all(tuple(range(2, steps.action.ndim)))
+        bad_rows, bad_times = np.nonzero(~fine)
+        episode = np.searchsorted(begins, bad_rows * vault.length + start + bad_times, "right") - 1
+        np.minimum.at(length, episode, start + bad_times - found.start[episode])
+    known = np.flatnonzero(final >= 0)
+    if len(known):
+        view = vault.final_views(final[known])
+        final[known[~views_are_finite(view, 1)]] = -1
+    final[length < found.length] = -1
+    changed = (length < found.length).any() or (final != found.final).any()
+    return found._replace(length=length, final=final) if changed else None
+
+
+def illegal_steps(vault: Any) -> NumpyArray | None:
+    """Return in how many steps of each episode, ``(M,)``, a living agent does what is forbidden.
+
+    None if its mask forbids nothing that it did. As for `sound_episodes`, not all data is read.
+    """
+    names = ["actions", "infos.legals", "infos.alive"]
+    if not _may_have(vault, ILLEGAL_ACTIONS) or not {*names} <= vault.leaves.keys():
+        return None
+    begins = vault.episodes.row * vault.length + vault.episodes.start
+    found: NumpyArray = np.zeros(len(begins), np.int64)
+    for start, stop in vault.blocks(names):
+        actions, legal, alive = vault.read(start, stop, leaves=names).values()
+        wrong = illegal(actions.reshape(alive.shape), legal, alive)
+        if wrong is not None:
+            row, time = np.nonzero(wrong.any(-1))
+            at = row * vault.length + start + time
+            np.add.at(found, np.searchsorted(begins, at, "right") - 1, 1)
+    return found if found.any() else None
+
+
+def _may_have(vault: Any, quirk: str) -> bool:
+    """Whether a vault on this machine may have a quirk that only reading it would show."""
+    if vault.is_remote:
+        if quirk == NOT_FINITE and vault.native and quirk in vault.quirks:
+            raise VaultError(
+                f"{vault.path} has values that are not finite, which no batch may have: pull it "
+                "first, so that they can be found."
+            )
+        return False
+    return not vault.native or bool(vault.unverified) or quirk in vault.quirks
+
+
+def illegal(actions: NumpyArray, legal: NumpyArray, alive: NumpyArray | None) -> NumpyArray | None:
+    """Find actions of living agents that the mask forbids, among those of the action space."""
+    if actions.dtype.kind not in "iu" or legal.all():
+        return None
+    inside = (actions >= 0) & (actions < legal.shape[-1])
+    taken = np.where(inside, actions, 0)[..., None].astype(np.int64)
+    wrong = inside & (np.take_along_axis(legal, taken, -1)[..., 0] == 0)
+    wrong = wrong if alive is None else wrong & (alive != 0)
+    return wrong if wrong.any() else None
+
+
+def is_finite(steps: Transition) -> NumpyArray:
+    """Return the mask ``(B, T)`` of steps whose observations, state and rewards are finite."""
+    reward: NumpyArray = np.isfinite(steps.reward).all(-1)
+    return reward & views_are_finite(steps.view, 2)
+
+
+def views_are_finite(view: View, axes: int) -> NumpyArray:
+    """Return which views are finite; their arrays have this number of axes in front."""
+    found: NumpyArray = np.ones(np.shape(view.alive)[:axes], bool)
+    for leaf in (*flatten_tree(view.observation).values(), *flatten_tree(view.state).values()):
+        if gate.is_float(leaf.dtype) and not (finite := np.isfinite(leaf)).all():
+            found &= finite.all(tuple(range(axes, leaf.ndim)))
+    return found
+
+
+def of_ends(episodes: Table, time_limit: int | None) -> list[str]:
+    """Return the quirks of how episodes end; ``episodes`` is the table as on disk."""
+    if time_limit is not None:
+        return ["time limit terminal"] if by_limit(episodes, time_limit).any() else []
+    ended = episodes[episodes["cause"] != tables.OPEN]
+    longest = ended["cause"][ended["length"] == ended["length"].max(initial=0)]
+    alike = len(longest) > 1 and (longest == tables.TERMINATED).all()
+    return [LIMIT_UNKNOWN] if alike else []
+
+
+def by_limit(ended: Table, time_limit: int | None) -> NumpyArray:
+    """Return which episodes of a table a time limit ended although they are flagged terminated."""
+    if time_limit is None:
+        return np.zeros(len(ended), bool)
+    return (ended["cause"] == tables.TERMINATED) & (ended["length"] >= time_limit)
+
+
+def normalise(steps: Transition, limits: NumpyArray) -> Transition:
+    """Correct padded observations, and ends by a time limit."""
+    limit = limits[..., None] & steps.terminated
+    return steps._replace(
+        view=steps.view._replace(
+            observation=map_tree(_unpad, steps.view.observation),
+            state=map_tree(_unpad, steps.view.state),
+        ),
+        terminated=steps.terminated & ~limit,
+        truncated=steps.truncated | limit,
+    )
+
+
+def _unpad(values: NumpyArray) -> NumpyArray:
+    if not gate.is_float(values.dtype):
+        return values
+    padding = np.isneginf(values)
+    return np.where(padding, values.dtype.type(0), values) if padding.any() else values
+
+
+def infer_spec(vault: Any) -> EnvSpec:
+    """Infer the environment's sizes from the arrays of a vault of another program."""
+    found = encoding.spec_of(vault.leaves)
+    if found.action == Discrete(0):
+        names = ["actions"]
+        blocks = (vault.read(*block, leaves=names)["actions"] for block in vault.blocks(names))
+        highest = max((int(actions.max()) for actions in blocks), default=0)
+        found = dataclasses.replace(found, action=Discrete(highest + 1))
+    return dataclasses.replace(found, time_limit=vault.time_limit)
+
+
+def infer_episodes(vault: Any, num_agents: int, start: int = 0) -> Iterator[Table]:
+    """Find the episodes from a step on; new episodes begin there in all rows."""
+    running = tables.none_running(vault.rows, num_agents, start)
+    names = [name for name in layout.SIGNALS if name in vault.leaves]
+    for begin, stop in vault.blocks(names, start):
+        signals = encoding.signals_of(vault.read(begin, stop, leaves=names))
+        ended, running = tables.scan(running, begin, signals)
+        yield ended
+    yield running[running["length"] > 0]
+
+
+def find_quirks(vault: Any, table: Table) -> tuple[str, ...]:
+    """Return the quirks of another program's vault; ``table`` holds its episodes as on disk."""
+    return (
+        *_of_shapes(vault.leaves, vault.rows),
+        *(["padded observations"] if _is_padded(vault) else []),
+        *of_ends(table, vault.time_limit),
+        *([] if np.isfinite(table["returns"]).all() else [NOT_FINITE]),
+    )
+
+
+def _of_shapes(leaves: Mapping[str, Leaf], rows: int) -> list[str]:
+    """Return the quirks that the names and shapes of the arrays show."""
+    state, actions = leaves.get("infos.state"), leaves["actions"]
+    found = {
+        "several rows": rows > 1,
+        "state per agent": state is not None and len(state.shape) > 1,
+        "action axis": actions.dtype.kind in "biu" and len(actions.shape) > 1,
+    }
+    found_names = {*leaves, *(layout.STATE for name in leaves if name.startswith(layout.STATE))}
+    absent = [quirk for name, quirk in _ABSENT.items() if name not in found_names]
+    return [quirk for quirk, is_present in found.items() if is_present] + absent
+
+
+def _is_padded(vault: Any) -> bool:
+    """Whether the first observations are padded with minus infinity."""
+    names = encoding.float_observations(vault.leaves)
+    if not names:
+        return False
+    _, stop = next(vault.blocks(names), (0, 0))
+    return any(np.isneginf(x).any() for x in vault.read(0, stop, leaves=names).values())
+
+
+def limited_steps(vault: Any, table: Table) -> NumpyArray:
+    """Return the mask ``(B, T)`` of steps where a time limit is flagged as termination.
+
+    ``table`` holds the vault's episodes as on disk.
+    """
+    if vault.time_limit is None:
+        return np.broadcast_to(False, (vault.rows, vault.length))
+    steps: NumpyArray = np.zeros((vault.rows, vault.length), bool)
+    ended = table[by_limit(table, vault.time_limit)]
+    steps[ended["row"], ended["start"] + ended["length"] - 1] = True
+    return steps

@@ -1,0 +1,311 @@
+"""Conversion between records of experience and the arrays on disk."""
+
+import dataclasses
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from offmarl.errors import ShapeError, VaultLayoutError
+from offmarl.gate import is_float
+from offmarl.types import (
+    DTYPES,
+    ArraySpec,
+    Continuous,
+    Discrete,
+    EnvSpec,
+    Transition,
+    View,
+    flatten_tree,
+    flatten_view,
+    unflatten_tree,
+)
+from offmarl.vault.format import layout
+from offmarl.vault.format.layout import (
+    EXTRAS,
+    OBSERVATIONS,
+    POLICY_IDS,
+    STATE,
+    Leaf,
+    NumpyArray,
+    Schema,
+    leaves,
+)
+from offmarl.vault.format.tables import Signals
+
+
+def to_disk(transition: Transition) -> dict[str, NumpyArray]:
+    """Return the arrays of a record by their names on disk, neither copied nor converted.
+
+    `fit` also converts them to a vault's shapes.
+    """
+    view = transition.view
+    arrays = {
+        **flatten_tree(view.observation, OBSERVATIONS),
+        "actions": transition.action,
+        "rewards": transition.reward,
+        "terminals": transition.terminated,
+        "truncations": transition.truncated,
+        **flatten_tree(view.state, STATE),
+        "infos.legals": view.legal_actions,
+        "infos.alive": view.alive,
+        "infos.behaviour_log_probs": transition.behaviour_log_prob,
+        POLICY_IDS: transition.policy_id,
+        **flatten_tree(transition.extras or {}, EXTRAS),
+    }
+    return {name: np.asarray(array) for name, array in arrays.items()}
+
+
+def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
+    """Build a record from arrays that were read; arrays that a vault lacks are filled in."""
+    lead = next(iter(arrays.values())).shape[:2]
+    wanted = leaves(spec)
+
+    def fitted(name: str, missing: float = 0.0) -> NumpyArray:
+        dtype, shape = wanted[name]
+        if name not in arrays:
+            return np.full((*lead, *shape), missing, dtype)
+        array = arrays[name]
+        if name == POLICY_IDS and array.ndim == len(lead):  # of all agents, as older vaults have it
+            array = np.broadcast_to(array[..., None], (*lead, *shape))
+        return array.reshape(*lead, *shape).astype(dtype, copy=False)
+
+    def tree(name: str, specs: Any) -> Any:
+        paths = flatten_tree(specs)
+        return unflatten_tree({path: fitted(_joined(name, path)) for path in paths})
+
+    def mask(name: str, missing: float = 0.0) -> NumpyArray:
+        return fitted(name, missing) != 0
+
+    observation = tree(OBSERVATIONS, spec.observation_spec)
+    if any(name in arrays for name in _names(STATE, spec.state_spec)):
+        state = tree(STATE, spec.state_spec)
+    else:
+        state = _no_state(observation, spec, lead)
+    terminated, truncated = mask("terminals"), mask("truncations")
+    return Transition(
+        view=View(observation, state, mask("infos.legals", 1.0), mask("infos.alive", 1.0)),
+        action=fitted("actions"),
+        reward=fitted("rewards"),
+        terminated=terminated,
+        truncated=truncated,
+        last=(terminated | truncated).all(-1),
+        behaviour_log_prob=fitted("infos.behaviour_log_probs", np.nan),
+        policy_id=fitted(POLICY_IDS, -1),
+        extras=tree(EXTRAS, spec.extras) if spec.extras else None,
+    )
+
+
+def _no_state(observation: Any, spec: EnvSpec, lead: tuple[int, ...]) -> NumpyArray:
+    """Return the state where none is stored: all observations if they are vectors, or nothing."""
+    if spec.state_size == 0:
+        return np.zeros((*lead, 0), np.float32)
+    flat: NumpyArray = observation.reshape(*lead, -1)
+    return flat
+
+
+def _joined(name: str, path: str) -> str:
+    return f"{name}.{path}" if path else name
+
+
+def _names(name: str, tree: Any) -> list[str]:
+    """Return the names on disk of the leaves of a tree."""
+    return [*flatten_tree(tree, name)]
+
+
+def signals_of(arrays: Mapping[str, NumpyArray]) -> Signals:
+    """Return the arrays that determine the episodes; missing ends and policies are unknown."""
+    reward = arrays["rewards"]
+    if reward.dtype.kind not in "biuf":  # bfloat16 and its like do not mix with others
+        reward = reward.astype(np.float32)
+    reward = reward.reshape(*reward.shape[:2], -1)
+    ends = [arrays.get(name, np.zeros_like(reward)) for name in ("terminals", "truncations")]
+    terminated, truncated = (end.reshape(reward.shape) != 0 for end in ends)
+    ids = arrays.get(POLICY_IDS, np.full(reward.shape[:2], -1))
+    return Signals(reward, terminated, truncated, first_agents(ids))
+
+
+def first_agents(policy_ids: NumpyArray) -> NumpyArray:
+    """Return the ``(*b, T)`` policy ids of the first agent, of ids ``(*b, T)`` or ``(*b, T, N)``.
+
+    Tables with one policy id for each step use it for the whole team.
+    """
+    return policy_ids if policy_ids.ndim < 3 else policy_ids[..., 0]
+
+
+def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
+    """Infer the sizes of a foreign vault from the names, types and shapes of its arrays.
+
+    The number of discrete actions is that of the legal-action mask; 0 without a mask, when it must
+    be inferred from the data.
+    """
+    observation = {name: leaf for name, leaf in found.items() if is_of(OBSERVATIONS, name)}
+    needed = (*(observation or [OBSERVATIONS]), "actions", "rewards")
+    if lacking := [name for name in needed if name not in found or not found[name].shape]:
+        raise VaultLayoutError(
+            f"no multi-agent data in OG-MARL's layout: the vault's arrays are "
+            f"{', '.join(map(repr, found)) or 'none'}, and {', '.join(lacking)} with an axis of "
+            "agents must be among them. Its arrays can still be read one by one with read()."
+        )
+    num_agents = next(iter(observation.values())).shape[0]
+    state = {name: leaf for name, leaf in found.items() if is_of(STATE, name)}
+    try:
+        spec = EnvSpec(
+            name="",
+            num_agents=num_agents,
+            observation_size=0,
+            state_size=0,
+            action=_action_of(found),
+            reward="individual",
+            state="native" if state else "concatenated",
+            observation=_tree_of(observation, OBSERVATIONS, num_agents),
+            global_state=_tree_of(state, STATE) if state else None,
+            extras=_extras_of(found),
+        )
+        layout.check_leaves(spec)
+    except ShapeError as error:
+        raise VaultLayoutError(
+            f"{error} The vault's arrays can still be read one by one with read()."
+        ) from error
+    if state or not spec.is_vector:
+        return spec
+    return dataclasses.replace(spec, state_size=num_agents * spec.observation_size)
+
+
+def agents_in(found: Mapping[str, Leaf]) -> int | None:
+    """Return the number of agents of another program's vault; None if no observation shows it."""
+    shapes = (leaf.shape for name, leaf in found.items() if is_of(OBSERVATIONS, name))
+    return next((shape[0] for shape in shapes if shape), None)
+
+
+def is_of(group: str, name: str) -> bool:
+    """Whether an array is that of a group, such as the observations, or a leaf of its tree."""
+    return name == group or name.startswith(f"{group}.")
+
+
+def _tree_of(found: Mapping[str, Leaf], group: str, num_agents: int | None = None) -> Any:
+    """Return the specs of a group of another program's arrays, without the axis of agents."""
+    specs: dict[str, ArraySpec] = {}
+    for name, leaf in found.items():
+        shape = leaf.shape
+        if num_agents is not None:
+            if shape[0] != num_agents:
+                raise ShapeError(f"{name} is of {shape[0]} agents, and others of {num_agents}.")
+            shape = shape[1:]
+        spec = ArraySpec(shape, leaf.dtype.name if leaf.dtype.name in DTYPES else "float32")
+        if name == group and is_float(spec.numpy_dtype) and len(shape) < 2 + (num_agents is None):
+            spec = ArraySpec((spec.size,), spec.dtype)  # without axes; or a state of each agent
+        specs[name.removeprefix(group).removeprefix(".")] = spec
+    return unflatten_tree(specs)
+
+
+def _extras_of(found: Mapping[str, Leaf]) -> dict[str, ArraySpec]:
+    """Return the specs of the extra leaves of another program's vault."""
+    names = {name.removeprefix(f"{EXTRAS}."): name for name in found if is_of(EXTRAS, name)}
+    return {
+        extra: ArraySpec(found[name].shape, found[name].dtype.name)
+        for extra, name in names.items()
+        if "." not in extra and extra != EXTRAS and found[name].dtype.name in DTYPES
+    }
+
+
+def _action_of(found: Mapping[str, Leaf]) -> Discrete | Continuous:
+    actions = found["actions"]
+    if actions.dtype.kind not in "biu":
+        return Continuous(math.prod(actions.shape[1:]))
+    legals = found.get("infos.legals")
+    return Discrete(legals.shape[-1] if legals else 0)
+
+
+def view_dtype(spec: EnvSpec) -> np.dtype[Any]:
+    """Return the packed type of one stored final view: a field for each leaf."""
+    leaves = spec.view_leaves
+    return np.dtype([(name, leaf.numpy_dtype, leaf.shape) for name, leaf in leaves.items()])
+
+
+def pack_view(view: View, spec: EnvSpec) -> NumpyArray:
+    """Pack M views into records of `view_dtype`; `ShapeError` if they do not fit."""
+    dtype = view_dtype(spec)
+    packed = np.zeros(len(np.asarray(view.alive)), dtype)
+    given = flatten_view(view)
+    _check_names(given, dtype.names or (), "the final views")
+    for name in dtype.names or ():
+        source = np.asarray(given[name])
+        _check(f"the final views' {name}", source, packed[name].shape, dtype[name].base)
+        with np.errstate(over="ignore"):
+            packed[name] = source
+    return packed
+
+
+def unpack_view(packed: NumpyArray) -> View:
+    """Undo `pack_view`."""
+    return unflatten_view({name: packed[name] for name in packed.dtype.names or ()})
+
+
+def unflatten_view(leaves: Mapping[str, Any]) -> View:
+    """Undo `flatten_view`."""
+    trees: dict[str, dict[str, Any]] = {name: {} for name in View._fields}
+    for name, leaf in leaves.items():
+        field, _, path = name.partition(".")
+        trees[field][path] = leaf
+    return View(*map(unflatten_tree, trees.values()))
+
+
+def fit(transition: Transition, schema: Schema, place: str = "") -> dict[str, NumpyArray]:
+    """Return the arrays of a record by their names on disk, in the shapes of a vault.
+
+    Arrays are not copied if possible. Wider numbers of the same kind, such as float64, are cast
+    later, by `offmarl.vault.format.values`.
+    """
+    arrays = to_disk(transition)
+    shape = arrays["rewards"].shape
+    steps = shape[1] if len(shape) > 1 else 0
+    if not steps:
+        raise ShapeError(
+            f"rewards: got shape {shape}{place}, and the vault takes (rows, T, N) with T > 0."
+        )
+    lead = (schema.rows, steps)
+    if arrays[POLICY_IDS].shape == lead:  # one for all agents
+        ids = arrays[POLICY_IDS][..., None]
+        arrays[POLICY_IDS] = np.broadcast_to(ids, (*lead, schema.spec.num_agents))
+    if not schema.spec.state_size:
+        arrays.pop(STATE, None)
+    _check_names(arrays, schema.leaves, f"the steps{place}")
+    for name, leaf in schema.leaves.items():
+        _check(name, arrays[name], (*lead, *leaf.shape), leaf.dtype, place)
+    return {name: arrays[name] for name in schema.leaves}
+
+
+def _check_names(given: Collection[str], wanted: Collection[str], who: str) -> None:
+    """Raise `ShapeError` if leaves are missing or unknown; names are those of all leaves."""
+    if missing := [name for name in wanted if name not in given]:
+        raise ShapeError(
+            f"{who} lack {', '.join(missing)}: the vault's leaves are {', '.join(wanted)}, and "
+            "every step has all of them."
+        )
+    if unknown := [name for name in given if name not in wanted]:
+        raise ShapeError(
+            f"{who} have {', '.join(unknown)}, and the vault's leaves are {', '.join(wanted)}: "
+            "name it in the EnvSpec that a vault is created with, or leave it out."
+        )
+
+
+def _check(
+    what: str, array: NumpyArray, shape: tuple[int, ...], dtype: np.dtype[Any], place: str = ""
+) -> None:
+    if array.shape != shape or not can_cast(array.dtype, dtype):
+        raise ShapeError(
+            f"{what}: got {array.dtype} of shape {array.shape}{place}, and the vault takes {dtype} "
+            f"of shape {shape}. Convert the array first, or create another vault."
+        )
+
+
+def can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Whether numbers are of the same kind, or of a kind that the other contains."""
+    return np.can_cast(source, target, "same_kind") or (is_float(source) and is_float(target))
+
+
+def float_observations(found: Mapping[str, Leaf]) -> list[str]:
+    """Return the names of the floating-point arrays of observations."""
+    return [x for x, leaf in found.items() if is_of(OBSERVATIONS, x) and is_float(leaf.dtype)]

@@ -1,0 +1,1 @@
+"""Read a vault: manifests, chunks, arrays and indices."""

@@ -1,0 +1,352 @@
+"""The arrays of a vault: any interval of time, and windows from anywhere.
+
+All of them are read from chunks; see `offmarl.vault.read.chunk_reader`.
+"""
+
+import re
+import resource
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offmarl.errors import VaultError, VaultFormatError
+from offmarl.vault.format.layout import NumpyArray, Schema
+from offmarl.vault.format.tables import Episodes
+from offmarl.vault.format.windows import WindowPlaces, put_steps
+from offmarl.vault.read.chunk_reader import Checks, ChunkPlace, ChunkReader, Part, windows_of
+from offmarl.vault.read.manifest import Description, map_contents
+from offmarl.vault.storage.commit import Contents
+from offmarl.vault.storage.store import Store
+
+_KEYS_A_CHUNK = 64
+"""Reading one chunk without a map takes about as long as mapping this many chunks."""
+
+UNBACKED_STEPS = 2**20
+"""Steps that may be read before a vault's length is compared with its chunks.
+
+A vault of another program may have so many steps of zeros without a chunk.
+"""
+_UNCOUNTED_CHUNKS = 2**20
+"""If a vault of offmarl has more chunks, its length is compared with its files or its keys."""
+_NUMBER = re.compile(r"\d+[./](\d+)")
+
+_Cut = list[tuple[int, slice, slice]]
+
+_THREAD = getattr(resource, "RUSAGE_THREAD", resource.RUSAGE_SELF)  # macOS counts by process only
+
+
+class Arrays:
+    """Reads the arrays of one vault; its owner checks that the requested steps and rows exist.
+
+    ``episodes`` returns the vault's episodes; an error names those that the damage affects. With
+    ``checked``, every chunk is compared before it is first used, if it has a checksum of offmarl.
+    ``mapped`` says whether the files may be mapped into memory.
+    """
+
+    def __init__(
+        self, vault: Description, episodes: Callable[[], Episodes], checked: bool, mapped: bool
+    ):
+        self._vault, self._may_map = vault, mapped
+        self._episodes = episodes
+        self._sizes = {name: grid.chunks[:2] for name, grid in vault.grids.items()}
+        self._schema: Schema | None = None
+        if checked and vault.manifest and vault.manifest.schema.codec == "raw":
+            # A forged length must not make the checks, which hold state for each chunk, take much
+            # memory.
+            _check_own_length(vault, vault.manifest.schema)
+            self._schema = vault.manifest.schema
+        self._has_length = False
+        self._mapping = Lock()
+        self._is_mapped = False
+        self._contents: Contents | None = None
+        self._reader = self._reader_of(None)
+        self._chunks_read = 0
+        # If windows are in memory already, prefetching costs more than gathering them. If they are
+        # not, gathering without prefetching would wait for the disk page by page.
+        self._cold = True
+
+    def _reader_of(self, contents: Contents | None) -> ChunkReader:
+        vault, checks = self._vault, None
+        if self._schema:
+            checks = Checks(contents or vault.store, vault, self._schema, self._episodes)
+        return ChunkReader(vault, checks, contents)
+
+    def _check_names(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._vault.leaves:
+                raise VaultError(
+                    f"{self._vault.path} has no array named {name!r}: it has "
+                    f"{', '.join(self._vault.leaves)}."
+                )
+
+    def chunk(self, name: str) -> tuple[int, int]:
+        """Return the rows and the steps of an array's chunks."""
+        rows, steps = self._sizes[name]
+        return rows, steps
+
+    def check_length(self) -> None:
+        """Raise `VaultFormatError` if there is less data than the vault's length needs."""
+        if not self._has_length and self._vault.manifest:
+            _check_own_length(self._vault, self._vault.manifest.schema)
+        elif not self._has_length:
+            _check_foreign_length(self._vault)
+        self._has_length = True
+
+    def blocks(
+        self, names: Iterable[str], start: int, rows: int, most: int
+    ) -> Iterator[tuple[int, int]]:
+        """Cut time into intervals of about ``most`` bytes that end where chunks do."""
+        self.check_length()
+        names = list(names)
+        step_bytes = rows * sum(self._vault.leaves[name].step_bytes for name in names)
+        chunk = max(self._sizes[name][1] for name in names)
+        size = chunk * max(1, most // (step_bytes * chunk))
+        while start < self._vault.length:
+            stop = min(self._vault.length, (start // size + 1) * size)
+            yield start, stop
+            start = stop
+
+    def _map(self) -> ChunkReader:
+        """Return the reader of the mapped files, mapping them on the first call."""
+        if self._may_map and not self._is_mapped:
+            with self._mapping:
+                if not self._is_mapped:
+                    vault = self._vault
+                    self._contents = map_contents(vault.store, vault.manifest)
+                    if self._contents:
+                        self._reader = self._reader_of(self._contents)
+                self._is_mapped = True
+        return self._reader
+
+    @property
+    def values(self) -> Store | Contents:
+        """Where to read other keys of the vault: its mapped files, if forked processes may."""
+        return self._contents or self._vault.store
+
+    def prepare_fork(self) -> None:
+        """Let forked processes read the arrays; does nothing if the files cannot be mapped."""
+        self._map()
+
+    def read(
+        self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, slice]
+    ) -> dict[str, NumpyArray]:
+        """Read ``(B, T, ...)`` of some arrays.
+
+        ``agents`` maps names of arrays to a selection from their third axis.
+        """
+        names = list(names)
+        self._check_names(names)
+        reader = self._map() if self._map_pays(names, rows, steps) else self._reader
+        found: dict[str, NumpyArray] = {}
+        parts: list[Part] = []
+        views: dict[ChunkPlace, tuple[slice, ...]] = {}
+        cuts: dict[tuple[int, int], tuple[_Cut, _Cut]] = {}
+        for name in names:
+            size = self.chunk(name)
+            if size not in cuts:
+                cuts[size] = [*cut(rows, size[0])], [*cut(steps, size[1])]
+            by_rows, by_steps = cuts[size]
+            select = (agents[name],) if name in agents else ()
+            if name in reader.maps and len(by_rows) == len(by_steps) == 1:
+                ((block, inside, _),), ((number, times, _),) = by_rows, by_steps
+                views[ChunkPlace(name, block, number)] = inside, times, *select
+                continue
+            shape, dtype = self._selected(name, select)
+            out = found[name] = np.empty((len(rows), len(steps), *shape), dtype)
+            for number, times, to_steps in by_steps:
+                for block, inside, to_rows in by_rows:
+                    place = ChunkPlace(name, block, number)
+                    parts.append(Part(place, (inside, times, *select), out[to_rows, to_steps]))
+        reader.copy(parts)
+        for place, chunk in zip(views, reader.mapped(views), strict=True):
+            found[place.name] = chunk[views[place]]
+        return {name: found[name] for name in names}
+
+    def _selected(self, name: str, select: tuple[slice, ...]) -> tuple[Any, Any]:
+        """Return the shape of what is selected from each step of an array, and its type."""
+        leaf = self._vault.leaves[name]
+        if not select:
+            return leaf.shape, leaf.dtype
+        return np.empty((0, *leaf.shape))[(slice(None), *select)].shape[1:], leaf.dtype
+
+    def windows(
+        self,
+        names: Iterable[str],
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        length: int,
+    ) -> dict[str, NumpyArray]:
+        """Gather W windows ``(W, length, ...)`` of some arrays, each from a row and a start."""
+        found: dict[str, NumpyArray] = {}
+        names = list(names)
+        for name, places, array in self._gather(names, rows, starts, length):
+            is_mapped = not isinstance(array, np.ndarray)
+            found[name] = array.windows(places) if is_mapped else windows_of(array, places)
+        return {name: found[name] for name in names}
+
+    def window_steps(
+        self,
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        length: int,
+        index: NDArray[np.int64],
+        out: Mapping[str, NumpyArray],
+        at: NDArray[np.int64] | None,
+    ) -> None:
+        """Gather windows, and write some of their steps to arrays ``out``, by name.
+
+        ``index`` and ``at`` are those of `put_steps`.
+        """
+        for name, places, array in self._gather([*out], rows, starts, length):
+            if isinstance(array, np.ndarray):
+                put_steps(array, places.steps(index, out[name].shape[1]), out[name], at)
+            else:
+                array.window_steps(places, index, out[name], at)
+
+    def _gather(
+        self,
+        names: Sequence[str],
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        length: int,
+    ) -> Iterator[tuple[str, WindowPlaces, Any]]:
+        """Yield each array's name, its places of windows, and the mapped array or the pieces.
+
+        All chunks of windows were compared.
+        """
+        self._check_names(names)
+        reader, places = self._map(), self._places(names, rows, starts, length)
+        mapped = [name for name in names if name in reader.maps]
+        others = [name for name in names if name not in reader.maps]
+        if mapped:
+            reader.compare(reader.fresh(mapped, places[mapped[0]]), self._cold)
+        before = _usage()
+        if self._cold:
+            self.prefetch(mapped, rows, starts, length)
+        asked = _usage()
+        yield from ((name, places[name], reader.maps[name]) for name in mapped)
+        pieces = reader.gather(others, places) if others else {}
+        yield from ((name, places[name], pieces.pop(name)) for name in others)
+        has_read, has_waited = asked[0] > before[0], _usage()[1] > asked[1]
+        self._cold = has_read or has_waited
+
+    def _places(
+        self,
+        names: Sequence[str],
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        length: int,
+    ) -> dict[str, WindowPlaces]:
+        """Return the places of windows in arrays, computed once for each size of chunks."""
+        found: dict[tuple[int, ...], WindowPlaces] = {}
+        for size in (self._sizes[name] for name in names):
+            if size not in found:
+                found[size] = WindowPlaces(rows, starts, length, *size)
+        return {name: found[self._sizes[name]] for name in names}
+
+    def prefetch(
+        self,
+        names: Iterable[str],
+        rows: NDArray[np.int64],
+        starts: NDArray[np.int64],
+        length: int,
+    ) -> None:
+        """Ask the disk to read windows in the background; does nothing for unmapped arrays.
+
+        Chunks that have not been compared with their checksums are read whole.
+        """
+        names = list(names)
+        self._check_names(names)
+        reader = self._map()
+        mapped = [name for name in names if name in reader.maps]
+        places = self._places(mapped, rows, starts, length)
+        fresh = reader.fresh(mapped, places[mapped[0]]) if mapped else []
+        reader.prefetch(fresh)
+        for name in {*mapped} - {place.name for place in fresh}:
+            reader.maps[name].prefetch(rows, starts, length)
+
+    def _map_pays(self, names: Iterable[str], rows: range, steps: range) -> bool:
+        """Whether the map exists, or the reads so far took as long as making it would."""
+        if self._is_mapped:
+            return True
+        self._chunks_read += self._count(names, len(rows), len(steps))
+        most = self._count(self._vault.leaves, self._vault.rows, self._vault.length)
+        return self._chunks_read * _KEYS_A_CHUNK >= most
+
+    def _count(self, names: Iterable[str], rows: int, steps: int) -> int:
+        """Return the number of chunks of some arrays that this many rows and steps fill."""
+        sizes = (self.chunk(name) for name in names)
+        return sum(-(-rows // size[0]) * -(-steps // size[1]) for size in sizes)
+
+
+def cut(span: range, size: int) -> Iterator[tuple[int, slice, slice]]:
+    """Cut a range at multiples of ``size``."""
+    done = 0
+    while done < len(span):
+        block, first = divmod(span[done], size)
+        count = min(len(span) - done, -(-(size - first) // span.step))
+        inside = slice(first, first + (count - 1) * span.step + 1, span.step)
+        yield block, inside, slice(done, done + count)
+        done += count
+
+
+def _usage() -> tuple[int, int]:
+    """Return the blocks that this thread read from disk so far, and its major page faults."""
+    usage = resource.getrusage(_THREAD)
+    return usage.ru_inblock, usage.ru_majflt
+
+
+def _check_foreign_length(vault: Description) -> None:
+    """Raise `VaultFormatError` if there are far fewer chunks than the length needs.
+
+    Chunks that other programs left out are read as zeros, so a forged index of a few bytes could
+    stand for billions of steps. The chunks that exist bound the work.
+    """
+    backed = 0
+    for name in vault.leaves:
+        numbers = (match[1] for match in _chunks_of(vault, name))
+        backed = max(backed, len(set(numbers)) * vault.grids[name].chunks[1])
+        if vault.length <= 2 * backed + UNBACKED_STEPS:
+            return
+    raise VaultFormatError(
+        f"{vault.path} says that each row has {vault.length:,} steps, and there is data for "
+        f"{backed:,} at most: its index is damaged or forged. Copy the vault again from its "
+        "source."
+    )
+
+
+def _check_own_length(vault: Description, schema: Schema) -> None:
+    """Raise `VaultFormatError` if the files, or the chunks, are too few for the length.
+
+    The state that is kept for each chunk takes memory, so a forged length of a few bytes could take
+    all memory.
+    """
+    blocks, numbers = schema.rows // schema.chunk_rows, -(-vault.length // schema.chunk_steps)
+    if blocks * numbers * len(vault.leaves) <= _UNCOUNTED_CHUNKS:
+        return
+    files = vault.store.driver.num_bytes if schema.codec == "raw" else None
+    if files is not None:
+        needed = blocks * numbers * schema.chunk_bytes
+        if files >= needed:
+            return
+        found = f"that takes {needed:,} bytes, and its files have {files:,}"
+    else:
+        count = sum(1 for _ in _chunks_of(vault, next(iter(vault.leaves))))
+        if count >= blocks * numbers:
+            return
+        found = f"that takes {blocks * numbers:,} chunks of each array, and there are {count:,}"
+    raise VaultFormatError(
+        f"{vault.path} says that it has {schema.rows:,} rows of {vault.length:,} steps: {found}. "
+        "It has lost data, or its length is damaged or forged. Copy the vault again from "
+        "its source, or copy its intact episodes with `offmarl salvage`."
+    )
+
+
+def _chunks_of(vault: Description, name: str) -> Iterator[re.Match[str]]:
+    """Yield the keys of an array's chunks, matched for the number of the chunk of time."""
+    prefix = vault.grids[name].prefix
+    keys = (_NUMBER.match(key.removeprefix(prefix)) for key in vault.store.keys(prefix))
+    return (match for match in keys if match)

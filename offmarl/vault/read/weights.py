@@ -1,0 +1,248 @@
+"""Weights of steps: from the episodes' returns, from a column, from a function, or given."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from offmarl import records
+from offmarl.errors import OptionError, ShapeError
+from offmarl.vault.format.tables import Episodes
+from offmarl.vault.read.reader import Reader
+
+By = Literal["step", "episode"]
+
+RETURN_TEMPERATURE = 0.1
+"""The temperature of returns if none is given, as in Hong et al. 2023 (arXiv 2306.13085)."""
+
+_OF_EPISODES: dict[str, Callable[[Episodes], Any]] = {
+    "length": lambda episodes: episodes.length,
+    "policy": lambda episodes: episodes.policy_id,
+}
+_RETURN = "return"
+_REWARD = "reward"
+_EXTRAS = "extras."
+
+
+def check_by(by: str) -> None:
+    """Raise `OptionError` if ``by`` is neither "step" nor "episode"."""
+    if by not in get_args(By):
+        raise OptionError(f'by={by!r} is unknown: give "step" or "episode".')
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What the steps of a dataset weigh when batches are drawn.
+
+    Parameters
+    ----------
+    of
+        Where weights come from. "return", "length" or "policy": the mean return over agents, the
+        number of steps or the policy's id of each episode; of several teams "return_TEAM", the mean
+        over the agents of one. By returns, incomplete episodes weigh
+        nothing, because theirs are not known. "reward" or the name of an extra: the
+        value of each step, the mean over agents if each agent has one. A function, or its name as
+        ``path/to/file.py:function`` or ``package.module:function``: it is called with each
+        `Dataset` and returns a number for each episode, ``(M,)``, or for each step, ``(rows,
+        length)``. Or an array of such numbers.
+    by
+        "step": each step has the weight. "episode": each episode has it in all, however long it is.
+    temperature
+        Values are scaled to [0, 1], over all data, and weigh exp(value / temperature): small
+        temperatures prefer the highest values. None: the values are the weights, except that
+        returns have a temperature of 0.1.
+
+    Raises
+    ------
+    OptionError
+        ``by`` is something else, or the temperature is not above 0 and finite.
+    """
+
+    of: str | Callable[[Any], Any] | NDArray[Any]
+    by: By = "step"
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the options."""
+        check_by(self.by)
+        if self.temperature is not None and not 0 < self.temperature < np.inf:
+            raise OptionError(
+                f"weights cannot have a temperature of {self.temperature:g}: give a finite number "
+                "above 0; a smaller one prefers the highest values more."
+            )
+
+    @property
+    def name(self) -> str:
+        """What weights are taken from, for messages."""
+        if isinstance(self.of, str):
+            return repr(self.of)
+        return getattr(self.of, "__name__", "the given numbers")
+
+
+WeightsLike = Weights | str | Callable[[Any], Any] | NDArray[Any] | None
+
+
+class _Values(NamedTuple):
+    """The numbers of one dataset: ``(M,)`` for its episodes, or ``(rows, length)``."""
+
+    dataset: Reader
+    numbers: NDArray[np.float64]
+    counted: NDArray[np.bool_]
+    """Of the same shape: those of the episodes that are drawn from; the others weigh nothing."""
+
+    def where(self, at: NDArray[Any]) -> str:
+        """Describe the place of a number."""
+        if len(at) > 1:
+            return f"step {at[1]} of row {at[0]}"
+        episodes = self.dataset.episodes
+        return (
+            f"episode {at[0]} (from step {episodes.start[at[0]]} of row {episodes.row[at[0]]} on)"
+        )
+
+
+def resolve(
+    source: Any, weights: WeightsLike, chosen: NDArray[np.int64] | None = None
+) -> tuple[Any, ...] | None:
+    """Return the weights of the steps of a dataset, or of each vault of a mixture."""
+    if weights is None:
+        return None
+    weights = weights if isinstance(weights, Weights) else Weights(weights)
+    datasets: tuple[Reader, ...] = getattr(source, "sources", (source,))
+    by_return = {_RETURN, *(name for one in datasets for name in one.episodes.returns_by_name)}
+    of_returns = isinstance(weights.of, str) and weights.of in by_return
+    temperature = weights.temperature
+    if of_returns and temperature is None:
+        temperature = RETURN_TEMPERATURE
+    count = sum(map(len, datasets))
+    mask = np.zeros(count, bool)
+    mask[... if chosen is None else chosen] = True
+    masks = np.split(mask, np.cumsum([len(one) for one in datasets])[:-1])
+    values = [
+        _shaped(one, numbers, weights, _scored(one, mask) if of_returns else mask)
+        for one, numbers, mask in zip(
+            datasets, _numbers(datasets, weights, chosen), masks, strict=True
+        )
+    ]
+    _check(values, weights, may_be_negative=temperature is not None)
+    if temperature is not None:
+        values = _exponentials(values, temperature)
+    values = [one._replace(numbers=np.where(one.counted, one.numbers, 0.0)) for one in values]
+    for one in values:
+        if one.counted.any() and not one.numbers.any():
+            raise OptionError(
+                f"all weights of {one.dataset.path} by {weights.name} are 0: give at least one "
+                "above 0, or leave this vault out."
+            )
+    return tuple(_by_episode(one) if weights.by == "episode" else one.numbers for one in values)
+
+
+def _scored(dataset: Reader, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Leave out episodes without a return: those that are incomplete, or hold no finite rewards."""
+    found = mask & dataset.episodes.scored
+    if mask.any() and not found.any():
+        raise OptionError(
+            f"{dataset.path} has no complete episode to weigh by its return: the environment ended "
+            "none of them. Weigh by a function, or leave this vault out."
+        )
+    return found
+
+
+def _numbers(
+    datasets: tuple[Reader, ...], weights: Weights, chosen: NDArray[np.int64] | None
+) -> list[Any]:
+    """Return the numbers of each dataset."""
+    of, count = weights.of, sum(map(len, datasets))
+    if isinstance(of, np.ndarray):
+        if chosen is not None and of.shape == (len(chosen),):
+            spread = np.zeros(count, of.dtype)
+            spread[chosen] = of
+            of = spread
+        if len(datasets) == 1:
+            return [of]
+        if of.shape != (count,):
+            raise ShapeError(
+                f"the weights of a mixture are one for each of its {count} episodes: got shape "
+                f"{of.shape}."
+            )
+        return np.split(of, np.cumsum([len(one) for one in datasets])[:-1])
+    if isinstance(of, str) and ":" in of:
+        of, _ = records.import_code(of, "--weight")
+    return [_column(one, of) if isinstance(of, str) else of(one) for one in datasets]
+
+
+def _shaped(dataset: Reader, numbers: Any, weights: Weights, mask: NDArray[np.bool_]) -> _Values:
+    """Check the numbers of a dataset, of whose episodes the mask selects some."""
+    found = np.asarray(numbers, np.float64)
+    if found.shape not in ((len(dataset),), (dataset.rows, dataset.length)):
+        raise ShapeError(
+            f"the weights of {dataset.path} by {weights.name} have shape {found.shape}: give one "
+            f"for each of its {len(dataset)} episodes, or one for each step, as an array of shape "
+            f"{(dataset.rows, dataset.length)}."
+        )
+    counted = np.repeat(mask, dataset.episodes.length) if found.ndim == 2 else mask
+    return _Values(dataset, found, counted.reshape(found.shape))
+
+
+def _column(dataset: Reader, name: str) -> Any:
+    """Return the numbers of a column, ``(M,)`` or ``(rows, length)``."""
+    if name == _RETURN:
+        return dataset.episodes.episode_returns
+    if name in dataset.episodes.returns_by_name:
+        return dataset.episodes.returns_by_name[name]
+    if name in _OF_EPISODES:
+        return _OF_EPISODES[name](dataset.episodes)
+    if name == _REWARD:
+        return dataset.rewards(0, dataset.length).mean(-1)
+    leaf = _EXTRAS + name.removeprefix(_EXTRAS)
+    if leaf not in dataset.leaves:
+        extras = [one.removeprefix(_EXTRAS) for one in dataset.leaves if one.startswith(_EXTRAS)]
+        names = [*dataset.episodes.returns_by_name, *_OF_EPISODES, _REWARD, *extras]
+        columns = ", ".join(names)
+        raise OptionError(f"{dataset.path} has no column {name!r}: its columns are {columns}.")
+    found = dataset.read(leaves=[leaf])[leaf]
+    if found.ndim > 3 or (found.ndim == 3 and found.shape[2] not in (1, dataset.spec.num_agents)):
+        raise ShapeError(
+            f"the extra {name!r} of {dataset.path} has shape {found.shape[2:]} a step: weights "
+            "need one number, or one for each agent. Give a function that computes it."
+        )
+    return found.astype(np.float64).mean(-1) if found.ndim == 3 else found
+
+
+def _check(values: list[_Values], weights: Weights, may_be_negative: bool) -> None:
+    for one in values:
+        wrong = one.counted & ~np.isfinite(one.numbers)
+        if not may_be_negative:
+            wrong |= one.counted & (one.numbers < 0)
+        if wrong.any():
+            at = np.argwhere(wrong)[0]
+            advice = (
+                "leave these episodes out with `offmarl filter`, or give a function."
+                if may_be_negative
+                else "give numbers of at least 0, or a temperature, which takes any finite numbers."
+            )
+            raise OptionError(
+                f"{one.dataset.path} has a weight of {one.numbers[tuple(at)]:g} by {weights.name} "
+                f"at {one.where(at)}: {advice}"
+            )
+
+
+def _exponentials(values: list[_Values], temperature: float) -> list[_Values]:
+    low = min(one.numbers.min(initial=np.inf, where=one.counted) for one in values)
+    high = max(one.numbers.max(initial=-np.inf, where=one.counted) for one in values)
+    span = high - low if high > low else 1.0
+    return [
+        one._replace(
+            numbers=np.exp(np.where(one.counted, one.numbers - high, 0.0) / span / temperature)
+        )
+        for one in values
+    ]
+
+
+def _by_episode(values: _Values) -> NDArray[np.float64]:
+    """Divide each step's weight by its episode's length."""
+    numbers, table = values.numbers, values.dataset.episodes
+    if numbers.ndim == 1:
+        return numbers / table.length
+    return numbers / np.repeat(table.length, table.length).reshape(numbers.shape)

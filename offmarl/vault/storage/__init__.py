@@ -1,0 +1,1 @@
+"""Where a vault is stored: files, archives, drivers and commits."""

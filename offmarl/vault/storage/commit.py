@@ -1,0 +1,356 @@
+"""One commit of an OCDBT store: its tree of keys, and the values.
+
+A store keeps each value unchanged in one of its data files, and its tree records the file and the
+offset. `Contents` walks that tree once. If the files are mapped, every step of an uncompressed
+array then has a known address, so random windows of a dataset larger than memory are gathered as
+fast as from an array in memory. A store keeps its earlier commits until it is compacted.
+"""
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorstore as ts
+from numpy.typing import NDArray
+
+from offmarl.errors import VaultFormatError
+from offmarl.vault.format.layout import unseal
+from offmarl.vault.storage import files
+from offmarl.vault.storage.drivers import Driver, Registered, TensorStoreDriver
+from offmarl.vault.storage.location import use_tensorstore
+from offmarl.vault.storage.store import Store
+
+_PROT_NONE = 0
+_MAP_FIXED = 0x10  # on Linux and macOS; Python's mmap has neither constant
+
+
+class ValueLocation(NamedTuple):
+    """Location of a value in a data file."""
+
+    file: str
+    offset: int
+    length: int
+
+
+class Tree(NamedTuple):
+    """The tree of one commit of a store."""
+
+    values: dict[str, ValueLocation | bytes]
+    """Location of each key's value, or the value itself if it is short."""
+    live_bytes: Mapping[str, int]
+    """By data file, the bytes in it that values and nodes take."""
+    lost: tuple[str, ...]
+    """Why parts of the tree cannot be read; the keys below these parts are missing."""
+
+    @property
+    def files(self) -> frozenset[str]:
+        """The data files that values and nodes are in."""
+        return frozenset(self.live_bytes)
+
+
+def current_tree(driver: TensorStoreDriver) -> Tree:
+    """Read the tree of the last commit."""
+    *_, last = _manifest(driver)["versions"]
+    return _read(driver, last["root"].get("location"))
+
+
+def config_of(driver: TensorStoreDriver) -> dict[str, Any]:
+    """Return the settings of a store, its identity among them."""
+    found: dict[str, Any] = _manifest(driver)["config"]
+    return found
+
+
+def live_bytes(driver: TensorStoreDriver) -> int:
+    """Return the bytes that the tree and the values of the last commit take in data files."""
+    statistics = _manifest(driver)["versions"][-1]["root"]["statistics"]
+    return int(statistics["num_tree_bytes"] + statistics["num_indirect_value_bytes"])
+
+
+def live_files(driver: TensorStoreDriver) -> frozenset[str]:
+    """Return the data files that anything in the store refers to, its earlier commits included."""
+    found: set[str] = set()
+    for kind, node in _history(driver, _manifest(driver)):
+        found |= {_place(node).file} if kind == "versions" else _read(driver, node).files
+    return frozenset(found)
+
+
+def _manifest(driver: TensorStoreDriver) -> Any:
+    use_tensorstore(driver.path)
+    driver.check()
+    return ts.ocdbt.dump(driver.files).result()
+
+
+def _history(driver: TensorStoreDriver, node: Any) -> Iterator[tuple[str, str]]:
+    """Yield where the roots of all commits are, the latest first, and the nodes that list them."""
+    for version in reversed(node.get("versions") or node.get("entries", [])):
+        if "location" in version.get("root", {}):
+            yield "root", version["root"]["location"]
+    for child in reversed(node.get("version_tree_nodes") or node.get("entries", [])):
+        if "location" in child:
+            yield "versions", child["location"]
+            with suppress(ValueError, OSError):
+                found = ts.ocdbt.dump(driver.files, child["location"]).result()
+                yield from _history(driver, found)
+
+
+def _read(driver: TensorStoreDriver, root: str | None) -> Tree:
+    values: dict[str, ValueLocation | bytes] = {}
+    live_bytes: Counter[str] = Counter()
+    lost: list[str] = []
+    # Each node must be lower than its parent; otherwise a forged tree could be endless.
+    waiting: list[tuple[str, bytes, int | None]] = [(root, b"", None)] if root else []
+    while waiting:
+        node, prefix, above = waiting.pop()
+        try:
+            place = _place(node)
+            live_bytes[place.file] += place.length
+            found = ts.ocdbt.dump(driver.files, node).result()
+        except (ValueError, OSError) as error:
+            lost.append(str(error).partition(" [")[0])
+            continue
+        if above is not None and found["height"] != above - 1:
+            lost.append(f"{node} is in the wrong place of the tree")
+            continue
+        for entry in found["entries"]:
+            key = prefix + bytes(entry["key"])
+            if "location" in entry:
+                below = prefix + bytes(entry["subtree_common_prefix"])
+                waiting.append((entry["location"], below, found["height"]))
+                continue
+            name = key.decode(errors="replace")
+            try:
+                value = _value(entry)
+            except ValueError as error:
+                lost.append(f"the place of {name!r:.200}: {error}")
+                continue
+            values[name] = value
+            if isinstance(value, ValueLocation):
+                live_bytes[value.file] += value.length
+    return Tree(values, live_bytes, tuple(lost))
+
+
+def _value(entry: Any) -> ValueLocation | bytes:
+    """Return where the value of an entry is, or the value; `ValueError` if it leads out."""
+    if "inline_value" in entry:
+        return bytes(entry["inline_value"])
+    return _place(entry["indirect_value"])
+
+
+def _place(location: str) -> ValueLocation:
+    """Parse ``kind:base:file:offset:length``; `ValueError` if it leads out of the store."""
+    _, base, file, offset, length = location.split(":")
+    return ValueLocation(files.check_name(base + file), int(offset), int(length))
+
+
+class Contents:
+    """The content of one commit of a store; if it is mapped, it stays as it is."""
+
+    region: "Region | None" = None
+    """The mapped data files."""
+
+    def __init__(self, driver: Driver, tree: Tree):
+        self.driver, self.tree = driver, tree
+
+    @staticmethod
+    def of(store: Store) -> "Contents":
+        """Return the content of the last commit of a store."""
+        driver = store.driver
+        if isinstance(driver, Registered):
+            return _RegisteredContents(driver)
+        assert isinstance(driver, TensorStoreDriver)
+        return Contents(driver, current_tree(driver))
+
+    @staticmethod
+    def mapped(driver: TensorStoreDriver) -> "Contents":
+        """Map the last commit; `OSError` or `ValueError` if not all files can be read."""
+        found = Contents(driver, current_tree(driver))
+        if found.tree.lost:
+            raise ValueError(found.tree.lost[0])
+        places = [at for at in found.tree.values.values() if isinstance(at, ValueLocation)]
+        region = Region(driver.directory, sorted({at.file for at in places}))
+        for at in places:
+            if at.offset + at.length > region.sizes[at.file]:
+                raise ValueError(f"{at.file} was cut short")
+        found.region = region
+        return found
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.tree.values
+
+    def keys(self, prefix: str) -> list[str]:
+        """Return the keys that begin with a prefix, sorted."""
+        return sorted(key for key in self.tree.values if key.startswith(prefix))
+
+    def stored(self, key: str) -> tuple[int | None, str]:
+        """Return the bytes of a stored value, None if there is none, and what is wrong with it.
+
+        It is not read; whether its file ends before it is known on this machine only.
+        """
+        if key not in self.tree.values:
+            return None, "it is missing"
+        place = self.tree.values[key]
+        if not isinstance(place, ValueLocation):
+            return len(place), ""
+        is_cut_off = self.driver.can_map and (
+            place.offset + place.length > self._sizes.get(place.file, 0)
+        )
+        return place.length, "its data file is missing or truncated" if is_cut_off else ""
+
+    @cached_property
+    def _sizes(self) -> dict[str, int]:
+        found = {name: Path(self.driver.directory, name) for name in self.tree.files}
+        return {name: file.lstat().st_size for name, file in found.items() if file.is_file()}
+
+    def fetch(self, key: str) -> Callable[[], bytes]:
+        """Start to read the stored value of a key that exists; calling the result returns it."""
+        place = self.tree.values[key]
+        if not isinstance(place, ValueLocation):
+            return lambda: place
+        span = slice(place.offset, place.offset + place.length)
+        assert isinstance(self.driver, TensorStoreDriver)
+        read = self.driver.files.read(place.file, byte_range=span)
+        return lambda: _whole(key, read, place.length)
+
+    def get(self, key: str) -> bytes:
+        """Return the value of a key; `VaultFormatError` where it is missing or damaged."""
+        if key not in self:
+            raise VaultFormatError(f"{key} is missing.")
+        (value,) = self.get_all([key])
+        return value
+
+    def get_all(self, keys: Sequence[str]) -> list[bytes]:
+        """Return the values of keys that must exist."""
+        if lost := [key for key in keys if key not in self]:
+            raise VaultFormatError(f"{self.driver.path} has lost {lost[0]}: the vault is damaged.")
+        read = self.value if self.region else lambda key: self.fetch(key)()
+        found = unseal({key: bytes(read(key)) for key in keys}, self.driver.path)
+        return [found[key] for key in keys]
+
+    def value(self, key: str) -> Any:
+        """Return the stored value of a key of mapped files, not copied; None if there is none."""
+        place = self.tree.values.get(key)
+        if not isinstance(place, ValueLocation) or self.region is None:
+            return place
+        begin = self.region.starts[place.file] + place.offset
+        return self.region.bytes[begin : begin + place.length].data
+
+
+class _RegisteredContents(Contents):
+    """The content of a store in a registered place, whose files offmarl cannot inspect."""
+
+    def __init__(self, driver: Registered):
+        self._read = driver.values.read
+        self._value_sizes = driver.values.sizes("")
+        super().__init__(driver, Tree(dict.fromkeys(self._value_sizes, b""), {}, ()))
+
+    def stored(self, key: str) -> tuple[int | None, str]:
+        """Return the bytes of a stored value, None if there is none, and what is wrong with it."""
+        size = self._value_sizes.get(key)
+        return size, "it is missing" if size is None else ""
+
+    def fetch(self, key: str) -> Callable[[], bytes]:
+        """Return a function that reads the value of a key."""
+
+        def read() -> bytes:
+            (value,) = self._read([key])
+            if value is None:
+                raise VaultFormatError(f"{key} is missing.")
+            return value
+
+        return read
+
+
+def _whole(key: str, read: Any, length: int) -> bytes:
+    """Return the bytes read; `VaultFormatError` if some are missing."""
+    try:
+        found = read.result()
+    except (ValueError, OSError) as error:
+        raise VaultFormatError(f"{key} cannot be read from its data file: {error}.") from error
+    if found.state != "value" or len(found.value) != length:
+        raise VaultFormatError(f"the data file of {key} is missing or truncated.")
+    return bytes(found.value)
+
+
+class Region:
+    """Regular files of a directory, mapped into one range of memory, one after the other.
+
+    They are unmapped when the last array on them is garbage-collected. The data stays readable
+    after the files are deleted. `MemoryError` if the system refuses the map.
+    """
+
+    bytes: NDArray[np.uint8]
+    """``(size,)``, read-only. Each file begins at a page; do not read between the end of a file and
+    the next page."""
+
+    def __init__(self, directory: Path, names: Sequence[str]):
+        opened = {name: files.open_file(directory, name) for name in names}
+        try:
+            self.sizes = {name: os.fstat(file).st_size for name, file in opened.items()}
+            """Bytes of each file."""
+            self.starts: dict[str, int] = {}
+            """The index in ``bytes`` at which each file begins."""
+            total = 0
+            for name, size in self.sizes.items():
+                self.starts[name] = total
+                total += -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+            total = max(total, mmap.PAGESIZE)
+            anonymous = mmap.MAP_PRIVATE | mmap.MAP_ANON
+            self._base = _map(None, total, _PROT_NONE, anonymous, -1)
+            memory = (ctypes.c_ubyte * total).from_address(self._base)
+            weakref.finalize(memory, _libc().munmap, self._base, total)
+            shared = mmap.MAP_SHARED | _MAP_FIXED
+            for name, size in self.sizes.items():
+                if size:
+                    start = self._base + self.starts[name]
+                    _map(start, size, mmap.PROT_READ, shared, opened[name])
+        finally:
+            for file in opened.values():
+                os.close(file)
+        self.bytes = np.frombuffer(memoryview(memory), np.uint8)
+        self.bytes.flags.writeable = False
+
+    def items(self, size: int) -> NDArray[Any]:
+        """Return a view whose item i is the ``size`` bytes from index i on; items overlap.
+
+        Indexing it with an array gathers items. NumPy copies each item as one block, whatever its
+        alignment, which is the fastest gather measured.
+        """
+        count = len(self.bytes) - size + 1
+        return np.ndarray((count,), f"V{size}", self.bytes.data, strides=(1,))
+
+    def will_need(self, begins: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        """Ask the kernel to read intervals of bytes from the disk, without waiting for them."""
+        advise, page = _libc().madvise, mmap.PAGESIZE
+        first = begins // page * page
+        for start, count in zip(first.tolist(), (begins + sizes - first).tolist(), strict=True):
+            advise(self._base + start, count, mmap.MADV_WILLNEED)
+
+    def release(self) -> None:
+        """Drop the pages from the process's resident memory; they stay in the page cache."""
+        _libc().madvise(self._base, len(self.bytes), mmap.MADV_DONTNEED)
+
+
+def _map(address: int | None, size: int, protection: int, flags: int, descriptor: int) -> int:
+    found = _libc().mmap(address, size, protection, flags, descriptor, 0)
+    if found == ctypes.c_void_p(-1).value:
+        raise MemoryError(os.strerror(ctypes.get_errno()))
+    return int(found)
+
+
+@cache
+def _libc() -> Any:
+    libc = ctypes.CDLL(None, use_errno=True)
+    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    libc.mmap.argtypes = [pointer, size, number, number, number, ctypes.c_int64]
+    libc.mmap.restype = pointer
+    libc.munmap.argtypes = [pointer, size]
+    libc.madvise.argtypes = [pointer, size, number]
+    return libc

@@ -1,0 +1,1 @@
+"""Create, append, share and compact vaults."""

@@ -1,0 +1,196 @@
+"""Gathers steps into the chunks that are written to disk."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from offmarl.vault.format import layout
+from offmarl.vault.format.faults import damaged
+from offmarl.vault.format.layout import NumpyArray
+from offmarl.vault.storage.bulk import Block, allocate
+from offmarl.vault.storage.store import Store
+
+Value = bytes | bytearray
+
+_ALIGNMENT = 64
+"""Bytes of a line of the processor's cache."""
+_SPARE_BYTES = 2**27
+"""Memory of written chunks that is reused: allocating a new page costs more than filling it."""
+
+
+class _Chunk:
+    """The values of all keys of one chunk of time, and an array ``(rows, T, ...)`` over each.
+
+    The arrays are views of one block of memory, so that a full chunk goes to disk without being
+    copied. Its pages are zero at first.
+    """
+
+    def __init__(self, schema: layout.Schema):
+        leaves, blocks = schema.leaves.items(), range(0, schema.rows, schema.chunk_rows)
+        steps = schema.chunk_rows * schema.chunk_steps
+        sizes = [steps * leaf.step_bytes for _, leaf in leaves for _ in blocks]
+        starts = np.cumsum([0, *(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)]).tolist()
+        self.memory = allocate(starts[-1])
+        self.places: list[tuple[int, int]] = list(zip(starts[:-1], sizes, strict=True))
+        """Offset and size of each value, in the order of keys."""
+        self.arrays: list[tuple[str, slice, NumpyArray]] = []
+        """Name, rows and array of each value."""
+        values = ((name, leaf, row) for name, leaf in leaves for row in blocks)
+        for start, (name, leaf, row) in zip(starts[:-1], values, strict=True):
+            shape = (schema.chunk_rows, schema.chunk_steps, *leaf.shape)
+            array = np.ndarray(shape, leaf.dtype, self.memory, start)
+            self.arrays.append((name, slice(row, row + schema.chunk_rows), array))
+
+    def values(self) -> list[memoryview]:
+        """Return the values, not copied."""
+        memory = memoryview(self.memory)
+        return [memory[start : start + count] for start, count in self.places]
+
+
+class Staged(NamedTuple):
+    """A full chunk that waits for a commit."""
+
+    values: dict[str, Value]
+    """Small or compressed values, by key."""
+    block: Block | None
+    """Uncompressed ones."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that a commit would write."""
+        return sum(map(len, self.values.values())) + (len(self.block.memory) if self.block else 0)
+
+
+class ChunkBuffer:
+    """The chunk of time that is not full yet, and those that wait for a commit."""
+
+    def __init__(self, schema: layout.Schema, start: int):
+        self.staged: dict[int, Staged] = {}
+        """Full chunks for the next commit, by number; the caller empties it when it takes them, and
+        gives them back to `recycle` when they are durable."""
+        self._schema = schema
+        self._number, self._filled = divmod(start, schema.chunk_steps)
+        self._chunk = _Chunk(schema)
+        self._lent: dict[int, _Chunk] = {}
+        self._spare: list[_Chunk] = []
+
+    @property
+    def through(self) -> int:
+        """Steps of each row that are in full chunks, staged or committed."""
+        return self._number * self._schema.chunk_steps
+
+    @property
+    def full_bytes(self) -> int:
+        """Uncompressed bytes of all full chunks."""
+        return self._number * len(self._chunk.memory)
+
+    @property
+    def length(self) -> int:
+        """Steps of each row, those of the unfinished chunk included."""
+        return self.through + self._filled
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes that a commit would write."""
+        return sum(chunk.num_bytes for chunk in self.staged.values())
+
+    def restore(self, store: Store) -> None:
+        """Read the steps of the unfinished chunk from disk."""
+        if not self._filled:
+            return
+        keys = self._schema.chunk_keys(self._number)
+        stored = store.get_all(keys)
+        for key, value, (*_, array) in zip(keys, stored, self._chunk.arrays, strict=True):
+            array[:, : self._filled] = self._decode(store, key, value, array)[:, : self._filled]
+        if self._schema.codec == "raw":
+            (expected,) = store.get_all([layout.checksums_key(self._number)])
+            sound = _agree(stored, expected) | _agree(self._chunk.values(), expected)
+            if not sound.all():
+                raise damaged(store.path, f"its checksum is wrong, of {keys[sound.argmin()]}")
+
+    def _decode(self, store: Store, key: str, value: bytes, like: NumpyArray) -> NumpyArray:
+        if self._schema.codec == "zstd":
+            try:
+                value = _zstd().decode(value)
+            except (RuntimeError, ValueError) as error:
+                raise damaged(store.path, f"{error}, of {key}") from error
+        if len(value) != like.nbytes:
+            wrong = f"it has {len(value)} bytes instead of {like.nbytes}"
+            raise damaged(store.path, f"{wrong}, of {key}")
+        return np.frombuffer(value, like.dtype).reshape(like.shape)
+
+    def put(self, arrays: Mapping[str, NumpyArray]) -> None:
+        """Copy ``(rows, T, ...)`` steps in, and stage each chunk that is full."""
+        steps = arrays["rewards"].shape[1]
+        done = 0
+        while done < steps:
+            count = min(steps - done, self._schema.chunk_steps - self._filled)
+            for name, rows, array in self._chunk.arrays:
+                target = array[:, self._filled : self._filled + count]
+                target[:] = arrays[name][rows, done : done + count]
+            done += count
+            self._filled += count
+            if self._filled == self._schema.chunk_steps:
+                self._stage()
+
+    def _stage(self) -> None:
+        keys = self._schema.chunk_keys(self._number)
+        if self._schema.codec == "raw":
+            places = dict(zip(keys, self._chunk.places, strict=True))
+            block = Block(self._chunk.memory, places)
+            self.staged[self._number] = Staged(self._checksums(), block)
+            self._lent[self._number] = self._chunk
+            self._chunk = self._spare.pop() if self._spare else _Chunk(self._schema)
+        else:
+            self.staged[self._number] = Staged(self._compressed(), None)
+        self._number, self._filled = self._number + 1, 0
+
+    def tail(self) -> dict[str, Value]:
+        """Return the keys and values of the unfinished chunk, padded with zeros."""
+        if not self._filled:
+            return {}
+        for *_, array in self._chunk.arrays:
+            array[:, self._filled :] = 0
+        if self._schema.codec == "zstd":
+            return self._compressed()
+        values = map(bytes, self._chunk.values())
+        keys = self._schema.chunk_keys(self._number)
+        return dict(zip(keys, values, strict=True)) | self._checksums()
+
+    def recycle(self, through: int) -> None:
+        """Reuse the memory of chunks that are durable up to a number of steps."""
+        durable = [n for n in self._lent if (n + 1) * self._schema.chunk_steps <= through]
+        chunks = [self._lent.pop(number) for number in durable]
+        room = max(1, _SPARE_BYTES // len(self._chunk.memory))
+        self._spare = (self._spare + chunks)[:room]
+
+    def _compressed(self) -> dict[str, Value]:
+        values = map(compress, self._chunk.values())
+        return dict(zip(self._schema.chunk_keys(self._number), values, strict=True))
+
+    def _checksums(self) -> dict[str, Value]:
+        values = self._chunk.values()
+        return {layout.checksums_key(self._number): layout.encode_checksums(values)}
+
+    def key_at(self, step: int) -> str:
+        """Return a key that every append of a step there must write."""
+        return self._schema.chunk_key("rewards", 0, step // self._schema.chunk_steps)
+
+
+def _agree(values: Iterable[Value | memoryview], expected: bytes) -> NumpyArray:
+    found = layout.decode_checksums(layout.encode_checksums(values))
+    wanted = layout.decode_checksums(expected)
+    return found == wanted if len(found) == len(wanted) else np.zeros(len(found), bool)
+
+
+def compress(value: Value | memoryview) -> bytes:
+    """Return a value as a zstd frame with a checksum."""
+    return bytes(_zstd().encode(value))
+
+
+def _zstd() -> Any:
+    # Imported here: it takes as long as all other imports together, and few vaults need it.
+    from numcodecs import Zstd
+
+    return Zstd(level=1, checksum=True)

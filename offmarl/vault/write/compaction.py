@@ -1,0 +1,228 @@
+"""Rebuilds a vault's store, and replaces the old store atomically.
+
+Every commit leaves behind the data that it replaced. When a writer closes, `reclaim` moves the
+live data out of the files that hold much unused space; `compact` moves all of it, in the order in
+which it is read. New data files are written among the old ones, and new manifests in a directory of
+their own. Then one manifest replaces the old one atomically, and files without references are
+deleted. The directory is removed last. If it exists, a process was killed meanwhile, and the next
+writer cleans up.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from offmarl._ahead import ahead, depth_of
+from offmarl.vault.check.verification import examine
+from offmarl.vault.format.faults import damaged
+from offmarl.vault.format.layout import DATA, MANIFEST, OWN_PREFIX, UNFINISHED, unseal
+from offmarl.vault.read.open import locate
+from offmarl.vault.storage import commit
+from offmarl.vault.storage.commit import Contents, ValueLocation
+from offmarl.vault.storage.drivers import Directory, Driver
+from offmarl.vault.storage.files import conflict, errors_of
+from offmarl.vault.storage.store import OcdbtStore, Store, store_of
+
+REBUILT = ".rebuilt"
+"""The directory that a store is built in, inside the vault's."""
+
+_BATCH_BYTES = 2**25
+_MOST_UNUSED = 1 / 6
+"""Largest unused part of a data file that `reclaim` keeps: files take 1.2 times their data."""
+_LEAST_RECLAIMED = 2**20
+"""Unused bytes below which `reclaim` does nothing."""
+_MOST_MOVED = 2**32
+"""Bytes that one call of `reclaim` rewrites at most, so that a writer closes in limited time."""
+_CHUNK = re.compile(r"(.+\./)(\d+)\.(\d+)((?:\.\d+)*)")
+
+
+class Compaction(NamedTuple):
+    """The size of a vault's data files and manifest before and after."""
+
+    path: Path
+    bytes_before: int
+    bytes_after: int
+    files_before: int
+    files_after: int
+
+
+def compact(path: str | os.PathLike[str]) -> Compaction:
+    """Reclaim unused space, and store the data in the order in which it is read.
+
+    The content stays the same, whatever program wrote the vault, even if the process is killed. The
+    disk needs free space for the result. Programs that have the vault open can continue to read;
+    stock programs must not write to it meanwhile.
+
+    Raises
+    ------
+    VaultLockedError
+        Another process is writing to it.
+    VaultFormatError
+        It is damaged.
+    VaultConflictError
+        A stock program wrote to it meanwhile; nothing was changed.
+    """
+    store = store_of(locate(path))
+    driver = store.driver
+    directory = driver.directory  # an error elsewhere
+    assert isinstance(driver, Directory)
+    with exclusive(driver), errors_of(directory):
+        before, manifest = _usage(directory), driver.files.read(MANIFEST).result()
+        found = examine(store, deep=False)
+        if not found.sound:
+            raise damaged(directory, found.faults[0])
+        contents = Contents.of(store)
+        _rewrite(store, contents, contents.tree.values, manifest.stamp)
+        after = _usage(directory)
+    return Compaction(directory, before[0], after[0], before[1], after[1])
+
+
+def reclaim(store: Store) -> None:
+    """Rewrite the data files with much unused space, if there is much in all.
+
+    The files then take at most 1.2 times the data, apart from vaults with less than 1 MB of unused
+    space or more than 4 GB to rewrite. The content stays the same, even if the process is killed.
+    Programs that have the vault open can continue to read. The caller must hold the vault's lock.
+    """
+    driver = store.driver
+    if not (isinstance(driver, Directory) and isinstance(store, OcdbtStore)):
+        return
+    with errors_of(driver.directory):
+        manifest, sizes = driver.files.read(MANIFEST).result(), _data_sizes(driver.directory)
+        unused = sum(sizes.values()) - commit.live_bytes(driver)
+        if unused < max(_LEAST_RECLAIMED, _MOST_UNUSED * sum(sizes.values())):
+            return
+        contents = Contents.of(store)
+        _rewrite(store, contents, _in_wasteful_files(contents, sizes), manifest.stamp)
+
+
+def _rewrite(store: Store, contents: Contents, keys: Collection[str], stamp: Any) -> None:
+    """Write some values to new data files, unless the manifest has changed since its stamp.
+
+    TensorStore compares and replaces the manifest under the same lock as in a commit, so this is
+    safe even if a stock program is writing.
+    """
+    driver = store.driver
+    assert isinstance(driver, Directory) and isinstance(store, OcdbtStore)
+    with rebuilding(driver) as fresh:
+        # With the same identity, programs that have the vault open can continue to read.
+        config, last = commit.config_of(driver), fresh / "last"
+        rebuilt = OcdbtStore(driver, config, fresh)
+        if len(keys) < len(contents.tree.values):
+            rebuilt.refer_to(store)
+        copy(contents, keys, rebuilt)
+        # The first commits refer to the old files. This store has the last commit alone.
+        result = OcdbtStore(driver, config, last)
+        result.refer_to(rebuilt)
+        files, content = driver.files, (last / MANIFEST).read_bytes()
+        done = files.write(MANIFEST, content, if_equal=stamp.generation).result()
+        now = files.read(MANIFEST, if_not_equal=done.generation).result()
+        if now.state != "unspecified":
+            raise conflict(driver.path)
+
+
+def _in_wasteful_files(contents: Contents, sizes: Mapping[str, int]) -> list[str]:
+    """Return the keys whose values are in files with much unused space."""
+    tree = contents.tree
+    if tree.lost:
+        raise damaged(contents.driver.path, tree.lost[0])
+    share = {file: tree.live_bytes.get(file, 0) / max(size, 1) for file, size in sizes.items()}
+    wasteful, moved = set(), 0
+    for file in sorted(share, key=lambda file: share[file]):
+        moved += tree.live_bytes.get(file, 0)
+        if share[file] > 1 - _MOST_UNUSED or moved > _MOST_MOVED:
+            break
+        wasteful.add(file)
+    places = tree.values.items()
+    return [key for key, at in places if isinstance(at, ValueLocation) and at.file in wasteful]
+
+
+@contextmanager
+def exclusive(driver: Driver) -> Iterator[None]:
+    """Hold a vault's lock, after cleaning up what a killed process left."""
+    lock = driver.lock()
+    try:
+        tidy(driver)
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def rebuilding(driver: Directory) -> Iterator[Path]:
+    """Make the directory to build a store in; it is removed afterwards."""
+    fresh = driver.directory / REBUILT
+    fresh.mkdir()
+    try:
+        yield fresh
+    finally:
+        tidy(driver)
+
+
+def copy(contents: Contents, keys: Iterable[str], target: Store) -> None:
+    """Copy keys and values in the order in which they are read; offmarl's keys with checksums."""
+    for batch in _batches(_values(contents, sorted(keys, key=_order))):
+        target.commit(batch, fence={}).result()
+
+
+def _values(contents: Contents, keys: list[str]) -> Iterator[tuple[str, bytes]]:
+    for key, read in ahead(keys, contents.fetch, depth_of(_BATCH_BYTES // 16)):
+        yield from unseal({key: read()}, contents.driver.path).items()
+
+
+def _batches(values: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
+    """Group values into commits that fit in memory."""
+    batch: dict[str, bytes] = {}
+    size = 0
+    for key, value in values:
+        batch[key] = value
+        size += len(value)
+        if size >= _BATCH_BYTES:
+            yield batch
+            batch, size = {}, 0
+    yield batch
+
+
+def _order(key: str) -> tuple[bool, str, int, int, str]:
+    """Sort the chunks of a leaf by time, and offmarl's keys, which complete a vault, last."""
+    found = _CHUNK.fullmatch(key)
+    leaf, block, number, rest = found.groups() if found else (key, 0, -1, "")
+    return key.startswith(OWN_PREFIX), leaf, int(number), int(block), rest
+
+
+def tidy(driver: Driver) -> None:
+    """Delete files that a killed commit or rebuild left.
+
+    The caller must hold the vault's lock.
+    """
+    driver.clear_unfinished(UNFINISHED)
+    if not isinstance(driver, Directory):
+        return  # places without rename have no rebuilds
+    directory = driver.directory
+    rest = directory / REBUILT
+    if not rest.exists():
+        return
+    try:
+        live = commit.live_files(driver)
+    except (ValueError, OSError):
+        live = None  # unknown without a manifest: any file may be needed
+    for file in (directory / DATA).glob("*"):
+        if live is not None and f"{DATA}/{file.name}" not in live:
+            file.unlink()
+    shutil.rmtree(rest)
+
+
+def _usage(directory: Path) -> tuple[int, int]:
+    """Return the bytes and the number of a store's files."""
+    sizes = [*_data_sizes(directory).values(), (directory / MANIFEST).stat().st_size]
+    return sum(sizes), len(sizes)
+
+
+def _data_sizes(directory: Path) -> dict[str, int]:
+    """Return the bytes of each data file, by its name in the tree."""
+    with os.scandir(directory / DATA) as found:
+        return {f"{DATA}/{file.name}": file.stat().st_size for file in found}
