@@ -19,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import offmarl
 from offmarl.errors import OptionError, RunError
 from offmarl.launch.task import Call, run_task
 
@@ -99,7 +98,7 @@ class _Worker:
 
     def __init__(self, cores: tuple[int, ...]):
         self.cores = cores
-        root, given = str(Path(offmarl.__file__).parents[1]), os.environ.get("PYTHONPATH")
+        root, given = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")
         path = os.pathsep.join([root, given] if given else [root])  # also from a checkout
         self.process = subprocess.Popen(
             [sys.executable, "-m", "offmarl.launch.local"],

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
-import offmarl
 from offmarl import envs, vault
 from offmarl._compiling import pinned, quickly
+from offmarl._version import __version__
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import check_seed
 from offmarl.envs import Environment, autoreset
@@ -483,7 +483,7 @@ def open_for_recording(
 def software() -> dict[str, str]:
     """Return the versions that a recording notes."""
     return {
-        "offmarl": offmarl.__version__,
+        "offmarl": __version__,
         "jax": jax.__version__,
         "platform": jax.default_backend(),
     }

@@ -16,7 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from offmarl import __version__, envs
+from offmarl import envs
+from offmarl._version import __version__
 from offmarl.config import Role, with_role
 from offmarl.envs import Environment
 from offmarl.errors import RunError
