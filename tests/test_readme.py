@@ -69,7 +69,7 @@ def test_every_program_is_in_the_table():
 def test_commands_have_the_options_they_are_given(line, monkeypatch, capsys):
     # A file that the reader writes names the program, and all of these take --config.
     named = re.sub(r" --config \S+", " bc", line)
-    monkeypatch.setattr("sys.argv", [*shlex.split(named), "--help"])
+    monkeypatch.setattr("sys.argv", [*shlex.split(named), "--help-all"])
     monkeypatch.setenv("COLUMNS", "200")
     with contextlib.suppress(SystemExit):
         cli.main()

@@ -46,7 +46,7 @@ PRINTING = {
     ),
     "JSON": lambda text: output.show(output.Report({text: text}, ""), as_json=True),
     "an error as JSON": lambda text: output.show_error(OffmarlError(text), as_json=True),
-    "the overview": lambda text: output.show(output.overview({text: text}), as_json=False),
+    "the overview": lambda text: output.show(output.overview({text: {text: text}}), as_json=False),
 }
 
 

@@ -199,7 +199,7 @@ def _survey_data(found: Survey) -> Mapping[str, Any]:
         "return": only_or_all({team: spread(x) for team, x in found.team_returns.items()}),
         "length": spread(found.lengths),
         "rewards": as_dicts(found.rewards),
-        "actions": as_dicts(found.actions),
+        "actions": {x: as_dicts(getattr(found.actions, x)) for x in found.actions.COUNTS},
         "observations": as_dicts(found.observations),
         "state": as_dicts(found.state),
         "alive": found.alive,

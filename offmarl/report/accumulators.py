@@ -153,6 +153,8 @@ class DiscreteActions:
         not exist.
     """
 
+    COUNTS = "taken", "legal", "steps", "illegal", "together"
+
     def __init__(self, spec: EnvSpec):
         self._shape = (spec.num_agents, spec.num_actions)
         self.taken, self.legal = np.zeros(self._shape, np.int64), np.zeros(self._shape, np.int64)
@@ -225,6 +227,8 @@ class ContinuousActions:
         ``(N, A)`` steps at which the agent was alive and the dimension usable, and values that are
         1 or -1, or beyond.
     """
+
+    COUNTS = "ranges", "histogram", "steps", "legal", "at_bounds"
 
     def __init__(self, spec: EnvSpec):
         self._shape = (spec.num_agents, spec.action_size)

@@ -534,7 +534,7 @@ def test_recorded_paths_can_be_copied_from_a_narrow_terminal(offmarl, monkeypatc
     row = {"tier": "medium", "steps": 100_352, "episodes": 1, "incomplete": 0}
     row |= {"mean_return": returns, "path": path}
     recorded = summarise(Path("r"), [row], "recorded")
-    monkeypatch.setattr(programs, "_run", lambda *_: recorded)
+    monkeypatch.setattr(programs._Command, "run", lambda _: recorded)
     monkeypatch.setattr(output._out, "width", 80)
     outcome = offmarl("record", "mappo")
     assert path in outcome.out and "100,352" in outcome.out
