@@ -11,6 +11,7 @@ import pytest
 
 import offmarl
 from offmarl import cli, envs
+from offmarl.cli import verbs
 from offmarl.evaluation import evaluate
 from offmarl.hub import card as catalogue
 from offmarl.networks import PolicyConfig, make_policy
@@ -55,7 +56,7 @@ def test_every_page_and_every_command_is_in_the_documentation():
     inside = [page.relative_to(docs) for page in PAGES if page.is_relative_to(docs)]
     assert all(f"({page})" in overview for page in inside if page.name != "index.md")
     commands = (ROOT / "docs" / "command-line.md").read_text()
-    assert set(re.findall(r"^\| `([a-z]+)` \|", commands, re.MULTILINE)) == cli.VERBS.keys()
+    assert set(re.findall(r"^\| `([a-z]+)` \|", commands, re.MULTILINE)) == verbs.VERBS.keys()
 
 
 def test_every_program_is_in_the_table():

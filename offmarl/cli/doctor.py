@@ -165,8 +165,8 @@ def _script(shell: str) -> str:
 
 def _commands() -> Any:
     """Return the type of all commands with their options, for tyro."""
-    from offmarl.cli import VERBS, function_of
     from offmarl.cli.benchmark import Options
+    from offmarl.cli.verbs import VERBS, function_of
 
     kinds = {verb: [kind] for kind, verb in registry.VERBS.items()} | {"tune": [*registry.VERBS]}
     return _any(

@@ -16,6 +16,7 @@ from offmarl import vault
 from offmarl.cli.output import Report, as_is, grid
 from offmarl.cli.parse import HELP
 from offmarl.cli.parse import split as split_options
+from offmarl.cli.verbs import VERBS, function_of
 from offmarl.config import REPEATED, PositiveInt, Validated
 from offmarl.errors import OptionError
 from offmarl.launch import (
@@ -133,8 +134,6 @@ class CommandWork(Work):
 
 def work_of(arguments: tuple[str, ...]) -> Work:
     """Make the work of a verb; `run` gives the arguments to the processes of its tasks."""
-    from offmarl.cli import VERBS, function_of
-
     verb, block_steps, *rest = arguments
     make: Callable[[str, list[str], int | None], Work] = function_of(VERBS[verb].work, VERBS[verb])
     return make(verb, rest, int(block_steps) if block_steps else None)

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from offmarl import cli, tracking
+from offmarl import tracking
 from offmarl import vault as vaults
-from offmarl.cli import output, programs
+from offmarl.cli import output, programs, verbs
 from offmarl.cli.parse import parse, parse_script
 from offmarl.cli.tasks import TaskOptions
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, VaultError
@@ -29,11 +29,11 @@ from tests.vault.experience import SPEC, whole_episodes
 def test_help_lists_every_command(offmarl, arguments):
     outcome = offmarl(*arguments)
     assert outcome.code == 0
-    for name, verb in cli.VERBS.items():
+    for name, verb in verbs.VERBS.items():
         assert name in outcome.out and verb.summary in outcome.out
 
 
-@pytest.mark.parametrize("verb", list(cli.VERBS))
+@pytest.mark.parametrize("verb", list(verbs.VERBS))
 def test_every_command_has_help(offmarl, verb):
     outcome = offmarl(verb, "--help")
     assert outcome.code == 0 and "offmarl" in outcome.out and outcome.err == ""
@@ -409,7 +409,7 @@ def test_json_offers_the_values_of_an_option(offmarl):
 
 
 COMMANDS = [
-    *([name] for name, verb in cli.VERBS.items() if not verb.is_raw),
+    *([name] for name, verb in verbs.VERBS.items() if not verb.is_raw),
     *([registry.VERBS[kind]] for kind in registry.VERBS),
     *([registry.VERBS[kind], name] for kind in registry.VERBS for name in registry.find(kind)),
     ["record", "--policy"],
@@ -540,9 +540,9 @@ def test_recorded_paths_can_be_copied_from_a_narrow_terminal(offmarl, monkeypatc
     assert path in outcome.out and "100,352" in outcome.out
 
 
-@pytest.mark.parametrize(("name", "verb"), cli.VERBS.items(), ids=cli.VERBS)
+@pytest.mark.parametrize(("name", "verb"), verbs.VERBS.items(), ids=verbs.VERBS)
 def test_summary_and_docstring_of_a_verb_agree(name, verb):
-    assert cli.function_of(name, verb).__doc__.startswith(verb.summary)
+    assert verbs.function_of(name, verb).__doc__.startswith(verb.summary)
 
 
 def test_help_is_in_whole_sentences_and_without_defaults_that_are_none(offmarl, capsys):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.cli import VERBS, function_of
 from offmarl.cli.transform import verb_of
+from offmarl.cli.verbs import VERBS, function_of
 from tests.vault.experience import SPEC, make
 
 
