@@ -277,7 +277,9 @@ def test_a_cut_truncates_the_living_alone(sampled):
         assert chunk.finals.time.tolist() == [2] * len(rows)
         marks = [-(2 * E + row) - 1 for row in rows]
         assert chunk.finals.view.state[: len(rows), 0].tolist() == marks
-        assert len(chunk.finals.view.state) == len(rows)  # padded to a power of two
+        assert len(chunk.finals.view.state) >= len(
+            rows
+        )  # padded, so that few programs are compiled
     assert (uncut.stop, cut.stop) == (3, 3)
 
 

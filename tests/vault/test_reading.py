@@ -157,10 +157,8 @@ def test_many_chunks_before_the_map_pays(tmp_path: Path) -> None:
     assert found._arrays._is_mapped
 
 
-READING = """
-archive arrays bounds bulk chunk_reader commit compat dataset drivers encoding episode_set faults
-files layout location manifest metadata open reader store tables weights windows
-"""
+READING = ("dataset", "format", "read", "storage", "transform", "transform.episode_set")
+"""Rooms, and modules of other rooms, that reading needs."""
 
 
 def test_reading_loads_reading(vaults: dict[str, Dataset]) -> None:
@@ -173,5 +171,6 @@ print(*(name for name in sys.modules if name.startswith("offmarl.")))
 """
     loaded = python("-c", code, next(iter(vaults.values())).path).split()
     inside = {name.removeprefix("offmarl.vault.") for name in loaded if ".vault." in name}
-    assert inside <= set(READING.split())
+    others = [name for name in inside if name.partition(".")[0] not in READING[1:4]]
+    assert {*others} <= {*READING}
     assert len(loaded) <= 44
