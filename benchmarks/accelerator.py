@@ -239,7 +239,7 @@ def measure_updates(args: Args, deadline: Deadline) -> Iterator[Row]:
             several = jax.tree.map(lambda leaf, n=seeds: jnp.stack([leaf] * n), hyper)
             keys = jax.random.split(jax.random.key(1), seeds)
             learned = [Learned(start(program, keys, several), None)]
-            rest = (keys, several), (0, 0, number), replay, None
+            rest = (keys, several, np.ones(seeds, bool)), (0, 0, number), replay, None
 
             def run(program=program, seeds=seeds, learned=learned, rest=rest) -> Any:
                 learned[0], found = _update(program, 0, Layout(seeds), learned[0], *rest)

@@ -19,6 +19,7 @@ from pathlib import Path
 from offmarl import vault
 from offmarl.testing import experience
 from offmarl.types import Discrete, EnvSpec
+from offmarl.vault.format import layout
 
 SPEC = EnvSpec("", 5, 50, 36, Discrete(9))
 LIMIT = 300
@@ -88,8 +89,8 @@ def main(directory: Path, megabytes: int) -> None:
         sys.exit(f"relabelling took {worst:.0f} MB, and {LIMIT} is the limit")
 
 
-def leaves() -> list[vault.layout.Leaf]:
-    return list(vault.layout.leaves(SPEC).values())
+def leaves() -> list[layout.Leaf]:
+    return list(layout.leaves(SPEC).values())
 
 
 if __name__ == "__main__":

@@ -100,7 +100,14 @@ def report_updates(args: Args) -> Row:
 
         def go() -> Any:
             holder[0], metrics = _update(
-                program, 0, Layout(1), holder[0], (keys, one), (0, 0, 10), replay, draws
+                program,
+                0,
+                Layout(1),
+                holder[0],
+                (keys, one, np.ones(1, bool)),
+                (0, 0, 10),
+                replay,
+                draws,
             )
             return metrics
 

@@ -19,6 +19,8 @@ _Work = TypeVar("_Work")
 
 _LEAVE_SECONDS = 10.0
 """How long the end of the interpreter waits for threads whose work was abandoned."""
+COMPILING = "offmarl-compile"
+"""Name of threads in XLA, which cannot be interrupted, and aborts a process that ends below it."""
 _threads: WeakSet[Thread] = WeakSet()
 _leaving = Event()
 _own = local()
@@ -99,7 +101,7 @@ def _leave() -> None:
     _leaving.set()
     end = time.monotonic() + _LEAVE_SECONDS
     for thread in [*_threads]:
-        thread.join(max(end - time.monotonic(), 0.0))
+        thread.join(None if thread.name == COMPILING else max(end - time.monotonic(), 0.0))
 
 
 def depth_of(item_bytes: int, memory: int = 2**26) -> int:

@@ -67,15 +67,30 @@ def unguarded() -> Iterator[None]:
 def jit_rarely_run(**options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Return a decorator that compiles as `jax.jit` with options, on a CPU with `_HALF`.
 
-    It is for programs that learn nothing. The backend is chosen at the first call, since
-    JAX must not start when a module is imported.
+    It is for programs that learn and record nothing.
     """
+    return _jit_with(
+        lambda: _HALF | (in_order() or {}) if jax.default_backend() == "cpu" else None, options
+    )
+
+
+def jit_in_order(**options: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that compiles as `jax.jit` with options, and with those of `in_order`.
+
+    It is for recordings, whose steps have the same bits when they are played again.
+    """
+    return _jit_with(in_order, options)
+
+
+def _jit_with(
+    of_compiler: Callable[[], Any], options: dict[str, Any]
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Choose the compiler's options at the first call: importing a module must not start JAX."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @cache
         def compiled() -> Callable[P, R]:
-            chosen: Any = _HALF | (in_order() or {}) if jax.default_backend() == "cpu" else None
-            found: Callable[P, R] = jax.jit(function, compiler_options=chosen, **options)
+            found: Callable[P, R] = jax.jit(function, compiler_options=of_compiler(), **options)
             return found
 
         @wraps(function)

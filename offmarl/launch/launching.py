@@ -5,12 +5,12 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 from offmarl import tracking
+from offmarl._imports import attribute, import_module
 from offmarl._lock import writing
 from offmarl.errors import OptionError, RunError, Stopped
 from offmarl.launch.table import TaskTable
@@ -113,16 +113,13 @@ def launch(
 
 def _launcher(name: str) -> type[Launcher]:
     """Return a launcher by its name, or of another module."""
-    module, sign, attribute = LAUNCHERS.get(name, name).partition(":")
-    try:
-        if sign:
-            found: type[Launcher] = getattr(import_module(module), attribute)
-            return found
-    except (ImportError, AttributeError) as error:
-        raise OptionError(f"--launcher {name} cannot be imported: {error}.") from None
-    raise OptionError(
-        f"--launcher must be one of {', '.join(LAUNCHERS)}, or MODULE:CLASS: got {name!r}."
-    )
+    module, _, kind = LAUNCHERS.get(name, name).partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), kind)):
+        raise OptionError(
+            f"--launcher must be one of {', '.join(LAUNCHERS)}, or MODULE:CLASS: got {name!r}."
+        )
+    found: type[Launcher] = attribute(import_module(module), kind, f"--launcher {module}")
+    return found
 
 
 class _Launch:

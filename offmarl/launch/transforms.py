@@ -78,12 +78,11 @@ class TransformWork(Work):
         self._note(block, pieces)
         if not pieces.steps:
             return
-        source = self.sources[self.blocks[block].source]
-        if self.transform.operation != "map":
-            self._copy(source, pieces, self._vault(block))
-            return
-        copied = self._vault(block, "copied")
-        if not self._vault(block).exists():
+        source, copied = self.sources[self.blocks[block].source], self._vault(block, "copied")
+        if not self._vault(block).exists():  # a task that was killed may have just written it
+            if self.transform.operation != "map":
+                self._copy(source, pieces, self._vault(block))
+                return
             if not copied.exists():
                 self._copy(source, pieces, copied)
             self._map(copied, block)

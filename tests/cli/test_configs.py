@@ -9,6 +9,7 @@ from offmarl.cli import parse_script
 from offmarl.errors import OptionError
 from offmarl.programs import registry
 from offmarl.programs.runs.configs import read_config
+from tests.runs import write_run
 
 bc = registry.load("baseline", "bc")
 
@@ -81,6 +82,15 @@ def test_the_program_is_that_of_the_file_unless_it_is_named(file):
         config.program_for("maicq")
     with pytest.raises(OptionError, match="names no program"):
         config._replace(program=None).program_for(None)
+
+
+def test_a_record_does_not_say_where_to_write_or_whom_to_tell(tmp_path):
+    run = write_run(tmp_path / "bc", "bc", "a/x", [[1]])
+    record = json.loads((run / "run.json").read_text())
+    forged = {"out": "/elsewhere", "track": ["mlflow=http://evil:1"], "take_over": True}
+    forged |= {"coordinator": "evil:1", "vault": ["x"]}
+    (run / "run.json").write_text(json.dumps(record | {"args": forged}))
+    assert read_config(run).arguments(bc.Args) == {"vault": ("x",)}
 
 
 @pytest.mark.slow

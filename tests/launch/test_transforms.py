@@ -159,3 +159,17 @@ def test_a_source_that_has_changed_meanwhile_is_refused(tmp_path):
             continue
         with pytest.raises(RunError, match=r"started with sources=.*steps, episodes and checksum"):
             run_share(work(), Share(2, 3))
+
+
+@pytest.mark.parametrize(("name", "given"), [("cat", ()), ("filter", ("return > p40",))])
+def test_a_task_goes_on_after_it_was_killed_when_it_had_written_a_block(
+    name, given, sources, tmp_path
+):
+    def work():
+        return TransformWork(SHARED[name](sources, *given), tmp_path / "c.vlt", 20)
+
+    work().run(0)  # and is killed before it notes that the block is done
+    run_share(work(), Share(0, 1))
+    join_work(work())
+    one = getattr(vault, name)(sources, *given, path=tmp_path / "one.vlt")
+    assert vault.open_vault(tmp_path / "c.vlt").digest() == one.digest()

@@ -25,7 +25,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import offline, registry
 from offmarl.programs.program import OnlineArgs, Program, Stage, shaping_values, structure
-from offmarl.programs.runs import loop
+from offmarl.programs.runs import dataset, loop
 from offmarl.programs.runs.compiling import (
     compilation_cache,
     compile_ahead,
@@ -200,7 +200,7 @@ def test_a_sweep_is_a_batch(trained):
     program = two_stage.make(
         offmarl.envs.make(ENV).spec,
         structure(arguments(Path(), None)),
-        programs.DatasetStatistics(None, programs.dataset.read(trained / "dataset.npz")),
+        programs.DatasetStatistics(None, dataset.read(trained / "dataset.npz")),
     )
     batch = program_batch()
     state = program.init(jax.random.key(0), None)

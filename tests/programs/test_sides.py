@@ -12,7 +12,7 @@ from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.networks import PolicyConfig
 from offmarl.programs import hyperparameters, load_policy, registry
 from offmarl.programs.recording import fixed, online, tiers
-from offmarl.programs.recording.recorder import Recorder, Version
+from offmarl.programs.recording.recorder import LEARNED, Recorder, Version
 from offmarl.programs.recording.sides import joint_policy, near, policies_by_team, side_of
 from offmarl.programs.runs.continuing import start_of
 from offmarl.teams import teams_of
@@ -86,11 +86,11 @@ def test_each_of_several_teams_that_learn_has_returns_of_its_own(tmp_path):
 class Given(tiers.Ladder):
     """A ladder with one policy, whatever the tier."""
 
-    def __init__(self, policy, params):
-        self.given = policy, params
+    def __init__(self, params):
+        self.given = params
 
     def player(self, tier):
-        return *self.given, {"return": 1.0, "was": tier}
+        return self.given, {"return": 1.0, "was": tier}
 
 
 @pytest.mark.slow
@@ -98,14 +98,14 @@ def test_each_team_plays_a_tier_with_its_own_skill(tmp_path):
     program, args = mappo(tmp_path)
     origin, directory = registry.origin_of(program.make), tmp_path / "run"
     (run,) = online._recorders(program.make, args, ENV, origin, directory, {})
-    scripted, policy = ENV.scripted(), run.policy
     params = run.program.policy_params(run.program.init(jax.random.key(0), hyperparameters(args)))
-    ladders = [Given(scripted, ()), Given(policy, params)]
+    ladders = [Given((LEARNED, params)), Given(run.uniform())]
     tier = tiers.parse_tiers("expert-vs-random")[0]
     tiers._record_teams(run, ladders, tier)
     data = vault.open_vault(run.vault("expert-vs-random"))
     steps = data.transitions()
-    assert (np.asarray(steps.action)[..., ::2] == [0, 2]).all()
+    log_probs = np.asarray(steps.behaviour_log_prob)
+    assert np.ptp(log_probs[..., 1]) < 1e-6 < np.ptp(log_probs[..., ::2])
     assert (np.asarray(steps.policy_id) == [0, 1, 0]).all()
     known = data.provenance["policies"]
     assert [(one["team"], one["tier"], one["was"]) for one in known] == [

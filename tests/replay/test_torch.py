@@ -187,6 +187,7 @@ def test_an_error_in_a_worker_is_readable(tmp_path: Path) -> None:
 def test_a_missing_pytorch_is_named(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "offmarl.replay.torch", raising=False)
+    monkeypatch.delitem(vars(offmarl.replay), "TorchWindows", raising=False)
     with pytest.raises(MissingExtraError, match=r"torch is not .* 'offmarl\[torch\]'"):
         dataset.torch_windows(5)
 

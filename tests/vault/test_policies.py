@@ -1,6 +1,7 @@
 """Policies of a team: an id for each agent."""
 
 import numpy as np
+import pytest
 
 from offmarl import vault
 from offmarl.vault.format import layout
@@ -108,3 +109,15 @@ def test_stock_appends_to_the_new_form(tmp_path):
     append_with_stock(open_stock(path), theirs[0])
     assert to_stock(theirs[0])["infos"]["policy_ids"].shape == (2, 8, 2)
     np.testing.assert_array_equal(vault.open_vault(path)[20:].policy_id, theirs[0].policy_id)
+
+
+@pytest.mark.parametrize("wrong", [{"first": "a"}, {"num_policies": None}, {"digest": 1}])
+def test_an_origin_that_is_none_is_not_believed(tmp_path, wrong):
+    origin = {"digest": "x", "vault": "v", "program": None, "tier": "t", "seed": None}
+    origin |= {"first": 0, "num_policies": 1, "unknown": False}
+    found = []
+    for name, told in (("a", {}), ("b", {"origins": [origin | wrong]})):
+        with vault.create(tmp_path / f"{name}.vlt", SPEC, rows=2, provenance=told) as writer:
+            writer.append(*make(steps=20))
+        found.append(vault.cat([tmp_path / f"{name}.vlt"], tmp_path / f"{name}{name}.vlt"))
+    assert found[0].digest() == found[1].digest()

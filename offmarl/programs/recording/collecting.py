@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from offmarl._compiling import jit_rarely_run
+from offmarl._compiling import jit_in_order
 from offmarl.programs.experience.buffer import ChunkWriter, chunks_at_once
 from offmarl.programs.program import Hyperparameters, Program
 from offmarl.programs.runs.loop import Schedule, copied, logged_loop, next_size
@@ -133,5 +133,5 @@ train = partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=3)(_updates)
 """Make ``count`` updates from the number ``first`` on, ``place`` having both, and return the state
 and their metrics."""
 
-play = jit_rarely_run(static_argnums=(0, 1, 2), donate_argnums=3)(_updates)
+play = jit_in_order(static_argnums=(0, 1, 2), donate_argnums=3)(_updates)
 """Do as `train` for a program that learns nothing."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Int, PRNGKeyArray
 
-from offmarl._compiling import jit_rarely_run
+from offmarl._compiling import jit_in_order
 from offmarl._mesh import DATA, spec
 from offmarl.envs import Environment
 from offmarl.programs.cluster import is_key
@@ -74,7 +74,7 @@ def collect_in_groups(
         yield number + 1, joined
 
 
-@jit_rarely_run(static_argnums=(0, 1, 2, 3), donate_argnums=4)
+@jit_in_order(static_argnums=(0, 1, 2, 3), donate_argnums=4)
 def _play(
     env: Environment,
     policy: Policy,

@@ -11,7 +11,7 @@ import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from offmarl import paths
-from offmarl._ahead import in_thread
+from offmarl._ahead import COMPILING, in_thread
 from offmarl._compiling import pinned
 from offmarl.launch.local import threads
 
@@ -51,7 +51,7 @@ def compile_ahead(function: Any, *args: Any) -> "Future[None]":
         with pinned():
             function.lower(*shapes).compile()
 
-    return in_thread(work, "offmarl-compile")
+    return in_thread(work, COMPILING)
 
 
 def _shape(leaf: Any) -> Any:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offmarl import records, tracking
-from offmarl.config import Validated, read_values
+from offmarl.config import Role, Validated, read_values, with_role
 from offmarl.errors import OptionError
 from offmarl.paths import local
 
@@ -34,6 +34,8 @@ class Config(NamedTuple):
     """Name of a program of offmarl; None if the file does not name one."""
     values: Mapping[str, Any]
     """Arguments by name, as the file holds them."""
+    is_record: bool = False
+    """Whether a run's record holds them, which may have been downloaded."""
 
     def program_for(self, name: str | None) -> str:
         """Return the program to run, from the one that the user named, if any."""
@@ -48,8 +50,13 @@ class Config(NamedTuple):
         return name or str(self.program)
 
     def arguments(self, kind: type[Validated]) -> dict[str, Any]:
-        """Return the arguments as a program's ``Args`` holds them; `OptionError` for others."""
-        return read_values(kind, self.values, self.shown)
+        """Return the arguments as a program's ``Args`` holds them; `OptionError` for others.
+
+        Where a run is written, and whom it reports to, are never taken from a record.
+        """
+        free = with_role(kind, Role.FREE) if self.is_record else ()
+        values = {name: value for name, value in self.values.items() if name not in free}
+        return read_values(kind, values, self.shown)
 
 
 def read_config(path: str | Path) -> Config:
@@ -79,4 +86,5 @@ def _is_name(program: Any) -> bool:
 def _of_run(directory: Path, shown: str) -> Config:
     record = tracking.read_run(directory)
     values = {name: value for name, value in record["args"].items() if value is not None}
-    return Config(shown, record["program"] if record.get("file") is None else None, values)
+    program = record["program"] if record.get("file") is None else None
+    return Config(shown, program, values, is_record=True)

@@ -184,8 +184,8 @@ def _origins(vault: Reader, digest: str, ids: Iterable[NumpyArray] | None = None
         for policy in _list(vault.provenance.get("policies"))
         if isinstance(policy, Mapping) and isinstance(policy.get("policy_id"), int)
     ]
-    noted, fields = _list(vault.provenance.get(_ORIGINS)), set(Origin._fields)
-    if vault.native and all(isinstance(one, Mapping) and one.keys() == fields for one in noted):
+    noted = _list(vault.provenance.get(_ORIGINS))
+    if vault.native and all(map(_is_origin, noted)):
         found = [Origin(**one) for one in noted]
         if len(found) == 1 and highest < found[0].stop:
             return [Named(found[0], policies)]
@@ -196,6 +196,16 @@ def _origins(vault: Reader, digest: str, ids: Iterable[NumpyArray] | None = None
             ]
     count = max([highest, *(policy["policy_id"] for policy in policies)]) + 1
     return [Named(_root(vault, digest, count, lowest < 0), policies)]
+
+
+def _is_origin(noted: Any) -> bool:
+    """Whether a vault notes an origin as `Origin` has it."""
+    if not isinstance(noted, Mapping) or noted.keys() != {*Origin._fields}:
+        return False
+    texts, numbers = ("digest", "vault", "tier"), ("first", "num_policies")
+    return all(isinstance(noted[name], str) for name in texts) and all(
+        isinstance(noted[name], int) for name in numbers
+    )
 
 
 def _list(value: Any) -> list[Any]:
