@@ -70,28 +70,13 @@ def with_keys(like: ArrayTree, tree: ArrayTree) -> ArrayTree:
 
 
 def abstract(tree: ArrayTree) -> ArrayTree:
-    """Describe the arrays to restore, as NumPy arrays.
+    """Describe the arrays to read, as `without_keys` makes them."""
 
-    Orbax would commit JAX arrays to a device, and a program whose inputs are partly committed is
-    compiled again.
-    """
-
-    def describe(leaf: Any) -> NDArray[Any] | None:
+    def describe(leaf: Any) -> Any:
         if _is_key(leaf):
             leaf = jax.eval_shape(jax.random.key_data, leaf)
-        return np.empty(leaf.shape, leaf.dtype) if leaf.size else None
+        if not leaf.size:
+            return None
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # type: ignore[no-untyped-call]
 
     return jax.tree.map(describe, tree)
-
-
-def pick(like: ArrayTree, saved: ArrayTree) -> ArrayTree:
-    """Return the saved arrays that ``like`` has, None for those without entries.
-
-    Orbax describes tuples and objects as lists and dicts, so that arrays are found by their names.
-    """
-
-    def name(path: Any) -> str:
-        return jax.tree_util.keystr(path, simple=True, separator="/")
-
-    leaves = {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(saved)}
-    return jax.tree_util.tree_map_with_path(lambda path, _: leaves.get(name(path)), like)

@@ -32,7 +32,6 @@ from offmarl._checkpoint_arrays import (
     checksums,
     is_intact,
     leaf_types,
-    pick,
     sealed,
     with_keys,
     without_keys,
@@ -185,21 +184,11 @@ class Checkpoints:
         OSError
             The operating system cannot read it now.
         """
-        from orbax.checkpoint import args
-
         step = self._existing(step)
         about = self._read_about(step)
         for name, part in like.items():
             self._check(step, name, leaf_types(part), about["leaves"].get(name, {}))
-        parts = {name: part for name, part in like.items() if jax.tree.leaves(part)}
-        found = self._restore(
-            step,
-            **{name: args.StandardRestore(_wrap(abstract(part))) for name, part in parts.items()},
-        )
-        for name in parts:
-            self._compare(step, name, _unwrap(found[name]), about["checksums"])
-        tree = {name: with_keys(part, _unwrap(found[name])) for name, part in parts.items()}
-        return dict(like) | tree, about["info"]
+        return self._restore(step, like, about["checksums"]), about["info"]
 
     def restore_some(self, like: Mapping[str, ArrayTree]) -> dict[str, ArrayTree]:
         """Read some of the arrays in the newest checkpoint.
@@ -220,15 +209,7 @@ class Checkpoints:
         for name, part in like.items():
             wanted, saved = leaf_types(part), about["leaves"].get(name, {})
             self._check(step, name, wanted, {leaf: saved[leaf] for leaf in wanted if leaf in saved})
-        try:
-            whole = {name: _whole(self._directory / str(step) / name) for name in like}
-        except Exception as error:  # orbax raises errors of any type for damaged files
-            raise self._unreadable(step, _in_words(error)) from error
-        found = self._restore(step, **whole)
-        tree = {name: pick(part, _unwrap(found[name])) for name, part in like.items()}
-        for name, part in tree.items():
-            self._compare(step, name, part, about["checksums"])
-        return {name: with_keys(part, tree[name]) for name, part in like.items()}
+        return self._restore(step, like, about["checksums"])
 
     def resume(self, like: Mapping[str, ArrayTree]) -> Resumed | None:
         """Read the newest intact checkpoint; None if there is none.
@@ -265,7 +246,7 @@ class Checkpoints:
         return None
 
     def close(self) -> None:
-        """Release the resources of saving and restoring."""
+        """Release the resources of saving."""
         self._checkpointer.close()
 
     def _existing(self, step: int | None) -> int:
@@ -310,42 +291,45 @@ class Checkpoints:
             stacklevel=3,
         )
 
-    def _restore(self, step: int, **parts: Any) -> Any:
-        from orbax.checkpoint import args
-
+    def _restore(
+        self, step: int, like: Mapping[str, ArrayTree], sums: Mapping[str, Any]
+    ) -> dict[str, ArrayTree]:
+        """Read parts of a checkpoint, and compare their checksums."""
         path = self._directory / str(step)
+        parts = {name: abstract(part) for name, part in like.items()}
         try:
-            for name in parts:
-                _read_once(path / name)
-            return self._checkpointer.restore(path, args.Composite(**parts)) if parts else {}
-        except Exception as error:  # orbax raises errors of any type for damaged files
+            found = {name: _read(path / name, part) for name, part in parts.items()}
+        except Exception as error:  # TensorStore raises errors of any type for damaged files
             if _is_of_system(error) and isinstance(error, OSError | MemoryError | ImportError):
                 raise
             if _is_of_system(error) or not self._can_save_and_read(parts):
                 raise self._unreadable(step, _in_words(error)) from error
             raise self._damaged(step, _in_words(error)) from None
+        for name, part in found.items():
+            for leaf, checksum in checksums(part).items():
+                if checksum != sums[name][leaf]:
+                    raise self._damaged(step, f"the checksum of {name}{leaf} is wrong")
+        return {name: with_keys(part, found[name]) for name, part in like.items()}
 
     def _can_save_and_read(self, parts: Mapping[str, Any]) -> bool:
         """Whether a small checkpoint of the same structure can be saved and read.
 
-        If it can, the files are damaged. Orbax's errors are the same for damage and for missing or
-        incompatible libraries.
+        If it can, the files are damaged. The libraries' errors are the same for damage and for
+        missing or incompatible libraries.
         """
         from orbax.checkpoint import args
 
-        def small(leaf: NDArray[Any]) -> NDArray[Any]:
+        def small(leaf: jax.ShapeDtypeStruct) -> NDArray[Any]:
             return np.zeros([min(size, 1) for size in leaf.shape], leaf.dtype)
 
-        trees = {name: jax.tree.map(small, part.item) for name, part in parts.items()}
-        saved = {name: args.StandardSave(tree) for name, tree in trees.items()}
-        wanted = {name: args.StandardRestore(tree) for name, tree in trees.items()}
+        trees = {name: jax.tree.map(small, part) for name, part in parts.items()}
+        saved = {name: args.StandardSave(_wrap(tree)) for name, tree in trees.items()}
         try:
             with tempfile.TemporaryDirectory() as directory:
                 path = Path(directory) / "0"
                 self._checkpointer.save(path, args.Composite(**saved))
-                for name in parts:
-                    _read_once(path / name)
-                self._checkpointer.restore(path, args.Composite(**wanted))
+                for name, tree in trees.items():
+                    _read(path / name, tree)
         except Exception:
             return False
         return True
@@ -359,12 +343,6 @@ class Checkpoints:
         if not isinstance(about, dict) or not is_intact(about):
             raise self._damaged(step, "the checksum of its JSON part is wrong")
         return about
-
-    def _compare(self, step: int, name: str, part: ArrayTree, expected: Mapping[str, Any]) -> None:
-        """Compare checksums."""
-        for leaf, checksum in checksums(part).items():
-            if checksum != expected[name][leaf]:
-                raise self._damaged(step, f"the checksum of {name}{leaf} is wrong")
 
     def _damaged(self, step: int, reason: str) -> CheckpointError:
         return CheckpointError(self._directory / str(step), reason)
@@ -405,21 +383,27 @@ class Checkpoints:
         return ocp.Checkpointer(handler, multiprocessing_options=options)
 
 
-def _read_once(directory: Path) -> None:
-    """Read the arrays of a part one by one.
+def _read(directory: Path, part: ArrayTree) -> ArrayTree:
+    """Read the arrays of a part that orbax wrote, one by one, and no others.
 
-    Orbax would read them concurrently, and if one failed, the other threads would print tracebacks.
+    Orbax would read arrays of any size that a file declares; here each is compared with what is
+    expected before memory is allocated for it.
     """
     import tensorstore
 
     store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{directory}/"}}
-    found = [key.decode() for key in tensorstore.KvStore.open(store).result().list().result()]
-    arrays = [key.removesuffix(".zarray") for key in found if key.endswith("/.zarray")]
-    if not arrays:
-        raise FileNotFoundError(f"{directory.name} holds no arrays")
-    for path in arrays:
-        spec = {"driver": "zarr", "kvstore": {**store, "path": path}}
-        tensorstore.open(spec, read=True).result().read().result()
+
+    def read(path: Any, leaf: Any) -> NDArray[Any]:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        spec = {"driver": "zarr", "kvstore": {**store, "path": f"{name}/"}}
+        array = tensorstore.open(spec, read=True).result()
+        chunk = array.chunk_layout.read_chunk.shape or ()
+        same = (array.shape, array.dtype.numpy_dtype) == (leaf.shape, leaf.dtype)
+        if not same or any(one > size for one, size in zip(chunk, leaf.shape, strict=True)):
+            raise ValueError(f"{name} is stored with another type, shape or chunks")
+        return array.read().result()
+
+    return _unwrap(jax.tree_util.tree_map_with_path(read, _wrap(part)))
 
 
 def _in_words(error: BaseException) -> str:
@@ -465,16 +449,6 @@ def _wrap(part: ArrayTree) -> dict[str, ArrayTree]:
 def _unwrap(wrapped: Mapping[str, ArrayTree]) -> ArrayTree:
     (part,) = wrapped.values()
     return part
-
-
-def _whole(part: Path) -> Any:
-    """Return orbax's arguments that restore all arrays of a part in a directory."""
-    import orbax.checkpoint as ocp
-
-    saved = ocp.StandardCheckpointHandler().metadata(part).tree
-    return ocp.args.StandardRestore(
-        jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), saved)
-    )
 
 
 def _is_directory(path: Path) -> bool:

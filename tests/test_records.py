@@ -1,11 +1,14 @@
 """Forged and damaged records: one line that names the file and the field, at once."""
 
+import io
 import json
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
+import numpy as np
 import pytest
 
 import offmarl
@@ -158,7 +161,20 @@ def test_arguments_are_read_by_their_types():
             from_json(Args, wrong)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"[1]"])
+def packed(how, times=1):
+    """Return a dataset.npz whose directory names its array several times."""
+    array, archive = io.BytesIO(), io.BytesIO()
+    np.save(array, np.zeros(10_000))
+    with ZipFile(archive, "w", how) as file:
+        file.writestr("returns.npy", array.getvalue())
+        file.filelist *= times
+    return archive.getvalue()
+
+
+INFLATING = [packed(ZIP_DEFLATED), packed(ZIP_STORED, times=9)]
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"[1]", *INFLATING])
 def test_damaged_statistics_are_refused(tmp_path, content):
     (tmp_path / dataset.STATISTICS_FILE).write_bytes(content)
     with pytest.raises(RunError, match="is damaged"):

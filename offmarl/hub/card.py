@@ -28,6 +28,8 @@ CARD = "offmarl.toml"
 """The card in a repository that `offmarl.hub.push` filled."""
 
 _PLAIN = re.compile(r"\w[\w .+=-]*")
+_MOST_CHARACTERS, _MOST_PARTS = 1024, 16
+"""Limits of a path."""
 _SHA256 = re.compile("[0-9a-f]{64}")
 _IN_VAULT = re.compile(rf"{re.escape(METADATA)}|{re.escape(MANIFEST)}|{DATA}/[\w-]+")
 """Paths of the files that a vault consists of."""
@@ -249,16 +251,18 @@ def check(card: Card, where: str) -> Card:
 
 def check_files(files: Sequence[File], where: str) -> None:
     """Raise `CardError` unless files have hashes, and paths that can be in one directory."""
-    paths = [PurePosixPath(file.path) for file in files]
-    if len({*paths}) < len(paths) or {*paths} & {x for path in paths for x in path.parents}:
-        raise CardError(f"{where}: a file is there twice, or is a directory of another.")
     for file in files:
-        plain = all(_PLAIN.fullmatch(part) for part in file.path.split("/"))
+        parts = file.path.split("/")
+        short = len(file.path) <= _MOST_CHARACTERS and len(parts) <= _MOST_PARTS
+        plain = short and all(map(_PLAIN.fullmatch, parts))
         if not (plain and _SHA256.fullmatch(file.sha256)):
             raise CardError(
                 f"{where}: a file has an invalid path or SHA-256: {file.path!r:.80}, "
                 f"{file.sha256!r:.80}."
             )
+    paths = [PurePosixPath(file.path) for file in files]
+    if len({*paths}) < len(paths) or {*paths} & {x for path in paths for x in path.parents}:
+        raise CardError(f"{where}: a file is there twice, or is a directory of another.")
 
 
 def to_toml(card: Card) -> str:

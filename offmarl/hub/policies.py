@@ -38,6 +38,8 @@ _FILES = (tracking.RUN_FILE, tracking.METRICS_FILE, tracking.MARL_EVAL_FILE, "da
 _PATH = re.compile(rf"{'|'.join(map(re.escape, _FILES))}|{tracking.CHECKPOINTS}/\d+/.+")
 """Paths of the files that a policy consists of."""
 
+_MOST_BYTES = 10 * 2**30
+"""Limit of the sum of a policy's files."""
 
 _COMMITTED = "commit_success.txt"
 """Files of orbax's whose text names a directory of this machine, and that it does not read."""
@@ -276,7 +278,9 @@ def _installed(run: Path, repository: str, commit: str) -> PulledPolicy:
         card, _ = _parse((run / CARD).read_text(), str(run))
     except (FileNotFoundError, NotADirectoryError):
         card = {}
-    if not card or repository not in ("", card["name"]) or card.get("commit") != commit:
+    # The card's own name is another one if the repository was renamed or copied on the hub.
+    same = repository in ("", card.get("repository"))
+    if not card or not same or card.get("commit") != commit:
         raise OptionError(f"{run} exists and holds something else: give another --out.")
     return PulledPolicy(run, commit, 0, card)
 
@@ -289,6 +293,8 @@ def _parse(text: str, where: str) -> tuple[dict[str, Any], dict[str, File]]:
     check_files(files, where)
     if wrong := [file.path for file in files if not _PATH.fullmatch(file.path)]:
         raise CardError(f"{where} is not valid: {wrong[0]!r:.80} is no file of a policy.")
+    if sum(file.size for file in files) > _MOST_BYTES:
+        raise CardError(f"{where} lists more than {_MOST_BYTES:,} bytes: it is no policy's.")
     return card, {file.path: file for file in files}
 
 
@@ -301,7 +307,7 @@ def _install(
     content.mkdir(parents=True, exist_ok=True)
     locate = partial(client.known, repository, commit, kind="model")
     fetched = download_files(files, content, locate, repository)
-    (content / CARD).write_text(tomli_w.dumps({**card, "commit": commit}))
+    (content / CARD).write_text(tomli_w.dumps({**card, "repository": repository, "commit": commit}))
     tracking.read_run(content)
     content.rename(run)
     shutil.rmtree(arriving)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import chex
@@ -27,6 +28,7 @@ from offmarl.errors import (
     UnknownNameError,
 )
 from offmarl.hub import policies
+from offmarl.hub.card import File, check_files
 from offmarl.hub.readme import model_readme
 from offmarl.programs import registry
 from offmarl.programs.recording import online
@@ -183,6 +185,32 @@ def test_files_that_are_not_those_of_a_policy_are_refused(hub, tmp_path, name):
     with pytest.raises(CardError, match="the card of org/clone"):
         library.pull_policy(NAME)
     assert not [*tmp_path.rglob("run.json")]
+
+
+@pytest.mark.parametrize("path", ["a/" * 16 + "a", "a" * 1025])
+def test_long_paths_are_refused(path):
+    file = File(path, 1, "0" * 64)
+    with pytest.raises(CardError, match="the card: a file has an invalid path"):
+        check_files([file], "the card")
+    check_files([replace(file, path=path.removeprefix("a").removeprefix("/"))], "the card")
+
+
+def test_a_policy_of_too_many_bytes_is_refused(hub):
+    publish(hub, {"run.json": "{}", "metrics.jsonl": "{}"})
+    card = hub.files(NAME, "main")[1][policies.CARD]
+    hub.commit(NAME, {policies.CARD: card.replace(b"size = 2", b"size = 5368709121")})
+    with pytest.raises(CardError, match=r"org/clone lists more than 10,737,418,240 bytes"):
+        library.pull_policy(NAME)
+
+
+def test_a_policy_under_another_name_than_its_cards_is_fetched_once(hub, side, tmp_path):
+    publish(hub, side, name="org/original")
+    assert library.pull_policy(NAME).fetched > 0
+    assert library.pull_policy(NAME).fetched == 0
+    run = library.pull_policy(NAME, tmp_path / "mine").path
+    assert library.pull_policy(NAME, run).fetched == 0
+    with pytest.raises(OptionError, match="holds something else"):
+        policies._installed(run, "org/original", library.pull_policy(NAME).commit)
 
 
 def test_a_policy_without_a_run_is_refused(hub):

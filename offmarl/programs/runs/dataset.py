@@ -5,7 +5,7 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
+from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,8 @@ from offmarl.vault.format.column_statistics import Ranges
 from offmarl.vault.mixture import Part
 
 STATISTICS_FILE = "dataset.npz"
-
-
+_DAMAGE = (OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError, BadZipFile)
+"""Errors of reading it."""
 _LEAST_STD = 1e-3
 _WHOLE = 2**40
 """What shares are counted in."""
@@ -271,7 +271,12 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
     if not path.exists():
         return {}
     try:
+        with ZipFile(path) as archive:  # of a pulled policy, another wrote it
+            members = archive.infolist()
+        size, packed = sum(one.file_size for one in members), path.stat().st_size
+        if size > packed or any(one.compress_type != ZIP_STORED for one in members):
+            raise ValueError(f"its {packed} bytes would become {size}")
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             return dict(file)
-    except (OSError, ValueError, KeyError, EOFError, MemoryError, BadZipFile) as error:
+    except _DAMAGE as error:
         raise RunError(f"{path} is damaged ({error}): delete the run and train again.") from None
