@@ -29,7 +29,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from offmarl.errors import HubError, HubUnreachableError
+from offmarl.errors import HubError, HubUnreachableError, OptionError
 from offmarl.hub.card import File
 
 MIRRORS = "OFFMARL_MIRRORS"
@@ -43,6 +43,8 @@ _PATIENCE = 1.2
 _TIMEOUT = 10.0
 """Seconds in which a hub must answer a request for metadata."""
 
+NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""Names of repositories, such as org/name."""
 _COMMIT = re.compile("[0-9a-f]{40}")
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -61,6 +63,12 @@ class Remote(NamedTuple):
     """Bytes."""
     sha256: str | None
     """The hub's own hash, which it has for every large file."""
+
+
+def check_name(repository: str) -> None:
+    """Raise `OptionError` unless a text can be the name of a repository."""
+    if not NAME.fullmatch(repository):
+        raise OptionError(f"a repository is named org/name: got {repository!r}.")
 
 
 def kept_in(*parts: str) -> Path:

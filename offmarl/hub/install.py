@@ -4,36 +4,45 @@ A file is downloaded to a file of its own, which a killed process leaves and the
 Nothing is moved into place before it was compared with what was published.
 """
 
+import errno
 import hashlib
 import os
 import shutil
 import zipfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
+from threading import Event
 from typing import NamedTuple
 
 from offmarl import tracking, vault
+from offmarl._ahead import ahead, in_thread
 from offmarl.errors import HubChecksumError, HubError, OffmarlError, unknown_name
 from offmarl.hub import client
 from offmarl.hub.cache import Entry
 from offmarl.hub.card import Card, File
 from offmarl.hub.client import Remote
-from offmarl.tracking import Advance
 from offmarl.vault.storage.archive import directory_bytes, extract, members_of, readable
 from offmarl.vault.storage.files import publish
 from offmarl.vault.storage.location import vaults_among
 
 _TAIL = 2**16
 """Bytes at the end of an archive that hold its directory, unless it has very many files."""
+_FILES_AT_ONCE = 8
+_LONGEST_WAIT = 30.0
+"""Seconds to wait for downloads that another one's failure has stopped."""
 
 
-def download(remote: Remote, path: Path, name: str, sha256: str | None, advance: Advance) -> int:
+def download(
+    remote: Remote, path: Path, name: str, sha256: str | None, received: Callable[[int], object]
+) -> int:
     """Download a file, from where an earlier call stopped, and return the bytes received.
 
-    Another file must have another path. `HubChecksumError` if it differs from a published hash.
+    Another file must have another path. ``received`` is called with the bytes of each block.
+    `HubChecksumError` if the file differs from a published hash.
     """
     with path.open("a+b") as file:
         here = file.tell()
@@ -41,12 +50,12 @@ def download(remote: Remote, path: Path, name: str, sha256: str | None, advance:
             here = file.truncate(0)
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256")
-        advance(here)
+        received(here)
         for block in client.stream(remote, here, remote.size):
             file.write(block)
             file.flush()
             digest.update(block)
-            advance(len(block))
+            received(len(block))
     if sha256 not in (None, found := digest.hexdigest()):
         path.unlink()
         raise HubChecksumError(
@@ -60,18 +69,56 @@ def download(remote: Remote, path: Path, name: str, sha256: str | None, advance:
 def download_files(
     files: Mapping[str, File], place: Path, locate: Callable[[File], Remote], name: str
 ) -> int:
-    """Download the files that a directory lacks, by their paths in it; return bytes received."""
-    fetched, parts = 0, place.parent
-    missing = {path: file for path, file in files.items() if not (place / path).exists()}
-    total = sum(file.size for file in missing.values())
-    check_room(parts, total)
+    """Download the files that a directory lacks, several at a time; return bytes received."""
+    missing = [
+        (number, path, file)
+        for number, (path, file) in enumerate(files.items())
+        if not (place / path).exists()
+    ]
+    total = sum(file.size for *_, file in missing)
+    check_room(place.parent, total)
+    stopped, started = Event(), list[Future[int]]()
     with tracking.progress(name, total, unit="bytes") as advance:
-        for path, file in missing.items():
-            part = parts / f"{file.sha256}.part"
-            fetched += download(locate(file), part, file.path, file.sha256, advance)
+
+        def received(count: int) -> None:
+            if stopped.is_set():
+                raise CancelledError
+            advance(count)
+
+        def fetch(number: int, path: str, file: File) -> int:
+            part = place.parent / f"{file.sha256}.{number}.part"  # several may have one content
+            fetched = download(locate(file), part, file.path, file.sha256, received)
             (place / path).parent.mkdir(parents=True, exist_ok=True)
             part.replace(place / path)
-    return fetched
+            return fetched
+
+        def start(one: tuple[int, str, File]) -> Future[int]:
+            started.append(in_thread(partial(fetch, *one), "offmarl-download"))
+            return started[-1]
+
+        try:
+            return sum(coming.result() for _, coming in ahead(missing, start, _FILES_AT_ONCE))
+        except BaseException:  # leave no thread that writes to a file of the next attempt
+            stopped.set()
+            wait(started, _LONGEST_WAIT)
+            raise
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn the errors of a disk that is full, or that cannot be written, into `HubError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise HubError(
+                f"{path} cannot be written ({error.strerror or error}): give another --out, or set "
+                "HF_HOME to a directory that can."
+            ) from error
+        raise HubError(
+            f"the disk of {path} is full: nothing was installed. Free some space and repeat the "
+            "command, which continues from here."
+        ) from error
 
 
 def check_room(place: Path, needed: int) -> None:

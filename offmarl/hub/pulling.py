@@ -1,6 +1,5 @@
 """Pulling datasets: find, download, check, unpack and install them completely, or not at all."""
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -244,20 +243,9 @@ def _opened(
 ) -> Iterator[Entry]:
     """Lock the place of a dataset; `HubError` if it holds another one or cannot be written."""
     entry = _place_of(source, out)
-    try:
-        with entry.locked():
-            _claim(entry, source, time_limit)
-            yield entry
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise HubError(
-                f"{entry.path} cannot be written ({error.strerror or error}): give another --out, "
-                "or set HF_HOME to a directory that can."
-            ) from error
-        raise HubError(
-            f"the disk of {entry.path} is full: nothing was installed. Free some space and repeat "
-            "the command, which continues from here."
-        ) from error
+    with install.disk_errors(entry.path), entry.locked():
+        _claim(entry, source, time_limit)
+        yield entry
 
 
 def _claim(entry: Entry, source: _Source, time_limit: int | None) -> None:

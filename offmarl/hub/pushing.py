@@ -1,7 +1,6 @@
 """Publishing vaults: their own files, an index of each, tables of episodes, and the card."""
 
 import os
-import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from huggingface_hub.utils.tqdm import (
 )
 
 from offmarl import tracking
-from offmarl.errors import CardError, HubError, OptionError, VaultConflictError, VaultError
+from offmarl.errors import CardError, HubError, VaultConflictError, VaultError
 from offmarl.hub import client
 from offmarl.hub.card import (
     CARD,
@@ -150,7 +149,7 @@ def push(
     CardError, VaultError
         The vaults do not belong together, or to those in the repository; or they cannot be read.
     """
-    check_name(repository)
+    client.check_name(repository)
     data = _open_all(vaults)
     terms = licence_of([*data.values()], licence, licence_link)
     with client.errors_of(repository):
@@ -290,12 +289,6 @@ class Repository(NamedTuple):
     commit: str
     files: set[str]
     """Paths of all files in it."""
-
-
-def check_name(repository: str) -> None:
-    """Raise `OptionError` unless a text can be the name of a repository."""
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise OptionError(f"a repository is named org/name: got {repository!r}.")
 
 
 def open_repository(name: str, private: bool, kind: client.Kind) -> Repository:

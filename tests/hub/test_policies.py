@@ -5,7 +5,10 @@ import json
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from threading import Event
+from unittest.mock import Mock
 
 import chex
 import pytest
@@ -29,7 +32,7 @@ from offmarl.errors import (
     RunError,
     UnknownNameError,
 )
-from offmarl.hub import policies
+from offmarl.hub import install, policies
 from offmarl.hub.card import File, check_files
 from offmarl.hub.readme import model_readme
 from offmarl.programs import registry
@@ -203,6 +206,38 @@ def test_a_policy_of_too_many_bytes_is_refused(hub):
     hub.commit(NAME, {policies.CARD: card.replace(b"size = 2", b"size = 5368709121")})
     with pytest.raises(CardError, match=r"org/clone lists more than 10,737,418,240 bytes"):
         library.pull_policy(NAME)
+
+
+@pytest.mark.slow
+def test_a_policy_of_too_many_bytes_is_not_pushed(hub, run, monkeypatch):
+    monkeypatch.setattr(policies, "_MOST_BYTES", 1000)
+    with pytest.raises(CardError, match="more than 1,000 bytes, the most that a pull downloads"):
+        library.push_policy(run, NAME, "MIT")
+    assert NAME not in hub.repositories
+
+
+def test_a_full_disk_and_one_that_cannot_be_written_are_errors(hub, side, monkeypatch):
+    publish(hub, side)
+    for number, message in ((28, "is full: nothing was installed"), (13, "cannot be written")):
+        with monkeypatch.context() as patch:
+            patch.setattr(install, "download", Mock(side_effect=OSError(number, "refused")))
+            with pytest.raises(HubError, match=message):
+                library.pull_policy(NAME)
+    assert library.pull_policy(NAME).fetched > 0
+
+
+def test_the_files_of_a_policy_are_fetched_several_at_a_time(hub, side, monkeypatch):
+    publish(hub, side)
+    calls, second, download = count(), Event(), install.download
+
+    def together(*arguments):
+        if next(calls):
+            second.set()
+        assert second.wait(60), "the first download ends before the second one begins"
+        return download(*arguments)
+
+    monkeypatch.setattr(install, "download", together)
+    assert library.pull_policy(NAME).fetched > 0
 
 
 def test_a_policy_under_another_name_than_its_cards_is_fetched_once(hub, side, tmp_path):
