@@ -248,7 +248,7 @@ def verify_pulled(name: str) -> Report | None:
         for full, one in _here().items()
         if one.record["name"] == target.name
         and target.uid in (None, *one.uids)
-        and (target.revision is None or one.record["commit"].startswith(target.commit))
+        and (target.given is None or one.record["commit"].startswith(target.commit))
     }
     return _verified(chosen, target.uid) if chosen else None
 

@@ -206,8 +206,8 @@ class Target(NamedTuple):
     """Name of a dataset in the catalogue, or of a repository on the hub."""
     uid: str | None
     """One of its vaults; None for all."""
-    revision: str | None
-    """A branch, tag or commit; None for the revision that the card names."""
+    given: str | None
+    """The revision in the name: a branch, tag or commit."""
 
     @property
     def card(self) -> Card | None:
@@ -215,12 +215,14 @@ class Target(NamedTuple):
         return cards.load(self.name) if self.name in cards.names() else None
 
     @property
+    def revision(self) -> str:
+        """The revision in the name, or the one that the card names."""
+        return self.given or (self.card.hub.revision if self.card and self.card.hub else "main")
+
+    @property
     def commit(self) -> str:
         """The commit that the revision meant when the hub was last asked, or the revision."""
-        revision = self.revision
-        if revision is None:
-            revision = self.card.hub.revision if self.card and self.card.hub else "main"
-        return recall(self.name, revision)
+        return recall(self.name, self.revision)
 
 
 def parse(name: str) -> Target:
@@ -243,8 +245,9 @@ def _is_source(name: str) -> bool:
 
 def pulled(target: Target) -> dict[str, Path]:
     """Return the local vaults of a target, by uid."""
-    commit = root() / target.name / target.commit
-    found = {uid: path for entry in entries(commit) for uid, path in entry.uids.items()}
+    found = {
+        uid: path for one in _entries_at(target, target.commit) for uid, path in one.uids.items()
+    }
     return {uid: path for uid, path in found.items() if target.uid in (None, uid)}
 
 
@@ -263,7 +266,7 @@ def find(name: str, one: bool = False) -> Path | None:
     if paths := pulled(target):
         if one and target.uid is None:
             refuse_several(target)
-            if kept(target, None) is None:  # its card does not say whether there are others
+            if kept(target) is None:  # its card does not say whether there are others
                 raise VaultNotFoundError(_not_pulled(name, target))
         return paths[target.uid] if target.uid else next(iter(paths.values())).parent
     if target.card is None:
@@ -273,7 +276,7 @@ def find(name: str, one: bool = False) -> Path | None:
 
 def refuse_several(target: Target) -> None:
     """Raise `VaultError` if a name has no uid and its card lists several, however many are here."""
-    card = target.card or kept_card(target, target.commit, None)
+    card = target.card or kept_card(target, target.commit)
     here = pulled(target)
     uids = card.uids if card and len(here) < 2 else here
     if target.uid is None and len(uids) > 1:
@@ -307,26 +310,33 @@ def vault_names() -> list[str]:
     ]
 
 
-def kept(target: Target, out: str | os.PathLike[str] | None) -> tuple[Entry, Card] | None:
+def kept(target: Target, out: str | os.PathLike[str] | None = None) -> tuple[Entry, Card] | None:
     """Return a target's dataset on this machine and its card; None if it is not complete.
 
     ``out`` is as for `offmarl.hub.pull`.
     """
     for entry in _entries_at(target, target.commit, out):
         card, here = target.card or entry.card, entry.uids
-        whole = entry.record.get("whole") or (card and card.uids and card.uids.keys() <= set(here))
+        whole = entry.record.get("whole") or (
+            card and card.uids and card.uids.keys() <= here.keys()
+        )
         if card and (target.uid in here if target.uid else whole):
             return entry, card
     return None
 
 
-def kept_card(target: Target, commit: str, out: str | os.PathLike[str] | None) -> Card | None:
+def kept_card(
+    target: Target, commit: str, out: str | os.PathLike[str] | None = None
+) -> Card | None:
     """Return the card in the record of a dataset on this machine; None if there is none."""
     found = (entry.card for entry in _entries_at(target, commit, out))
     return next((card for card in found if card), None)
 
 
-def _entries_at(target: Target, commit: str, out: str | os.PathLike[str] | None) -> list[Entry]:
+def _entries_at(
+    target: Target, commit: str, out: str | os.PathLike[str] | None = None
+) -> list[Entry]:
+    """Return the entries of a dataset at a commit, in the cache or in another directory."""
     if out is None:
         places = entries(root() / target.name / commit)
     else:

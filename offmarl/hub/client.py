@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -30,7 +30,8 @@ from huggingface_hub.errors import (
 )
 
 from offmarl.errors import HubError, HubUnreachableError, OptionError
-from offmarl.hub.card import File
+from offmarl.hub import card as cards
+from offmarl.hub.card import CARD, Card, File
 
 MIRRORS = "OFFMARL_MIRRORS"
 """Environment variable: addresses to try after the hub's, separated by spaces."""
@@ -158,6 +159,17 @@ def find(repository: str, path: str, revision: str, kind: Kind = "dataset") -> R
     raise problem
 
 
+def find_card(
+    repository: str, revision: str, kept: Callable[[str], Card | None] = lambda _: None
+) -> tuple[str, Card]:
+    """Return the commit of a revision, and the card that `push` published with it.
+
+    ``kept`` returns the card of a commit if it is on this machine, so that it is not fetched again.
+    """
+    remote, name = find(repository, CARD, revision), f"{CARD} of {repository}"
+    return remote.commit, kept(remote.commit) or cards.parse(read_text_file(remote, name), name)
+
+
 def known(repository: str, commit: str, file: File, kind: Kind = "dataset") -> Remote:
     """Return a file whose size and hash a card gives; the hub is not asked."""
     with errors_of(repository, commit, file.path):
@@ -209,12 +221,16 @@ def _raise_transport(repository: str, error: Exception) -> NoReturn:
     if status is None or status >= 500:
         raise HubUnreachableError(f"the hub did not answer about {repository}: {first}") from error
     if status in (401, 403):
-        raise HubError(
-            f"the hub refuses access to {repository} ({status}): log in with `hf auth login`, or "
-            "set HF_TOKEN, with a token that may read the repository; a push needs one that may "
-            "write to it."
-        ) from error
+        raise _no_access(repository, status) from error
     raise HubError(f"the hub refused a request about {repository}: {first}") from error
+
+
+def _no_access(place: str, status: int) -> HubError:
+    return HubError(
+        f"the hub refuses access to {place} ({status}): log in with `hf auth login`, or set "
+        "HF_TOKEN, with a token that may read the repository; a push needs one that may write to "
+        "it. What was received is kept."
+    )
 
 
 # ------------------------------------------------------------------------------------ bytes
@@ -276,7 +292,13 @@ def _check(response: Any, remote: Remote, url: str, start: int) -> None:
     if url != remote.urls[0] and status >= 400:  # a mirror need not have every file
         raise _TryAgainError(f"{response.url.host} answered {status}", after)
     if not response.history:  # the hub itself answers, not where it redirects to
-        _refuse(response, url)
+        if status == 401 or (status == 403 and "X-Error-Code" in headers):
+            raise _no_access(url, status)
+        if status in (404, 410):
+            raise HubError(
+                f"{url} is missing on the hub ({status}): it was removed, or not uploaded. What "
+                "was received is kept; if you own the repository, push it again."
+            )
     if status in _RETRIED:
         raise _TryAgainError(f"the server answered {status}", after)
     given = headers.get("Content-Range", "")
@@ -298,21 +320,6 @@ def _pause(remote: Remote, failures: int, error: Exception) -> None:
         ) from error
     pause = min(_LONGEST_PAUSE, _PAUSE * 2 ** (failures - 1)) * random.uniform(0.5, 1)
     time.sleep(max(pause, min(getattr(error, "after", 0.0), 2 * _LONGEST_PAUSE)))
-
-
-def _refuse(response: Any, url: str) -> None:
-    """Raise `HubError` for an answer that another request would get, too."""
-    status = response.status_code
-    if status == 401 or (status == 403 and "X-Error-Code" in response.headers):
-        raise HubError(
-            f"the hub refuses access to {url} ({status}): log in with `hf auth login`, or set "
-            "HF_TOKEN, with a token that may read this repository. What was received is kept."
-        )
-    if status in (404, 410):
-        raise HubError(
-            f"{url} is missing on the hub ({status}): it was removed, or not uploaded. What was "
-            "received is kept; if you own the repository, push it again."
-        )
 
 
 LARGEST = 2**21

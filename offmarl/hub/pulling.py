@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -17,9 +18,8 @@ from offmarl.errors import (
     unknown_name,
 )
 from offmarl.hub import cache, client, install
-from offmarl.hub import card as cards
 from offmarl.hub.cache import Entry, Target, kept, kept_card, parse, pulled
-from offmarl.hub.card import CARD, Card, to_toml
+from offmarl.hub.card import Card, to_toml
 from offmarl.hub.client import Remote
 from offmarl.paths import local
 from offmarl.vault.dataset import Dataset
@@ -185,14 +185,36 @@ class _Source(NamedTuple):
 
 def _find(target: Target, out: str | os.PathLike[str] | None) -> _Source:
     """Find a dataset on the hub; `UnknownNameError` or `HubError` if that fails."""
-    if target.name not in cards.names():
-        return _find_pushed(target, out)
-    card = cards.load(target.name)
+    if (card := target.card) is None:
+        try:
+            kept = partial(kept_card, target, out=out)
+            commit, card = client.find_card(target.name, target.revision, kept)
+        except HubUnreachableError:
+            raise
+        except HubError as error:
+            raise UnknownNameError(
+                f"{target.name} is neither in the catalogue (`offmarl ls --remote`) nor a dataset "
+                f"that `offmarl push` published (a policy is pulled with --policy): {error}"
+            ) from error
+        _check_uid(target.uid, card)
+        source = _Source(target.name, card, target.name, commit, None, None)
+    else:
+        if card.uids:  # otherwise the archive tells
+            _check_uid(target.uid, card)
+        source = _find_archive(card, target.revision)
+    cache.remember(target.name, target.revision, source.commit)
+    return source
+
+
+def _check_uid(uid: str | None, card: Card) -> None:
+    if uid is not None and uid not in card.uids:
+        raise unknown_name("uid", uid, card.uids)
+
+
+def _find_archive(card: Card, revision: str) -> _Source:
+    """Find the archive of a dataset of the catalogue; its hash in the card must be the hub's."""
     if card.hub is None or card.hub.path is None:
         raise HubError(cache.unpublished(card))
-    if target.uid is not None and card.uids and target.uid not in card.uids:
-        raise unknown_name("uid", target.uid, card.uids)
-    revision = target.revision or card.hub.revision
     archive = client.find(card.hub.repository, card.hub.path, revision)
     published = card.hub.sha256 if revision == card.hub.revision else None
     if published and archive.sha256 not in (None, published):
@@ -203,29 +225,7 @@ def _find(target: Target, out: str | os.PathLike[str] | None) -> _Source:
             f"but its card says {published}: it was replaced, or the mirror cannot be trusted."
             f"{advice}"
         )
-    cache.remember(target.name, revision, archive.commit)
-    return _Source(target.name, card, card.hub.repository, archive.commit, archive, published)
-
-
-def _find_pushed(target: Target, out: str | os.PathLike[str] | None) -> _Source:
-    """Find a dataset that `push` published; its card is downloaded once for each commit."""
-    revision, name = target.revision or "main", f"{CARD} of {target.name}"
-    try:
-        remote = client.find(target.name, CARD, revision)
-        card = kept_card(target, remote.commit, out)
-        text = None if card else client.read_text_file(remote, name)
-    except HubUnreachableError:
-        raise
-    except HubError as error:
-        raise UnknownNameError(
-            f"{target.name} is neither in the catalogue (`offmarl ls --remote`) nor a dataset that "
-            f"`offmarl push` published (a policy is pulled with --policy): {error}"
-        ) from error
-    card = card or cards.parse(text or "", name)
-    if target.uid is not None and target.uid not in card.uids:
-        raise unknown_name("uid", target.uid, card.uids)
-    cache.remember(target.name, revision, remote.commit)
-    return _Source(target.name, card, target.name, remote.commit, None, None)
+    return _Source(card.name, card, card.hub.repository, archive.commit, archive, published)
 
 
 # ---------------------------------------------------------------------------------- installing

@@ -29,7 +29,6 @@ from offmarl.hub.card import (
     Uid,
     check,
     index_of,
-    parse,
     to_toml,
 )
 from offmarl.hub.client import LARGEST
@@ -154,7 +153,9 @@ def push(
     terms = licence_of([*data.values()], licence, licence_link)
     with client.errors_of(repository):
         place = open_repository(repository, private, "dataset")
-        old = _card_in(repository, place.commit) if CARD in place.files else None
+        old = None
+        if CARD in place.files:
+            _, old = client.find_card(repository, place.commit)
         found = {uid: _read(one) for uid, one in data.items()}
         data = {uid: one.dataset for uid, one in found.items()}
         card = _card(found, repository, terms, name, summary, citation)
@@ -334,12 +335,6 @@ def _card(
         ),
         f"the card of {repository}",
     )
-
-
-def _card_in(repository: str, commit: str) -> Card:
-    """Return the card that a repository has."""
-    where = f"{CARD} of {repository}"
-    return parse(client.read_text_file(client.find(repository, CARD, commit), where), where)
 
 
 def _with_others(card: Card, old: Card, repository: str) -> Card:

@@ -22,9 +22,8 @@ from offmarl.errors import (
     VaultNotFoundError,
     unknown_name,
 )
-from offmarl.hub import card as cards
 from offmarl.hub import client
-from offmarl.hub.card import CARD, Card, File
+from offmarl.hub.card import Card, File
 from offmarl.hub.index import Index, Place
 from offmarl.hub.pages import Pages
 from offmarl.vault.format.layout import METADATA
@@ -177,10 +176,7 @@ class HubDriver(Registered):
     @cached_property
     def _found(self) -> tuple[str, Card]:
         """The commit and the card of the dataset, as they were when it was first used."""
-        repository, revision, _ = self.address
-        remote = client.find(repository, CARD, revision)
-        name = f"{CARD} of {repository}"
-        return remote.commit, cards.parse(client.read_text_file(remote, name), name)
+        return client.find_card(self.address.repository, self.address.revision)
 
     @property
     def _uid(self) -> str:
