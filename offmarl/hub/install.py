@@ -9,11 +9,11 @@ import hashlib
 import os
 import shutil
 import zipfile
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path, PurePath, PurePosixPath
 from threading import Event
 from typing import NamedTuple
@@ -177,33 +177,25 @@ class Archive(NamedTuple):
 
     path: Path
     remote: Remote
-    members: tuple[zipfile.ZipInfo, ...]
-    """The files, in the order of their offsets."""
-    roots: Mapping[str, PurePosixPath]
-    """The paths of the vaults in the archive, by uid."""
-    end: int
-    """Where the files end, and the directory begins."""
+    vaults: dict[str, dict[str, zipfile.ZipInfo]]
+    """The files of each vault by their paths in it, by uid."""
+    stops: dict[int, int]
+    """Where the bytes of each file end, by where they begin."""
     directory: int
     """Bytes downloaded for the directory."""
 
-    def of(self, uid: str) -> dict[str, zipfile.ZipInfo]:
-        """Return a vault's files by relative path; `UnknownNameError` for an unknown uid."""
-        if uid not in self.roots:
-            raise unknown_name("uid", uid, self.roots)
-        root = self.roots[uid]
-        named = ((PurePosixPath(member.filename), member) for member in self.members)
-        return {
-            str(name.relative_to(root)): member
-            for name, member in named
-            if name.is_relative_to(root)
-        }
+    def of(self, uid: str | None) -> dict[str, dict[str, zipfile.ZipInfo]]:
+        """Return the files of one vault or of all; `UnknownNameError` for an unknown uid."""
+        if uid is None:
+            return self.vaults
+        if uid not in self.vaults:
+            raise unknown_name("uid", uid, self.vaults)
+        return {uid: self.vaults[uid]}
 
     def fetch(self, member: zipfile.ZipInfo) -> int:
         """Download a file to its place in the local archive: all up to the next file."""
         start = member.header_offset
-        behind = bisect_right(self.members, start, key=lambda one: one.header_offset)
-        stop = self.members[behind].header_offset if behind < len(self.members) else self.end
-        return _fetch(self.remote, self.path, start, stop)
+        return _fetch(self.remote, self.path, start, self.stops[start])
 
 
 def _fetch(remote: Remote, path: Path, start: int, stop: int) -> int:
@@ -236,13 +228,28 @@ def open_archive(place: Path, remote: Remote, name: str) -> Iterator[Archive]:
             raise HubError(
                 f"{name} is not a zip archive ({error}): nothing was unpacked."
             ) from error
-        members = sorted(members_of(path), key=lambda one: one.header_offset)
-        roots = {root.name: root for root in vaults_among(one.filename for one in members)}
-        if not roots:
-            raise HubError(f"{name} contains no vault: nothing was unpacked.")
-        yield Archive(path, remote, tuple(members), roots, end, have)
+        members = members_of(path)
+        starts = sorted(member.header_offset for member in members)
+        stops = dict(pairwise([*starts, end]))
+        yield Archive(path, remote, _vaults_of(members, name), stops, have)
     finally:
         path.unlink(missing_ok=True)
+
+
+def _vaults_of(
+    members: Sequence[zipfile.ZipInfo], name: str
+) -> dict[str, dict[str, zipfile.ZipInfo]]:
+    """Return the files of each vault of an archive by their paths in it, by uid."""
+    roots = {root.name: root for root in vaults_among(one.filename for one in members)}
+    if not roots:
+        raise HubError(f"{name} contains no vault: nothing was unpacked.")
+    uids = {root: uid for uid, root in roots.items()}
+    found: dict[str, dict[str, zipfile.ZipInfo]] = {uid: {} for uid in roots}
+    for member in members:
+        path = PurePosixPath(member.filename)
+        for root in uids.keys() & {*path.parents}:
+            found[uids[root]][str(path.relative_to(root))] = member
+    return found
 
 
 def install_archive(
@@ -254,8 +261,8 @@ def install_archive(
     ``published`` is that hash in the card, which takes precedence over that of the hub.
     """
     with open_archive(entry.arriving, remote, card.name) as archive:
-        uids = list(archive.roots) if uid is None else [uid]
-        members = [member for one in uids for member in archive.of(one).values()]
+        vaults = archive.of(uid)
+        members = [member for files in vaults.values() for member in files.values()]
         coming = remote.size if uid is None else sum(one.compress_size for one in members)
         check_room(entry.path, coming + sum(one.file_size for one in members))
         path, fetched, check = archive.path, archive.directory, "CRC-32 of every file"
@@ -269,12 +276,10 @@ def install_archive(
                 origin = "the dataset's card" if published else "the hub, as the card has none"
                 check = f"SHA-256 of the archive, from {origin}"
         try:
-            for one in uids:
-                if one not in entry.uids:
-                    fetched += _unpack(archive, one, path, entry.arriving / one)
-                    files = archive.of(one).items()
-                    sums = {name: (member.file_size, member.CRC) for name, member in files}
-                    _publish(entry, card, one, check, sums)
+            for one in [uid for uid in vaults if uid not in entry.uids]:
+                fetched += _unpack(archive, one, path, entry.arriving / one)
+                sums = {name: (x.file_size, x.CRC) for name, x in vaults[one].items()}
+                _publish(entry, card, one, check, sums)
         except OffmarlError:  # it is damaged: let the next pull start again
             path.unlink()
             raise
@@ -288,7 +293,7 @@ def _unpack(archive: Archive, uid: str, path: Path, place: Path) -> int:
     Where this is the local file of ``archive``, they are downloaded to it first. Returns the bytes
     downloaded.
     """
-    files = {name: one for name, one in archive.of(uid).items() if not (place / name).exists()}
+    files = {name: x for name, x in archive.vaults[uid].items() if not (place / name).exists()}
     total, fetched = sum(member.compress_size for member in files.values()), 0
     part = place.with_name("unpacked.part")
     with (

@@ -309,11 +309,10 @@ def _sizes(source: _Source, uid: str | None) -> dict[str, Size]:
         TemporaryDirectory() as scratch,
         install.open_archive(Path(scratch), source.archive, card.name) as archive,
     ):
-        uids = archive.roots if uid is None else [uid]
-        members = {one: archive.of(one).values() for one in uids}
+        found = {one: files.values() for one, files in archive.of(uid).items()}
     return {
         one: Size(sum(x.compress_size for x in some), sum(x.file_size for x in some))
-        for one, some in members.items()
+        for one, some in found.items()
     }
 
 
