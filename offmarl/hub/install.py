@@ -60,8 +60,7 @@ def download(
         path.unlink()
         raise HubChecksumError(
             f"{name} arrived with SHA-256 {found}, but {sha256} was published: it was damaged or "
-            "replaced on the way. Nothing was unpacked; pull it again, from another mirror if "
-            "this repeats."
+            "replaced on the way. Nothing was unpacked; pull it again."
         )
     return remote.size - here
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+from huggingface_hub import constants
+
 from offmarl.errors import (
     HubChecksumError,
     HubError,
@@ -222,8 +224,8 @@ def _find_archive(card: Card, revision: str) -> _Source:
         advice = "" if pinned else f" To pull it nevertheless: {card.name}@{archive.commit}."
         raise HubChecksumError(
             f"{card.hub.path} of {card.hub.repository} has SHA-256 {archive.sha256} at {revision}, "
-            f"but its card says {published}: it was replaced, or the mirror cannot be trusted."
-            f"{advice}"
+            f"but its card says {published}: it was replaced, or the hub at {constants.ENDPOINT} "
+            f"cannot be trusted.{advice}"
         )
     return _Source(card.name, card, card.hub.repository, archive.commit, archive, published)
 

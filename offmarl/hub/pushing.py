@@ -294,12 +294,12 @@ class Repository(NamedTuple):
 
 def open_repository(name: str, private: bool, kind: client.Kind) -> Repository:
     """Return a repository, which is created if it does not exist."""
-    endpoint = client.answering()[0]
-    api, place = HfApi(endpoint=endpoint), f"datasets/{name}" if kind == "dataset" else name
+    client.reach()
+    api, place = HfApi(), f"datasets/{name}" if kind == "dataset" else name
     api.create_repo(name, repo_type=kind, private=private, exist_ok=True)
     found: Any = api.repo_info(name, repo_type=kind)
     files = {one.rfilename for one in found.siblings or ()}
-    return Repository(api, name, kind, f"{endpoint}/{place}", found.sha or "", files)
+    return Repository(api, name, kind, f"{api.endpoint}/{place}", found.sha or "", files)
 
 
 def _card(

@@ -120,8 +120,8 @@ class PublishedValues:
                 return found
             pages.drop(start, stop)
         raise HubChecksumError(
-            f"bytes {start} to {stop} of {pages.remote.urls[0]} arrived {_TRIES} times with a "
-            "wrong checksum: the connection or a mirror damages them. Nothing of them was used; "
+            f"bytes {start} to {stop} of {pages.remote.url} arrived {_TRIES} times with a "
+            "wrong checksum: the connection damages them. Nothing of them was used; "
             "what was fetched before is kept."
         )
 

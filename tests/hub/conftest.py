@@ -92,7 +92,6 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.delenv(client.MIRRORS, raising=False)
     monkeypatch.setattr(client, "_PAUSE", 0.0001)
     hub.cards = tmp_path / "cards"
     monkeypatch.setattr(catalogue, "directory", lambda: hub.cards)

@@ -20,7 +20,7 @@ from offmarl.errors import (
 from offmarl.hub import cache, client, install
 
 from .conftest import NAME, PATH, REPOSITORY, UIDS, make_archive, write_card
-from .server import Faults, Hub
+from .server import Faults
 
 
 def content_of(archive: bytes, uid: str) -> dict[str, bytes]:
@@ -90,7 +90,7 @@ def test_a_flipped_bit_is_caught_and_the_next_pull_is_right(hub):
 
 def test_the_card_outranks_the_hub(hub):
     write_card(hub.cards, "0" * 64)
-    with pytest.raises(ChecksumError, match=r"replaced, or the mirror .* To pull it nevertheless"):
+    with pytest.raises(ChecksumError, match=r"replaced, or the hub at .* To pull it nevertheless"):
         library.pull(NAME)
     commit = hub.repositories[REPOSITORY][0][0]
     assert library.pull(f"{NAME}@{commit}").commit == commit
@@ -188,19 +188,6 @@ def test_another_place(hub, tmp_path):
     hub.commit(REPOSITORY, {PATH: make_archive(1000)})
     with pytest.raises(HubError, match="give another --out"):
         library.pull(f"{NAME}/Poor", tmp_path / "vaults")
-
-
-def test_mirrors_take_over(hub, monkeypatch):
-    mirror = Hub()
-    mirror.repositories = hub.repositories
-    monkeypatch.setenv(client.MIRRORS, mirror.url)
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    hub.front.shutdown()
-    hub.front.server_close()
-    assert_whole(hub.archive, library.pull(NAME).paths)
-    shown = [headers for _, _, headers in mirror.requests if "hf_secret" in str(headers)]
-    mirror.close()
-    assert shown == []
 
 
 def test_the_token_is_shown_to_the_hub_alone(hub, monkeypatch):

@@ -61,19 +61,6 @@ def test_the_size_is_bounded_before_and_while_it_arrives(hub, monkeypatch):
     assert read() == "ab"
 
 
-def test_the_token_goes_to_the_hub_alone(hub, commit, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    read()
-    shown = [path for _, path, headers in hub.requests if "hf_secret" in str(headers)]
-    assert shown and all(path.startswith("/datasets/") for path in shown)
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setenv(client.MIRRORS, hub.url)
-    hub.requests.clear()
-    hub.commit(REPOSITORY, {CARD: b"another"})
-    assert read() == "another"
-    assert hub.requests and not any("hf_secret" in str(headers) for *_, headers in hub.requests)
-
-
 def test_what_is_not_text_or_nested_too_deep_is_refused(hub):
     hub.commit(REPOSITORY, {CARD: b"\xff\xfe"})
     with pytest.raises(HubError, match="is not text in UTF-8"):

@@ -209,12 +209,12 @@ def data_files(hub):
 
 def test_a_token_without_rights(hub, pushed, monkeypatch):
     hub.tokens["org/made-up"] = {"good-token"}
-    monkeypatch.setattr(client, "get_token", lambda: "good-token")
+    monkeypatch.setenv("HF_TOKEN", "good-token")
     remote = offmarl.open(ADDRESS)
     assert len(batches(remote, epochs=1)) > 0
     forget()
     pages.page_cache().clear()
-    monkeypatch.setattr(client, "get_token", lambda: "other")
+    monkeypatch.setenv("HF_TOKEN", "other")
     with pytest.raises(HubError, match="no repository org/made-up exists, or it is private"):
         offmarl.open(ADDRESS)
     with pytest.raises(HubError, match=r"refuses access to .* \(401\): log in"):
