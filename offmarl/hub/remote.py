@@ -140,9 +140,11 @@ class PublishedValues:
         self._fetch(spans)
 
     def _fetch(self, spans: Mapping[str, Iterable[tuple[int, int]]]) -> None:
-        coming = [self._pages(path).start(some) for path, some in spans.items()]
-        for page in (one for some in coming for one in some):
-            page.result()
+        coming = [
+            future for path, some in spans.items() for future in self._pages(path).start(some)
+        ]
+        for future in coming:
+            future.result()
 
     def sizes(self, prefix: str) -> Mapping[str, int]:
         """Return the keys that begin with a prefix, and the bytes of their values."""
