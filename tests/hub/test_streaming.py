@@ -31,18 +31,9 @@ from offmarl.replay import host
 from offmarl.vault.check.digest import digest
 
 from . import server
-from .conftest import record
+from .conftest import card_of, record
 
 ADDRESS = "hf://org/made-up/good"
-
-
-@pytest.fixture
-def pushed(hub, vaults):
-    """Two vaults on the hub."""
-    library.push(vaults, "org/made-up", "CC-BY-4.0")
-    hub.requests.clear()
-    hub.sent = 0
-    return vaults
 
 
 def forget():
@@ -50,14 +41,14 @@ def forget():
     pages.page_cache().forget()
 
 
-def test_it_is_the_vault_that_was_pushed(hub, pushed):
+def test_it_is_the_vault_that_was_pushed(hub, pushed, tmp_path):
     remote, local = offmarl.open(ADDRESS), vault.open_vault(pushed[0])
     assert (remote.spec, remote.length, remote.uid) == (local.spec, local.length, "good")
     assert digest(remote) == local.digest() == remote.digest()
     assert len(remote.episodes.row) == len(local.episodes.row)
     assert remote.statistics()["reward"].mean == pytest.approx(local.statistics()["reward"].mean)
     assert not vault.verify(ADDRESS, deep=True).faults
-    copies = [vault.cat([x], pushed[0].parent / str(i)) for i, x in enumerate((remote, local))]
+    copies = [vault.cat([x], tmp_path / f"{i}.vlt") for i, x in enumerate((remote, local))]
     assert copies[0].digest() == copies[1].digest()
     with pytest.raises(VaultError):
         vault.resume(ADDRESS)
@@ -260,11 +251,6 @@ def test_a_repository_cannot_replace_the_pages_of_another(hub, pushed, tmp_path)
     local = vault.open_vault(pushed[0])[:]
     assert (hostile.reward != local.reward).any()
     np.testing.assert_array_equal(offmarl.open(ADDRESS)[:].reward, local.reward)
-
-
-def card_of(hub, repository):
-    text = hub.files(repository, "main")[1]["offmarl.toml"].decode()
-    return catalogue.parse(text, "the card")
 
 
 def publish(hub, repository, card):
