@@ -103,11 +103,17 @@ def test_the_hub_does_not_lie_about_its_hash(hub):
     assert nothing_placed()
 
 
-@pytest.mark.parametrize("etag", ["../../etc/passwd", "", "z" * 64, "a\\b"])
-def test_hostile_etags_are_no_hashes(hub, etag):
+@pytest.mark.parametrize(
+    "etag", ["../../etc/passwd", "/tmp/escaped", "..", "", "z" * 64, "a\\b", "x" * 300, "\x1b[2J"]
+)
+def test_hostile_etags_are_no_hashes_and_name_no_files(hub, etag, tmp_path):
     hub.faults.etag = etag
     pulled = library.pull(NAME)
     assert set(pulled.checks.values()) == {"CRC-32 of every file (no hash is published)"}
+    (entry,) = cache.entries()
+    places = entry.path, cache.root() / NAME / "refs", hub.cards
+    files = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert not [path for path in files if not {*places} & {*path.parents}]
 
 
 class Killed(KeyboardInterrupt):

@@ -29,25 +29,6 @@ def files_in(path):
     return {file for file in path.rglob("*") if file.is_file()}
 
 
-HOSTILE = [
-    "../../../../escaped",
-    "/tmp/offmarl-escaped",
-    "..",
-    "a\\..\\b",
-    "",
-    "x" * 300,
-    "\x1b[2J",
-]
-
-
-@pytest.mark.parametrize("etag", HOSTILE)
-def test_nothing_that_a_server_sends_names_a_file(hub, commit, etag, tmp_path):
-    hub.faults.etag = etag
-    before = files_in(tmp_path)
-    assert read() == TEXT
-    assert files_in(tmp_path) == before
-
-
 def test_the_size_is_bounded_before_and_while_it_arrives(hub, monkeypatch):
     monkeypatch.setattr(client, "LARGEST", 100)
     hub.commit(REPOSITORY, {CARD: b"#" * 101})
