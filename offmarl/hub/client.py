@@ -11,12 +11,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from huggingface_hub import (
-    constants,
-    get_hf_file_metadata,
-    get_session,
-    hf_hub_url,
-)
+from huggingface_hub import constants, get_hf_file_metadata, get_session, get_token, hf_hub_url
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -25,7 +20,6 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import build_hf_headers
 
 from offmarl._ahead import briefly
 from offmarl.errors import HubError, HubUnreachableError, OptionError
@@ -218,7 +212,8 @@ def stream(remote: Remote, start: int, stop: int) -> Iterator[bytes]:
     failures = 0
     while start < stop:
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-        headers |= build_hf_headers()  # its token goes to no other host that redirects lead to
+        if token := get_token():  # the client removes it when redirected to another host
+            headers["Authorization"] = f"Bearer {token}"
         options: Any = {"headers": headers, "timeout": _SILENCE, "follow_redirects": True}
         try:
             with get_session().stream("GET", remote.url, **options) as response:
