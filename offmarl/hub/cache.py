@@ -50,6 +50,11 @@ class Entry(NamedTuple):
     path: Path
 
     @property
+    def name(self) -> str:
+        """Its name and the beginning of its commit, such as "org/name@0123456789ab"."""
+        return f"{self.record['name']}@{self.record['commit'][:12]}"
+
+    @property
     def uids(self) -> dict[str, Path]:
         """Paths of its vaults on this machine, by uid."""
         return {path.name: self.path / path.name for path in driver_of(self.path).vaults()}
@@ -240,7 +245,7 @@ def parse(name: str) -> Target:
 
 def _is_source(name: str) -> bool:
     """Whether the names of datasets in the catalogue begin with this."""
-    return name in {one.split("/")[0] for one in cards.names()}
+    return any(one.startswith(f"{name}/") for one in cards.names())
 
 
 def pulled(target: Target) -> dict[str, Path]:
@@ -303,11 +308,7 @@ def unpublished(card: Card) -> str:
 
 def vault_names() -> list[str]:
     """Return the names of all pulled vaults, with their commits."""
-    return [
-        f"{entry.record['name']}/{uid}@{entry.record['commit'][:12]}"
-        for entry in entries()
-        for uid in entry.uids
-    ]
+    return [one.name.replace("@", f"/{uid}@") for one in entries() for uid in one.uids]
 
 
 def kept(target: Target, out: str | os.PathLike[str] | None = None) -> tuple[Entry, Card] | None:

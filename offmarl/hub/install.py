@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path, PurePath, PurePosixPath
-from threading import Event
+from threading import Event, Lock
 from typing import NamedTuple
 
 from offmarl import tracking, vault
@@ -32,7 +32,7 @@ from offmarl.vault.storage.location import vaults_among
 _TAIL = 2**16
 """Bytes at the end of an archive that hold its directory, unless it has very many files."""
 _FILES_AT_ONCE = 8
-_LONGEST_WAIT = 30.0
+_LONGEST_WAIT = 5.0
 """Seconds to wait for downloads that another one's failure has stopped."""
 
 
@@ -76,13 +76,14 @@ def download_files(
     ]
     total = sum(file.size for *_, file in missing)
     check_room(place.parent, total)
-    stopped, started = Event(), list[Future[int]]()
+    stopped, display, started = Event(), Lock(), list[Future[int]]()
     with tracking.progress(name, total, unit="bytes") as advance:
 
         def received(count: int) -> None:
             if stopped.is_set():
                 raise CancelledError
-            advance(count)
+            with display:
+                advance(count)
 
         def fetch(number: int, path: str, file: File) -> int:
             part = place.parent / f"{file.sha256}.{number}.part"  # several may have one content
