@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import json
 import threading
 import time
 import zipfile
@@ -11,6 +12,7 @@ from huggingface_hub import constants
 
 from offmarl import hub as library
 from offmarl.errors import (
+    CardError,
     ChecksumError,
     HubError,
     HubUnreachableError,
@@ -18,6 +20,7 @@ from offmarl.errors import (
     VaultFormatError,
 )
 from offmarl.hub import cache, client, install
+from offmarl.hub.card import CARD
 
 from .conftest import NAME, PATH, REPOSITORY, UIDS, make_archive, write_card
 from .server import Faults
@@ -328,3 +331,55 @@ def test_cache_verify_names_what_changed(hub):
     (pulled.paths["Good"] / "d" / "1").write_bytes(b"")
     with pytest.raises(ChecksumError, match=r"1 of 20 files .*Good/d/1"):
         cache.verify(entry)
+
+
+# ------------------------------------------------------------------ cards
+
+
+def read_card():
+    remote = client.find("org/cards", CARD, "main")
+    return client.read_text_file(remote, CARD)
+
+
+def test_the_size_of_a_card_is_bounded_before_and_while_it_arrives(hub, monkeypatch):
+    monkeypatch.setattr(client, "LARGEST", 100)
+    for size in (101, 20_000):  # so many bytes are on the content network
+        hub.commit("org/cards", {CARD: b"#" * size})
+        with pytest.raises(HubError, match=f"has {size:,} bytes; at most 100 are read"):
+            read_card()
+    hub.commit("org/cards", {CARD: b"ab"})
+    hub.faults.extra = 10_000_000
+    assert read_card() == "ab"
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (b"\xff\xfe", UnknownNameError, "is not text in UTF-8"),
+        (b"x = " + b"[" * 5000, CardError, "nested too deep"),
+    ],
+)
+def test_a_card_that_is_not_text_or_nested_too_deep_is_refused(hub, content, error, message):
+    hub.commit("org/cards", {CARD: content})
+    with pytest.raises(error, match=message):
+        library.pull("org/cards")
+
+
+@pytest.mark.parametrize("in_cache", [True, False])
+def test_a_card_is_kept_once_beside_its_dataset(hub, pushed, tmp_path, monkeypatch, in_cache):
+    out = None if in_cache else tmp_path / "out"
+    pulled = library.pull("org/made-up", out)
+    files = (file for file in tmp_path.rglob("*.*") if file.is_file())
+    (kept,) = (file for file in files if b"observation_size = " in file.read_bytes())
+    assert kept == pulled.paths["good"].parent / "pulled.json"
+
+    hub.requests.clear()
+    assert library.pull("org/made-up", out) == pulled._replace(fetched=0)
+    assert not [path for method, path, _ in hub.requests if method == "GET" and CARD in path]
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert library.pull("org/made-up", out) == pulled._replace(fetched=0, asked=False)
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"card": "forged"}))
+    with pytest.raises(HubUnreachableError, match="Pulled before" if in_cache else "Nothing"):
+        library.pull("org/made-up", out)
+    assert cache.kept_card(cache.parse("org/made-up"), pulled.commit, out) is None
