@@ -11,7 +11,7 @@ from importlib import metadata
 from typing import Annotated, Any, Literal, Union
 
 import tyro
-from huggingface_hub import get_token
+from huggingface_hub import constants, get_token
 from tyro.conf import Positional, arg, subcommand
 
 from offmarl._version import __version__
@@ -54,7 +54,7 @@ def doctor() -> Report:
         },
         "launchers": _launchers(),
         "cache": _cache(),
-        "hub": {one: problem or "answers" for one, problem in client.problems().items()},
+        "hub": {constants.ENDPOINT: client.problem() or "answers"},
         "token": "found" if get_token() else "none: public datasets only",
     }
     return Report(facts, grid({name: _in_words(fact) for name, fact in facts.items()}))

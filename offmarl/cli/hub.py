@@ -196,7 +196,7 @@ def cache(
     """
     if streamed:
         return _remove_pages(action)
-    found = _here()
+    found = {one.name: one for one in pulled_datasets.entries()}
     chosen = found if action == "ls" and not names else _choose(found, names, everything)
     match action:
         case "ls":
@@ -244,11 +244,11 @@ def verify_pulled(name: str) -> Report | None:
     except UnknownNameError:
         return None
     chosen = {
-        full: one
-        for full, one in _here().items()
+        one.name: one
+        for one in pulled_datasets.entries()
         if one.record["name"] == target.name
         and target.uid in (None, *one.uids)
-        and (target.revision is None or one.record["commit"].startswith(target.commit))
+        and (target.given is None or one.record["commit"].startswith(target.commit))
     }
     return _verified(chosen, target.uid) if chosen else None
 
@@ -260,14 +260,6 @@ def _verified(chosen: Mapping[str, pulled_datasets.Entry], uid: str | None = Non
         for name, count in counts.items()
     ]
     return Report({"verified": counts}, Group(*lines or [_NOTHING]))
-
-
-def _here() -> dict[str, pulled_datasets.Entry]:
-    """Return the pulled datasets, by name and commit."""
-    return {
-        f"{one.record['name']}@{one.record['commit'][:12]}": one
-        for one in pulled_datasets.entries()
-    }
 
 
 def _choose(

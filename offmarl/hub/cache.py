@@ -50,6 +50,11 @@ class Entry(NamedTuple):
     path: Path
 
     @property
+    def name(self) -> str:
+        """Its name and the beginning of its commit, such as "org/name@0123456789ab"."""
+        return f"{self.record['name']}@{self.record['commit'][:12]}"
+
+    @property
     def uids(self) -> dict[str, Path]:
         """Paths of its vaults on this machine, by uid."""
         return {path.name: self.path / path.name for path in driver_of(self.path).vaults()}
@@ -206,8 +211,8 @@ class Target(NamedTuple):
     """Name of a dataset in the catalogue, or of a repository on the hub."""
     uid: str | None
     """One of its vaults; None for all."""
-    revision: str | None
-    """A branch, tag or commit; None for the revision that the card names."""
+    given: str | None
+    """The revision in the name: a branch, tag or commit."""
 
     @property
     def card(self) -> Card | None:
@@ -215,12 +220,14 @@ class Target(NamedTuple):
         return cards.load(self.name) if self.name in cards.names() else None
 
     @property
+    def revision(self) -> str:
+        """The revision in the name, or the one that the card names."""
+        return self.given or (self.card.hub.revision if self.card and self.card.hub else "main")
+
+    @property
     def commit(self) -> str:
         """The commit that the revision meant when the hub was last asked, or the revision."""
-        revision = self.revision
-        if revision is None:
-            revision = self.card.hub.revision if self.card and self.card.hub else "main"
-        return recall(self.name, revision)
+        return recall(self.name, self.revision)
 
 
 def parse(name: str) -> Target:
@@ -238,13 +245,14 @@ def parse(name: str) -> Target:
 
 def _is_source(name: str) -> bool:
     """Whether the names of datasets in the catalogue begin with this."""
-    return name in {one.split("/")[0] for one in cards.names()}
+    return any(one.startswith(f"{name}/") for one in cards.names())
 
 
 def pulled(target: Target) -> dict[str, Path]:
     """Return the local vaults of a target, by uid."""
-    commit = root() / target.name / target.commit
-    found = {uid: path for entry in entries(commit) for uid, path in entry.uids.items()}
+    found = {
+        uid: path for one in _entries_at(target, target.commit) for uid, path in one.uids.items()
+    }
     return {uid: path for uid, path in found.items() if target.uid in (None, uid)}
 
 
@@ -263,7 +271,7 @@ def find(name: str, one: bool = False) -> Path | None:
     if paths := pulled(target):
         if one and target.uid is None:
             refuse_several(target)
-            if kept(target, None) is None:  # its card does not say whether there are others
+            if kept(target) is None:  # its card does not say whether there are others
                 raise VaultNotFoundError(_not_pulled(name, target))
         return paths[target.uid] if target.uid else next(iter(paths.values())).parent
     if target.card is None:
@@ -273,7 +281,7 @@ def find(name: str, one: bool = False) -> Path | None:
 
 def refuse_several(target: Target) -> None:
     """Raise `VaultError` if a name has no uid and its card lists several, however many are here."""
-    card = target.card or kept_card(target, target.commit, None)
+    card = target.card or kept_card(target, target.commit)
     here = pulled(target)
     uids = card.uids if card and len(here) < 2 else here
     if target.uid is None and len(uids) > 1:
@@ -300,33 +308,36 @@ def unpublished(card: Card) -> str:
 
 def vault_names() -> list[str]:
     """Return the names of all pulled vaults, with their commits."""
-    return [
-        f"{entry.record['name']}/{uid}@{entry.record['commit'][:12]}"
-        for entry in entries()
-        for uid in entry.uids
-    ]
+    return [one.name.replace("@", f"/{uid}@") for one in entries() for uid in one.uids]
 
 
-def kept(target: Target, out: str | os.PathLike[str] | None) -> tuple[Entry, Card] | None:
+def kept(target: Target, out: str | os.PathLike[str] | None = None) -> tuple[Entry, Card] | None:
     """Return a target's dataset on this machine and its card; None if it is not complete.
 
     ``out`` is as for `offmarl.hub.pull`.
     """
     for entry in _entries_at(target, target.commit, out):
         card, here = target.card or entry.card, entry.uids
-        whole = entry.record.get("whole") or (card and card.uids and card.uids.keys() <= set(here))
+        whole = entry.record.get("whole") or (
+            card and card.uids and card.uids.keys() <= here.keys()
+        )
         if card and (target.uid in here if target.uid else whole):
             return entry, card
     return None
 
 
-def kept_card(target: Target, commit: str, out: str | os.PathLike[str] | None) -> Card | None:
+def kept_card(
+    target: Target, commit: str, out: str | os.PathLike[str] | None = None
+) -> Card | None:
     """Return the card in the record of a dataset on this machine; None if there is none."""
     found = (entry.card for entry in _entries_at(target, commit, out))
     return next((card for card in found if card), None)
 
 
-def _entries_at(target: Target, commit: str, out: str | os.PathLike[str] | None) -> list[Entry]:
+def _entries_at(
+    target: Target, commit: str, out: str | os.PathLike[str] | None = None
+) -> list[Entry]:
+    """Return the entries of a dataset at a commit, in the cache or in another directory."""
     if out is None:
         places = entries(root() / target.name / commit)
     else:

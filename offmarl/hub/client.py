@@ -1,25 +1,17 @@
-"""Requests to the hub and its mirrors, whose answers are not trusted."""
+"""Requests to the hub, whose answers are not trusted."""
 
-import os
 import random
 import re
 import socket
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from huggingface_hub import (
-    constants,
-    get_hf_file_metadata,
-    get_session,
-    get_token,
-    hf_hub_url,
-)
+from huggingface_hub import constants, get_hf_file_metadata, get_session, get_token, hf_hub_url
 from huggingface_hub.errors import (
     EntryNotFoundError,
     GatedRepoError,
@@ -29,11 +21,10 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from offmarl.errors import HubError, HubUnreachableError
-from offmarl.hub.card import File
-
-MIRRORS = "OFFMARL_MIRRORS"
-"""Environment variable: addresses to try after the hub's, separated by spaces."""
+from offmarl._ahead import briefly
+from offmarl.errors import HubError, HubUnreachableError, OptionError
+from offmarl.hub import card as cards
+from offmarl.hub.card import CARD, Card, File
 
 TransportError: type[Exception] = HfHubHTTPError.__bases__[0]
 """The base error of the HTTP library: huggingface_hub 1 depends on httpx, and 2 on httpx2."""
@@ -43,6 +34,8 @@ _PATIENCE = 1.2
 _TIMEOUT = 10.0
 """Seconds in which a hub must answer a request for metadata."""
 
+NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""Names of repositories, such as org/name."""
 _COMMIT = re.compile("[0-9a-f]{40}")
 _SHA256 = re.compile("[0-9a-f]{64}")
 
@@ -54,8 +47,7 @@ Kind = Literal["dataset", "model"]
 class Remote(NamedTuple):
     """A file on the hub, at one commit."""
 
-    urls: tuple[str, ...]
-    """Addresses of the file: on the hub, then on mirrors."""
+    url: str
     commit: str
     size: int
     """Bytes."""
@@ -63,58 +55,42 @@ class Remote(NamedTuple):
     """The hub's own hash, which it has for every large file."""
 
 
+def check_name(repository: str) -> None:
+    """Raise `OptionError` unless a text can be the name of a repository."""
+    if not NAME.fullmatch(repository):
+        raise OptionError(f"a repository is named org/name: got {repository!r}.")
+
+
 def kept_in(*parts: str) -> Path:
     """Return a directory of offmarl in the hub's directory of assets, which need not exist."""
     return Path(constants.HF_ASSETS_CACHE, "offmarl", *parts)
 
 
-def endpoints() -> tuple[str, ...]:
-    """Return the addresses of the hub (``HF_ENDPOINT``) and its mirrors, in the order to try."""
-    mirrors = (mirror.rstrip("/") for mirror in os.environ.get(MIRRORS, "").split())
-    return tuple(dict.fromkeys((constants.ENDPOINT, *mirrors)))
-
-
-def token_for(url: str) -> str | None:
-    """Return the user's token for a URL of the hub; None for others, such as mirrors."""
-    is_hub = urlsplit(url)[:2] == urlsplit(constants.ENDPOINT)[:2]
-    return get_token() if is_hub else None
-
-
-def answering() -> list[str]:
-    """Return the endpoints that accept connections."""
+def reach() -> None:
+    """Raise `HubUnreachableError` unless the hub accepts connections."""
     if constants.HF_HUB_OFFLINE:
         raise HubUnreachableError("offline mode is on (HF_HUB_OFFLINE).")
-    tried = problems()
-    found = [endpoint for endpoint, problem in tried.items() if not problem]
-    if not found:
-        reasons = "; ".join(f"{endpoint}: {problem}" for endpoint, problem in tried.items())
-        raise HubUnreachableError(f"no hub can be reached ({reasons}).")
-    return found
+    if reason := problem():
+        raise HubUnreachableError(f"{constants.ENDPOINT} cannot be reached ({reason}).")
 
 
-def problems() -> dict[str, str]:
-    """Return why each endpoint cannot be reached; an empty text if it can.
+def problem() -> str:
+    """Return why the hub cannot be reached; an empty text if it can.
 
-    All endpoints are tried at once, in threads that are abandoned after a while, because the lookup
-    of a host name can take long and cannot be interrupted.
+    It is tried in a thread that is abandoned after a while, because the lookup of a host name can
+    take long and cannot be interrupted.
     """
-    addresses = endpoints()
-    found = dict.fromkeys(addresses, f"no answer in {_PATIENCE:g} s")
+    found = [f"no answer in {_PATIENCE:g} s"]
 
-    def attempt(endpoint: str) -> None:
+    def attempt() -> None:
         try:
-            socket.create_connection(_first_hop(endpoint), _PATIENCE).close()
-            found[endpoint] = ""
+            socket.create_connection(_first_hop(constants.ENDPOINT), _PATIENCE).close()
+            found.append("")
         except (OSError, ValueError) as error:
-            found[endpoint] = getattr(error, "strerror", None) or str(error)
+            found.append(getattr(error, "strerror", None) or str(error))
 
-    threads = [threading.Thread(target=attempt, args=(one,), daemon=True) for one in addresses]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + _PATIENCE
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return dict(found)
+    briefly(attempt, "offmarl-reach", _PATIENCE)
+    return found[-1]
 
 
 def _first_hop(endpoint: str) -> tuple[str, int]:
@@ -126,45 +102,38 @@ def _first_hop(endpoint: str) -> tuple[str, int]:
 
 def find(repository: str, path: str, revision: str, kind: Kind = "dataset") -> Remote:
     """Return a file's size, hash and commit."""
-    mirrors = answering()
-    problem = HubUnreachableError(f"no hub answers about {repository}.")
-    for number, endpoint in enumerate(mirrors):
-        try:
-            with errors_of(repository, revision, path):
-                (url,) = _urls([endpoint], repository, path, revision, kind)
-                options: Any = {"token": token_for(url) or False, "endpoint": endpoint}
-                found = get_hf_file_metadata(url, timeout=_TIMEOUT, **options)
-        except HubUnreachableError as error:
-            problem = error
-            continue
-        commit, size = found.commit_hash or "", found.size or 0
-        if not _COMMIT.fullmatch(commit) or not 0 < size < 2**63:
-            raise HubError(
-                f"the hub's answer about {path} of {repository} is invalid (commit "
-                f"{found.commit_hash!r}, size {found.size!r}): a proxy or mirror may have changed "
-                "it."
-            )
-        sha256 = found.etag if _SHA256.fullmatch(found.etag or "") else None
-        first = mirrors[number:] + mirrors[:number]
-        return Remote(_urls(first, repository, path, commit, kind), commit, size, sha256)
-    raise problem
+    reach()
+    with errors_of(repository, revision, path):
+        url = hf_hub_url(repository, path, repo_type=kind, revision=revision)
+        found = get_hf_file_metadata(url, timeout=_TIMEOUT)
+    commit, size = found.commit_hash or "", found.size or 0
+    if not _COMMIT.fullmatch(commit) or not 0 < size < 2**63:
+        raise HubError(
+            f"the hub's answer about {path} of {repository} is invalid (commit "
+            f"{found.commit_hash!r}, size {found.size!r}): a proxy may have changed it."
+        )
+    sha256 = found.etag if _SHA256.fullmatch(found.etag or "") else None
+    return Remote(
+        hf_hub_url(repository, path, repo_type=kind, revision=commit), commit, size, sha256
+    )
+
+
+def find_card(
+    repository: str, revision: str, kept: Callable[[str], Card | None] = lambda _: None
+) -> tuple[str, Card]:
+    """Return the commit of a revision, and the card that `push` published with it.
+
+    ``kept`` returns the card of a commit if it is on this machine, so that it is not fetched again.
+    """
+    remote, name = find(repository, CARD, revision), f"{CARD} of {repository}"
+    return remote.commit, kept(remote.commit) or cards.parse(read_text_file(remote, name), name)
 
 
 def known(repository: str, commit: str, file: File, kind: Kind = "dataset") -> Remote:
     """Return a file whose size and hash a card gives; the hub is not asked."""
     with errors_of(repository, commit, file.path):
-        urls = _urls(endpoints(), repository, file.path, commit, kind)
-        return Remote(urls, commit, file.size, file.sha256)
-
-
-def _urls(
-    hosts: Iterable[str], repository: str, path: str, revision: str, kind: Kind
-) -> tuple[str, ...]:
-    """Return the addresses of a file on several hosts."""
-    return tuple(
-        hf_hub_url(repository, path, repo_type=kind, revision=revision, endpoint=host)
-        for host in hosts
-    )
+        url = hf_hub_url(repository, file.path, repo_type=kind, revision=commit)
+        return Remote(url, commit, file.size, file.sha256)
 
 
 @contextmanager
@@ -201,12 +170,16 @@ def _raise_transport(repository: str, error: Exception) -> NoReturn:
     if status is None or status >= 500:
         raise HubUnreachableError(f"the hub did not answer about {repository}: {first}") from error
     if status in (401, 403):
-        raise HubError(
-            f"the hub refuses access to {repository} ({status}): log in with `hf auth login`, or "
-            "set HF_TOKEN, with a token that may read the repository; a push needs one that may "
-            "write to it."
-        ) from error
+        raise _no_access(repository, status) from error
     raise HubError(f"the hub refused a request about {repository}: {first}") from error
+
+
+def _no_access(place: str, status: int) -> HubError:
+    return HubError(
+        f"the hub refuses access to {place} ({status}): log in with `hf auth login`, or set "
+        "HF_TOKEN, with a token that may read the repository; a push needs one that may write to "
+        "it. What was received is kept."
+    )
 
 
 # ------------------------------------------------------------------------------------ bytes
@@ -238,14 +211,13 @@ def stream(remote: Remote, start: int, stop: int) -> Iterator[bytes]:
     """
     failures = 0
     while start < stop:
-        url = remote.urls[failures % len(remote.urls)]
         headers = {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-        if token := token_for(url):  # the client removes it when redirected to another host
+        if token := get_token():  # the client removes it when redirected to another host
             headers["Authorization"] = f"Bearer {token}"
         options: Any = {"headers": headers, "timeout": _SILENCE, "follow_redirects": True}
         try:
-            with get_session().stream("GET", url, **options) as response:
-                _check(response, remote, url, start)
+            with get_session().stream("GET", remote.url, **options) as response:
+                _check(response, remote, start)
                 for block in response.iter_raw():
                     if not (got := block[: stop - start]):
                         break  # the whole file comes, and is longer
@@ -259,16 +231,20 @@ def stream(remote: Remote, start: int, stop: int) -> Iterator[bytes]:
                 _pause(remote, failures, error)
 
 
-def _check(response: Any, remote: Remote, url: str, start: int) -> None:
+def _check(response: Any, remote: Remote, start: int) -> None:
     """Refuse an answer that is not the requested interval."""
     status, size, headers = response.status_code, remote.size, response.headers
     after = 0.0
     with suppress(ValueError):
         after = float(headers.get("Retry-After", ""))
-    if url != remote.urls[0] and status >= 400:  # a mirror need not have every file
-        raise _TryAgainError(f"{response.url.host} answered {status}", after)
     if not response.history:  # the hub itself answers, not where it redirects to
-        _refuse(response, url)
+        if status == 401 or (status == 403 and "X-Error-Code" in headers):
+            raise _no_access(remote.url, status)
+        if status in (404, 410):
+            raise HubError(
+                f"{remote.url} is missing on the hub ({status}): it was removed, or not uploaded. "
+                "What was received is kept; if you own the repository, push it again."
+            )
     if status in _RETRIED:
         raise _TryAgainError(f"the server answered {status}", after)
     given = headers.get("Content-Range", "")
@@ -285,26 +261,11 @@ def _pause(remote: Remote, failures: int, error: Exception) -> None:
     """Wait before the next attempt, or give up."""
     if failures > _ATTEMPTS:
         raise HubError(
-            f"{remote.urls[0]} failed {failures} times in a row: {error or type(error).__name__}. "
+            f"{remote.url} failed {failures} times in a row: {error or type(error).__name__}. "
             "The data received is kept; repeat the command to continue."
         ) from error
     pause = min(_LONGEST_PAUSE, _PAUSE * 2 ** (failures - 1)) * random.uniform(0.5, 1)
     time.sleep(max(pause, min(getattr(error, "after", 0.0), 2 * _LONGEST_PAUSE)))
-
-
-def _refuse(response: Any, url: str) -> None:
-    """Raise `HubError` for an answer that another request would get, too."""
-    status = response.status_code
-    if status == 401 or (status == 403 and "X-Error-Code" in response.headers):
-        raise HubError(
-            f"the hub refuses access to {url} ({status}): log in with `hf auth login`, or set "
-            "HF_TOKEN, with a token that may read this repository. What was received is kept."
-        )
-    if status in (404, 410):
-        raise HubError(
-            f"{url} is missing on the hub ({status}): it was removed, or not uploaded. What was "
-            "received is kept; if you own the repository, push it again."
-        )
 
 
 LARGEST = 2**21

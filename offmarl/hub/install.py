@@ -4,36 +4,45 @@ A file is downloaded to a file of its own, which a killed process leaves and the
 Nothing is moved into place before it was compared with what was published.
 """
 
+import errno
 import hashlib
 import os
 import shutil
 import zipfile
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import contextmanager
 from functools import partial
+from itertools import pairwise
 from pathlib import Path, PurePath, PurePosixPath
+from threading import Event, Lock
 from typing import NamedTuple
 
 from offmarl import tracking, vault
+from offmarl._ahead import ahead, in_thread
 from offmarl.errors import HubChecksumError, HubError, OffmarlError, unknown_name
 from offmarl.hub import client
 from offmarl.hub.cache import Entry
 from offmarl.hub.card import Card, File
 from offmarl.hub.client import Remote
-from offmarl.tracking import Advance
 from offmarl.vault.storage.archive import directory_bytes, extract, members_of, readable
 from offmarl.vault.storage.files import publish
 from offmarl.vault.storage.location import vaults_among
 
 _TAIL = 2**16
 """Bytes at the end of an archive that hold its directory, unless it has very many files."""
+_FILES_AT_ONCE = 8
+_LONGEST_WAIT = 5.0
+"""Seconds to wait for downloads that another one's failure has stopped."""
 
 
-def download(remote: Remote, path: Path, name: str, sha256: str | None, advance: Advance) -> int:
+def download(
+    remote: Remote, path: Path, name: str, sha256: str | None, received: Callable[[int], object]
+) -> int:
     """Download a file, from where an earlier call stopped, and return the bytes received.
 
-    Another file must have another path. `HubChecksumError` if it differs from a published hash.
+    Another file must have another path. ``received`` is called with the bytes of each block.
+    `HubChecksumError` if the file differs from a published hash.
     """
     with path.open("a+b") as file:
         here = file.tell()
@@ -41,18 +50,17 @@ def download(remote: Remote, path: Path, name: str, sha256: str | None, advance:
             here = file.truncate(0)
         file.seek(0)
         digest = hashlib.file_digest(file, "sha256")
-        advance(here)
+        received(here)
         for block in client.stream(remote, here, remote.size):
             file.write(block)
             file.flush()
             digest.update(block)
-            advance(len(block))
+            received(len(block))
     if sha256 not in (None, found := digest.hexdigest()):
         path.unlink()
         raise HubChecksumError(
             f"{name} arrived with SHA-256 {found}, but {sha256} was published: it was damaged or "
-            "replaced on the way. Nothing was unpacked; pull it again, from another mirror if "
-            "this repeats."
+            "replaced on the way. Nothing was unpacked; pull it again."
         )
     return remote.size - here
 
@@ -60,18 +68,57 @@ def download(remote: Remote, path: Path, name: str, sha256: str | None, advance:
 def download_files(
     files: Mapping[str, File], place: Path, locate: Callable[[File], Remote], name: str
 ) -> int:
-    """Download the files that a directory lacks, by their paths in it; return bytes received."""
-    fetched, parts = 0, place.parent
-    missing = {path: file for path, file in files.items() if not (place / path).exists()}
-    total = sum(file.size for file in missing.values())
-    check_room(parts, total)
+    """Download the files that a directory lacks, several at a time; return bytes received."""
+    missing = [
+        (number, path, file)
+        for number, (path, file) in enumerate(files.items())
+        if not (place / path).exists()
+    ]
+    total = sum(file.size for *_, file in missing)
+    check_room(place.parent, total)
+    stopped, display, started = Event(), Lock(), list[Future[int]]()
     with tracking.progress(name, total, unit="bytes") as advance:
-        for path, file in missing.items():
-            part = parts / f"{file.sha256}.part"
-            fetched += download(locate(file), part, file.path, file.sha256, advance)
+
+        def received(count: int) -> None:
+            if stopped.is_set():
+                raise CancelledError
+            with display:
+                advance(count)
+
+        def fetch(number: int, path: str, file: File) -> int:
+            part = place.parent / f"{file.sha256}.{number}.part"  # several may have one content
+            fetched = download(locate(file), part, file.path, file.sha256, received)
             (place / path).parent.mkdir(parents=True, exist_ok=True)
             part.replace(place / path)
-    return fetched
+            return fetched
+
+        def start(one: tuple[int, str, File]) -> Future[int]:
+            started.append(in_thread(partial(fetch, *one), "offmarl-download"))
+            return started[-1]
+
+        try:
+            return sum(coming.result() for _, coming in ahead(missing, start, _FILES_AT_ONCE))
+        except BaseException:  # leave no thread that writes to a file of the next attempt
+            stopped.set()
+            wait(started, _LONGEST_WAIT)
+            raise
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn the errors of a disk that is full, or that cannot be written, into `HubError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise HubError(
+                f"{path} cannot be written ({error.strerror or error}): give another --out, or set "
+                "HF_HOME to a directory that can."
+            ) from error
+        raise HubError(
+            f"the disk of {path} is full: nothing was installed. Free some space and repeat the "
+            "command, which continues from here."
+        ) from error
 
 
 def check_room(place: Path, needed: int) -> None:
@@ -130,33 +177,25 @@ class Archive(NamedTuple):
 
     path: Path
     remote: Remote
-    members: tuple[zipfile.ZipInfo, ...]
-    """The files, in the order of their offsets."""
-    roots: Mapping[str, PurePosixPath]
-    """The paths of the vaults in the archive, by uid."""
-    end: int
-    """Where the files end, and the directory begins."""
+    vaults: dict[str, dict[str, zipfile.ZipInfo]]
+    """The files of each vault by their paths in it, by uid."""
+    stops: dict[int, int]
+    """Where the bytes of each file end, by where they begin."""
     directory: int
     """Bytes downloaded for the directory."""
 
-    def of(self, uid: str) -> dict[str, zipfile.ZipInfo]:
-        """Return a vault's files by relative path; `UnknownNameError` for an unknown uid."""
-        if uid not in self.roots:
-            raise unknown_name("uid", uid, self.roots)
-        root = self.roots[uid]
-        named = ((PurePosixPath(member.filename), member) for member in self.members)
-        return {
-            str(name.relative_to(root)): member
-            for name, member in named
-            if name.is_relative_to(root)
-        }
+    def of(self, uid: str | None) -> dict[str, dict[str, zipfile.ZipInfo]]:
+        """Return the files of one vault or of all; `UnknownNameError` for an unknown uid."""
+        if uid is None:
+            return self.vaults
+        if uid not in self.vaults:
+            raise unknown_name("uid", uid, self.vaults)
+        return {uid: self.vaults[uid]}
 
     def fetch(self, member: zipfile.ZipInfo) -> int:
         """Download a file to its place in the local archive: all up to the next file."""
         start = member.header_offset
-        behind = bisect_right(self.members, start, key=lambda one: one.header_offset)
-        stop = self.members[behind].header_offset if behind < len(self.members) else self.end
-        return _fetch(self.remote, self.path, start, stop)
+        return _fetch(self.remote, self.path, start, self.stops[start])
 
 
 def _fetch(remote: Remote, path: Path, start: int, stop: int) -> int:
@@ -189,13 +228,28 @@ def open_archive(place: Path, remote: Remote, name: str) -> Iterator[Archive]:
             raise HubError(
                 f"{name} is not a zip archive ({error}): nothing was unpacked."
             ) from error
-        members = sorted(members_of(path), key=lambda one: one.header_offset)
-        roots = {root.name: root for root in vaults_among(one.filename for one in members)}
-        if not roots:
-            raise HubError(f"{name} contains no vault: nothing was unpacked.")
-        yield Archive(path, remote, tuple(members), roots, end, have)
+        members = members_of(path)
+        starts = sorted(member.header_offset for member in members)
+        stops = dict(pairwise([*starts, end]))
+        yield Archive(path, remote, _vaults_of(members, name), stops, have)
     finally:
         path.unlink(missing_ok=True)
+
+
+def _vaults_of(
+    members: Sequence[zipfile.ZipInfo], name: str
+) -> dict[str, dict[str, zipfile.ZipInfo]]:
+    """Return the files of each vault of an archive by their paths in it, by uid."""
+    roots = {root.name: root for root in vaults_among(one.filename for one in members)}
+    if not roots:
+        raise HubError(f"{name} contains no vault: nothing was unpacked.")
+    uids = {root: uid for uid, root in roots.items()}
+    found: dict[str, dict[str, zipfile.ZipInfo]] = {uid: {} for uid in roots}
+    for member in members:
+        path = PurePosixPath(member.filename)
+        for root in uids.keys() & {*path.parents}:
+            found[uids[root]][str(path.relative_to(root))] = member
+    return found
 
 
 def install_archive(
@@ -207,8 +261,8 @@ def install_archive(
     ``published`` is that hash in the card, which takes precedence over that of the hub.
     """
     with open_archive(entry.arriving, remote, card.name) as archive:
-        uids = list(archive.roots) if uid is None else [uid]
-        members = [member for one in uids for member in archive.of(one).values()]
+        vaults = archive.of(uid)
+        members = [member for files in vaults.values() for member in files.values()]
         coming = remote.size if uid is None else sum(one.compress_size for one in members)
         check_room(entry.path, coming + sum(one.file_size for one in members))
         path, fetched, check = archive.path, archive.directory, "CRC-32 of every file"
@@ -222,12 +276,10 @@ def install_archive(
                 origin = "the dataset's card" if published else "the hub, as the card has none"
                 check = f"SHA-256 of the archive, from {origin}"
         try:
-            for one in uids:
-                if one not in entry.uids:
-                    fetched += _unpack(archive, one, path, entry.arriving / one)
-                    files = archive.of(one).items()
-                    sums = {name: (member.file_size, member.CRC) for name, member in files}
-                    _publish(entry, card, one, check, sums)
+            for one in [uid for uid in vaults if uid not in entry.uids]:
+                fetched += _unpack(archive, one, path, entry.arriving / one)
+                sums = {name: (x.file_size, x.CRC) for name, x in vaults[one].items()}
+                _publish(entry, card, one, check, sums)
         except OffmarlError:  # it is damaged: let the next pull start again
             path.unlink()
             raise
@@ -241,7 +293,7 @@ def _unpack(archive: Archive, uid: str, path: Path, place: Path) -> int:
     Where this is the local file of ``archive``, they are downloaded to it first. Returns the bytes
     downloaded.
     """
-    files = {name: one for name, one in archive.of(uid).items() if not (place / name).exists()}
+    files = {name: x for name, x in archive.vaults[uid].items() if not (place / name).exists()}
     total, fetched = sum(member.compress_size for member in files.values()), 0
     part = place.with_name("unpacked.part")
     with (

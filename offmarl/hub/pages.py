@@ -15,7 +15,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
 
 from filelock import FileLock
 
@@ -176,16 +175,6 @@ class PageCache:
 _cache_in = cache(PageCache)
 
 
-class _Coming(NamedTuple):
-    """A page that is being fetched, with those that follow it."""
-
-    run: "Future[list[bytes]]"
-    number: int
-
-    def result(self) -> bytes:
-        return self.run.result()[self.number]
-
-
 class Pages:
     """The pages of one remote file, whose SHA-256 must be known."""
 
@@ -194,7 +183,7 @@ class Pages:
         # Another repository does not share its pages: it could claim the SHA-256 of its files.
         self._identity = hashlib.sha256(f"{owner} {remote.sha256}".encode()).hexdigest()
         self._lock = threading.Lock()
-        self._coming: dict[int, _Coming] = {}
+        self._coming: dict[int, Future[dict[int, bytes]]] = {}
         return_blocks_from(PAGE)  # otherwise training took 140 MB more
 
     def read(self, start: int, stop: int) -> bytes:
@@ -208,10 +197,10 @@ class Pages:
         for page in _pages(start, stop):
             self._cache.drop(self._name(page))
 
-    def start(self, spans: Iterable[tuple[int, int]]) -> list[_Coming]:
+    def start(self, spans: Iterable[tuple[int, int]]) -> set[Future[dict[int, bytes]]]:
         """Start to fetch the pages of intervals that are not in the cache, several at a time.
 
-        Returns the pages that are under way; their results raise what `read` does.
+        Returns the requests that are under way; their results raise what `read` does.
         """
         wanted = sorted({page for span in spans for page in _pages(*span)})
         with self._lock:
@@ -222,19 +211,19 @@ class Pages:
             ]
             for run in _runs(missing):
                 future = in_thread(partial(self._fetch_in_turn, run), "offmarl-fetch")
-                self._coming |= {page: _Coming(future, i) for i, page in enumerate(run)}
-            return [self._coming[page] for page in wanted if page in self._coming]
+                self._coming |= dict.fromkeys(run, future)
+            return {self._coming[page] for page in wanted if page in self._coming}
 
     def _name(self, page: int) -> str:
         return f"{self._identity}.{page}"
 
     def _page(self, page: int) -> bytes:
         if (coming := self._coming.get(page)) is not None:
-            return coming.result()
+            return coming.result()[page]
         found = self._cache.get(self._name(page))
-        return self._fetch(range(page, page + 1))[0] if found is None else found
+        return self._fetch(range(page, page + 1))[page] if found is None else found
 
-    def _fetch_in_turn(self, run: range) -> list[bytes]:
+    def _fetch_in_turn(self, run: range) -> dict[int, bytes]:
         try:
             with _requests:
                 return self._fetch(run)
@@ -243,14 +232,15 @@ class Pages:
                 for page in run:
                     self._coming.pop(page, None)
 
-    def _fetch(self, run: range) -> list[bytes]:
+    def _fetch(self, run: range) -> dict[int, bytes]:
         """Fetch pages by one request, and keep them."""
-        found: list[bytes] = []
         end = min(run.stop * PAGE, self.remote.size)
+        blocks = client.stream(self.remote, run.start * PAGE, end)
+        found: dict[int, bytes] = {}
         try:
-            for content in _paged(client.stream(self.remote, run.start * PAGE, end)):
-                self._cache.put(self._name(run.start + len(found)), content)
-                found.append(content)
+            for page, content in zip(run, _paged(blocks), strict=True):
+                self._cache.put(self._name(page), content)
+                found[page] = content
         except HubError as error:
             kept = f"Pages fetched before stay in {self._cache.root}."
             raise type(error)(f"{error} {kept}") from None
@@ -267,19 +257,14 @@ def _pages(start: int, stop: int) -> range:
 
 def _paged(blocks: Iterable[bytes]) -> Iterator[bytes]:
     """Yield pages, of which the last may be shorter, from blocks of any size."""
-    held: list[bytes] = []
-    missing = PAGE
+    held = bytearray()
     for block in blocks:
-        rest = block
-        while len(rest) >= missing:
-            held.append(rest[:missing])
-            rest = rest[missing:]
-            yield b"".join(held)
-            held, missing = [], PAGE
-        held.append(rest)
-        missing -= len(rest)
-    if missing < PAGE:
-        yield b"".join(held)
+        held += block
+        while len(held) >= PAGE:
+            yield bytes(memoryview(held)[:PAGE])
+            del held[:PAGE]
+    if held:
+        yield bytes(held)
 
 
 def _runs(pages: list[int]) -> list[range]:

@@ -24,22 +24,21 @@ from offmarl import records, tracking
 from offmarl.errors import CardError, HubUnreachableError, OptionError, RunError
 from offmarl.hub import client
 from offmarl.hub.card import File, check_files
-from offmarl.hub.install import download_files
+from offmarl.hub.install import disk_errors, download_files
 from offmarl.hub.licences import check_link, licence_named
-from offmarl.hub.pushing import check_name, commit_files, files_of, open_repository
+from offmarl.hub.pushing import commit_files, files_of, open_repository
 from offmarl.hub.readme import model_readme
 from offmarl.paths import local
 from offmarl.statistics import MIN_RUNS, bootstrap_interval, mean
 
 CARD = records.POLICY_CARD
 
-_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = (tracking.RUN_FILE, tracking.METRICS_FILE, tracking.MARL_EVAL_FILE, "dataset.npz")
 _PATH = re.compile(rf"{'|'.join(map(re.escape, _FILES))}|{tracking.CHECKPOINTS}/\d+/.+")
 """Paths of the files that a policy consists of."""
 
 _MOST_BYTES = 10 * 2**30
-"""Limit of the sum of a policy's files."""
+"""Limit of the sum of a policy's files, pushed or pulled."""
 
 _COMMITTED = "commit_success.txt"
 """Files of orbax's whose text names a directory of this machine, and that it does not read."""
@@ -109,10 +108,12 @@ def push_policy(
         The repository's name is invalid, or no licence was given.
     UnknownNameError
         There is no such licence.
+    CardError
+        The files have more than 10 GiB.
     HubError, HubUnreachableError
         As for `offmarl.hub.push`.
     """
-    check_name(repository)
+    client.check_name(repository)
     if licence is None:
         raise OptionError(
             "a policy has no licence until you choose one: give --licence, such as MIT, or unknown."
@@ -123,19 +124,20 @@ def push_policy(
     record = tracking.read_run(directory)
     if not record.get("complete"):
         raise RunError(f"{directory} is not finished: repeat its command first.")
+    record = tracking.plain(tracking.publishable(record))
+    contents = _members(directory)
+    contents[tracking.RUN_FILE] = (tracking.to_json(record, indent=2) + "\n").encode()
+    operations = [CommitOperationAdd(path, content) for path, content in contents.items()]
+    card = _card(directory, record, repository, terms, summary)
+    card["files"] = [asdict(file) for file in files_of(operations)]
+    texts = {CARD: tomli_w.dumps(card), "README.md": model_readme(card, licence_link)}
+    _parse(texts[CARD], repository)  # so that what is published can be pulled
+    operations += [CommitOperationAdd(path, text.encode()) for path, text in texts.items()]
     with client.errors_of(repository):
         place = open_repository(repository, private, "model")
-        record = tracking.plain(tracking.publishable(record))
-        text = tracking.to_json(record, indent=2) + "\n"
-        contents = _members(directory) | {tracking.RUN_FILE: text.encode()}
-        operations = [CommitOperationAdd(path, content) for path, content in contents.items()]
-        card = _card(directory, record, repository, terms, summary)
-        card["files"] = [asdict(file) for file in files_of(operations)]
-        texts = {CARD: tomli_w.dumps(card), "README.md": model_readme(card, licence_link)}
-        operations += [CommitOperationAdd(path, text.encode()) for path, text in texts.items()]
-        sent = sum(operation.upload_info.size for operation in operations)
         gone = {path for path in place.files - contents.keys() if _PATH.fullmatch(path)}
         commit = commit_files(place, operations, message, gone)
+    sent = sum(operation.upload_info.size for operation in operations)
     return PushedPolicy(place.url, commit, sent, card)
 
 
@@ -175,12 +177,12 @@ def _card(
         "offmarl": record["offmarl"],
         "acting": tracking.acting_of(record),
         "returns": _returns(directory),
-        "arguments": {name: _plain(x) for name, x in args.items() if x is not None},
+        "arguments": {
+            name: value if isinstance(value, bool | int | float | str) else str(value)
+            for name, value in args.items()
+            if value is not None
+        },
     }
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, bool | int | float | str) else str(value)
 
 
 def _returns(directory: Path) -> dict[str, Any]:
@@ -220,31 +222,27 @@ def pull_policy(name: str, out: str | os.PathLike[str] | None = None) -> PulledP
     HubChecksumError
         The data received differs from what was published; nothing is installed.
     HubError, CardError
-        There is no such policy, or its files are not valid.
+        There is no such policy, its files are not valid, or the disk is full.
     OptionError
         ``out`` holds something else.
     """
     repository, _, revision = name.partition("@")
-    if not _NAME.fullmatch(repository):
-        raise OptionError(f"a policy is named org/name: got {repository!r}.")
+    client.check_name(repository)
     place = client.kept_in("policies", "pulled", repository)
     try:
         remote = client.find(repository, CARD, revision or "main", "model")
     except HubUnreachableError:
-        if (kept := _kept(place, revision, out)) is not None:
+        if out is None and (kept := _kept(place, revision)) is not None:
             return kept
         raise
     run = local(out) if out else place / remote.commit / "run"
-    if run.exists():
-        return _installed(run, repository, remote.commit)
-    place.mkdir(parents=True, exist_ok=True)
-    with FileLock(place / ".lock"):
-        if run.exists():  # another process was faster
-            return _installed(run, repository, remote.commit)
-        text = client.read_text_file(remote, f"{CARD} of {repository}")
-        card, files = _parse(text, repository)
-        fetched = _install(run, repository, remote.commit, card, files)
-    return PulledPolicy(run, remote.commit, fetched, card)
+    if not run.exists():
+        with disk_errors(run):
+            place.mkdir(parents=True, exist_ok=True)
+            with FileLock(place / ".lock"):
+                if not run.exists():  # no other process was faster
+                    return _install(run, repository, remote)
+    return _installed(run, repository, remote.commit)
 
 
 def run_named(name: str | os.PathLike[str]) -> Path:
@@ -253,9 +251,9 @@ def run_named(name: str | os.PathLike[str]) -> Path:
     An existing path takes precedence. Of several revisions, the one pulled last is meant.
     """
     path, text = Path(name), os.fspath(name)
-    if path.exists() or not _NAME.fullmatch(text):
+    if path.exists() or not client.NAME.fullmatch(text):
         return path
-    if (found := _kept(client.kept_in("policies", "pulled", text), "", None)) is None:
+    if (found := _kept(client.kept_in("policies", "pulled", text))) is None:
         raise RunError(
             f"there is no run at {text}, and no policy of this name was downloaded: give the "
             f"directory of a run, or download the policy with `offmarl pull {text} --policy`."
@@ -263,13 +261,13 @@ def run_named(name: str | os.PathLike[str]) -> Path:
     return found.path
 
 
-def _kept(place: Path, revision: str, out: Any) -> PulledPolicy | None:
+def _kept(place: Path, revision: str = "") -> PulledPolicy | None:
     """Return the newest policy on this machine, for when the hub cannot be reached."""
-    found = sorted(place.glob("*/run"), key=lambda path: path.stat().st_mtime)
-    wanted = [path for path in found if path.parent.name.startswith(revision)]
-    if out is not None or not wanted:
+    found = [path for path in place.glob("*/run") if path.parent.name.startswith(revision)]
+    if not found:
         return None
-    return _installed(wanted[-1], "", wanted[-1].parent.name)._replace(asked=False)
+    run = max(found, key=lambda path: path.stat().st_mtime)
+    return _installed(run, "", run.parent.name)._replace(asked=False)
 
 
 def _installed(run: Path, repository: str, commit: str) -> PulledPolicy:
@@ -294,21 +292,23 @@ def _parse(text: str, where: str) -> tuple[dict[str, Any], dict[str, File]]:
     if wrong := [file.path for file in files if not _PATH.fullmatch(file.path)]:
         raise CardError(f"{where} is not valid: {wrong[0]!r:.80} is no file of a policy.")
     if sum(file.size for file in files) > _MOST_BYTES:
-        raise CardError(f"{where} lists more than {_MOST_BYTES:,} bytes: it is no policy's.")
+        raise CardError(
+            f"{where} lists more than {_MOST_BYTES:,} bytes, the most that a pull downloads."
+        )
     return card, {file.path: file for file in files}
 
 
-def _install(
-    run: Path, repository: str, commit: str, card: dict[str, Any], files: Mapping[str, File]
-) -> int:
+def _install(run: Path, repository: str, remote: client.Remote) -> PulledPolicy:
     """Download and check a policy completely, or not at all."""
+    card, files = _parse(client.read_text_file(remote, f"{CARD} of {repository}"), repository)
     arriving = run.with_name(f".{run.name}.arriving")
-    content = arriving / commit / "run"
+    content = arriving / remote.commit / "run"
     content.mkdir(parents=True, exist_ok=True)
-    locate = partial(client.known, repository, commit, kind="model")
+    locate = partial(client.known, repository, remote.commit, kind="model")
     fetched = download_files(files, content, locate, repository)
-    (content / CARD).write_text(tomli_w.dumps({**card, "repository": repository, "commit": commit}))
+    about = {"repository": repository, "commit": remote.commit}
+    (content / CARD).write_text(tomli_w.dumps({**card, **about}))
     tracking.read_run(content)
     content.rename(run)
     shutil.rmtree(arriving)
-    return fetched
+    return PulledPolicy(run, remote.commit, fetched, card)

@@ -1,13 +1,15 @@
 """Pulling datasets: find, download, check, unpack and install them completely, or not at all."""
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
+
+from huggingface_hub import constants
 
 from offmarl.errors import (
     HubChecksumError,
@@ -18,9 +20,8 @@ from offmarl.errors import (
     unknown_name,
 )
 from offmarl.hub import cache, client, install
-from offmarl.hub import card as cards
 from offmarl.hub.cache import Entry, Target, kept, kept_card, parse, pulled
-from offmarl.hub.card import CARD, Card, to_toml
+from offmarl.hub.card import Card, to_toml
 from offmarl.hub.client import Remote
 from offmarl.paths import local
 from offmarl.vault.dataset import Dataset
@@ -186,14 +187,36 @@ class _Source(NamedTuple):
 
 def _find(target: Target, out: str | os.PathLike[str] | None) -> _Source:
     """Find a dataset on the hub; `UnknownNameError` or `HubError` if that fails."""
-    if target.name not in cards.names():
-        return _find_pushed(target, out)
-    card = cards.load(target.name)
+    if (card := target.card) is None:
+        try:
+            kept = partial(kept_card, target, out=out)
+            commit, card = client.find_card(target.name, target.revision, kept)
+        except HubUnreachableError:
+            raise
+        except HubError as error:
+            raise UnknownNameError(
+                f"{target.name} is neither in the catalogue (`offmarl ls --remote`) nor a dataset "
+                f"that `offmarl push` published (a policy is pulled with --policy): {error}"
+            ) from error
+        _check_uid(target.uid, card)
+        source = _Source(target.name, card, target.name, commit, None, None)
+    else:
+        if card.uids:  # otherwise the archive tells
+            _check_uid(target.uid, card)
+        source = _find_archive(card, target.revision)
+    cache.remember(target.name, target.revision, source.commit)
+    return source
+
+
+def _check_uid(uid: str | None, card: Card) -> None:
+    if uid is not None and uid not in card.uids:
+        raise unknown_name("uid", uid, card.uids)
+
+
+def _find_archive(card: Card, revision: str) -> _Source:
+    """Find the archive of a dataset of the catalogue; its hash in the card must be the hub's."""
     if card.hub is None or card.hub.path is None:
         raise HubError(cache.unpublished(card))
-    if target.uid is not None and card.uids and target.uid not in card.uids:
-        raise unknown_name("uid", target.uid, card.uids)
-    revision = target.revision or card.hub.revision
     archive = client.find(card.hub.repository, card.hub.path, revision)
     published = card.hub.sha256 if revision == card.hub.revision else None
     if published and archive.sha256 not in (None, published):
@@ -201,32 +224,10 @@ def _find(target: Target, out: str | os.PathLike[str] | None) -> _Source:
         advice = "" if pinned else f" To pull it nevertheless: {card.name}@{archive.commit}."
         raise HubChecksumError(
             f"{card.hub.path} of {card.hub.repository} has SHA-256 {archive.sha256} at {revision}, "
-            f"but its card says {published}: it was replaced, or the mirror cannot be trusted."
-            f"{advice}"
+            f"but its card says {published}: it was replaced, or the hub at {constants.ENDPOINT} "
+            f"cannot be trusted.{advice}"
         )
-    cache.remember(target.name, revision, archive.commit)
-    return _Source(target.name, card, card.hub.repository, archive.commit, archive, published)
-
-
-def _find_pushed(target: Target, out: str | os.PathLike[str] | None) -> _Source:
-    """Find a dataset that `push` published; its card is downloaded once for each commit."""
-    revision, name = target.revision or "main", f"{CARD} of {target.name}"
-    try:
-        remote = client.find(target.name, CARD, revision)
-        card = kept_card(target, remote.commit, out)
-        text = None if card else client.read_text_file(remote, name)
-    except HubUnreachableError:
-        raise
-    except HubError as error:
-        raise UnknownNameError(
-            f"{target.name} is neither in the catalogue (`offmarl ls --remote`) nor a dataset that "
-            f"`offmarl push` published (a policy is pulled with --policy): {error}"
-        ) from error
-    card = card or cards.parse(text or "", name)
-    if target.uid is not None and target.uid not in card.uids:
-        raise unknown_name("uid", target.uid, card.uids)
-    cache.remember(target.name, revision, remote.commit)
-    return _Source(target.name, card, target.name, remote.commit, None, None)
+    return _Source(card.name, card, card.hub.repository, archive.commit, archive, published)
 
 
 # ---------------------------------------------------------------------------------- installing
@@ -244,20 +245,9 @@ def _opened(
 ) -> Iterator[Entry]:
     """Lock the place of a dataset; `HubError` if it holds another one or cannot be written."""
     entry = _place_of(source, out)
-    try:
-        with entry.locked():
-            _claim(entry, source, time_limit)
-            yield entry
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise HubError(
-                f"{entry.path} cannot be written ({error.strerror or error}): give another --out, "
-                "or set HF_HOME to a directory that can."
-            ) from error
-        raise HubError(
-            f"the disk of {entry.path} is full: nothing was installed. Free some space and repeat "
-            "the command, which continues from here."
-        ) from error
+    with install.disk_errors(entry.path), entry.locked():
+        _claim(entry, source, time_limit)
+        yield entry
 
 
 def _claim(entry: Entry, source: _Source, time_limit: int | None) -> None:
@@ -321,11 +311,10 @@ def _sizes(source: _Source, uid: str | None) -> dict[str, Size]:
         TemporaryDirectory() as scratch,
         install.open_archive(Path(scratch), source.archive, card.name) as archive,
     ):
-        uids = archive.roots if uid is None else [uid]
-        members = {one: archive.of(one).values() for one in uids}
+        found = {one: files.values() for one, files in archive.of(uid).items()}
     return {
         one: Size(sum(x.compress_size for x in some), sum(x.file_size for x in some))
-        for one, some in members.items()
+        for one, some in found.items()
     }
 
 

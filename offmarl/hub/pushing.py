@@ -1,7 +1,6 @@
 """Publishing vaults: their own files, an index of each, tables of episodes, and the card."""
 
 import os
-import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from huggingface_hub.utils.tqdm import (
 )
 
 from offmarl import tracking
-from offmarl.errors import CardError, HubError, OptionError, VaultConflictError, VaultError
+from offmarl.errors import CardError, HubError, VaultConflictError, VaultError
 from offmarl.hub import client
 from offmarl.hub.card import (
     CARD,
@@ -30,7 +29,6 @@ from offmarl.hub.card import (
     Uid,
     check,
     index_of,
-    parse,
     to_toml,
 )
 from offmarl.hub.client import LARGEST
@@ -150,12 +148,14 @@ def push(
     CardError, VaultError
         The vaults do not belong together, or to those in the repository; or they cannot be read.
     """
-    check_name(repository)
+    client.check_name(repository)
     data = _open_all(vaults)
     terms = licence_of([*data.values()], licence, licence_link)
     with client.errors_of(repository):
         place = open_repository(repository, private, "dataset")
-        old = _card_in(repository, place.commit) if CARD in place.files else None
+        old = None
+        if CARD in place.files:
+            _, old = client.find_card(repository, place.commit)
         found = {uid: _read(one) for uid, one in data.items()}
         data = {uid: one.dataset for uid, one in found.items()}
         card = _card(found, repository, terms, name, summary, citation)
@@ -292,20 +292,14 @@ class Repository(NamedTuple):
     """Paths of all files in it."""
 
 
-def check_name(repository: str) -> None:
-    """Raise `OptionError` unless a text can be the name of a repository."""
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise OptionError(f"a repository is named org/name: got {repository!r}.")
-
-
 def open_repository(name: str, private: bool, kind: client.Kind) -> Repository:
     """Return a repository, which is created if it does not exist."""
-    endpoint = client.answering()[0]
-    api, place = HfApi(endpoint=endpoint), f"datasets/{name}" if kind == "dataset" else name
+    client.reach()
+    api, place = HfApi(), f"datasets/{name}" if kind == "dataset" else name
     api.create_repo(name, repo_type=kind, private=private, exist_ok=True)
     found: Any = api.repo_info(name, repo_type=kind)
     files = {one.rfilename for one in found.siblings or ()}
-    return Repository(api, name, kind, f"{endpoint}/{place}", found.sha or "", files)
+    return Repository(api, name, kind, f"{api.endpoint}/{place}", found.sha or "", files)
 
 
 def _card(
@@ -341,12 +335,6 @@ def _card(
         ),
         f"the card of {repository}",
     )
-
-
-def _card_in(repository: str, commit: str) -> Card:
-    """Return the card that a repository has."""
-    where = f"{CARD} of {repository}"
-    return parse(client.read_text_file(client.find(repository, CARD, commit), where), where)
 
 
 def _with_others(card: Card, old: Card, repository: str) -> Card:

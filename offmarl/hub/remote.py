@@ -22,9 +22,8 @@ from offmarl.errors import (
     VaultNotFoundError,
     unknown_name,
 )
-from offmarl.hub import card as cards
 from offmarl.hub import client
-from offmarl.hub.card import CARD, Card, File
+from offmarl.hub.card import Card, File
 from offmarl.hub.index import Index, Place
 from offmarl.hub.pages import Pages
 from offmarl.vault.format.layout import METADATA
@@ -121,8 +120,8 @@ class PublishedValues:
                 return found
             pages.drop(start, stop)
         raise HubChecksumError(
-            f"bytes {start} to {stop} of {pages.remote.urls[0]} arrived {_TRIES} times with a "
-            "wrong checksum: the connection or a mirror damages them. Nothing of them was used; "
+            f"bytes {start} to {stop} of {pages.remote.url} arrived {_TRIES} times with a "
+            "wrong checksum: the connection damages them. Nothing of them was used; "
             "what was fetched before is kept."
         )
 
@@ -141,9 +140,11 @@ class PublishedValues:
         self._fetch(spans)
 
     def _fetch(self, spans: Mapping[str, Iterable[tuple[int, int]]]) -> None:
-        coming = [self._pages(path).start(some) for path, some in spans.items()]
-        for page in (one for some in coming for one in some):
-            page.result()
+        coming = [
+            future for path, some in spans.items() for future in self._pages(path).start(some)
+        ]
+        for future in coming:
+            future.result()
 
     def sizes(self, prefix: str) -> Mapping[str, int]:
         """Return the keys that begin with a prefix, and the bytes of their values."""
@@ -177,10 +178,7 @@ class HubDriver(Registered):
     @cached_property
     def _found(self) -> tuple[str, Card]:
         """The commit and the card of the dataset, as they were when it was first used."""
-        repository, revision, _ = self.address
-        remote = client.find(repository, CARD, revision)
-        name = f"{CARD} of {repository}"
-        return remote.commit, cards.parse(client.read_text_file(remote, name), name)
+        return client.find_card(self.address.repository, self.address.revision)
 
     @property
     def _uid(self) -> str:

@@ -2,12 +2,15 @@
 
 import io
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 from huggingface_hub import constants
 
+from offmarl import hub as library
 from offmarl import vault
 from offmarl.hub import card as catalogue
 from offmarl.hub import client
@@ -79,27 +82,34 @@ def write_card(
     catalogue.names.cache_clear()
 
 
+@contextmanager
+def serving(directory: Path) -> Iterator[Hub]:
+    """A hub for the block, and nothing pulled from it yet."""
+    hub = Hub()
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        patch.setattr(constants, "ENDPOINT", hub.url)
+        patch.setattr(constants, "HF_ASSETS_CACHE", str(directory / "home" / "assets"))
+        patch.setattr(constants, "HF_HUB_CACHE", str(directory / "home" / "hub"))
+        patch.setattr(constants, "HF_HUB_OFFLINE", False)
+        patch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        patch.setattr(client, "_PAUSE", 0.0001)
+        yield hub
+    hub.close()
+
+
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """The hub, and nothing pulled from it yet."""
-    hub = Hub()
-    hub.archive = make_archive()
-    hub.commit(REPOSITORY, {PATH: hub.archive})
-    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, hub.url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-    monkeypatch.setattr(constants, "HF_ASSETS_CACHE", str(tmp_path / "home" / "assets"))
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "home" / "hub"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.delenv(client.MIRRORS, raising=False)
-    monkeypatch.setattr(client, "_PAUSE", 0.0001)
-    hub.cards = tmp_path / "cards"
-    monkeypatch.setattr(catalogue, "directory", lambda: hub.cards)
-    write_card(hub.cards)
-    (hub.cards / "lab" / "suite" / "bridge.toml").write_text(RECORDED)
-    yield hub
-    hub.close()
+    """The hub with an archive, and a catalogue that lists it."""
+    with serving(tmp_path) as hub:
+        hub.archive = make_archive()
+        hub.commit(REPOSITORY, {PATH: hub.archive})
+        hub.cards = tmp_path / "cards"
+        monkeypatch.setattr(catalogue, "directory", lambda: hub.cards)
+        write_card(hub.cards)
+        (hub.cards / "lab" / "suite" / "bridge.toml").write_text(RECORDED)
+        yield hub
     catalogue.names.cache_clear()
 
 
@@ -113,3 +123,27 @@ def record(path: Path, seed: int = 0, spec: EnvSpec = SPEC) -> Path:
 @pytest.fixture
 def vaults(tmp_path):
     return [record(tmp_path / "made-up.vlt" / uid, i) for i, uid in enumerate(("good", "poor"))]
+
+
+@pytest.fixture(scope="session")
+def pushed_once(tmp_path_factory):
+    """Two vaults that no test changes, and the commits of their repository."""
+    directory = tmp_path_factory.mktemp("pushed")
+    paths = [record(directory / "made-up.vlt" / uid, i) for i, uid in enumerate(("good", "poor"))]
+    with serving(directory) as hub:
+        library.push(paths, "org/made-up", "CC-BY-4.0")
+        return paths, hub.repositories["org/made-up"]
+
+
+@pytest.fixture
+def pushed(hub, pushed_once):
+    """The same two vaults on the hub, as org/made-up."""
+    paths, commits = pushed_once
+    hub.repositories["org/made-up"] = [(name, {**files}) for name, files in commits]
+    return paths
+
+
+def card_of(hub, repository="org/made-up"):
+    """The card in a repository."""
+    text = hub.files(repository, "main")[1]["offmarl.toml"].decode()
+    return catalogue.parse(text, "the card")

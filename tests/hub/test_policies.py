@@ -3,8 +3,12 @@
 import hashlib
 import json
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from threading import Event
+from unittest.mock import Mock
 
 import chex
 import pytest
@@ -17,6 +21,7 @@ from offmarl import envs, tracking
 from offmarl import hub as library
 from offmarl.benchmark.plan import read_plan
 from offmarl.cli import policies as cli_policies
+from offmarl.envs import sides
 from offmarl.errors import (
     CardError,
     HubChecksumError,
@@ -27,7 +32,7 @@ from offmarl.errors import (
     RunError,
     UnknownNameError,
 )
-from offmarl.hub import policies
+from offmarl.hub import install, policies
 from offmarl.hub.card import File, check_files
 from offmarl.hub.readme import model_readme
 from offmarl.programs import registry
@@ -203,6 +208,38 @@ def test_a_policy_of_too_many_bytes_is_refused(hub):
         library.pull_policy(NAME)
 
 
+@pytest.mark.slow
+def test_a_policy_of_too_many_bytes_is_not_pushed(hub, run, monkeypatch):
+    monkeypatch.setattr(policies, "_MOST_BYTES", 1000)
+    with pytest.raises(CardError, match="more than 1,000 bytes, the most that a pull downloads"):
+        library.push_policy(run, NAME, "MIT")
+    assert NAME not in hub.repositories
+
+
+def test_a_full_disk_and_one_that_cannot_be_written_are_errors(hub, side, monkeypatch):
+    publish(hub, side)
+    for number, message in ((28, "is full: nothing was installed"), (13, "cannot be written")):
+        with monkeypatch.context() as patch:
+            patch.setattr(install, "download", Mock(side_effect=OSError(number, "refused")))
+            with pytest.raises(HubError, match=message):
+                library.pull_policy(NAME)
+    assert library.pull_policy(NAME).fetched > 0
+
+
+def test_the_files_of_a_policy_are_fetched_several_at_a_time(hub, side, monkeypatch):
+    publish(hub, side)
+    calls, second, download = count(), Event(), install.download
+
+    def together(*arguments):
+        if next(calls):
+            second.set()
+        assert second.wait(60), "the first download ends before the second one begins"
+        return download(*arguments)
+
+    monkeypatch.setattr(install, "download", together)
+    assert library.pull_policy(NAME).fetched > 0
+
+
 def test_a_policy_under_another_name_than_its_cards_is_fetched_once(hub, side, tmp_path):
     publish(hub, side, name="org/original")
     assert library.pull_policy(NAME).fetched > 0
@@ -368,32 +405,29 @@ def test_no_file_in_a_pulled_directory_is_the_users_own_text(forged, side):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("code", CODE)
 def test_code_in_every_field_of_a_pulled_record_runs_nowhere(
-    forged,
-    side,
-    offmarl,
-    tmp_path,
+    forged, side, offmarl, tmp_path, monkeypatch, code
 ):
     """Each field on its own, and then all together that are not refused."""
+    shapes = {}  # tracing the environment anew takes most of a load
+    trace = sides._shapes
+    monkeypatch.setattr(
+        sides,
+        "_shapes",
+        lambda side: shapes.get(side.env) or shapes.setdefault(side.env, trace(side)),
+    )
     record = json.loads(side["run.json"])
+    run = forged(record, tmp_path / "pulled")
     record["args"] |= {"weight": None, "policy": None, "validation": None, "vault": None}
     record |= {"environment_source": {"file": "a", "module": "b"}, "init": {"run": "c"}}
-    for number, form in enumerate(CODE):
-        code = form.format(run=tmp_path / "pulled")
-        harmless = record
-        for path in strings(record):
-            one = changed(record, path, code)
-            (tmp_path / "run").mkdir(exist_ok=True)
-            place = tmp_path / "run" / tracking.RUN_FILE
-            place.write_text(json.dumps(one))
-            try:
-                tracking.read_run(place.parent)
-                run = forged(one, tmp_path / f"pulled {number} {'.'.join(map(str, path))}")
-                cli_policies.load(run, None, [0], None, None)
-            except OffmarlError:
-                continue
-            harmless = changed(harmless, path, code)
-        run = forged(harmless, tmp_path / f"pulled {number}")
-        assert offmarl("evaluate", run, "--eval-episodes", 1).code == 0
-        record_it = ("record", "--policy", run, "--steps", 2, "--num-envs", 1, "--out", run / "x")
-        assert offmarl(*record_it).code == 0
+    harmless = record
+    for path in strings(record):
+        tracking.write_json(run / tracking.RUN_FILE, changed(record, path, code.format(run=run)))
+        with suppress(OffmarlError):
+            cli_policies.load(run, None, [0], None, None)
+            harmless = changed(harmless, path, code.format(run=run))
+    tracking.write_json(run / tracking.RUN_FILE, harmless)
+    assert offmarl("evaluate", run, "--eval-episodes", 1).code == 0
+    record_it = ("record", "--policy", run, "--steps", 2, "--num-envs", 1, "--out", run / "x")
+    assert offmarl(*record_it).code == 0

@@ -34,7 +34,7 @@ from tests.runs import write_run
 from tests.vault.experience import SPEC, make
 from tests.vault.test_stock import open_stock
 
-from .conftest import record
+from .conftest import card_of, record
 
 
 def files_of(hub, repository="org/made-up", under=""):
@@ -62,17 +62,15 @@ def test_push_then_pull_gives_the_same_files(hub, vaults):
     assert dataset.path == pulled.paths["good"]
 
 
-def test_a_download_of_the_repository_opens_with_stock(hub, vaults, tmp_path):
-    library.push(vaults, "org/made-up", "CC-BY-4.0")
+def test_a_download_of_the_repository_opens_with_stock(hub, pushed, tmp_path):
     snapshot_download("org/made-up", repo_type="dataset", local_dir=tmp_path, endpoint=hub.url)
-    for path in vaults:
+    for path in pushed:
         seen = open_stock(tmp_path / "made-up.vlt" / path.name).read().experience
         expected = vault.open_vault(path).read(leaves=["rewards"])["rewards"]
         np.testing.assert_array_equal(seen["rewards"], expected)
 
 
-def test_a_file_that_is_not_what_was_pushed(hub, vaults):
-    library.push(vaults, "org/made-up", "CC-BY-4.0")
+def test_a_file_that_is_not_what_was_pushed(hub, pushed):
     hub.faults.flip = True
     with pytest.raises(HubError, match=r"vlt/good/d/\w+ arrived with SHA-256"):
         library.pull("org/made-up")
@@ -94,8 +92,8 @@ def test_a_file_that_is_not_what_was_pushed(hub, vaults):
     ids=str,
 )
 @pytest.mark.parametrize("use", [library.pull, lambda name: offmarl.open(f"hf://{name}")])
-def test_a_card_whose_files_lead_elsewhere(hub, vaults, change, use):
-    card = library.push(vaults[:1], "org/made-up", "CC-BY-4.0").card
+def test_a_card_whose_files_lead_elsewhere(hub, pushed, change, use):
+    card = card_of(hub)
     text = catalogue.to_toml(card)
     file = next(one for one in card.uids["good"].files if "/d/" in one.path)
     for name, value in change.items():
@@ -118,8 +116,7 @@ def test_a_card_whose_files_lead_elsewhere(hub, vaults, change, use):
         ("num_agents = 2\n", "", CardError, "of org/made-up is not valid: .* num_agents"),
     ],
 )
-def test_a_card_that_is_wrong(hub, vaults, old, new, error, message):
-    library.push(vaults, "org/made-up", "CC-BY-4.0")
+def test_a_card_that_is_wrong(hub, pushed, old, new, error, message):
     card = hub.files("org/made-up", "main")[1]["offmarl.toml"].decode()
     hub.commit("org/made-up", {"offmarl.toml": card.replace(old, new).encode()})
     with pytest.raises(error, match=message):
@@ -127,16 +124,16 @@ def test_a_card_that_is_wrong(hub, vaults, old, new, error, message):
     assert not any(entry.uids for entry in cache.entries())
 
 
-def test_the_croissant_file_is_valid(hub, vaults, recwarn):
+def test_the_croissant_file_is_valid(hub, pushed, recwarn):
     mlcroissant = pytest.importorskip("mlcroissant")
-    library.push(vaults, "org/made-up", "CC-BY-4.0")
     _, files = hub.files("org/made-up", "main")
     described = json.loads(files["croissant.json"])
     dataset = mlcroissant.Dataset(jsonld=described)
     assert dataset.metadata.issues.errors == dataset.metadata.issues.warnings == set()
     hashes = {one["name"]: one["sha256"] for one in described["distribution"]}
-    card = catalogue.parse(files["offmarl.toml"].decode(), "the pushed card")
-    assert hashes == {one.path: one.sha256 for uid in card.uids.values() for one in uid.files}
+    assert hashes == {
+        one.path: one.sha256 for uid in card_of(hub).uids.values() for one in uid.files
+    }
 
 
 def test_the_hub_validates_the_card(hub, vaults, monkeypatch):
@@ -402,8 +399,7 @@ def test_a_pulled_vault_is_like_any_other(hub, vaults):
     np.testing.assert_array_equal(seen["rewards"], local.read(leaves=["rewards"])["rewards"])
 
 
-def test_an_interrupted_pull_goes_on_after_the_last_whole_file(hub, vaults):
-    library.push(vaults, "org/made-up", "CC-BY-4.0")
+def test_an_interrupted_pull_goes_on_after_the_last_whole_file(hub, pushed):
     files = hub.repositories["org/made-up"][-1][1]
     names = sorted(files_of(hub, under="made-up.vlt/good/"), key=lambda name: len(files[name]))
     missing = files.pop(names[0])
@@ -412,15 +408,14 @@ def test_an_interrupted_pull_goes_on_after_the_last_whole_file(hub, vaults):
     files[names[0]] = missing
     pulled = library.pull("org/made-up/good")
     assert pulled.fetched < sum(len(files[name]) for name in names)
-    assert vault.open_vault(pulled.paths["good"]).digest() == vault.open_vault(vaults[0]).digest()
+    assert vault.open_vault(pulled.paths["good"]).digest() == vault.open_vault(pushed[0]).digest()
 
 
-def test_the_episodes_are_a_parquet_table(hub, vaults):
+def test_the_episodes_are_a_parquet_table(hub, pushed):
     parquet = pytest.importorskip("pyarrow.parquet")
-    library.push(vaults, "org/made-up", "CC-BY-4.0")
     files = hub.files("org/made-up", "main")[1]
     table = parquet.read_table(io.BytesIO(files["episodes/good.parquet"]))
-    local = vault.open_vault(vaults[0]).episodes
+    local = vault.open_vault(pushed[0]).episodes
     np.testing.assert_array_equal(table["length"], local.length)
     np.testing.assert_array_equal(table["episode_return"], local.episode_returns)
     page = files["README.md"].decode()

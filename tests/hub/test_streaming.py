@@ -31,18 +31,9 @@ from offmarl.replay import host
 from offmarl.vault.check.digest import digest
 
 from . import server
-from .conftest import record
+from .conftest import card_of, record
 
 ADDRESS = "hf://org/made-up/good"
-
-
-@pytest.fixture
-def pushed(hub, vaults):
-    """Two vaults on the hub."""
-    library.push(vaults, "org/made-up", "CC-BY-4.0")
-    hub.requests.clear()
-    hub.sent = 0
-    return vaults
 
 
 def forget():
@@ -50,14 +41,14 @@ def forget():
     pages.page_cache().forget()
 
 
-def test_it_is_the_vault_that_was_pushed(hub, pushed):
+def test_it_is_the_vault_that_was_pushed(hub, pushed, tmp_path):
     remote, local = offmarl.open(ADDRESS), vault.open_vault(pushed[0])
     assert (remote.spec, remote.length, remote.uid) == (local.spec, local.length, "good")
     assert digest(remote) == local.digest() == remote.digest()
     assert len(remote.episodes.row) == len(local.episodes.row)
     assert remote.statistics()["reward"].mean == pytest.approx(local.statistics()["reward"].mean)
     assert not vault.verify(ADDRESS, deep=True).faults
-    copies = [vault.cat([x], pushed[0].parent / str(i)) for i, x in enumerate((remote, local))]
+    copies = [vault.cat([x], tmp_path / f"{i}.vlt") for i, x in enumerate((remote, local))]
     assert copies[0].digest() == copies[1].digest()
     with pytest.raises(VaultError):
         vault.resume(ADDRESS)
@@ -171,9 +162,12 @@ def test_damage_on_the_way_is_never_returned(hub, pushed):
     assert remote[:].reward.shape[1] == remote.length
 
 
-def test_the_second_reader_needs_no_network(hub, pushed, monkeypatch):
+@pytest.mark.parametrize("mine", [True, False])
+def test_the_second_reader_needs_no_network(hub, pushed, monkeypatch, mine):
     first = digest(offmarl.open(ADDRESS))
     forget()
+    if not mine:  # pages of another user, whose times cannot be changed
+        monkeypatch.setattr(os, "utime", refuse)
     sent = hub.sent
     assert digest(offmarl.open(ADDRESS)) == first and hub.sent == sent
 
@@ -209,12 +203,12 @@ def data_files(hub):
 
 def test_a_token_without_rights(hub, pushed, monkeypatch):
     hub.tokens["org/made-up"] = {"good-token"}
-    monkeypatch.setattr(client, "get_token", lambda: "good-token")
+    monkeypatch.setenv("HF_TOKEN", "good-token")
     remote = offmarl.open(ADDRESS)
     assert len(batches(remote, epochs=1)) > 0
     forget()
     pages.page_cache().clear()
-    monkeypatch.setattr(client, "get_token", lambda: "other")
+    monkeypatch.setenv("HF_TOKEN", "other")
     with pytest.raises(HubError, match="no repository org/made-up exists, or it is private"):
         offmarl.open(ADDRESS)
     with pytest.raises(HubError, match=r"refuses access to .* \(401\): log in"):
@@ -260,11 +254,6 @@ def test_a_repository_cannot_replace_the_pages_of_another(hub, pushed, tmp_path)
     local = vault.open_vault(pushed[0])[:]
     assert (hostile.reward != local.reward).any()
     np.testing.assert_array_equal(offmarl.open(ADDRESS)[:].reward, local.reward)
-
-
-def card_of(hub, repository):
-    text = hub.files(repository, "main")[1]["offmarl.toml"].decode()
-    return catalogue.parse(text, "the card")
 
 
 def publish(hub, repository, card):
@@ -407,14 +396,6 @@ def test_a_cache_that_cannot_be_written_is_not_used(hub, pushed, monkeypatch):
 
 def refuse(*_):
     raise PermissionError(13, "Permission denied")
-
-
-def test_a_cache_of_another_user_is_read(hub, pushed, monkeypatch):
-    first = digest(offmarl.open(ADDRESS))
-    forget()
-    monkeypatch.setattr(os, "utime", refuse)
-    sent = hub.sent
-    assert digest(offmarl.open(ADDRESS)) == first and hub.sent == sent
 
 
 @pytest.mark.nightly

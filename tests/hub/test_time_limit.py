@@ -77,14 +77,10 @@ def test_a_limit_that_is_given_is_kept(published):
     assert library.load_dataset(f"{NAME}/Good", time_limit=6).episodes.cause.tolist() == LIMITED
     assert library.pull(f"{NAME}/Good", time_limit=6).time_limit == 6
     assert causes(again.paths["Good"]) == LIMITED
+    assert library.pull(f"{NAME}/Good", time_limit=1).time_limit == 1, "one step is a limit"
     for limit in (0, -1):
         with pytest.raises(OptionError, match="positive number of steps"):
             library.load_dataset(f"{NAME}/Good", time_limit=limit)
-
-
-def test_a_limit_of_one_step_is_a_limit(published):
-    path = library.pull(f"{NAME}/Good", time_limit=1).paths["Good"]
-    assert vault.open_vault(path).time_limit == 1
 
 
 def test_data_without_a_limit_keeps_its_warning(hub, packed, tmp_path):

@@ -27,7 +27,7 @@ from offmarl.vault.storage.files import (
 from offmarl.vault.storage.location import EMPTY, finish_remote, open_files, vaults_among
 
 _TAIL = 2**16 + 2**10
-"""Bytes read from an archive's end: its end records, and the whole directory of most archives."""
+"""Bytes read from the end of an archive: its end records, and most directories as a whole."""
 _MOST_DIRECTORY = 2**24
 """Maximum bytes of an archive's directory."""
 _MOST_FILES = 2**17
@@ -129,24 +129,12 @@ def readable(archive: PurePath) -> Iterator[None]:
 
 def _opened(archive: PurePath) -> zipfile.ZipFile:
     """Open an archive; if it is on another machine, only its directory is read."""
-    if isinstance(archive, Path):
-        with archive.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            needed = _TAIL
-            for _ in range(2):  # the end, and then the whole directory
-                file.seek(-min(needed, size), os.SEEK_END)
-                needed = directory_bytes(archive, file.read())
-        return zipfile.ZipFile(archive)
-    size = _TAIL
-    while True:
-        tail = _read_tail(archive, size)
+    read = _tail_of_file if isinstance(archive, Path) else _tail_from_afar
+    tail = read(archive, _TAIL)
+    if (needed := directory_bytes(archive, tail)) > len(tail):
+        tail = read(archive, needed)
         directory_bytes(archive, tail)
-        try:
-            return zipfile.ZipFile(BytesIO(tail))
-        except (zipfile.BadZipFile, ValueError):
-            if len(tail) < size or size > _MOST_DIRECTORY:
-                raise
-            size *= 16
+    return zipfile.ZipFile(archive if isinstance(archive, Path) else BytesIO(tail))
 
 
 def directory_bytes(archive: PurePath, tail: bytes) -> int:
@@ -184,7 +172,13 @@ def _find_end(tail: bytes) -> int:
     return found if found <= last else -1
 
 
-def _read_tail(archive: PurePath, size: int) -> bytes:
+def _tail_of_file(archive: PurePath, size: int) -> bytes:
+    with Path(archive).open("rb") as file:
+        file.seek(-min(size, os.fstat(file.fileno()).st_size), os.SEEK_END)
+        return file.read()
+
+
+def _tail_from_afar(archive: PurePath, size: int) -> bytes:
     files = open_files(archive.parent)
 
     def read(part: slice | None = None) -> bytes:
