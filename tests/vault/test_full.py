@@ -15,6 +15,14 @@ PAGE = 4096
 PARTS = [whole_episodes(steps=40, seed=seed) for seed in range(8)]
 
 
+@pytest.fixture(autouse=True)
+def quick_collections():
+    """Leave what other tests made out of the collections of garbage below."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def record(path):
     """Create, append, go on, append beside others; skip what is there."""
     if not path.exists():
