@@ -423,21 +423,6 @@ def test_targets_bootstrap_from_bounded_values():
     assert low == pytest.approx(np.mean(np.square([1 - 1.5, 1 - 1.5, 1])))
 
 
-def test_the_rewards_of_a_dataset_bound_values(observed):
-    data, _, options = observed
-    assert data.reward_bounds(options)[0] == 0  # what follows the end
-    assert data.reward_bounds(options)[1] == data.reward[data.mask].max() > 0
-    assert not data.is_limited(options)  # episodes terminate
-    ends = data._replace(truncated=np.ones(12, bool), reward=data.reward + 1)
-    assert ends.reward_bounds(options)[0] == ends.reward[ends.mask].min() >= 1
-    # Episodes of other limits end where others go on.
-    lengths = np.where(np.arange(12) < 6, 1, 2)
-    uneven = ends._replace(lengths=lengths, mask=ends.mask & (np.arange(2) < lengths[:, None]))
-    assert uneven.reward_bounds(options)[0] == 0
-    assert uneven.reward_bounds(replace(options, horizon="infinite"))[0] >= 1
-    assert ends.is_limited(options) and not ends.is_limited(replace(options, horizon="infinite"))
-
-
 @pytest.mark.slow
 def test_two_steps_by_all_methods(random_data):
     """An agent earns .5 at once or 1 in the second step: .5 (1 - p) + γ p."""

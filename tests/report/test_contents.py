@@ -12,7 +12,6 @@ from offmarl.report import tables
 from offmarl.report.contents import data_warnings
 from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, map_tree
 from offmarl.vault.dataset import open_source
-from offmarl.vault.format.column_statistics import RangesAccumulator
 from tests.vault.experience import make
 
 DISCRETE = EnvSpec("test/made-up", 3, 2, 2, Discrete(4), time_limit=9)
@@ -250,15 +249,6 @@ def test_damage_does_not_go_unnoticed(tmp_path):
     file.write_bytes(data)
     with pytest.raises(VaultError, match="checksum"):
         report.survey(open_source(path))
-
-
-def test_ranges_do_not_lose_digits():
-    values = 1e6 + np.random.default_rng(0).normal(size=(5000, 2)).astype(np.float32)
-    over = RangesAccumulator(2)
-    for part in np.array_split(values, 7):
-        over.add(part)
-    np.testing.assert_allclose(over.ranges.mean, values.mean(0, dtype=float), rtol=1e-12)
-    np.testing.assert_allclose(over.ranges.std, values.std(0, dtype=float), rtol=1e-6)
 
 
 def test_published_data(shared_data, tmp_path):

@@ -1,7 +1,11 @@
 """Generated experience for the tests of vaults; see `offmarl.testing`."""
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
+from offmarl import vault
 from offmarl.testing import (
     assert_same,
     concatenate,
@@ -24,6 +28,7 @@ __all__ = [
     "table_of",
     "view",
     "whole_episodes",
+    "written",
 ]
 
 SPEC = EnvSpec("test/made-up", 2, 3, 5, Discrete(4), time_limit=9)
@@ -50,3 +55,13 @@ def whole_episodes(
     row, time = np.nonzero(transition.last)
     finals = FinalObservations(row, time, view(spec, (len(row),), rng))
     return transition._replace(terminated=terminated), finals
+
+
+def written(
+    path: Path, *parts: tuple[Transition, FinalObservations], spec: EnvSpec = SPEC, **options: Any
+) -> vault.Dataset:
+    """Write records to a new vault, and open it."""
+    with vault.create(path, spec, rows=len(parts[0][0].last), **options) as writer:
+        for part in parts:
+            writer.append(*part)
+    return vault.open_vault(path)

@@ -19,7 +19,7 @@ from offmarl.errors import (
 )
 from offmarl.vault.storage import archive
 
-from .experience import SPEC, assert_same, make, steps
+from .experience import SPEC, assert_same, make, steps, written
 from .loopback import serve
 
 STEPS = 12000
@@ -31,8 +31,7 @@ def folder(tmp_path_factory):
     """A directory with a vault of two uids, and archives of it."""
     directory = tmp_path_factory.mktemp("zips")
     for seed, uid in enumerate(["Good", "Poor"]):
-        with vault.create(directory / "3m.vlt" / uid, SPEC, rows=2, chunk_steps=256) as writer:
-            writer.append(*make(steps=STEPS, seed=seed))
+        written(directory / "3m.vlt" / uid, make(steps=STEPS, seed=seed), chunk_steps=256)
     for name, method in (("stored", zipfile.ZIP_STORED), ("deflated", zipfile.ZIP_DEFLATED)):
         with zipfile.ZipFile(directory / f"{name}.zip", "w", method) as archive:
             for file in sorted((directory / "3m.vlt").rglob("*")):

@@ -66,24 +66,6 @@ def test_many_small_commits(tmp_path, monkeypatch):
     assert places == sorted(places)
 
 
-def test_readers_read_on(path):
-    mapped, not_read_yet = vault.open_vault(path), vault.open_vault(path)
-    first = mapped[:20]
-    whole = vault.open_vault(path).transitions()
-    vault.compact(path)
-    assert_same(not_read_yet.transitions(), whole)
-    assert_same(concatenate([first, mapped[20:]]), whole)
-
-
-@pytest.mark.slow
-def test_stock_goes_on_after_compact(path):
-    transition = vault.open_vault(path).transitions()
-    vault.compact(path)
-    assert_stock_reads_and_samples(path, transition)
-    append_with_stock(open_stock(path), make(steps=11, seed=5)[0])
-    assert vault.open_vault(path).unverified == ((52, 63),)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", [None, {"id": "zstd", "level": 3}])
 def test_stock_vaults_are_compacted(tmp_path, compression):

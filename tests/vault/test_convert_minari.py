@@ -7,7 +7,7 @@ from offmarl import vault
 from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec
 
-from .experience import CONTINUOUS, SPEC, make
+from .experience import CONTINUOUS, SPEC, make, written
 
 minari = pytest.importorskip("minari")
 spaces = pytest.importorskip("gymnasium").spaces
@@ -70,8 +70,7 @@ def test_without_a_place_for_minari_datasets(tmp_path, monkeypatch, place):
         monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     name, _, value = place.rpartition("=")
     monkeypatch.setenv(name or "MINARI_DATASETS_PATH", "" if place == "none" else value)
-    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
-        writer.append(*make(SPEC, steps=30))
+    written(tmp_path / "a.vlt", make(SPEC, steps=30))
     with pytest.raises(VaultError, match="set MINARI_DATASETS_PATH"):
         vault.export_dataset(vault.open_vault(tmp_path / "a.vlt"), "a/test-v0", "minari")
     with pytest.raises(VaultError, match="set MINARI_DATASETS_PATH"):
@@ -128,8 +127,7 @@ def test_what_is_not_taken(tmp_path):
     with pytest.raises(VaultError, match="counts its actions from 1"):
         vault.import_dataset("cart/start-v0", tmp_path / "a.vlt", "minari")
     assert not (tmp_path / "a.vlt").exists()
-    with vault.create(tmp_path / "b.vlt", SPEC, rows=2) as writer:
-        writer.append(*make())
+    written(tmp_path / "b.vlt", make())
     with pytest.raises(OptionError, match="as expert-v0 does"):
         vault.export_dataset(vault.open_vault(tmp_path / "b.vlt"), "expert", "minari")
 

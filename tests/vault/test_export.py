@@ -12,7 +12,7 @@ from offmarl import vault
 from offmarl.errors import VaultExistsError, VaultFullError, VaultLockedError
 from offmarl.vault.storage import files
 
-from .experience import SPEC, whole_episodes
+from .experience import SPEC, whole_episodes, written
 from .killed import PROGRAMS, Victims
 
 NAMES = {".npz": "data.npz", ".h5": "data.h5", ".zarr": "data.zarr", "": "data-v0"}
@@ -29,9 +29,7 @@ def victims():
 @pytest.fixture
 def source(tmp_path):
     path = tmp_path / "source.vlt"
-    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
-        writer.append(*whole_episodes(steps=40))
-    return vault.open_vault(path)
+    return written(path, whole_episodes(steps=40), chunk_steps=16)
 
 
 def steps_in(path: Path, out: Path) -> int:

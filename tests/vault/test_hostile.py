@@ -15,7 +15,7 @@ from offmarl.vault.format import layout
 from offmarl.vault.format.layout import METADATA
 from offmarl.vault.storage.store import Store
 
-from .experience import SPEC, make
+from .experience import make, written
 
 HUGE = 10**18
 NONSENSE = (
@@ -215,8 +215,7 @@ def test_arrays_whose_chunks_would_fill_the_memory(path):
 def test_a_head_that_speaks_of_billions(tmp_path, length):
     """What is remembered of each chunk would take 160 GiB."""
     path = tmp_path / "v.vlt" / "a"
-    with vault.create(path, SPEC, rows=1, chunk_steps=1) as writer:
-        writer.append(*make(rows=1, steps=20))
+    written(path, make(rows=1, steps=20), chunk_steps=1)
     store = Store.open(path)
     head = store.get_json(layout.HEAD_KEY) | {"length": length}
     forged = {

@@ -17,14 +17,13 @@ from offmarl.vault.storage.commit import Contents
 from offmarl.vault.storage.drivers import Directory
 from offmarl.vault.storage.files import open_file
 
-from .experience import SPEC, make
+from .experience import SPEC, make, written
 
 STEPS = 64
 
 
 def record(path: Path, seed: int = 0) -> Path:
-    with vault.create(path, SPEC, rows=2, chunk_steps=8) as writer:
-        writer.append(*make(rows=2, steps=STEPS, seed=seed))
+    written(path, make(rows=2, steps=STEPS, seed=seed), chunk_steps=8)
     return path
 
 

@@ -9,7 +9,7 @@ from offmarl import mix, vault
 from offmarl.errors import VaultError
 from offmarl.vault.check import digest as module
 
-from .experience import SPEC, make
+from .experience import make, written
 from .test_forking import in_fork
 from .test_stock import append_with_stock, open_stock
 
@@ -35,8 +35,7 @@ def computed(monkeypatch):
 
 
 def write(path, steps=40, seed=0, **options):
-    with vault.create(path, SPEC, rows=2, chunk_steps=8, **options) as writer:
-        writer.append(*make(steps=steps, seed=seed))
+    written(path, make(steps=steps, seed=seed), chunk_steps=8, **options)
     return path
 
 

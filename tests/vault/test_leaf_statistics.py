@@ -16,14 +16,13 @@ from offmarl.vault.format.column_statistics import (
     capacity_for,
 )
 
-from .experience import CONTINUOUS, SPEC, make
+from .experience import CONTINUOUS, SPEC, make, written
 from .test_stock import to_stock, write_stock
 
 
 def record(path, spec=SPEC, rows=2, num_steps=40, seed=0, **options):
-    with vault.create(path, spec, rows=rows, **{"chunk_steps": 16, **options}) as writer:
-        writer.append(*make(spec, rows, num_steps, seed))
-    return vault.open_vault(path)
+    steps = make(spec, rows, num_steps, seed)
+    return written(path, steps, spec=spec, **{"chunk_steps": 16, **options})
 
 
 def assert_same_statistics(found, expected):

@@ -20,14 +20,13 @@ from offmarl.errors import (
 from offmarl.types import ArraySpec, Discrete, EnvSpec
 from offmarl.vault.check.leaf_statistics import QUANTILES
 
-from .experience import CONTINUOUS, SPEC, assert_same, make
+from .experience import CONTINUOUS, SPEC, assert_same, make, written
 from .test_stock import to_stock, write_stock
 
 
 def record(path, spec=SPEC, rows=2, num_steps=40, seed=0, ends=6.0, **options):
-    with vault.create(path, spec, rows=rows, **{"chunk_steps": 16, **options}) as writer:
-        writer.append(*make(spec, rows, num_steps, seed, end_every=ends), run="policy")
-    return vault.open_vault(path)
+    steps = make(spec, rows, num_steps, seed, end_every=ends)
+    return written(path, steps, spec=spec, **{"chunk_steps": 16, **options})
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,11 @@ from offmarl.vault.storage.commit import Region
 from offmarl.vault.storage.store import Store
 from tests.children import python
 
-from .experience import SPEC, assert_same, concatenate, make, steps
+from .experience import assert_same, concatenate, make, steps, written
 
 
 def record(path: Path, count: int = 40, chunk_steps: int = 32) -> Path:
-    with vault.create(path, SPEC, rows=2, chunk_steps=chunk_steps) as writer:
-        writer.append(*make(rows=2, steps=count))
+    written(path, make(rows=2, steps=count), chunk_steps=chunk_steps)
     return path
 
 

@@ -167,21 +167,6 @@ def test_what_an_append_does_not_take(tmp_path, options, error, message):
     assert_same(vault.open_vault(tmp_path / "a.vlt")[:], TRANSITION)
 
 
-@pytest.mark.parametrize(
-    ("read", "message"),
-    [
-        (lambda data: data.windows([0.5], [0], 3), "the rows of windows are whole numbers"),
-        (lambda data: data.windows([0], [0.0], 3), "the starts of windows are whole numbers"),
-        (lambda data: data.final_views(np.array([-1])), "has none"),
-        (lambda data: data.final_views(np.array([99])), "final views 99 to 99 were requested"),
-    ],
-)
-def test_what_is_not_there_to_read(tmp_path, read, message):
-    data = vault.open_vault(record(tmp_path / "a.vlt"))
-    with pytest.raises(VaultError, match=message):
-        read(data)
-
-
 # ----------------------------------------------------------------------------------- handles
 
 

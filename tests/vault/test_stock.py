@@ -14,13 +14,7 @@ from offmarl.errors import VaultConflictError, VaultFormatError, VaultLayoutErro
 from offmarl.types import Discrete
 from offmarl.vault.format import encoding
 
-from .experience import SPEC, assert_same, concatenate, episodes_of, make, steps, table_of
-
-
-def record(path, parts, **options):
-    with vault.create(path, SPEC, rows=2, **options) as writer:
-        for part in parts:
-            writer.append(*part)
+from .experience import SPEC, assert_same, concatenate, episodes_of, make, steps, table_of, written
 
 
 def open_stock(path):
@@ -71,7 +65,7 @@ def assert_stock_reads_and_samples(path, transition):
 def test_stock_reads_and_samples(tmp_path, codec):
     path = tmp_path / "ours.vlt" / "a"
     transition, finals = make(rows=2, steps=50)
-    record(path, [(transition, finals)], chunk_steps=16, codec=codec)
+    written(path, (transition, finals), chunk_steps=16, codec=codec)
     assert_stock_reads_and_samples(path, transition)
 
 
@@ -80,7 +74,7 @@ def test_stock_reads_and_samples(tmp_path, codec):
 def test_stock_appends_and_we_adopt(tmp_path, codec, length):
     path = tmp_path / "ours.vlt" / "a"
     ours, theirs, more = (make(steps=n, seed=s) for s, n in enumerate((length, 37, 21)))
-    record(path, [ours], chunk_steps=16, codec=codec)
+    written(path, ours, chunk_steps=16, codec=codec)
     append_with_stock(open_stock(path), theirs[0])
 
     def check(found, parts):
@@ -231,8 +225,8 @@ def test_the_same_content_has_the_same_digest_whoever_wrote_it(tmp_path):
     transition, _ = make(rows=2, steps=40)
     transition = transition._replace(policy_id=np.full_like(transition.policy_id, -1))
     found = write_stock(tmp_path / "s.vlt" / "a", to_stock(transition))
-    record(tmp_path / "ours.vlt" / "a", [(transition, None)])
-    assert found.digest() == vault.open_vault(tmp_path / "ours.vlt").digest()
+    ours = written(tmp_path / "ours.vlt" / "a", (transition, None))
+    assert found.digest() == ours.digest()
 
 
 # ---------------------------------------------------------------------------- other layouts

@@ -15,7 +15,7 @@ from offmarl.testing import image_spec, typed_spec, write_stock
 from offmarl.types import ArraySpec, Discrete, flatten_tree, unflatten_tree
 from offmarl.vault.format import encoding
 
-from .experience import SPEC, assert_same, concatenate, make
+from .experience import SPEC, assert_same, make, written
 
 TYPED, IMAGE = typed_spec("test/typed"), image_spec("test/image")
 EXTRA = dataclasses.replace(SPEC, extras={"cost": ArraySpec((), "float16")})
@@ -26,19 +26,12 @@ def open_stock(path):
     return StockVault(path.parent.name, rel_dir=str(path.parents[1]), vault_uid=path.name)
 
 
-def record(path, spec, parts, codec="raw"):
-    with vault.create(path, spec, rows=2, chunk_steps=16, codec=codec) as writer:
-        for part in parts:
-            writer.append(*part)
-    return vault.open_vault(path)
-
-
 @SPECS
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
 def test_stock_reads_and_samples(tmp_path, spec, codec):
     transition, finals = make(spec, rows=2, steps=40)
     path = tmp_path / "ours.vlt" / "a"
-    found = record(path, spec, [(transition, finals)], codec)
+    found = written(path, (transition, finals), spec=spec, chunk_steps=16, codec=codec)
     state = open_stock(path).read()
     read = flatten_tree(state.experience)
     assert read.keys() == found.leaves.keys()
@@ -66,7 +59,7 @@ def test_stock_reads_and_samples(tmp_path, spec, codec):
 def test_stock_appends_and_we_adopt(tmp_path, spec):
     path = tmp_path / "ours.vlt" / "a"
     ours, theirs = make(spec, steps=20), make(spec, steps=12, seed=1)
-    found = record(path, spec, [ours])
+    found = written(path, ours, spec=spec, chunk_steps=16)
     arrays = {name: array for name, array in encoding.to_disk(theirs[0]).items() if array.size}
     leaves = {x: jnp.asarray(array, found.leaves[x].dtype) for x, array in arrays.items()}
     tree = jax.tree.map(
@@ -163,14 +156,3 @@ def test_padding_is_read_as_zeros_in_floats_only(tmp_path):
     assert "padded observations" in found.quirks
     seen = found.transitions().view.observation
     assert not seen["speed"].any() and (seen["image"] == 255).all()
-
-
-def test_the_tail_of_one_writer_follows_the_other(tmp_path):
-    """A resumed vault keeps its version and leaves."""
-    parts = [make(TYPED, steps=n, seed=n) for n in (9, 20)]
-    record(tmp_path / "a.vlt" / "a", TYPED, parts[:1])
-    with vault.resume(tmp_path / "a.vlt" / "a") as writer:
-        writer.append(*parts[1])
-    found = vault.open_vault(tmp_path / "a.vlt")
-    assert found.manifest.schema.to_json()["version"] == 4
-    assert_same(found.transitions(), concatenate([part for part, _ in parts]))
