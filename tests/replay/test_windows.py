@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -167,7 +168,7 @@ def test_the_device_holds_the_same_windows(lengths: list[list[int]]) -> None:
     source, windows = MemorySource(lengths, without_final=(0,)), Windows(1, 6, 3, 0.9)
     replay = load(source, windows)
     found = jax.jit(lambda replay: replay.at(jnp.arange(replay.num_slots)))(replay)
-    jax.tree.map(np.testing.assert_array_equal, found, all_windows(source, windows))
+    chex.assert_trees_all_equal(found, all_windows(source, windows))
 
 
 def test_sizes_that_cannot_be() -> None:

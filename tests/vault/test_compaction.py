@@ -17,7 +17,7 @@ from offmarl.vault.write import compaction
 
 from . import damage
 from .experience import SPEC, assert_same, concatenate, make
-from .killed import PROGRAMS, Victims
+from .killed import PROGRAMS
 from .test_stock import (
     append_with_stock,
     assert_stock_reads_and_samples,
@@ -234,12 +234,6 @@ def test_a_full_disk_does_not_fail_a_close(path, reclaiming, monkeypatch):
     assert damage.content(path) == before
     assert not (path / compaction.REBUILT).exists()
     vault.resume(path).close()
-
-
-@pytest.fixture(scope="module")
-def victims():
-    with Victims() as process:
-        yield process
 
 
 def state_of(path):

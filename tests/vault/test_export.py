@@ -13,17 +13,11 @@ from offmarl.errors import VaultExistsError, VaultFullError, VaultLockedError
 from offmarl.vault.storage import files
 
 from .experience import SPEC, whole_episodes, written
-from .killed import PROGRAMS, Victims
+from .killed import PROGRAMS
 
 NAMES = {".npz": "data.npz", ".h5": "data.h5", ".zarr": "data.zarr", "": "data-v0"}
 LAYOUTS = {".npz": "numpy", ".h5": "pymarl", ".zarr": "zarr", "": "minari"}
 NEEDS = {".h5": "h5py", "": "minari"}
-
-
-@pytest.fixture(scope="module")
-def victims():
-    with Victims() as process:
-        yield process
 
 
 @pytest.fixture

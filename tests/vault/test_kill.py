@@ -12,15 +12,9 @@ from offmarl import vault
 from offmarl.errors import VaultLockedError
 
 from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes, written
-from .killed import PROGRAMS, TYPED, Victims
+from .killed import PROGRAMS, TYPED
 
 WRITERS = ("record", "record_typed", "create_whole", "share", "change")
-
-
-@pytest.fixture(scope="module")
-def victims():
-    with Victims() as process:
-        yield process
 
 
 def begin(program, directory):

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import chex
 import flashbax
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from flashbax.vault import Vault as StockVault
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultFormatError, VaultLayoutError
-from offmarl.types import Discrete
+from offmarl.types import Discrete, unflatten_tree
 from offmarl.vault.format import encoding
 
 from .experience import SPEC, assert_same, concatenate, episodes_of, make, steps, table_of, written
@@ -23,12 +24,11 @@ def open_stock(path):
 
 def to_stock(transition):
     """A record in the nested names and types that stock keeps."""
-    tree = {"infos": {}}
-    for name, array in encoding.to_disk(transition).items():
-        group = tree["infos"] if name.startswith("infos.") else tree
-        integer = array.dtype == np.int32
-        group[name.removeprefix("infos.")] = jnp.asarray(array, jnp.int32 if integer else "f4")
-    return tree
+    arrays = {name: array for name, array in encoding.to_disk(transition).items() if array.size}
+    flags = dict.fromkeys(("terminals", "truncations", "infos.legals", "infos.alive"), "f4")
+    return unflatten_tree(
+        {name: jnp.asarray(array, flags.get(name)) for name, array in arrays.items()}
+    )
 
 
 def append_with_stock(stock, transition):
@@ -46,7 +46,7 @@ def append_with_stock(stock, transition):
 def assert_stock_reads_and_samples(path, transition):
     """Stock reads these steps of two rows, and all its samples are windows of them."""
     state = open_stock(path).read()
-    jax.tree.map(np.testing.assert_array_equal, state.experience, to_stock(transition))
+    chex.assert_trees_all_equal(state.experience, to_stock(transition))
     buffer = flashbax.make_trajectory_buffer(
         add_batch_size=2,
         sample_batch_size=4,
