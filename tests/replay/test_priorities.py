@@ -56,7 +56,7 @@ def test_draws_are_in_proportion(size: int) -> None:
     values[rng.random(size) < 0.3] = 0
     values[0] = 1
     tree = of(jnp.asarray(values), jnp.zeros(size))
-    found = np.concatenate([draw(tree, jax.random.key(i), 10_000, 1.0) for i in range(20)])
+    found = np.concatenate([draw(tree, jax.random.key(i), 10_000, 1.0) for i in range(5)])
     counts = np.bincount(found, minlength=size)
     assert len(counts) == size
     assert not counts[values == 0].any()
@@ -142,10 +142,10 @@ def test_draws_follow_the_priorities(name: str, lag: int) -> None:
         priorities = learned(draws, priorities, slots, batch, jnp.ones((64, 5), bool))
         seen[np.asarray(slots)] = True
     exact = base * np.where(seen, (errors + 1e-6) ** 0.5, max((errors[seen] + 1e-6) ** 0.5))
-    drawn = [draw(priorities.tree, one, 10_000, priorities.largest) for one in key[:10]]
+    drawn = [draw(priorities.tree, one, 10_000, priorities.largest) for one in key[:4]]
     counts = np.bincount(np.concatenate(drawn), minlength=90)
     assert not counts[base == 0].any()
-    expected = 1e5 * exact / exact.sum()
+    expected = 4e4 * exact / exact.sum()
     assert chisquare(counts[base > 0], expected[base > 0]).pvalue > 0.001
 
 

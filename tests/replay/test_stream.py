@@ -26,17 +26,17 @@ from .memory import MemorySource
 
 
 @pytest.mark.parametrize(
-    ("batch", "length"),
+    ("batch", "length", "options"),
     [
-        (300, 5),
-        pytest.param(16, 1, marks=pytest.mark.slow),
-        pytest.param(16, 100, marks=pytest.mark.slow),
+        (300, 5, {}),
+        pytest.param(16, 1, {}, marks=pytest.mark.slow),
+        pytest.param(16, 100, {"burn_in": 3, "return_to_go": 0.9}, marks=pytest.mark.slow),
     ],
 )
-def test_the_batches_of_the_device(dataset: Dataset, batch: int, length: int) -> None:
+def test_the_batches_of_the_device(dataset: Dataset, batch: int, length: int, options) -> None:
     """Of more windows than are gathered at once, and of windows longer than a row, too."""
-    replay, sample = dataset.replay(batch, length), jax.jit(lambda r, key: r.sample(key))
-    with dataset.stream(batch, length, seed=3, start=7) as stream:
+    replay, sample = dataset.replay(batch, length, **options), jax.jit(lambda r, key: r.sample(key))
+    with dataset.stream(batch, length, seed=3, start=7, **options) as stream:
         for step in range(7, 12):
             key = jax.random.fold_in(jax.random.key(3), step)
             chex.assert_trees_all_equal(next(stream), sample(replay, key))
@@ -106,16 +106,6 @@ def test_what_goes_wrong_in_a_thread_is_raised(dataset: Dataset) -> None:
 
 
 @pytest.mark.slow
-def test_burn_in_and_returns_to_go_stream_the_same(dataset: Dataset) -> None:
-    sizes = {"burn_in": 3, "return_to_go": 0.9}
-    replay = dataset.replay(16, 5, **sizes)
-    with dataset.stream(16, 5, seed=3, **sizes) as stream:
-        chex.assert_trees_all_equal(
-            next(stream), replay.sample(jax.random.fold_in(jax.random.key(3), 0))
-        )
-
-
-@pytest.mark.slow
 def test_windows_of_some_episodes_only(dataset: Dataset) -> None:
     some = np.flatnonzero(dataset.episodes.length % 2 == 0)
     replay = dataset.replay(16, 5, some)
@@ -172,12 +162,6 @@ def test_feeds_give_every_seed_its_own_batches(dataset: Dataset, kind: str) -> N
             for seed, index in np.ndindex(2, feed.updates) if kind == "stream" else ():
                 key, _ = split_key(keys[seed], first + index)
                 chex.assert_trees_all_equal(data[seed][index].sequence(), replay.sample(key))
-
-
-def test_small_data_goes_to_the_device(dataset: Dataset) -> None:
-    keys = jax.random.split(jax.random.key(0), 1)
-    with open_batches(dataset, "auto", Windows(4, 5), keys, range(0, 6, 6), 2**20) as feed:
-        assert isinstance(next(feed.data), Replay)
 
 
 class LongSource(MemorySource):

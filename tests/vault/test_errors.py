@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from offmarl.errors import (
     VaultFullError,
     VaultNotFoundError,
 )
-from offmarl.types import FinalObservations
+from offmarl.types import Continuous, FinalObservations
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import UNFINISHED
 from offmarl.vault.storage.store import OcdbtStore, Store
@@ -125,17 +126,24 @@ def test_a_forked_process_keeps_no_lock(path):
 
 
 @pytest.mark.parametrize(
-    ("place", "options", "message"),
+    ("options", "message"),
     [
-        ("v", {}, "must be <name>.vlt"),
-        ("v.vlt", {"rows": 0}, "rows must be a whole number"),
-        ("v.vlt", {"chunk_steps": np.int64(0)}, "chunk_steps must be"),
-        ("v.vlt", {"provenance": {"x": {1}}}, "plain JSON"),
+        ({"path": "v"}, "must be <name>.vlt"),
+        ({"rows": 0}, "rows must be a whole number"),
+        ({"rows": 10**9}, "at most 16777216 rows"),
+        ({"chunk_steps": np.int64(0)}, "chunk_steps must be"),
+        ({"chunk_steps": 10**9}, "choose fewer chunk_steps"),
+        ({"provenance": {"x": {1}}}, "plain JSON"),
+        ({"spec": replace(SPEC, num_agents=0)}, "num_agents must be a whole number of at least 1"),
+        ({"spec": replace(SPEC, observation_size=-3)}, "observation_size must be"),
+        ({"spec": replace(SPEC, state_size=-1)}, "state_size must be"),
+        ({"spec": replace(SPEC, action=Continuous(0))}, "action_size must be"),
     ],
 )
-def test_creating_nonsense(tmp_path, place, options, message):
+def test_creating_nonsense(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(VaultError, match=message):
-        vault.create(tmp_path / place, SPEC, **{"rows": 1, **options})
+        vault.create(**{"path": "v.vlt", "spec": SPEC, "rows": 1} | options)
     assert list(tmp_path.iterdir()) == []
 
 

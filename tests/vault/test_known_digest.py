@@ -51,17 +51,6 @@ def test_a_commit_is_read_once(tmp_path, computed, kept):
     assert len(computed) == 2
 
 
-def test_what_is_appended_is_read(tmp_path, computed):
-    path = write(tmp_path / "a.vlt")
-    before = vault.open_vault(path)
-    first = before.known_digest()
-    with vault.resume(path) as writer:
-        writer.append(*make(steps=24, seed=1))
-    assert before.known_digest() == first  # it still shows the data that it was opened with
-    after = vault.open_vault(path)
-    assert after.known_digest() == after.digest() != first
-
-
 def test_a_vault_opened_before_a_commit_keeps_nothing_for_the_next(tmp_path, kept):
     path = write(tmp_path / "a.vlt")
     before = vault.open_vault(path)

@@ -10,7 +10,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import ShapeError, VaultError, VaultLockedError
-from offmarl.types import Continuous, Discrete, EnvSpec
+from offmarl.types import Discrete, EnvSpec
 from offmarl.vault.storage.store import Store
 
 from .experience import SPEC, assert_same, concatenate, make
@@ -91,23 +91,6 @@ def test_the_numbers_of_a_spec_may_be_numpys(tmp_path):
     for name, number in (("num_agents", np.int64(2)), ("state_size", np.prod([5]))):
         object.__setattr__(spec, name, number)  # the tests would not let us otherwise
     assert vault.open_vault(record(tmp_path / "a.vlt", spec)).spec == SPEC
-
-
-@pytest.mark.parametrize(
-    ("spec", "options", "message"),
-    [
-        (replace(SPEC, num_agents=0), {}, "num_agents must be a whole number of at least 1: got 0"),
-        (replace(SPEC, observation_size=-3), {}, "observation_size must be"),
-        (replace(SPEC, state_size=-1), {}, "state_size must be"),
-        (replace(SPEC, action=Continuous(0)), {}, "action_size must be"),
-        (SPEC, {"rows": 10**9}, "at most 16777216 rows"),
-        (SPEC, {"chunk_steps": 10**9}, "choose fewer chunk_steps"),
-    ],
-)
-def test_sizes_that_no_vault_has(tmp_path, spec, options, message):
-    with pytest.raises(VaultError, match=message):
-        vault.create(tmp_path / "a.vlt", spec, **{"rows": 1, **options})
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("agents", [1, 100])

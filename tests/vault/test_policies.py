@@ -37,13 +37,6 @@ def test_the_digest_of_a_content_stays(tmp_path):
     assert vault.open_vault(tmp_path / "a.vlt").digest() == DIGEST
 
 
-def test_one_id_stands_for_all_agents(tmp_path):
-    transition, finals = make()
-    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
-        writer.append(transition._replace(policy_id=transition.policy_id[..., 0]), finals)
-    assert_same(vault.open_vault(tmp_path / "a.vlt")[:], transition)
-
-
 def test_the_digest_tells_mixed_teams_apart(tmp_path):
     def digest(name, transition, block):
         path = tmp_path / name
