@@ -85,14 +85,6 @@ def test_bootstrap_agrees_with_a_slow_reference(estimate):
     np.testing.assert_allclose(interval, reference, atol=0.05)
 
 
-def test_bootstrap_of_the_mean_matches_its_standard_error():
-    scores = np.random.default_rng(0).normal(size=(400, 1))
-    low, high = statistics.bootstrap_interval(statistics.mean, scores, seed=0)
-    half_width = 1.96 * scores.std() / 20
-    expected = scores.mean() + np.array([-half_width, half_width])
-    np.testing.assert_allclose([low, high], expected, atol=0.005)
-
-
 def test_expanded_intervals_of_few_runs_are_cut_further_out():
     """Φ(-t): t is 2.776 for five runs and 2.262 for ten."""
     scores = np.random.default_rng(1).normal(size=(10, 1))

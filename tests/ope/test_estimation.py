@@ -693,25 +693,6 @@ def test_an_episode_with_an_impossible_recorded_action_is_left_out(observed, rec
     assert "each complete episode has an action" in reasons["wis"] and "dr" in reasons
 
 
-def test_what_a_policy_would_never_do_has_no_weight_in_known_numbers(observed):
-    """One step: half the episodes have the ratio 2, one of them 0; its reward is not counted."""
-    data, followed, _ = observed
-    number = np.arange(12)
-    log_prob = np.log(np.where(number % 2, 0.5, 1.0))[:, None]
-    log_prob[0] = -np.inf
-    one = data._replace(
-        reward=number[:, None].astype(np.float32),
-        mask=np.ones((12, 1), bool),
-        behaviour_log_prob=np.full((12, 1), np.log(0.5)),
-        complete=np.ones(12, bool),
-    )
-    followed = followed._replace(log_prob=log_prob)
-    size, found = estimation._weighted(["wis"], None, 0, followed, one, replace(FAST, gamma=1.0))
-    weights = np.where(number % 2, 1.0, 2.0) * (number > 0)
-    assert found["wis"].value == pytest.approx((weights * number).sum() / weights.sum())
-    assert size == pytest.approx(weights.sum() ** 2 / (weights**2).sum())
-
-
 @pytest.mark.parametrize(
     ("value", "finite"),
     [((1.0,), True), ((1.0, 0.0, 2.0), True), ((np.nan,), False), ((1.0, 0.0, np.inf), False)],

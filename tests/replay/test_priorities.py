@@ -155,27 +155,3 @@ def test_importance_grows_to_one() -> None:
     for update, exponent in ((0, 0.4), (5, 0.7), (10, 1.0)):
         found = draws.weigh(ratios, mask, update)
         np.testing.assert_allclose(found, [1, 0.5**exponent], rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_weighted_draws_estimate_the_plain_mean() -> None:
-    """With β = 1, the mean of weighted values over draws is the mean over all windows."""
-    draws = Prioritised(Uniform(64), 1.0, 1.0, 1, 64, 64, 0)
-    values = jnp.arange(64.0)
-
-    @jax.jit
-    def estimates(draws: Prioritised, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        priorities = draws.begin(keys[:0])
-        errors, every = 1 + values[:, None], jnp.ones((64, 1), bool)
-        priorities = draws.learned(priorities, jnp.arange(64), errors, every)
-
-        def one(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-            _, slots, ratios = draws.take(priorities, 0, key)
-            return values[slots].mean(), (values[slots] * ratios).mean()
-
-        plain, weighted = jax.vmap(one)(keys)
-        return plain.mean(), weighted.mean()
-
-    plain, weighted = estimates(draws, jax.random.split(jax.random.key(2), 1000))
-    assert plain > 40
-    assert float(weighted) == pytest.approx(31.5, rel=0.01)

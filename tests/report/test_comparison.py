@@ -120,22 +120,6 @@ def test_equal_settings_are_pooled(tmp_path):
     assert list(report.compare(found.scores).common) == [BC] and found.settings == {}
 
 
-def test_runs_from_before_algorithms_were_labelled_are_read(tmp_path):
-    bc = write_run(tmp_path / "bc", "bc", "a/b", [[1, 2]], [[5, 6]])
-    final = {
-        tracking.RETURN: np.array([[1.0, 2.0]]),
-        tracking.GREEDY_RETURN: np.array([[5.0, 6.0]]),
-    }
-    old = tracking.marl_eval("swarm", "coverage-3", "bc", [0], [], final)
-    new = report.read_runs([bc])
-    tracking.write_json(bc / tracking.MARL_EVAL_FILE, old)
-    assert report.read_runs([bc]) == new
-    del final[tracking.GREEDY_RETURN]  # still older ones
-    old = tracking.marl_eval("swarm", "coverage-3", "bc", [0], [], final)
-    tracking.write_json(bc / tracking.MARL_EVAL_FILE, old)
-    assert list(report.read_runs([bc]).scores["a/b"]) == [SAMPLED]
-
-
 def test_runs_of_one_program_on_one_dataset_are_told_apart(tmp_path):
     places = ("lr1/bc", "lr2/bc", "bc")
     runs = [write_run(tmp_path / place, "bc", "a/b", [[i]]) for i, place in enumerate(places)]

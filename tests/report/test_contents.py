@@ -252,23 +252,6 @@ def test_damage_does_not_go_unnoticed(tmp_path):
         report.survey(open_source(path))
 
 
-def test_published_data(shared_data, tmp_path):
-    """Three joint actions, equally often but for chance: the agents share a quarter of a bit."""
-    file = shared_data / "alberdice" / "xor_00_02_20.npz"
-    found = report.survey(vault.import_dataset(file, tmp_path / "xor.vlt"))
-    with np.load(file) as data:
-        action = data["actions"][:, :50, :, 0].reshape(-1, 2)
-    joint = np.array([[(action == (i, j)).all(1).mean() for j in (0, 1)] for i in (0, 1)])
-    assert found.coverage.joint_actions == found.coverage.pairs == 3 and found.coverage.states == 1
-    assert found.saco == 3 / 5000
-    share = joint[joint > 0]
-    np.testing.assert_allclose(found.coverage.joint_entropy, -(share * np.log2(share)).sum())
-    apart = joint.sum(1, keepdims=True) * joint.sum(0)
-    mutual = (share * np.log2(share / apart[joint > 0])).sum()
-    np.testing.assert_allclose(found.actions.information[0, 1], mutual)
-    assert abs(mutual - (np.log2(3) - 4 / 3)) < 0.01  # what exact thirds would give
-
-
 @pytest.mark.nightly
 def test_memory_is_bounded(tmp_path):
     """Of a vault of 700 MB no more than 170 are ever held.

@@ -4,7 +4,6 @@ import contextlib
 import io
 import pickle
 import struct
-import time
 import zipfile
 
 import pytest
@@ -224,11 +223,6 @@ def test_20_000_members_are_looked_through_once(tmp_path, monkeypatch):
         with contextlib.suppress(VaultError):
             attempt(path)
     assert len(read) == 1
-    monkeypatch.undo()
-    archive._unchanged_members.cache_clear()
-    begin = time.process_time()
-    assert len(archive.members_of(path)) == 20_002
-    assert time.process_time() - begin < 2  # 0.3 s on a quiet machine
 
 
 @pytest.mark.parametrize("wide", [False, True])

@@ -215,18 +215,6 @@ def test_steps_that_a_condition_holds_for(a, tmp_path):
     assert (made.episodes.final == -1).sum() <= 3
 
 
-def test_pairs_of_the_xor_game_are_filtered_from_published_data(shared_data, tmp_path):
-    """{(0,1), (1,0)}: the steps that pay, of which every joint policy of 50 points is made."""
-    source = shared_data / "alberdice" / "xor_00_02_20.npz"
-    whole = vault.import_dataset(source, tmp_path / "xor.vlt")
-    pairs = vault.filter(whole, "reward == 1", tmp_path / "pairs.vlt", by="steps")
-    actions = pairs.transitions().action[0]
-    assert pairs.num_steps == 1651 + 1678
-    assert np.unique(actions, axis=0).tolist() == [[0, 1], [1, 0]]
-    assert (pairs.episodes.returns[:, 0] == pairs.episodes.length).all()
-    assert (pairs.episodes.final >= 0).all()
-
-
 # ---------------------------------------------------------------------------------- samples
 
 
