@@ -1,6 +1,7 @@
 from dataclasses import replace
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,8 @@ from offmarl.programs import LoadedPolicy
 from offmarl.programs.runs.evaluate import with_actions
 from offmarl.types import Continuous, Discrete, EnvSpec, Policy, Sequence, View
 from tests.runs import write_policy
+
+TWO = EnvSpec("", 2, 3, 1, Discrete(4))
 
 
 def constant_policy(num_agents):
@@ -174,13 +177,11 @@ def test_a_policy_acts_as_its_run_was_evaluated_and_draws_by_a_key(tmp_path):
 
 
 def test_a_policy_is_compiled_once(tmp_path):
-    spec = EnvSpec("", 2, 3, 1, Discrete(4))
-
     @chex.assert_max_traces(n=1)
     def act(params, carry, observation, legal_actions, key):
         return jnp.zeros(2, jnp.int32), jnp.zeros(2), carry
 
-    loaded = LoadedPolicy(Policy(lambda: jnp.zeros(1), act), (), spec, "test", stochastic=False)
+    loaded = LoadedPolicy(Policy(lambda: jnp.zeros(1), act), (), TWO, "test", stochastic=False)
     seen, carry = np.zeros((2, 3), np.float32), None
     for _ in range(3):
         _, carry = loaded(seen, carry=carry)
@@ -188,7 +189,6 @@ def test_a_policy_is_compiled_once(tmp_path):
 
 def test_a_policy_of_a_loop_is_given_its_rewards():
     """A return-to-go policy: it chooses 2 until it has been paid 3."""
-    spec = EnvSpec("", 2, 3, 1, Discrete(4))
 
     def act(params, carry, observation, legal_actions, key):
         return jnp.where(carry > 0, 2, 1), jnp.zeros(2), carry
@@ -198,7 +198,7 @@ def test_a_policy_of_a_loop_is_given_its_rewards():
         act,
         after_step=lambda carry, reward, done: jnp.where(done, 9.0, carry - reward),
     )
-    loaded = LoadedPolicy(policy, (), spec, "to_go", stochastic=False)
+    loaded = LoadedPolicy(policy, (), TWO, "to_go", stochastic=False)
     seen, going, carry, chosen = np.zeros((2, 3), np.float32), np.zeros(2, bool), None, []
     for reward in (1, 2, 0):
         action, carry = loaded(seen, carry=carry)
@@ -219,8 +219,7 @@ def test_a_policy_that_remembers_no_rewards_keeps_its_carry():
     def act(params, carry, observation, legal_actions, key):
         return jnp.zeros(2, jnp.int32), jnp.zeros(2), carry + 1
 
-    spec = EnvSpec("", 2, 3, 1, Discrete(4))
-    loaded = LoadedPolicy(Policy(lambda: jnp.zeros(()), act), (), spec, "counts", stochastic=False)
+    loaded = LoadedPolicy(Policy(lambda: jnp.zeros(()), act), (), TWO, "counts", stochastic=False)
     seen = np.zeros((2, 3), np.float32)
     _, carry = loaded(seen)
     assert loaded.after_step(carry, np.ones(2), np.zeros(2, bool)) is carry
