@@ -14,8 +14,8 @@ from offmarl import cli, envs
 from offmarl.cli import verbs
 from offmarl.evaluation import evaluate
 from offmarl.hub import card as catalogue
-from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs import record_policy, registry
+from offmarl.networks import PolicyConfig
+from offmarl.programs import registry
 from offmarl.programs.recording.tiers import Ladder
 from offmarl.report import render
 from tests.docs.test_snippets import call
@@ -82,12 +82,6 @@ def test_commands_have_the_options_they_are_given(line, monkeypatch, capsys):
         assert option in text
 
 
-def test_a_vault_is_written_as_documented(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (snippet,) = (snippet for snippet in WRITING if 'vault.create("own.vlt/first"' in snippet)
-    exec(snippet, {})
-    written = offmarl.vault.open_vault("own.vlt/first")
-    assert written.num_steps == 160 and set(written.episodes.cause) == {"truncated"}
 
 
 @pytest.mark.slow
@@ -177,14 +171,3 @@ def test_the_blocks_run_in_order_in_an_empty_directory(tmp_path, monkeypatch, ca
     assert (empty / "data.html").exists() and (empty / "report.html").exists()
 
 
-@pytest.mark.slow
-def test_the_page_on_reading_goes_on_from_the_readme(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    env = envs.make("swarm/coverage-3")
-    uniform = make_policy(PolicyConfig("random"), env.spec)
-    vault = Path("vaults/swarm/coverage-3.vlt/mappo-0-medium")
-    record_policy(env, uniform, (), vault, steps=2000, num_envs=8)
-    namespace = {}
-    for snippet in (*SNIPPETS, *READING):
-        exec(snippet, namespace)
-    assert (namespace["same"].action == namespace["batch"].action).all()
