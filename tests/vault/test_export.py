@@ -100,7 +100,7 @@ def test_a_full_disk(small_disk, tmp_path, layout, room):
     with vault.create(tmp_path / "a.vlt", wide, rows=1) as writer:
         writer.append(*whole_episodes(wide, rows=1, steps=400))
     (small_disk / "ballast").write_bytes(bytes(2**20 - room))
-    with pytest.raises(VaultFullError, match="no space left on the disk"):
+    with pytest.raises(VaultFullError):
         vault.export_dataset(writer.path, small_disk / "a.npz", layout)
     assert [file.name for file in small_disk.iterdir()] == ["ballast"]
 

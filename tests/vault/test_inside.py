@@ -164,7 +164,7 @@ def test_a_link_in_place_of_a_vault_is_not_followed(made, tmp_path):
     ((_, summary),) = vault.list_vaults(link)
     assert summary.error is None
     assert vault.open_vault(link).digest() == original.digest()
-    with pytest.raises(VaultExistsError, match="holds expert already"):
+    with pytest.raises(VaultExistsError):
         vault.create(link.parent, SPEC, rows=1)
     record(link.parent / "mine")
     assert vault.open_vault(link.parent).uid == "mine"

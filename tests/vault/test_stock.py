@@ -118,7 +118,7 @@ def test_stock_under_an_open_writer_is_fenced(tmp_path):
     writer.flush()
     append_with_stock(open_stock(path), theirs[0])
     writer.append(*ours)
-    with pytest.raises(VaultConflictError, match="does not use offmarl's lock"):
+    with pytest.raises(VaultConflictError):
         writer.flush()
     writer.release()
     found = vault.open_vault(path)
