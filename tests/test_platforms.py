@@ -30,8 +30,8 @@ pytestmark = pytest.mark.slow
 PLATFORMS = ("cuda", "tpu")
 ENVIRONMENTS = (
     *("classic/xor", "classic/bridge", "probe/memory", "probe/match"),
-    *(f"swarm/{name}" for name in ("coverage-3", "search-3", "delivery-3", "pursuit-3-2")),
-    *("swarm/flock-3", "swarm/hover-3", "swarm/coverage-100", "matrax/climbing", "jumanji/lbf"),
+    *(f"swarm/{name}" for name in ("search-3", "delivery-3", "pursuit-3-2", "coverage-100")),
+    *("swarm/flock-3", "swarm/hover-3", "matrax/climbing", "jumanji/lbf"),
     *(f"jaxmarl/{name}" for name in ("mpe/simple_spread_v3", "smax/3m", "coin_game")),
 )
 OF_CONTINUOUS = ("maddpg", "masac", "maddpg_cql", "matd3_bc", "omar")

@@ -220,32 +220,6 @@ def test_damaged_metadata(path, damage):
         vault.open_vault(path)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rewards": ("(2, 4, 3)", "float32")},
-        {"rewards": ("(2, 4, 2)", "int32")},
-        {"rewards": ("(2, 4, 2)", "nonsense")},
-        {"rewards": ("(10000000000000000000, 4, 2)", "float32")},
-        {"rewards": (7, None)},
-        {"rewards": ({"deeper": "(2, 4, 2)"}, "float32")},
-        {"nothing": ("(2, 4, 2)", "float32")},
-    ],
-)
-def test_foreign_metadata_that_contradicts_the_arrays(path, changes):
-    """Without our schema the vault is a foreign one, which is described by its metadata alone."""
-    everything_ours = ts.KvStore.KeyRange("offmarl/", "offmarl0")
-    open_keys(path).delete_range(everything_ours).result()
-    assert vault.open_vault(path).read(0, 1, leaves=["rewards"])["rewards"].shape == (2, 1, 2)
-    metadata = json.loads((path / "metadata.json").read_text())
-    for name, (shape, dtype) in changes.items():
-        metadata["structure_shape"][name] = shape
-        metadata["structure_dtype"][name] = dtype
-    (path / "metadata.json").write_text(json.dumps(metadata))
-    with pytest.raises(VaultError):
-        vault.open_vault(path)
-
-
 def test_a_newer_format(path):
     store = Store.open(path)
     schema = store.get_json(layout.SCHEMA_KEY)
