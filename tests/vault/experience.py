@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from offmarl import vault
 from offmarl.testing import (
@@ -24,6 +25,8 @@ __all__ = [
     "concatenate",
     "episodes_of",
     "make",
+    "nan_at",
+    "save_hdf5",
     "steps",
     "table_of",
     "view",
@@ -65,3 +68,17 @@ def written(
         for part in parts:
             writer.append(*part)
     return vault.open_vault(path)
+
+
+def save_hdf5(path: Path, arrays: dict[str, np.ndarray]) -> Path:
+    with pytest.importorskip("h5py").File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+    return path
+
+
+def nan_at(array: np.ndarray, *place: Any, value: float = np.nan) -> np.ndarray:
+    """A copy with another value at a place."""
+    array = np.array(array, float)
+    array[place] = value
+    return array

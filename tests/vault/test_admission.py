@@ -9,6 +9,8 @@ from offmarl import vault
 from offmarl.errors import InvalidValueError, OffmarlError, OptionError
 from offmarl.vault.convert import common
 
+from .experience import nan_at
+
 T = 30
 RNG = np.random.default_rng(0)
 SEEN = RNG.normal(size=(T, 2, 3)).astype(np.float32)
@@ -22,12 +24,6 @@ def arrays(**changed):
         "rewards": RNG.normal(size=(T, 2)),
         "terminals": ENDS,
     } | changed
-
-
-def nan_at(array, *place, value=np.nan):
-    array = np.array(array, float)
-    array[place] = value
-    return array
 
 
 def following(ends, led_to=99.0):

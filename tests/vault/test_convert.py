@@ -20,6 +20,8 @@ from offmarl.errors import (
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault.convert import common, containers
 
+from .experience import save_hdf5
+
 LENGTHS = [3, 5, 1, 4, 5]
 TERMINATED = [True, True, True, False, False]
 SIZES = {"num_agents": 2, "observation_size": 3, "state_size": 4}
@@ -47,18 +49,13 @@ def batch(rng=None, slots=6):
     }
 
 
-def save_hdf5(path, **arrays):
-    with pytest.importorskip("h5py").File(path, "w") as file:
-        for name, array in arrays.items():
-            file[name] = array
-
-
 @pytest.fixture(params=["savez", "savez_compressed", "hdf5"])
 def source(tmp_path, request):
     """A file as PyMARL's descendants write it; CFCQL's are HDF5."""
     path = tmp_path / ("data.h5" if request.param == "hdf5" else "data.npz")
-    writers = {"hdf5": save_hdf5, "savez": np.savez, "savez_compressed": np.savez_compressed}
-    writers[request.param](path, **batch())
+    if request.param == "hdf5":
+        return save_hdf5(path, batch())
+    getattr(np, request.param)(path, **batch())
     return path
 
 

@@ -9,6 +9,8 @@ from offmarl.types import Continuous, EnvSpec
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import find_limits
 
+from .experience import save_hdf5
+
 LENGTHS = [6, 3, 6, 4]
 STEPS = sum(LENGTHS)
 DONE = np.isin(np.arange(STEPS), np.cumsum(LENGTHS) - 1)
@@ -29,13 +31,6 @@ def arrays():
         "r": rng.normal(size=(STEPS, 1)),
         "d": DONE[:, None].astype(float),
     }
-
-
-def save_hdf5(path, arrays):
-    with pytest.importorskip("h5py").File(path, "w") as file:
-        for name, array in arrays.items():
-            file[name] = array
-    return path
 
 
 def check_episodes(found):

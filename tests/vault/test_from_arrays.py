@@ -10,6 +10,8 @@ from offmarl import vault
 from offmarl.errors import InvalidValueError, OptionError, ShapeError, VaultExistsError
 from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec
 
+from .experience import nan_at
+
 T, N = 50, 3
 RNG = np.random.default_rng(0)
 ENDS = np.isin(np.arange(T), [9, 30])
@@ -168,12 +170,6 @@ def test_actions_of_dead_agents_may_be_missing(tmp_path):
     actions = np.where(alive, ONE["actions"], -1)
     found = vault.from_arrays(tmp_path / "a.vlt", **(ONE | {"actions": actions}), alive=alive)
     np.testing.assert_array_equal(found.transitions().action[0, :, 0], actions.clip(0))
-
-
-def nan_at(array, *place):
-    array = np.array(array)
-    array[place] = np.nan
-    return array
 
 
 @pytest.mark.parametrize(
