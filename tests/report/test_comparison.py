@@ -9,6 +9,7 @@ from offmarl import report, tracking
 from offmarl.errors import OptionError, RunError
 from offmarl.hub.card import references
 from offmarl.report import Entry, tables
+from offmarl.report.comparison import notes
 from offmarl.statistics import Reference
 from offmarl.terminal import interval
 from offmarl.tracking import AGREEMENT, RETURN
@@ -103,6 +104,16 @@ def test_other_settings_on_another_dataset_are_not_pooled(tmp_path):
     pooled = report.read_runs([tmp_path / "one", tmp_path / "two"], pool_settings=True)
     assert list(report.compare(pooled.scores).common) == [BC]
     assert pooled.settings == found.settings
+
+
+def test_notes_tell_of_datasets_of_one_name(tmp_path):
+    runs = [
+        write_run(tmp_path / str(i), "bc", "a/b", [[i]], vault_digest=str(i) * 64) for i in (1, 2)
+    ]
+    for given, there in ((runs[:1], False), (runs, True)):
+        found = report.read_runs(given)
+        told = [*notes(report.compare(found.scores), found, RETURN, False)]
+        assert any(one.startswith("Several datasets") for one in told) == there
 
 
 def test_many_other_settings_are_named_by_a_checksum(tmp_path):

@@ -213,6 +213,7 @@ def test_what_is_unusual_is_said(tmp_path):
         legal_actions=np.ones_like(steps.view.legal_actions),
     )
     view.legal_actions[0, 0, 0, 2] = False
+    view.legal_actions[..., 0, 1] = False  # which is no action that was never taken
     action = np.tile(np.int32([2, 0, 0]), (1, 8, 1))
     steps = steps._replace(
         view=view,
@@ -231,7 +232,7 @@ def test_what_is_unusual_is_said(tmp_path):
         "No episode is complete, so no return is reported.",
         "All rewards are zero.",
         "Illegal actions taken: 1 (4.17%).",
-        "Legal actions that were never taken: 0-1, 3 (agent 0), 1-3 (agents 1-2).",
+        "Legal actions that were never taken: 0, 3 (agent 0), 1-3 (agents 1-2).",
         "Observed values that are not finite: 2, in features 1 (agent 2).",
         "Constant features of the observation: 0 (agent 1).",
     ):
