@@ -34,12 +34,6 @@ def test_every_extra_brings_what_the_library_uses(requirement):
     assert any(used.search(path.read_text()) for path in (ROOT / "offmarl").rglob("*.py"))
 
 
-@pytest.mark.parametrize("name", offmarl.__all__)
-def test_every_name_is_there(name):
-    assert getattr(offmarl, name) is not None
-    assert name in dir(offmarl)
-
-
 TABLE = re.findall(r"^\| ([\w ]*) ?\| (`.+) \|$", offmarl.__doc__, re.M)
 
 

@@ -1,5 +1,6 @@
 from dataclasses import dataclass
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,7 +66,7 @@ def test_memory_is_reset_with_the_episode_and_carried_between_rollouts():
 
 def test_environments_differ_and_a_key_decides_everything():
     one, again = random_rollout("probe/match"), random_rollout("probe/match")
-    jax.tree.map(np.testing.assert_array_equal, one[1], again[1])
+    chex.assert_trees_all_equal(one[1], again[1])
     action = np.asarray(one[1].action)
     assert (action[:, 0] != action[:, 1]).any()
     other = random_rollout("probe/match", seed=1)
@@ -87,11 +88,14 @@ def test_behaviour_log_probs_are_those_of_the_policy():
 def test_other_data_recompile_nothing():
     env = envs.autoreset(envs.make("probe/match"))
     policy = make_policy(PolicyConfig("random"), env.spec)
-    play = jax.jit(lambda state, key, policy_id: rollout(env, policy, (), state, key, 4, policy_id))
+    play = jax.jit(
+        chex.assert_max_traces(
+            lambda state, key, policy_id: rollout(env, policy, (), state, key, 4, policy_id), 1
+        )
+    )
     state = init_rollout(env, policy, jax.random.key(0), 2)
     for policy_id in range(3):
         state, *_ = play(state, jax.random.key(policy_id), policy_id)
-    assert play._cache_size() == 1
 
 
 def test_agents_may_have_policies_of_their_own():

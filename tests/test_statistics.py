@@ -3,7 +3,7 @@
 import hypothesis.extra.numpy as hnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offmarl import statistics
@@ -41,6 +41,7 @@ def test_probability_of_improvement_counts_ties_half():
     assert statistics.probability_of_improvement(x, y) == pytest.approx((first + second) / 2)
 
 
+@settings(max_examples=25)
 @given(scores_of_any_shape, scores_of_any_shape)
 def test_probabilities_of_improvement_are_complementary(x, y):
     y = np.resize(y, (len(y), x.shape[1]))
@@ -83,14 +84,6 @@ def test_bootstrap_agrees_with_a_slow_reference(estimate):
     interval = statistics.bootstrap_interval(estimate, scores, seed=0, method="percentile")
     reference = reference_interval(scores, estimate, 4000, seed=1)
     np.testing.assert_allclose(interval, reference, atol=0.05)
-
-
-def test_bootstrap_of_the_mean_matches_its_standard_error():
-    scores = np.random.default_rng(0).normal(size=(400, 1))
-    low, high = statistics.bootstrap_interval(statistics.mean, scores, seed=0)
-    half_width = 1.96 * scores.std() / 20
-    expected = scores.mean() + np.array([-half_width, half_width])
-    np.testing.assert_allclose([low, high], expected, atol=0.005)
 
 
 def test_expanded_intervals_of_few_runs_are_cut_further_out():

@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 
 from offmarl import tracking
-from offmarl.errors import RunError
 
 
 def test_records_come_back(tmp_path):
@@ -68,16 +67,6 @@ def test_a_file_that_cannot_be_written_stays_and_is_named(tmp_path, monkeypatch)
         tracking.replace_file(path, b"after")
     assert path.read_text() == "before"
     assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [(None, "has no run.json"), ("{", "damaged"), ("[]", "no JSON object")]
-)
-def test_a_directory_that_is_no_run_is_refused(tmp_path, content, message):
-    if content is not None:
-        (tmp_path / "run.json").write_text(content)
-    with pytest.raises(RunError, match=message):
-        tracking.read_run(tmp_path)
 
 
 def test_marl_eval_layout():

@@ -5,6 +5,7 @@ import json
 import pickle
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -193,7 +194,7 @@ def test_trees_are_mapped_as_in_jax() -> None:
     arrays: Any = {"b": np.arange(3), "a": {"c": np.ones(2)}}
     view: Any = View(arrays, None, jnp.zeros(1), jnp.zeros(2))
     ours, theirs = map_tree(lambda x: x + 1, view), jax.tree.map(lambda x: x + 1, view)
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    chex.assert_trees_all_equal(ours, theirs)
     assert str(jax.tree.structure(ours)) == str(jax.tree.structure(theirs))
     both = map_tree(lambda x, y: x + y, arrays, arrays)
     np.testing.assert_array_equal(both["a"]["c"], [2, 2])

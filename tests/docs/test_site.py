@@ -4,7 +4,6 @@ import ast
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import jax
@@ -18,10 +17,8 @@ from docs.flow import Flow, Source, Trace, Weights, flow_of
 from docs.links import broken_links
 from docs.pictures import flow_chart
 from offmarl import envs
-from offmarl.errors import ShapeError
 from offmarl.hub import card as catalogue
 from offmarl.programs import registry
-from offmarl.types import Continuous, Discrete
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,30 +92,6 @@ def test_the_flow_of_a_baseline_is_read_off_its_computation():
     assert found.targets("reward") == found.targets("target agent") == {"td_loss"}
     assert found.targets("agent") == set(found.results)
     assert "truncated" not in found.fields  # nor behaviour_log_prob: QMIX+CQL does not use them
-
-
-@pytest.mark.slow
-def test_a_program_for_continuous_actions_only_has_a_flow():
-    cloning, tried = registry.load("baseline", "bc"), []
-
-    def make(spec, args, dataset):
-        tried.append(spec.action)
-        if isinstance(spec.action, Discrete):
-            raise ShapeError("continuous actions only")
-        return cloning.make(spec, args, dataset)
-
-    found = flow_of(SimpleNamespace(Args=cloning.Args, make=make))
-    assert [type(action) for action in tried[:2]] == [Discrete, Continuous]
-    assert found.targets("observation") == {"network"}
-    assert found.targets("network") == set(found.results) == {"policy_loss", "best action"}
-
-
-@pytest.mark.slow
-def test_the_flow_of_a_recorder_is_that_of_its_losses():
-    found = flow_of(registry.load("recorder", "mappo"))
-    assert found.networks == ("actor", "critic")
-    assert found.targets("state") == {"critic"}
-    assert found.targets("actor") == {"policy_loss", "best action"}
 
 
 def test_the_flow_passes_loops_branches_and_networks_in_a_row():

@@ -423,21 +423,6 @@ def test_targets_bootstrap_from_bounded_values():
     assert low == pytest.approx(np.mean(np.square([1 - 1.5, 1 - 1.5, 1])))
 
 
-def test_the_rewards_of_a_dataset_bound_values(observed):
-    data, _, options = observed
-    assert data.reward_bounds(options)[0] == 0  # what follows the end
-    assert data.reward_bounds(options)[1] == data.reward[data.mask].max() > 0
-    assert not data.is_limited(options)  # episodes terminate
-    ends = data._replace(truncated=np.ones(12, bool), reward=data.reward + 1)
-    assert ends.reward_bounds(options)[0] == ends.reward[ends.mask].min() >= 1
-    # Episodes of other limits end where others go on.
-    lengths = np.where(np.arange(12) < 6, 1, 2)
-    uneven = ends._replace(lengths=lengths, mask=ends.mask & (np.arange(2) < lengths[:, None]))
-    assert uneven.reward_bounds(options)[0] == 0
-    assert uneven.reward_bounds(replace(options, horizon="infinite"))[0] >= 1
-    assert ends.is_limited(options) and not ends.is_limited(replace(options, horizon="infinite"))
-
-
 @pytest.mark.slow
 def test_two_steps_by_all_methods(random_data):
     """An agent earns .5 at once or 1 in the second step: .5 (1 - p) + γ p."""
@@ -706,25 +691,6 @@ def test_an_episode_with_an_impossible_recorded_action_is_left_out(observed, rec
     none = np.where(data.mask, recorded, 0)
     reasons = data._replace(behaviour_log_prob=none).refusals(options)
     assert "each complete episode has an action" in reasons["wis"] and "dr" in reasons
-
-
-def test_what_a_policy_would_never_do_has_no_weight_in_known_numbers(observed):
-    """One step: half the episodes have the ratio 2, one of them 0; its reward is not counted."""
-    data, followed, _ = observed
-    number = np.arange(12)
-    log_prob = np.log(np.where(number % 2, 0.5, 1.0))[:, None]
-    log_prob[0] = -np.inf
-    one = data._replace(
-        reward=number[:, None].astype(np.float32),
-        mask=np.ones((12, 1), bool),
-        behaviour_log_prob=np.full((12, 1), np.log(0.5)),
-        complete=np.ones(12, bool),
-    )
-    followed = followed._replace(log_prob=log_prob)
-    size, found = estimation._weighted(["wis"], None, 0, followed, one, replace(FAST, gamma=1.0))
-    weights = np.where(number % 2, 1.0, 2.0) * (number > 0)
-    assert found["wis"].value == pytest.approx((weights * number).sum() / weights.sum())
-    assert size == pytest.approx(weights.sum() ** 2 / (weights**2).sum())
 
 
 @pytest.mark.parametrize(

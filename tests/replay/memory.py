@@ -1,6 +1,5 @@
 """A source of windows in memory, with episodes of given lengths."""
 
-import copy
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -72,14 +71,6 @@ class MemorySource:
             legal_actions=rng.random((*lead, 2, 3)) < 0.7,
             alive=rng.random((*lead, 2)) < 0.8,
         )
-
-    def with_actions(self, action: np.ndarray) -> "MemorySource":
-        """Return the same episodes with other actions."""
-        other = copy.copy(self)
-        view = self.steps.view
-        legal = np.ones_like(view.legal_actions)
-        other.steps = self.steps._replace(action=action, view=view._replace(legal_actions=legal))
-        return other
 
     def blocks(self):
         return ((start, min(start + 16, self.length)) for start in range(0, self.length, 16))

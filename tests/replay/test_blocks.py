@@ -19,14 +19,6 @@ from .test_device import write
 SIZES = np.array([7, 3, 11, 5, 8, 2, 9, 4, 6, 10, 5, 7, 3, 4, 12, 6, 5, 8, 9, 4, 3, 2])
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Episodes shorter and longer than a window; the last of each row has no end."""
-    path = tmp_path_factory.mktemp("blocks") / "data.vlt"
-    write(path, np.random.default_rng(0).random((3, 90)) < 0.15)
-    return offmarl.open(path)
-
-
 def windows_of(order: BlockOrder, steps: range) -> list[tuple[int, int]]:
     """Return the block and the slot in it of each window."""
     found = []

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -153,7 +154,7 @@ def test_a_stream_gives_the_batches_of_the_device(mixed, weights) -> None:
     with mixed.stream(16, 5, burn_in=2, weights=weights, seed=3) as stream:
         for number in range(3):
             key = jax.random.fold_in(jax.random.key(3), number)
-            jax.tree.map(np.testing.assert_array_equal, next(stream), sample(replay, key))
+            chex.assert_trees_all_equal(next(stream), sample(replay, key))
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def test_draws_are_in_proportion(size: int) -> None:
     values[rng.random(size) < 0.3] = 0
     values[0] = 1
     tree = of(jnp.asarray(values), jnp.zeros(size))
-    found = np.concatenate([draw(tree, jax.random.key(i), 10_000, 1.0) for i in range(20)])
+    found = np.concatenate([draw(tree, jax.random.key(i), 10_000, 1.0) for i in range(5)])
     counts = np.bincount(found, minlength=size)
     assert len(counts) == size
     assert not counts[values == 0].any()
@@ -142,10 +142,10 @@ def test_draws_follow_the_priorities(name: str, lag: int) -> None:
         priorities = learned(draws, priorities, slots, batch, jnp.ones((64, 5), bool))
         seen[np.asarray(slots)] = True
     exact = base * np.where(seen, (errors + 1e-6) ** 0.5, max((errors[seen] + 1e-6) ** 0.5))
-    drawn = [draw(priorities.tree, one, 10_000, priorities.largest) for one in key[:10]]
+    drawn = [draw(priorities.tree, one, 10_000, priorities.largest) for one in key[:4]]
     counts = np.bincount(np.concatenate(drawn), minlength=90)
     assert not counts[base == 0].any()
-    expected = 1e5 * exact / exact.sum()
+    expected = 4e4 * exact / exact.sum()
     assert chisquare(counts[base > 0], expected[base > 0]).pvalue > 0.001
 
 
@@ -155,27 +155,3 @@ def test_importance_grows_to_one() -> None:
     for update, exponent in ((0, 0.4), (5, 0.7), (10, 1.0)):
         found = draws.weigh(ratios, mask, update)
         np.testing.assert_allclose(found, [1, 0.5**exponent], rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_weighted_draws_estimate_the_plain_mean() -> None:
-    """With β = 1, the mean of weighted values over draws is the mean over all windows."""
-    draws = Prioritised(Uniform(64), 1.0, 1.0, 1, 64, 64, 0)
-    values = jnp.arange(64.0)
-
-    @jax.jit
-    def estimates(draws: Prioritised, keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-        priorities = draws.begin(keys[:0])
-        errors, every = 1 + values[:, None], jnp.ones((64, 1), bool)
-        priorities = draws.learned(priorities, jnp.arange(64), errors, every)
-
-        def one(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-            _, slots, ratios = draws.take(priorities, 0, key)
-            return values[slots].mean(), (values[slots] * ratios).mean()
-
-        plain, weighted = jax.vmap(one)(keys)
-        return plain.mean(), weighted.mean()
-
-    plain, weighted = estimates(draws, jax.random.split(jax.random.key(2), 1000))
-    assert plain > 40
-    assert float(weighted) == pytest.approx(31.5, rel=0.01)

@@ -6,6 +6,7 @@ import threading
 import warnings
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,36 +23,23 @@ from offmarl.types import map_tree
 from offmarl.vault import Dataset
 
 from .memory import MemorySource
-from .test_device import SPEC, write
-
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Episodes shorter and longer than a window, one of each row's without an end."""
-    path = tmp_path_factory.mktemp("stream") / "data.vlt"
-    write(path, np.random.default_rng(0).random((3, 90)) < 0.15)
-    return offmarl.open(path)
-
-
-def same(ours, theirs) -> None:
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 @pytest.mark.parametrize(
-    ("batch", "length"),
+    ("batch", "length", "options"),
     [
-        (300, 5),
-        pytest.param(16, 1, marks=pytest.mark.slow),
-        pytest.param(16, 100, marks=pytest.mark.slow),
+        (300, 5, {}),
+        pytest.param(16, 1, {}, marks=pytest.mark.slow),
+        pytest.param(16, 100, {"burn_in": 3, "return_to_go": 0.9}, marks=pytest.mark.slow),
     ],
 )
-def test_the_batches_of_the_device(dataset: Dataset, batch: int, length: int) -> None:
+def test_the_batches_of_the_device(dataset: Dataset, batch: int, length: int, options) -> None:
     """Of more windows than are gathered at once, and of windows longer than a row, too."""
-    replay, sample = dataset.replay(batch, length), jax.jit(lambda r, key: r.sample(key))
-    with dataset.stream(batch, length, seed=3, start=7) as stream:
+    replay, sample = dataset.replay(batch, length, **options), jax.jit(lambda r, key: r.sample(key))
+    with dataset.stream(batch, length, seed=3, start=7, **options) as stream:
         for step in range(7, 12):
             key = jax.random.fold_in(jax.random.key(3), step)
-            same(next(stream), sample(replay, key))
+            chex.assert_trees_all_equal(next(stream), sample(replay, key))
         assert stream.step == 12
 
 
@@ -64,7 +52,7 @@ def test_compressed_vaults_stream_the_same(dataset: Dataset, tmp_path: Path) -> 
         offmarl.open(tmp_path / "raw.vlt").stream(8, 5) as mapped,
     ):
         for _ in range(3):
-            same(next(compressed), next(mapped))
+            chex.assert_trees_all_equal(next(compressed), next(mapped))
 
 
 @pytest.mark.slow
@@ -73,11 +61,11 @@ def test_a_stream_goes_on_where_another_was(dataset: Dataset) -> None:
         batches = [next(stream) for _ in range(6)]
     with dataset.stream(4, 5, seed=1) as stream:
         for batch in batches[:2]:
-            same(next(stream), batch)
+            chex.assert_trees_all_equal(next(stream), batch)
         state = json.loads(json.dumps(stream.state()))
     with dataset.stream(4, 5, **state) as stream:
         for batch in batches[2:]:
-            same(next(stream), batch)
+            chex.assert_trees_all_equal(next(stream), batch)
 
 
 def test_memory_bounds_what_is_gathered_ahead(dataset: Dataset) -> None:
@@ -117,22 +105,6 @@ def test_what_goes_wrong_in_a_thread_is_raised(dataset: Dataset) -> None:
     assert not [t for t in threading.enumerate() if t.name.startswith("offmarl-stream")]
 
 
-def test_nothing_to_stream(tmp_path: Path, dataset: Dataset) -> None:
-    vault.create(tmp_path / "empty.vlt", SPEC, rows=1).close()
-    with pytest.raises(ShapeError, match="holds no steps yet"):
-        offmarl.open(tmp_path / "empty.vlt").stream()
-    with pytest.raises(ShapeError, match="at least 1"):
-        dataset.stream(batch=0)
-
-
-@pytest.mark.slow
-def test_burn_in_and_returns_to_go_stream_the_same(dataset: Dataset) -> None:
-    sizes = {"burn_in": 3, "return_to_go": 0.9}
-    replay = dataset.replay(16, 5, **sizes)
-    with dataset.stream(16, 5, seed=3, **sizes) as stream:
-        same(next(stream), replay.sample(jax.random.fold_in(jax.random.key(3), 0)))
-
-
 @pytest.mark.slow
 def test_windows_of_some_episodes_only(dataset: Dataset) -> None:
     some = np.flatnonzero(dataset.episodes.length % 2 == 0)
@@ -141,24 +113,17 @@ def test_windows_of_some_episodes_only(dataset: Dataset) -> None:
     windows = replay.at(jnp.arange(replay.num_slots))
     assert set(np.unique(windows.episode)) == set(some)
     with dataset.stream(16, 5, seed=3, episodes=some) as stream:
-        same(next(stream), replay.sample(jax.random.fold_in(jax.random.key(3), 0)))
+        chex.assert_trees_all_equal(
+            next(stream), replay.sample(jax.random.fold_in(jax.random.key(3), 0))
+        )
     with pytest.raises(OptionError, match="named twice"):
         dataset.replay(16, 5, np.array([1, 1]))
 
 
-def test_held_out_episodes_are_those_that_split_deals_out(dataset: Dataset, tmp_path: Path) -> None:
-    rest, held_out = dataset.hold_out(0.2)
-    np.testing.assert_array_equal(
-        np.sort(np.append(rest, held_out)), np.arange(len(dataset.episodes.row))
-    )
-    parts = vault.split(dataset, tmp_path / "parts.vlt", fractions=(0.8, 0.2))
-    for part, episodes in (("train", rest), ("validation", held_out)):
-        returns = dataset.episodes.returns[episodes, 0]
-        np.testing.assert_array_equal(np.sort(parts[part].episodes.returns[:, 0]), np.sort(returns))
-    assert [len(part) for part in dataset.hold_out(1e-9)] == [len(dataset.episodes.row) - 1, 1]
-    for fraction in (0.0, 1.0, -0.5, float("nan")):
-        with pytest.raises(OptionError, match="cannot be held out"):
-            dataset.hold_out(fraction)
+@pytest.mark.parametrize("fraction", [0.0, 1.0, -0.5, float("nan")])
+def test_fractions_that_cannot_be_held_out(dataset: Dataset, fraction: float) -> None:
+    with pytest.raises(OptionError, match="cannot be held out"):
+        dataset.hold_out(fraction)
 
 
 def test_whole_episodes(dataset: Dataset) -> None:
@@ -196,13 +161,7 @@ def test_feeds_give_every_seed_its_own_batches(dataset: Dataset, kind: str) -> N
             assert isinstance(data, Replay if kind == "device" else Batches)
             for seed, index in np.ndindex(2, feed.updates) if kind == "stream" else ():
                 key, _ = split_key(keys[seed], first + index)
-                same(data[seed][index].sequence(), replay.sample(key))
-
-
-def test_small_data_goes_to_the_device(dataset: Dataset) -> None:
-    keys = jax.random.split(jax.random.key(0), 1)
-    with open_batches(dataset, "auto", Windows(4, 5), keys, range(0, 6, 6), 2**20) as feed:
-        assert isinstance(next(feed.data), Replay)
+                chex.assert_trees_all_equal(data[seed][index].sequence(), replay.sample(key))
 
 
 class LongSource(MemorySource):
@@ -238,7 +197,7 @@ def test_streams_of_numpy_arrays_have_the_same_bits(dataset: Dataset) -> None:
         for _ in range(3):
             batch = next(ours)
             assert isinstance(batch.view.observation, np.ndarray)
-            same(batch, next(jax_))
+            chex.assert_trees_all_equal(batch, next(jax_))
     with pytest.raises(OptionError, match="jax or numpy or torch: 'keras' is none"):
         dataset.stream(16, 5, to="keras")
 
@@ -270,7 +229,9 @@ def test_windows_by_number_for_grain(dataset: Dataset) -> None:
     begins = np.concatenate([np.stack([x.episode[:, 0], x.time[:, 0]], -1) for x in batches])
     assert len(np.unique(begins, axis=0)) == len(begins) == len(windows)
     assert type(batches[0]) is type(windows[0])
-    same(windows.gather([3, -1]), jax.tree.map(lambda *x: np.stack(x), windows[3], windows[-1]))
+    chex.assert_trees_all_equal(
+        windows.gather([3, -1]), jax.tree.map(lambda *x: np.stack(x), windows[3], windows[-1])
+    )
 
 
 @pytest.mark.parametrize("kind", ["device", "stream", "blocks"])
@@ -331,8 +292,10 @@ def test_steps_that_are_not_finite_or_illegal_are_in_no_batch(tmp_path, kind):
     assert seen == {*range(count)} - left_out
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("field", ["observations", "states", "rewards", "actions"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("observations", np.nan), ("states", np.inf), ("rewards", -np.inf), ("actions", np.nan)],
+)
 def test_no_way_of_drawing_gives_what_is_not_finite(tmp_path, field, value):
     """Of the second episode, which begins with it, and of the third, which holds it later."""
     rng, count = np.random.default_rng(0), 30

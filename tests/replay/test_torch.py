@@ -35,13 +35,6 @@ from tests.children import python  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork")  # of threads, which workers never use
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    path = tmp_path_factory.mktemp("a folder") / "data.vlt"
-    write(path, np.random.default_rng(0).random((3, 90)) < 0.15)
-    return offmarl.open(path)
-
-
 def same(ours: Any, theirs: Any) -> None:
     """Whether tensors are these arrays, bit by bit."""
     assert type(ours) is type(theirs)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -120,63 +121,31 @@ def test_slots_of_any_trees_are_packed_and_unpacked(
     same_bits(found, {name: array[slots] for name, array in fields.items()})
 
 
-WORDS_BY_HAND = {"observation": (0, 6), "state": (6, 2), "action": (8, 2), "reward": (10, 2)}
-WORDS_BY_HAND |= {"behaviour_log_prob": (12, 2), "time": (14, 1), "episode": (15, 1)}
-"""The first word of each field of a slot, and how many it has."""
-
-
 @pytest.mark.parametrize(
-    ("actions", "extras", "num_bits", "words"),
+    ("actions", "extras", "size"),
     [
-        (12, {}, 32, 17),  # the bits fill one word
-        (12, {"flag": ArraySpec((), "bool")}, 33, 18),
-        (13, {}, 34, 18),
-        (13, {"small": ArraySpec((63,)), "large": ArraySpec((64,))}, 34, 18 + 63),
-        (12, {"half": ArraySpec((2, 3), "float16")}, 32, 17),
+        (12, {}, 17),  # 16 numbers, and as many flags as a word has bits
+        (12, {"flag": ArraySpec((), "bool")}, 18),
+        (13, {"small": ArraySpec((63,)), "large": ArraySpec((64,))}, 18 + 63 + 64),
+        (12, {"half": ArraySpec((2, 3), "float16")}, 17 + 3),
     ],
 )
-def test_where_a_slot_keeps_what_by_hand(
-    actions: int, extras: dict[str, ArraySpec], num_bits: int, words: int
+def test_flags_take_a_bit_and_numbers_no_more_than_their_bytes(
+    actions: int, extras: dict[str, ArraySpec], size: int
 ) -> None:
-    """Numbers of 32 bits fill words; flags fill bits behind them; the rest has its own arrays."""
     spec = EnvSpec("hand", 2, 3, 2, Discrete(actions), extras=extras)
     layout, rng = layout_of(spec, Windows(1, 2)), np.random.default_rng(0)
-    fields = {
-        name: entries(leaf, (4,), rng) for name, leaf in fields_of(spec, Windows(1, 2)).items()
-    }
-    place, bits = dict(WORDS_BY_HAND), {"legal_actions": (0, 2 * actions)}
-    for name, size in {"alive": 2, "terminated": 2, "truncated": 2, "mask": 1}.items():
-        bits[name] = (sum(next(reversed(bits.values()))), size)
-    bits["next_known"] = (sum(bits["mask"]), 1)
-    if "small" in extras:
-        place["extras.small"] = (16, 63)
-    if "flag" in extras:
-        bits["extras.flag"] = (32, 1)
-    own = {"large": 256, "half": 12}
-    of_own = {f"extras.{name}": own[name] for name in extras if name in own}
-    assert (layout.num_words, layout.width) == (words - -(-num_bits // 32), words)
-    assert layout.bytes_of == of_own | {"words": 4 * words}
-    assert layout.slot_bytes == sum(of_own.values()) + 4 * words
-
-    rows = pack(fields, layout, 4)
-    wanted, flags = np.zeros((4, words), np.uint32), np.zeros((4, 64), bool)
-    for name, (start, size) in place.items():
-        wanted[:, start : start + size] = fields[name].reshape(4, -1).view(np.uint32)
-    for name, (start, size) in bits.items():
-        flags[:, start : start + size] = fields[name].reshape(4, -1)
-    for word in range(layout.num_words, words):
-        at = 32 * (word - layout.num_words)
-        wanted[:, word] = flags[:, at : at + 32] @ (1 << np.arange(32, dtype=np.uint64))
-    same_bits(rows, {name: fields[name].reshape(4, -1) for name in of_own} | {"words": wanted})
+    assert layout.slot_bytes == 4 * size
+    leaves = fields_of(spec, Windows(1, 2))
+    fields = {name: entries(leaf, (4,), rng) for name, leaf in leaves.items()}
     some = pack({"alive": fields["alive"], "time": fields["time"]}, layout, 4)
-    blank = np.zeros_like(wanted)
-    blank[:, 14] = fields["time"].view(np.uint32)
-    first = bits["alive"][0]
-    blank[:, words - -(-num_bits // 32)] = fields["alive"] @ (1 << np.arange(first, first + 2))
-    np.testing.assert_array_equal(some["words"], blank)
+    zeros = {name: np.zeros_like(x) for name, x in fields.items()}
+    both = zeros | {"alive": fields["alive"], "time": fields["time"]}
+    chex.assert_trees_all_equal(some["words"], pack(both, layout, 4)["words"])
 
     starts = np.array([2, 0])
-    found = unpack(jax.tree.map(jnp.asarray, rows), layout, jnp.asarray(starts), 2)
+    rows = jax.tree.map(jnp.asarray, pack(fields, layout, 4))
+    found = unpack(rows, layout, jnp.asarray(starts), 2)
     same_bits(found, {name: x[starts[:, None] + np.arange(2)] for name, x in fields.items()})
 
 

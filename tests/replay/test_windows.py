@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from offmarl.errors import OptionError, ShapeError
-from offmarl.losses import masked_mean
-from offmarl.replay import Replay, Windows, WindowSource, load
+from offmarl.replay import Windows, WindowSource, load
 from offmarl.replay.device import draw
 from offmarl.replay.starts import Uniform
 from offmarl.types import Sequence, View
@@ -111,48 +111,9 @@ def test_returns_to_go(source: MemorySource, discount: float) -> None:
         np.testing.assert_allclose(found.return_to_go[window, slot], wanted, rtol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def short_and_long() -> tuple[MemorySource, Sequence]:
-    """Equally many episodes of 8 and of 50 steps, and all windows of 20."""
-    source = MemorySource([[8, 50] * 8, [50, 8] * 8])
-    return source, all_windows(source, Windows(1, 20))
-
-
-def test_batches_are_made_of_what_the_data_is_made_of(short_and_long) -> None:
-    source, found = short_and_long
-    lengths = source.episodes.length[found.episode[:, :-1][found.mask]]
-    times = found.time[:, :-1][found.mask]
-    assert found.mask.mean() == 58 / 60  # slots used
-    assert np.mean(lengths == 8) == 8 / 58
-    assert np.mean(times == lengths - 1) == 2 / 58
-
-
-def test_a_clone_has_the_frequencies_of_the_data(short_and_long) -> None:
-    """Of one action in short episodes and another in long ones, by a policy that sees neither."""
-    source, _ = short_and_long
-    length = np.repeat(source.episodes.length, source.episodes.length)
-    action = np.where(length == 8, 1, 0).reshape(source.rows, -1, 1).repeat(2, -1)
-    replay = load(source.with_actions(action.astype(np.int32)), Windows(32, 20))
-
-    def loss(logit: jax.Array, batch: Sequence) -> jax.Array:
-        losses = jax.nn.softplus(logit) - logit * batch.action
-        return masked_mean(losses, batch.mask[..., None] & batch.view_tm1.alive)
-
-    @jax.jit
-    def clone(replay: Replay, keys: jax.Array) -> jax.Array:
-        def step(logit: jax.Array, x: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-            number, key = x
-            gradient = jax.grad(loss)(logit, replay.sample(key))
-            return logit - 20 / (number + 10) * gradient, None
-
-        return jax.nn.sigmoid(jax.lax.scan(step, jnp.zeros(()), (jnp.arange(400), keys))[0])
-
-    found = clone(replay, jax.random.split(jax.random.key(0), 400))
-    np.testing.assert_allclose(found, 8 / 58, atol=0.01)
-
-
-def test_draws_agree_with_the_exact_probabilities(short_and_long) -> None:
-    _, found = short_and_long
+def test_draws_agree_with_the_exact_probabilities() -> None:
+    """Of equally many episodes of 8 and of 50 steps, in windows of 20."""
+    found = all_windows(MemorySource([[8, 50] * 8, [50, 8] * 8]), Windows(1, 20))
     starts = np.asarray(draw(Uniform(len(found.mask)), jax.random.key(0), 10**6))
     slot = np.arange(10**6) % 20
     step = (found.episode * 100 + found.time)[starts, slot][found.mask[starts, slot]]
@@ -167,7 +128,7 @@ def test_the_device_holds_the_same_windows(lengths: list[list[int]]) -> None:
     source, windows = MemorySource(lengths, without_final=(0,)), Windows(1, 6, 3, 0.9)
     replay = load(source, windows)
     found = jax.jit(lambda replay: replay.at(jnp.arange(replay.num_slots)))(replay)
-    jax.tree.map(np.testing.assert_array_equal, found, all_windows(source, windows))
+    chex.assert_trees_all_equal(found, all_windows(source, windows))
 
 
 def test_sizes_that_cannot_be() -> None:

@@ -9,6 +9,7 @@ from offmarl import report, tracking
 from offmarl.errors import OptionError, RunError
 from offmarl.hub.card import references
 from offmarl.report import Entry, tables
+from offmarl.report.comparison import notes
 from offmarl.statistics import Reference
 from offmarl.terminal import interval
 from offmarl.tracking import AGREEMENT, RETURN
@@ -105,6 +106,16 @@ def test_other_settings_on_another_dataset_are_not_pooled(tmp_path):
     assert pooled.settings == found.settings
 
 
+def test_notes_tell_of_datasets_of_one_name(tmp_path):
+    runs = [
+        write_run(tmp_path / str(i), "bc", "a/b", [[i]], vault_digest=str(i) * 64) for i in (1, 2)
+    ]
+    for given, there in ((runs[:1], False), (runs, True)):
+        found = report.read_runs(given)
+        told = [*notes(report.compare(found.scores), found, RETURN, False)]
+        assert any(one.startswith("Several datasets") for one in told) == there
+
+
 def test_many_other_settings_are_named_by_a_checksum(tmp_path):
     changed = {"learning_rate": 1e-3, "updates": 7}
     runs = settings_runs(tmp_path, code=("1" * 64, "2" * 64), **changed)
@@ -118,22 +129,6 @@ def test_many_other_settings_are_named_by_a_checksum(tmp_path):
 def test_equal_settings_are_pooled(tmp_path):
     found = report.read_runs(settings_runs(tmp_path, seeds=3))
     assert list(report.compare(found.scores).common) == [BC] and found.settings == {}
-
-
-def test_runs_from_before_algorithms_were_labelled_are_read(tmp_path):
-    bc = write_run(tmp_path / "bc", "bc", "a/b", [[1, 2]], [[5, 6]])
-    final = {
-        tracking.RETURN: np.array([[1.0, 2.0]]),
-        tracking.GREEDY_RETURN: np.array([[5.0, 6.0]]),
-    }
-    old = tracking.marl_eval("swarm", "coverage-3", "bc", [0], [], final)
-    new = report.read_runs([bc])
-    tracking.write_json(bc / tracking.MARL_EVAL_FILE, old)
-    assert report.read_runs([bc]) == new
-    del final[tracking.GREEDY_RETURN]  # still older ones
-    old = tracking.marl_eval("swarm", "coverage-3", "bc", [0], [], final)
-    tracking.write_json(bc / tracking.MARL_EVAL_FILE, old)
-    assert list(report.read_runs([bc]).scores["a/b"]) == [SAMPLED]
 
 
 def test_runs_of_one_program_on_one_dataset_are_told_apart(tmp_path):

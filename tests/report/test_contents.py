@@ -10,9 +10,9 @@ from offmarl import report, vault
 from offmarl.errors import VaultError
 from offmarl.report import tables
 from offmarl.report.contents import data_warnings
+from offmarl.testing import image_spec, typed_spec
 from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, map_tree
 from offmarl.vault.dataset import open_source
-from offmarl.vault.format.column_statistics import RangesAccumulator
 from tests.vault.experience import make
 
 DISCRETE = EnvSpec("test/made-up", 3, 2, 2, Discrete(4), time_limit=9)
@@ -213,6 +213,7 @@ def test_what_is_unusual_is_said(tmp_path):
         legal_actions=np.ones_like(steps.view.legal_actions),
     )
     view.legal_actions[0, 0, 0, 2] = False
+    view.legal_actions[..., 0, 1] = False  # which is no action that was never taken
     action = np.tile(np.int32([2, 0, 0]), (1, 8, 1))
     steps = steps._replace(
         view=view,
@@ -231,7 +232,7 @@ def test_what_is_unusual_is_said(tmp_path):
         "No episode is complete, so no return is reported.",
         "All rewards are zero.",
         "Illegal actions taken: 1 (4.17%).",
-        "Legal actions that were never taken: 0-1, 3 (agent 0), 1-3 (agents 1-2).",
+        "Legal actions that were never taken: 0, 3 (agent 0), 1-3 (agents 1-2).",
         "Observed values that are not finite: 2, in features 1 (agent 2).",
         "Constant features of the observation: 0 (agent 1).",
     ):
@@ -250,32 +251,6 @@ def test_damage_does_not_go_unnoticed(tmp_path):
     file.write_bytes(data)
     with pytest.raises(VaultError, match="checksum"):
         report.survey(open_source(path))
-
-
-def test_ranges_do_not_lose_digits():
-    values = 1e6 + np.random.default_rng(0).normal(size=(5000, 2)).astype(np.float32)
-    over = RangesAccumulator(2)
-    for part in np.array_split(values, 7):
-        over.add(part)
-    np.testing.assert_allclose(over.ranges.mean, values.mean(0, dtype=float), rtol=1e-12)
-    np.testing.assert_allclose(over.ranges.std, values.std(0, dtype=float), rtol=1e-6)
-
-
-def test_published_data(shared_data, tmp_path):
-    """Three joint actions, equally often but for chance: the agents share a quarter of a bit."""
-    file = shared_data / "alberdice" / "xor_00_02_20.npz"
-    found = report.survey(vault.import_dataset(file, tmp_path / "xor.vlt"))
-    with np.load(file) as data:
-        action = data["actions"][:, :50, :, 0].reshape(-1, 2)
-    joint = np.array([[(action == (i, j)).all(1).mean() for j in (0, 1)] for i in (0, 1)])
-    assert found.coverage.joint_actions == found.coverage.pairs == 3 and found.coverage.states == 1
-    assert found.saco == 3 / 5000
-    share = joint[joint > 0]
-    np.testing.assert_allclose(found.coverage.joint_entropy, -(share * np.log2(share)).sum())
-    apart = joint.sum(1, keepdims=True) * joint.sum(0)
-    mutual = (share * np.log2(share / apart[joint > 0])).sum()
-    np.testing.assert_allclose(found.actions.information[0, 1], mutual)
-    assert abs(mutual - (np.log2(3) - 4 / 3)) < 0.01  # what exact thirds would give
 
 
 @pytest.mark.nightly
@@ -331,3 +306,43 @@ def test_what_importing_changed_and_ends_that_begin_are_said(tmp_path):
     data = write(tmp_path / "b.vlt", spec, steps, finals, rows=1)
     known = data_warnings(report.survey(data))
     assert any(told.startswith("2 episodes end with the observation that the") for told in known)
+
+
+# ---------------------------------------------------------------------------------- trees
+
+SPECS = {"tree": typed_spec("test/typed"), "image": image_spec("test/image")}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_survey_pools_the_entries_of_each_leaf(tmp_path, name):
+    spec = SPECS[name]
+    transition, finals = make(spec, steps=40)
+    alive = np.ones_like(transition.view.alive)
+    transition = transition._replace(view=transition.view._replace(alive=alive))
+    found = report.survey(write(tmp_path / "a.vlt", spec, transition, finals, rows=2))
+    leaves = [*vault_leaves(transition.view.observation)]
+    expected = np.array([[np.float64(leaf).mean() for leaf in leaves]])
+    np.testing.assert_allclose(found.observations.mean, expected, rtol=1e-5, atol=1e-6)
+    spread = np.array([[np.float64(leaf).std() for leaf in leaves]])
+    np.testing.assert_allclose(found.observations.std, spread, rtol=1e-5)
+    assert found.observations.low.tolist() == [[float(leaf.min()) for leaf in leaves]]
+    assert found.state.low.shape == (len(spec.state_leaves) if spec.state_size else 0,)
+    assert found.coverage.local_pairs == 160
+
+
+def vault_leaves(tree):
+    """The leaves of a tree, in the order of their names."""
+    if isinstance(tree, dict):
+        for name in sorted(tree):
+            yield from vault_leaves(tree[name])
+    else:
+        yield tree.astype(np.float32)
+
+
+def test_warnings_name_leaves(tmp_path):
+    transition, finals = make(SPECS["tree"], steps=40)
+    observation = map_tree(np.copy, transition.view.observation)
+    observation["gear"][:] = 3
+    transition = transition._replace(view=transition.view._replace(observation=observation))
+    found = report.survey(write(tmp_path / "a.vlt", SPECS["tree"], transition, finals, rows=2))
+    assert "Constant features of the observation: gear." in list(data_warnings(found))

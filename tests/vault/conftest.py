@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from . import damage
+from .killed import Victims
 
 _GUARD = 'cat; umount --lazy "$0"; rmdir "$0"'
 
@@ -42,3 +43,9 @@ def recorded(tmp_path_factory):
 def path(recorded, tmp_path):
     """A copy of the recorded vault, to damage."""
     return shutil.copytree(recorded, tmp_path / "v.vlt" / "a")
+
+
+@pytest.fixture(scope="module")
+def victims():
+    with Victims() as process:
+        yield process

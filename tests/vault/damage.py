@@ -1,8 +1,11 @@
 """Damages vaults as disks and networks might, and compares what is left."""
 
 import random
+import resource
 import shutil
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,3 +71,16 @@ def damage(file: Path, kind: str, rng: random.Random) -> str:
     data[bit // 8] ^= 1 << bit % 8
     file.write_bytes(data)
     return f"bit {bit} flipped"
+
+
+@contextmanager
+def small_files(size: int) -> Iterator[None]:
+    """Let this process write no file beyond a size, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)

@@ -1,7 +1,12 @@
 """Generated experience for the tests of vaults; see `offmarl.testing`."""
 
-import numpy as np
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
+
+from offmarl import vault
 from offmarl.testing import (
     assert_same,
     concatenate,
@@ -20,10 +25,13 @@ __all__ = [
     "concatenate",
     "episodes_of",
     "make",
+    "nan_at",
+    "save_hdf5",
     "steps",
     "table_of",
     "view",
     "whole_episodes",
+    "written",
 ]
 
 SPEC = EnvSpec("test/made-up", 2, 3, 5, Discrete(4), time_limit=9)
@@ -50,3 +58,27 @@ def whole_episodes(
     row, time = np.nonzero(transition.last)
     finals = FinalObservations(row, time, view(spec, (len(row),), rng))
     return transition._replace(terminated=terminated), finals
+
+
+def written(
+    path: Path, *parts: tuple[Transition, FinalObservations], spec: EnvSpec = SPEC, **options: Any
+) -> vault.Dataset:
+    """Write records to a new vault, and open it."""
+    with vault.create(path, spec, rows=len(parts[0][0].last), **options) as writer:
+        for part in parts:
+            writer.append(*part)
+    return vault.open_vault(path)
+
+
+def save_hdf5(path: Path, arrays: dict[str, np.ndarray]) -> Path:
+    with pytest.importorskip("h5py").File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+    return path
+
+
+def nan_at(array: np.ndarray, *place: Any, value: float = np.nan) -> np.ndarray:
+    """A copy with another value at a place."""
+    array = np.array(array, float)
+    array[place] = value
+    return array

@@ -6,15 +6,13 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultError
 
-from .experience import SPEC, make, whole_episodes
+from .experience import make, whole_episodes, written
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     path = tmp_path_factory.mktemp("bounds") / "a.vlt"
-    with vault.create(path, SPEC, rows=2, chunk_steps=8) as writer:
-        writer.append(*whole_episodes(steps=20))
-    return vault.open_vault(path)
+    return written(path, whole_episodes(steps=20), chunk_steps=8)
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint64, object])
@@ -149,11 +147,10 @@ def test_blocks_cover_time_and_end_where_chunks_do(found, monkeypatch):
 
 def test_one_vault_of_a_time_limit_and_without(tmp_path):
     path = tmp_path / "a.vlt"
-    with vault.create(path, SPEC, rows=2) as writer:
-        writer.append(*make())
+    found = written(path, make())
     with pytest.raises(VaultError, match="open it without a time limit"):
         vault.open_vault(path, time_limit=5)
-    assert (vault.open_vault(path).name, vault.open_vault(path).uid) == ("a", "main")
+    assert (found.name, found.uid, found.quirks) == ("a", "main", ())
 
 
 def test_windows_as_records_are_slices_of_the_whole(found):

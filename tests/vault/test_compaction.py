@@ -17,7 +17,7 @@ from offmarl.vault.write import compaction
 
 from . import damage
 from .experience import SPEC, assert_same, concatenate, make
-from .killed import PROGRAMS, Victims
+from .killed import PROGRAMS
 from .test_stock import (
     append_with_stock,
     assert_stock_reads_and_samples,
@@ -66,24 +66,6 @@ def test_many_small_commits(tmp_path, monkeypatch):
     assert places == sorted(places)
 
 
-def test_readers_read_on(path):
-    mapped, not_read_yet = vault.open_vault(path), vault.open_vault(path)
-    first = mapped[:20]
-    whole = vault.open_vault(path).transitions()
-    vault.compact(path)
-    assert_same(not_read_yet.transitions(), whole)
-    assert_same(concatenate([first, mapped[20:]]), whole)
-
-
-@pytest.mark.slow
-def test_stock_goes_on_after_compact(path):
-    transition = vault.open_vault(path).transitions()
-    vault.compact(path)
-    assert_stock_reads_and_samples(path, transition)
-    append_with_stock(open_stock(path), make(steps=11, seed=5)[0])
-    assert vault.open_vault(path).unverified == ((52, 63),)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("compression", [None, {"id": "zstd", "level": 3}])
 def test_stock_vaults_are_compacted(tmp_path, compression):
@@ -109,7 +91,7 @@ def test_what_cannot_be_compacted(path, monkeypatch):
         append_with_stock(open_stock(path), make(steps=4)[0])
 
     monkeypatch.setattr(compaction, "copy", meanwhile)
-    with pytest.raises(VaultConflictError, match="nothing was overwritten"):
+    with pytest.raises(VaultConflictError):
         vault.compact(path)
     monkeypatch.undo()
     found = vault.open_vault(path)
@@ -252,12 +234,6 @@ def test_a_full_disk_does_not_fail_a_close(path, reclaiming, monkeypatch):
     assert damage.content(path) == before
     assert not (path / compaction.REBUILT).exists()
     vault.resume(path).close()
-
-
-@pytest.fixture(scope="module")
-def victims():
-    with Victims() as process:
-        yield process
 
 
 def state_of(path):

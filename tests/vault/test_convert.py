@@ -20,6 +20,8 @@ from offmarl.errors import (
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault.convert import common, containers
 
+from .experience import save_hdf5
+
 LENGTHS = [3, 5, 1, 4, 5]
 TERMINATED = [True, True, True, False, False]
 SIZES = {"num_agents": 2, "observation_size": 3, "state_size": 4}
@@ -47,18 +49,13 @@ def batch(rng=None, slots=6):
     }
 
 
-def save_hdf5(path, **arrays):
-    with pytest.importorskip("h5py").File(path, "w") as file:
-        for name, array in arrays.items():
-            file[name] = array
-
-
 @pytest.fixture(params=["savez", "savez_compressed", "hdf5"])
 def source(tmp_path, request):
     """A file as PyMARL's descendants write it; CFCQL's are HDF5."""
     path = tmp_path / ("data.h5" if request.param == "hdf5" else "data.npz")
-    writers = {"hdf5": save_hdf5, "savez": np.savez, "savez_compressed": np.savez_compressed}
-    writers[request.param](path, **batch())
+    if request.param == "hdf5":
+        return save_hdf5(path, batch())
+    getattr(np, request.param)(path, **batch())
     return path
 
 
@@ -146,21 +143,6 @@ def test_what_is_optional(tmp_path):
     np.testing.assert_array_equal(transition.reward[0, :3], arrays["reward"][0, :3].astype("f4"))
 
 
-def test_slots_without_an_episode_are_left_out(tmp_path):
-    arrays = batch()
-    arrays["filled"][1] = 0
-    source = save(tmp_path / "data.npz", arrays)
-    found = vault.import_dataset(source, tmp_path / "a.vlt")
-    assert found.episodes.length.tolist() == [3, 1, 4, 5]
-
-
-def change(key, value):
-    def apply(arrays):
-        arrays[key] = value(arrays[key])
-
-    return apply
-
-
 def gap(filled):
     filled[0, 1] = 0
     return filled
@@ -171,30 +153,10 @@ def early(terminated):
     return terminated
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda arrays: arrays.pop("filled"), "it has no filled, only"),
-        (change("filled", gap), "has gaps"),
-        (change("terminated", early), "continues after its end"),
-        (change("actions", lambda x: x + 1), "must be from 0 to 2"),
-        (change("state", lambda x: x[:, :-1]), "'state' has shape"),
-        (change("state", lambda x: x.astype(object)), "holds Python objects"),
-    ],
-)
-def test_a_file_of_another_layout(tmp_path, damage, message):
-    arrays = batch()
-    damage(arrays)
-    source = save(tmp_path / "data.npz", arrays)
-    with pytest.raises((VaultError, InvalidValueError), match=message):
-        vault.import_dataset(source, tmp_path / "a.vlt")
-    assert not (tmp_path / "a.vlt").exists()
-
-
 def test_arrays_in_fortran_order(tmp_path):
     arrays = batch()
     expected = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
-    change("obs", np.asfortranarray)(arrays)
+    arrays["obs"] = np.asfortranarray(arrays["obs"])
     found = vault.import_dataset(save(tmp_path / "b.npz", arrays), tmp_path / "b.vlt")
     assert found.digest() == expected.digest()
 
@@ -283,11 +245,10 @@ def test_a_folder_of_npy_files_is_the_same_as_they_are_zipped(tmp_path):
         (b"\xff\x00\x01", "not a zip file"),
     ],
 )
-@pytest.mark.parametrize("layout", ["pymarl", "numpy", "d4rl"])
-def test_a_file_that_is_no_npz_file_is_described(tmp_path, layout, content, words):
+def test_a_file_that_is_no_npz_file_is_described(tmp_path, content, words):
     (tmp_path / "a.npz").write_bytes(content)
     with pytest.raises(VaultError) as error:
-        vault.import_dataset(tmp_path / "a.npz", tmp_path / "a.vlt", layout)
+        vault.import_dataset(tmp_path / "a.npz", tmp_path / "a.vlt", "numpy")
     assert words in str(error.value) and "allow_pickle" not in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -342,38 +303,30 @@ def test_flags_of_agents_are_those_of_the_team(tmp_path):
         vault.import_dataset(save(tmp_path / "b.npz", arrays), tmp_path / "b.vlt")
 
 
-def test_data_without_a_state_may_lack_final_views(tmp_path):
-    arrays = batch()
-    del arrays["state"]
-    arrays["filled"] = np.arange(6)[None, :, None] < np.array(LENGTHS)[:, None, None]
-    found = vault.import_dataset(save(tmp_path / "a.npz", arrays), tmp_path / "a.vlt")
-    assert found.episodes.length.tolist() == LENGTHS
-
-
-@pytest.mark.parametrize("suffix", [".npz", ".h5"])
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
         ("actions", lambda x: x[..., [0, 0, 0]], "'actions' has shape .*the last axis of actions"),
         ("actions", lambda x: np.eye(3)[x[..., 0]], "'actions' has shape"),
         ("actions", lambda x: x + 0.1, "actions has the value .*does not fit"),
-        ("actions", lambda x: np.where(x == 0, np.nan, x), "actions has the value nan"),
         ("actions", lambda x: -x - 1, "must be from 0 to 2"),
         ("terminated", lambda x: x[..., [0, 0, 0]], "'terminated' has shape"),
         ("terminated", lambda x: x * 2, None),
         ("filled", lambda x: x[..., [0, 0]], "'filled' has shape"),
         ("reward", lambda x: x[..., [0, 0, 0]], "'reward' has shape"),
         ("avail_actions", lambda x: x * 2, "infos.legals has the value 2"),
-        ("avail_actions", lambda x: x * 0.5, r"infos.legals has the value 0\.5"),
         ("avail_actions", lambda x: x * 0, "must be 1 for an action of an agent"),
         ("reward", lambda x: x * 1e300, "rewards has the value"),
+        ("filled", gap, "has gaps"),
+        ("terminated", early, "continues after its end"),
+        ("state", lambda x: x[:, :-1], "'state' has shape"),
+        ("state", lambda x: x.astype(object), "holds Python objects"),
     ],
 )
-def test_nothing_is_cast_that_does_not_fit(tmp_path, suffix, name, change, message):
+def test_nothing_is_cast_that_does_not_fit(tmp_path, name, change, message):
     arrays = batch()
     arrays[name] = change(arrays[name].astype(np.float64) if name == "reward" else arrays[name])
-    source = tmp_path / f"a{suffix}"
-    (np.savez if suffix == ".npz" else save_hdf5)(source, **arrays)
+    source = save(tmp_path / "a.npz", arrays)
     if message is None:  # PyMARL's own flags are compared with 0
         assert vault.import_dataset(source, tmp_path / "a.vlt", time_limit=5).episodes.length.size
         return

@@ -10,7 +10,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultError
 
-from .experience import SPEC, make
+from .experience import SPEC, make, written
 
 h5py = pytest.importorskip("h5py")
 
@@ -83,9 +83,7 @@ def secret(tmp_path):
 def ours(tmp_path_factory):
     """A vault of ours, to export."""
     path = tmp_path_factory.mktemp("ours") / "a.vlt"
-    with vault.create(path, SPEC, rows=1) as writer:
-        writer.append(*make(SPEC, rows=1, steps=STEPS))
-    return vault.open_vault(path)
+    return written(path, make(SPEC, rows=1, steps=STEPS))
 
 
 @pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)

@@ -11,6 +11,8 @@ from offmarl.errors import InvalidValueError, ShapeError, VaultError
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault.convert import common
 
+from .experience import save_hdf5
+
 STEPS = 30
 
 
@@ -33,13 +35,10 @@ def columns(**changes):
 
 
 def save(path, arrays):
-    if path.suffix == ".npz":
-        np.savez(path, **arrays, **{"infos/qpos": np.ones((STEPS, 9))})
-    else:
-        with pytest.importorskip("h5py").File(path, "w") as file:
-            for name, array in arrays.items():
-                file[name] = array
-            file["infos/qpos"], file["metadata/algorithm"] = np.ones((STEPS, 9)), "SAC"
+    arrays = arrays | {"infos/qpos": np.ones((STEPS, 9))}
+    if path.suffix != ".npz":
+        return save_hdf5(path, arrays | {"metadata/algorithm": "SAC"})
+    np.savez(path, **arrays)
     return path
 
 

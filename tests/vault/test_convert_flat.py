@@ -9,6 +9,8 @@ from offmarl.types import Continuous, EnvSpec
 from offmarl.vault.convert import common
 from offmarl.vault.convert.common import find_limits
 
+from .experience import save_hdf5
+
 LENGTHS = [6, 3, 6, 4]
 STEPS = sum(LENGTHS)
 DONE = np.isin(np.arange(STEPS), np.cumsum(LENGTHS) - 1)
@@ -31,11 +33,10 @@ def arrays():
     }
 
 
-def save_hdf5(path, arrays):
-    with pytest.importorskip("h5py").File(path, "w") as file:
-        for name, array in arrays.items():
-            file[name] = array
-    return path
+def check_episodes(found):
+    assert found.spec == EnvSpec("", 2, 3, 10, Continuous(2), 6, "individual")
+    assert found.episodes.length.tolist() == LENGTHS
+    assert found.episodes.cause.tolist() == ["truncated", "terminated"] * 2
 
 
 @pytest.mark.parametrize("block", [1, 10**6])
@@ -45,10 +46,7 @@ def test_omiga(tmp_path, arrays, monkeypatch, block):
     found = vault.import_dataset(
         source, tmp_path / "a.vlt", "omiga", time_limit=6, terms={"licence": "MIT"}
     )
-    assert found.spec == EnvSpec("", 2, 3, 10, Continuous(2), 6, "individual")
-    assert found.episodes.length.tolist() == LENGTHS
-    causes = ["truncated", "terminated", "truncated", "terminated"]
-    assert found.episodes.cause.tolist() == causes
+    check_episodes(found)
     assert (found.episodes.final == -1).all()
     steps = found.transitions()
     np.testing.assert_array_equal(steps.view.observation[0], arrays["o"].astype("f4"))
@@ -88,10 +86,7 @@ def test_omar(tmp_path, folder, arrays, monkeypatch, block):
         folder, tmp_path / "a.vlt", "omar", time_limit=6, terms={"licence": "MIT"}
     )
     assert found.provenance["source"]["licence"] == "MIT"
-    assert found.spec == EnvSpec("", 2, 3, 10, Continuous(2), 6, "individual")
-    assert found.episodes.length.tolist() == LENGTHS
-    causes = ["truncated", "terminated", "truncated", "terminated"]
-    assert found.episodes.cause.tolist() == causes
+    check_episodes(found)
     observation = arrays["o"].astype("f4")
     observation[:, 1, 2] = 0
     np.testing.assert_array_equal(found.transitions().view.observation[0], observation)

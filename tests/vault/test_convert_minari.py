@@ -7,7 +7,7 @@ from offmarl import vault
 from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec
 
-from .experience import CONTINUOUS, SPEC, make
+from .experience import CONTINUOUS, SPEC, make, written
 
 minari = pytest.importorskip("minari")
 spaces = pytest.importorskip("gymnasium").spaces
@@ -70,37 +70,36 @@ def test_without_a_place_for_minari_datasets(tmp_path, monkeypatch, place):
         monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
     name, _, value = place.rpartition("=")
     monkeypatch.setenv(name or "MINARI_DATASETS_PATH", "" if place == "none" else value)
-    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
-        writer.append(*make(SPEC, steps=30))
+    written(tmp_path / "a.vlt", make(SPEC, steps=30))
     with pytest.raises(VaultError, match="set MINARI_DATASETS_PATH"):
         vault.export_dataset(vault.open_vault(tmp_path / "a.vlt"), "a/test-v0", "minari")
     with pytest.raises(VaultError, match="set MINARI_DATASETS_PATH"):
         vault.import_dataset("a/test-v0", tmp_path / "b.vlt", "minari")
 
 
-def of_one(name, action_space, observation_space=None):
-    rng = np.random.default_rng(0)
-    space = observation_space or spaces.Box(-1, 1, (3,), np.float32)
+def save(name, space, action_space, *episodes):
+    """Write a dataset of one agent; an episode is its observations, its actions, and changes."""
     buffers = []
-    for number, (length, ends) in enumerate([(4, "terminations"), (6, "truncations")]):
-        flags = {"terminations": [False] * length, "truncations": [False] * length}
-        flags[ends][-1] = True
-        shape = (length, *action_space.shape)
-        discrete = isinstance(action_space, spaces.Discrete)
-        actions = rng.integers(0, 2, shape) if discrete else rng.uniform(-1, 1, shape)
+    for number, (observations, actions, changed) in enumerate(episodes):
+        length = len(actions)
+        columns = {
+            "rewards": [1.0] * length,
+            "terminations": [False] * (length - 1) + [True],
+            "truncations": [False] * length,
+        } | changed
         buffers.append(
             minari.data_collector.EpisodeBuffer(
-                id=number,
-                observations=rng.uniform(-1, 1, (length + 1, *space.shape)).astype("f4"),
-                actions=actions,
-                rewards=[1.0] * length,
-                **flags,
+                id=number, observations=observations, actions=actions, **columns
             )
         )
     minari.create_dataset_from_buffers(
         name, buffers, observation_space=space, action_space=action_space
     )
-    return buffers
+
+
+LINE = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+SEEN = np.random.default_rng(0).normal(size=(5, 3))
+TAKEN = np.array([0, 1, 1, 0])
 
 
 @pytest.mark.parametrize(
@@ -108,49 +107,34 @@ def of_one(name, action_space, observation_space=None):
     [(spaces.Discrete(2), Discrete(2)), (spaces.Box(-1, 1, (2,), np.float32), Continuous(2))],
 )
 def test_one_agent(tmp_path, space, action):
-    buffers = of_one("cart/expert-v0", space)
+    rng, episodes = np.random.default_rng(0), []
+    for length, ends in ((4, "terminations"), (6, "truncations")):
+        flags = {"terminations": [False] * length} | {ends: [False] * (length - 1) + [True]}
+        actions = rng.integers(0, 2, (length, *space.shape)).astype(space.dtype)
+        episodes.append((rng.uniform(-1, 1, (length + 1, 3)), actions, flags))
+    save("cart/expert-v0", LINE, space, *episodes)
     found = vault.import_dataset("cart/expert-v0", tmp_path / "a.vlt", "minari")
     assert found.spec == EnvSpec("", 1, 3, 3, action, state="concatenated")
     assert found.episodes.length.tolist() == [4, 6]
     assert found.episodes.cause.tolist() == ["terminated", "truncated"]
     assert found.episodes.returns.tolist() == [[4.0], [6.0]]
-    for number, buffer in enumerate(buffers):
+    for number, (observations, actions, _) in enumerate(episodes):
         steps, final = found.episode(number)
-        np.testing.assert_array_equal(steps.view.observation[:, 0], buffer.observations[:-1])
-        np.testing.assert_array_equal(final.observation[0], buffer.observations[-1])
-        np.testing.assert_array_equal(steps.action[:, 0], buffer.actions.astype(steps.action.dtype))
+        np.testing.assert_array_equal(steps.view.observation[:, 0], observations[:-1].astype("f4"))
+        np.testing.assert_array_equal(final.observation[0], observations[-1].astype("f4"))
+        np.testing.assert_array_equal(steps.action[:, 0], actions)
 
 
 def test_what_is_not_taken(tmp_path):
     with pytest.raises(VaultError, match="nope-v0 to convert"):
         vault.import_dataset("nope-v0", tmp_path / "a.vlt", "minari")
-    of_one("cart/start-v0", spaces.Discrete(2, start=1))
+    save("cart/start-v0", LINE, spaces.Discrete(2, start=1), (SEEN, TAKEN + 1, {}))
     with pytest.raises(VaultError, match="counts its actions from 1"):
         vault.import_dataset("cart/start-v0", tmp_path / "a.vlt", "minari")
     assert not (tmp_path / "a.vlt").exists()
-    with vault.create(tmp_path / "b.vlt", SPEC, rows=2) as writer:
-        writer.append(*make())
+    written(tmp_path / "b.vlt", make())
     with pytest.raises(OptionError, match="as expert-v0 does"):
         vault.export_dataset(vault.open_vault(tmp_path / "b.vlt"), "expert", "minari")
-
-
-def write_one(name, space, action_space, observations, actions, **changed):
-    length = len(actions)
-    columns = {
-        "rewards": [1.0] * length,
-        "terminations": [False] * (length - 1) + [True],
-        "truncations": [False] * length,
-    } | changed
-    buffer = minari.data_collector.EpisodeBuffer(
-        id=0, observations=observations, actions=actions, **columns
-    )
-    minari.create_dataset_from_buffers(
-        name, [buffer], observation_space=space, action_space=action_space
-    )
-
-
-LINE = spaces.Box(-np.inf, np.inf, (3,), np.float64)
-SEEN = np.random.default_rng(0).normal(size=(5, 3))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +151,7 @@ def test_actions_are_scaled_from_their_bounds(tmp_path, low, high, scaled):
     actions = np.random.default_rng(0).uniform(
         *((low, high) if np.isfinite(low) else (-1, 1)), (4, 2)
     )
-    write_one("odd/some-v0", LINE, space, SEEN, actions)
+    save("odd/some-v0", LINE, space, (SEEN, actions, {}))
     found = vault.import_dataset("odd/some-v0", tmp_path / "a.vlt", "minari")
     np.testing.assert_allclose(found.transitions().action[0, :, 0], scaled(actions), atol=1e-6)
     kept = found.provenance["source"].get("action_bounds")
@@ -185,7 +169,7 @@ def test_actions_are_scaled_from_their_bounds(tmp_path, low, high, scaled):
 )
 def test_observations_keep_their_shape_and_type(tmp_path, space, dtype):
     seen = np.stack([space.sample() for _ in range(5)])
-    write_one("odd/some-v0", space, spaces.Discrete(2), seen, np.array([0, 1, 1, 0]))
+    save("odd/some-v0", space, spaces.Discrete(2), (seen, TAKEN, {}))
     found = vault.import_dataset("odd/some-v0", tmp_path / "a.vlt", "minari")
     assert found.spec.observation_leaves[""] == ArraySpec(space.shape, dtype)
     observation = found.transitions().view.observation
@@ -195,13 +179,12 @@ def test_observations_keep_their_shape_and_type(tmp_path, space, dtype):
 
 def test_both_flags_and_values_that_are_not_finite(tmp_path):
     seen = SEEN.copy()
-    actions = np.array([0, 1, 1, 0])
     both = {"terminations": [False] * 3 + [True], "truncations": [False] * 3 + [True]}
-    write_one("odd/both-v0", LINE, spaces.Discrete(2), seen, actions, **both)
+    save("odd/both-v0", LINE, spaces.Discrete(2), (seen, TAKEN, both))
     found = vault.import_dataset("odd/both-v0", tmp_path / "a.vlt", "minari")
     assert found.episodes.cause.tolist() == ["terminated"]
     seen[2, 1] = np.nan
-    write_one("odd/nan-v0", LINE, spaces.Discrete(2), seen, actions)
+    save("odd/nan-v0", LINE, spaces.Discrete(2), (seen, TAKEN, {}))
     found = vault.import_dataset("odd/nan-v0", tmp_path / "b.vlt", "minari")
     assert (found.episodes.cause.tolist(), found.episodes.length.tolist()) == (["cut"], [2])
     assert found.provenance["faults"] == {"episodes_cut": 1, "steps_left_out": 2}

@@ -1,7 +1,6 @@
 """Images, trees and extras in the layouts of other projects, and back."""
 
 import dataclasses
-import zipfile
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from offmarl.errors import ShapeError, VaultError
 from offmarl.testing import image_spec, typed_spec
 from offmarl.types import ArraySpec
 
-from .experience import whole_episodes
+from .experience import whole_episodes, written
 
 TYPED, IMAGE = typed_spec("test/typed"), image_spec("test/image")
 EXTRA = dataclasses.replace(IMAGE, extras={"cost": ArraySpec(()), "marks": ArraySpec((2,), "int8")})
@@ -19,9 +18,7 @@ NAMES = {"numpy": "data.npz", "zarr": "data.zarr", "minari": "data-v0", "pymarl"
 
 
 def record(path, spec):
-    with vault.create(path, spec, rows=2, chunk_steps=16) as writer:
-        writer.append(*whole_episodes(spec, steps=20))
-    return vault.open_vault(path)
+    return written(path, whole_episodes(spec, steps=20), spec=spec, chunk_steps=16)
 
 
 def there_and_back(source, tmp_path, monkeypatch, layout):
@@ -68,18 +65,6 @@ def test_images_are_uint8_in_exports(tmp_path, layout):
     with np.load(tmp_path / "a.npz") as file:
         assert file[name].dtype == np.uint8
         assert file[name].shape[-4:] == (2, 8, 8, 3)
-
-
-def test_a_file_of_columns_takes_the_bytes_of_the_data(tmp_path):
-    """At most 1.05 times the raw bytes, with one final observation an episode."""
-    spec = image_spec(shape=(32, 32, 3))
-    source = record(tmp_path / "source.vlt", spec)
-    path = vault.export_dataset(source, tmp_path / "a.npz", "numpy")
-    step = sum(leaf.step_bytes for leaf in source.leaves.values())
-    raw = source.num_steps * step + len(source.episodes.row) * 2 * 32 * 32 * 3
-    assert path.stat().st_size <= 1.05 * raw
-    with zipfile.ZipFile(path) as archive:
-        assert "finals.observation.npy" in archive.namelist()
 
 
 def test_columns_without_a_leaf_are_refused(tmp_path):

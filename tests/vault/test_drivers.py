@@ -1,4 +1,4 @@
-"""A driver in one file: vaults in a dictionary, without TensorStore's drivers."""
+"""Conformance of directories, and of a driver in one file: vaults in a dictionary."""
 
 import itertools
 import pickle
@@ -49,6 +49,16 @@ def registered():
     vault.register_driver("memory", Memory)
     yield
     MEMORY.clear()
+
+
+class TestRaw(DriverConformance):
+    @pytest.fixture
+    def place(self, tmp_path):
+        return tmp_path / "v.vlt" / "main"
+
+
+class TestZstd(TestRaw):
+    options: ClassVar[dict[str, Any]] = {"chunk_steps": 8, "codec": "zstd"}
 
 
 class TestMemory(DriverConformance):

@@ -76,19 +76,6 @@ def test_a_whole_vault_is_durable_before_it_is_there(events, tmp_path):
     assert [entry.name for entry in path.parent.iterdir()] == ["b"]
 
 
-def test_a_whole_vault_that_fails_leaves_nothing(tmp_path):
-    from offmarl.vault.write.creation import create_whole
-
-    def fail():
-        with create_whole(tmp_path / "a.vlt" / "b", SPEC, rows=2) as writer:
-            writer.append(*make())
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("kind", ["file", "directory"])
 def test_what_is_staged_is_durable_before_it_is_there(events, tmp_path, kind):
     place = tmp_path / "out"
@@ -120,7 +107,7 @@ def test_what_came_to_the_place_meanwhile_stays(tmp_path):
             beside.write_text("mine")
             (tmp_path / "out").write_text("theirs")
 
-    with pytest.raises(VaultExistsError, match="already exists"):
+    with pytest.raises(VaultExistsError):
         run()
     assert (tmp_path / "out").read_text() == "theirs"
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]

@@ -25,8 +25,8 @@ def test_a_view_holds_the_chosen_episodes(dataset: Dataset) -> None:
     part = dataset.subset([7, 2, 5])
     assert len(part) == 3 and part.numbers.tolist() == [2, 5, 7]
     for number, episode in zip(part.numbers, part, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, episode, dataset[int(number)])
-    jax.tree.map(np.testing.assert_array_equal, part[-1], dataset[7])
+        chex.assert_trees_all_equal(episode, dataset[int(number)])
+    chex.assert_trees_all_equal(part[-1], dataset[7])
     np.testing.assert_array_equal(part.episodes.returns, dataset.episodes.returns[[2, 5, 7]])
     assert part.episodes.mean_return != dataset.episodes.mean_return
     assert repr(part).startswith(f"<Subset: 3 of {len(dataset)} episodes of <Dataset ")
@@ -40,7 +40,7 @@ def test_a_view_draws_from_its_episodes_only(dataset: Dataset) -> None:
     replay = part.replay(64, 5)
     assert set(np.unique(replay.sample(jax.random.key(0)).episode)) == {2, 5, 7}
     with part.stream(64, 5) as stream, dataset.stream(64, 5, episodes=part.numbers) as same:
-        jax.tree.map(np.testing.assert_array_equal, next(stream), next(same))
+        chex.assert_trees_all_equal(next(stream), next(same))
     smaller = part.subset([2, 0])
     assert smaller.numbers.tolist() == [2, 7]
     windows = part.window_items(5, np.array([0, 2]))
@@ -64,6 +64,7 @@ def test_views_are_the_parts_that_split_writes(dataset: Dataset, tmp_path: Path)
     views = dataset.split(validation=0.3)
     np.testing.assert_array_equal(views["train"].numbers, rest)
     np.testing.assert_array_equal(views["validation"].numbers, held_out)
+    assert [len(part) for part in dataset.hold_out(1e-9)] == [len(dataset) - 1, 1]
 
 
 def test_a_mask_chooses_what_its_numbers_do(dataset: Dataset) -> None:

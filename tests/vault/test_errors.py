@@ -4,8 +4,7 @@ import errno
 import fcntl
 import json
 import os
-import resource
-import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,11 +19,12 @@ from offmarl.errors import (
     VaultFullError,
     VaultNotFoundError,
 )
-from offmarl.types import FinalObservations
+from offmarl.types import Continuous, FinalObservations
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import UNFINISHED
 from offmarl.vault.storage.store import OcdbtStore, Store
 
+from . import damage
 from .experience import SPEC, assert_same, concatenate, make
 
 
@@ -64,9 +64,9 @@ def test_several_vaults(tmp_path, path):
 
 
 def test_creating_over_something(tmp_path, path):
-    with pytest.raises(VaultExistsError, match="already exists"):
+    with pytest.raises(VaultExistsError):
         vault.create(path, SPEC, rows=2)
-    with pytest.raises(VaultExistsError, match="holds a already"):
+    with pytest.raises(VaultExistsError):
         vault.create(path.parent, SPEC, rows=2)
     assert vault.open_vault(path).length == 10
 
@@ -126,17 +126,24 @@ def test_a_forked_process_keeps_no_lock(path):
 
 
 @pytest.mark.parametrize(
-    ("place", "options", "message"),
+    ("options", "message"),
     [
-        ("v", {}, "must be <name>.vlt"),
-        ("v.vlt", {"rows": 0}, "rows must be a whole number"),
-        ("v.vlt", {"chunk_steps": np.int64(0)}, "chunk_steps must be"),
-        ("v.vlt", {"provenance": {"x": {1}}}, "plain JSON"),
+        ({"path": "v"}, "must be <name>.vlt"),
+        ({"rows": 0}, "rows must be a whole number"),
+        ({"rows": 10**9}, "at most 16777216 rows"),
+        ({"chunk_steps": np.int64(0)}, "chunk_steps must be"),
+        ({"chunk_steps": 10**9}, "choose fewer chunk_steps"),
+        ({"provenance": {"x": {1}}}, "plain JSON"),
+        ({"spec": replace(SPEC, num_agents=0)}, "num_agents must be a whole number of at least 1"),
+        ({"spec": replace(SPEC, observation_size=-3)}, "observation_size must be"),
+        ({"spec": replace(SPEC, state_size=-1)}, "state_size must be"),
+        ({"spec": replace(SPEC, action=Continuous(0))}, "action_size must be"),
     ],
 )
-def test_creating_nonsense(tmp_path, place, options, message):
+def test_creating_nonsense(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(VaultError, match=message):
-        vault.create(tmp_path / place, SPEC, **{"rows": 1, **options})
+        vault.create(**{"path": "v.vlt", "spec": SPEC, "rows": 1} | options)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -196,19 +203,6 @@ def test_a_closed_writer(path):
         writer.flush()
 
 
-@pytest.mark.parametrize(("start", "stop"), [(0, 11), (-1, 5), (6, 5), (11, None)])
-def test_steps_that_are_not_there(path, start, stop):
-    with pytest.raises(VaultError, match=r"has steps 0 to 10"):
-        vault.open_vault(path).read(start, stop)
-
-
-def test_arrays_that_are_not_there(path):
-    with pytest.raises(VaultError, match=r"no array named 'state'.*infos\.state"):
-        vault.open_vault(path).read(leaves=["state"])
-    with pytest.raises(VaultError, match="stride of 1: got 2"):
-        vault.open_vault(path)[::2]
-
-
 @pytest.mark.parametrize(
     "damage",
     [
@@ -223,32 +217,6 @@ def test_damaged_metadata(path, damage):
     file = path / "metadata.json"
     file.write_text(damage(json.loads(file.read_text())))
     with pytest.raises(VaultFormatError):
-        vault.open_vault(path)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"rewards": ("(2, 4, 3)", "float32")},
-        {"rewards": ("(2, 4, 2)", "int32")},
-        {"rewards": ("(2, 4, 2)", "nonsense")},
-        {"rewards": ("(10000000000000000000, 4, 2)", "float32")},
-        {"rewards": (7, None)},
-        {"rewards": ({"deeper": "(2, 4, 2)"}, "float32")},
-        {"nothing": ("(2, 4, 2)", "float32")},
-    ],
-)
-def test_foreign_metadata_that_contradicts_the_arrays(path, changes):
-    """Without our schema the vault is a foreign one, which is described by its metadata alone."""
-    everything_ours = ts.KvStore.KeyRange("offmarl/", "offmarl0")
-    open_keys(path).delete_range(everything_ours).result()
-    assert vault.open_vault(path).read(0, 1, leaves=["rewards"])["rewards"].shape == (2, 1, 2)
-    metadata = json.loads((path / "metadata.json").read_text())
-    for name, (shape, dtype) in changes.items():
-        metadata["structure_shape"][name] = shape
-        metadata["structure_dtype"][name] = dtype
-    (path / "metadata.json").write_text(json.dumps(metadata))
-    with pytest.raises(VaultError):
         vault.open_vault(path)
 
 
@@ -271,18 +239,6 @@ def test_lost_files_and_keys(path):
         file.unlink()
     with pytest.raises(VaultError):
         vault.open_vault(path)
-
-
-def test_a_flipped_bit_is_found_when_compressed(tmp_path):
-    path = tmp_path / "z.vlt" / "a"
-    with vault.create(path, SPEC, rows=1, chunk_steps=64, codec="zstd") as writer:
-        writer.append(*make(rows=1, steps=64))
-    store = Store.open(path)
-    chunk = bytearray(store.get("observations./0.0.0.0"))
-    chunk[len(chunk) // 2] ^= 1
-    store.commit({"observations./0.0.0.0": bytes(chunk)}, {}).result()
-    with pytest.raises(VaultFormatError, match=r"z.vlt/a: observations./0.0.0.0 cannot be decoded"):
-        vault.open_vault(path).transitions()
 
 
 def test_a_damaged_tail_is_not_written_again(path):
@@ -362,85 +318,25 @@ def test_past_what_stock_can_count(tmp_path):
     assert vault.open_vault(path).length == before + 40
 
 
-def fill_until_full(path):
-    """Append until there is no room; return how many records were committed, and the writer."""
-    writer = vault.create(path, SPEC, rows=2, chunk_steps=64)
-    for chunk in range(1000):
-        committed = writer.length // 64
-        try:
-            writer.append(*make(steps=64, seed=chunk), run="r", chunk=chunk)
-            writer.flush()
-        except VaultFullError as error:
-            assert "no space left on the disk" in str(error)
-            return writer, committed, chunk + 1
-    raise AssertionError("the disk never got full")
-
-
-def check_full(writer, committed, appended, path):
-    found = vault.open_vault(path)
-    assert found.length == 64 * committed
-    parts = [make(steps=64, seed=chunk)[0] for chunk in range(appended)]
-    if committed:
-        assert_same(found.transitions(), concatenate(parts[:committed]))
-    with pytest.raises(VaultFullError):
-        writer.flush()
-    writer.append(*make(steps=64), run="r", chunk=appended - 1)  # is there, only not on the disk
-    return parts
-
-
-def check_goes_on(writer, parts, path):
-    writer.flush()
-    assert_same(vault.open_vault(path).transitions(), concatenate(parts))
-    writer.append(*make(steps=64, seed=len(parts)), run="r", chunk=len(parts))
-    writer.close()
-    assert vault.open_vault(path).length == 64 * (len(parts) + 1)
-
-
-def test_a_file_that_may_not_grow(tmp_path):
-    path = tmp_path / "v.vlt" / "a"
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    writer = vault.create(path, SPEC, rows=2, chunk_steps=64)
-    parts = [make(steps=64, seed=chunk) for chunk in range(3)]
-    writer.append(*parts[0], run="r")
-    writer.flush()
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-        writer.append(*parts[1], run="r")
-        with pytest.raises(VaultFullError, match="no space left on the disk"):
-            writer.flush()
-        with pytest.raises(VaultFullError):
-            writer.flush()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    assert_same(vault.open_vault(path).transitions(), parts[0][0])
-    check_goes_on(writer, [part[0] for part in parts[:2]], path)
-
-
 def test_who_does_not_wait_is_told_by_the_next_call(tmp_path, monkeypatch):
     monkeypatch.setattr("offmarl.vault.write.writer._COMMIT_BYTES", 1)
     monkeypatch.setattr("offmarl.vault.write.writer._MOST_COMMIT_BYTES", 1)
     path = tmp_path / "v.vlt" / "a"
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     writer = vault.create(path, SPEC, rows=2, chunk_steps=64)
-    parts = [make(steps=64, seed=chunk) for chunk in range(4)]
+    parts = [make(steps=64, seed=chunk) for chunk in range(5)]
     writer.append(*parts[0], run="r")
-    try:
-        writer.append(*parts[1], run="r")
-        assert writer.length >= 64  # the first is settled before the second begins
-        writer.flush()
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    writer.append(*parts[1], run="r")
+    assert writer.length >= 64  # the first is settled before the second begins
+    writer.flush()
+    with damage.small_files(4096):
         writer.append(*parts[2], run="r")
-        with pytest.raises(VaultFullError, match="no space left on the disk"):
+        with pytest.raises(VaultFullError):
             writer.append(*parts[3], run="r")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
-    whole = concatenate([part[0] for part in parts[:2]])
-    assert_same(vault.open_vault(path).transitions(), whole)
-    check_goes_on(writer, [part[0] for part in parts], path)
+    steps = [transition for transition, _ in parts]
+    assert_same(vault.open_vault(path).transitions(), concatenate(steps[:2]))
+    writer.append(*parts[4], run="r")
+    writer.close()
+    assert_same(vault.open_vault(path).transitions(), concatenate(steps))
 
 
 def test_letting_go_waits_for_what_is_under_way(tmp_path, monkeypatch):
@@ -451,14 +347,3 @@ def test_letting_go_waits_for_what_is_under_way(tmp_path, monkeypatch):
     writer.append(*make(steps=64))
     writer.release()
     assert vault.open_vault(path).length == 64
-
-
-def test_a_full_disk(small_disk):
-    ballast = small_disk / "ballast"
-    ballast.write_bytes(bytes(300_000))
-    path = small_disk / "v.vlt" / "a"
-    writer, committed, appended = fill_until_full(path)
-    assert committed >= 1
-    parts = check_full(writer, committed, appended, path)
-    ballast.unlink()
-    check_goes_on(writer, parts, path)

@@ -12,26 +12,18 @@ from offmarl import vault
 from offmarl.errors import VaultExistsError, VaultFullError, VaultLockedError
 from offmarl.vault.storage import files
 
-from .experience import SPEC, whole_episodes
-from .killed import PROGRAMS, Victims
+from .experience import SPEC, whole_episodes, written
+from .killed import PROGRAMS
 
 NAMES = {".npz": "data.npz", ".h5": "data.h5", ".zarr": "data.zarr", "": "data-v0"}
 LAYOUTS = {".npz": "numpy", ".h5": "pymarl", ".zarr": "zarr", "": "minari"}
 NEEDS = {".h5": "h5py", "": "minari"}
 
 
-@pytest.fixture(scope="module")
-def victims():
-    with Victims() as process:
-        yield process
-
-
 @pytest.fixture
 def source(tmp_path):
     path = tmp_path / "source.vlt"
-    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
-        writer.append(*whole_episodes(steps=40))
-    return vault.open_vault(path)
+    return written(path, whole_episodes(steps=40), chunk_steps=16)
 
 
 def steps_in(path: Path, out: Path) -> int:
@@ -108,7 +100,7 @@ def test_a_full_disk(small_disk, tmp_path, layout, room):
     with vault.create(tmp_path / "a.vlt", wide, rows=1) as writer:
         writer.append(*whole_episodes(wide, rows=1, steps=400))
     (small_disk / "ballast").write_bytes(bytes(2**20 - room))
-    with pytest.raises(VaultFullError, match="no space left on the disk"):
+    with pytest.raises(VaultFullError):
         vault.export_dataset(writer.path, small_disk / "a.npz", layout)
     assert [file.name for file in small_disk.iterdir()] == ["ballast"]
 

@@ -17,14 +17,13 @@ from offmarl.vault.storage.commit import Contents
 from offmarl.vault.storage.drivers import Directory
 from offmarl.vault.storage.files import open_file
 
-from .experience import SPEC, make
+from .experience import SPEC, make, written
 
 STEPS = 64
 
 
 def record(path: Path, seed: int = 0) -> Path:
-    with vault.create(path, SPEC, rows=2, chunk_steps=8) as writer:
-        writer.append(*make(rows=2, steps=STEPS, seed=seed))
+    written(path, make(rows=2, steps=STEPS, seed=seed), chunk_steps=8)
     return path
 
 
@@ -165,7 +164,7 @@ def test_a_link_in_place_of_a_vault_is_not_followed(made, tmp_path):
     ((_, summary),) = vault.list_vaults(link)
     assert summary.error is None
     assert vault.open_vault(link).digest() == original.digest()
-    with pytest.raises(VaultExistsError, match="holds expert already"):
+    with pytest.raises(VaultExistsError):
         vault.create(link.parent, SPEC, rows=1)
     record(link.parent / "mine")
     assert vault.open_vault(link.parent).uid == "mine"

@@ -11,16 +11,10 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultLockedError
 
-from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes
-from .killed import PROGRAMS, TYPED, Victims
+from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes, written
+from .killed import PROGRAMS, TYPED
 
 WRITERS = ("record", "record_typed", "create_whole", "share", "change")
-
-
-@pytest.fixture(scope="module")
-def victims():
-    with Victims() as process:
-        yield process
 
 
 def begin(program, directory):
@@ -31,8 +25,7 @@ def begin(program, directory):
         vault.create(path, SPEC, rows=2, chunk_steps=16).close()
     source = directory.parent / "source.vlt"
     if program == "change" and not source.exists():
-        with vault.create(source, SPEC, rows=2, chunk_steps=16) as writer:
-            writer.append(*make(steps=70))
+        written(source, make(steps=70), chunk_steps=16)
     return path
 
 
@@ -97,17 +90,6 @@ def test_killed_at_200_instants_and_run_again(victims, tmp_path, program):
     campaign(victims, program, tmp_path, instants=34)
 
 
-def test_two_writers(tmp_path):
-    path = tmp_path / "v.vlt" / "a"
-    with vault.create(path, SPEC, rows=2) as writer:
-        writer.append(*make())
-        with pytest.raises(VaultLockedError, match="written by process"):
-            vault.resume(path)
-        writer.append(*make(seed=1))
-    with vault.resume(path) as writer:
-        assert writer.length == 20
-
-
 def test_the_lock_of_a_dead_process_is_free(tmp_path):
     path = tmp_path / "v.vlt" / "a"
     hold = (
@@ -134,7 +116,6 @@ def test_what_a_killed_creation_left_is_cleared(tmp_path):
     PROGRAMS["record"](path)
     shutil.copytree(path, tmp_path / "v.vlt" / ".b.new")
     (tmp_path / "v.vlt" / ".b.new" / "d" / "rest").write_text("")
-    with vault.create(tmp_path / "v.vlt" / "b", SPEC, rows=2) as writer:
-        writer.append(*make())
+    written(tmp_path / "v.vlt" / "b", make())
     assert_same(vault.open_vault(tmp_path / "v.vlt" / "b").transitions(), steps(make()[0], 0, 10))
     assert sorted(p.name for p in (tmp_path / "v.vlt").iterdir()) == ["a", "b"]

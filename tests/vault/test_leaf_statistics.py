@@ -16,14 +16,13 @@ from offmarl.vault.format.column_statistics import (
     capacity_for,
 )
 
-from .experience import CONTINUOUS, SPEC, make
+from .experience import CONTINUOUS, SPEC, make, written
 from .test_stock import to_stock, write_stock
 
 
 def record(path, spec=SPEC, rows=2, num_steps=40, seed=0, **options):
-    with vault.create(path, spec, rows=rows, **{"chunk_steps": 16, **options}) as writer:
-        writer.append(*make(spec, rows, num_steps, seed))
-    return vault.open_vault(path)
+    steps = make(spec, rows, num_steps, seed)
+    return written(path, steps, spec=spec, **{"chunk_steps": 16, **options})
 
 
 def assert_same_statistics(found, expected):
@@ -155,28 +154,31 @@ def test_statistics_are_computed_once_and_again_after_an_append(tmp_path, monkey
     assert stored(mapped) is None or mapped.digest() == longer.digest()
 
 
-def test_damaged_statistics_are_computed_again(tmp_path):
-    data = record(tmp_path / "a.vlt")
-    first = data.statistics()
-    for value in (b"{}", b"nonsense", b'{"version": 1, "of": 3, "leaves": {}}'):
-        data.store.commit({leaf_statistics.STATISTICS_KEY: value}, fence={}).result()
-        again = vault.open_vault(data.path)
-        assert stored(again) is None
-        assert_same_statistics(again.statistics(), first)
+def other_leaves(value):
+    value["leaves"]["extras.cost"] = value["leaves"].pop("reward")
+    return layout.dump_json(value)
 
 
-@pytest.mark.parametrize("change", ["leaves", "shape"])
-def test_statistics_of_other_leaves_are_computed_again(tmp_path, change):
+def other_shape(value):
+    value["leaves"]["reward"] = value["leaves"]["state"]
+    return layout.dump_json(value)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        other_leaves,
+        other_shape,
+        lambda _: b"{}",
+        lambda _: b"nonsense",
+        lambda _: b'{"version": 1, "of": 3, "leaves": {}}',
+    ],
+)
+def test_damaged_statistics_are_computed_again(tmp_path, damage):
     data = record(tmp_path / "a.vlt")
     first = data.statistics()
-    value = data.store.get_json(leaf_statistics.STATISTICS_KEY)
-    leaves = value["leaves"]
-    if change == "leaves":
-        leaves["extras.cost"] = leaves.pop("reward")
-    else:
-        leaves["reward"] = leaves["state"]
-    forged = layout.dump_json(value)
-    data.store.commit({leaf_statistics.STATISTICS_KEY: forged}, fence={}).result()
+    value = damage(data.store.get_json(leaf_statistics.STATISTICS_KEY))
+    data.store.commit({leaf_statistics.STATISTICS_KEY: value}, fence={}).result()
     again = vault.open_vault(data.path)
     assert stored(again) is None
     assert_same_statistics(again.statistics(), first)

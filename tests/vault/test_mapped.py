@@ -19,13 +19,20 @@ from offmarl.vault.storage.commit import Region
 from offmarl.vault.storage.store import Store
 from tests.children import python
 
-from .experience import SPEC, assert_same, concatenate, make, steps
+from .experience import assert_same, concatenate, make, steps, written
 
 
 def record(path: Path, count: int = 40, chunk_steps: int = 32) -> Path:
-    with vault.create(path, SPEC, rows=2, chunk_steps=chunk_steps) as writer:
-        writer.append(*make(rows=2, steps=count))
+    written(path, make(rows=2, steps=count), chunk_steps=chunk_steps)
     return path
+
+
+@pytest.fixture(params=[True, False], ids=["mapped", "read"])
+def mapped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether vaults are read by memory maps."""
+    if not request.param:
+        monkeypatch.setattr(vault.Dataset, "_mapped", False)
+    return request.param
 
 
 def test_a_vault_is_as_it_was_when_it_was_opened(tmp_path: Path) -> None:
@@ -99,13 +106,9 @@ def test_data_files_lost_or_cut_off(tmp_path: Path, damage) -> None:
         found.windows([0], [0], 5)
 
 
-@pytest.mark.parametrize("mapped", [True, False])
-def test_checked_reads_name_what_is_damaged(
-    tmp_path: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("mapped")
+def test_checked_reads_name_what_is_damaged(tmp_path: Path) -> None:
     path = record(tmp_path / "data.vlt", count=64)
-    if not mapped:
-        monkeypatch.setattr(vault.Dataset, "_mapped", False)
     needle = make(rows=2, steps=64)[0].reward[1, 32:].tobytes()
     file = next(f for f in (path / "main" / "d").iterdir() if needle in f.read_bytes())
     data = bytearray(file.read_bytes())
@@ -219,14 +222,11 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-@pytest.mark.parametrize("mapped", [True, False])
 def test_each_chunk_is_compared_once(
     tmp_path: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = record(tmp_path / "data.vlt", count=96)
     found = vault.open_vault(path)
-    if not mapped:
-        monkeypatch.setattr(vault.Dataset, "_mapped", False)
     sizes = compared(monkeypatch)
     rewards = 2 * 32 * found.leaves["rewards"].step_bytes
     found.windows([0, 1, 1], [3, 3, 20], 5, ["rewards", "actions"])
@@ -243,29 +243,21 @@ def test_each_chunk_is_compared_once(
     assert sum(sizes) == whole if mapped else sum(sizes) >= whole  # as often as they are fetched
 
 
-@pytest.mark.parametrize("mapped", [True, False])
-def test_what_a_dead_stock_program_left_past_the_end_is_not_compared(
-    tmp_path: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("mapped")
+def test_what_a_dead_stock_program_left_past_the_end_is_not_compared(tmp_path: Path) -> None:
     path = record(tmp_path / "data.vlt") / "main"
     store = Store.open(path)
     chunk = bytearray(store.get("rewards./0.1.0"))
     chunk[-4:] = b"left"
     store.commit({"rewards./0.1.0": chunk}, fence={}).result()
-    if not mapped:
-        monkeypatch.setattr(vault.Dataset, "_mapped", False)
     assert_same(vault.open_vault(path)[:], make(rows=2, steps=40)[0])
     assert vault.verify(path, deep=True).sound
 
 
-@pytest.mark.parametrize("mapped", [True, False])
-def test_a_writer_while_a_checked_reader_reads(
-    tmp_path: Path, mapped: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("mapped")
+def test_a_writer_while_a_checked_reader_reads(tmp_path: Path) -> None:
     """The last chunk and its checksum are replaced between two reads of it."""
     path = record(tmp_path / "data.vlt")
-    if not mapped:
-        monkeypatch.setattr(vault.Dataset, "_mapped", False)
     found = vault.open_vault(path)
     first = make(rows=2, steps=40)[0]
     for seed in range(1, 4):

@@ -16,7 +16,7 @@ from offmarl.vault.storage.drivers import Bucket
 from offmarl.vault.storage.store import Store
 from tests.proxy import proxied
 
-from .experience import SPEC, assert_same, concatenate, make
+from .experience import SPEC, assert_same, concatenate, make, written
 
 
 @pytest.fixture(scope="module")
@@ -44,22 +44,17 @@ def bucket(endpoint, monkeypatch, request):
     return f"s3://{name}"
 
 
-@pytest.mark.parametrize("codec", ["raw", "zstd"])
-def test_create_append_resume_read_and_list(bucket, tmp_path, codec):
+def test_create_append_resume_read_and_list(bucket, tmp_path):
     path = f"{bucket}/data/coverage.vlt/expert"
     first, second = make(steps=50), make(steps=30, seed=1)
-    with vault.create(path, SPEC, rows=2, chunk_steps=16, codec=codec) as writer:
-        writer.append(*first)
+    written(path, first, chunk_steps=16, codec="zstd")
     with vault.resume(f"{bucket}/data/coverage.vlt") as writer:
         writer.append(*second)
     found = vault.open_vault(path)
     assert str(found.path) == path
     assert (found.name, found.uid) == ("coverage", "expert")
     assert_same(found.transitions(), concatenate([first[0], second[0]]))
-    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
-        writer.append(*first)
-        writer.append(*second)
-    assert found.digest() == vault.open_vault(tmp_path / "a.vlt").digest()
+    assert found.digest() == written(tmp_path / "a.vlt", first, second).digest()
     ((listed, summary),) = vault.list_vaults(bucket)
     assert str(listed) == path
     assert (summary.uid, summary.steps) == ("expert", 160)
@@ -75,8 +70,7 @@ def test_what_a_killed_creation_left_is_no_vault(bucket):
     store = Store.open(vault.open_vault(path).path)
     store.driver.files.write("metadata.json", None).result()
     assert list(vault.list_vaults(bucket)) == []
-    with vault.create(path, SPEC, rows=1) as writer:
-        writer.append(*make(rows=1))
+    written(path, make(rows=1))
     assert vault.open_vault(path).rows == 1
 
 
@@ -108,8 +102,7 @@ def test_a_failed_import_leaves_nothing(bucket):
 def archived(bucket, endpoint, tmp_path):
     """A vault in an archive of a bucket: the archive's path, and the vault's steps."""
     steps = make(steps=2000)
-    with vault.create(tmp_path / "a.vlt" / "b", SPEC, rows=2) as writer:
-        writer.append(*steps)
+    written(tmp_path / "a.vlt" / "b", steps)
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         for file in (tmp_path / "a.vlt").rglob("*"):
             archive.write(file, file.relative_to(tmp_path))
@@ -122,9 +115,9 @@ def test_an_archive_whose_answers_end_within_their_headers(archived, endpoint, m
     path, steps = archived
     with proxied(endpoint, cut=0.2, within=300) as slow:
         monkeypatch.setenv("AWS_ENDPOINT_URL", slow.url)
-        for _ in range(12):
+        for _ in range(4):
             assert_same(vault.open_vault(path).transitions(), steps)
-        assert slow.cuts > 10
+        assert slow.cuts > 3
 
 
 def test_an_archive_in_a_bucket(archived, bucket, endpoint):
@@ -179,8 +172,7 @@ def google(monkeypatch):
 def test_google_cloud_storage(google):
     path = f"{google}/a.vlt/b"
     first, second = make(steps=30), make(steps=20, seed=1)
-    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
-        writer.append(*first)
+    written(path, first, chunk_steps=16)
     with vault.resume(path) as writer:
         writer.append(*second)
     found = vault.open_vault(f"{google}/a.vlt")
@@ -192,16 +184,14 @@ def test_google_cloud_storage(google):
 
 def test_batches_of_a_bucket_are_shuffled_by_blocks(bucket):
     path = f"{bucket}/a.vlt/b"
-    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
-        writer.append(*make(steps=60))
+    written(path, make(steps=60), chunk_steps=16)
     assert_each_step_equally_often(vault.open_vault(path))
 
 
 @pytest.mark.nightly
 def test_a_bucket_with_latency_and_cut_connections(bucket, endpoint, monkeypatch):
     path = f"{bucket}/a.vlt/b"
-    with vault.create(path, SPEC, rows=2, chunk_steps=512) as writer:
-        writer.append(*make(steps=4096))
+    written(path, make(steps=4096), chunk_steps=512)
     digest = vault.open_vault(path).digest()
     with proxied(endpoint, latency=0.02, cut=0.4) as slow:
         monkeypatch.setenv("AWS_ENDPOINT_URL", slow.url)
@@ -216,15 +206,13 @@ def test_a_bucket_with_latency_and_cut_connections(bucket, endpoint, monkeypatch
 def test_answers_that_end_within_their_headers(bucket, endpoint, monkeypatch):
     """TensorStore does not repeat such requests, and takes their content for empty."""
     path = f"{bucket}/a.vlt/b"
-    with vault.create(path, SPEC, rows=2, chunk_steps=64) as writer:
-        writer.append(*make(steps=1024))
+    written(path, make(steps=192), chunk_steps=64)
     whole = vault.open_vault(path)[:]
     with proxied(endpoint, cut=0.2, within=300) as slow:
         monkeypatch.setenv("AWS_ENDPOINT_URL", slow.url)
-        for _ in range(4):
-            assert_same(vault.open_vault(path)[:], whole)
+        assert_same(vault.open_vault(path)[:], whole)
         assert_each_step_equally_often(vault.open_vault(path))
-        assert slow.cuts > 5
+        assert slow.cuts > 3
 
 
 def assert_each_step_equally_often(dataset):

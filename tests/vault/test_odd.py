@@ -10,7 +10,7 @@ import pytest
 
 from offmarl import vault
 from offmarl.errors import ShapeError, VaultError, VaultLockedError
-from offmarl.types import Continuous, Discrete, EnvSpec
+from offmarl.types import Discrete, EnvSpec
 from offmarl.vault.storage.store import Store
 
 from .experience import SPEC, assert_same, concatenate, make
@@ -93,23 +93,6 @@ def test_the_numbers_of_a_spec_may_be_numpys(tmp_path):
     assert vault.open_vault(record(tmp_path / "a.vlt", spec)).spec == SPEC
 
 
-@pytest.mark.parametrize(
-    ("spec", "options", "message"),
-    [
-        (replace(SPEC, num_agents=0), {}, "num_agents must be a whole number of at least 1: got 0"),
-        (replace(SPEC, observation_size=-3), {}, "observation_size must be"),
-        (replace(SPEC, state_size=-1), {}, "state_size must be"),
-        (replace(SPEC, action=Continuous(0)), {}, "action_size must be"),
-        (SPEC, {"rows": 10**9}, "at most 16777216 rows"),
-        (SPEC, {"chunk_steps": 10**9}, "choose fewer chunk_steps"),
-    ],
-)
-def test_sizes_that_no_vault_has(tmp_path, spec, options, message):
-    with pytest.raises(VaultError, match=message):
-        vault.create(tmp_path / "a.vlt", spec, **{"rows": 1, **options})
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("agents", [1, 100])
 def test_one_agent_and_many(tmp_path, agents):
     spec = EnvSpec("", agents, 1, 1, Discrete(1))
@@ -165,21 +148,6 @@ def test_what_an_append_does_not_take(tmp_path, options, error, message):
             writer.append(TRANSITION, FINALS, **options)
         writer.append(TRANSITION, FINALS)
     assert_same(vault.open_vault(tmp_path / "a.vlt")[:], TRANSITION)
-
-
-@pytest.mark.parametrize(
-    ("read", "message"),
-    [
-        (lambda data: data.windows([0.5], [0], 3), "the rows of windows are whole numbers"),
-        (lambda data: data.windows([0], [0.0], 3), "the starts of windows are whole numbers"),
-        (lambda data: data.final_views(np.array([-1])), "has none"),
-        (lambda data: data.final_views(np.array([99])), "final views 99 to 99 were requested"),
-    ],
-)
-def test_what_is_not_there_to_read(tmp_path, read, message):
-    data = vault.open_vault(record(tmp_path / "a.vlt"))
-    with pytest.raises(VaultError, match=message):
-        read(data)
 
 
 # ----------------------------------------------------------------------------------- handles

@@ -7,8 +7,8 @@ from offmarl import vault
 from offmarl.vault.format import layout
 from offmarl.vault.storage.store import Store
 
-from .experience import SPEC, assert_same, make, steps
-from .test_stock import append_with_stock, assert_stock_reads_and_samples, open_stock, to_stock
+from .experience import SPEC, assert_same, make, steps, written
+from .test_stock import open_stock
 
 DIGEST = "c9e57bf6ecea30134205bba573a8a5f2d10e8d520f583cf15ef7314622241fa0"
 """Of ``make(steps=20)``, as every version of the format has it."""
@@ -30,20 +30,11 @@ def test_new_vaults_have_an_id_for_each_agent(tmp_path):
     assert_same(found[:], mixed(make(steps=20)[0]))
     assert vault.verify(path, deep=True).sound
     assert Store.open(path).get_json(layout.SCHEMA_KEY)["version"] == 3
-    assert_stock_reads_and_samples(path, mixed(make(steps=20)[0]))
 
 
 def test_the_digest_of_a_content_stays(tmp_path):
-    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
-        writer.append(*make(steps=20))
+    written(tmp_path / "a.vlt", make(steps=20))
     assert vault.open_vault(tmp_path / "a.vlt").digest() == DIGEST
-
-
-def test_one_id_stands_for_all_agents(tmp_path):
-    transition, finals = make()
-    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
-        writer.append(transition._replace(policy_id=transition.policy_id[..., 0]), finals)
-    assert_same(vault.open_vault(tmp_path / "a.vlt")[:], transition)
 
 
 def test_the_digest_tells_mixed_teams_apart(tmp_path):
@@ -101,23 +92,12 @@ def test_the_return_analysis_of_og_marl_takes_our_vaults(tmp_path):
     np.testing.assert_allclose(returns, episodes.returns[mine, 0], rtol=1e-6)
 
 
-def test_stock_appends_to_the_new_form(tmp_path):
-    path = tmp_path / "a.vlt" / "a"
-    ours, theirs = make(steps=20), make(steps=8, seed=1)
-    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
-        writer.append(*ours)
-    append_with_stock(open_stock(path), theirs[0])
-    assert to_stock(theirs[0])["infos"]["policy_ids"].shape == (2, 8, 2)
-    np.testing.assert_array_equal(vault.open_vault(path)[20:].policy_id, theirs[0].policy_id)
-
-
 @pytest.mark.parametrize("wrong", [{"first": "a"}, {"num_policies": None}, {"digest": 1}])
 def test_an_origin_that_is_none_is_not_believed(tmp_path, wrong):
     origin = {"digest": "x", "vault": "v", "program": None, "tier": "t", "seed": None}
     origin |= {"first": 0, "num_policies": 1, "unknown": False}
     found = []
     for name, told in (("a", {}), ("b", {"origins": [origin | wrong]})):
-        with vault.create(tmp_path / f"{name}.vlt", SPEC, rows=2, provenance=told) as writer:
-            writer.append(*make(steps=20))
+        written(tmp_path / f"{name}.vlt", make(steps=20), provenance=told)
         found.append(vault.cat([tmp_path / f"{name}.vlt"], tmp_path / f"{name}{name}.vlt"))
     assert found[0].digest() == found[1].digest()

@@ -5,10 +5,8 @@ import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.errors import VaultError
 from offmarl.types import Continuous, Discrete
 
-from .experience import SPEC, make
 from .test_stock import write_stock
 
 AGENTS = (3,)
@@ -111,12 +109,3 @@ def test_smac(tmp_path, rows):
     assert windows.truncated[0, :, 0].tolist() == [False, False, True, False]
     assert raw.digest() != found.digest()
     assert vault.open_vault(path, time_limit=7).episodes.cause.tolist() == ["terminated"] * 4 * rows
-
-
-def test_ours_have_none(tmp_path):
-    path = tmp_path / "a.vlt" / "b"
-    with vault.create(path, SPEC, rows=2) as writer:
-        writer.append(*make())
-    assert vault.open_vault(path).quirks == ()
-    with pytest.raises(VaultError, match="records how episodes end"):
-        vault.open_vault(path, time_limit=5)

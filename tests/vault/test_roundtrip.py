@@ -24,15 +24,8 @@ from .experience import (
     make,
     steps,
     table_of,
+    written,
 )
-
-
-def write(path, parts, **options):
-    rows = parts[0][0].last.shape[0]
-    with vault.create(path, SPEC, rows=rows, **options) as writer:
-        for transition, finals in parts:
-            writer.append(transition, finals)
-    return vault.open_vault(path)
 
 
 @pytest.fixture
@@ -102,20 +95,6 @@ def check_episodes(found, parts):
             np.testing.assert_array_equal(actual, wanted)
 
 
-def test_any_slice_of_time_rows_and_leaves(tmp_path):
-    transition, finals = make(rows=3, steps=50)
-    found = write(tmp_path / "v.vlt", [(transition, finals)], chunk_steps=8)
-    np.testing.assert_array_equal(
-        found.read(11, 30, slice(1, None), ["rewards"])["rewards"], transition.reward[1:, 11:30]
-    )
-    assert_same(found[5:17], steps(transition, 5, 17))
-    assert_same(found[-7:], steps(transition, 43, 50))
-    assert_same(found[40:1000], steps(transition, 40, 50))
-    assert found[60:].last.shape == (3, 0)
-    assert list(found.read(0, 1)) == list(found.leaves)
-    assert found.leaves["infos.legals"] == (np.dtype("f4"), (2, 4))
-
-
 @given(rows=st.integers(1, 512), steps=st.integers(1, 10**6), images=st.booleans())
 def test_little_of_the_last_chunk_stays_empty_in_expected_steps(rows, steps, images):
     spec = SPEC
@@ -134,7 +113,7 @@ def test_little_of_the_last_chunk_stays_empty_in_expected_steps(rows, steps, ima
 
 def test_more_steps_than_expected(tmp_path):
     transition, finals = make(steps=300, rows=2)
-    found = write(tmp_path / "v.vlt", [(transition, finals)], expected_steps=90)
+    found = written(tmp_path / "v.vlt", (transition, finals), expected_steps=90)
 
     assert found.manifest.schema.chunk_steps == 90
     assert_same(found[:], transition)
@@ -145,49 +124,6 @@ def test_expected_steps_must_be_a_whole_number(tmp_path, expected):
     with pytest.raises(VaultError, match="expected_steps must be a whole number of at least 1"):
         vault.create(tmp_path / "v.vlt", SPEC, rows=1, expected_steps=expected)
     assert not (tmp_path / "v.vlt").exists()
-
-
-def test_facts_of_a_vault(tmp_path):
-    path = tmp_path / "name.vlt" / "expert"
-    found = write(path, [make(rows=3, steps=20)], provenance={"seed": 1})
-    assert (found.path, found.name, found.uid) == (path, "name", "expert")
-    assert (found.rows, found.length, found.num_steps) == (3, 20, 60)
-    assert found.native
-    assert found.spec == SPEC
-    assert found.provenance == {"seed": 1}
-    assert vault.open_vault(tmp_path / "name.vlt").path == path
-
-
-def test_annotations_come_with_the_next_commit(tmp_path):
-    with vault.create(tmp_path / "v.vlt", SPEC, rows=2, provenance={"a": 1}) as writer:
-        writer.annotate({"b": [2]})
-        assert vault.open_vault(tmp_path / "v.vlt").provenance == {"a": 1}
-        writer.flush()
-        assert vault.open_vault(tmp_path / "v.vlt").provenance == {"a": 1, "b": [2]}
-        writer.annotate({"b": 3})
-    with vault.resume(tmp_path / "v.vlt") as writer:
-        writer.annotate({"c": 4})
-    assert vault.open_vault(tmp_path / "v.vlt").provenance == {"a": 1, "b": 3, "c": 4}
-
-
-def test_chunks_of_a_run_are_appended_once(tmp_path, eager):
-    parts = [make(seed=seed, steps=6) for seed in range(4)]
-    writer = vault.create(tmp_path / "v.vlt", SPEC, rows=2, chunk_steps=8)
-    for chunk in (0, 0, 1, 0, 1):
-        writer.append(*parts[chunk], run="replay", chunk=chunk)
-    assert writer.chunks("replay") == 0  # those that are committed
-    writer.release()  # as a kill would: 8 of 12 steps are on disk, which is one whole record
-
-    with vault.resume(tmp_path / "v.vlt") as writer:
-        assert writer.chunks("replay") == 1
-        assert writer.chunks("another") == 0
-        for chunk, part in enumerate(parts):
-            writer.append(*part, run="replay", chunk=chunk)
-        writer.flush()
-        assert writer.chunks("replay") == 4
-    found = vault.open_vault(tmp_path / "v.vlt")
-    assert_same(found.transitions(), concatenate([t for t, _ in parts]))
-    check_episodes(found, parts)
 
 
 def test_an_episode_does_not_go_on_in_another_run(tmp_path):
@@ -221,26 +157,11 @@ def test_cut_episodes_are_told_from_truncated_ones(tmp_path):
     assert episodes.terminated.tolist() == [False] * 6 + [True] * 2
 
 
-def test_buffers_may_be_reused_right_after_append(tmp_path):
-    transition, finals = make(steps=5)
-    kept = concatenate([transition])
-    with vault.create(tmp_path / "v.vlt", SPEC, rows=2) as writer:
-        transition = concatenate([transition])
-        writer.append(transition, finals)
-        for array in jax.tree.leaves(transition):
-            array[...] = 0
-        for array in (finals.row, finals.time, *finals.view):
-            array[...] = 0
-    found = vault.open_vault(tmp_path / "v.vlt")
-    assert_same(found.transitions(), kept)
-    assert not (found.finals.observation == 0).any()
-
-
 def test_digest_is_of_the_content_alone(tmp_path):
     parts = [make(seed=seed, rows=1, steps=20, end_every=4) for seed in range(3)]
     parts = [(end_at_last(transition), finals) for transition, finals in parts]
-    one = write(tmp_path / "a.vlt", parts, chunk_steps=7, codec="zstd")
-    other = write(tmp_path / "b.vlt", parts[::-1], chunk_steps=64, provenance={"x": 1})
+    one = written(tmp_path / "a.vlt", *parts, chunk_steps=7, codec="zstd")
+    other = written(tmp_path / "b.vlt", *parts[::-1], chunk_steps=64, provenance={"x": 1})
     assert one.digest() == other.digest()
 
     wide = jax.tree.map(lambda *rows: np.concatenate(rows), *(part for part, _ in parts))
@@ -248,12 +169,12 @@ def test_digest_is_of_the_content_alone(tmp_path):
     row = np.concatenate([np.full(len(f.row), number) for number, f in enumerate(finals)])
     time = np.concatenate([f.time for f in finals])
     views = View(*(np.concatenate(x) for x in zip(*(f.view for f in finals), strict=True)))
-    stacked = write(tmp_path / "c.vlt", [(wide, FinalObservations(row, time, views))])
+    stacked = written(tmp_path / "c.vlt", (wide, FinalObservations(row, time, views)))
     assert stacked.digest() == one.digest()
 
     changed = parts[0][0]._replace(reward=parts[0][0].reward + np.float32(1))
-    assert write(tmp_path / "d.vlt", [(changed, parts[0][1]), *parts[1:]]).digest() != one.digest()
-    without = write(tmp_path / "e.vlt", [(parts[0][0], None), *parts[1:]])
+    assert written(tmp_path / "d.vlt", (changed, parts[0][1]), *parts[1:]).digest() != one.digest()
+    without = written(tmp_path / "e.vlt", (parts[0][0], None), *parts[1:])
     assert without.digest() != one.digest()
 
 
@@ -268,28 +189,27 @@ def end_at_last(transition):
 
 def test_returns_are_the_same_bits_however_steps_are_split(tmp_path):
     transition, finals = make(rows=2, steps=200, end_every=1e9)
-    whole = write(tmp_path / "a.vlt", [(transition, finals)])
-    split = write(
-        tmp_path / "b.vlt", [(steps(transition, t, t + 7), None) for t in range(0, 200, 7)]
-    )
+    whole = written(tmp_path / "a.vlt", (transition, finals))
+    parts = [(steps(transition, t, t + 7), None) for t in range(0, 200, 7)]
+    split = written(tmp_path / "b.vlt", *parts)
     assert whole.episodes.returns.tolist() == split.episodes.returns.tolist()
 
 
 def test_in_an_event_loop_and_in_a_thread(tmp_path):
     async def record():
-        write(tmp_path / "a.vlt", [make(steps=30)], chunk_steps=8)
+        written(tmp_path / "a.vlt", make(steps=30), chunk_steps=8)
         return vault.open_vault(tmp_path / "a.vlt")[:10]
 
     assert_same(asyncio.run(record()), steps(make(steps=30)[0], 0, 10))
-    thread = threading.Thread(target=write, args=(tmp_path / "b.vlt", [make(steps=30)]))
+    thread = threading.Thread(target=written, args=(tmp_path / "b.vlt", make(steps=30)))
     thread.start()
     thread.join()
     assert vault.open_vault(tmp_path / "b.vlt").length == 30
 
 
 def test_listing(tmp_path):
-    write(tmp_path / "swarm" / "b.vlt" / "expert", [make(rows=2, steps=40)])
-    write(tmp_path / "a.vlt" / "random", [make(rows=1, steps=7, end_every=1e9)])
+    written(tmp_path / "swarm" / "b.vlt" / "expert", make(rows=2, steps=40))
+    written(tmp_path / "a.vlt" / "random", make(rows=1, steps=7, end_every=1e9))
     (tmp_path / "bad.vlt" / "x").mkdir(parents=True)
     (tmp_path / "bad.vlt" / "x" / "metadata.json").write_text("{")
     (tmp_path / "bad.vlt" / "x" / "manifest.ocdbt").write_text("no manifest")
@@ -315,7 +235,7 @@ def test_a_writer_that_is_left_open_ends_without_a_word(tmp_path):
 
 
 def test_needs_no_jax(tmp_path):
-    write(tmp_path / "a.vlt", [make()])
+    written(tmp_path / "a.vlt", make())
     code = (
         "import sys; from offmarl import vault\n"
         f"v = vault.open_vault({str(tmp_path / 'a.vlt')!r}); v[:5]; v.digest(); v.episodes\n"

@@ -114,7 +114,7 @@ def test_exclusive_writers_and_others_keep_each_other_out(path):
         shared.append(*episode(0, 0))
         with vault.resume(path) as writer:  # gathering does not take the lock
             writer.append(*make(rows=1, steps=5, end_every=1e9))
-            with pytest.raises(VaultLockedError, match="written by process"):
+            with pytest.raises(VaultLockedError):
                 shared.flush()
             assert shared.chunks() == 0
     episodes = vault.open_vault(path).episodes
@@ -127,7 +127,7 @@ def test_two_of_one_name(path):
         one.append(*episode(0, 0))
         one.flush()
         two.append(*episode(1, 0))
-        with pytest.raises(VaultConflictError, match="a run name of its own"):
+        with pytest.raises(VaultConflictError):
             two.close()
     assert len(vault.open_vault(path).episodes.row) == 1
 

@@ -7,30 +7,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flashbax.vault import Vault as StockVault
 
 from offmarl import vault
 from offmarl.errors import VaultLayoutError
 from offmarl.testing import image_spec, typed_spec, write_stock
 from offmarl.types import ArraySpec, Discrete, flatten_tree, unflatten_tree
-from offmarl.vault.format import encoding
 
-from .experience import SPEC, assert_same, concatenate, make
+from . import test_stock as stock
+from .experience import SPEC, assert_same, make, written
+from .test_stock import append_with_stock, open_stock
 
 TYPED, IMAGE = typed_spec("test/typed"), image_spec("test/image")
 EXTRA = dataclasses.replace(SPEC, extras={"cost": ArraySpec((), "float16")})
 SPECS = pytest.mark.parametrize("spec", [TYPED, IMAGE, EXTRA], ids=["tree", "image", "extra"])
-
-
-def open_stock(path):
-    return StockVault(path.parent.name, rel_dir=str(path.parents[1]), vault_uid=path.name)
-
-
-def record(path, spec, parts, codec="raw"):
-    with vault.create(path, spec, rows=2, chunk_steps=16, codec=codec) as writer:
-        for part in parts:
-            writer.append(*part)
-    return vault.open_vault(path)
 
 
 @SPECS
@@ -38,7 +27,7 @@ def record(path, spec, parts, codec="raw"):
 def test_stock_reads_and_samples(tmp_path, spec, codec):
     transition, finals = make(spec, rows=2, steps=40)
     path = tmp_path / "ours.vlt" / "a"
-    found = record(path, spec, [(transition, finals)], codec)
+    found = written(path, (transition, finals), spec=spec, chunk_steps=16, codec=codec)
     state = open_stock(path).read()
     read = flatten_tree(state.experience)
     assert read.keys() == found.leaves.keys()
@@ -66,16 +55,8 @@ def test_stock_reads_and_samples(tmp_path, spec, codec):
 def test_stock_appends_and_we_adopt(tmp_path, spec):
     path = tmp_path / "ours.vlt" / "a"
     ours, theirs = make(spec, steps=20), make(spec, steps=12, seed=1)
-    found = record(path, spec, [ours])
-    arrays = {name: array for name, array in encoding.to_disk(theirs[0]).items() if array.size}
-    leaves = {x: jnp.asarray(array, found.leaves[x].dtype) for x, array in arrays.items()}
-    tree = jax.tree.map(
-        lambda x: jnp.concatenate([x, jnp.zeros_like(x[:, :1])], 1), unflatten_tree(leaves)
-    )
-    state = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
-        experience=tree, current_index=jnp.array(12), is_full=jnp.array(False)
-    )
-    assert open_stock(path).write(state, source_interval=(0, 12)) == 12
+    found = written(path, ours, spec=spec, chunk_steps=16)
+    append_with_stock(open_stock(path), theirs[0])
     with vault.resume(path) as writer:
         assert writer.length == 32
     found = vault.open_vault(path)
@@ -102,14 +83,9 @@ def test_a_stock_vault_is_read_as_a_dataset(tmp_path, spec):
 
 
 def stock_of(path, leaves):
-    experience = unflatten_tree({name: jnp.asarray(array) for name, array in leaves.items()})
-    state = flashbax.buffers.trajectory_buffer.TrajectoryBufferState(
-        experience=experience, current_index=jnp.array(0), is_full=jnp.array(True)
+    return stock.write_stock(
+        path, unflatten_tree({name: jnp.asarray(array) for name, array in leaves.items()})
     )
-    first = jax.tree.map(lambda x: x[:, :1], experience)
-    stock = StockVault(path.parent.name, first, rel_dir=str(path.parents[1]), vault_uid=path.name)
-    stock.write(state, source_interval=(0, 10))
-    return vault.open_vault(path)
 
 
 PLAIN = {"actions": np.ones((1, 10, 2), np.int32), "rewards": np.ones((1, 10, 2), np.float32)}
@@ -163,14 +139,3 @@ def test_padding_is_read_as_zeros_in_floats_only(tmp_path):
     assert "padded observations" in found.quirks
     seen = found.transitions().view.observation
     assert not seen["speed"].any() and (seen["image"] == 255).all()
-
-
-def test_the_tail_of_one_writer_follows_the_other(tmp_path):
-    """A resumed vault keeps its version and leaves."""
-    parts = [make(TYPED, steps=n, seed=n) for n in (9, 20)]
-    record(tmp_path / "a.vlt" / "a", TYPED, parts[:1])
-    with vault.resume(tmp_path / "a.vlt" / "a") as writer:
-        writer.append(*parts[1])
-    found = vault.open_vault(tmp_path / "a.vlt")
-    assert found.manifest.schema.to_json()["version"] == 4
-    assert_same(found.transitions(), concatenate([part for part, _ in parts]))

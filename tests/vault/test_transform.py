@@ -20,16 +20,15 @@ from offmarl.vault.storage import store
 from offmarl.vault.transform import execute, lineage, selection
 from offmarl.vault.write import chunks, writer
 
-from .experience import CONTINUOUS, SPEC, assert_same, episodes_of, make, steps
+from .experience import CONTINUOUS, SPEC, assert_same, episodes_of, make, steps, written
 from .test_stock import append_with_stock, open_stock, to_stock, write_stock
 
 
 def record(path, seed=0, rows=2, num_steps=40, spec=SPEC, ends=6.0, provenance=None, **options):
     told = {"tier": "medium", "recipe": {"seed": seed}} | (provenance or {})
     options = {"chunk_steps": 16} | options
-    with vault.create(path, spec, rows=rows, provenance=told, **options) as writer:
-        writer.append(*make(spec, rows, num_steps, seed, end_every=ends))
-    return vault.open_vault(path)
+    steps = make(spec, rows, num_steps, seed, end_every=ends)
+    return written(path, steps, spec=spec, provenance=told, **options)
 
 
 def contents(*vaults):
@@ -216,18 +215,6 @@ def test_steps_that_a_condition_holds_for(a, tmp_path):
     assert (made.episodes.final == -1).sum() <= 3
 
 
-def test_pairs_of_the_xor_game_are_filtered_from_published_data(shared_data, tmp_path):
-    """{(0,1), (1,0)}: the steps that pay, of which every joint policy of 50 points is made."""
-    source = shared_data / "alberdice" / "xor_00_02_20.npz"
-    whole = vault.import_dataset(source, tmp_path / "xor.vlt")
-    pairs = vault.filter(whole, "reward == 1", tmp_path / "pairs.vlt", by="steps")
-    actions = pairs.transitions().action[0]
-    assert pairs.num_steps == 1651 + 1678
-    assert np.unique(actions, axis=0).tolist() == [[0, 1], [1, 0]]
-    assert (pairs.episodes.returns[:, 0] == pairs.episodes.length).all()
-    assert (pairs.episodes.final >= 0).all()
-
-
 # ---------------------------------------------------------------------------------- samples
 
 
@@ -367,23 +354,11 @@ def test_what_stock_appended_is_noted(tmp_path):
     assert made.provenance["lineage"]["sources"][0]["unverified"] == [[20, 27]]
 
 
-def test_stock_reads_what_is_made(a, tmp_path):
-    made = vault.recode(a, tmp_path / "v.vlt", layout="stream", codec="zstd", chunk_steps=8)
-    state = open_stock(made.path).read()
-    np.testing.assert_array_equal(state.experience["rewards"], made.transitions().reward)
-    ends = np.asarray(state.experience["terminals"]) + np.asarray(state.experience["truncations"])
-    assert (ends[0] > 0).all(-1).sum() == len(a.episodes.row)
-
-
 # ---------------------------------------------------------------------------------- datasets
 
 VERBS = {
     "cat": vault.cat,
-    "filter": lambda sources, path: vault.filter(sources[0], "length > 1", path),
-    "sample": lambda sources, path: vault.sample(sources[0], path, steps=5),
     "match": lambda sources, path: vault.sample(sources[0], path, like=sources[1]),
-    "slice": lambda sources, path: vault.slice(sources[0], path, stop=2),
-    "dedup": lambda sources, path: vault.dedup(sources[0], path),
     "recode": lambda sources, path: vault.recode(sources[0], path),
     "split": lambda sources, path: vault.split(sources[0], path)["train"],
 }

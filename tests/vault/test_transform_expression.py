@@ -1,6 +1,5 @@
 """Conditions: what is refused, and their meaning against results computed by hand."""
 
-import operator
 import tracemalloc
 
 import numpy as np
@@ -13,7 +12,7 @@ from offmarl.errors import ExpressionError
 from offmarl.vault.transform.conditions import OF_EPISODES
 from offmarl.vault.transform.expression import parse
 
-from .experience import SPEC, make
+from .experience import make, written
 
 
 @pytest.mark.parametrize(
@@ -27,7 +26,6 @@ from .experience import SPEC, make
         ("xyzzy > 3", "there is no 'xyzzy': Known: "),
         ("length = 3", "equality is `==`"),
         ("length > 3 & row == 1", "join conditions by `and` and `or`: '3 & row'"),
-        ("length > 3 | row == 1", "join conditions by `and` and `or`: '3 | row'"),
         ("length > 3 and (row == 1", "'(' was never closed"),
         ("tier == 'good", "unterminated string literal"),
         ("tier == 3", "a text and a number cannot be compared: '3'"),
@@ -36,23 +34,13 @@ from .experience import SPEC, make
         ("policy < true", "a policy and a truth cannot be compared"),
         ("not length", "a condition is needed, and this is a number: 'length'"),
         ("length + tier > 3", "a number is needed, and this is a text: 'tier'"),
-        ("length and row == 1", "a condition is needed"),
         ("length in ()", "`in` needs values, such as (1, 2)"),
-        ("length not in ()", "`in` needs values, such as (1, 2)"),
         ("p90 > p10", "a percentile and a percentile"),
         ("return > p101", "from p0 to p100: 'p101'"),
-        ("return > p100.5", "from p0 to p100: 'p100.5'"),
-        ("row == 1 and p50", "a condition is needed, and this is a percentile"),
         ("__import__('os') == 1", "this is not supported: \"__import__('os')\""),
-        ("__import__ == 1", "there is no '__import__'"),
-        ("return.real > 1", "this is not supported: 'return.real'"),
         ("reward > 1", "there is no 'reward': Steps have it: select by steps."),
         ("length == (1, 2)", "this is not supported: '(1, 2)'"),
-        ("length in ((1, 2), 3)", "this is not supported: '(1, 2)'"),
         ("(" * 160 + "row == 1" + ")" * 160, "more than 100 levels"),
-        ("not " * 160 + "row == 1", "more than 100 levels"),
-        ("row > 2**10**10", "this is not supported: '2**10**10'"),
-        ("row // 2 > 1", "this is not supported: 'row // 2'"),
         ("row == 1 or " * 500 + "row == 1", "longer than 2000"),
     ],
 )
@@ -110,14 +98,10 @@ def test_the_rest_of_python_is_refused(text):
         "(" * 2000,
         "-" * 2000,
         "not " * 500,
-        "length(" * 280,
-        "(" * 20 + "length 1" + ")" * 20,
         "length > " + "9" * 1950 + " 1",
         "length 1 " * 220,
         "-(" * 900,
-        "1 + " * 400 + "length 1",
         ("not " * 20 + "(") * 20 + "length > 1" + ")" * 20,
-        ("-" * 20 + "(") * 20 + "length" + ")" * 20 + " > 1",
         "1" + "**1" * 600 + " > length",
     ],
 )
@@ -139,6 +123,8 @@ def test_hostile_text_is_refused_in_little_memory(text):
         ("(length < 0 or true and not " * 20 + "length < 1" + ")" * 20, [True, False, False]),
         ("length == " + "-(1 * 1 * " * 20 + "1" + ")" * 20, [False, True, False]),
         ("tier == 'return'", [False] * 3),
+        (" and ".join(["(length > 0)"] * 50), [False, True, True]),
+        ("+".join(["-length"] * 50) + " < 0", [False, True, True]),
     ],
 )
 def test_long_conditions_and_huge_numbers(text, expected):
@@ -166,108 +152,15 @@ def holds(text):
     return NUMBERS[parse(text, OF_EPISODES).holds(COLUMNS, 5)].astype(int).tolist()
 
 
-def is_true(text):
-    """Whether a condition that depends on no episode holds."""
-    found = holds(text)
-    assert found in ([], [1, 2, 3, 4, 5])
-    return bool(found)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1+2*3<8",
-        "1+2*3==7",
-        "(1+2)*3==9",
-        "10-4-3==3",
-        "10-(4-3)==9",
-        "12/3/2==2",
-        "12/3*2==8",
-        "12*3/2==18",
-        "7%4*2==6",
-        "2*7%4==2",
-        "1+7%4==4",
-        "-2*3==-6",
-        "-2+3==1",
-        "2--3==5",
-        "--2==2",
-        "-(2+3)==-5",
-        "1.5e1==15",
-        ".5+.5==1",
-        "1<2<3",
-        "1<2<=2==2!=3>1>=1",
-        "true or true and false",
-        "(false or true) and true",
-        "not false and true",
-        "not (true and false)",
-        "not not true",
-        "not 1==2",
-        "'a'=='a'",
-        "'a' in ('b', 'a')",
-        "3 not in (1, 2)",
-        "3 in (1, 1+2)",
-    ],
-)
-def test_true(text):
-    assert is_true(text)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1<3<2",
-        "3>2>2",
-        "1<2>3",
-        "3==3!=3",
-        "(true or true) and false",
-        "false and true or false",
-        "not true or false",
-        "not (false or true)",
-        "'a'!='a'",
-        "'a' in ('b', 'c')",
-        "3 not in (1, 3)",
-    ],
-)
-def test_false(text):
-    assert not is_true(text)
-
-
-@pytest.mark.parametrize(
-    ("sign", "meaning"),
-    [
-        ("<", operator.lt),
-        ("<=", operator.le),
-        (">", operator.gt),
-        (">=", operator.ge),
-        ("==", operator.eq),
-        ("!=", operator.ne),
-    ],
-)
-def test_comparisons_from_either_side(sign, meaning):
-    assert holds(f"length {sign} 3") == NUMBERS[meaning(NUMBERS, 3)].tolist()
-    assert holds(f"3 {sign} length") == NUMBERS[meaning(3, NUMBERS)].tolist()
-
-
 @pytest.mark.parametrize(
     ("text", "lengths"),
     [
-        ("1 < length < 4", [2, 3]),
-        ("1 < length <= 4 and terminated", [2]),
-        ("length < 4 > length", [1, 2, 3]),
-        ("10 < return <= 40 != return", [2, 3]),
         ("terminated or length == 3 and tier == 'poor'", [1, 2, 5]),
         ("(terminated or length == 3) and tier == 'good'", [1, 3, 5]),
         ("not terminated", [3, 4]),
-        ("not terminated and length > 3", [4]),
         ("terminated == false", [3, 4]),
         ("terminated != true", [3, 4]),
-        ("length in (2, 4)", [2, 4]),
-        ("length not in (2, 4)", [1, 3, 5]),
         ("tier not in ('poor', \"other\")", [1, 3, 5]),
-        ("length in (2, 4) in (1, 2)", [2]),
-        ("return / length == 10 and -length < -3", [4, 5]),
-        ("return - length * 9 == length", [1, 2, 3, 4, 5]),
-        ("length % 2 == 0", [2, 4]),
         # A percentile is of what it is compared with, from either side.
         ("length >= p50", [3, 4, 5]),
         ("p50 < return", [4, 5]),
@@ -291,18 +184,6 @@ def test_episodes(text, lengths):
 def test_what_is_asked_for():
     assert parse("length > 3 and tier == 'length'", OF_EPISODES).names == {"length", "tier"}
     assert parse("1 < 2", OF_EPISODES).names == frozenset()
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        " and ".join(["(length > 0)"] * 50),
-        " and ".join(["not length < 1"] * 50),
-        "+".join(["-length"] * 50) + " < 0",
-    ],
-)
-def test_many_parts_side_by_side_are_not_deep(text):
-    assert is_true(text)
 
 
 def test_percentiles_are_of_episodes():
@@ -334,41 +215,50 @@ def test_any_text_is_understood_or_refused(text):
     assert parsed.holds(columns, 4).shape == (4,)
 
 
-@given(st.data())
-def test_precedence_is_that_of_python(data):
-    """Expressions over the same columns, evaluated by Python for each episode."""
-    number = st.one_of(st.sampled_from(["length", "row", "index"]), st.integers(0, 9).map(str))
-    arithmetic = st.recursive(
-        number,
-        lambda part: st.one_of(
-            st.tuples(part, st.sampled_from("+-*"), part).map(" ".join),
-            part.map("({})".format),
-            part.map("-{}".format),
+number = st.sampled_from(["length", "row", "index"]) | st.integers(0, 9).map(str)
+divided = st.tuples(st.sampled_from("/%"), st.integers(1, 9)).map("{0[0]} {0[1]}".format)
+arithmetic = st.recursive(
+    number,
+    lambda part: st.one_of(
+        st.tuples(part, st.sampled_from("+-*"), part).map(" ".join),
+        st.tuples(part, divided).map(" ".join),
+        part.map("({})".format),
+        part.map("-{}".format),
+    ),
+    max_leaves=5,
+)
+compared = st.tuples(st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), arithmetic).map(" ".join)
+values = st.lists(number.filter(str.isdigit), min_size=2, max_size=3).map(", ".join)
+condition = st.recursive(
+    st.one_of(
+        st.tuples(arithmetic, compared).map(" ".join),
+        st.tuples(arithmetic, compared, compared).map(" ".join),
+        st.tuples(arithmetic, st.sampled_from(["in", "not in"]), values).map(
+            lambda x: f"{x[0]} {x[1]} ({x[2]})"
         ),
-        max_leaves=5,
-    )
-    comparison = st.tuples(
-        arithmetic, st.sampled_from(["<", "<=", ">", ">=", "==", "!="]), arithmetic
-    ).map(" ".join)
-    condition = st.recursive(
-        comparison,
-        lambda part: st.one_of(
-            st.tuples(part, st.sampled_from(["and", "or"]), part).map(" ".join),
-            part.map("({})".format),
-            part.map("not {}".format),
-        ),
-        max_leaves=4,
-    )
-    text = data.draw(condition)
+        st.sampled_from(["true", "false"]),
+    ),
+    lambda part: st.one_of(
+        st.tuples(part, st.sampled_from(["and", "or"]), part).map(" ".join),
+        part.map("({})".format),
+        part.map("not {}".format),
+    ),
+    max_leaves=4,
+)
+
+
+@given(condition)
+def test_conditions_mean_what_they_do_in_python(text):
+    """Python evaluates them for each episode."""
     columns = {"length": np.arange(8) % 5, "row": np.arange(8) // 4, "index": np.arange(8)}
     found = parse(text, OF_EPISODES).holds(columns, 8)
     names = [{name: int(column[i]) for name, column in columns.items()} for i in range(8)]
-    assert found.tolist() == [bool(eval(text, {}, one)) for one in names]
+    truths = {"true": True, "false": False}
+    assert found.tolist() == [bool(eval(text, truths, one)) for one in names]
 
 
 def test_what_a_vault_does_not_tell_is_said(tmp_path):
-    with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
-        writer.append(*make())
+    written(tmp_path / "a.vlt", make())
     with pytest.raises(ExpressionError, match="does not record the seed of its episodes"):
         vault.filter(tmp_path / "a.vlt", "seed == 1", tmp_path / "b.vlt")
     with pytest.raises(

@@ -22,22 +22,16 @@ from offmarl.types import (
     spec_tree,
 )
 from offmarl.vault.format.layout import Schema
-from offmarl.vault.storage.store import Store
 
 from .damage import content, damages, record
-from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes
+from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes, written
 
 TYPED, IMAGE = typed_spec("test/typed"), image_spec("test/image")
 SPECS = pytest.mark.parametrize("spec", [TYPED, IMAGE], ids=["tree", "image"])
 
 
 def write(path, spec, parts, **options):
-    rows = parts[0][0].last.shape[0]
-    options = {"chunk_steps": 8, **options}
-    with vault.create(path, spec, rows=rows, **options) as writer:
-        for part in parts:
-            writer.append(*part)
-    return vault.open_vault(path)
+    return written(path, *parts, spec=spec, **{"chunk_steps": 8, **options})
 
 
 def parts_of(spec, *lengths):
@@ -280,16 +274,6 @@ def test_extras_that_change_half_way_are_refused(tmp_path, name, array, message)
     assert_same(vault.open_vault(path).transitions(), transition)
 
 
-def test_whole_numbers_must_fit_their_type(tmp_path):
-    ((transition, finals),) = parts_of(TYPED, 6)
-    wide = with_extra(transition, "message", np.full((2, 6, 2, 5), 2**15))
-    with (
-        vault.create(tmp_path / "v.vlt", TYPED, rows=2) as writer,
-        pytest.raises(InvalidValueError, match=r"extras.message has the value 32768"),
-    ):
-        writer.append(wide, finals)
-
-
 def test_extras_may_be_unknown(tmp_path):
     """Only their shapes and types are checked: their values are the user's."""
     ((transition, finals),) = parts_of(TYPED, 6)
@@ -312,25 +296,6 @@ def test_every_flip_is_detected_or_harmless(tmp_path, codec):
         else:
             detected += 1
     assert detected > 12
-
-
-@pytest.mark.parametrize("leaf", ["observations.camera.left", "extras.cost"])
-def test_a_damaged_leaf_is_named_and_the_rest_is_recovered(tmp_path, leaf):
-    path = record(tmp_path / "v.vlt" / "a", "raw", TYPED)
-    whole = vault.open_vault(path)
-    expected = map_tree(np.copy, whole.transitions(0, 24))
-    store = Store.open(path)
-    key = whole.manifest.schema.chunk_key(leaf, 0, 3)
-    (value,) = store.get_all([key])
-    store.commit({key: bytes(255 - byte for byte in value)}, fence={}).result()
-    (fault,) = vault.verify(path, deep=True).faults
-    assert (fault.leaf, fault.steps) == (leaf, (24, 32))
-    saved = vault.salvage(path, tmp_path / "s.vlt")
-    kept = vault.open_vault(tmp_path / "s.vlt")
-    sound = (whole.episodes.start >= 32) | (whole.episodes.start + whole.episodes.length <= 24)
-    assert len(kept.episodes.row) == sound.sum()
-    assert saved.lost
-    assert_same(vault.open_vault(path).transitions(0, 24), expected)
 
 
 # ---------------------------------------------------------------------------------- transforms

@@ -10,7 +10,7 @@ from offmarl import vault
 from offmarl.errors import InvalidValueError, VaultError
 from offmarl.types import ArraySpec, EnvSpec
 
-from .experience import CONTINUOUS, SPEC, assert_same, make, whole_episodes
+from .experience import CONTINUOUS, SPEC, assert_same, make, whole_episodes, written
 
 NAMED = replace(SPEC, agents=("knight", "squire"))
 
@@ -271,8 +271,7 @@ def test_what_stock_appended_is_adopted_as_it_is(tmp_path):
     from .test_stock import append_with_stock, open_stock
 
     path = tmp_path / "ours.vlt" / "a"
-    with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
-        writer.append(*make())
+    written(path, make(), chunk_steps=16)
     theirs = with_value(make(seed=1)[0], "reward", (0, 3, 0), np.nan)
     append_with_stock(open_stock(path), theirs)
     with (

@@ -1,15 +1,17 @@
-"""Garbage is collected rarely only until a run's first update."""
+"""Memory: garbage is collected rarely before a run's first update, and free memory returned."""
 
 import gc
+import platform
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from offmarl import cli
+from offmarl import _heap, cli
 from offmarl._garbage import collect_as_before, collect_rarely
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def threshold() -> Iterator[tuple[int, int, int]]:
     collect_as_before()
     before = gc.get_threshold()
@@ -31,3 +33,19 @@ def test_the_threshold_of_before_comes_back(threshold: tuple[int, int, int]) -> 
 def test_commands_raise_it(threshold: tuple[int, int, int]) -> None:
     with cli.exit_codes():
         assert gc.get_threshold()[0] > 10 * threshold[0]
+
+
+def resident() -> int:
+    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in x)
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_free_memory_is_returned_below_blocks_in_use():
+    blocks = [bytearray(10_000) for _ in range(10_000)]
+    kept = blocks[::100]  # glibc itself returns only what is free above all of these
+    full = resident()
+    del blocks
+    _heap.return_free()
+    assert full - resident() > 80e6
+    assert len(kept) == 100
