@@ -130,7 +130,7 @@ def parse_program(
 
 def config_among(arguments: Sequence[str]) -> Config | None:
     """Return the content of the file that ``--config`` names among arguments; None without it."""
-    file = split(_ConfigFile, arguments)[0].get("config")
+    file = given_among(arguments, config=Path).get("config")
     return None if file is None else read_config(file)
 
 
@@ -197,6 +197,14 @@ def split(target: type, arguments: Sequence[str]) -> tuple[dict[str, Any], list[
     kind, defaults = options([target], has_texts=False)
     found, rest = _run_tyro(kind, defaults, arguments, return_unknown_args=True, add_help=False)
     return {name: x for name, x in found.items() if x != defaults.get(name)}, rest
+
+
+def given_among(arguments: Sequence[str], **kinds: Any) -> dict[str, Any]:
+    """Return the values that arguments give to options of these names and types."""
+    make: Any = TypedDict
+    kind, how = make("Options", kinds, total=False), {"return_unknown_args": True}
+    found: dict[str, Any] = _run_tyro(kind, {}, arguments, add_help=False, **how)[0]
+    return found
 
 
 def options(

@@ -14,9 +14,9 @@ from offmarl.cli.output import Report, as_is, records
 from offmarl.cli.parse import (
     HELP,
     SettingsFile,
+    given_among,
     read,
     settings_environment,
-    split,
     use_cores_for,
 )
 from offmarl.cli.programs import overview
@@ -111,17 +111,11 @@ class _Options:
     """Names of the arguments to search, of those that have a range; by default all."""
 
 
-@dataclass(frozen=True)
-class _Data:
-    """The option by which `tune` tells a baseline from a recorder."""
-
-    vault: tuple[str, ...] = ()
-
-
 def _load(name: str, arguments: list[str]) -> ModuleType:
     """Import a program of either kind: a recorder, unless a vault is given."""
-    has_data = bool(split(_Data, arguments)[0])
-    kinds: list[Kind] = ["baseline", "recorder"] if has_data else ["recorder", "baseline"]
+    kinds: list[Kind] = ["recorder", "baseline"]
+    if given_among(arguments, vault=tuple[str, ...]):
+        kinds.reverse()
     kind = next((kind for kind in kinds if name in find(kind)), kinds[0])
     program = load(kind, name)
     if not hasattr(program.Args, "for_env"):
