@@ -56,8 +56,8 @@ def hide_credentials_in(arguments: Iterable[str]) -> None:
 
 def hidden(text: str) -> str:
     """Return text with the credentials that the arguments contain replaced by ``***``."""
-    for one in _credentials:
-        text = text.replace(one, "***@")
+    for secret in _credentials:
+        text = text.replace(secret, "***@")
     return text
 
 

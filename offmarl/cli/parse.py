@@ -180,13 +180,13 @@ def read(
     if asked := {*HELP}.intersection(arguments):
         arguments, targets = ["--help"], [*targets, *more, *([JsonFlag] if prog else [])]
         if "--help-all" not in asked:
-            hidden = {name for one in targets for name in with_role(one, Role.RARE)}
-            hidden |= {name for one in more for name in inspect.signature(one).parameters}
+            hidden = {name for kind in targets for name in with_role(kind, Role.RARE)}
+            hidden |= {name for kind in more for name in inspect.signature(kind).parameters}
     if hidden:
         description = f"{description.rstrip()}\n\n--help-all lists all options."
     kind, defaults = options(targets, values, {*hidden, *left_out}, bool(asked))
-    found = _run_tyro(kind, defaults, arguments, prog=prog, description=description)
-    given = {name: x for name, x in found.items() if name not in defaults or x != defaults[name]}
+    typed = _run_tyro(kind, defaults, arguments, prog=prog, description=description)
+    given = {name: x for name, x in typed.items() if name not in defaults or x != defaults[name]}
     if "seed" in given:  # of commands; the arguments of programs have rules of their own
         check_seed(given["seed"], "--seed")
     return given
@@ -195,16 +195,16 @@ def read(
 def split(target: type, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the values that arguments give to the fields of a dataclass, and other arguments."""
     kind, defaults = options([target], has_texts=False)
-    found, rest = _run_tyro(kind, defaults, arguments, return_unknown_args=True, add_help=False)
-    return {name: x for name, x in found.items() if x != defaults.get(name)}, rest
+    values, rest = _run_tyro(kind, defaults, arguments, return_unknown_args=True, add_help=False)
+    return {name: x for name, x in values.items() if x != defaults.get(name)}, rest
 
 
 def given_among(arguments: Sequence[str], **kinds: Any) -> dict[str, Any]:
     """Return the values that arguments give to options of these names and types."""
     make: Any = TypedDict
     kind, how = make("Options", kinds, total=False), {"return_unknown_args": True}
-    found: dict[str, Any] = _run_tyro(kind, {}, arguments, add_help=False, **how)[0]
-    return found
+    values: dict[str, Any] = _run_tyro(kind, {}, arguments, add_help=False, **how)[0]
+    return values
 
 
 def options(
@@ -218,23 +218,23 @@ def options(
     It comes with the values of parameters that tyro cannot leave out: flags, which have one form,
     ``--greedy``, if they are off by default, and options that are repeated.
     """
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
     for target in targets:
         # For a class, the hints of its fields; those of its `__init__` would be the same.
         hints = get_type_hints(target, include_extras=True)
         texts = parameter_texts(target) if has_texts else {}  # takes a tenth of a second
-        for name, one in inspect.signature(target).parameters.items():
-            if name in found or name in left_out:
+        for name, parameter in inspect.signature(target).parameters.items():
+            if name in fields or name in left_out:
                 continue
-            default = (values or {}).get(name, one.default)
-            found[name] = _annotated(hints[name], default, texts.get(name, ""))
-            if default is one.empty:
-                found[name] = Required[found[name]]
+            default = (values or {}).get(name, parameter.default)
+            fields[name] = _annotated(hints[name], default, texts.get(name, ""))
+            if default is parameter.empty:
+                fields[name] = Required[fields[name]]
             if default is False or _is_repeated(hints[name]):
                 defaults[name] = default
     make: Any = TypedDict
-    return make("Options", found, total=False), defaults
+    return make("Options", fields, total=False), defaults
 
 
 def _run_tyro(kind: Any, defaults: dict[str, Any], arguments: Sequence[str], **how: Any) -> Any:
@@ -292,8 +292,8 @@ def _constructors() -> Any:
 def _vaults(texts: list[str]) -> Path | tuple[str, ...]:
     if not texts:
         raise ValueError("give at least one vault")
-    found = tuple(str(expanded(text)) for text in texts)
-    return Path(found[0]) if len(found) == 1 and "=" not in found[0] else found
+    vaults = tuple(str(expanded(text)) for text in texts)
+    return Path(vaults[0]) if len(vaults) == 1 and "=" not in vaults[0] else vaults
 
 
 def parameter_texts(target: Callable[..., Any]) -> dict[str, str]:
@@ -302,9 +302,9 @@ def parameter_texts(target: Callable[..., Any]) -> dict[str, str]:
 
     sources = reversed(target.__mro__[:-1]) if isinstance(target, type) else (target,)
     return {
-        one.arg_name: " ".join((one.description or "").split())
+        parameter.arg_name: " ".join((parameter.description or "").split())
         for source in sources
-        for one in docstring_parser.parse_from_object(source).params
+        for parameter in docstring_parser.parse_from_object(source).params
     }
 
 
@@ -316,9 +316,9 @@ def _typed(hint: Any) -> Any:
     if get_origin(hint) not in (Union, UnionType):
         return hint
     parts = [
-        get_args(one)[0] if isinstance(getattr(one, "__metadata__", (0,))[0], Rule) else one
-        for one in get_args(hint)
-        if one is not NoneType
+        get_args(part)[0] if isinstance(getattr(part, "__metadata__", (0,))[0], Rule) else part
+        for part in get_args(hint)
+        if part is not NoneType
     ]
     return Path if parts == [str, Path] else Union[tuple(parts)]  # noqa: UP007
 

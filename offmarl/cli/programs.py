@@ -229,15 +229,17 @@ def train(arguments: list[str]) -> Report:
     if not (run / MARL_EVAL_FILE).exists():
         view = f"{name} is trained but not evaluated (no environment, no held-out data): {run}"
         return Report({"run": run}, view)
-    found = final_metrics(run)
-    teams = sorted(one for one in found if one.startswith(f"{RETURN}_"))
+    metrics = final_metrics(run)
+    teams = sorted(name for name in metrics if name.startswith(f"{RETURN}_"))
     metric = RETURN if teams else metric_of([run])
     unit = UNITS[metric]
     if metric == RETURN:
         unit = labelled(unit, acting_of(read_run(run)))
     title = f"{name}, trained and evaluated in {run}: {unit}"
     more = {head: final_returns(run, other) for other, head in _MORE.items() if other != metric}
-    returns = {one.removeprefix(f"{RETURN}_"): final_returns(run, one) for one in teams or [metric]}
+    returns = {
+        name.removeprefix(f"{RETURN}_"): final_returns(run, name) for name in teams or [metric]
+    }
     return _returns_report(title, {"run": run}, returns, more)
 
 
@@ -377,9 +379,9 @@ class _Command(NamedTuple):
 
     def run(self) -> Any:
         """Run the program."""
-        found = self.program.main(self.args)
+        result = self.program.main(self.args)
         _only_first_reports()
-        return found
+        return result
 
 
 def _returns_report(
@@ -396,7 +398,11 @@ def _returns_report(
     rows = [
         ({"team": team} if several else {})
         | {"seed": trained, "episodes": len(values), **spread(values)}
-        | {name: float(found[trained].mean()) for name, found in (more or {}).items() if found}
+        | {
+            name: float(values_of[trained].mean())
+            for name, values_of in (more or {}).items()
+            if values_of
+        }
         for team, by_seed in returns.items()
         for trained, values in by_seed.items()
     ]

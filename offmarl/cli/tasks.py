@@ -118,11 +118,6 @@ class CommandWork(Work):
         path = local("runs") / f"{verb}-{checksum}"
         super().__init__(f"{verb} {arguments[0]}", path, {"command": [verb, *arguments]})
 
-    @property
-    def num_blocks(self) -> int:
-        """One."""
-        return 1
-
     def run(self, block: int) -> None:
         """Run the command."""
         del block

@@ -143,7 +143,7 @@ def verb_of(
     hints, parameters = get_type_hints(function), []
     positional: Any = Positional
     suppressed: Any = Suppress
-    for name, one in inspect.signature(function).parameters.items():
+    for name, parameter in inspect.signature(function).parameters.items():
         if name in _NOT_OPTIONS:
             continue
         if several and hints[name] == AnyVault:
@@ -151,15 +151,17 @@ def verb_of(
         hint = _HINTS.get(hints[name], hints[name])
         if hint is str:  # the last of the arguments, after the vaults
             parameters.append(
-                one.replace(annotation=suppressed[str], kind=one.KEYWORD_ONLY, default="")
+                parameter.replace(
+                    annotation=suppressed[str], kind=parameter.KEYWORD_ONLY, default=""
+                )
             )
             parameters[-2] = parameters[-2].replace(annotation=positional[_VAULTS_AND_CONDITION])
             continue
-        if one.kind is one.POSITIONAL_OR_KEYWORD and hints[name] not in _NAMED:
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and hints[name] not in _NAMED:
             hint = positional[hint]
-        parameters.append(one.replace(annotation=hint, kind=one.KEYWORD_ONLY))
+        parameters.append(parameter.replace(annotation=hint, kind=parameter.KEYWORD_ONLY))
     verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    verb.__annotations__ = {one.name: one.annotation for one in parameters}
+    verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     verb.__name__, verb.__doc__ = function.__name__, _help(function)
     return verb
 
@@ -176,10 +178,10 @@ def _help(function: Callable[..., Any]) -> str:
 
 def _texts(function: Callable[..., Any]) -> dict[str, str]:
     texts = {}
-    for one in docstring_parser.parse_from_object(function).params:
-        text = one.description or ""
+    for parameter in docstring_parser.parse_from_object(function).params:
+        text = parameter.description or ""
         other = re.fullmatch(r"As for `(\w+)`\.", text)
-        for name in re.split(", ", one.arg_name):
+        for name in re.split(", ", parameter.arg_name):
             texts[name] = _texts(getattr(vault, other[1]))[name] if other else text
     return texts
 
@@ -187,15 +189,15 @@ def _texts(function: Callable[..., Any]) -> dict[str, str]:
 def report(made: Iterable[vault.Dataset]) -> Report:
     """Describe the new vaults and their sources."""
     vaults = [*made]
-    facts = [_facts(one) for one in vaults]
+    facts = [_facts(data) for data in vaults]
     columns = ["path", "steps", "episodes", "incomplete", "mean return", "of"]
     rows = [
         [
             *(f[name] for name in columns[:4]),
-            only_or_all(one.episodes.mean_returns),
+            only_or_all(data.episodes.mean_returns),
             _source_episodes(f["lineage"]),
         ]
-        for f, one in zip(facts, vaults, strict=True)
+        for f, data in zip(facts, vaults, strict=True)
     ]
     return Report({"vaults": facts}, table(columns, rows))
 
@@ -207,7 +209,7 @@ def _facts(made: vault.Dataset) -> dict[str, Any]:
         "episodes": len(made.episodes.row),
         "incomplete": made.episodes.incomplete,
         "return": only_or_all(
-            {team: spread(found) for team, found in made.episodes.complete_team_returns.items()}
+            {team: spread(returns) for team, returns in made.episodes.complete_team_returns.items()}
         ),
         "length": spread(made.episodes.length),
         "lineage": made.provenance["lineage"],

@@ -103,7 +103,7 @@ def launch(
     of the work is running, the path has other work's result, or tasks failed and the work does not
     go on without them; `Stopped` after a signal, once the tasks have stopped.
     """
-    if any(one is not None and one < 1 for one in (tasks, workers)):
+    if any(count is not None and count < 1 for count in (tasks, workers)):
         raise OptionError("--tasks and --jobs must be at least 1.")
     if work.is_complete():
         work.clean()
@@ -129,8 +129,8 @@ def _launcher(name: str) -> type[Launcher]:
         raise OptionError(
             f"--launcher must be one of {', '.join(LAUNCHERS)}, or MODULE:CLASS: got {name!r}."
         )
-    found: type[Launcher] = attribute(import_module(module), kind, f"--launcher {module}")
-    return found
+    launcher: type[Launcher] = attribute(import_module(module), kind, f"--launcher {module}")
+    return launcher
 
 
 @dataclass(eq=False)
@@ -213,7 +213,8 @@ class _Launch:
         ready = [task for task in self._waiting if any(map(self._work.is_ready, task.blocks))]
         if ready:
             jobs = launcher.submit([task.call for task in ready])
-            for task, task.job in zip(ready, jobs, strict=True):
+            for task, job in zip(ready, jobs, strict=True):
+                task.job = job
                 self._waiting.remove(task)
         elif not self._running:
             self._waiting.clear()
@@ -305,7 +306,7 @@ def task_table(name: str, tasks: Sequence[Task]) -> Iterator[Callable[[bool], No
 
 def _summary(tasks: Sequence[Task]) -> str:
     states = Counter(task.status.state for task in tasks)
-    counts = ", ".join(f"{states[one]} {one}" for one in reversed(_ORDER) if states[one])
+    counts = ", ".join(f"{states[state]} {state}" for state in reversed(_ORDER) if states[state])
     done = sum(task.status.done for task in tasks)
     unit = "task" if len(tasks) == 1 else "tasks"
     blocks = "block" if done == 1 else "blocks"
@@ -355,9 +356,9 @@ def stopping() -> Iterator[Callable[[], int]]:
         if not tracking.is_quiet():  # unbuffered: the program may hold the buffer's lock
             os.write(2, b"\nstopping: tasks save what they have. Again stops at once.\n")
 
-    before = {one: signal.signal(one, handle) for one in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.signal(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: received[0]
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
