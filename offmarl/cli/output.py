@@ -25,7 +25,7 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-number, table = terminal.number, terminal.table
+table = terminal.table
 _out = _Console(highlight=False)
 _err = _Console(stderr=True, highlight=False)
 _credentials: list[str] = []

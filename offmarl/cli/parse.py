@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import io
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
+    Literal,
     Required,
     TypedDict,
     TypeVar,
@@ -253,40 +255,55 @@ def _run_tyro(kind: Any, defaults: dict[str, Any], arguments: Sequence[str], **h
 
 
 def _constructors() -> Any:
-    """Return rules for values: ``~`` is expanded, which shells do not expand in --out=~/runs."""
-    from tyro.constructors import (
-        ConstructorRegistry,
-        PrimitiveConstructorSpec,
-        PrimitiveTypeInfo,
+    """Return how values of some types are read.
+
+    ``~`` is expanded, which shells do not expand in --out=~/runs, and numbers may be 1e5.
+    """
+    from tyro.constructors import ConstructorRegistry
+
+    rules = {
+        Path: read_as(expanded, Path, "PATH"),
+        int: read_as(_whole, int, "INT"),
+        Vaults: read_as(_vaults, str | Path | Mapping | tuple, "PATH[=SHARE]...", "*"),
+    }
+    registry = ConstructorRegistry()
+    registry.primitive_rule(lambda info: rules.get(info.type))
+    return registry
+
+
+def read_as(read: Callable[..., Any], kind: Any, metavar: str, nargs: Literal[1, "*"] = 1) -> Any:
+    """Return how tyro reads values of a type from one text, or from several."""
+    from tyro.constructors import PrimitiveConstructorSpec
+
+    return PrimitiveConstructorSpec(
+        nargs=nargs,
+        metavar=metavar,
+        instance_from_str=lambda texts: read(texts[0] if nargs == 1 else texts),
+        is_instance=lambda value: isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
     )
 
-    registry = ConstructorRegistry()
 
-    @registry.primitive_rule
-    def path_rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
-        if kind.type is not Path:
-            return None
-        return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="PATH",
-            instance_from_str=lambda texts: expanded(texts[0]),
-            is_instance=lambda value: isinstance(value, Path),
-            str_from_instance=lambda path: [str(path)],
-        )
+def _whole(text: str) -> int:
+    """Read a whole number, which may be written as 1e5."""
+    try:
+        return int(text)
+    except ValueError:
+        value = finite(text)
+        if value is None:
+            raise
+    if value != round(value):
+        raise ValueError(f"a whole number is needed, such as 100000 or 1e5: got {text}")
+    return round(value)
 
-    @registry.primitive_rule
-    def vaults_rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        if kind.type != Vaults:
-            return None
-        return PrimitiveConstructorSpec(
-            nargs="*",
-            metavar="PATH[=SHARE]...",
-            instance_from_str=_vaults,
-            is_instance=lambda value: isinstance(value, str | Path | Mapping | tuple),
-            str_from_instance=lambda value: [str(value)],
-        )
 
-    return registry
+def finite(text: str) -> float | None:
+    """Read a number; None if the text is something else, or infinite."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if abs(value) < math.inf else None
 
 
 def _vaults(texts: list[str]) -> Path | tuple[str, ...]:

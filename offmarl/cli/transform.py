@@ -14,12 +14,11 @@ from typing import Annotated, Any, get_type_hints
 
 import docstring_parser
 from tyro.conf import Positional, Suppress, arg
-from tyro.constructors import PrimitiveConstructorSpec
 
 from offmarl import vault
 from offmarl.cli.data import show
 from offmarl.cli.output import Report, table
-from offmarl.cli.parse import parse
+from offmarl.cli.parse import finite, parse, read_as
 from offmarl.errors import OptionError, VaultError
 from offmarl.launch import Share, Work, join_work, run_share
 from offmarl.statistics import spread
@@ -42,50 +41,16 @@ _NAMED = (StrPath, MapFunction | None)
 """Types of parameters that become options, although Python takes them by position."""
 
 
-def _count(text: str) -> int:
-    """Read a whole number, which may be written as 1e5."""
-    try:
-        return int(text)
-    except ValueError:
-        value = _number(text)
-        if value is None:
-            raise
-    if value != round(value):
-        raise ValueError(f"a whole number is needed, such as 100000 or 1e5: got {text}")
-    return round(value)
-
-
 def _fraction(text: str) -> float:
     """Read a number, which may be written as a percentage."""
-    value = _number(text.removesuffix("%"))
-    if value is None:
+    if (value := finite(text.removesuffix("%"))) is None:
         raise ValueError(
             f"a percentage such as 10%, or a number such as 0.1, is needed: got {text}"
         )
     return value / 100 if text.endswith("%") else value
 
 
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if abs(value) < float("inf") else None
-
-
-def _written(kind: type, read: Callable[[str], Any], metavar: str) -> Any:
-    """Return how tyro reads values of a type."""
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=lambda texts: read(texts[0]),
-        is_instance=lambda value: isinstance(value, kind),
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-_Count = Annotated[int, _written(int, _count, "NUMBER")]
-_Fraction = Annotated[float, _written(float, _fraction, "FRACTION")]
+_Fraction = Annotated[float, read_as(_fraction, float, "FRACTION")]
 
 _HINTS: dict[Any, Any] = {
     AnyVault: Annotated[str, arg(metavar="VAULT")],
@@ -97,8 +62,6 @@ _HINTS: dict[Any, Any] = {
         tuple[str, ...], arg(metavar="VAULT...", help_behavior_hint="(required)")
     ],
     StrPath: Annotated[str, arg(name="out", aliases=["-o"], metavar="VAULT")],
-    int: _Count,
-    int | None: _Count | None,
     float | None: _Fraction | None,
     MapFunction | None: Annotated[str | None, arg(name="with", metavar="MODULE:FUNCTION")],
     str | None: Annotated[str | None, arg(metavar="FORMULA")],

@@ -36,7 +36,7 @@ def printed(columns, rows, width):
 )
 @example(name="abcdfgh/" * 4 + "abcdf", cells=[2, 60_416, 1_208, 32, 14.33], width=80)
 def test_numbers_and_names_are_never_cut(name, cells, width):
-    texts = [output.number(cell) for cell in cells]
+    texts = [terminal.number(cell) for cell in cells]
     least = sum(2 + max(len(x), 10) for x in texts)
     assume(least + 2 + 16 <= width)  # otherwise the numbers do not fit beside any name
     headings = HEADINGS[: len(cells)]
