@@ -440,21 +440,19 @@ def test_a_script_has_the_help_of_the_command(offmarl, monkeypatch, capsys):
 
 
 ON_FILES = [
-    *(
-        ["verify", "FILE"],
-        ["salvage", "FILE", "-o", "o.vlt"],
-        ["compact", "FILE"],
-        ["show", "FILE"],
-        ["ls", "FILE"],
-    ),
-    *(
-        ["report", "FILE"],
-        ["evaluate", "FILE"],
-        ["compare", "FILE"],
-        ["cat", "FILE", "-o", "o.vlt"],
-    ),
-    *(["recode", "FILE", "-o", "o.vlt"], ["convert", "FILE", "out", "--to", "numpy"]),
-    *(["train", "bc", "--vault", "FILE"], ["push", "FILE", "--to", "org/name", "--licence", "MIT"]),
+    "verify FILE",
+    "salvage FILE -o o.vlt",
+    "compact FILE",
+    "show FILE",
+    "ls FILE",
+    "report FILE",
+    "evaluate FILE",
+    "compare FILE",
+    "cat FILE -o o.vlt",
+    "recode FILE -o o.vlt",
+    "convert FILE out --to numpy",
+    "train bc --vault FILE",
+    "push FILE --to org/name --licence MIT",
 ]
 
 
@@ -467,7 +465,7 @@ ON_FILES = [
 )
 def test_an_ordinary_file_is_no_vault_and_no_run(offmarl, tmp_path, command, name):
     (tmp_path / name).write_bytes(b"something else")
-    outcome = offmarl(*(name if word == "FILE" else word for word in command))
+    outcome = offmarl(*command.replace("FILE", name).split())
     assert outcome.code == 1 and outcome.err.count("\n") == 1
     assert name in outcome.err and "Errno" not in outcome.err
     wanted = ("is a file, and a vault is", "not a zip archive", "not the directory of a", "no dir")
