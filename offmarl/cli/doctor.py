@@ -54,7 +54,7 @@ def doctor() -> Report:
         },
         "launchers": _launchers(),
         "cache": _cache(),
-        "hub": {endpoint: problem or "answers" for endpoint, problem in client.problems().items()},
+        "hub": {one: problem or "answers" for one, problem in client.problems().items()},
         "token": "found" if get_token() else "none: public datasets only",
     }
     return Report(facts, grid({name: _in_words(fact) for name, fact in facts.items()}))
