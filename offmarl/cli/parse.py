@@ -230,10 +230,11 @@ def options(
             if name in fields or name in left_out:
                 continue
             default = (values or {}).get(name, parameter.default)
-            fields[name] = _annotated(hints[name], default, texts.get(name, ""))
+            is_repeated = REPEATED in getattr(hints[name], "__metadata__", ())
+            fields[name] = _annotated(hints[name], default, texts.get(name, ""), is_repeated)
             if default is parameter.empty:
                 fields[name] = Required[fields[name]]
-            if default is False or _is_repeated(hints[name]):
+            if default is False or is_repeated:
                 defaults[name] = default
     make: Any = TypedDict
     return make("Options", fields, total=False), defaults
@@ -340,7 +341,7 @@ def _typed(hint: Any) -> Any:
     return Path if parts == [str, Path] else Union[tuple(parts)]  # noqa: UP007
 
 
-def _annotated(hint: Any, default: Any, text: str) -> Any:
+def _annotated(hint: Any, default: Any, text: str, is_repeated: bool) -> Any:
     """Return a type with its text and default for the help; those that mean "none" are left out."""
     from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 
@@ -349,13 +350,9 @@ def _annotated(hint: Any, default: Any, text: str) -> Any:
         is_none = default is False or default in (None, "", ())
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
         about["help_behavior_hint"] = "" if is_none else f"(default: {shown})"
-    marked: Any = UseAppendAction if _is_repeated(hint) else FlagCreatePairsOff
+    marked: Any = UseAppendAction if is_repeated else FlagCreatePairsOff
     annotated = Annotated[hint, arg(**about)]
-    return marked[annotated] if _is_repeated(hint) or default is False else annotated
-
-
-def _is_repeated(hint: Any) -> bool:
-    return REPEATED in getattr(hint, "__metadata__", ())
+    return marked[annotated] if is_repeated or default is False else annotated
 
 
 def _reason(printed: str) -> str:
