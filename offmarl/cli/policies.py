@@ -7,10 +7,9 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from offmarl import envs
+from offmarl import envs, evaluation
 from offmarl.envs import Environment
 from offmarl.errors import OptionError, ShapeError
-from offmarl.evaluation import returns_by_team
 from offmarl.paths import local
 from offmarl.programs import LoadedPolicy, load_policy
 from offmarl.programs.recording.sides import near, opponents_of, side_of
@@ -79,7 +78,8 @@ def play(
     with progress("evaluate", len(policies)) as advance:
         for trained, loaded in policies.items():
             played = play_policy(environment, policy, episodes, None, loaded.params, key)
-            by_team = dict(zip(teams, returns_by_team(environment.spec, played).T, strict=True))
+            found = evaluation.returns_by_team(environment.spec, played)
+            by_team = dict(zip(teams, found.T, strict=True))
             for team, values in by_team.items():
                 returns[team][trained] = values
             means = {team: float(values.mean()) for team, values in by_team.items()}
