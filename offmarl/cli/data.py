@@ -56,15 +56,15 @@ def ls(
         from offmarl.cli.hub import catalogue
 
         return catalogue(env, agents)
-    found = [
+    vaults = [
         {"path": path, **summary._asdict()}
         for path, summary in vault.list_vaults(directory)
         if env in (None, summary.env) and agents in (None, summary.num_agents)
     ]
-    short = [{**entry, "path": _as_given(entry["path"], directory)} for entry in found]
+    short = [{**entry, "path": _as_given(entry["path"], directory)} for entry in vaults]
     unread = [f"{entry['path']}: {entry['error']}" for entry in short if entry["error"]]
     text = _listed(short) if short else f"no vaults in {hide_credentials(directory)}."
-    return Report({"vaults": found}, Group(text, *unread))
+    return Report({"vaults": vaults}, Group(text, *unread))
 
 
 def _as_given(path: PurePath, directory: str) -> PurePath:
@@ -75,16 +75,16 @@ def _as_given(path: PurePath, directory: str) -> PurePath:
     return given / path.relative_to(local(given))
 
 
-def _listed(found: Sequence[Mapping[str, Any]]) -> RenderableType:
+def _listed(vaults: Sequence[Mapping[str, Any]]) -> RenderableType:
     """Return vaults as a table, with their environments unless all paths name them."""
     columns = {"path": "path", "env": "env", "num_agents": "agents", "steps": "steps"}
     columns |= {"episodes": "episodes"}
-    if any(entry["incomplete"] for entry in found):
+    if any(entry["incomplete"] for entry in vaults):
         columns |= {"incomplete": "incomplete"}
     columns |= {"mean_return": "mean return"}
-    if all(f"{entry['env']}.vlt" in str(entry["path"]) for entry in found if entry["env"]):
+    if all(f"{entry['env']}.vlt" in str(entry["path"]) for entry in vaults if entry["env"]):
         del columns["env"]
-    rows = [[entry[field] for field in columns] for entry in found]
+    rows = [[entry[field] for field in columns] for entry in vaults]
     return table(list(columns.values()), rows)
 
 
@@ -104,7 +104,7 @@ def show(path: _Vault, time_limit: int | None = None, statistics: bool = False) 
         which reads all data, and then stored in the vault.
     """
     data = vault.open_vault(path, time_limit=time_limit)
-    found = data.statistics(progress) if statistics else {}
+    computed = data.statistics(progress) if statistics else {}
     facts = _facts(data)
     leaves = {name: (str(leaf.dtype), leaf.shape) for name, leaf in data.leaves.items()}
     text = Group(
@@ -112,21 +112,21 @@ def show(path: _Vault, time_limit: int | None = None, statistics: bool = False) 
         table(["array", "type", "shape of a step"], [[k, *v] for k, v in leaves.items()]),
         grid(_other_facts(data.provenance)),
         _lineage(data.provenance),
-        *([_statistics_table(found)] if found else []),
+        *([_statistics_table(computed)] if computed else []),
     )
-    if found:
-        facts["statistics"] = {name: leaf.to_json() for name, leaf in found.items()}
+    if computed:
+        facts["statistics"] = {name: leaf.to_json() for name, leaf in computed.items()}
         facts["quantiles"] = QUANTILES
     described = {name: {"dtype": kind, "shape": shape} for name, (kind, shape) in leaves.items()}
     return Report(facts | {"arrays": described, "provenance": data.provenance}, text)
 
 
-def _statistics_table(found: Statistics) -> RenderableType:
+def _statistics_table(computed: Statistics) -> RenderableType:
     """Return a table of the statistics of all entries of each array together."""
     columns = ["array", "entries", "values", "mean", "std", "min", "median", "max"]
     middle = QUANTILES.index(0.5)
     rows = []
-    for name, leaf in found.items():
+    for name, leaf in computed.items():
         low, high, mean, std, count, _ = leaf.ranges.pooled()
         # Of several entries, there is only the range of their medians.
         medians = leaf.quantiles[middle][leaf.count > 0]
@@ -153,7 +153,7 @@ def _facts(data: vault.Dataset) -> dict[str, Any]:
         "episodes_without_return": episodes.without_return,
         "ends": dict(Counter(episodes.cause.tolist())),
         "return": only_or_all(
-            {team: spread(found) for team, found in episodes.complete_team_returns.items()}
+            {team: spread(returns) for team, returns in episodes.complete_team_returns.items()}
         ),
         "length": spread(episodes.length[episodes.complete]),
         "policies": list(data.policy_ids),
@@ -262,19 +262,19 @@ def _lineage(provenance: Mapping[str, Any]) -> RenderableType:
         parts.append(tree)
     if origins and isinstance(lineage, Mapping):
         columns = ["recording", "tier", "program", "seed", "policies here", "digest"]
-        parts.append(table(columns, [_origin(one, len(origins)) for one in origins]))
+        parts.append(table(columns, [_origin(origin, len(origins)) for origin in origins]))
     return Group(*parts)
 
 
-def _origin(one: Mapping[str, Any], origins: int) -> list[str | None]:
-    seed = None if one["seed"] is None else str(one["seed"])
+def _origin(origin: Mapping[str, Any], origins: int) -> list[str | None]:
+    seed = None if origin["seed"] is None else str(origin["seed"])
     return [
-        one["vault"],
-        one["tier"],
-        one["program"],
+        origin["vault"],
+        origin["tier"],
+        origin["program"],
         seed,
-        _ids(one, origins),
-        one["digest"][:12],
+        _ids(origin, origins),
+        origin["digest"][:12],
     ]
 
 
@@ -333,10 +333,10 @@ def verify(path: _Vault, deep: bool = False) -> Report:
 
         if report := verify_pulled(path):
             return report
-    found = vault.verify(path, deep=deep, progress=_in_bytes)
-    data = as_dicts(found)
-    data |= {"sound": found.sound, "other_layout": found.other_layout or None}
-    return Report(data, Group(*_outcome(found)), found.sound)
+    result = vault.verify(path, deep=deep, progress=_in_bytes)
+    data = as_dicts(result)
+    data |= {"sound": result.sound, "other_layout": result.other_layout or None}
+    return Report(data, Group(*_outcome(result)), result.sound)
 
 
 def salvage(path: _Vault, out: Annotated[str, arg(aliases=["-o"], metavar="VAULT")]) -> Report:
@@ -378,26 +378,26 @@ def compact(path: _Vault) -> Report:
     return Report(done._asdict(), line)
 
 
-def _outcome(found: vault.Verification) -> list[RenderableType]:
-    read = f", {number(found.read_bytes / 1e6)} MB read" if found.deep else ", none of them read"
-    looked = f"{number(found.length)} steps of each row, {number(found.chunks)} chunks{read}"
+def _outcome(result: vault.Verification) -> list[RenderableType]:
+    read = f", {number(result.read_bytes / 1e6)} MB read" if result.deep else ", none of them read"
+    looked = f"{number(result.length)} steps of each row, {number(result.chunks)} chunks{read}"
     lines: list[RenderableType] = []
-    if found.sound:
-        extent = "is intact" if not found.skipped else "is intact as far as checked"
-        lines.append(f"{found.path} {extent}: {looked}.")
+    if result.sound:
+        extent = "is intact" if not result.skipped else "is intact as far as checked"
+        lines.append(f"{result.path} {extent}: {looked}.")
     else:
-        lines += [f"{found.path} is damaged ({looked}):", *_lines(found.faults)]
+        lines += [f"{result.path} is damaged ({looked}):", *_lines(result.faults)]
         lines.append("`offmarl salvage` copies the intact episodes to a new vault.")
-    if found.notes:
-        lines += ["What it holds that is no damage:", *_lines(found.notes)]
-    if found.skipped:
+    if result.notes:
+        lines += ["What it holds that is no damage:", *_lines(result.notes)]
+    if result.skipped:
         lines.append("Not checked, so damage there is not detected; --deep checks it:")
-        lines += _lines(found.skipped)
-    if found.other_layout:
-        lines.append(f"It has neither offmarl's nor OG-MARL's layout: {found.other_layout}")
-    if found.unchecked:
+        lines += _lines(result.skipped)
+    if result.other_layout:
+        lines.append(f"It has neither offmarl's nor OG-MARL's layout: {result.other_layout}")
+    if result.unchecked:
         lines += ["Without a checksum, so damage there may not be detected:"]
-        lines += _lines(found.unchecked)
+        lines += _lines(result.unchecked)
     return lines
 
 

@@ -103,8 +103,8 @@ def _returns(path: Path) -> list[float]:
 
 def _scores(runs: Iterable[Path]) -> dict[Entry, Float[np.ndarray, "seeds"]]:
     """Return the scores of runs: first of greedy policies, then of sampled ones."""
-    found = [item for run in runs for item in scores_of(run).items()]
-    return dict(sorted(found, key=lambda item: item[0].acting == "sampled"))
+    scores = [item for run in runs for item in scores_of(run).items()]
+    return dict(sorted(scores, key=lambda item: item[0].acting == "sampled"))
 
 
 def _report(
@@ -118,10 +118,12 @@ def _report(
         for tier, returns in tiers.items()
     }
     trained = {
-        tier: {entry.label: estimate(values) for entry, values in found.items()}
-        for tier, found in scores.items()
+        tier: {entry.label: estimate(values) for entry, values in by_policy.items()}
+        for tier, by_policy in scores.items()
     }
-    enough = any(iqm.low is not None for found in trained.values() for iqm in found.values())
+    enough = any(
+        iqm.low is not None for by_policy in trained.values() for iqm in by_policy.values()
+    )
     data = {
         "recorded": recorded,
         "trained": {

@@ -110,30 +110,30 @@ def _missing_by_extra() -> dict[str, list[str]]:
         name = re.match(r"[\w.-]+", requirement)
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", requirement)
         if name and extra:
-            found = missing.setdefault(extra[1], [])
+            packages = missing.setdefault(extra[1], [])
             if _version(name[0]) is None:
-                found.append(name[0])
+                packages.append(name[0])
     return missing
 
 
 def _launchers() -> dict[str, str]:
     """Return what is missing for each engine of tasks."""
-    found = {"local": "ready"}
+    states = {"local": "ready"}
     for name, package, command in (("slurm", "submitit", "sbatch"), ("ray", "ray", None)):
         lacks = [] if _version(package) else [f"lacks {package} (extra {name})"]
         if command and shutil.which(command) is None:
             lacks.append(f"{command} is not on the PATH")
-        found[name] = ", ".join(lacks) or "ready"
-    return found
+        states[name] = ", ".join(lacks) or "ready"
+    return states
 
 
 def _cache() -> str:
-    found, root = cache.entries(), cache.root()
+    datasets, root = cache.entries(), cache.root()
     there = next(place for place in (root, *root.parents) if place.is_dir())
     if not os.access(there, os.W_OK):
         return f"{root} cannot be written: set HF_HOME to a directory that can"
-    size, free = sum(one.size for one in found), shutil.disk_usage(there).free
-    return f"{root}: {len(found)} datasets, {size / 1e9:.2f} GB; {free / 1e9:.1f} GB free"
+    size, free = sum(dataset.size for dataset in datasets), shutil.disk_usage(there).free
+    return f"{root}: {len(datasets)} datasets, {size / 1e9:.2f} GB; {free / 1e9:.1f} GB free"
 
 
 def completion(shell: Annotated[Literal["bash", "zsh"], Positional]) -> Report:
@@ -184,7 +184,7 @@ def _any_program(kinds: list[registry.Kind]) -> Callable[..., Any]:
     def run(program: Any) -> Any:
         return program
 
-    choice = _any(_command(name, one.Args, SettingsFile) for name, one in programs)
+    choice = _any(_command(name, program.Args, SettingsFile) for name, program in programs)
     run.__annotations__["program"] = Annotated[choice, arg(name="")]
     return run
 

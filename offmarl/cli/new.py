@@ -1,13 +1,14 @@
 """``offmarl new``."""
 
-import ast
 import keyword
 import os
 import re
 import shlex
 from importlib.resources import files
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
+from tokenize import generate_tokens
 from typing import Annotated, Literal
 
 from rich.console import Group
@@ -51,13 +52,13 @@ def new(
     template = files("offmarl.cli.templates") / f"{_TEMPLATES[kind]}.py"
     text = template.read_text(encoding="utf-8")
     original = f"My{kind.capitalize()}"
-    if keyword.iskeyword(title) or title in _names(text) - {original}:
-        raise _unusable(name, title)
+    tokens = {token.string for token in generate_tokens(StringIO(text).readline)}
+    if keyword.iskeyword(title) or title in tokens - {original}:
+        raise OptionError(
+            f"{name!r} would be {title} in the file, which is a keyword of Python or the name of "
+            f"something else in the file: choose another name, such as my_{name}."
+        )
     text = text.replace(f"my_{kind}", name).replace(original, title)
-    try:
-        ast.parse(text)
-    except SyntaxError as error:
-        raise _unusable(name, title) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("x", encoding="utf-8") as file:
         file.write(text)
@@ -66,27 +67,6 @@ def new(
     commands = [command.format(file=quoted, title=title) for command in _NEXT[kind]]
     view = Group(f"wrote {given}; to use it:", *(f"  {command}" for command in commands))
     return Report({"path": path, "commands": commands}, view)
-
-
-def _names(text: str) -> set[str]:
-    """Return the names that a module binds or uses, its attributes' names left out."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(text)):
-        match node:
-            case ast.Name(id=name) | ast.arg(arg=name):
-                found.add(name)
-            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
-                found.add(name)
-            case ast.alias(name=name, asname=other):
-                found.add(other or name.partition(".")[0])
-    return found
-
-
-def _unusable(name: str, title: str) -> OptionError:
-    return OptionError(
-        f"{name!r} would be {title} in the file, which is a keyword of Python or the name of "
-        f"something else in the file: choose another name, such as my_{name}."
-    )
 
 
 def _check(name: str, path: Path) -> None:

@@ -25,7 +25,7 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-number, table = terminal.number, terminal.table
+table = terminal.table
 _out = _Console(highlight=False)
 _err = _Console(stderr=True, highlight=False)
 _credentials: list[str] = []
@@ -56,8 +56,8 @@ def hide_credentials_in(arguments: Iterable[str]) -> None:
 
 def hidden(text: str) -> str:
     """Return text with the credentials that the arguments contain replaced by ``***``."""
-    for one in _credentials:
-        text = text.replace(one, "***@")
+    for secret in _credentials:
+        text = text.replace(secret, "***@")
     return text
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import inspect
 import io
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,6 +13,7 @@ from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
+    Literal,
     Required,
     TypedDict,
     TypeVar,
@@ -130,7 +132,7 @@ def parse_program(
 
 def config_among(arguments: Sequence[str]) -> Config | None:
     """Return the content of the file that ``--config`` names among arguments; None without it."""
-    file = split(_ConfigFile, arguments)[0].get("config")
+    file = given_among(arguments, config=Path).get("config")
     return None if file is None else read_config(file)
 
 
@@ -180,13 +182,13 @@ def read(
     if asked := {*HELP}.intersection(arguments):
         arguments, targets = ["--help"], [*targets, *more, *([JsonFlag] if prog else [])]
         if "--help-all" not in asked:
-            hidden = {name for one in targets for name in with_role(one, Role.RARE)}
-            hidden |= {name for one in more for name in inspect.signature(one).parameters}
+            hidden = {name for kind in targets for name in with_role(kind, Role.RARE)}
+            hidden |= {name for kind in more for name in inspect.signature(kind).parameters}
     if hidden:
         description = f"{description.rstrip()}\n\n--help-all lists all options."
     kind, defaults = options(targets, values, {*hidden, *left_out}, bool(asked))
-    found = _run_tyro(kind, defaults, arguments, prog=prog, description=description)
-    given = {name: x for name, x in found.items() if name not in defaults or x != defaults[name]}
+    typed = _run_tyro(kind, defaults, arguments, prog=prog, description=description)
+    given = {name: x for name, x in typed.items() if name not in defaults or x != defaults[name]}
     if "seed" in given:  # of commands; the arguments of programs have rules of their own
         check_seed(given["seed"], "--seed")
     return given
@@ -195,8 +197,16 @@ def read(
 def split(target: type, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the values that arguments give to the fields of a dataclass, and other arguments."""
     kind, defaults = options([target], has_texts=False)
-    found, rest = _run_tyro(kind, defaults, arguments, return_unknown_args=True, add_help=False)
-    return {name: x for name, x in found.items() if x != defaults.get(name)}, rest
+    values, rest = _run_tyro(kind, defaults, arguments, return_unknown_args=True, add_help=False)
+    return {name: x for name, x in values.items() if x != defaults.get(name)}, rest
+
+
+def given_among(arguments: Sequence[str], **kinds: Any) -> dict[str, Any]:
+    """Return the values that arguments give to options of these names and types."""
+    make: Any = TypedDict
+    kind, how = make("Options", kinds, total=False), {"return_unknown_args": True}
+    values: dict[str, Any] = _run_tyro(kind, {}, arguments, add_help=False, **how)[0]
+    return values
 
 
 def options(
@@ -210,23 +220,24 @@ def options(
     It comes with the values of parameters that tyro cannot leave out: flags, which have one form,
     ``--greedy``, if they are off by default, and options that are repeated.
     """
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
     for target in targets:
         # For a class, the hints of its fields; those of its `__init__` would be the same.
         hints = get_type_hints(target, include_extras=True)
         texts = parameter_texts(target) if has_texts else {}  # takes a tenth of a second
-        for name, one in inspect.signature(target).parameters.items():
-            if name in found or name in left_out:
+        for name, parameter in inspect.signature(target).parameters.items():
+            if name in fields or name in left_out:
                 continue
-            default = (values or {}).get(name, one.default)
-            found[name] = _annotated(hints[name], default, texts.get(name, ""))
-            if default is one.empty:
-                found[name] = Required[found[name]]
-            if default is False or _is_repeated(hints[name]):
+            default = (values or {}).get(name, parameter.default)
+            is_repeated = REPEATED in getattr(hints[name], "__metadata__", ())
+            fields[name] = _annotated(hints[name], default, texts.get(name, ""), is_repeated)
+            if default is parameter.empty:
+                fields[name] = Required[fields[name]]
+            if default is False or is_repeated:
                 defaults[name] = default
     make: Any = TypedDict
-    return make("Options", found, total=False), defaults
+    return make("Options", fields, total=False), defaults
 
 
 def _run_tyro(kind: Any, defaults: dict[str, Any], arguments: Sequence[str], **how: Any) -> Any:
@@ -245,47 +256,62 @@ def _run_tyro(kind: Any, defaults: dict[str, Any], arguments: Sequence[str], **h
 
 
 def _constructors() -> Any:
-    """Return rules for values: ``~`` is expanded, which shells do not expand in --out=~/runs."""
-    from tyro.constructors import (
-        ConstructorRegistry,
-        PrimitiveConstructorSpec,
-        PrimitiveTypeInfo,
+    """Return how values of some types are read.
+
+    ``~`` is expanded, which shells do not expand in --out=~/runs, and numbers may be 1e5.
+    """
+    from tyro.constructors import ConstructorRegistry
+
+    rules = {
+        Path: read_as(expanded, Path, "PATH"),
+        int: read_as(_whole, int, "INT"),
+        Vaults: read_as(_vaults, str | Path | Mapping | tuple, "PATH[=SHARE]...", "*"),
+    }
+    registry = ConstructorRegistry()
+    registry.primitive_rule(lambda info: rules.get(info.type))
+    return registry
+
+
+def read_as(read: Callable[..., Any], kind: Any, metavar: str, nargs: Literal[1, "*"] = 1) -> Any:
+    """Return how tyro reads values of a type from one text, or from several."""
+    from tyro.constructors import PrimitiveConstructorSpec
+
+    return PrimitiveConstructorSpec(
+        nargs=nargs,
+        metavar=metavar,
+        instance_from_str=lambda texts: read(texts[0] if nargs == 1 else texts),
+        is_instance=lambda value: isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
     )
 
-    registry = ConstructorRegistry()
 
-    @registry.primitive_rule
-    def path_rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Path] | None:
-        if kind.type is not Path:
-            return None
-        return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar="PATH",
-            instance_from_str=lambda texts: expanded(texts[0]),
-            is_instance=lambda value: isinstance(value, Path),
-            str_from_instance=lambda path: [str(path)],
-        )
+def _whole(text: str) -> int:
+    """Read a whole number, which may be written as 1e5."""
+    try:
+        return int(text)
+    except ValueError:
+        value = finite(text)
+        if value is None:
+            raise
+    if value != round(value):
+        raise ValueError(f"a whole number is needed, such as 100000 or 1e5: got {text}")
+    return round(value)
 
-    @registry.primitive_rule
-    def vaults_rule(kind: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        if kind.type != Vaults:
-            return None
-        return PrimitiveConstructorSpec(
-            nargs="*",
-            metavar="PATH[=SHARE]...",
-            instance_from_str=_vaults,
-            is_instance=lambda value: isinstance(value, str | Path | Mapping | tuple),
-            str_from_instance=lambda value: [str(value)],
-        )
 
-    return registry
+def finite(text: str) -> float | None:
+    """Read a number; None if the text is something else, or infinite."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if abs(value) < math.inf else None
 
 
 def _vaults(texts: list[str]) -> Path | tuple[str, ...]:
     if not texts:
         raise ValueError("give at least one vault")
-    found = tuple(str(expanded(text)) for text in texts)
-    return Path(found[0]) if len(found) == 1 and "=" not in found[0] else found
+    vaults = tuple(str(expanded(text)) for text in texts)
+    return Path(vaults[0]) if len(vaults) == 1 and "=" not in vaults[0] else vaults
 
 
 def parameter_texts(target: Callable[..., Any]) -> dict[str, str]:
@@ -294,9 +320,9 @@ def parameter_texts(target: Callable[..., Any]) -> dict[str, str]:
 
     sources = reversed(target.__mro__[:-1]) if isinstance(target, type) else (target,)
     return {
-        one.arg_name: " ".join((one.description or "").split())
+        parameter.arg_name: " ".join((parameter.description or "").split())
         for source in sources
-        for one in docstring_parser.parse_from_object(source).params
+        for parameter in docstring_parser.parse_from_object(source).params
     }
 
 
@@ -308,14 +334,14 @@ def _typed(hint: Any) -> Any:
     if get_origin(hint) not in (Union, UnionType):
         return hint
     parts = [
-        get_args(one)[0] if isinstance(getattr(one, "__metadata__", (0,))[0], Rule) else one
-        for one in get_args(hint)
-        if one is not NoneType
+        get_args(part)[0] if isinstance(getattr(part, "__metadata__", (0,))[0], Rule) else part
+        for part in get_args(hint)
+        if part is not NoneType
     ]
     return Path if parts == [str, Path] else Union[tuple(parts)]  # noqa: UP007
 
 
-def _annotated(hint: Any, default: Any, text: str) -> Any:
+def _annotated(hint: Any, default: Any, text: str, is_repeated: bool) -> Any:
     """Return a type with its text and default for the help; those that mean "none" are left out."""
     from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
 
@@ -324,13 +350,9 @@ def _annotated(hint: Any, default: Any, text: str) -> Any:
         is_none = default is False or default in (None, "", ())
         shown = " ".join(map(str, default)) if isinstance(default, tuple) else default
         about["help_behavior_hint"] = "" if is_none else f"(default: {shown})"
-    marked: Any = UseAppendAction if _is_repeated(hint) else FlagCreatePairsOff
+    marked: Any = UseAppendAction if is_repeated else FlagCreatePairsOff
     annotated = Annotated[hint, arg(**about)]
-    return marked[annotated] if _is_repeated(hint) or default is False else annotated
-
-
-def _is_repeated(hint: Any) -> bool:
-    return REPEATED in getattr(hint, "__metadata__", ())
+    return marked[annotated] if is_repeated or default is False else annotated
 
 
 def _reason(printed: str) -> str:

@@ -13,11 +13,12 @@ from offmarl.errors import OptionError, ShapeError
 from offmarl.paths import local
 from offmarl.programs import LoadedPolicy, load_policy
 from offmarl.programs.recording.sides import near, opponents_of, side_of
+from offmarl.programs.runs.evaluate import play_policy
 from offmarl.report import render
 from offmarl.teams import only_or_all, teams_of
 from offmarl.terminal import number
 from offmarl.tracking import notice, progress, read_run
-from offmarl.types import ArrayTree, EnvSpec
+from offmarl.types import EnvSpec
 
 
 def make_environment(loaded: LoadedPolicy) -> Environment:
@@ -71,21 +72,17 @@ def play(
 
     The episodes of all policies have the same initial states.
     """
-    policy = next(iter(policies.values())).policy
-
-    @jax.jit
-    def evaluate(params: ArrayTree) -> evaluation.Evaluation:
-        return evaluation.evaluate(environment, policy, params, jax.random.key(seed), episodes)
-
+    policy, key = next(iter(policies.values())).policy, jax.random.key(seed)
     teams = [team.name for team in teams_of(environment.spec)]
     returns: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {team: {} for team in teams}
     with progress("evaluate", len(policies)) as advance:
         for trained, loaded in policies.items():
-            played = evaluation.returns_by_team(environment.spec, evaluate(loaded.params))
-            found = dict(zip(teams, played.T, strict=True))
-            for team, own in found.items():
-                returns[team][trained] = own
-            means = {team: float(own.mean()) for team, own in found.items()}
+            played = play_policy(environment, policy, episodes, None, loaded.params, key)
+            found = evaluation.returns_by_team(environment.spec, played)
+            by_team = dict(zip(teams, found.T, strict=True))
+            for team, values in by_team.items():
+                returns[team][trained] = values
+            means = {team: float(values.mean()) for team, values in by_team.items()}
             advance(1, f"return {number(only_or_all(means))}")
     return returns
 

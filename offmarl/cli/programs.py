@@ -15,7 +15,7 @@ from tyro.conf import Positional, arg
 from offmarl.cli import tasks
 from offmarl.cli.files import check_file
 from offmarl.cli.output import Report, records, table
-from offmarl.cli.parse import HELP, config_among, parse, parse_program, split
+from offmarl.cli.parse import HELP, config_among, given_among, parse, parse_program
 from offmarl.config import DeviceArgs, Role, option
 from offmarl.errors import OptionError
 from offmarl.launch import Launched, Work
@@ -62,6 +62,8 @@ _MORE = {
 """Metrics that are shown beside the main one, and their headings."""
 
 
+_SEVERAL = tuple[str, ...]
+
 Checkpoint = int | Literal["last", "best"]
 """The checkpoint of a run whose policy a command takes."""
 
@@ -75,7 +77,7 @@ def record(arguments: list[str]) -> Report:
         return tasks.run("record", rest, options, partial(_report_work, record, rest))
     if (command := _with_program(arguments)) is not None:
         return _recorded(_Command.of("recorder", command).run())
-    if "from_run" in split(_Form, arguments)[0]:
+    if "from_run" in given_among(arguments, from_run=_SEVERAL):
         from offmarl.programs import record_from_run
 
         about = "Record further tiers of a finished run."
@@ -100,7 +102,7 @@ def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Wor
         args = _Command.of("recorder", command).args
         if isinstance(args, FixedArgs):
             return RecordWork(fixed_recording(args), block_steps)
-    elif "from_run" not in split(_Form, arguments)[0]:
+    elif "from_run" not in given_among(arguments, from_run=_SEVERAL):
         return RecordWork(_trained_recording(arguments), block_steps)
     if block_steps is not None:
         raise OptionError("--block-steps divides the recording of a fixed policy, not training.")
@@ -109,7 +111,7 @@ def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Wor
 
 def _with_program(arguments: list[str]) -> list[str] | None:
     """Return the command of a recorder, with its name or file; None to record a run's policy."""
-    given, _ = split(_Form, arguments)
+    given = given_among(arguments, policy=_SEVERAL, env=str, config=str)
     if not arguments[0].startswith("-") or "config" in given:
         return arguments
     if not (policies := given.get("policy")) or (local(policies[0]) / RUN_FILE).exists():
@@ -117,17 +119,6 @@ def _with_program(arguments: list[str]) -> list[str] | None:
     named = "/" not in policies[0] and "env" in given
     is_policy = named or policies[0] == "random" or {*policies[0]} & {*":="}
     return [_SCRIPTED, *arguments] if is_policy else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Form:
-    """Options by which `record` tells what it records."""
-
-    from_run: tuple[str, ...] = ()
-    policy: tuple[str, ...] = ()
-    """Policies by name or as code, or the run of one."""
-    env: str | None = None
-    config: str | None = None
 
 
 def _report_work(
@@ -238,15 +229,17 @@ def train(arguments: list[str]) -> Report:
     if not (run / MARL_EVAL_FILE).exists():
         view = f"{name} is trained but not evaluated (no environment, no held-out data): {run}"
         return Report({"run": run}, view)
-    found = final_metrics(run)
-    teams = sorted(one for one in found if one.startswith(f"{RETURN}_"))
+    metrics = final_metrics(run)
+    teams = sorted(name for name in metrics if name.startswith(f"{RETURN}_"))
     metric = RETURN if teams else metric_of([run])
     unit = UNITS[metric]
     if metric == RETURN:
         unit = labelled(unit, acting_of(read_run(run)))
     title = f"{name}, trained and evaluated in {run}: {unit}"
     more = {head: final_returns(run, other) for other, head in _MORE.items() if other != metric}
-    returns = {one.removeprefix(f"{RETURN}_"): final_returns(run, one) for one in teams or [metric]}
+    returns = {
+        name.removeprefix(f"{RETURN}_"): final_returns(run, name) for name in teams or [metric]
+    }
     return _returns_report(title, {"run": run}, returns, more)
 
 
@@ -386,9 +379,9 @@ class _Command(NamedTuple):
 
     def run(self) -> Any:
         """Run the program."""
-        found = self.program.main(self.args)
+        result = self.program.main(self.args)
         _only_first_reports()
-        return found
+        return result
 
 
 def _returns_report(
@@ -405,7 +398,11 @@ def _returns_report(
     rows = [
         ({"team": team} if several else {})
         | {"seed": trained, "episodes": len(values), **spread(values)}
-        | {name: float(found[trained].mean()) for name, found in (more or {}).items() if found}
+        | {
+            name: float(values_of[trained].mean())
+            for name, values_of in (more or {}).items()
+            if values_of
+        }
         for team, by_seed in returns.items()
         for trained, values in by_seed.items()
     ]

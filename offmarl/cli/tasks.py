@@ -14,7 +14,7 @@ from rich.console import Group
 
 from offmarl import vault
 from offmarl.cli.output import Report, as_is, grid
-from offmarl.cli.parse import HELP
+from offmarl.cli.parse import HELP, given_among
 from offmarl.cli.parse import split as split_options
 from offmarl.cli.verbs import VERBS, function_of
 from offmarl.config import REPEATED, PositiveInt, Validated
@@ -31,7 +31,8 @@ from offmarl.paths import local
 from offmarl.terminal import number
 from offmarl.tracking import progress
 
-_TRANSFORMS = ("cat", "filter", "sample", "map", "recode")
+_JOINING = dict.fromkeys(("coordinator", "processes", "process"), str)
+"""Options that join the processes of one program, which transforms do not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,11 +118,6 @@ class CommandWork(Work):
         path = local("runs") / f"{verb}-{checksum}"
         super().__init__(f"{verb} {arguments[0]}", path, {"command": [verb, *arguments]})
 
-    @property
-    def num_blocks(self) -> int:
-        """One."""
-        return 1
-
     def run(self, block: int) -> None:
         """Run the command."""
         del block
@@ -139,15 +135,6 @@ def work_of(arguments: tuple[str, ...]) -> Work:
     return make(verb, rest, int(block_steps) if block_steps else None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Joining:
-    """Options that join the processes of one program."""
-
-    coordinator: str | None = None
-    processes: str | None = None
-    process: str | None = None
-
-
 def run(
     verb: str,
     arguments: list[str],
@@ -159,7 +146,7 @@ def run(
     if not arguments:
         raise OptionError(f"give the command that tasks divide: see `offmarl {verb} --help`.")
     share, of_launcher = options.share, options.of_launcher
-    for given in () if verb in _TRANSFORMS else split_options(_Joining, arguments)[0]:
+    for given in given_among(arguments, **_JOINING) if VERBS[verb].is_raw else ():
         raise OptionError(
             f"--{given} joins the processes of one program, and each task is a program of its "
             "own: divide the work by tasks or by processes."

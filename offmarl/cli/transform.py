@@ -14,12 +14,11 @@ from typing import Annotated, Any, get_type_hints
 
 import docstring_parser
 from tyro.conf import Positional, Suppress, arg
-from tyro.constructors import PrimitiveConstructorSpec
 
 from offmarl import vault
 from offmarl.cli.data import show
 from offmarl.cli.output import Report, table
-from offmarl.cli.parse import parse
+from offmarl.cli.parse import finite, parse, read_as
 from offmarl.errors import OptionError, VaultError
 from offmarl.launch import Share, Work, join_work, run_share
 from offmarl.statistics import spread
@@ -42,50 +41,16 @@ _NAMED = (StrPath, MapFunction | None)
 """Types of parameters that become options, although Python takes them by position."""
 
 
-def _count(text: str) -> int:
-    """Read a whole number, which may be written as 1e5."""
-    try:
-        return int(text)
-    except ValueError:
-        value = _number(text)
-        if value is None:
-            raise
-    if value != round(value):
-        raise ValueError(f"a whole number is needed, such as 100000 or 1e5: got {text}")
-    return round(value)
-
-
 def _fraction(text: str) -> float:
     """Read a number, which may be written as a percentage."""
-    value = _number(text.removesuffix("%"))
-    if value is None:
+    if (value := finite(text.removesuffix("%"))) is None:
         raise ValueError(
             f"a percentage such as 10%, or a number such as 0.1, is needed: got {text}"
         )
     return value / 100 if text.endswith("%") else value
 
 
-def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if abs(value) < float("inf") else None
-
-
-def _written(kind: type, read: Callable[[str], Any], metavar: str) -> Any:
-    """Return how tyro reads values of a type."""
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=metavar,
-        instance_from_str=lambda texts: read(texts[0]),
-        is_instance=lambda value: isinstance(value, kind),
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-_Count = Annotated[int, _written(int, _count, "NUMBER")]
-_Fraction = Annotated[float, _written(float, _fraction, "FRACTION")]
+_Fraction = Annotated[float, read_as(_fraction, float, "FRACTION")]
 
 _HINTS: dict[Any, Any] = {
     AnyVault: Annotated[str, arg(metavar="VAULT")],
@@ -97,8 +62,6 @@ _HINTS: dict[Any, Any] = {
         tuple[str, ...], arg(metavar="VAULT...", help_behavior_hint="(required)")
     ],
     StrPath: Annotated[str, arg(name="out", aliases=["-o"], metavar="VAULT")],
-    int: _Count,
-    int | None: _Count | None,
     float | None: _Fraction | None,
     MapFunction | None: Annotated[str | None, arg(name="with", metavar="MODULE:FUNCTION")],
     str | None: Annotated[str | None, arg(metavar="FORMULA")],
@@ -143,7 +106,7 @@ def verb_of(
     hints, parameters = get_type_hints(function), []
     positional: Any = Positional
     suppressed: Any = Suppress
-    for name, one in inspect.signature(function).parameters.items():
+    for name, parameter in inspect.signature(function).parameters.items():
         if name in _NOT_OPTIONS:
             continue
         if several and hints[name] == AnyVault:
@@ -151,15 +114,17 @@ def verb_of(
         hint = _HINTS.get(hints[name], hints[name])
         if hint is str:  # the last of the arguments, after the vaults
             parameters.append(
-                one.replace(annotation=suppressed[str], kind=one.KEYWORD_ONLY, default="")
+                parameter.replace(
+                    annotation=suppressed[str], kind=parameter.KEYWORD_ONLY, default=""
+                )
             )
             parameters[-2] = parameters[-2].replace(annotation=positional[_VAULTS_AND_CONDITION])
             continue
-        if one.kind is one.POSITIONAL_OR_KEYWORD and hints[name] not in _NAMED:
+        if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and hints[name] not in _NAMED:
             hint = positional[hint]
-        parameters.append(one.replace(annotation=hint, kind=one.KEYWORD_ONLY))
+        parameters.append(parameter.replace(annotation=hint, kind=parameter.KEYWORD_ONLY))
     verb.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    verb.__annotations__ = {one.name: one.annotation for one in parameters}
+    verb.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     verb.__name__, verb.__doc__ = function.__name__, _help(function)
     return verb
 
@@ -176,10 +141,10 @@ def _help(function: Callable[..., Any]) -> str:
 
 def _texts(function: Callable[..., Any]) -> dict[str, str]:
     texts = {}
-    for one in docstring_parser.parse_from_object(function).params:
-        text = one.description or ""
+    for parameter in docstring_parser.parse_from_object(function).params:
+        text = parameter.description or ""
         other = re.fullmatch(r"As for `(\w+)`\.", text)
-        for name in re.split(", ", one.arg_name):
+        for name in re.split(", ", parameter.arg_name):
             texts[name] = _texts(getattr(vault, other[1]))[name] if other else text
     return texts
 
@@ -187,15 +152,15 @@ def _texts(function: Callable[..., Any]) -> dict[str, str]:
 def report(made: Iterable[vault.Dataset]) -> Report:
     """Describe the new vaults and their sources."""
     vaults = [*made]
-    facts = [_facts(one) for one in vaults]
+    facts = [_facts(data) for data in vaults]
     columns = ["path", "steps", "episodes", "incomplete", "mean return", "of"]
     rows = [
         [
             *(f[name] for name in columns[:4]),
-            only_or_all(one.episodes.mean_returns),
+            only_or_all(data.episodes.mean_returns),
             _source_episodes(f["lineage"]),
         ]
-        for f, one in zip(facts, vaults, strict=True)
+        for f, data in zip(facts, vaults, strict=True)
     ]
     return Report({"vaults": facts}, table(columns, rows))
 
@@ -207,7 +172,7 @@ def _facts(made: vault.Dataset) -> dict[str, Any]:
         "episodes": len(made.episodes.row),
         "incomplete": made.episodes.incomplete,
         "return": only_or_all(
-            {team: spread(found) for team, found in made.episodes.complete_team_returns.items()}
+            {team: spread(returns) for team, returns in made.episodes.complete_team_returns.items()}
         ),
         "length": spread(made.episodes.length),
         "lineage": made.provenance["lineage"],

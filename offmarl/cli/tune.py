@@ -14,9 +14,9 @@ from offmarl.cli.output import Report, as_is, records
 from offmarl.cli.parse import (
     HELP,
     SettingsFile,
+    given_among,
     read,
     settings_environment,
-    split,
     use_cores_for,
 )
 from offmarl.cli.programs import overview
@@ -73,7 +73,7 @@ def _parsed(arguments: list[str]) -> tuple[ModuleType, Any, Space, Path, Search]
     program = _load(name, rest)
     about = f"Search settings of a program.\n\n{program.__doc__ or ''}"
     targets = [_Options, Search, SettingsFile, program.Args]
-    untuned = with_role(program.Args, Role.UNTUNED) - {one.name for one in fields(Search)}
+    untuned = with_role(program.Args, Role.UNTUNED) - {field.name for field in fields(Search)}
     command = f"offmarl tune {name}"
     given = read(targets, command, about, rest, tasks.TaskOptions, left_out=untuned)
     options, search = _taken(_Options, given), _taken(Search, given)
@@ -87,7 +87,7 @@ def _parsed(arguments: list[str]) -> tuple[ModuleType, Any, Space, Path, Search]
 
 def _taken(kind: type[T], given: dict[str, Any]) -> T:
     """Return a dataclass of the values that are given for it, which are taken out."""
-    names = [one.name for one in fields(cast(Any, kind))]
+    names = [field.name for field in fields(cast(Any, kind))]
     return kind(**{name: given.pop(name) for name in names if name in given})
 
 
@@ -111,17 +111,11 @@ class _Options:
     """Names of the arguments to search, of those that have a range; by default all."""
 
 
-@dataclass(frozen=True)
-class _Data:
-    """The option by which `tune` tells a baseline from a recorder."""
-
-    vault: tuple[str, ...] = ()
-
-
 def _load(name: str, arguments: list[str]) -> ModuleType:
     """Import a program of either kind: a recorder, unless a vault is given."""
-    has_data = bool(split(_Data, arguments)[0])
-    kinds: list[Kind] = ["baseline", "recorder"] if has_data else ["recorder", "baseline"]
+    kinds: list[Kind] = ["recorder", "baseline"]
+    if given_among(arguments, vault=tuple[str, ...]):
+        kinds.reverse()
     kind = next((kind for kind in kinds if name in find(kind)), kinds[0])
     program = load(kind, name)
     if not hasattr(program.Args, "for_env"):
@@ -137,7 +131,10 @@ def _space(program: ModuleType, args: Any, file: Path | None, only: tuple[str, .
 
 
 def _plain(env: str) -> str:
-    return "".join(one if one.isalnum() or one in "-_" else "-" for one in env) or "unknown"
+    return (
+        "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in env)
+        or "unknown"
+    )
 
 
 def _overview() -> Report:
@@ -147,32 +144,32 @@ def _overview() -> Report:
     return Report(data, Group(*(part.text for part in parts)))
 
 
-def _report(found: Tuned, space: Space) -> Report:
+def _report(tuned: Tuned, space: Space) -> Report:
     best = sorted(
-        (row for row in found.trials if row["score"] is not None),
+        (row for row in tuned.trials if row["score"] is not None),
         key=lambda row: row["score"],
         reverse=True,
     )
-    trials = "1 trial" if len(found.trials) == 1 else f"{len(found.trials)} trials"
-    states = [row["state"] for row in found.trials if row["score"] is None]
-    left = ", ".join(f"{states.count(one)} {one}" for one in dict.fromkeys(states))
+    trials = "1 trial" if len(tuned.trials) == 1 else f"{len(tuned.trials)} trials"
+    states = [row["state"] for row in tuned.trials if row["score"] is None]
+    left = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     left = f" ({left})" if left else ""
-    title = f"{found.file}: the best of {trials}{left}, score {found.score:.6g}"
-    ranges = {name: one.words() for name, one in space.items()}
+    title = f"{tuned.file}: the best of {trials}{left}, score {tuned.score:.6g}"
+    ranges = {name: span.words() for name, span in space.items()}
     rows = [{**dict.fromkeys(ranges, ""), **row} for row in best[:_SHOWN]]
     for row in rows:
-        row["state"] += ", default" if row["trial"] == found.default else ""
-    use = as_is(f"--settings {quote(str(found.file))}")
-    view = Group(records(_columns(rows), title), _about_default(found), use)
-    data = {"file": found.file, "score": found.score, "best": found.best, "default": found.default}
-    return Report({**data, "ranges": ranges, "trials": found.trials}, view)
+        row["state"] += ", default" if row["trial"] == tuned.default else ""
+    use = as_is(f"--settings {quote(str(tuned.file))}")
+    view = Group(records(_columns(rows), title), _about_default(tuned), use)
+    data = {"file": tuned.file, "score": tuned.score, "best": tuned.best, "default": tuned.default}
+    return Report({**data, "ranges": ranges, "trials": tuned.trials}, view)
 
 
-def _about_default(found: Tuned) -> str:
+def _about_default(tuned: Tuned) -> str:
     """Say whether the search beat the default settings; nothing if it never tried them."""
-    score = found.trials[found.default - 1]["score"] if found.default else found.score
-    if score == found.score:
-        return "No trial beat the default settings." if found.default else ""
+    score = tuned.trials[tuned.default - 1]["score"] if tuned.default else tuned.score
+    if score == tuned.score:
+        return "No trial beat the default settings." if tuned.default else ""
     return f"The default settings scored {number(score) or 'nothing: they could not be run'}."
 
 

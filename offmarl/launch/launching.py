@@ -3,19 +3,24 @@
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
+
+from rich.console import Group, RenderableType
+from rich.live import Live
 
 from offmarl import tracking
 from offmarl._imports import attribute, import_module
 from offmarl._lock import writing
 from offmarl.errors import OptionError, RunError, Stopped
-from offmarl.launch.table import TaskTable
-from offmarl.launch.task import Call, read_status
+from offmarl.launch.task import Call, State, Status, read_status
 from offmarl.launch.work import Work, join_work
+from offmarl.terminal import one_line, table
 
 LAUNCHERS: Mapping[str, str] = {
     "local": "offmarl.launch.local:LocalLauncher",
@@ -26,6 +31,12 @@ LAUNCHERS: Mapping[str, str] = {
 MOST_DEATHS = 3
 """A task that dies this often is given up."""
 _POLL_SECONDS = 0.1
+_SECONDS_BETWEEN_READS = 1.0
+_SECONDS_BETWEEN_LINES = 10.0
+_ROWS = 12
+"""Tasks that are shown in a terminal; the others are counted."""
+_ORDER: tuple[State, ...] = ("failed", "crashed", "running", "stopped", "waiting", "done")
+"""The order in which the table shows tasks."""
 
 
 class Job(Protocol):
@@ -92,7 +103,7 @@ def launch(
     of the work is running, the path has other work's result, or tasks failed and the work does not
     go on without them; `Stopped` after a signal, once the tasks have stopped.
     """
-    if any(one is not None and one < 1 for one in (tasks, workers)):
+    if any(count is not None and count < 1 for count in (tasks, workers)):
         raise OptionError("--tasks and --jobs must be at least 1.")
     if work.is_complete():
         work.clean()
@@ -118,8 +129,31 @@ def _launcher(name: str) -> type[Launcher]:
         raise OptionError(
             f"--launcher must be one of {', '.join(LAUNCHERS)}, or MODULE:CLASS: got {name!r}."
         )
-    found: type[Launcher] = attribute(import_module(module), kind, f"--launcher {module}")
-    return found
+    launcher: type[Launcher] = attribute(import_module(module), kind, f"--launcher {module}")
+    return launcher
+
+
+@dataclass(eq=False)
+class Task:
+    """A task of a launch."""
+
+    call: Call
+    name: str
+    blocks: Sequence[int]
+    """Its blocks that are missing."""
+    job: Job | None = None
+    """None while it waits for what its blocks need, and once it has ended."""
+    deaths: int = 0
+    reason: str = ""
+    """Why it was given up, if it was."""
+    status: Status = Status()  # noqa: RUF009 - a named tuple cannot be changed
+
+    def read_status(self) -> None:
+        """Read the state that the task has written, unless that was the last one."""
+        if self.status.state not in ("done", "failed"):
+            self.status = read_status(self.call)
+        if self.reason:
+            self.status = self.status._replace(state="failed")
 
 
 class _Launch:
@@ -127,43 +161,45 @@ class _Launch:
 
     def __init__(self, work: Work, tasks: int | None, entry: str, arguments: tuple[str, ...]):
         self._work, of = work, work.tasks(tasks)
-        self._blocks: dict[int, list[int]] = {}
-        """The missing blocks of each task."""
+        blocks: dict[int, list[int]] = {}
         for block in work.missing():
-            self._blocks.setdefault(block % of, []).append(block)
-        self._calls = {
-            number: Call(entry, arguments, number, of, str(work.directory), str(Path.cwd()))
-            for number in sorted(self._blocks)
-        }
-        self._names = {
-            number: work.label(number) if work.goes_on else f"task {number} of {of}"
-            for number in self._calls
-        }
-        self._held = {*self._calls}
-        """The tasks that have not begun, because of what their blocks need."""
-        self._jobs: dict[int, Job] = {}
-        self._deaths = dict.fromkeys(self._calls, 0)
-        self._failed: dict[int, str] = {}
+            blocks.setdefault(block % of, []).append(block)
+        where = str(work.directory), str(Path.cwd())
+        self._tasks = [
+            Task(
+                Call(entry, arguments, number, of, *where),
+                work.label(number) if work.goes_on else f"task {number} of {of}",
+                blocks[number],
+            )
+            for number in sorted(blocks)
+        ]
+        self._waiting = [*self._tasks]
+
+    @property
+    def _running(self) -> dict[Task, Job]:
+        return {task: task.job for task in self._tasks if task.job is not None}
 
     def run(self, launcher: Launcher) -> dict[str, Path]:
         """Run the tasks; return what failed, as `Launched` has it."""
-        for call in self._calls.values():
-            call.status.unlink(missing_ok=True)
+        for task in self._tasks:
+            task.call.status.unlink(missing_ok=True)
         cancelled = False
         with ExitStack() as stack:
             stack.callback(launcher.close)
             stopped = stack.enter_context(stopping())
-            table = TaskTable(self._work.name, self._calls, self._names)
-            stack.enter_context(table.shown())
-            while self._held or self._jobs:
+            show = stack.enter_context(task_table(self._work.name, self._tasks))
+            while self._waiting or self._running:
                 if stopped() and not cancelled:  # not in the handler, which may interrupt `submit`
                     launcher.cancel()
-                    self._held, cancelled = set(), True
-                self._submit(launcher, self._released())
+                    self._waiting, cancelled = [], True
+                self._submit(launcher)
                 time.sleep(_POLL_SECONDS)
-                for number in [one for one, job in self._jobs.items() if job.done()]:
-                    self._take(number, launcher, cancelled)
-                table.show(self._failed, over=not (self._held or self._jobs))
+                for task, job in self._running.items():
+                    if job.done():
+                        task.job = None
+                        if not cancelled:
+                            self._end(task, job.exception())
+                show(not (self._waiting or self._running))
                 if cancelled and self._is_quiet():
                     break
         if cancelled:
@@ -172,82 +208,140 @@ class _Launch:
             )
         return self._failures()
 
-    def _submit(self, launcher: Launcher, numbers: Sequence[int]) -> None:
-        if numbers:
-            jobs = launcher.submit([self._calls[number] for number in numbers])
-            self._jobs |= zip(numbers, jobs, strict=True)
-
-    def _released(self) -> list[int]:
-        """Return held tasks that can begin now; drop them if nothing makes what they need."""
-        ready = [
-            number
-            for number in sorted(self._held)
-            if any(map(self._work.is_ready, self._blocks[number]))
-        ]
-        self._held -= {*ready}
-        if not ready and not self._jobs:
-            self._held.clear()
-        return ready
+    def _submit(self, launcher: Launcher) -> None:
+        """Start the tasks that can begin; drop all if nothing makes what they need."""
+        ready = [task for task in self._waiting if any(map(self._work.is_ready, task.blocks))]
+        if ready:
+            jobs = launcher.submit([task.call for task in ready])
+            for task, job in zip(ready, jobs, strict=True):
+                task.job = job
+                self._waiting.remove(task)
+        elif not self._running:
+            self._waiting.clear()
 
     def _is_quiet(self) -> bool:
         """Whether no task runs any more, after the launcher has been told to cancel them."""
-        return all(read_status(self._calls[one]).state != "running" for one in self._jobs)
+        return all(read_status(task.call).state != "running" for task in self._running)
 
-    def _take(self, number: int, launcher: Launcher, cancelled: bool) -> None:
-        """Take a task that has ended; start it again if it died."""
-        job, call = self._jobs.pop(number), self._calls[number]
-        if cancelled:
+    def _end(self, task: Task, died: BaseException | None) -> None:
+        """Take a task whose process has ended it; it waits for its next start if it died."""
+        status = read_status(task.call)
+        state = "died" if died is not None else status.state
+        if state == "done":
             return
-        status, died = read_status(call), job.exception()
-        how = status.error or "it ended early"
-        if died is not None:
-            how = (str(died).strip().splitlines() or [type(died).__name__])[-1]
-        elif status.state == "done":
-            return
-        elif status.state == "failed" or (status.state == "crashed" and self._work.goes_on):
-            self._give_up(number, status.error)
-            return
-        elif status.state == "stopped":  # by a signal from elsewhere
-            self._again(number, launcher, "was stopped")
-            return
-        self._deaths[number] += 1
-        if self._deaths[number] == MOST_DEATHS:
-            self._give_up(number, f"it died {MOST_DEATHS} times, at last: {how}")
+        if state == "failed" or (state == "crashed" and self._work.goes_on):
+            self._give_up(task, status.error)
+        elif state == "stopped":  # by a signal from elsewhere
+            self._again(task, "was stopped")
         else:
-            self._again(number, launcher, f"died ({how})")
+            how = status.error or "it ended early"
+            if died is not None:
+                how = (str(died).strip().splitlines() or [type(died).__name__])[-1]
+            task.deaths += 1
+            if task.deaths == MOST_DEATHS:
+                self._give_up(task, f"it died {MOST_DEATHS} times, at last: {how}")
+            else:
+                self._again(task, f"died ({how})")
 
-    def _again(self, number: int, launcher: Launcher, why: str) -> None:
-        """Start a task again."""
-        call = self._calls[number]
-        tracking.notice(f"{self._names[number]} {why} and is started again: {call.log}")
-        call.status.unlink(missing_ok=True)
-        self._submit(launcher, [number])
+    def _again(self, task: Task, why: str) -> None:
+        tracking.notice(f"{task.name} {why} and is started again: {task.call.log}")
+        task.call.status.unlink(missing_ok=True)
+        self._waiting.append(task)
 
-    def _give_up(self, number: int, reason: str) -> None:
-        self._failed[number] = reason
+    def _give_up(self, task: Task, reason: str) -> None:
+        task.reason = reason
         first, *_ = reason.splitlines() or [""]
-        tracking.notice(f"{self._names[number]} failed: {first} See {self._calls[number].log}")
+        tracking.notice(f"{task.name} failed: {first} See {task.call.log}")
 
     def _done(self) -> str:
         count = self._work.num_blocks
         return f"{count - len(self._work.missing())} of {count} blocks"
 
     def _failures(self) -> dict[str, Path]:
-        if not self._failed:
+        """Return what failed in work that goes on without it; `RunError` for other work."""
+        failed = [task for task in self._tasks if task.reason]
+        if not failed:
             return {}
         if self._work.goes_on:
             return {
-                self._names[number]: self._calls[number].log
-                for number in sorted(self._failed)
-                if not self._work.is_done(number)
+                task.name: task.call.log
+                for task in failed
+                if not self._work.is_done(task.call.number)
             }
-        number, others = min(self._failed), len(self._failed) - 1
-        more = f" So did {others} more." if others else ""
+        first, *others = failed
+        more = f" So did {len(others)} more." if others else ""
         raise RunError(
-            f"{self._names[number]} failed: {self._failed[number]} Its log is "
-            f"{self._calls[number].log}.{more} {self._done()} are done and kept: the same command "
-            "runs what is missing."
+            f"{first.name} failed: {first.reason} Its log is {first.call.log}.{more} "
+            f"{self._done()} are done and kept: the same command runs what is missing."
         )
+
+
+@contextmanager
+def task_table(name: str, tasks: Sequence[Task]) -> Iterator[Callable[[bool], None]]:
+    """Yield a function that shows the tasks, told whether they are over; it may be called often.
+
+    A terminal gets a table; other outputs get a line every few seconds.
+    """
+    live = Live(console=tracking.console(), auto_refresh=False)
+    in_terminal = tracking.console().is_terminal and not tracking.is_quiet()
+    read = printed = time.monotonic()
+
+    def show(over: bool) -> None:
+        nonlocal read, printed
+        now = time.monotonic()
+        if not over and now - read < _SECONDS_BETWEEN_READS:
+            return
+        read = now
+        for task in tasks:
+            task.read_status()
+        if in_terminal:
+            live.update(Group(rows_of(tasks), _summary(tasks)), refresh=True)
+        elif over or now - printed >= _SECONDS_BETWEEN_LINES:
+            printed = now
+            tracking.notice(f"{name}: {_summary(tasks)}")
+
+    with live if in_terminal else nullcontext():
+        yield show
+
+
+def _summary(tasks: Sequence[Task]) -> str:
+    states = Counter(task.status.state for task in tasks)
+    counts = ", ".join(f"{states[state]} {state}" for state in reversed(_ORDER) if states[state])
+    done = sum(task.status.done for task in tasks)
+    unit = "task" if len(tasks) == 1 else "tasks"
+    blocks = "block" if done == 1 else "blocks"
+    return f"{len(tasks)} {unit}: {counts}; {done} {blocks} done"
+
+
+def rows_of(tasks: Sequence[Task]) -> RenderableType:
+    """Return a table of the tasks that matter most now."""
+    order = sorted(tasks, key=lambda task: _ORDER.index(task.status.state))
+    columns = "task", "state", "blocks", "time", "host", "last line of the log"
+    return table(columns, map(_row, order[:_ROWS]))
+
+
+def _row(task: Task) -> list[str]:
+    status = task.status
+    return [
+        task.name,
+        status.state,
+        f"{status.done}/{status.total}" if status.total else "",
+        f"{time.time() - status.since:,.0f} s" if status.state == "running" else "",
+        status.host,
+        _last_line(task.call.log) if status.state != "waiting" else "",
+    ]
+
+
+def _last_line(log: Path) -> str:
+    """Return the last line of a log, without its comments."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(log.stat().st_size - 2_000, 0))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    kept = [line for line in lines if line.strip() and not line.startswith("#")]
+    return one_line(kept[-1])[:80] if kept else ""
 
 
 @contextmanager
@@ -262,9 +356,9 @@ def stopping() -> Iterator[Callable[[], int]]:
         if not tracking.is_quiet():  # unbuffered: the program may hold the buffer's lock
             os.write(2, b"\nstopping: tasks save what they have. Again stops at once.\n")
 
-    before = {one: signal.signal(one, handle) for one in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.signal(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield lambda: received[0]
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

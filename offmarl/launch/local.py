@@ -89,7 +89,7 @@ class LocalLauncher:
 
     def _new_worker(self) -> "_Worker":
         taken = {worker.cores for worker in self._workers}
-        self._workers.append(_Worker(next(one for one in self._groups if one not in taken)))
+        self._workers.append(_Worker(next(group for group in self._groups if group not in taken)))
         return self._workers[-1]
 
 

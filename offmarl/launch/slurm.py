@@ -48,8 +48,8 @@ class _Requeued:
             received.append(signum)
             signal.raise_signal(signal.SIGINT)
 
-        for one in (_PREEMPTION, signal.SIGTERM):
-            signal.signal(one, stop)
+        for signum in (_PREEMPTION, signal.SIGTERM):
+            signal.signal(signum, stop)
         if run_task(call) == "stopped" and received:
             if signal.SIGTERM in received:
                 raise SystemExit(128 + signal.SIGTERM)
@@ -134,7 +134,7 @@ class SlurmLauncher:
     def _is_lost(self, job: str) -> bool:
         """Whether SLURM no longer has a job, so that its result should have appeared."""
         if time.monotonic() - self._asked > _ASK_SECONDS:
-            self._active = _active({one.job.job_id for one in self._jobs})
+            self._active = _active({job.job.job_id for job in self._jobs})
             self._asked = time.monotonic()
         if job in self._active:
             self._left.pop(job, None)
@@ -143,19 +143,19 @@ class SlurmLauncher:
 
     def cancel(self) -> None:
         """Cancel the jobs. SLURM sends SIGTERM first, upon which tasks save checkpoints."""
-        if jobs := sorted({one.job.job_id.partition("_")[0] for one in self._jobs}):
+        if jobs := sorted({job.job.job_id.partition("_")[0] for job in self._jobs}):
             subprocess.run(["scancel", *jobs], check=False, capture_output=True)
 
     def close(self) -> None:
         """Forget the jobs; those that run go on."""
-        if self._jobs and all(one.done() for one in self._jobs):
+        if self._jobs and all(job.done() for job in self._jobs):
             self._submitted.unlink(missing_ok=True)
 
     def _refuse_running(self) -> None:
         if not self._submitted.exists():
             return
         earlier = set(self._submitted.read_text().split())
-        if active := sorted({one.partition("_")[0] for one in earlier & _active(earlier)}):
+        if active := sorted({job.partition("_")[0] for job in earlier & _active(earlier)}):
             raise RunError(
                 f"SLURM still has tasks of an earlier launch: wait for job {', '.join(active)}, or "
                 f"cancel it with `scancel {' '.join(active)}`, and repeat the command."
@@ -166,5 +166,5 @@ class SlurmLauncher:
 def _active(jobs: set[str]) -> set[str]:
     """Return which jobs SLURM has, waiting or running; all of them if it does not answer."""
     command = ["squeue", "--noheader", "--array", "--format=%i", "--states=PD,R,CG,CF,S,RQ"]
-    found = subprocess.run(command, check=False, capture_output=True, text=True)
-    return jobs & set(found.stdout.split()) if found.returncode == 0 else jobs
+    answer = subprocess.run(command, check=False, capture_output=True, text=True)
+    return jobs & set(answer.stdout.split()) if answer.returncode == 0 else jobs

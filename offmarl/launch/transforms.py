@@ -57,7 +57,8 @@ class TransformWork(Work):
         self.transform = plan
         self.blocks = blocks_of(plan.vaults, block_steps)
         sources = [
-            [str(one.path), one.num_steps, len(one), fingerprint(one)] for one in plan.vaults
+            [str(source.path), source.num_steps, len(source), fingerprint(source)]
+            for source in plan.vaults
         ]
         identity = {
             "operation": plan.operation,
@@ -65,12 +66,8 @@ class TransformWork(Work):
             "settings": plan.settings,
             "blocks": len(self.blocks),
         }
-        super().__init__(plan.operation, destination(path, may_exist=True).directory, identity)
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks."""
-        return len(self.blocks)
+        directory = destination(path, may_exist=True).directory
+        super().__init__(plan.operation, directory, identity, len(self.blocks))
 
     def run(self, block: int) -> None:
         """Write the vault of a block; none if nothing is taken of it."""
@@ -104,7 +101,10 @@ class TransformWork(Work):
         """Write the blocks one after the other into the new vault."""
         notes = [self._noted(block) for block in range(self.num_blocks)]
         taken = [
-            (source, _joined(notes[i] for i, one in enumerate(self.blocks) if one.source == number))
+            (
+                source,
+                _joined(notes[i] for i, block in enumerate(self.blocks) if block.source == number),
+            )
             for number, source in enumerate(self.sources)
         ]
         execute.steps_of(taken)
@@ -126,8 +126,8 @@ class TransformWork(Work):
     def plan(self, tasks: int | None) -> dict[str, Any]:
         """Return sizes: of what is read, of a task's memory, and on disk while joining."""
         vaults = self.transform.vaults
-        steps = sum(one.num_steps for one in vaults)
-        size = sum(one.num_steps * _step_bytes(one) for one in vaults)
+        steps = sum(source.num_steps for source in vaults)
+        size = sum(source.num_steps * _step_bytes(source) for source in vaults)
         return super().plan(tasks) | {
             "sources": len(vaults),
             "episodes": sum(map(len, vaults)),
@@ -144,8 +144,8 @@ class TransformWork(Work):
         """The sources with their digests, which the first task that needs them computes."""
         directory = self.directory / "sources"
         return [
-            Source.from_json(one, once(directory / f"{number}.json", partial(_examined, one)))
-            for number, one in enumerate(self.transform.vaults)
+            Source.from_json(reader, once(directory / f"{number}.json", partial(_examined, reader)))
+            for number, reader in enumerate(self.transform.vaults)
         ]
 
     @cached_property
@@ -165,14 +165,14 @@ class TransformWork(Work):
     def _pieces(self, block: int) -> Pieces:
         """Return what is taken of a block."""
         number, start, stop = self.blocks[block]
-        found = self._chosen
-        if found is None:
+        chosen = self._chosen
+        if chosen is None:
             within = [
-                _inside(everything(one), start if i == number else 0, stop if i == number else 0)
-                for i, one in enumerate(self.transform.vaults)
+                _inside(everything(reader), start if i == number else 0, stop if i == number else 0)
+                for i, reader in enumerate(self.transform.vaults)
             ]
-            found = list(self.transform.select(self.sources, within))
-        return _inside(found[number], start, stop)
+            chosen = list(self.transform.select(self.sources, within))
+        return _inside(chosen[number], start, stop)
 
     def _copy(self, source: Source, pieces: Pieces, path: Path) -> None:
         copied = Plan(
@@ -203,8 +203,8 @@ class TransformWork(Work):
         """Return the arguments for the lineage; those of a map are in the provenance of a block."""
         if self.transform.operation != "map":
             return self.transform.described()
-        found: Mapping[str, Any] = first.provenance["lineage"]["arguments"]
-        return found
+        arguments: Mapping[str, Any] = first.provenance["lineage"]["arguments"]
+        return arguments
 
     def _vault(self, block: int, kind: str = "blocks") -> Path:
         return self.directory / f"{kind}.vlt" / f"{block:06d}"
@@ -228,9 +228,9 @@ _KEY = "tasks"
 def blocks_of(vaults: Sequence[Reader], block_steps: int | None = None) -> list[Block]:
     """Divide the episodes of vaults into blocks of at most so many steps."""
     blocks = []
-    for number, one in enumerate(vaults):
-        most = block_steps or max(_BLOCK_BYTES // _step_bytes(one), 1)
-        total, start = np.cumsum(one.episodes.length), 0
+    for number, source in enumerate(vaults):
+        most = block_steps or max(_BLOCK_BYTES // _step_bytes(source), 1)
+        total, start = np.cumsum(source.episodes.length), 0
         while start < len(total):
             before = total[start - 1] if start else 0
             stop = max(int(np.searchsorted(total, before + most, side="right")), start + 1)
@@ -239,12 +239,12 @@ def blocks_of(vaults: Sequence[Reader], block_steps: int | None = None) -> list[
     return blocks
 
 
-def _step_bytes(one: Reader) -> int:
-    return sum(leaf.step_bytes for leaf in one.leaves.values())
+def _step_bytes(source: Reader) -> int:
+    return sum(leaf.step_bytes for leaf in source.leaves.values())
 
 
-def _examined(one: Reader) -> dict[str, Any]:
-    return lineage.examine(one, silent).to_json()
+def _examined(source: Reader) -> dict[str, Any]:
+    return lineage.examine(source, silent).to_json()
 
 
 def _inside(pieces: Pieces, start: int, stop: int) -> Pieces:

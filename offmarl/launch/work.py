@@ -60,6 +60,8 @@ class Work(ABC):
         Where the result will be.
     identity
         A JSON object of what the blocks depend on.
+    num_blocks
+        Number of blocks; the same for every number of tasks.
 
     Attributes
     ----------
@@ -74,8 +76,10 @@ class Work(ABC):
     goes_on = False
     hints: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, name: str, path: Path, identity: Mapping[str, Any]):
-        self.name, self.path = name, path
+    def __init__(
+        self, name: str, path: Path, identity: Mapping[str, Any], num_blocks: int = 1
+    ) -> None:
+        self.name, self.path, self._num_blocks = name, path, num_blocks
         self.identity: dict[str, Any] = tracking.plain(identity)
 
     @property
@@ -84,9 +88,9 @@ class Work(ABC):
         return self.path.parent / f".{self.path.name}.tasks"
 
     @property
-    @abstractmethod
     def num_blocks(self) -> int:
-        """Number of blocks; the same for every number of tasks."""
+        """Number of blocks."""
+        return self._num_blocks
 
     def label(self, block: int) -> str:
         """Return the name of a block in messages."""
@@ -144,9 +148,9 @@ class Work(ABC):
 
     def check(self) -> None:
         """Record what the blocks depend on; `RunError` if earlier tasks recorded something else."""
-        found = once(self.directory / _IDENTITY, lambda: self.identity)
-        for name in sorted(found.keys() | self.identity.keys()):
-            theirs, ours = found.get(name), self.identity.get(name)
+        recorded = once(self.directory / _IDENTITY, lambda: self.identity)
+        for name in sorted(recorded.keys() | self.identity.keys()):
+            theirs, ours = recorded.get(name), self.identity.get(name)
             if theirs != ours:
                 hint = f" ({self.hints[name]})" if name in self.hints else ""
                 raise RunError(

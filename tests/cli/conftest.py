@@ -4,10 +4,13 @@ import json
 import sys
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from offmarl import cli
 from offmarl.cli import output
+
+EPISODES, STEPS = 3, 50
 
 
 class Outcome(NamedTuple):
@@ -40,3 +43,26 @@ def offmarl(monkeypatch, capsys, tmp_path):
         return Outcome(0, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture
+def xor_file(tmp_path):
+    """Three episodes of the XOR game in PyMARL's layout, with 50, 0 and 25 points."""
+    choices = np.zeros((EPISODES, STEPS + 1, 2), int)
+    choices[0, :, 1] = 1
+    choices[2, ::2, 0] = 1
+    differ = choices[..., 0] != choices[..., 1]
+    slots = np.arange(STEPS + 1)
+    view = np.broadcast_to(np.float32([0, 1, 0, 1]), (EPISODES, STEPS + 1, 2, 4))
+    path = tmp_path / "xor.npz"
+    np.savez(
+        path,
+        obs=view,
+        state=view[:, :, 0],
+        actions=choices[..., None],
+        avail_actions=np.ones((EPISODES, STEPS + 1, 2, 2), np.int32),
+        reward=np.where(slots < STEPS, differ, 0).astype(np.float32)[..., None],
+        terminated=np.tile(np.uint8(slots == STEPS - 1)[None, :, None], (EPISODES, 1, 1)),
+        filled=np.ones((EPISODES, STEPS + 1, 1), int),
+    )
+    return path

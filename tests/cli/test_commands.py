@@ -14,12 +14,11 @@ import pytest
 
 from offmarl import tracking
 from offmarl import vault as vaults
-from offmarl.cli import output, programs, verbs
+from offmarl.cli import verbs
 from offmarl.cli.parse import parse, parse_script
 from offmarl.cli.tasks import TaskOptions
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, VaultError
 from offmarl.programs import registry
-from offmarl.programs.recording.online import summarise
 from tests.children import python
 from tests.runs import write_run
 from tests.vault.experience import SPEC, whole_episodes
@@ -31,12 +30,6 @@ def test_help_lists_every_command(offmarl, arguments):
     assert outcome.code == 0
     for name, verb in verbs.VERBS.items():
         assert name in outcome.out and verb.summary in outcome.out
-
-
-@pytest.mark.parametrize("verb", list(verbs.VERBS))
-def test_every_command_has_help(offmarl, verb):
-    outcome = offmarl(verb, "--help")
-    assert outcome.code == 0 and "offmarl" in outcome.out and outcome.err == ""
 
 
 def test_version(offmarl):
@@ -67,31 +60,62 @@ def test_unknown_names_are_answered_with_the_nearest(offmarl, arguments, message
     assert outcome.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["evaluate"], ["ls", "--depth", "3"]])
-def test_wrong_options_are_refused(offmarl, arguments):
-    assert offmarl(*arguments).code == 2
+class JaxRuntimeError(RuntimeError):
+    """As JAX raises."""
+
+
+@pytest.fixture
+def failing(offmarl, monkeypatch):
+    """Run a command that raises an error: ``failing(ValueError("no"), "--json")``."""
+
+    def run(error, *options):
+        def fail():
+            raise error
+
+        monkeypatch.setattr("offmarl.cli.environments.envs", fail)
+        return offmarl("envs", *options)
+
+    return run
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("error", "code", "words"),
     [
-        (VaultError("the vault [/] is locked"), 1),
-        (UnknownNameError("no such tier"), 2),
-        (OptionError("no such number"), 2),
-        (PermissionError(13, "Permission denied", "vaults"), 1),
+        (VaultError("the vault [/] is locked"), 1, "the vault [/] is locked"),
+        (UnknownNameError("no such tier"), 2, "no such tier"),
+        (OptionError("no such number"), 2, "no such number"),
+        (PermissionError(13, "Permission denied", "vaults"), 1, "[Errno 13] Permission denied"),
+        (MemoryError(), 1, "not enough memory (MemoryError): take smaller"),
+        (MemoryError("Unable to allocate 3 TiB"), 1, "memory (Unable to allocate 3 TiB): take"),
+        (JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory of 9 B.\nx"), 1, "memory of 9 B):"),
     ],
 )
-def test_mistakes_are_one_line_and_no_traceback(offmarl, monkeypatch, error, code):
-    def fail():
-        raise error
-
-    monkeypatch.setattr("offmarl.cli.environments.envs", fail)
-    outcome = offmarl("envs")
+def test_mistakes_are_one_line_and_no_traceback(failing, error, code, words):
+    outcome = failing(error)
     assert (outcome.code, outcome.out, outcome.err.count("\n")) == (code, "", 1)
-    assert str(error) in outcome.err
+    assert words in outcome.err
     if isinstance(error, OffmarlError):
         described = {"type": type(error).__name__, "message": str(error)}
-        assert offmarl("envs", "--json").json == {"error": described}
+        assert failing(error, "--json").json == {"error": described}
+
+
+@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unable to initialize backend")])
+def test_a_command_without_a_device_says_so(failing, monkeypatch, error):
+    """JAX raises these for a platform that is not there."""
+
+    def no_devices():
+        raise error
+
+    monkeypatch.setattr("jax.devices", no_devices)
+    outcome = failing(error)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
+    assert outcome.err.startswith("error: JAX finds no device for JAX_PLATFORMS=cpu (")
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), JaxRuntimeError("INTERNAL: a bug")])
+def test_defects_are_not_hidden(failing, error):
+    with pytest.raises(type(error)):
+        failing(error)
 
 
 @pytest.mark.parametrize("option", [(), ("--json",)])
@@ -112,17 +136,6 @@ def test_ctrl_c_ends_as_other_programs_do(option):
     assert (json.loads(ended.stdout) if option else ended.stdout) == (error if option else "")
 
 
-def test_defects_are_not_hidden(offmarl, monkeypatch):
-    monkeypatch.setattr("offmarl.cli.environments.envs", lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        offmarl("envs")
-
-
-def test_envs(offmarl):
-    assert "swarm/coverage-N" in offmarl("envs").out
-    assert "classic/bridge" in offmarl("envs", "--json").json["environments"]
-
-
 @pytest.mark.parametrize("kind", ["recorder", "baseline"])
 def test_programs_are_listed_with_their_first_line(offmarl, kind):
     listed = offmarl(registry.VERBS[kind], "--json").json[f"{kind}s"]
@@ -132,12 +145,6 @@ def test_programs_are_listed_with_their_first_line(offmarl, kind):
         >= {"recorder": {"mappo"}, "baseline": {"bc"}}[kind]
     )
     assert all(listed.values())
-
-
-def test_a_program_says_what_its_options_are(offmarl):
-    outcome = offmarl("train", "bc", "--help")
-    assert outcome.code == 0
-    assert "--vault PATH" in outcome.out and "behaviour cloning" in outcome.out.lower()
 
 
 @pytest.mark.slow
@@ -370,38 +377,6 @@ def test_json_holds_the_reason_of_a_usage_error(offmarl, monkeypatch, arguments,
     assert refused.json == {"error": {"type": "OptionError", "message": reason}}
 
 
-class JaxRuntimeError(RuntimeError):
-    """As JAX raises."""
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (MemoryError(), "not enough memory (MemoryError): take smaller"),
-        (MemoryError("Unable to allocate 3 TiB"), "memory (Unable to allocate 3 TiB): take"),
-        (
-            JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory of 9 bytes.\nx"),
-            "memory of 9 bytes):",
-        ),
-    ],
-)
-def test_too_little_memory_is_one_line(offmarl, monkeypatch, error, words):
-    def fail():
-        raise error
-
-    monkeypatch.setattr("offmarl.cli.environments.envs", fail)
-    outcome = offmarl("envs")
-    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
-    assert words in outcome.err
-
-
-def test_other_errors_of_jax_are_not_hidden(offmarl, monkeypatch):
-    error = JaxRuntimeError("INTERNAL: a bug")
-    monkeypatch.setattr("offmarl.cli.environments.envs", lambda: (_ for _ in ()).throw(error))
-    with pytest.raises(JaxRuntimeError):
-        offmarl("envs")
-
-
 def test_json_offers_the_values_of_an_option(offmarl):
     refused = offmarl("recode", "a.vlt", "-o", "b.vlt", "--codec", "gzip", "--json")
     message = refused.json["error"]["message"]
@@ -409,8 +384,7 @@ def test_json_offers_the_values_of_an_option(offmarl):
 
 
 COMMANDS = [
-    *([name] for name, verb in verbs.VERBS.items() if not verb.is_raw),
-    *([registry.VERBS[kind]] for kind in registry.VERBS),
+    *([name] for name in verbs.VERBS),
     *([registry.VERBS[kind], name] for kind in registry.VERBS for name in registry.find(kind)),
     ["record", "--policy"],
 ]
@@ -418,8 +392,8 @@ COMMANDS = [
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_help_lists_json_and_describes_each_flag_as_it_is_named(offmarl, command):
-    out = offmarl(*command, "--help").out
-    assert "--json" in out
+    code, out, err = offmarl(*command, "--help")
+    assert (code, err) == (0, "") and "--json" in out and "offmarl" in out
     # A flag that is on by default is shown with its positive form, which its text describes.
     negated = [word.strip(",") for word in out.split() if word.startswith("--no-")]
     assert all(f"{flag.replace('--no-', '--')}, {flag}" in out for flag in negated)
@@ -457,33 +431,28 @@ def test_a_script_has_the_help_of_the_command(offmarl, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["bc.py", "--help"])
     with pytest.raises(SystemExit):
         parse_script(bc.Args, bc.__doc__)
-    script, command = (text.split() for text in (capsys.readouterr().out, _help_of_bc(offmarl)))
+    script = capsys.readouterr().out.split()
+    command = offmarl("train", "bc", "--help").out.split()
     options = [[word for word in text if word.startswith("--")] for text in (script, command)]
     others = {"--json", *(f"--{name.replace('_', '-')}" for name in TaskOptions.__annotations__)}
     assert options[0] == [word for word in options[1] if word.strip(",") not in others]
-    assert "--schedule" in script and "None)" not in script
-
-
-def _help_of_bc(offmarl) -> str:
-    return offmarl("train", "bc", "--help").out
+    assert {"--vault", "--schedule"} <= {*script} and "None)" not in script
 
 
 ON_FILES = [
-    *(
-        ["verify", "FILE"],
-        ["salvage", "FILE", "-o", "o.vlt"],
-        ["compact", "FILE"],
-        ["show", "FILE"],
-        ["ls", "FILE"],
-    ),
-    *(
-        ["report", "FILE"],
-        ["evaluate", "FILE"],
-        ["compare", "FILE"],
-        ["cat", "FILE", "-o", "o.vlt"],
-    ),
-    *(["recode", "FILE", "-o", "o.vlt"], ["convert", "FILE", "out", "--to", "numpy"]),
-    *(["train", "bc", "--vault", "FILE"], ["push", "FILE", "--to", "org/name", "--licence", "MIT"]),
+    "verify FILE",
+    "salvage FILE -o o.vlt",
+    "compact FILE",
+    "show FILE",
+    "ls FILE",
+    "report FILE",
+    "evaluate FILE",
+    "compare FILE",
+    "cat FILE -o o.vlt",
+    "recode FILE -o o.vlt",
+    "convert FILE out --to numpy",
+    "train bc --vault FILE",
+    "push FILE --to org/name --licence MIT",
 ]
 
 
@@ -496,48 +465,11 @@ ON_FILES = [
 )
 def test_an_ordinary_file_is_no_vault_and_no_run(offmarl, tmp_path, command, name):
     (tmp_path / name).write_bytes(b"something else")
-    outcome = offmarl(*(name if word == "FILE" else word for word in command))
+    outcome = offmarl(*command.replace("FILE", name).split())
     assert outcome.code == 1 and outcome.err.count("\n") == 1
     assert name in outcome.err and "Errno" not in outcome.err
     wanted = ("is a file, and a vault is", "not a zip archive", "not the directory of a", "no dir")
     assert any(words in outcome.err for words in wanted)
-
-
-def test_numbers_stay_whole_in_a_narrow_terminal(offmarl, monkeypatch, capsys):
-    monkeypatch.setattr(output._out, "width", 60)
-    path = "vaults/swarm/coverage-3.vlt/medium"
-    columns = ["path", "env", "steps", "mean return"]
-    view = output.table(columns, [[path, "swarm/coverage-3", 100_352, 15.23]])
-    output.show(output.Report({}, view), as_json=False)
-    lines = capsys.readouterr().out.splitlines()
-    assert any("100,352" in line and "15.23" in line for line in lines)
-    assert any(line.rstrip().endswith("mean") for line in lines)
-    assert max(map(len, lines)) <= 60
-
-
-def test_numbers_stay_whole_beside_names_that_fill_half_the_line(offmarl, monkeypatch, capsys):
-    monkeypatch.setattr(output._out, "width", 80)
-    path = "meet/jax_environment.py:Meet.vlt/mappo-0-replay"
-    row = [path, "jax_environment.py:Meet", 2, 100_352, 10_048, 32, 8.43]
-    columns = ["path", "env", "agents", "steps", "episodes", "incomplete", "mean return"]
-    output.show(output.Report({}, output.table(columns, [row])), as_json=False)
-    lines = capsys.readouterr().out.splitlines()
-    numbers = {"2", "100,352", "10,048", "32", "8.430"}
-    assert any(numbers <= set(line.split()) for line in lines)
-    assert path in lines
-    assert max(map(len, lines)) <= 80
-
-
-def test_recorded_paths_can_be_copied_from_a_narrow_terminal(offmarl, monkeypatch):
-    path = "vaults/jaxmarl/mpe/simple_spread_v3.vlt/recurrent-mappo-with-a-long-name-0-medium"
-    returns = {"pursuers": 14.55, "evaders": -14.14}
-    row = {"tier": "medium", "steps": 100_352, "episodes": 1, "incomplete": 0}
-    row |= {"mean_return": returns, "path": path}
-    recorded = summarise(Path("r"), [row], "recorded")
-    monkeypatch.setattr(programs._Command, "run", lambda _: recorded)
-    monkeypatch.setattr(output._out, "width", 80)
-    outcome = offmarl("record", "mappo")
-    assert path in outcome.out and "100,352" in outcome.out
 
 
 @pytest.mark.parametrize(("name", "verb"), verbs.VERBS.items(), ids=verbs.VERBS)
@@ -618,30 +550,15 @@ def test_a_standard_output_that_is_full(tmp_path, option):
     assert done.stderr.startswith("error: [Errno 28] No space left on device: free some space")
 
 
-@pytest.mark.parametrize("platforms", ["cuda", "nonsense"])
-def test_doctor_says_that_the_chosen_devices_are_missing(tmp_path, platforms):
+def test_doctor_says_that_the_chosen_devices_are_missing(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "offmarl", "doctor", "--json"],
-        env={**os.environ, "JAX_PLATFORMS": platforms},
+        env={**os.environ, "JAX_PLATFORMS": "nonsense"},
         check=True,
         capture_output=True,
         cwd=tmp_path,
     )
-    assert f"no device for JAX_PLATFORMS={platforms}" in json.loads(done.stdout)["devices"][0]
-
-
-@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("Unable to initialize backend")])
-def test_a_command_without_a_device_says_so(offmarl, monkeypatch, error):
-    """JAX raises these for a platform that is not there."""
-
-    def no_devices():
-        raise error
-
-    monkeypatch.setattr("jax.devices", no_devices)
-    monkeypatch.setattr("offmarl.cli.environments.envs", no_devices)
-    outcome = offmarl("envs")
-    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (1, "", 1)
-    assert outcome.err.startswith("error: JAX finds no device for JAX_PLATFORMS=cpu (")
+    assert "no device for JAX_PLATFORMS=nonsense" in json.loads(done.stdout)["devices"][0]
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ def test_options_take_precedence_over_the_file_and_it_over_the_defaults(file, mo
     assert args.learning_rate == 1.0 and isinstance(args.learning_rate, float)
     assert args.tanh is False and args.seeds == 1
     assert parsed(monkeypatch, f"--config={file}", "--no-greedy").greedy is False
+    assert parsed(monkeypatch, f"--config={file}", "--updates", "2e3").updates == 2_000
 
 
 @pytest.mark.parametrize("vault", ['["a=0.7", "b=0.3"]', "{ a = 0.7, b = 0.3 }"])

@@ -15,49 +15,30 @@ from offmarl.vault.convert.common import Imported, Record
 from offmarl.vault.format import encoding
 
 
-@pytest.fixture
-def batch(tmp_path):
-    """Two episodes of PyMARL's, of three and two steps."""
-    filled = np.zeros((2, 4, 1), np.int64)
-    filled[0], filled[1, :3] = 1, 1
-    terminated = np.zeros((2, 4, 1), np.uint8)
-    terminated[0, 2] = terminated[1, 1] = 1
-    path = tmp_path / "data.npz"
-    np.savez(
-        path,
-        obs=np.ones((2, 4, 2, 3), np.float32),
-        actions=np.ones((2, 4, 2, 1), np.int64),
-        avail_actions=np.ones((2, 4, 2, 5), np.int32),
-        reward=np.ones((2, 4, 1), np.float32),
-        terminated=terminated,
-        filled=filled,
-    )
-    return path
-
-
 @pytest.mark.parametrize("layout", ["pymarl", "numpy", "zarr"])
-def test_there_and_back(offmarl, tmp_path, batch, layout):
-    first = offmarl("convert", str(batch), str(tmp_path / "a.vlt"), "--json").json
-    out = tmp_path / ("out.npz" if layout != "zarr" else "out.zarr")
-    told = offmarl("convert", str(tmp_path / "a.vlt"), str(out), "--to", layout, "--json").json
-    assert (told["format"], told["episodes"], told["steps"]) == (layout, 2, 5)
-    command = ["convert", str(out), str(tmp_path / "b.vlt"), "--from", layout, "--json"]
-    assert offmarl(*command).json["digest"] == first["digest"]
+def test_there_and_back(offmarl, xor_file, layout):
+    first = offmarl("convert", xor_file, "a.vlt", "--json").json
+    out = "out.zarr" if layout == "zarr" else "out.npz"
+    told = offmarl("convert", "a.vlt", out, "--to", layout, "--json").json
+    assert (told["format"], told["episodes"], told["steps"]) == (layout, 3, 150)
+    back = offmarl("convert", out, "b.vlt", "--from", layout, "--json").json
+    assert back["digest"] == first["digest"]
 
 
-def test_options_that_do_not_belong(offmarl, tmp_path, batch):
-    out = str(tmp_path / "a.vlt")
-    for options in (
-        ["--to", "numpy", "--from", "pymarl"],
-        ["--from", "zarr", "--time-limit", "5"],
-    ):
-        result = offmarl("convert", str(batch), out, *options)
-        assert result.code == 2
-        assert "--to" in result.err or "--time-limit" in result.err
-    offmarl("convert", str(batch), out)
-    result = offmarl("convert", out, str(tmp_path / "out.npz"))
-    assert result.code == 2
-    assert "is a vault already: give --to" in result.err
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("xor.npz", ["--to", "numpy", "--from", "pymarl"], "--to writes a vault in another"),
+        ("xor.npz", ["--from", "zarr", "--time-limit", "5"], "takes no --time-limit"),
+        ("xor.npz", ["--from", "pymar"], "no layout named"),
+        ("a.vlt", ["--to", "zar"], "no layout named"),
+        ("a.vlt", [], "is a vault already: give --to"),
+    ],
+)
+def test_options_that_do_not_belong(offmarl, xor_file, source, options, message):
+    assert offmarl("convert", xor_file, "a.vlt").code == 0
+    refused = offmarl("convert", source, "out", *options)
+    assert refused.code == 2 and message in refused.err
 
 
 @contextmanager
@@ -114,13 +95,3 @@ def test_every_layout_is_in_the_help(offmarl):
     shown = offmarl("convert", "--help").out
     assert all(f"{name}" in shown for name in (*convert.READERS, *convert.WRITERS))
     assert all(read.__doc__.startswith("Read ") for read in convert.READERS.values())
-
-
-def test_a_layout_that_does_not_exist(offmarl, batch):
-    for options in (["--from", "pymar"], ["--to", "zar"]):
-        source = str(batch)
-        if options[0] == "--to":
-            offmarl("convert", source, "a.vlt")
-            source = "a.vlt"
-        refused = offmarl("convert", source, "out", *options)
-        assert refused.code == 2 and "no layout named" in refused.err

@@ -2,38 +2,12 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from offmarl import vault
 from offmarl.cli.transform import convert
 from offmarl.vault.storage import files
 from offmarl.vault.write import creation
-
-EPISODES, STEPS = 3, 50
-
-
-@pytest.fixture
-def xor_file(tmp_path):
-    """Three episodes of the XOR game in PyMARL's layout, with 50, 0 and 25 points."""
-    choices = np.zeros((EPISODES, STEPS + 1, 2), int)
-    choices[0, :, 1] = 1
-    choices[2, ::2, 0] = 1
-    differ = choices[..., 0] != choices[..., 1]
-    slots = np.arange(STEPS + 1)
-    view = np.broadcast_to(np.float32([0, 1, 0, 1]), (EPISODES, STEPS + 1, 2, 4))
-    path = tmp_path / "xor.npz"
-    np.savez(
-        path,
-        obs=view,
-        state=view[:, :, 0],
-        actions=choices[..., None],
-        avail_actions=np.ones((EPISODES, STEPS + 1, 2, 2), np.int32),
-        reward=np.where(slots < STEPS, differ, 0).astype(np.float32)[..., None],
-        terminated=np.tile(np.uint8(slots == STEPS - 1)[None, :, None], (EPISODES, 1, 1)),
-        filled=np.ones((EPISODES, STEPS + 1, 1), int),
-    )
-    return path
 
 
 def test_the_licence_of_a_source_is_kept(offmarl, xor_file):

@@ -12,8 +12,8 @@ from rich.console import Console, Group
 
 from offmarl import terminal
 from offmarl.cli import output
-from offmarl.launch import task
-from offmarl.launch.table import TaskTable
+from offmarl.launch.launching import Task, rows_of
+from offmarl.launch.task import Call, Status
 from offmarl.programs.recording.online import summarise
 
 HEADINGS = ["agents", "steps", "episodes", "incomplete", "mean return"]
@@ -36,7 +36,7 @@ def printed(columns, rows, width):
 )
 @example(name="abcdfgh/" * 4 + "abcdf", cells=[2, 60_416, 1_208, 32, 14.33], width=80)
 def test_numbers_and_names_are_never_cut(name, cells, width):
-    texts = [output.number(cell) for cell in cells]
+    texts = [terminal.number(cell) for cell in cells]
     least = sum(2 + max(len(x), 10) for x in texts)
     assume(least + 2 + 16 <= width)  # otherwise the numbers do not fit beside any name
     headings = HEADINGS[: len(cells)]
@@ -115,13 +115,16 @@ def test_no_kind_of_table_cuts_a_number_at_any_width(width, count):
 @pytest.mark.parametrize("width", [40, 80])
 def test_the_table_of_tasks_keeps_its_numbers(width, tmp_path):
     (tmp_path / "state").mkdir()
-    calls = {n: task.Call("e", (), n, 2, str(tmp_path), ".") for n in (0, 1)}
-    status = task.Status("done", 123_456, 7_654_321, host="a-host-of-many-letters." * 3)
-    calls[0].status.write_text(json.dumps(status._asdict()))
-    shown = TaskTable("work", calls, {0: f"{WIDE} on {WIDE}", 1: "bc on two"})
-    shown.update({})
+    names = f"{WIDE} on {WIDE}", "bc on two"
+    tasks = [
+        Task(Call("e", (), n, 2, str(tmp_path), "."), name, [n]) for n, name in enumerate(names)
+    ]
+    status = Status("done", 123_456, 7_654_321, host="a-host-of-many-letters." * 3)
+    tasks[0].call.status.write_text(json.dumps(status._asdict()))
+    for one in tasks:
+        one.read_status()
     console = Console(file=io.StringIO(), width=width)
-    console.print(shown.table())
+    console.print(rows_of(tasks))
     assert "123456/7654321" in console.file.getvalue().split()
 
 

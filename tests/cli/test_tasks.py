@@ -91,10 +91,7 @@ def pair(tmp_path):
 @pytest.mark.parametrize(
     "verb",
     [
-        pytest.param(["cat"], marks=pytest.mark.nightly),
         ["filter", "return > p50"],
-        pytest.param(["sample", "--steps", "60"], marks=pytest.mark.nightly),
-        pytest.param(["recode", "--layout", "stream"], marks=pytest.mark.nightly),
         ["map", "--reward", "reward / 2"],
     ],
 )

@@ -4,11 +4,9 @@ import inspect
 import sys
 from types import ModuleType
 
-import numpy as np
 import pytest
 
 from offmarl import vault
-from offmarl.cli.transform import verb_of
 from offmarl.cli.verbs import VERBS, function_of
 from tests.vault.experience import SPEC, make
 
@@ -130,23 +128,6 @@ def test_a_verb_has_the_options_of_the_function(offmarl, name):
     assert "As for" not in shown and "`" not in shown.split("Example")[1].split("\n", 1)[1]
 
 
-def test_a_function_is_declared_once():
-    def first_steps(source: vault.transform.plan.AnyVault, count: int | None = None) -> None:
-        """Take the first steps.
-
-        Parameters
-        ----------
-        source
-            A vault.
-        count
-            How many ``steps``.
-        """
-
-    verb = verb_of(first_steps)
-    assert list(inspect.signature(verb).parameters) == ["source", "count"]
-    assert verb.__doc__.startswith("Take the first steps.") and "How many steps." in verb.__doc__
-
-
 @pytest.mark.parametrize(
     ("fractions", "episodes"), [((".5", ".5"), 0.5), (("50%", "25%", "25%"), 0.5)]
 )
@@ -155,12 +136,3 @@ def test_fractions_may_be_percentages(offmarl, pair, fractions, episodes):
     made = offmarl("split", "a.vlt", "-o", "c.vlt", "--json", "--fractions", *fractions)
     assert made.json["vaults"][0]["episodes"] == round(episodes * count)
     assert len(made.json["vaults"]) == len(fractions)
-
-
-def test_map_runs_a_file(offmarl, pair):
-    pair.joinpath("mine.py").write_text(
-        "def half(steps):\n    return {'reward': steps['reward'] / 2}\n"
-    )
-    assert offmarl("map", "a.vlt", "--with", "mine.py:half", "-o", "c.vlt").code == 0
-    before, after = (vault.open_vault(pair / name) for name in ("a.vlt", "c.vlt"))
-    np.testing.assert_array_equal(after.rewards(), before.rewards() / 2)

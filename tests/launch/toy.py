@@ -16,11 +16,7 @@ ENTRY = "tests.launch.toy:make"
 class Squares(Work):
     def __init__(self, path: Path, count: int, mishap: str = ""):
         self.count, self.mishap = count, mishap
-        super().__init__("squares", path, {"count": count})
-
-    @property
-    def num_blocks(self):
-        return self.count
+        super().__init__("squares", path, {"count": count}, count)
 
     def run(self, block):
         kind, _, where = self.mishap.partition(":")

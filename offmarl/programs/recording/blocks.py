@@ -116,22 +116,17 @@ class RecordWork(Work):
         self._player = Player(recording.policy, recording.params, num_envs)
         self.times = block_times(recording.steps, num_envs, env.spec.time_limit, block_steps)
         row = -(-recording.steps // num_envs)
-        self._num_blocks = -(-row // self.times)
+        num_blocks = -(-row // self.times)
         path = local(recording.path)
         identity = {
             "env": env.spec.name,
             **identity_of([self._player]),
             "num_envs": num_envs,
             "seed": recording.seed,
-            "blocks": [self._num_blocks, self.times],
+            "blocks": [num_blocks, self.times],
             **environment_source(env.spec.name),
         }
-        super().__init__(f"record {path.name}", path, identity)
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of blocks."""
-        return self._num_blocks
+        super().__init__(f"record {path.name}", path, identity, num_blocks)
 
     def run(self, block: int) -> None:
         """Record a block, or continue it from its last checkpoint."""
@@ -142,7 +137,7 @@ class RecordWork(Work):
             self._vault(block),
             self.times * recording.num_envs,
             block_key(recording.seed, block),
-            {"seed": recording.seed, "block": [block, self._num_blocks]},
+            {"seed": recording.seed, "block": [block, self.num_blocks]},
             {},
             recording.checkpoint_seconds,
             recording.agent_ids,
@@ -155,7 +150,7 @@ class RecordWork(Work):
 
     def join(self) -> None:
         """Write the blocks one after the other into the vault of the recording."""
-        blocks = [vault.open_vault(self._vault(block)) for block in range(self._num_blocks)]
+        blocks = [vault.open_vault(self._vault(block)) for block in range(self.num_blocks)]
         about = dict(self.recording.provenance())
         about |= {"recipe": self.identity, "software": software()}
         spec, rows, length = blocks[0].spec, blocks[0].rows, sum(block.length for block in blocks)
@@ -173,7 +168,7 @@ class RecordWork(Work):
         if found:
             found = [f"{found[0]} A smaller --block-steps makes more blocks."]
         limit, steps = self.recording.env.spec.time_limit or 0, self.times * self.recording.num_envs
-        if self._num_blocks > 1 and self.times < _LEAST_EPISODES * limit:
+        if self.num_blocks > 1 and self.times < _LEAST_EPISODES * limit:
             found.append(
                 f"a block of {steps:,} steps has room for {self.times / limit:.2g} episodes of "
                 f"{limit} steps in each environment, and its last episodes are cut: use a larger "
@@ -189,13 +184,13 @@ class RecordWork(Work):
         chunk = min(self.times, CHUNK) * num_envs * step_bytes
         joined, block = (
             layout.stored_bytes(spec, num_envs, times)
-            for times in (self._num_blocks * self.times, self.times)
+            for times in (self.num_blocks * self.times, self.times)
         )
         return super().plan(tasks) | {
-            "steps": self._num_blocks * self.times * num_envs,
+            "steps": self.num_blocks * self.times * num_envs,
             "steps of a block": self.times * num_envs,
             "bytes": joined,
-            "bytes while joining": joined + self._num_blocks * block,
+            "bytes while joining": joined + self.num_blocks * block,
             "memory of a task": int(_PROCESS_BYTES + _BUFFERS * chunk),
         }
 
