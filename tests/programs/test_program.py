@@ -680,9 +680,8 @@ def test_an_evaluation_that_was_lost_is_repeated(trained, random_data, tmp_path)
     assert (run / name).read_text() == (trained / name).read_text()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.4, 8.0])
-def test_of_two_trainings_in_one_directory_one_goes_on(random_data, tmp_path, seconds):
+@pytest.mark.nightly
+def test_of_two_trainings_in_one_directory_one_goes_on(random_data, tmp_path):
     """The other one says who writes there, and changes nothing."""
 
     def command(name):
@@ -697,7 +696,7 @@ def test_of_two_trainings_in_one_directory_one_goes_on(random_data, tmp_path, se
         return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     first = start()
-    time.sleep(seconds)
+    time.sleep(0.4)
     second = start()
     said = {child.pid: "".join(child.communicate()) for child in (first, second)}
     codes = {child.pid: child.returncode for child in (first, second)}
