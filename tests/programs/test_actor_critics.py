@@ -277,8 +277,8 @@ def learned(recorder, settings, probe):
 @pytest.mark.parametrize(
     ("recorder", "settings", "probe"),
     [
-        (maddpg, MATD3, "dial"),
         (isac, SOFT, "observation"),
+        pytest.param(maddpg, MATD3, "dial", marks=nightly),
         pytest.param(maddpg, MADDPG, "dial", marks=nightly),
         pytest.param(maddpg, MADDPG, "one-step", marks=nightly),
         pytest.param(maddpg, MADDPG, "observation", marks=nightly),
@@ -299,7 +299,9 @@ def test_the_optimum_of_a_probe_is_found(recorder, settings, probe):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("recorder", "settings"), [(maddpg, MADDPG), (masac, SOFT)])
+@pytest.mark.parametrize(
+    ("recorder", "settings"), [(maddpg, MADDPG), pytest.param(masac, SOFT, marks=nightly)]
+)
 def test_the_values_of_two_steps_are_the_analytic_ones(recorder, settings):
     env, state, (greedy, sampled) = learned(recorder, settings, "two-step")
     assert greedy == env.optimal_return

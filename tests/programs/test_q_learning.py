@@ -42,7 +42,6 @@ def value_at_start(recorder, args, env, params) -> float:
     [
         (qmix, "feedforward", "two-step"),
         (vdn, "recurrent", "two-step"),
-        (iql, "feedforward", "observation"),
         *(
             pytest.param(recorder, network, probe, marks=NIGHTLY)
             for recorder in (qmix, vdn, iql)
