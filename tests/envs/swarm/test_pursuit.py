@@ -8,7 +8,7 @@ import pytest
 from offmarl import envs
 from offmarl.errors import OptionError
 
-KEY = jax.random.key(0)
+from .acting import reset, take_step
 
 
 @pytest.mark.slow
@@ -25,8 +25,8 @@ def test_a_drone_at_the_speed_that_it_should_have_does_not_accelerate():
 
 def test_agents_and_state_show_the_time():
     env = envs.make("swarm/pursuit-2-1", evaders="learned", time_limit=4)
-    state, first = env.reset(KEY)
-    _, after = jax.jit(env.step)(KEY, state, jnp.zeros(3, jnp.int32))
+    state, first = reset(env)
+    _, after = take_step(env, state, jnp.zeros(3, jnp.int32))
     for view, time in ((first.view, 0.0), (after.next_view, 0.25)):
         np.testing.assert_array_equal(env.read(view.observation)["time"], [[time]] * 3)
         assert view.state[-1] == time
@@ -38,11 +38,10 @@ def test_scripted_pursuers_catch_an_evader_that_rests():
     spec = env.spec
     assert (spec.num_agents, spec.teams, spec.reward) == (1, None, "individual")
 
-    step = jax.jit(env.step)
-    state, timestep = env.reset(jax.random.key(1))
+    state, timestep = reset(env, jax.random.key(1))
     earned = 0.0
     while not timestep.last:
-        state, timestep = step(KEY, state, jnp.zeros(1, jnp.int32))
+        state, timestep = take_step(env, state, jnp.zeros(1, jnp.int32))
         earned += float(timestep.reward[0])
     assert env.metrics(state)["caught"] == 1
     assert -20 <= earned <= -10

@@ -1,23 +1,17 @@
 """Rules of search, delivery and flock, and scripted controllers, with numbers computed by hand."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl._compiling import QUICKLY
 from offmarl.envs.base import MARKS
 from offmarl.envs.swarm.dynamics import at_rest
 
-KEY = jax.random.key(0)
-RIGHT, DOWN = 2, 3
+from .acting import DOWN, KEY, RIGHT, quickly, reset, take_step
 
-quickly = functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
-reset = quickly(lambda env: env.reset(KEY))
-take_step = quickly(lambda env, *args: env.step(KEY, *args))
+
 sense = quickly(lambda env, state: env._sense(state))
 status = quickly(lambda env, state: env._status(state))
 steer = quickly(lambda env, see: env._steer(see))

@@ -1,23 +1,16 @@
 """The rules of the tasks other than coverage, with known numbers."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl._compiling import QUICKLY
 from offmarl.envs.swarm.dynamics import at_rest
 from offmarl.errors import OptionError
 
-KEY = jax.random.key(0)
-STAY, LEFT, RIGHT, DOWN, UP = range(5)
+from .acting import DOWN, KEY, RIGHT, STAY, quickly, reset, reset_many, take_step
 
-quickly = functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
-reset = quickly(lambda env: env.reset(KEY))
-take_step = quickly(lambda env, *args: env.step(KEY, *args))
 see = quickly(lambda env, state: env.read(env._view(KEY, state).observation))
 
 
@@ -229,9 +222,7 @@ def test_the_flock_is_paid_for_progress_together(flock, positions, reward):
 @pytest.mark.nightly
 def test_the_beacon_is_across_the_arena():
     env = envs.make("swarm/flock-8")
-    states, first = quickly(lambda env, keys: jax.vmap(env.reset)(keys))(
-        env, jax.random.split(KEY, 16)
-    )
+    states, first = reset_many(env, jax.random.split(KEY, 16))
     distance = jnp.linalg.norm(states.task.beacon[:, None] - states.drones.position, axis=-1)
     assert distance.mean(-1).tolist() == pytest.approx([40] * 16, abs=3)
     assert ((states.task.beacon >= 0) & (states.task.beacon <= env.side)).all()
