@@ -11,7 +11,6 @@ from offmarl.envs.swarm.dynamics import at_rest
 
 from .acting import DOWN, KEY, RIGHT, quickly, reset, take_step
 
-
 sense = quickly(lambda env, state: env._sense(state))
 status = quickly(lambda env, state: env._status(state))
 steer = quickly(lambda env, see: env._steer(see))
