@@ -48,8 +48,9 @@ def test_each_agents_own_action_is_replaced_in_its_value_only(shared: bool) -> N
 
 
 @pytest.mark.slow
-@SHARED
-@pytest.mark.parametrize("sees", ["observation", "state", "joint"])
+@pytest.mark.parametrize(
+    ("shared", "sees"), [(True, "observation"), (False, "state"), (True, "joint"), (False, "joint")]
+)
 def test_what_the_value_of_an_agent_depends_on(shared: bool, sees: str) -> None:
     critics = make_critics(REACH, hidden=8, sees=sees, share_parameters=shared)
     params = critics.init(jax.random.key(0), REACH)
@@ -66,8 +67,7 @@ def test_what_the_value_of_an_agent_depends_on(shared: bool, sees: str) -> None:
     assert gradient.state.any() == (sees != "observation")
 
 
-@SHARED
-@pytest.mark.parametrize("sees", ["observation", "state", "joint"])
+@pytest.mark.parametrize(("shared", "sees"), [(True, "joint"), (False, "joint"), (True, "state")])
 @pytest.mark.slow
 def test_the_values_of_several_actions_are_those_of_each(shared: bool, sees: str) -> None:
     critics = make_critics(REACH, hidden=8, count=2, sees=sees, share_parameters=shared)

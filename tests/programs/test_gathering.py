@@ -83,7 +83,7 @@ def test_seeds_of_other_data_are_not_joined(args, random_data, tmp_path):
     policy = make_policy(PolicyConfig("random"), env.spec)
     record_policy(env, policy, (), second, steps=512, num_envs=16)
     data.symlink_to(first)
-    work = SeedsWork(BC.main, replace(args("run"), vault=data), tmp_path / "run")
+    work = SeedsWork(BC.main, replace(args("run", seeds=2), vault=data), tmp_path / "run")
     run_share(work, Share(0, 2))
     data.unlink()
     data.symlink_to(second.parent)
@@ -91,10 +91,6 @@ def test_seeds_of_other_data_are_not_joined(args, random_data, tmp_path):
     with pytest.raises(RunError, match="seed-4 was trained with vault_digest"):
         join_work(work)
     shutil.rmtree(work.directory / "blocks" / "seed-4")  # as the message says
-    run_share(work, Share(0, 2))
-    with pytest.raises(RunError, match="seed-6 was trained with vault_digest"):
-        join_work(work)
-    shutil.rmtree(work.directory / "blocks" / "seed-6")
     run_share(work, Share(0, 2))
     assert join_work(work)
 
