@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,7 +69,7 @@ def test_vectors_need_no_encoder_and_keep_their_parameters() -> None:
     seen = jnp.concatenate([everyone, view.observation], axis=-1)
     params = quick(plain.init)(jax.random.key(1), (), seen)
     same = quick(critic.init)(jax.random.key(1), (), view)
-    jax.tree.map(np.testing.assert_array_equal, params, same)
+    chex.assert_trees_all_equal(params, same)
     np.testing.assert_allclose(
         critic.apply(params, (), view)[0], plain.apply(params, (), seen)[0], atol=1e-5
     )

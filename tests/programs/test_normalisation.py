@@ -1,8 +1,10 @@
 """`--normalise`: training on normalised batches equals training on a normalised vault."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,8 +59,7 @@ def test_training_equals_that_on_a_normalised_vault(random_data, tmp_path, name,
     mapped = vault.map(random_data(ENV), tmp_path / "mapped.vlt", normalise)
     plain = train(name, mapped.path, tmp_path / "plain")
     ours, theirs = (offmarl.load_policy(one) for one in (run, plain))
-    for a, b in zip(jax.tree.leaves(ours.params), jax.tree.leaves(theirs.params), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    chex.assert_trees_all_close(ours.params, theirs.params, rtol=1e-4, atol=1e-6)
 
     seen = mapped.transitions().view.observation[0, :1]
     before = offmarl.open(random_data(ENV)).transitions().view.observation[0, :1]
@@ -91,21 +92,12 @@ def test_a_resumed_run_has_the_same_bits(random_data, tmp_path):
     part = train("qmix_cql", random_data(ENV), tmp_path / "part", checkpoint_seconds=0, **options)
     for path in (part / "checkpoints").iterdir():
         if path.name.endswith("12"):
-            remove(path)
+            shutil.rmtree(path)
     (part / "run.json").write_text(
         (part / "run.json").read_text().replace('"complete": true', '"complete": false')
     )
     again = train("qmix_cql", random_data(ENV), tmp_path / "part", **options)
-    for a, b in zip(
-        *(jax.tree.leaves(offmarl.load_policy(run).params) for run in (whole, again)), strict=True
-    ):
-        np.testing.assert_array_equal(a, b)
-
-
-def remove(path):
-    for below in path.iterdir() if path.is_dir() else ():
-        remove(below)
-    path.rmdir() if path.is_dir() else path.unlink()
+    chex.assert_trees_all_equal(*(offmarl.load_policy(run).params for run in (whole, again)))
 
 
 # ---------------------------------------------------------------------------------- the wrapper

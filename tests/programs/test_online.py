@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -290,7 +291,7 @@ def test_the_policies_of_all_evaluations_can_be_loaded_by_their_steps(recorded, 
     rows = [row for row in tracking.read(run / tracking.METRICS_FILE) if tracking.RETURN in row]
     best = max(rows, key=lambda row: np.mean(row[tracking.RETURN]))["step"]
     found = [load_policy(run, step=step).params for step in (best, "best", 512, None)]
-    jax.tree.map(np.testing.assert_array_equal, found[0], found[1])
+    chex.assert_trees_all_equal(found[0], found[1])
     differ = jax.tree.map(lambda one, other: (one != other).any(), found[2], found[3])
     assert any(jax.tree.leaves(differ))
     with pytest.raises(RunError, match=r"no checkpoint of step 500, but of \[0, 512, "):
@@ -343,7 +344,7 @@ def test_seeds_side_by_side_have_the_bits_of_single_runs(recorded, tmp_path):
         assert vault.open_vault(out / name).digest() == vault.open_vault(tmp_path / name).digest()
     run = tmp_path / "probe" / "observation.run" / "mappo-0-to-1"
     alone = load_policy(out / "probe" / "observation.run" / "mappo-0").params
-    jax.tree.map(np.testing.assert_array_equal, load_policy(run, 0).params, alone)
+    chex.assert_trees_all_equal(load_policy(run, 0).params, alone)
     assert not np.array_equal(*(jax.tree.leaves(load_policy(run, s).params)[0] for s in (0, 1)))
     metrics = tracking.read(run / tracking.METRICS_FILE)
     assert {record["seed"] for record in metrics} == {0, 1}

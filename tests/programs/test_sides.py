@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def test_one_side_learns_and_the_data_hold_all(tmp_path):
     begin, program = start_of(args, side).begin, learner.make(side.spec, args, side)
     fresh = program.init(jax.random.key(5), hyperparameters(args))
     begun = program.policy_params(begin(program, fresh, 0))
-    jax.tree.map(np.testing.assert_array_equal, begun, loaded.params)
+    chex.assert_trees_all_equal(begun, loaded.params)
 
     players = policies_by_team(["cats=" + str(run), "mice=random"], ENV, (CATS, MICE))
     assert players["cats"].agents == CATS.agents

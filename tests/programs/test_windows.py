@@ -236,7 +236,7 @@ def test_warm_started_steps_have_extras_of_zeros(random_data):
     extras = capture.buffer.experience.transition.extras
     np.testing.assert_array_equal(extras["dial"], np.zeros((4, 10, 2), np.int32))
     plain = warm_start(make_buffer(4, 10), 4, 10, data.spec, data)
-    jax.tree.map(np.testing.assert_array_equal, plain.filled, capture.filled)
+    chex.assert_trees_all_equal(plain.filled, capture.filled)
 
 
 def test_a_buffer_cannot_be_warm_started_from_other_data(random_data):

@@ -5,6 +5,7 @@ Gavin et al., "Accelerating Swarms".
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,7 +49,7 @@ def test_a_continuous_action_is_the_command():
     state, _ = reset(discrete)
     one, _ = take_step(discrete, state, jnp.asarray([2, 3]))
     other, _ = take_step(continuous, state, jnp.asarray([[1.0, 0.0], [0.0, -1.0]]))
-    jax.tree.map(np.testing.assert_array_equal, one.drones, other.drones)
+    chex.assert_trees_all_equal(one.drones, other.drones)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -164,5 +165,5 @@ def test_recorded_states_hold_everything_that_was_drawn(name):
     data = np.asarray(jax.jit(to_bytes)(state))[None]
     again = jax.tree.map(lambda x: x[0], from_bytes(data, jax.eval_shape(lambda: state)))
     pair = [take_step(env, one, action, KEYS[5]) for one in (state, again)]
-    jax.tree.map(np.testing.assert_array_equal, *pair)
+    chex.assert_trees_all_equal(*pair)
     assert first.view.state.shape == (spec.state_size,)
