@@ -9,10 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offmarl import load_policy
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import RunError
-from offmarl.programs import registry
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.experience.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.experience.windows import Start, windows_at
@@ -261,47 +259,6 @@ def test_checkpoints_of_earlier_versions_are_refused(tmp_path: Path) -> None:
     Checkpoints(tmp_path).save(1, {"state": state}, {})
     with pytest.raises(RunError, match=r"earlier version.*delete the directory of the run"):
         resumed(tmp_path, state)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("after", [2, 3])
-def test_qmix_stopped_between_its_steps_and_their_checkpoint_ends_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
-) -> None:
-    """The replay tier is not recorded, and the buffer has wrapped when the run is stopped."""
-    qmix = registry.load("recorder", "qmix")
-    sizes = {"num_envs": 4, "num_steps": 8, "capacity": 16, "length": 4, "batch_size": 4}
-    short = {"total_steps": 192, "steps": 16, "evaluations": 2, "eval_episodes": 4, "updates": 2}
-
-    def main(out: str) -> Any:
-        qmix.main(
-            qmix.Args(
-                env="probe/observation",
-                tiers="random",
-                out=tmp_path / out,
-                hidden=8,
-                checkpoint_seconds=0.0,
-                **sizes,
-                **short,
-            )
-        )
-        (run,) = (path.parent for path in (tmp_path / out).rglob("run.json"))
-        assert not (run / "checkpoints" / "buffer").exists()
-        return load_policy(run).params
-
-    whole, save, saves = main("whole"), Checkpoints.save, []
-
-    def stop(self: Checkpoints, step: int, tree: Any, info: Any) -> None:
-        if "state" in tree:
-            saves.append(step)
-            if len(saves) == after + 1:
-                raise KeyboardInterrupt
-        save(self, step, tree, info)
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Checkpoints, "save", stop)
-        main("stopped")
-    assert_same(main("stopped"), whole)
 
 
 @pytest.mark.parametrize(("sampled", "left"), [(True, [2]), (False, [1, 2])])

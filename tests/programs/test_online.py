@@ -1,12 +1,7 @@
 """MAPPO in the loop of all recorders: learning, tiers, and resuming after a kill."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +12,6 @@ import numpy as np
 import pytest
 
 from offmarl import load_policy, tracking, vault
-from offmarl.checkpoint import Checkpoints
 from offmarl.errors import (
     CheckpointError,
     NotLearnedError,
@@ -486,42 +480,3 @@ def test_damaged_checkpoints_are_made_anew_as_the_errors_advise(recorded, tmp_pa
     shutil.rmtree(run)
     mappo.main(small(out))
     assert content(out) == content(recorded[0])
-
-
-KILLED = """
-import json, sys
-from pathlib import Path
-from recorders import mappo, vdn
-settings = json.loads(sys.argv[1])
-settings |= {"out": Path(settings["out"]), "opponents": tuple(settings["opponents"])}
-mappo.main(mappo.Args(**settings))
-"""
-
-
-@pytest.mark.nightly
-def test_killed_and_called_again_it_is_the_run_that_never_stopped(recorded, tmp_path):
-    whole, _ = recorded
-    args = small(tmp_path, checkpoint_seconds=0.0)
-    settings = json.dumps({**vars(args), "out": str(tmp_path)})
-    command = [sys.executable, "-c", KILLED, settings]
-    directory = tmp_path / "probe" / "observation.run" / "mappo-0"
-    vaults = tmp_path / "probe" / "observation.vlt"
-    stages = [  # in training, and in the recording of a tier
-        (lambda: (Checkpoints(directory / "checkpoints").latest() or 0) >= 5, signal.SIGKILL),
-        (lambda: (Checkpoints(directory / "checkpoints").latest() or 0) >= 15, signal.SIGTERM),
-        ((vaults / "mappo-0-medium").exists, signal.SIGKILL),
-    ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for reached, signum in stages:
-        with subprocess.Popen(
-            command, env=environment, stderr=subprocess.PIPE, text=True
-        ) as process:
-            while process.poll() is None and not reached():
-                time.sleep(0.02)
-            process.send_signal(signum)
-            said = process.stderr.read()
-        if signum == signal.SIGTERM:
-            step = 128 * Checkpoints(directory / "checkpoints").latest()
-            assert f"Stopped: stopped at step {step:,}: the same command resumes" in said
-    subprocess.run(command, env=environment, check=True)
-    assert content(tmp_path) == content(whole)

@@ -458,10 +458,8 @@ def test_rewards_are_scaled_with_what_is_left_of_shaped_ones(fraction, wanted):
 @pytest.mark.parametrize(
     ("fraction", "first", "second"),
     [
-        (None, [2, 2], [2, 2]),
         (1.0, [2, 22], [2, 12]),
         (0.5, [2, 22], [2, 2]),
-        (0.0, [2, 2], [2, 2]),
     ],
 )
 @pytest.mark.slow

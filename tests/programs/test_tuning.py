@@ -1,13 +1,8 @@
 """The search of settings: ranges, trials, files, and what a kill leaves."""
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import tomllib
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -286,34 +281,6 @@ def test_a_damaged_journal_is_named(tmp_path, line):
     for call in (work.tuned, lambda: tune(bandit, arguments(), SPACE, file, Search(seeds=1))):
         with pytest.raises(RunError, match=f"the trials in {journal} cannot be used"):
             call()
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from offmarl.programs import tuning
-from tests.programs import test_tuning as here, bandit
-learn, calls = tuning.learning_curve, []
-def dying(*given):
-    calls.append(1)
-    if len(calls) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    learn(*given)
-tuning.learning_curve = dying
-tuning.tune(bandit, here.arguments(), here.SPACE, sys.argv[1], here.Search(trials=3, seeds=1))
-"""
-
-
-@pytest.mark.nightly
-def test_a_killed_search_loses_the_running_trial_only(tmp_path):
-    file, root = tmp_path / "t.toml", Path(__file__).parents[2]
-    command = [sys.executable, "-c", KILLED, str(file)]
-    env = os.environ | {"PYTHONPATH": str(root)}
-    ended = subprocess.run(command, cwd=root, env=env, check=False)
-    assert ended.returncode == -signal.SIGKILL
-    found = tune(bandit, arguments(), SPACE, file, Search(trials=3, seeds=1))
-    whole = tune(bandit, arguments(), SPACE, tmp_path / "w.toml", Search(trials=3, seeds=1))
-    assert found.trials == whole.trials
 
 
 @pytest.mark.slow
