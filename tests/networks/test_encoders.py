@@ -110,20 +110,11 @@ def test_policies_of_images_and_trees_act_legally(spec: EnvSpec) -> None:
 
 
 def test_a_second_policy_of_the_same_kind_compiles_nothing(monkeypatch: Any) -> None:
-    calls = []
-    encode = Encoder.__call__
-
-    def counted(self: Encoder, tree: Any) -> Any:
-        calls.append(tree)
-        return encode(self, tree)
-
-    monkeypatch.setattr(Encoder, "__call__", counted)
-    config = PolicyConfig("feedforward", hidden=5)
-    one = init_policy(config, GRID, jax.random.key(0))
-    traced = len(calls)
-    other = init_policy(PolicyConfig("feedforward", hidden=5), replace(GRID), jax.random.key(1))
-    assert traced > 0
-    assert len(calls) == traced
+    monkeypatch.setattr(Encoder, "__call__", chex.assert_max_traces(Encoder.__call__, n=1))
+    one, other = (
+        init_policy(PolicyConfig("feedforward", hidden=5), replace(GRID), jax.random.key(seed))
+        for seed in (0, 1)
+    )
     kernels = (params["params"]["encoder"]["conv_0"]["kernel"] for params in (one, other))
     assert not np.array_equal(*kernels)
 
