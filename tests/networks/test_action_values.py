@@ -98,10 +98,9 @@ def test_a_critic_of_every_discrete_action_does_not_see_the_agents_own(shared: b
     assert (abs(one[0, 1:] - other[0, 1:]) > 1e-3).all()
 
 
-@pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
 @pytest.mark.slow
-def test_unshared_networks_are_those_of_the_single_agents(kind: str) -> None:
-    config = PolicyConfig(kind, hidden=8, share_parameters=False)
+def test_unshared_networks_are_those_of_the_single_agents() -> None:
+    config = PolicyConfig("recurrent", hidden=8, share_parameters=False)
     network, params = agent_network(config, PICK), init_policy(config, PICK, jax.random.key(0))
     assert isinstance(network, Unshared)
     observation, carry = random_view(5).observation, network.initial_carry(3)
@@ -116,13 +115,11 @@ def test_unshared_networks_are_those_of_the_single_agents(kind: str) -> None:
             jax.tree.map(lambda leaf, agent=agent: leaf[agent], params),
             slice(agent, agent + 1),
         )
-        mine = carry[row] if kind == "recurrent" else ()
-        alone, memory = network.torso.apply(own, mine, observation[0, row])
+        alone, memory = network.torso.apply(own, carry[row], observation[0, row])
         np.testing.assert_allclose(outputs[row], alone, atol=1e-6)
         wanted = network.torso.apply(own, observation[:, row], first, method="unroll")
         np.testing.assert_allclose(window[:, row], wanted, atol=1e-6)
-        if kind == "recurrent":
-            np.testing.assert_allclose(after[row], memory, atol=1e-6)
+        np.testing.assert_allclose(after[row], memory, atol=1e-6)
 
 
 @pytest.mark.slow
