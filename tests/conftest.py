@@ -128,6 +128,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker(mark)]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Leave neighbouring tests to one worker, which compiles and records for them once."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
 def _data_is_required() -> bool:
     return os.environ.get("OFFMARL_REQUIRE_DATA") == "1"
 

@@ -1,13 +1,11 @@
 """Stands for the command line in the processes of tasks: a training is a copy of a finished run.
 
-The directory of ``TEMPLATE`` has the run. In it, files change what happens: "go" ends a training
-that waits, and "deaths" counts the processes that a training has killed.
+The directory of ``TEMPLATE`` has the run.
 """
 
 import json
 import os
 import shutil
-import signal
 import time
 import tomllib
 from pathlib import Path
@@ -17,8 +15,8 @@ from offmarl.errors import OptionError
 
 ENTRY = "tests.benchmark.stub:make"
 
-FAILS, WAITS, DIES, BUG = 13, 7, 6, 5
-"""Values of the option ``hidden``: its training fails, waits for a signal, or dies once."""
+FAILS, BUG = 13, 5
+"""Values of the option ``hidden``: its training fails by an error of the user, or by a bug."""
 
 
 def make(arguments):
@@ -47,7 +45,7 @@ def train(program, options, out):
     template = Path(os.environ["TEMPLATE"])
     shutil.copytree(template, out, dirs_exist_ok=True)
     record = json.loads((out / "run.json").read_text())
-    record |= {"program": program, "args": options, "process": os.getpid()}
+    record |= {"program": program, "args": options}
     text = (out / "marl_eval.json").read_text().replace('"template', f'"{program}')
     (out / "marl_eval.json").write_text(text)
     (out / "run.json").write_text(json.dumps(record))
@@ -68,14 +66,7 @@ def slowly(options):
 
 
 def misfortune(hidden):
-    home = Path(os.environ["TEMPLATE"]).parent
     if hidden == FAILS:
         raise OptionError("a message in the log")
     if hidden == BUG:
         raise ValueError("a bug of the program")
-    if hidden == WAITS and not (home / "go").exists():
-        (home / "waiting").touch()
-        time.sleep(60)
-    if hidden == DIES and not (home / "died").exists():
-        (home / "died").touch()
-        os.kill(os.getpid(), signal.SIGKILL)

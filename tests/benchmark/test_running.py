@@ -2,23 +2,18 @@
 
 import csv
 import json
-import os
 import shutil
-import signal
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from filelock import FileLock
 
 from offmarl import benchmark, report, tracking, vault
 from offmarl.benchmark import CellsWork
 from offmarl.benchmark.cells import is_current, pack
 from offmarl.benchmark.tasks import cell_file, note_vaults, noted_vaults, preparation, run_of
 from offmarl.cli.output import Report
-from offmarl.errors import RunError, Stopped, VaultError
+from offmarl.errors import RunError, VaultError
 from offmarl.launch import Share, launch, run_share
 from offmarl.programs import registry
 from offmarl.vault.check.digest import fingerprint
@@ -94,22 +89,23 @@ def test_all_cells_run_once_with_their_options_and_vaults(run, tmp_path):
     assert run() == (False, {})  # nothing is missing
 
 
-@pytest.mark.slow
-def test_another_recipe_is_recorded_beside_the_first_and_learned_from_again(run, tmp_path):
-    run()
-    before = {name: record_of(tmp_path, name)["process"] for name in ("one--bc", "two--bc")}
-    assert run(seed=8) == (True, {})
+def labels(work):
+    return [work.label(block) for block in work.missing()]
+
+
+def test_another_recipe_is_recorded_beside_the_first_and_learned_from_again(read, tmp_path):
+    run_share(CellsWork(read(), stub.call), Share(0, 1))
+    again = CellsWork(read(seed=8), stub.call)
+    assert labels(again) == ["record cover", "bc on one", "deep & wide on one"]
+    run_share(again, Share(0, 1))
     assert len([*(tmp_path / "out" / "datasets").glob("cover-*/vaults/mappo-random")]) == 2
-    after = {name: record_of(tmp_path, name)["process"] for name in before}
-    assert after["one--bc"] != before["one--bc"] and after["two--bc"] == before["two--bc"]
 
 
-def test_a_missing_vault_fails_its_cells_and_the_others_go_on(run, read, tmp_path):
+def test_a_missing_vault_fails_its_cells_and_the_others_go_on(read):
     work = CellsWork(read(name="gone.vlt"), stub.call)
     with pytest.raises(VaultError, match=r"no vault at .*gone\.vlt"):
         run_share(work, Share(0, 1))
-    left = [work.label(block) for block in work.missing()]
-    assert left == ["bc on two", "deep & wide on two"]
+    assert labels(work) == ["bc on two", "deep & wide on two"]
 
 
 def test_another_published_dataset_of_the_same_name_is_pulled_again(read):
@@ -120,9 +116,8 @@ def test_another_published_dataset_of_the_same_name_is_pulled_again(read):
     assert [noted_vaults(job) is not None for job in jobs] == [True, False]
 
 
-@pytest.mark.slow
-def test_a_benchmark_that_is_moved_keeps_its_data_and_results(run, tmp_path):
-    run()
+def test_a_benchmark_that_is_moved_keeps_its_data_and_results(read, tmp_path):
+    run_share(CellsWork(read(), stub.call), Share(0, 1))
     (tmp_path / "moved").mkdir()
     (tmp_path / "out").rename(tmp_path / "moved" / "out")
     plan = benchmark.read_plan(tmp_path / "plan.toml", tmp_path / "moved" / "out")
@@ -143,18 +138,8 @@ def test_a_cell_that_fails_is_named_with_its_log_and_the_others_go_on(run, read)
     assert "| deep & wide |  |  |" in text and all(path.is_file() for path in paths)
     assert "deep &amp; wide on one failed" in (results.plan.out / "page.html").read_text()
     # With other options, what failed runs again, and only that.
-    before = record_of(results.plan.out.parent, "one--bc")["process"]
-    assert run(hidden=8) == (True, {})
-    assert record_of(results.plan.out.parent, "one--bc")["process"] == before
-
-
-@pytest.mark.slow
-def test_a_dataset_that_fails_is_named_and_its_cells_do_not_run(run, read):
-    launched = run(name="unknown/name/Good")
-    assert set(launched.failed) == {"two"}
-    assert "no hub has it" in launched.failed["two"].read_text()
-    missing = benchmark.read_results(read(name="unknown/name/Good")).missing
-    assert missing == ["bc on two", "deep & wide on two"]
+    again = CellsWork(read(hidden=8), stub.call)
+    assert labels(again) == ["deep & wide on one", "deep & wide on two"]
 
 
 def test_one_task_goes_on_after_failures_of_every_kind(read, capsys):
@@ -162,42 +147,13 @@ def test_one_task_goes_on_after_failures_of_every_kind(read, capsys):
     with pytest.raises(ValueError, match="a bug of the program"):
         run_share(work, Share(0, 1))
     missing = ["two", "deep & wide on one", "bc on two", "deep & wide on two"]
-    assert [work.label(block) for block in work.missing()] == missing
+    assert labels(work) == missing
     assert "ValueError: a bug of the program" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_cells_of_other_datasets_run_while_one_is_recorded(run):
     assert run(seed=1) == (True, {})  # the recording ends after such a cell
-
-
-@pytest.mark.slow
-def test_a_cell_whose_process_is_killed_is_run_again(run, tmp_path):
-    assert run(hidden=stub.DIES) == (True, {}) and (tmp_path / "died").exists()
-
-
-@pytest.mark.slow
-def test_a_signal_stops_the_cells_and_the_same_call_continues(run, read, tmp_path):
-    def interrupt():
-        while not (tmp_path / "waiting").exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    with pytest.raises(Stopped, match="the same command continues"):
-        run(hidden=stub.WAITS, jobs=1)
-    thread.join()
-    (tmp_path / "go").touch()
-    assert run(hidden=stub.WAITS, jobs=1).failed == {}
-    assert not benchmark.read_results(read(hidden=stub.WAITS)).missing
-
-
-def test_two_processes_do_not_run_one_benchmark(run, tmp_path):
-    (tmp_path / ".out.tasks").mkdir()
-    lock = FileLock(tmp_path / ".out.tasks" / "launch.lock", is_singleton=False)
-    with lock, pytest.raises(RunError, match="is being written"):
-        run()
 
 
 # ---------------------------------------------------------------------------------- results
@@ -263,7 +219,7 @@ def test_a_dataset_without_a_common_score_leaves_the_others(read, tmp_path):
     (table,) = benchmark.score_tables(results)
     assert table.rows["bc"][table.columns.index("one")] is not None
     note = "bc on two is empty in the tables: these runs have a return for each team"
-    assert note in " ".join(benchmark.notes(results, {})) and benchmark.write_results(results)
+    assert note in " ".join(benchmark.notes(results, {}))
 
 
 def test_cells_of_other_code_are_noted(read, tmp_path):

@@ -4,6 +4,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,7 +83,7 @@ def test_batches_equal_their_members(env, shape):
             steps.append(step)
         alone = jax.tree.map(lambda *x: jnp.stack(x), *steps)
         member = jax.tree.map(lambda x, i=index: x[(slice(None), *i)], together)
-        jax.tree.map(np.testing.assert_array_equal, alone, member)
+        chex.assert_trees_all_equal(alone, member)
 
 
 def test_a_batch_resets_only_where_an_episode_ends(env):

@@ -5,6 +5,7 @@ What shapes and types show is found by `envs.make`; what values show, by the fir
 
 from dataclasses import dataclass
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -84,51 +85,47 @@ TYPED = EnvSpec("", 2, 0, 1, Discrete(4), 5, observation={"image": ArraySpec((3,
 EXTRAS = EnvSpec("", 2, 3, 1, Discrete(4), 5, extras={"cost": ArraySpec(())})
 
 
-@pytest.mark.parametrize(
-    "changes",
-    {
-        "reward of integers": {"step": stepping(reward=lambda t: t.reward.astype(jnp.int32))},
-        "reward of half precision": {
-            "step": stepping(reward=lambda t: t.reward.astype(jnp.bfloat16))
-        },
-        "masks of integers": seeing(
-            legal_actions=jnp.array([[1, 0, 1, 1]] * 2), alive=jnp.ones(2, jnp.uint8)
+OTHER_TYPES = {
+    "integers": {
+        **seeing(
+            observation=jnp.full((2, 3), 7),
+            legal_actions=jnp.array([[1, 0, 1, 1]] * 2),
+            alive=jnp.ones(2, jnp.uint8),
         ),
-        "masks of floats": seeing(legal_actions=jnp.array([[1.0, 0, 1, 1]] * 2)),
-        "flags of numbers": {
-            "step": stepping(
-                terminated=lambda t: t.terminated.astype(float),
-                truncated=lambda t: t.truncated.astype(jnp.int32),
-                last=lambda t: t.last.astype(jnp.int32),
-            )
-        },
-        "observations of integers": seeing(observation=jnp.full((2, 3), 7)),
-        "NumPy arrays": seeing(
-            observation=np.full((2, 3), 7.0), state=np.ones(1), alive=np.ones(2, bool)
+        "step": stepping(
+            reward=lambda t: t.reward.astype(jnp.int32),
+            terminated=lambda t: t.terminated.astype(float),
+            truncated=lambda t: t.truncated.astype(jnp.int32),
+            last=lambda t: t.last.astype(jnp.int32),
         ),
-        "all at once": {
-            **seeing(observation=np.full((2, 3), 7), state=np.array([True])),
-            "step": stepping(
-                view=view(observation=np.full((2, 3), 7), state=np.array([True])),
-                next_view=view(legal_actions=np.array([[1, 0, 1, 1]] * 2)),
-                reward=lambda t: t.reward.astype(jnp.int32),
-            ),
-        },
-        "a leaf of smaller integers": {
-            "spec": EnvSpec(
-                "", 2, 0, 1, Discrete(4), 5, observation={"image": ArraySpec((3,), "int32")}
-            ),
-            **seeing(observation={"image": jnp.full((2, 3), 7, jnp.uint8)}),
-        },
-        "extras of integers": {
-            "spec": EXTRAS,
-            "extras": lambda _self, _key, time: {"cost": time},
-        },
-    }.items(),
-    ids=lambda case: case[0],
-)
+        "spec": EXTRAS,
+        "extras": lambda _self, _key, time: {"cost": time},
+    },
+    "NumPy arrays, and floats": {
+        **seeing(
+            observation=np.full((2, 3), 7.0),
+            state=np.array([True]),
+            alive=np.ones(2, bool),
+            legal_actions=jnp.array([[1.0, 0, 1, 1]] * 2),
+        ),
+        "step": stepping(
+            view=view(observation=np.full((2, 3), 7), state=np.ones(1)),
+            next_view=view(legal_actions=np.array([[1, 0, 1, 1]] * 2)),
+            reward=lambda t: t.reward.astype(jnp.bfloat16),
+        ),
+    },
+    "a leaf of smaller integers": {
+        "spec": EnvSpec(
+            "", 2, 0, 1, Discrete(4), 5, observation={"image": ArraySpec((3,), "int32")}
+        ),
+        **seeing(observation={"image": jnp.full((2, 3), 7, jnp.uint8)}),
+    },
+}
+
+
+@pytest.mark.parametrize("changes", OTHER_TYPES.values(), ids=OTHER_TYPES)
 def test_numbers_of_other_types_are_cast(changes, made, tmp_path):
-    env = made(near(**changes[1]))
+    env = made(near(**changes))
     data = recorded(env, tmp_path)
     steps, spec = data.episode(0).transition, data.spec
     leaf = steps.view.observation["image"] if spec.observation else steps.view.observation
@@ -141,21 +138,15 @@ def test_numbers_of_other_types_are_cast(changes, made, tmp_path):
     assert steps.extras is None or steps.extras["cost"].tolist() == [0, 1, 2, 3, 4]
     _, begun = env.reset(jax.random.key(0))
     _, later = env.step(jax.random.key(0), jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.int32))
-    types = [
-        jax.tree.map(lambda x: (x.shape, x.dtype), x._replace(extras=None)) for x in (begun, later)
-    ]
-    assert types[0] == types[1]
+    chex.assert_trees_all_equal_shapes_and_dtypes(
+        begun._replace(extras=None), later._replace(extras=None)
+    )
 
 
 WRONG = {
     "reward of one entry": (
         {"step": stepping(reward=jnp.ones(1))},
         r"step returns reward as float32 \(1,\), and its spec says float32 \(2,\)\.",
-    ),
-    "reward of the team": ({"step": stepping(reward=jnp.ones(()))}, r"reward as float32 \(\),"),
-    "reward of another axis": (
-        {"step": stepping(reward=jnp.ones((2, 1)))},
-        r"reward as float32 \(2, 1\)",
     ),
     "no reward": ({"step": stepping(reward=None)}, r"reward as nothing, and its spec says float32"),
     "reward as a list": (
@@ -178,7 +169,6 @@ WRONG = {
         seeing(legal_actions=None),
         r"reset returns view.legal_actions as nothing, and its spec says bool \(2, 4\)",
     ),
-    "one mask for all": (seeing(legal_actions=jnp.ones(4, bool)), r"legal_actions as bool \(4,\)"),
     "a mask of another size": (
         seeing(legal_actions=jnp.ones((2, 3), bool)),
         r"legal_actions as bool \(2, 3\)",
@@ -186,10 +176,6 @@ WRONG = {
     "observations of another size": (
         seeing(observation=jnp.ones((2, 4))),
         r"observation as float32 \(2, 4\)",
-    ),
-    "observations of another rank": (
-        seeing(observation=jnp.ones(3)),
-        r"observation as float32 \(3,\)",
     ),
     "a dictionary of observations": (
         seeing(observation={"image": jnp.ones((2, 3))}),
@@ -234,30 +220,15 @@ WRONG = {
         {"reset": lambda *_: (restart(view()), 0)},
         r"reset returns Timestep, int: return the state, and a Timestep",
     ),
-    "no state": ({"reset": lambda *_: restart(view())}, r"reset returns Timestep: return"),
-    "a dictionary": ({"step": lambda *a: {"reward": 0.0}}, r"step returns dict: return"),
-    "a dictionary as timestep": (
-        {"step": lambda *a: (a[2], step(*a)[1]._asdict())},
-        r"step returns array, dict: return",
-    ),
     "dictionaries as views": (
         {"step": stepping(view=lambda t: t.view._asdict())},
         r"step returns array, Timestep, dict, View: return",
     ),
     "five values as in Gym": ({"step": lambda *a: (a[2], 0.0, False, False, {})}, r"step returns"),
     "nothing": ({"reset": lambda *_: None}, r"reset returns NoneType: return"),
-    "text": ({"reset": lambda *_: (0, "start")}, r"reset returns int, str: return"),
     "a reset without a key": (
         {"reset": lambda self: None},
         r"reset cannot run: TypeError: .*takes 1 positional",
-    ),
-    "a step without a key": (
-        {"step": lambda self, state, action: None},
-        r"step cannot run: TypeError",
-    ),
-    "a step with swapped arguments": (
-        {"step": lambda self, state, key, action: step(self, key, state, action)},
-        r"step cannot run: TypeError",
     ),
     "a step that fails": (
         {"step": lambda *_: 1 / 0},
@@ -267,17 +238,8 @@ WRONG = {
         {"step": lambda *a: step(*a) if a[2] > 1 else None},
         r"step cannot run: TracerBoolConversionError: [^\n]*\(test_near.py, line \d+\)",
     ),
-    "a callback for one environment": (
-        {
-            "step": lambda *a: (
-                jax.pure_callback(lambda: 0, jax.ShapeDtypeStruct((), int)) + 0 and None
-            )
-        },
-        r"step cannot run",
-    ),
     "no step": ({"step": None}, r"step cannot run|not an environment"),
     "no spec": ({"spec": None}, r"not an environment.*offmarl.EnvSpec"),
-    "a spec as a method": ({"spec": lambda self: SPEC}, "not an environment"),
     "a spec that fails": (
         {"spec": property(lambda self: self.size)},
         r"not an environment \(AttributeError: .*'size'",
@@ -290,7 +252,6 @@ WRONG = {
         {"spec": EnvSpec("", 2, 3, 1, Discrete(4), agents=["a", "b"])},
         r"unhashable type: 'list'.*frozen dataclass",
     ),
-    "a spec of no agents": ({"spec": EnvSpec("", 0, 3, 1, Discrete(4))}, r"num_agents 0"),
     "a spec of a text": ({"spec": EnvSpec("", "2", 3, 1, Discrete(4))}, r"num_agents '2'"),
     "a spec without a kind of action": (
         {"spec": EnvSpec("", 2, 3, 1, 4)},
@@ -317,7 +278,6 @@ WRONG = {
         {"step": stepping(extras={"cost": jnp.ones(())})},
         r"step returns extras.cost as float32 \(\), and its spec says nothing",
     ),
-    "extras that fail": ({"spec": EXTRAS, "extras": lambda self: {}}, r"extras cannot run"),
     "an environment without a hash": ({"__hash__": None}, "frozen dataclass"),
 }
 
@@ -354,19 +314,11 @@ VALUES = {
         {"step": stepping(last=jnp.ones((), bool))},
         "`last` must be true exactly where",
     ),
-    "flags without last": (
-        {
-            "spec": EnvSpec("", 2, 3, 1, Discrete(4)),
-            "step": stepping(last=jnp.zeros((), bool)),
-        },
-        "`last` must be true exactly where",
-    ),
     "no end": (
         {"step": stepping(truncated=jnp.zeros(2, bool), last=jnp.zeros((), bool))},
         r"acts after the time limit of 5 steps \(in environment 0, step 5",
     ),
     "NaN": (seeing(observation=jnp.full((2, 3), jnp.nan)), "observation of agent 0.*nan"),
-    "infinity": ({"step": stepping(reward=jnp.full(2, jnp.inf))}, "reward of agent 0.*inf"),
     "padding": (
         {"spec": EnvSpec("", 2, 3, 1, Discrete(4), 5, observation_sizes=(3, 2))},
         "agent 1 observes numbers beyond",

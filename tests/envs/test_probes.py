@@ -26,16 +26,20 @@ def all_returns(env):
     return returns_of(env, sequences), sequences
 
 
-def returns_of(env, sequences):
-    """Return the returns of sequences of joint actions ``(sequences, T, 2, ...)`` as above."""
-
+@functools.partial(jax.jit, static_argnums=0)
+def play_all(env, sequences):
     def play(cue, actions):
         state, _ = env.reset(jax.random.key(0))
         state = state._replace(cue=cue)
         _, steps = jax.lax.scan(lambda s, a: env.step(jax.random.key(0), s, a), state, actions)
         return steps.reward[:, 0].sum()
 
-    return np.asarray(jax.jit(jax.vmap(jax.vmap(play, (None, 0)), (0, None)))(CUES, sequences))
+    return jax.vmap(jax.vmap(play, (None, 0)), (0, None))(CUES, sequences)
+
+
+def returns_of(env, sequences):
+    """Return the returns of sequences of joint actions ``(sequences, T, 2, ...)`` as above."""
+    return np.asarray(play_all(env, sequences))
 
 
 @pytest.mark.parametrize("name", PROBES)

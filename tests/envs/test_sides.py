@@ -1,5 +1,6 @@
 """One side of an adversarial environment, and policies composed of several."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,7 +89,7 @@ def test_a_side_equals_the_environment_with_the_same_actions(side):
         np.testing.assert_array_equal(own.view.observation, timestep.view.observation[mine])
         np.testing.assert_array_equal(own.extras["others-000"], view.observation[theirs])
         np.testing.assert_array_equal(own.extras["others-005"], timestep.reward[theirs])
-        jax.tree.map(np.testing.assert_array_equal, after.inner, inner)
+        chex.assert_trees_all_equal(after.inner, inner)
         state = after
 
 
@@ -145,7 +146,7 @@ def test_composed_policies_act_for_their_own_agents():
         jax.random.split(key, 2)[1],
     )
     assert (action[1], log_prob[1]) == (own_action[1], own_log_prob[1])
-    jax.tree.map(np.testing.assert_array_equal, carry[1], own_carry)
+    chex.assert_trees_all_equal(carry[1], own_carry)
     again, _ = policy.log_prob(
         ((), params), policy.initial_carry(), view.observation, view.legal_actions, action
     )

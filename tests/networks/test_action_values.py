@@ -48,8 +48,9 @@ def test_each_agents_own_action_is_replaced_in_its_value_only(shared: bool) -> N
 
 
 @pytest.mark.slow
-@SHARED
-@pytest.mark.parametrize("sees", ["observation", "state", "joint"])
+@pytest.mark.parametrize(
+    ("shared", "sees"), [(True, "observation"), (False, "state"), (True, "joint"), (False, "joint")]
+)
 def test_what_the_value_of_an_agent_depends_on(shared: bool, sees: str) -> None:
     critics = make_critics(REACH, hidden=8, sees=sees, share_parameters=shared)
     params = critics.init(jax.random.key(0), REACH)
@@ -66,8 +67,7 @@ def test_what_the_value_of_an_agent_depends_on(shared: bool, sees: str) -> None:
     assert gradient.state.any() == (sees != "observation")
 
 
-@SHARED
-@pytest.mark.parametrize("sees", ["observation", "state", "joint"])
+@pytest.mark.parametrize(("shared", "sees"), [(True, "joint"), (False, "joint"), (True, "state")])
 @pytest.mark.slow
 def test_the_values_of_several_actions_are_those_of_each(shared: bool, sees: str) -> None:
     critics = make_critics(REACH, hidden=8, count=2, sees=sees, share_parameters=shared)
@@ -98,10 +98,9 @@ def test_a_critic_of_every_discrete_action_does_not_see_the_agents_own(shared: b
     assert (abs(one[0, 1:] - other[0, 1:]) > 1e-3).all()
 
 
-@pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
 @pytest.mark.slow
-def test_unshared_networks_are_those_of_the_single_agents(kind: str) -> None:
-    config = PolicyConfig(kind, hidden=8, share_parameters=False)
+def test_unshared_networks_are_those_of_the_single_agents() -> None:
+    config = PolicyConfig("recurrent", hidden=8, share_parameters=False)
     network, params = agent_network(config, PICK), init_policy(config, PICK, jax.random.key(0))
     assert isinstance(network, Unshared)
     observation, carry = random_view(5).observation, network.initial_carry(3)
@@ -116,13 +115,11 @@ def test_unshared_networks_are_those_of_the_single_agents(kind: str) -> None:
             jax.tree.map(lambda leaf, agent=agent: leaf[agent], params),
             slice(agent, agent + 1),
         )
-        mine = carry[row] if kind == "recurrent" else ()
-        alone, memory = network.torso.apply(own, mine, observation[0, row])
+        alone, memory = network.torso.apply(own, carry[row], observation[0, row])
         np.testing.assert_allclose(outputs[row], alone, atol=1e-6)
         wanted = network.torso.apply(own, observation[:, row], first, method="unroll")
         np.testing.assert_allclose(window[:, row], wanted, atol=1e-6)
-        if kind == "recurrent":
-            np.testing.assert_allclose(after[row], memory, atol=1e-6)
+        np.testing.assert_allclose(after[row], memory, atol=1e-6)
 
 
 @pytest.mark.slow

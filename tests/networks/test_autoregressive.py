@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -138,7 +139,7 @@ def test_the_log_probability_is_that_of_the_joint_action(case):
 
     action, log_prob, wanted, *carries = draw(jax.random.split(jax.random.key(0), 2000))
     np.testing.assert_allclose(log_prob, wanted, atol=1e-5)
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), *carries)
+    chex.assert_trees_all_close(*carries, atol=1e-5)
     if case.network.continuous:
         assert (action[:, 1, 2] == 0).all()
         return

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,9 +47,7 @@ def gradients(unroll: Callable[..., Any], *args: Any) -> Any:
     return jax.jit(jax.grad(partial(weighed, unroll), argnums=(0, 1, 2)))(*args)
 
 
-def assert_close(found: Any, wanted: Any, rtol: float = 1e-4, atol: float = 1e-5) -> None:
-    close = partial(np.testing.assert_allclose, rtol=rtol, atol=atol)
-    jax.tree.map(close, found, wanted)
+assert_close = partial(chex.assert_trees_all_close, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("first", [0.0, 0.3, 1.0], ids=["no", "some", "all"])

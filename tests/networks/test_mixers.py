@@ -1,5 +1,6 @@
 """Mixers: joint values of one action replaced, and weighted sums."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,8 +37,7 @@ def test_several_joint_actions_are_mixed_as_each_of_them() -> None:
         jax.jit(jax.grad(lambda w, q, each=each: (each(w, q) ** 2).sum(), (0, 1)))(weights, q)
         for each in (mix_each, jax.vmap(mix, in_axes=(None, -1), out_axes=-1))
     )
-    for one, other in zip(jax.tree.leaves(slopes), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+    chex.assert_trees_all_close(slopes, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_counterfactual_values_are_those_of_the_joint_actions() -> None:

@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import chex
 import hypothesis.extra.numpy as arrays
 import hypothesis.strategies as st
 import jax
@@ -69,7 +70,7 @@ def test_the_parallel_form_equals_the_recurrent_one(seed, first, causal):
     query, token = rng.normal(size=(2, T, N, H * D)).astype(np.float32)
     wanted = one_by_one(causal, memory, query, token, first)
     found = in_parallel(causal, memory, query, token, first)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), found, wanted)
+    chex.assert_trees_all_close(found, wanted, atol=2e-5)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -83,7 +84,7 @@ def test_chunks_change_nothing(causal, most, monkeypatch):
     monkeypatch.setattr(module, "_CHUNK", most)
     retain_all.clear_cache()
     found = retain_all(memory, *inputs, first, decay=0.7, causal=causal)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, wanted)
+    chex.assert_trees_all_close(found, wanted, atol=1e-5)
 
 
 def test_by_hand():

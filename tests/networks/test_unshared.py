@@ -45,9 +45,15 @@ def some(tree, lead):
     return jax.tree.map(leaf, tree)
 
 
-@pytest.mark.parametrize("spec", [VECTORS, STATELESS], ids=lambda spec: spec.name)
-@pytest.mark.parametrize("sees", ["observation", "view"])
-@pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
+@pytest.mark.parametrize(
+    ("kind", "sees", "spec"),
+    [
+        ("feedforward", "observation", STATELESS),
+        ("feedforward", "view", VECTORS),
+        ("recurrent", "observation", VECTORS),
+        ("recurrent", "view", STATELESS),
+    ],
+)
 @pytest.mark.slow
 def test_equal_networks_for_each_agent_are_one_shared_network(kind, sees, spec):
     config = PolicyConfig(kind, hidden=6, agent_id="none")
@@ -63,7 +69,7 @@ def test_equal_networks_for_each_agent_are_one_shared_network(kind, sees, spec):
     seen = view.observation if sees == "observation" else view
     blank = blank_view(spec) if sees == "view" else blank_view(spec).observation
     carry = some(own.initial_carry(3), ())
-    params = own.init(jax.random.key(0), own.initial_carry(3), blank)
+    params = jax.jit(own.init)(jax.random.key(0), own.initial_carry(3), blank)
     leaves = jax.tree.leaves(params)
     assert all(len(leaf) == 3 for leaf in leaves)
     assert any((leaf[0] != leaf[1]).any() for leaf in leaves)
@@ -71,18 +77,20 @@ def test_equal_networks_for_each_agent_are_one_shared_network(kind, sees, spec):
     unroll = jax.jit(partial(own.apply, method="unroll_states"))
     outputs, carries = unroll(params, seen, first, carry)
     assert outputs.shape == (5, 3, 2)
-    now = carry
+    now, apply = carry, jax.jit(own.apply)
     for time in range(5):  # as step by step
         now = own.initial_carry(3) if first[time] else now
-        step, now = own.apply(params, now, jax.tree.map(lambda x, t=time: x[t], seen))
+        step, now = apply(params, now, jax.tree.map(lambda x, t=time: x[t], seen))
         np.testing.assert_allclose(step, outputs[time], atol=2e-6)
     if kind == "recurrent":
         np.testing.assert_allclose(now, carries[-1], atol=2e-6)
     if not (sees == "view" and spec is STATELESS):  # there each encodes all observations anew
         same = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), params)
         one = jax.tree.map(lambda leaf: leaf[0], params)
-        wanted = shared.apply(one, seen, first, carry, method="unroll")
-        found = own.apply(same, seen, first, carry, method="unroll")
+        wanted, found = (
+            jax.jit(partial(network.apply, method="unroll"))(given, seen, first, carry)
+            for network, given in ((shared, one), (own, same))
+        )
         np.testing.assert_allclose(found, wanted, atol=2e-6)
 
 

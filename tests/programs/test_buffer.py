@@ -1,5 +1,6 @@
 """Every step of a rollout reaches the vault once, or an error says that it cannot."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -117,7 +118,7 @@ def test_several_chunks_at_once_are_those_of_one_by_one():
                 several.put(capture, 2, cut, 3)
     assert len(at_once.records) == len(one_by_one.records) == 9
     assert sum(len(finals.row) for _, finals in at_once.records) > 5
-    jax.tree.map(np.testing.assert_array_equal, at_once.records, one_by_one.records)
+    chex.assert_trees_all_equal(at_once.records, one_by_one.records)
 
 
 @pytest.mark.nightly
@@ -150,7 +151,7 @@ def check_recording(capacity, sizes, sampled, seed):
     written = jax.tree.map(
         lambda *parts: np.concatenate(parts, 1), *[record for record, _ in memory.records]
     )
-    jax.tree.map(np.testing.assert_array_equal, written, expected)
+    chex.assert_trees_all_equal(written, expected)
 
     found = []
     for (transition, finals), offset in zip(

@@ -1,13 +1,15 @@
 """Continuing from another run: what is carried over, what starts anew, and what does not fit."""
 
 from dataclasses import replace
+from functools import cache
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from baselines import bc, cfcql, iql_cql, madt, qmix_bcq, qmix_cql
+from baselines import bc, cfcql, iql_cql, qmix_bcq, qmix_cql
 from offmarl import envs, load_policy, tracking, vault
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
@@ -34,6 +36,7 @@ SIZES = {
 }
 
 
+@cache
 def built(program, **options):
     """Return a program and a fresh state."""
     offline = program not in SIZES
@@ -55,8 +58,7 @@ def trained(program, **options):
     return made, state._replace(**parts, **dict.fromkeys(made.given, jnp.float32(-1)))
 
 
-def same(found, expected):
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+same = chex.assert_trees_all_equal
 
 
 def adam_of(state):
@@ -94,17 +96,16 @@ def test_what_the_run_lacks_starts_anew():
     same(adam_of(state).mu.agent, adam_of(run).mu)
 
 
-@pytest.mark.parametrize("program", [maddpg, masac])
 @pytest.mark.slow
-def test_actor_critics_continue_from_a_run_of_their_own_with_everything(program):
-    (source, run), (made, fresh) = trained(program), built(program)
+def test_actor_critics_continue_from_a_run_of_their_own_with_everything():
+    (source, run), (made, fresh) = trained(maddpg), built(maddpg)
     state = carry_over(source, run, made, fresh, "run")
     for name in ("params", "target", "optimiser"):
         same(getattr(state, name), getattr(run, name))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", [cfcql, madt, qmix_bcq])
+@pytest.mark.parametrize("program", [cfcql, qmix_bcq])
 def test_counters_and_what_the_arguments_give_are_those_of_the_new_run(program):
     (source, run), (made, fresh) = trained(program), built(program)
     state = carry_over(source, run, made, fresh, "run")
@@ -128,9 +129,7 @@ def test_the_threshold_of_a_continued_run_is_its_own():
     ("name", "normalised", "kept"),
     [
         ("observation_moments", (), True),
-        ("return_scale", (), True),
         ("returns", (), False),
-        ("returns", ("reward",), False),
         ("returns", ("return",), True),
         ("reward_std", ("reward",), True),
         ("scored", ("return",), False),
@@ -166,7 +165,6 @@ def test_qmix_continues_from_qmix_bcq_without_its_behaviour():
         same(getattr(state, name)._asdict(), getattr(run, name)._asdict())
 
 
-@pytest.mark.skipif(not hasattr(mappo.Args, "network"), reason="mappo is feed-forward")
 @pytest.mark.slow
 def test_mappo_continues_from_a_clone_with_its_actor():
     (source, run), (program, fresh) = trained(bc), built(mappo, network="recurrent")
@@ -186,7 +184,6 @@ def test_mappo_continues_from_a_clone_with_its_actor():
             r"policy/network/params/\S+ is \(16,\) there, and \(8,\)",
         ),
         (bc, {}, qmix, r"policy/\S+ is absent there"),
-        (bc, {}, mappo, r"policy/\S+ is .* there, and .*--network"),
     ],
 )
 @pytest.mark.slow

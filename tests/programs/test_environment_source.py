@@ -45,15 +45,16 @@ def leave_out(*_, **__):
     raise Ended
 
 
-@pytest.fixture(params=["file", "module"])
+@pytest.fixture
 def chase(request, tmp_path, monkeypatch):
-    """Write an environment of some reward, in a directory or a module; return its name."""
+    """Write an environment of some reward, in a file or as a module; return its name."""
+    kind = getattr(request, "param", "file")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [str(tmp_path), *sys.path])
 
     def write(directory, reward):
         text = CODE.replace("REWARD", str(reward))
-        if request.param == "module":
+        if kind == "module":
             (tmp_path / "chase_of_a_module.py").write_text(text)
             sys.modules.pop("chase_of_a_module", None)
             return "chase_of_a_module:Chase"
@@ -69,6 +70,7 @@ def record_of(directory):
     return tracking.read_run(found.parent)
 
 
+@pytest.mark.parametrize("chase", ["file", "module"], indirect=True)
 def test_a_recorder_refuses_the_run_of_another_environment(chase, tmp_path, monkeypatch):
     monkeypatch.setattr(online, "_train", leave_out)
     for directory in "a", "copy":  # the same code goes on, wherever it is
@@ -233,15 +235,3 @@ def test_nothing_is_continued_in_another_release(installed, tmp_path, monkeypatc
     run.write_text(json.dumps(json.loads(run.read_text()) | {"complete": True}))
     with pytest.raises(RunError, match=r"differ in package \(chase-envs 1.0.0, not chase-envs 1.1"):
         online.record_from_run(run.parent, "random", env=name)
-
-
-def test_runs_of_before_packages_were_recorded_go_on(installed, tmp_path, monkeypatch):
-    monkeypatch.setattr(online, "_train", leave_out)
-    name = installed("1.0.0")
-    for _ in range(2):
-        with pytest.raises(Ended):
-            mappo.main(mappo.Args(env=name, out=tmp_path / "out", num_envs=4))
-        (path,) = tmp_path.rglob("run.json")
-        record = json.loads(path.read_text())
-        record["spec"].pop("package", None)
-        path.write_text(json.dumps(record))

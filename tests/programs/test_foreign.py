@@ -63,13 +63,6 @@ def test_the_code_and_the_values_of_a_function_count():
 
 
 @pytest.mark.slow
-def test_a_function_that_returns_actions_of_another_shape_is_refused(tmp_path):
-    policy = function_policy(ENV.spec, lambda *_: np.zeros(5, int))
-    with pytest.raises(Exception, match=r"actions of shape \(5,\): return \(2,\)"):
-        record_policy(ENV, policy, (), tmp_path / "a.vlt", 24, num_envs=2)
-
-
-@pytest.mark.slow
 def test_a_network_is_recorded_with_the_probabilities_of_its_actions(tmp_path):
     spec = ENV.spec
     weights = jax.random.normal(jax.random.key(0), (spec.observation_size, spec.num_actions))
@@ -85,7 +78,6 @@ def test_a_network_is_recorded_with_the_probabilities_of_its_actions(tmp_path):
     ("function", "error", "message"),
     [
         (lambda _o, _l: np.array([0.0, 1.5]), InvalidValueError, "returned the action 1.5"),
-        (lambda _o, _l: np.array([0.0, np.nan]), InvalidValueError, "returned the action nan"),
         (
             lambda _o, _l: np.zeros(3),
             ShapeError,
@@ -94,12 +86,16 @@ def test_a_network_is_recorded_with_the_probabilities_of_its_actions(tmp_path):
         (lambda _o: np.zeros(2), TypeError, "positional argument"),
     ],
 )
-def test_what_a_function_gets_wrong_is_said_and_can_be_put_right(
-    tmp_path, function, error, message
-):
-    path, right = tmp_path / "a.vlt" / "mine", function_policy(ENV.spec, lambda _o, _l: np.ones(2))
+def test_what_a_function_gets_wrong_is_said(tmp_path, function, error, message):
     with pytest.raises(error, match=message):
-        record_policy(ENV, function_policy(ENV.spec, function), (), path, steps=8, num_envs=2)
+        record_policy(ENV, function_policy(ENV.spec, function), (), tmp_path / "a.vlt", 8, 2)
+
+
+def test_a_wrong_function_can_be_put_right(tmp_path):
+    path = tmp_path / "a.vlt" / "mine"
+    wrong, right = (function_policy(ENV.spec, lambda _o, _l, n=n: np.full(2, n)) for n in (1.5, 1))
+    with pytest.raises(InvalidValueError):
+        record_policy(ENV, wrong, (), path, steps=8, num_envs=2)
     with pytest.raises(RunError, match="holds no steps, so remove it to start again"):
         record_policy(ENV, right, (), path, steps=8, num_envs=2)
     shutil.rmtree(path)

@@ -3,8 +3,7 @@
 import shutil
 from dataclasses import replace
 
-import jax
-import numpy as np
+import chex
 import pytest
 
 from offmarl import envs, tracking
@@ -51,7 +50,7 @@ def test_a_run_of_tasks_is_that_of_one_process(args, options, tmp_path):
     for seed in (4, 5, 6):
         for step in (None, "best") if "keep" in options else (None,):
             params = [load_policy(run, seed, step=step).params for run in (one, work.path)]
-            jax.tree.map(np.testing.assert_array_equal, *params)
+            chex.assert_trees_all_equal(*params)
     assert BC.main(args("tasks", **options)) == work.path  # complete
 
 
@@ -72,7 +71,7 @@ def test_seeds_that_stop_early_are_evaluated_to_the_end(args, tmp_path):
     assert (one / name).read_text() == (work.path / name).read_text()
     for seed in (4, 5, 6):
         params = [load_policy(run, seed).params for run in (one, work.path)]
-        jax.tree.map(np.testing.assert_array_equal, *params)
+        chex.assert_trees_all_equal(*params)
 
 
 @pytest.mark.slow
@@ -83,7 +82,7 @@ def test_seeds_of_other_data_are_not_joined(args, random_data, tmp_path):
     policy = make_policy(PolicyConfig("random"), env.spec)
     record_policy(env, policy, (), second, steps=512, num_envs=16)
     data.symlink_to(first)
-    work = SeedsWork(BC.main, replace(args("run"), vault=data), tmp_path / "run")
+    work = SeedsWork(BC.main, replace(args("run", seeds=2), vault=data), tmp_path / "run")
     run_share(work, Share(0, 2))
     data.unlink()
     data.symlink_to(second.parent)
@@ -91,10 +90,6 @@ def test_seeds_of_other_data_are_not_joined(args, random_data, tmp_path):
     with pytest.raises(RunError, match="seed-4 was trained with vault_digest"):
         join_work(work)
     shutil.rmtree(work.directory / "blocks" / "seed-4")  # as the message says
-    run_share(work, Share(0, 2))
-    with pytest.raises(RunError, match="seed-6 was trained with vault_digest"):
-        join_work(work)
-    shutil.rmtree(work.directory / "blocks" / "seed-6")
     run_share(work, Share(0, 2))
     assert join_work(work)
 

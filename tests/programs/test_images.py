@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -13,12 +12,9 @@ from offmarl import envs, vault
 from offmarl.envs.translator import Translator, common, reader, spec_of
 from offmarl.errors import ShapeError
 from offmarl.networks import PolicyConfig, init_policy, make_policy
-from offmarl.programs.experience.buffer import add, init_capture, make_buffer, take
-from offmarl.programs.experience.windows import draw_windows
 from offmarl.programs.runs.policy import LoadedPolicy
 from offmarl.programs.runs.trained import _Blank
-from offmarl.testing import entries
-from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec, Transition, map_tree
+from offmarl.types import ArraySpec, Continuous, Discrete, EnvSpec
 
 from .cameras import SIZE, Chase, chase
 from .pettingzoo import Duel
@@ -158,42 +154,6 @@ def test_a_policy_says_which_observations_it_takes(change, message):
     wrong = np.zeros((2, 5)) if change is None else observation | change
     with pytest.raises(ShapeError, match=message):
         policy(wrong)
-
-
-@pytest.mark.slow
-def test_a_buffer_keeps_each_leafs_type():
-    rng = np.random.default_rng(0)
-    steps, rows = 6, 2
-    views = map_tree(
-        lambda leaf: jnp.asarray(entries(leaf, (steps + 1, rows), rng)), TREE.view_spec
-    )
-    agents = (steps, rows, 2)
-    transition = Transition(
-        view=map_tree(lambda x: x[:-1], views),
-        action=jnp.ones(agents, jnp.int32),
-        reward=jnp.ones(agents),
-        terminated=jnp.zeros(agents, bool),
-        truncated=jnp.zeros(agents, bool),
-        last=jnp.zeros((steps, rows), bool),
-        behaviour_log_prob=jnp.zeros(agents),
-        policy_id=jnp.zeros((steps, rows), jnp.int32),
-    )
-    buffer = make_buffer(rows, steps)
-    capture = add(
-        buffer,
-        init_capture(buffer, TREE, sampled=True),
-        transition,
-        map_tree(lambda x: x[1:], views),
-    )
-    chunk = take(capture, steps)
-    for name in ("camera", "speed"):
-        kept = chunk.transition.view.observation[name]
-        assert kept.dtype == views.observation[name].dtype
-        np.testing.assert_array_equal(kept, views.observation[name][:-1].swapaxes(0, 1))
-    sequence = draw_windows(capture, jax.random.key(0), 3, steps)
-    assert sequence.view.observation["camera"].dtype == jnp.uint8
-    assert sequence.view.observation["camera"].shape == (3, steps + 1, 2, 3, 3, 1)
-    assert sequence.view.state.shape == (3, steps + 1, 0)
 
 
 def test_an_image_environment_of_ours_has_pettingzoos_api():

@@ -1,22 +1,17 @@
 """MAPPO in the loop of all recorders: learning, tiers, and resuming after a kill."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from offmarl import load_policy, tracking, vault
-from offmarl.checkpoint import Checkpoints
 from offmarl.errors import (
     CheckpointError,
     NotLearnedError,
@@ -179,12 +174,9 @@ def test_several_updates_in_a_call_have_the_bits_of_single_ones(tmp_path, monkey
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize("memory", [5 * 10**6, 2 * 10**8])
-def test_a_capacity_that_does_not_fit_is_an_error_that_names_one_that_does(
-    tmp_path, monkeypatch, memory
-):
+def test_a_capacity_that_does_not_fit_is_an_error_that_names_one_that_does(tmp_path, monkeypatch):
     """Nothing is trained, and nothing is left behind."""
-    monkeypatch.setattr(device, "free_bytes", lambda: memory)
+    monkeypatch.setattr(device, "free_bytes", lambda: 2 * 10**8)
     args = vdn.Args(env="swarm/coverage-3", out=tmp_path, hidden=4, capacity=10**6)
     with pytest.raises(
         OptionError, match=r"need at least .* GB .* such as --capacity \d+"
@@ -293,7 +285,7 @@ def test_the_policies_of_all_evaluations_can_be_loaded_by_their_steps(recorded, 
     rows = [row for row in tracking.read(run / tracking.METRICS_FILE) if tracking.RETURN in row]
     best = max(rows, key=lambda row: np.mean(row[tracking.RETURN]))["step"]
     found = [load_policy(run, step=step).params for step in (best, "best", 512, None)]
-    jax.tree.map(np.testing.assert_array_equal, found[0], found[1])
+    chex.assert_trees_all_equal(found[0], found[1])
     differ = jax.tree.map(lambda one, other: (one != other).any(), found[2], found[3])
     assert any(jax.tree.leaves(differ))
     with pytest.raises(RunError, match=r"no checkpoint of step 500, but of \[0, 512, "):
@@ -346,7 +338,7 @@ def test_seeds_side_by_side_have_the_bits_of_single_runs(recorded, tmp_path):
         assert vault.open_vault(out / name).digest() == vault.open_vault(tmp_path / name).digest()
     run = tmp_path / "probe" / "observation.run" / "mappo-0-to-1"
     alone = load_policy(out / "probe" / "observation.run" / "mappo-0").params
-    jax.tree.map(np.testing.assert_array_equal, load_policy(run, 0).params, alone)
+    chex.assert_trees_all_equal(load_policy(run, 0).params, alone)
     assert not np.array_equal(*(jax.tree.leaves(load_policy(run, s).params)[0] for s in (0, 1)))
     metrics = tracking.read(run / tracking.METRICS_FILE)
     assert {record["seed"] for record in metrics} == {0, 1}
@@ -379,15 +371,12 @@ def test_stopped_between_checkpoints_it_is_the_run_that_never_stopped(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", [b"\0" * 64 + b"\n", b'{"seed": 0, "st\n', b"[]\n"])
-def test_damaged_metrics_are_cut_and_the_evaluations_written_again(
-    recorded, tmp_path, monkeypatch, damage
-):
+def test_damaged_metrics_are_cut_and_the_evaluations_written_again(recorded, tmp_path, monkeypatch):
     args = small(tmp_path, tiers="random", checkpoint_seconds=0.0)
     die_between_checkpoints(args, monkeypatch)
     path = next(tmp_path.rglob(tracking.METRICS_FILE))
     lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join((*lines[:2], damage, *lines[3:])))
+    path.write_bytes(b"".join((*lines[:2], b'{"seed": 0, "st\n', *lines[3:])))
     with pytest.warns(UserWarning, match="is damaged from line 3 on"):
         mappo.main(args)
     whole = next(recorded[0].rglob(tracking.METRICS_FILE)).parent
@@ -491,42 +480,3 @@ def test_damaged_checkpoints_are_made_anew_as_the_errors_advise(recorded, tmp_pa
     shutil.rmtree(run)
     mappo.main(small(out))
     assert content(out) == content(recorded[0])
-
-
-KILLED = """
-import json, sys
-from pathlib import Path
-from recorders import mappo, vdn
-settings = json.loads(sys.argv[1])
-settings |= {"out": Path(settings["out"]), "opponents": tuple(settings["opponents"])}
-mappo.main(mappo.Args(**settings))
-"""
-
-
-@pytest.mark.nightly
-def test_killed_and_called_again_it_is_the_run_that_never_stopped(recorded, tmp_path):
-    whole, _ = recorded
-    args = small(tmp_path, checkpoint_seconds=0.0)
-    settings = json.dumps({**vars(args), "out": str(tmp_path)})
-    command = [sys.executable, "-c", KILLED, settings]
-    directory = tmp_path / "probe" / "observation.run" / "mappo-0"
-    vaults = tmp_path / "probe" / "observation.vlt"
-    stages = [  # in training, and in the recording of a tier
-        (lambda: (Checkpoints(directory / "checkpoints").latest() or 0) >= 5, signal.SIGKILL),
-        (lambda: (Checkpoints(directory / "checkpoints").latest() or 0) >= 15, signal.SIGTERM),
-        ((vaults / "mappo-0-medium").exists, signal.SIGKILL),
-    ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for reached, signum in stages:
-        with subprocess.Popen(
-            command, env=environment, stderr=subprocess.PIPE, text=True
-        ) as process:
-            while process.poll() is None and not reached():
-                time.sleep(0.02)
-            process.send_signal(signum)
-            said = process.stderr.read()
-        if signum == signal.SIGTERM:
-            step = 128 * Checkpoints(directory / "checkpoints").latest()
-            assert f"Stopped: stopped at step {step:,}: the same command resumes" in said
-    subprocess.run(command, env=environment, check=True)
-    assert content(tmp_path) == content(whole)

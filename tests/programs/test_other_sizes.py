@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jax
+import chex
 import numpy as np
 import pytest
 
@@ -26,7 +26,7 @@ def test_a_policy_acts_with_more_agents(tmp_path: Path, kind: Any, agent_id: Any
     config = PolicyConfig(kind, hidden=8, agent_id=agent_id)
     write_policy(tmp_path / "run", config, envs.make(TWO).spec, [0])
     few, many = (load_policy(tmp_path / "run", env=env) for env in (TWO, FIVE))
-    jax.tree.map(np.testing.assert_array_equal, few.params, many.params)
+    chex.assert_trees_all_equal(few.params, many.params)
     assert (few.spec.num_agents, many.spec.num_agents) == (2, 5)
     seen = np.random.default_rng(0).normal(size=(5, many.spec.observation_size))
     action, carry = many(seen.astype(np.float32))

@@ -458,10 +458,8 @@ def test_rewards_are_scaled_with_what_is_left_of_shaped_ones(fraction, wanted):
 @pytest.mark.parametrize(
     ("fraction", "first", "second"),
     [
-        (None, [2, 2], [2, 2]),
         (1.0, [2, 22], [2, 12]),
         (0.5, [2, 22], [2, 2]),
-        (0.0, [2, 2], [2, 2]),
     ],
 )
 @pytest.mark.slow
@@ -516,8 +514,15 @@ SMALL = {"num_envs": 16, "num_steps": 18, "total_steps": 12_000, "learning_rate"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", ["feedforward", "recurrent"])
-@BOTH
+@pytest.mark.parametrize(
+    ("recorder", "network"),
+    [
+        (mappo, "recurrent"),
+        (ippo, "feedforward"),
+        pytest.param(mappo, "feedforward", marks=pytest.mark.nightly),
+        pytest.param(ippo, "recurrent", marks=pytest.mark.nightly),
+    ],
+)
 def test_values_and_policies_of_the_two_step_probe(recorder, network):
     # The best policy chooses 1 at first. The values are then γ at the start and 1 afterwards.
     args = recorder.Args(env="probe/two-step", network=network, gamma=0.9, hidden=32, **SMALL)

@@ -5,14 +5,11 @@ import hashlib
 import json
 import os
 import shutil
-import socket
-import subprocess
-import sys
-import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +22,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs import offline, registry
 from offmarl.programs.program import OnlineArgs, Program, Stage, shaping_values, structure
-from offmarl.programs.runs import dataset, loop
+from offmarl.programs.runs import loop
 from offmarl.programs.runs.compiling import (
     compilation_cache,
     compile_ahead,
@@ -37,7 +34,6 @@ from offmarl.programs.runs.run import LOCK
 from offmarl.programs.runs.sharding import Layout, layout_of, map_seeds
 from offmarl.replay import Windows
 from offmarl.report import final_returns
-from tests import children
 from tests.children import python
 from tests.programs import two_stage
 from tests.runs import metrics_of
@@ -195,34 +191,6 @@ def test_another_hyperparameter_compiles_nothing_anew(trained, random_data, tmp_
     assert not np.allclose(weights(other), weights(trained))
 
 
-@pytest.mark.slow
-def test_a_sweep_is_a_batch(trained):
-    program = two_stage.make(
-        offmarl.envs.make(ENV).spec,
-        structure(arguments(Path(), None)),
-        programs.DatasetStatistics(None, dataset.read(trained / "dataset.npz")),
-    )
-    batch = program_batch()
-    state = program.init(jax.random.key(0), None)
-    one = lambda rate: program.stages[0].update(  # noqa: E731
-        state, batch, None, programs.Hyperparameters({"learning_rate": rate})
-    )
-    swept, _ = jax.vmap(one)(jnp.array([0.1, 0.2]))
-    for index, rate in enumerate((0.1, 0.2)):
-        alone, _ = one(jnp.float32(rate))
-        np.testing.assert_allclose(swept.weights[index], alone.weights, rtol=1e-6)
-
-
-def program_batch():
-    from tests.baselines.test_updates import sequence
-
-    batch = sequence([[[0, 1], [1, 1]], [[1, 0], [0, 0]]])
-    view = batch.view._replace(
-        observation=jnp.ones((2, 3, 2, 3)), legal_actions=jnp.ones((2, 3, 2, 2), bool)
-    )
-    return batch._replace(view=view)
-
-
 def test_make_must_not_compute_with_what_does_not_shape_the_program():
     args = structure(two_stage.Args(vault=Path("x"), learning_rate=0.5))
     assert args.pretrain == 7
@@ -240,12 +208,9 @@ def test_make_must_not_compute_with_what_does_not_shape_the_program():
     ("use", "what"),
     [
         (lambda rate: rate == 0, "eq"),
-        (lambda rate: rate != 0, "ne"),
-        (lambda rate: rate in (0.0, 1.0), "eq"),
         (lambda rate: rate in {0.0, 1.0}, "hash"),
         (lambda rate: f"{rate}", "format"),
         (str, "str"),
-        (lambda rate: divmod(rate, 2), "divmod"),
     ],
 )
 def test_make_must_not_compare_or_format_a_hyperparameter(use, what):
@@ -286,12 +251,9 @@ def test_layouts_on_one_device(seeds, batching, at_once, wanted):
     ("seeds", "batching", "wanted"),
     [
         (10, "vmap", Layout(5, 2)),
-        (8, "vmap", Layout(2, 4)),
-        (9, "vmap", Layout(3, 3)),
         (7, "vmap", Layout(7, 1)),
         (10, "map", Layout(1, 4)),  # 3, 3, 3 and 1
         (5, "map", Layout(1, 3)),  # 2, 2 and 1: a fourth device would save no time
-        (3, "map", Layout(1, 3)),
         (1, "map", Layout(1, 1)),
     ],
 )
@@ -551,17 +513,14 @@ def test_compiled_programs_are_kept_by_default(no_cache):
 
 
 def test_what_was_compiled_ahead_is_not_compiled_again():
-    traces = []
-
     @partial(jax.jit, static_argnums=0, donate_argnums=1)
+    @chex.assert_max_traces(n=1)
     def scaled(factor, x):
-        traces.append(factor)
         return factor * x
 
     x = jnp.arange(3.0)
     compile_ahead(scaled, 2, x).result()
     np.testing.assert_array_equal(scaled(2, x), [0, 2, 4])
-    assert traces == [2]
 
 
 @pytest.mark.slow
@@ -644,13 +603,9 @@ def test_a_damaged_record_is_refused_with_a_way_out(trained, random_data, tmp_pa
 
 
 DAMAGE = {
-    "zeros at the end": lambda lines: [*lines, b"\0" * 64 + b"\n"],
     "zeros in the middle": lambda lines: [*lines[:2], b"\0" * 64 + b"\n", *lines[3:]],
     "half a line": lambda lines: [*lines[:3], lines[3][:9] + b"\n", *lines[4:]],
-    "no object": lambda lines: [b"[1]\n", *lines],
     "no step": lambda lines: [*lines[:1], b'{"seed": 0}\n', *lines[1:]],
-    "text": lambda lines: [*lines[:4], b'{"seed": 0, "step": 5, "loss": "x"}\n'],
-    "other bytes": lambda lines: [*lines[:5], bytes(range(128, 256)) + b"\n"],
 }
 
 
@@ -678,41 +633,6 @@ def test_an_evaluation_that_was_lost_is_repeated(trained, random_data, tmp_path)
         two_stage.main(arguments(random_data(ENV), run))
     name = tracking.MARL_EVAL_FILE
     assert (run / name).read_text() == (trained / name).read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.4, 8.0])
-def test_of_two_trainings_in_one_directory_one_goes_on(random_data, tmp_path, seconds):
-    """The other one says who writes there, and changes nothing."""
-
-    def command(name):
-        return [
-            *(sys.executable, "-m", "offmarl", "train", "bc", "--vault", random_data(ENV)),
-            *("--env", "none", "--held-out", "0.2", "--updates", "6000", "--seeds", "1"),
-            *("--eval-every", "3000", "--hidden", "8", "--out", tmp_path / name, "--json"),
-        ]
-
-    def start():
-        words = [*map(str, command("both"))]
-        return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-    first = start()
-    time.sleep(seconds)
-    second = start()
-    said = {child.pid: "".join(child.communicate()) for child in (first, second)}
-    codes = {child.pid: child.returncode for child in (first, second)}
-    if [*codes.values()] == [0, 0]:
-        pytest.skip("the first training had ended")
-    (winner,), (loser,) = ([pid for pid in codes if codes[pid] == code] for code in (0, 1))
-    assert f"is being written by process {winner} on {socket.gethostname()}" in said[loser]
-    children.run(command("alone"), env=os.environ | {"OFFMARL_QUIET": "1"})
-    both, alone = tmp_path / "both", tmp_path / "alone"
-    assert metrics_of(both) == metrics_of(alone)
-    name = tracking.MARL_EVAL_FILE
-    assert (both / name).read_text() == (alone / name).read_text()
-    assert sorted(path.name for path in both.iterdir()) == sorted(
-        path.name for path in alone.iterdir()
-    )
 
 
 @pytest.mark.parametrize("setting", ["rbg", "whole", "wide"])

@@ -161,10 +161,8 @@ def test_misuse_is_explained(path):
     ("actions", "message"),
     [
         ({"knight": 99}, "step 1 of the episode: the action of knight is 99, .* from 0 to 3"),
-        ({"knight": -1}, "the action of knight is -1"),
         ({"knight": 1.5}, "the action of knight is 1.5"),
         ({"squire": 1}, "the action of squire is 1, but must be from 10 to 11"),
-        ({"squire": 12}, "the action of squire is 12"),
     ],
 )
 def test_an_action_that_there_is_not_is_refused_before_the_step(path, actions, message):
@@ -209,12 +207,9 @@ STILL = {"knight": np.zeros(2, np.float32), "squire": np.array([0.5])}
             {"knight": [0, 99]},
             "step 1 of the episode: the action of knight, entry 1, is 99.0, .* from -2 to 2",
         ),
-        ({"knight": [-2.01, 0]}, "the action of knight, entry 0, is -2.01"),
         ({"squire": [np.nan]}, "the action of squire, entry 0, is nan, .* from 0 to 1"),
-        ({"knight": [np.inf, 0]}, "the action of knight, entry 0, is inf"),
         ({"knight": [0, 0, 0]}, r"the action of knight is \[0, 0, 0\], but must be 2 numbers"),
         ({"squire": None}, "the action of squire, entry 0, is nan"),
-        ({"squire": "up"}, "the action of squire is 'up', but must be 1 numbers"),
     ],
 )
 def test_a_vector_outside_of_its_bounds_is_refused_before_the_step(path, actions, message):
@@ -329,33 +324,17 @@ def without(place, name):
     [
         (seen("knight", np.full((2, 3), 0.5)), "the observation of knight has the value 0.5 at"),
         (seen("knight", np.full((2, 3), 300)), "value 300 .* does not fit into uint8"),
-        (seen("knight", np.full((2, 3), -1)), "value -1 .* does not fit into uint8"),
         (seen("knight", np.full((2, 3), np.nan)), "value nan .* does not fit into uint8"),
         (seen("knight", np.zeros((3, 2), np.uint8)), r"knight has shape \(3, 2\), .* \(2, 3\)"),
-        (seen("knight", np.zeros(6, np.uint8)), r"knight has shape \(6,\)"),
-        (seen("knight", np.zeros((2, 4), np.uint8)), r"knight has shape \(2, 4\)"),
         (seen("knight", "a picture"), "knight is 'a picture'"),
-        (seen("knight", None), "knight is None"),
-        (seen("knight", [[1], [2, 3]]), "knight is "),
         (seen("squire", {"observation": 3, "action_mask": [1, 1]}), r"squire is 3, .* Discrete"),
-        (seen("squire", {"observation": 1.5, "action_mask": [1, 1]}), "squire is 1.5, "),
-        (seen("squire", {"observation": "x", "action_mask": [1, 1]}), "squire is 'x', "),
-        (masked([1]), r"the action mask of squire has shape \(1,\)"),
         (masked([1, 1, 1]), r"the action mask of squire has shape \(3,\)"),
-        (masked([2, 0]), "the action mask of squire has the value 2 at 0"),
-        (told([0, 0, 0, 0]), "knight is alive and has no legal action"),
-        (told([0]), r"the action mask of knight has shape \(1,\)"),
         (told([1, 0.5, 0, 0]), "the action mask of knight has the value 0.5"),
         (without(0, "knight"), "knight is alive and has no observation"),
         (without(1, "knight"), "knight is alive and has no reward"),
-        (without(2, "squire"), "squire is alive and has no termination"),
-        (without(3, "knight"), "knight is alive and has no truncation"),
-        (named(0, "king"), "the agents are knight, squire"),
         (named(1, "king"), "the rewards are of 'king'"),
         (named(2, "__all__"), "the terminations are of '__all__'"),
-        (named(1, "knight", None), "the reward of knight is None"),
         (named(1, "knight", [1, 2]), r"the reward of knight has shape \(2,\)"),
-        (named(2, "knight", 2), "the termination of knight has the value 2"),
         (named(3, "knight", "no"), "the truncation of knight is 'no'"),
         (lambda outcome: outcome.pop(), "five dicts"),
         (lambda outcome: outcome.__setitem__(1, 0.0), "the rewards are 0.0"),
@@ -386,7 +365,7 @@ def test_whole_numbers_keep_their_bounds(path):
             recorder.step(LONG)
 
 
-@pytest.mark.parametrize("state", [np.zeros(3), np.zeros((2, 1, 1)), None, "here"])
+@pytest.mark.parametrize("state", [np.zeros(3), None, "here"])
 def test_a_state_keeps_its_shape(path, state):
     def change(outcome):
         env.state = lambda: state
@@ -395,11 +374,8 @@ def test_a_state_keeps_its_shape(path, state):
     with offmarl.record(env, path) as recorder:
         recorder.reset()
         recorder.step(LONG)
-        if np.size(state) == 2 and not isinstance(state, list):
+        with pytest.raises(InvalidValueError, match="step 1 of the episode: the "):
             recorder.step(LONG)
-        else:
-            with pytest.raises(InvalidValueError, match="step 1 of the episode: the "):
-                recorder.step(LONG)
 
 
 class Lingering(Duel):
@@ -427,9 +403,7 @@ BOTH = {"knight": 0, "squire": 10}
     ("terminated", "truncated", "cause", "alive"),
     [
         ({"knight": 4, "squire": 4}, {}, "terminated", [False, False]),
-        ({}, {"knight": 4, "squire": 4}, "truncated", [True, True]),
         ({"knight": 2, "squire": 4}, {}, "terminated", [False, False]),
-        ({"knight": 2}, {"squire": 4}, "truncated", [False, True]),
         ({"knight": 4, "squire": 4}, {"knight": 4, "squire": 4}, "terminated", [False, False]),
     ],
 )
@@ -465,8 +439,7 @@ def play_lingering(path, infos, kind=Lingering):
     return vault.open_vault(path)
 
 
-@pytest.mark.parametrize("name", ["final_obs", "final_observation"])
-@pytest.mark.parametrize("by_agent", [True, False])
+@pytest.mark.parametrize(("name", "by_agent"), [("final_obs", True), ("final_observation", False)])
 def test_an_environment_that_has_begun_the_next_episode_tells_how_the_last_one_ended(
     path, name, by_agent
 ):
@@ -587,13 +560,6 @@ def steps_in(path):
     with contextlib.suppress(VaultNotFoundError, VaultFormatError):
         return vault.open_vault(path).num_steps
     return 0
-
-
-@pytest.mark.nightly
-def test_processes_record_side_by_side(path):
-    assert offmarl.record_episodes(Duel, path, 21, processes=3, seed=100) == 21
-    assert seeds_in(path) == seeds_of(100, 21)
-    assert offmarl.record_episodes(Duel, path, 21, processes=3, seed=100) == 0
 
 
 class SlowDuel(Duel):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offmarl import envs, vault
+from offmarl import envs
 from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError
 from offmarl.networks import agent_network, make_mixer, mix, mixing_weights
@@ -42,7 +42,6 @@ def value_at_start(recorder, args, env, params) -> float:
     [
         (qmix, "feedforward", "two-step"),
         (vdn, "recurrent", "two-step"),
-        (iql, "feedforward", "observation"),
         *(
             pytest.param(recorder, network, probe, marks=NIGHTLY)
             for recorder in (qmix, vdn, iql)
@@ -168,19 +167,6 @@ def test_values_are_not_factorised_across_teams(recorder) -> None:
     with pytest.raises(OptionError, match="one value for all agents together"):
         recorder.make(spec, recorder.Args(), env)
     iql.make(spec, iql.Args(), env)
-
-
-@NIGHTLY
-def test_recorded_replay_warms_up_another_run(tmp_path) -> None:
-    args = {"env": "probe/observation", "eval_episodes": 32, "evaluations": 2, **SMALL}
-    first = qmix.Args(tiers="replay", out=tmp_path / "a", total_steps=2_048, **args)
-    qmix.main(first)
-    replay = tmp_path / "a" / "probe" / "observation.vlt" / "qmix-0-replay"
-    assert vault.open_vault(replay).num_steps == 2_048
-    warm = qmix.Args(tiers="replay", out=tmp_path / "b", total_steps=512, prefill=replay, **args)
-    qmix.main(warm)
-    recorded = vault.open_vault(tmp_path / "b" / "probe" / "observation.vlt" / "qmix-0-replay")
-    assert recorded.num_steps == 512  # its own steps alone
 
 
 @NIGHTLY

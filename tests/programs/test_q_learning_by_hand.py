@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -210,20 +211,23 @@ def test_recorded_data_has_the_final_epsilon_and_the_newest_parameters(rounds):
         assert acting.network is state.params.agent
 
 
-def same(one, other):
-    equal = jax.tree.map(lambda a, b: bool((a == b).all()), one, other)
-    return all(jax.tree.leaves(equal))
+same = chex.assert_trees_all_equal
+
+
+def differ(one, other):
+    with pytest.raises(AssertionError):
+        same(one, other)
 
 
 def test_the_target_networks_are_copies_of_every_third_update(rounds):
     _, states, _ = rounds
-    assert same(states[0].target, states[0].params)
-    assert same(states[1].target, states[0].params)  # after 2 updates
-    assert not same(states[1].params, states[0].params)
+    same(states[0].target, states[0].params)
+    same(states[1].target, states[0].params)  # after 2 updates
+    differ(states[1].params, states[0].params)
     third = states[2].target  # after 4: of the third, neither the second nor the fourth
-    assert not same(third, states[1].params)
-    assert not same(third, states[2].params)
-    assert same(states[3].target, states[3].params)  # after 6
+    differ(third, states[1].params)
+    differ(third, states[2].params)
+    same(states[3].target, states[3].params)  # after 6
 
 
 def test_gradients_are_clipped(rounds):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -27,8 +28,8 @@ bc = registry.load("baseline", "bc")
 ENV = "probe/observation"
 OPTIONS = {
     "seeds": 2,
-    "updates": 30,
-    "eval_every": 30,
+    "updates": 20,
+    "eval_every": 20,
     "eval_episodes": 4,
     "final_episodes": 4,
     "batch_size": 4,
@@ -59,16 +60,12 @@ def content(run: Path) -> tuple[list[Any], list[np.ndarray]]:
 def same(run: Path, other: Path) -> None:
     (metrics, leaves), (others, other_leaves) = content(run), content(other)
     assert metrics == others
-    jax.tree.map(np.testing.assert_array_equal, leaves, other_leaves)
+    chex.assert_trees_all_equal(leaves, other_leaves)
 
 
 def close(run: Path, other: Path) -> None:
     """XLA compiles the two apart, so that the last bits differ; the batches do not."""
-    jax.tree.map(
-        lambda ours, theirs: np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6),
-        content(run)[1],
-        content(other)[1],
-    )
+    chex.assert_trees_all_close(content(run)[1], content(other)[1], rtol=1e-4, atol=1e-6)
 
 
 class Interrupt(Exception):
@@ -101,14 +98,11 @@ def test_priorities_resume_to_the_same_bits(
     options = {"prioritise": 0.6, "replay": replay}
     whole = train(qmix, data, tmp_path / "whole", **options)
     again = tmp_path / "again"
-    for update in (3, 13):
-        interrupted(monkeypatch, update, lambda: train(qmix, data, again, **options))
+    interrupted(monkeypatch, 13, lambda: train(qmix, data, again, **options))
     train(qmix, data, again, **options)
     same(whole, again)
     record = json.loads((whole / tracking.RUN_FILE).read_text())
     assert record["priority_lag"] == (0 if replay == "device" else 8)
-    plain = train(qmix, data, tmp_path / "plain")
-    assert content(plain)[0] != content(whole)[0]
 
 
 @pytest.mark.nightly

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -194,11 +195,8 @@ def test_a_baseline_starts_from_a_run_and_goes_on_where_it_ended(kept, tmp_path)
     record = tracking.read_run(tmp_path / "again")
     assert record["init"]["run"] == "all" and record["init"]["program"] == "bc"
     for seed in (0, 1):
-        jax.tree.map(
-            lambda found, wanted: np.testing.assert_allclose(found, wanted, atol=1e-9),
-            policy(tmp_path / "again", seed),
-            policy(run, seed),
-        )
+        found = policy(tmp_path / "again", seed)
+        chex.assert_trees_all_close(found, policy(run, seed), atol=1e-9)
 
 
 def numbered(program, **options):

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,12 @@ SPEC = EnvSpec("numbers", 1, 1, 1, Discrete(2))
 CAPACITY = 8
 ENDS = ((0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 0), (0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1))
 """Whether each step of two rows ends an episode; the first three are overwritten."""
+
+
+PUT = jax.jit(add, static_argnums=0)
+DRAW = jax.jit(draw_windows, static_argnums=(2, 3, 4))
+UNPACK = jax.jit(windows_at, static_argnums=(2, 3))
+ADMIT = jax.jit(admit, static_argnums=(2, 3))
 
 
 @lru_cache
@@ -57,10 +64,10 @@ def capture_of(ends: tuple[tuple[int, ...], ...] = ENDS, capacity: int = CAPACIT
     after = view(jnp.where(last, 1000 + number, number + 1))
     buffer = make_buffer(rows, capacity)
     capture = init_capture(buffer, SPEC, sampled=True, num_steps=4)
-    put = jax.jit(partial(add, buffer))
     for start in range(0, len(last), 4):
         some = slice(start, start + 4)
-        capture = put(capture, *jax.tree.map(lambda x, some=some: x[some], (transitions, after)))
+        added = jax.tree.map(lambda x, some=some: x[some], (transitions, after))
+        capture = PUT(buffer, capture, *added)
     return capture
 
 
@@ -101,8 +108,7 @@ def every_start(
 @pytest.mark.parametrize(("length", "burn_in"), [(1, 0), (4, 0), (3, 2), (12, 0)])
 def test_windows_hold_what_happened(length: int, burn_in: int) -> None:
     start, expected = every_start(length, burn_in)
-    unpack = jax.jit(windows_at, static_argnums=(2, 3))
-    batch = jax.device_get(unpack(capture_of(), start, length, burn_in))
+    batch = jax.device_get(UNPACK(capture_of(), start, length, burn_in))
     seen, mask = batch.view.state[..., 0], batch.mask
     for window, content in enumerate(expected):
         for slot, held in enumerate(content):
@@ -124,13 +130,12 @@ def test_windows_hold_what_happened(length: int, burn_in: int) -> None:
 
 @pytest.mark.slow
 def test_steps_are_drawn_equally_often() -> None:
-    draw = jax.jit(draw_windows, static_argnums=(2, 3, 4))
     for capture, length in (
         (capture_of(), 1),
         (capture_of(), 4),
         (capture_of(capacity=32), 4),
     ):
-        batch = draw(capture, jax.random.key(0), 2**16, length, 0)
+        batch = DRAW(capture, jax.random.key(0), 2**16, length, 0)
         count = np.unique(batch.view.state[:, :-1, 0][batch.mask], return_counts=True)[1]
         assert len(count) == 2 * int(capture.filled)
         np.testing.assert_allclose(count / count.mean(), 1, atol=0.05)
@@ -145,9 +150,7 @@ def test_steps_leave_the_buffer_with_their_final_views(monkeypatch) -> None:
     capture = capture_of.__wrapped__(ends, 12)
     assert (capture.num_finals, int(capture.filled)) == (4, 5)
     for length in (1, 3):
-        batch = jax.jit(draw_windows, static_argnums=(2, 3))(
-            capture, jax.random.key(0), 2**13, length
-        )
+        batch = DRAW(capture, jax.random.key(0), 2**13, length, 0)
         seen, after = batch.view_tm1.state[..., 0], batch.view_t.state[..., 0]
         steps, count = np.unique(seen[batch.mask], return_counts=True)
         assert steps.tolist() == [11, 12, 13, 14, 15, 111, 112, 113, 114, 115]
@@ -155,7 +158,7 @@ def test_steps_leave_the_buffer_with_their_final_views(monkeypatch) -> None:
         for step, led_to in zip(seen[batch.mask], after[batch.mask], strict=True):
             row, time = divmod(int(step), 100)
             assert led_to == step + (1000 if ends[row][time] else 1)
-    tree = admit(begin_priorities(capture), capture, 4, 3).tree
+    tree = ADMIT(begin_priorities(capture), capture, 4, 3).tree
     values = np.asarray(tree.values(jnp.arange(4 * 12), 1.0)).reshape(2, 12, 2)
     held = [time % 12 for time in range(11, 16)]
     assert np.flatnonzero(values[1, :, 0]).tolist() == sorted(held)
@@ -164,7 +167,7 @@ def test_steps_leave_the_buffer_with_their_final_views(monkeypatch) -> None:
 def test_no_memory_comes_from_outside_the_buffer() -> None:
     """The oldest step resets it, wherever it is in a window."""
     start = Start(jnp.array([0]), jnp.array([-2]), jnp.array([False]))
-    batch = jax.jit(windows_at, static_argnums=2)(capture_of(), start, 4)
+    batch = UNPACK(capture_of(), start, 4)
     assert batch.mask[0].tolist() == [False, False, True, True]
     assert batch.first[0, 2]
 
@@ -188,7 +191,7 @@ def test_a_buffer_warm_started_from_a_vault_holds_its_newest_steps(random_data):
     )
     every = Start(jnp.repeat(jnp.arange(4), 10), jnp.arange(40) % 10, jnp.zeros(40, bool))
     np.testing.assert_array_equal(
-        windows_at(capture, every, 1).view_t.observation[:, 0], expected.view.observation[:, 1]
+        UNPACK(capture, every, 1).view_t.observation[:, 0], expected.view.observation[:, 1]
     )
     np.testing.assert_array_equal(step.transition.reward.reshape(40, 2), expected.reward[:, 0])
     ended = np.asarray(step.transition.last)
@@ -220,7 +223,7 @@ def test_the_newest_steps_of_a_vault_are_the_last_ones_of_all_of_its_rows(tmp_pa
     assert step.transition.reward.ravel().tolist() == [2, 3, 4, 102, 103, 104]
     assert step.transition.last.ravel().tolist() == [False, False, True] * 2
     every = Start(jnp.zeros(6, int), jnp.arange(6), jnp.zeros(6, bool))
-    after = windows_at(capture, every, 1).view_t.state
+    after = UNPACK(capture, every, 1).view_t.state
     assert after.ravel().tolist() == [3, 4, 5, 103, 104, 105]
 
 
@@ -233,7 +236,7 @@ def test_warm_started_steps_have_extras_of_zeros(random_data):
     extras = capture.buffer.experience.transition.extras
     np.testing.assert_array_equal(extras["dial"], np.zeros((4, 10, 2), np.int32))
     plain = warm_start(make_buffer(4, 10), 4, 10, data.spec, data)
-    jax.tree.map(np.testing.assert_array_equal, plain.filled, capture.filled)
+    chex.assert_trees_all_equal(plain.filled, capture.filled)
 
 
 def test_a_buffer_cannot_be_warm_started_from_other_data(random_data):
@@ -254,7 +257,7 @@ def test_prioritised_windows_start_at_the_slots_of_the_buffer() -> None:
         capture = capture_of(tuple(map(tuple, buffer_steps[:, :count].tolist())))
         if priorities is None:
             priorities = begin_priorities(capture)
-        priorities = admit(priorities, capture, 5, length)
+        priorities = ADMIT(priorities, capture, 5, length)
         exist = np.zeros((2, CAPACITY, 2))
         for time in range(max(0, count - CAPACITY), count):
             exist[:, time % CAPACITY] = np.stack([np.ones(2), buffer_steps[:, time]], 1)
@@ -265,14 +268,13 @@ def test_prioritised_windows_start_at_the_slots_of_the_buffer() -> None:
     )
     row, rest = np.divmod(np.asarray(slots), 2 * CAPACITY)
     age = (rest // 2 - 11) % CAPACITY
-    unpack = jax.jit(windows_at, static_argnums=2)
-    same = unpack(capture, Start(row, age, rest % 2 == 1), length)
-    jax.tree.map(np.testing.assert_array_equal, batch._replace(weight=None), same)
+    same = UNPACK(capture, Start(row, age, rest % 2 == 1), length)
+    chex.assert_trees_all_equal(batch._replace(weight=None), same)
     np.testing.assert_allclose(batch.weight, 1.0)
     # Whatever they were, windows that now hold new steps are as important as the most important.
     every, quarter = jnp.arange(4 * CAPACITY), jnp.asarray(0.25 * exist.ravel(), jnp.float32)
     low = priorities.tree.put(every, quarter, jnp.zeros_like(quarter))
-    again = admit(priorities._replace(tree=low), capture, 3, length)
+    again = ADMIT(priorities._replace(tree=low), capture, 3, length)
     newest = [(10 - age) % CAPACITY for age in range(3 + length - 1)]
     wanted = 0.25 * exist
     wanted[:, newest] = exist[:, newest]

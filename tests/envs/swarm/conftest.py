@@ -1,14 +1,14 @@
-import jax
 import jax.numpy as jnp
 import pytest
 
 from offmarl import envs
-from offmarl._compiling import QUICKLY
+
+from .acting import reset
 
 
 @pytest.fixture(scope="session")
 def flock():
     """A flock of three, and a state in which its beacon is at (40, 10)."""
     env = envs.make("swarm/flock-3", randomise="none", obstacles=0.0, time_limit=50)
-    state, _ = jax.jit(env.reset, compiler_options=QUICKLY)(jax.random.key(0))
+    state, _ = reset(env)
     return env, state._replace(task=state.task._replace(beacon=jnp.asarray([40.0, 10.0])))

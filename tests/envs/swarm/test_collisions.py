@@ -11,7 +11,7 @@ from offmarl.envs.swarm import neighbours
 from offmarl.envs.swarm.collisions import RADIUS, collide
 from offmarl.envs.swarm.dynamics import DroneState
 
-KEY = jax.random.key(0)
+from .acting import reset, take_step
 
 
 def bump(position, velocity, mass, restitution, alive=None, side=20.0, fastest=2.0):
@@ -138,11 +138,11 @@ def test_drones_of_an_environment_bounce_off_each_other():
     results = {}
     for kind in ("none", "elastic", "inelastic"):
         env = envs.make("swarm/coverage-2", action="continuous", collisions=kind)
-        state, _ = jax.jit(env.reset, compiler_options=QUICKLY)(KEY)
+        state, _ = reset(env)
         place = jnp.asarray([[3.0, 3.0], [4.0, 3.0]])
         state = state._replace(drones=state.drones._replace(position=place))
         command = jnp.asarray([[1.0, 0.0], [-1.0, 0.0]])
-        after, _ = jax.jit(env.step, compiler_options=QUICKLY)(KEY, state, command)
+        after, _ = take_step(env, state, command)
         results[kind] = after.drones.velocity[:, 0].tolist()
         assert (after.collided is None) == (kind == "none")
     assert results == {"none": [0.5, -0.5], "elastic": [-0.5, 0.5], "inelastic": [0.0, 0.0]}

@@ -1,5 +1,3 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,12 +8,7 @@ from offmarl._compiling import QUICKLY
 from offmarl.envs.swarm.dynamics import at_rest
 from offmarl.networks import PolicyConfig, make_policy
 
-STAY, LEFT, RIGHT, DOWN, UP = range(5)
-KEY = jax.random.key(0)
-
-quickly = functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
-reset = quickly(lambda env: env.reset(KEY))
-take_step = quickly(lambda env, *args: env.step(KEY, *args))
+from .acting import DOWN, KEY, LEFT, RIGHT, STAY, UP, reset, take_step
 
 
 def play(env, policy, num_episodes):
@@ -35,7 +28,7 @@ def play(env, policy, num_episodes):
         (final, _), steps = jax.lax.scan(step, (initial, first.view), keys)
         return initial, final, steps
 
-    keys = jax.random.split(jax.random.key(0), num_episodes)
+    keys = jax.random.split(KEY, num_episodes)
     return jax.device_get(jax.jit(jax.vmap(episode), compiler_options=QUICKLY)(keys))
 
 
@@ -88,12 +81,6 @@ def test_commands_that_lead_out_are_illegal():
     env = envs.make("swarm/coverage-1")
     _, step = take_step(env, drone_at(env, 0.5, 3.0), jnp.array([STAY]))
     assert step.view.legal_actions.tolist() == [[True, False, True, True, True]]
-
-
-def test_observations_do_not_grow_with_the_swarm():
-    specs = [envs.make(f"swarm/coverage-{n}").spec for n in (1, 10, 300)]
-    assert {spec.observation_size for spec in specs} == {4 + 25 + 9 + 4 * 5}
-    assert [spec.state_size for spec in specs] == [4 + 36, 40 + 18**2, 1200 + 98**2]
 
 
 def test_the_arena_keeps_the_density():

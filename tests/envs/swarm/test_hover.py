@@ -1,7 +1,5 @@
 """Rules of hover, with numbers computed by hand."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,16 +8,14 @@ import pytest
 from offmarl import envs
 from offmarl._compiling import QUICKLY
 
-KEY = jax.random.key(0)
-
-quickly = functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
+from .acting import KEY, quickly, reset
 
 
 @pytest.fixture(scope="module")
 def hover():
     """Two drones; the goals are at (2, 2, 2) and (4, 4, 4), and the arena's side is 6."""
     env = envs.make("swarm/hover-2", time_limit=10)
-    state, _ = quickly(lambda env: env.reset(KEY))(env)
+    state, _ = reset(env)
     goal = jnp.asarray([[2.0, 2, 2], [4, 4, 4]])
     assert env.side == 6
     return env, state._replace(task=state.task._replace(goal=goal))
@@ -85,7 +81,7 @@ def test_goals_are_outside_of_obstacles_and_away_from_most():
 def test_the_other_dynamics_can_be_chosen():
     env = envs.make("swarm/hover-2:dims=2,dynamics=velocity,action=discrete,collisions=none")
     assert env.spec.num_actions == 5
-    state, _ = quickly(lambda env: env.reset(KEY))(env)
+    state, _ = reset(env)
     assert env.metrics(state)["collided"] == 0
 
 

@@ -3,6 +3,7 @@
 import functools
 from unittest import mock
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,7 +70,7 @@ def test_both_searches_find_the_nearest_in_range(dims, data):
     alive = data.draw(hnp.arrays(bool, 30))
     dense, cells = neighbours_with_both(position, alive)
     assert listed(dense) == listed(cells) == brute_force(position, position, alive, itself=True)
-    jax.tree.map(np.testing.assert_array_equal, dense, cells)
+    chex.assert_trees_all_equal(dense, cells)
 
 
 @given(st.data())
@@ -79,7 +80,7 @@ def test_both_searches_find_the_nearest_points_also_outside_the_arena(data):
     mask = data.draw(hnp.arrays(bool, 30))
     dense, cells = points_with_both(position, points, mask)
     assert listed(dense) == listed(cells) == brute_force(position, points, mask)
-    jax.tree.map(np.testing.assert_array_equal, dense, cells)
+    chex.assert_trees_all_equal(dense, cells)
 
 
 @pytest.mark.slow
@@ -89,7 +90,7 @@ def test_both_searches_give_the_same_bits_anywhere(seed, spread):
     place = np.random.default_rng(seed)
     position = place.uniform(0, spread, (30, 2)).astype(np.float32)
     dense, cells = neighbours_with_both(position, np.ones(30, bool))
-    jax.tree.map(np.testing.assert_array_equal, dense, cells)
+    chex.assert_trees_all_equal(dense, cells)
 
 
 @pytest.mark.parametrize("num_points", [3, 300])

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from offmarl import envs
+from offmarl.envs.swarm.dynamics import at_rest
 from offmarl.errors import OptionError
 
-KEY = jax.random.key(0)
+from .acting import reset, take_step
 
 
 @pytest.mark.slow
@@ -25,8 +26,8 @@ def test_a_drone_at_the_speed_that_it_should_have_does_not_accelerate():
 
 def test_agents_and_state_show_the_time():
     env = envs.make("swarm/pursuit-2-1", evaders="learned", time_limit=4)
-    state, first = env.reset(KEY)
-    _, after = jax.jit(env.step)(KEY, state, jnp.zeros(3, jnp.int32))
+    state, first = reset(env)
+    _, after = take_step(env, state, jnp.zeros(3, jnp.int32))
     for view, time in ((first.view, 0.0), (after.next_view, 0.25)):
         np.testing.assert_array_equal(env.read(view.observation)["time"], [[time]] * 3)
         assert view.state[-1] == time
@@ -38,11 +39,10 @@ def test_scripted_pursuers_catch_an_evader_that_rests():
     spec = env.spec
     assert (spec.num_agents, spec.teams, spec.reward) == (1, None, "individual")
 
-    step = jax.jit(env.step)
-    state, timestep = env.reset(jax.random.key(1))
+    state, timestep = reset(env, jax.random.key(1))
     earned = 0.0
     while not timestep.last:
-        state, timestep = step(KEY, state, jnp.zeros(1, jnp.int32))
+        state, timestep = take_step(env, state, jnp.zeros(1, jnp.int32))
         earned += float(timestep.reward[0])
     assert env.metrics(state)["caught"] == 1
     assert -20 <= earned <= -10
@@ -51,3 +51,69 @@ def test_scripted_pursuers_catch_an_evader_that_rests():
 def test_someone_must_learn():
     with pytest.raises(OptionError, match="both sides of pursuit are scripted"):
         envs.make("swarm/pursuit-3-1:pursuers=scripted")
+
+
+# ------------------------------------------------------------------ rules
+
+
+def place(state, *positions):
+    return state._replace(drones=at_rest(jnp.asarray(positions, jnp.float32)))
+
+
+@pytest.fixture(scope="module")
+def pursuit():
+    env = envs.make("swarm/pursuit-2-2", time_limit=10, evaders="learned")
+    return env, reset(env)[0]
+
+
+@pytest.mark.slow
+def test_a_caught_evader_is_dead_and_the_pursuers_paid(pursuit):
+    env, state = pursuit
+    state = place(state, [1, 1], [7, 7], [1.5, 1.5], [4, 1])
+    state = state._replace(task=state.task._replace(gap=env._gap(state, env._closest(state))))
+    after, step = take_step(env, state, jnp.zeros(4, int))
+    assert after.alive.tolist() == [True, True, False, True]
+    assert step.view.alive.tolist() == after.alive.tolist()
+    assert step.terminated.tolist() == [False, False, True, False]
+    assert not step.last
+    closing = 2 * (0.5**0.5 / 2) / env.side  # who is caught is no longer counted
+    assert step.reward.tolist() == pytest.approx([10 + closing, 10 + closing, -20, 0])
+    assert step.view.legal_actions[2].tolist() == [True, False, False, False, False]
+    assert not step.view.observation[2].any()
+    assert env.read(step.view.observation)["neighbours"][3, :, -1].tolist() == [1, 0, 0, 0]
+
+
+def test_the_episode_ends_when_all_are_caught(pursuit):
+    env, state = pursuit
+    state, step = take_step(
+        env, place(state, [1, 1], [7, 7], [1, 1.5], [7, 6.5]), jnp.zeros(4, int)
+    )
+    assert step.last
+    assert step.terminated.all()
+    assert env.metrics(state)["caught"] == 1
+
+
+def test_at_the_limit_the_living_are_truncated_and_the_dead_terminated(pursuit):
+    env, state = pursuit
+    state = place(state, [1, 1], [7, 7], [1.5, 1.5], [4, 1])._replace(time=jnp.asarray(9))
+    _, step = take_step(env, state, jnp.zeros(4, int))
+    assert step.last
+    assert step.terminated.tolist() == [False, False, True, False]
+    assert step.truncated.tolist() == [True, True, False, True]
+
+
+def test_teams_are_in_the_spec(pursuit):
+    env, _ = pursuit
+    assert env.spec.teams == (0, 0, 1, 1)
+    assert env.spec.reward == "individual"
+    scripted = envs.make("swarm/pursuit-2-2").spec
+    assert (scripted.teams, scripted.reward, scripted.num_agents) == (None, "team", 2)
+
+
+def test_scripted_evaders_flee():
+    env = envs.make("swarm/pursuit-1-1", cells_per_agent=100)
+    state = place(reset(env)[0], [3, 5], [5, 5])
+    after, _ = take_step(env, state, jnp.zeros(1, int))
+    assert after.drones.position[1, 0] > 5.5
+    calm, _ = take_step(env, place(state, [1, 1], [9, 9]), jnp.zeros(1, int))
+    assert calm.drones.position[1].tolist() == [9, 9]

@@ -2,24 +2,21 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl._compiling import QUICKLY
 from offmarl.envs.states import from_bytes, to_bytes
 from offmarl.envs.swarm.dynamics import at_rest
 
-KEY = jax.random.key(0)
+from .acting import KEY, quickly, reset, reset_many, take_step
+
 KEYS = jax.random.split(KEY, 64)
 NIGHTLY = pytest.mark.nightly
 
-quickly = functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
-reset = quickly(lambda env: env.reset(KEY))
-reset_many = quickly(lambda env: jax.vmap(env.reset)(KEYS)[0])
-take_step = quickly(lambda env, key, state, action: env.step(key, state, action))
 
 FULL = "swarm/coverage-3:dynamics=acceleration,randomise=full,collisions=inelastic"
 
@@ -27,7 +24,7 @@ FULL = "swarm/coverage-3:dynamics=acceleration,randomise=full,collisions=inelast
 @functools.cache
 def drawn():
     """Return 64 initial states with everything randomised."""
-    return reset_many(envs.make(FULL))
+    return reset_many(envs.make(FULL), KEYS)[0]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +75,7 @@ def at_half_speed(part, value):
     state = state._replace(
         drones=drones, params=state.params._replace(**{part: jnp.asarray([value])})
     )
-    steps = [take_step(env, KEY, state, jnp.asarray([[u, 0.0]]))[0] for u in (0.0, 1.0)]
+    steps = [take_step(env, state, jnp.asarray([[u, 0.0]]))[0] for u in (0.0, 1.0)]
     return [float(after.drones.velocity[0, 0]) for after in steps]
 
 
@@ -100,7 +97,7 @@ def test_thrust_changes_the_response_to_a_velocity_command():
     state, _ = reset(env)
     params = state.params._replace(mass=jnp.asarray([1.25]), thrust=jnp.asarray([0.75]))
     state = state._replace(drones=at_rest(jnp.asarray([[2.0, 2.0]])), params=params)
-    after, _ = take_step(env, KEY, state, jnp.asarray([[1.0, 0.0]]))
+    after, _ = take_step(env, state, jnp.asarray([[1.0, 0.0]]))
     assert after.drones.velocity[0].tolist() == pytest.approx([0.5 * 0.75 / 1.25, 0])
 
 
@@ -113,7 +110,7 @@ def test_a_command_takes_effect_after_its_delay():
     state = state._replace(drones=drones, params=params)
     speeds = []
     for command in (1.0, 0.0, 0.0):
-        state, _ = take_step(env, KEY, state, jnp.asarray([[command, 0.0]] * 3))
+        state, _ = take_step(env, state, jnp.asarray([[command, 0.0]] * 3))
         speeds.append(state.drones.velocity[:, 0].tolist())
     assert speeds == [[0.5, 0, 0], [0.25, 0.5, 0], [0.125, 0.25, 0.5]]
 
@@ -124,8 +121,8 @@ def test_scripted_drones_wait_too():
     state, _ = reset(env)
     state = state._replace(drones=at_rest(jnp.asarray([[3.0, 5.0], [5.0, 5.0]])))
     state = state._replace(params=state.params._replace(delay=jnp.asarray([0, 1])))
-    first, _ = take_step(env, KEY, state, jnp.zeros(1, int))
-    second, _ = take_step(env, KEY, first, jnp.zeros(1, int))
+    first, _ = take_step(env, state, jnp.zeros(1, int))
+    second, _ = take_step(env, first, jnp.zeros(1, int))
     assert first.drones.position[1].tolist() == [5, 5]
     assert second.drones.position[1, 0] > 5.3
 
@@ -164,9 +161,9 @@ def test_recorded_states_hold_everything_that_was_drawn(name):
     state, first = reset(env)
     spec = env.spec
     action = jnp.full((3,), 2) if "coverage" in name else jnp.full((2, spec.action_size), 0.3)
-    state, _ = take_step(env, KEY, state, action)
+    state, _ = take_step(env, state, action)
     data = np.asarray(jax.jit(to_bytes)(state))[None]
     again = jax.tree.map(lambda x: x[0], from_bytes(data, jax.eval_shape(lambda: state)))
-    pair = [take_step(env, KEYS[5], one, action) for one in (state, again)]
-    jax.tree.map(np.testing.assert_array_equal, *pair)
+    pair = [take_step(env, one, action, KEYS[5]) for one in (state, again)]
+    chex.assert_trees_all_equal(*pair)
     assert first.view.state.shape == (spec.state_size,)

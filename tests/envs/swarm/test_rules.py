@@ -1,23 +1,17 @@
 """Rules of search, delivery and flock, and scripted controllers, with numbers computed by hand."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl._compiling import QUICKLY
 from offmarl.envs.base import MARKS
 from offmarl.envs.swarm.dynamics import at_rest
+from offmarl.errors import OptionError
 
-KEY = jax.random.key(0)
-RIGHT, DOWN = 2, 3
+from .acting import DOWN, KEY, RIGHT, STAY, quickly, reset, take_step
 
-quickly = functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
-reset = quickly(lambda env: env.reset(KEY))
-take_step = quickly(lambda env, *args: env.step(KEY, *args))
 sense = quickly(lambda env, state: env._sense(state))
 status = quickly(lambda env, state: env._status(state))
 steer = quickly(lambda env, see: env._steer(see))
@@ -144,6 +138,32 @@ def _wandered(env, state):
     return env._advance(KEY, state, state)[0].task
 
 
+@pytest.mark.parametrize(
+    ("positions", "held"),
+    [
+        ([[4, 3], [0, 0], [0, 0]], 0.0),  # a scout alone
+        ([[4, 3], [0, 0], [3, 4]], 0.5),  # two scouts
+        ([[0, 0], [4, 3], [0, 0]], 0.5),  # a lifter
+        ([[0, 0], [6.5, 4], [0, 0]], 0.0),  # too far
+    ],
+)
+def test_a_target_is_held_by_a_lifter_or_two_scouts(search, positions, held):
+    env, state = search
+    after, step = take_step(env, place(state, positions), jnp.zeros(3, int))
+    assert env.metrics(after)["held"] == held
+    assert step.reward.tolist() == pytest.approx([20 / 20 * held] * 3)
+
+
+def test_finding_a_target_is_paid_once(search):
+    env, state = search
+    state = place(state, [[10, 6], [0, 0], [0, 0]])
+    rewards = []
+    for _ in range(2):
+        state, step = take_step(env, state, jnp.zeros(3, int))
+        rewards.append(float(step.reward[0]))
+    assert rewards == [2.5, 0.0]
+
+
 @pytest.mark.parametrize(("agents", "targets"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
 def test_a_target_for_every_two(agents, targets):
     env = envs.make(f"swarm/search-{agents}")
@@ -200,6 +220,31 @@ def test_a_heavy_load_moves_as_its_drones_on_average_and_pays_twice(delivery):
     gained = np.hypot(1, 7) - np.hypot(1, 7 - moved)
     assert step.reward.tolist() == pytest.approx([2 * 0.5 * gained / 3] * 3, rel=1e-4)
     assert env.metrics(after)["carried"] == pytest.approx(1 / 3)
+
+
+def test_a_light_load_goes_with_one_drone(delivery):
+    env, state = delivery
+    state = put(env, state, [[2, 2], [5, 5], [5, 5]])
+    after, step = take_step(env, state, jnp.asarray([RIGHT, STAY, STAY]))
+    moved = 0.5 / 0.8 * 1.2  # the lag of a scout, its mass and its speed
+    np.testing.assert_allclose(after.task.position[0], [2 + moved, 1], rtol=1e-6)
+    assert step.reward.tolist() == pytest.approx([0.5 * moved / 3] * 3)
+
+
+@pytest.mark.parametrize(("helper", "moves"), [([5.0, 5.0], False), ([2.0, 9.0], True)])
+def test_a_heavy_load_goes_with_two(delivery, helper, moves):
+    env, state = delivery
+    state = put(env, state, [helper, [2, 8], [5, 5]])
+    after, _ = take_step(env, state, jnp.asarray([DOWN, DOWN, STAY]))
+    assert (after.task.position[1, 1] < 8) == moves
+
+
+def test_who_waits_at_a_heavy_load_calls(delivery):
+    env, state = delivery
+    after, step = take_step(env, put(env, state, [[2, 4], [2, 8], [5, 5]]), jnp.zeros(3, int))
+    assert after.message.tolist() == [[0, 0], [1, 1], [0, 0]]
+    heard = env.read(step.view.observation)["neighbours"]
+    assert heard[0, 1, -3:].tolist() == [1, 1, 1]
 
 
 def test_who_gets_a_new_goal_and_who_keeps_his(delivery):
@@ -342,6 +387,26 @@ def test_togetherness_and_collisions(flock, positions, together, collided):
     assert found["distance"] == pytest.approx(mean, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("positions", "reward"),
+    [
+        ([[9, 10], [10, 10], [11, 10]], 0.5 * 0.5),  # together: half a cell of progress
+        ([[1, 10], [10, 10], [11, 10]], 0.5 * 0.5 / 3),  # one lost: two halves, and nothing
+        ([[10, 10], [10.25, 10], [11, 10]], 0.5 * 0.5 - 0.25 * 2 / 3),  # two collide
+        ([[39, 10], [40, 10], [41, 10]], 0.5),  # arrived
+    ],
+)
+def test_the_flock_is_paid_for_progress_together(flock, positions, reward):
+    env, state = flock
+    _, step = take_step(env, place(state, positions), jnp.full(3, RIGHT))
+    assert step.reward.tolist() == pytest.approx([reward] * 3, rel=1e-4)
+
+
+def test_a_lone_drone_is_a_flock():
+    env = envs.make("swarm/flock-1", obstacles=0.0)
+    assert env.metrics(take_step(env, reset(env)[0], jnp.zeros(1, int))[0])["together"] == 1
+
+
 def test_the_bunch_and_the_beacon_are_on_opposite_sides(flock):
     env, state = flock
     radius = 0.75 * 3**0.5
@@ -418,3 +483,32 @@ def test_a_flock_tells_who_touches_an_obstacle_and_pays_for_it(obstructed):
     assert status(env, state).tolist() == [[1], [0], [1]]
     after, _, _ = quickly(lambda env, s: env._advance(KEY, s, s))(env, state)
     assert after.task.collided == pytest.approx(2 / 3)
+
+
+# ------------------------------------------------------------------ options
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("swarm/pursuit-3-2:evaders=wild", "evaders must be one of scripted, learned, not 'wild'"),
+        ("swarm/pursuit-3-0", "num_evaders must be above 0"),
+        ("swarm/flock-3:journey=0", "journey must be above 0"),
+        ("swarm/search-3:dims=4", "dims must be one of 2, 3, not 4"),
+        (
+            "swarm/search-3:dynamics=warp",
+            "dynamics must be one of velocity, acceleration, unicycle",
+        ),
+        ("swarm/search-3:randomise=wind+rain", "randomise must be one of .*, not 'rain'"),
+        ("swarm/search-3:comm=loud", "comm must be one of none, status, learned"),
+        ("swarm/search-3:comm_dropout=1.5", "comm_dropout must be from 0 to 1"),
+        ("swarm/search-3:obstacles=0.9", "obstacles must be from 0 to 0.25"),
+        *(
+            (f"swarm/{task}:comm=loud", "comm must be one of none, status, learned")
+            for task in ("coverage-3", "delivery-3", "flock-3", "hover-3", "pursuit-3-1")
+        ),
+    ],
+)
+def test_options_that_cannot_be_are_explained(name, message):
+    with pytest.raises(OptionError, match=message):
+        envs.make(name)

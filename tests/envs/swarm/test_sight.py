@@ -12,11 +12,10 @@ from offmarl._compiling import QUICKLY
 from offmarl.envs.swarm import neighbours
 from offmarl.envs.swarm.dynamics import at_rest
 
-KEY = jax.random.key(0)
+from .acting import KEY, quickly, reset
+
 NIGHTLY = pytest.mark.nightly
 
-quickly = functools.partial(jax.jit, static_argnums=0, compiler_options=QUICKLY)
-reset = quickly(lambda env: env.reset(KEY)[0])
 blocks = quickly(lambda env, state: env._blocks(KEY, state))
 
 
@@ -73,7 +72,7 @@ def test_a_drone_at_an_obstacle_sees_along_it_but_not_through_it():
 def around_a_stone(name, others, **options):
     """Place drones around an obstacle at (5, 5)."""
     env = envs.make(name, obstacles=0.05, **options)
-    state = reset(env)
+    state, _ = reset(env)
     drones = at_rest(jnp.asarray(others, jnp.float32))
     return env, state._replace(drones=drones, obstacles=jnp.asarray([[5.0, 5.0]]))
 
