@@ -11,7 +11,7 @@ from jaxtyping import Float
 from rich.console import Group
 from tyro.conf import Positional, arg
 
-from offmarl.cli.output import Report, as_dicts, records, table
+from offmarl.cli.output import Report, records, table
 from offmarl.errors import RunError
 from offmarl.paths import distinct
 from offmarl.terminal import interval
@@ -21,6 +21,7 @@ from offmarl.tracking import (
     OTHER_RETURN,
     RETURN,
     acting_of,
+    as_dicts,
     progress,
     read,
     read_run,

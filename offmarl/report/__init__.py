@@ -12,9 +12,11 @@ from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
     from offmarl.report.comparison import (
+        ComparedRuns as ComparedRuns,
         Comparison as Comparison,
         Row as Row,
         compare as compare,
+        compare_runs as compare_runs,
         estimate as estimate,
     )
     from offmarl.report.contents import Survey as Survey, survey as survey

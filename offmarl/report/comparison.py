@@ -1,19 +1,43 @@
 """Comparison of runs: which algorithm is better, on what data, and with what confidence."""
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from offmarl import statistics
-from offmarl.report.run_scores import UNITS, Data, Entry, Runs, RunScores, Scores
-from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Estimate, Reference
-from offmarl.terminal import number
-from offmarl.tracking import RETURN
-
-_SEED = 0  # of all bootstrap draws: the same runs always give the same intervals
+from offmarl.errors import RunError
+from offmarl.paths import distinct
+from offmarl.report.curves import Curves, read_curves
+from offmarl.report.run_scores import (
+    UNITS,
+    Entry,
+    Runs,
+    RunScores,
+    Scores,
+    is_foreign,
+    last_metrics,
+    metric_of,
+    read_runs,
+    with_foreign,
+)
+from offmarl.report.tables import Section
+from offmarl.statistics import (
+    ENOUGH_RUNS,
+    MIN_RUNS,
+    Estimate,
+    Reference,
+    iqm,
+    mean,
+    median,
+    normalise,
+    probability_of_improvement,
+)
+from offmarl.statistics import estimate as estimated
+from offmarl.terminal import bars, interval, number
+from offmarl.tracking import MARL_EVAL_FILE, RETURN, RUN_FILE, is_run, read_run
 
 
 class Row(NamedTuple):
@@ -33,6 +57,12 @@ class Row(NamedTuple):
     best: Estimate | None = None
     """IQM of the best checkpoint of each seed, which is online tuning; see
     `offmarl.report.run_scores.best_scores`. None where it is unknown."""
+    bold: bool = False
+    """Whether it may be the best of those that acted alike on the dataset: the interval of the
+    probability that one of its runs beats one of the highest IQM is not entirely below one half.
+    With fewer seeds than an interval needs, only the highest."""
+    scores: tuple[float, ...] = ()
+    """Of the runs on one dataset."""
 
 
 class Comparison(NamedTuple):
@@ -61,7 +91,7 @@ class Comparison(NamedTuple):
 
 def estimate(scores: RunScores) -> Estimate:
     """Return the interquartile mean of the runs on one dataset."""
-    return _estimate(statistics.iqm, scores[:, None])
+    return estimated(iqm, scores[:, None])
 
 
 def compare(
@@ -93,10 +123,7 @@ def compare(
     normalised = all(dataset in known for dataset in scores)
     pooled = normalised or len(scores) == 1 or metric != RETURN
     common = _common(scores, known if normalised else {})
-    overall = [
-        _row(entry, runs, statistics.median(runs))._replace(headline=is_headline(entry, common))
-        for entry, runs in common.items()
-    ]
+    overall = [_row(entry, runs, common) for entry, runs in common.items()]
     return Comparison(
         scores,
         {
@@ -118,7 +145,7 @@ def _common(
 ) -> dict[Entry, Float[np.ndarray, "runs datasets"]]:
     columns = [
         {
-            entry: statistics.normalise(runs, references[dataset]) if references else runs
+            entry: normalise(runs, references[dataset]) if references else runs
             for entry, runs in found.items()
         }
         for dataset, found in scores.items()
@@ -138,7 +165,7 @@ def _improvement(
     """Compare every two entries that acted alike; returns need no common scale for it."""
     found = {
         first: {
-            second: _estimate(statistics.probability_of_improvement, x, y)
+            second: estimated(probability_of_improvement, x, y)
             for second, y in common.items()
             if second != first and second.acting == first.acting
         }
@@ -153,13 +180,24 @@ def _dataset_rows(
     reference: Reference | None,
 ) -> list[Row]:
     return [
-        _row(entry, runs[:, None], np.median(runs))._replace(
-            normalised=estimate(statistics.normalise(runs, reference)) if reference else None,
-            headline=is_headline(entry, scores),
+        _row(entry, runs[:, None], scores)._replace(
+            normalised=estimate(normalise(runs, reference)) if reference else None,
             best=estimate(best[entry]) if entry in best else None,
+            bold=_may_be_best(entry, scores),
+            scores=tuple(runs.tolist()),
         )
         for entry, runs in scores.items()
     ]
+
+
+def _may_be_best(entry: Entry, scores: Mapping[Entry, RunScores]) -> bool:
+    runs = {other: own[:, None] for other, own in scores.items() if other.acting == entry.acting}
+    values = {other: float(iqm(own)) for other, own in runs.items()}
+    best = max(values, key=values.__getitem__)
+    if values[entry] == values[best]:
+        return True
+    high = estimated(probability_of_improvement, runs[entry], runs[best]).high
+    return high is not None and high >= 0.5  # a probability above one half is no reason against it
 
 
 def is_headline(entry: Entry, entries: Container[Entry]) -> bool:
@@ -167,17 +205,16 @@ def is_headline(entry: Entry, entries: Container[Entry]) -> bool:
     return entry.acting != "sampled" or entry._replace(acting="greedy") not in entries
 
 
-def _row(entry: Entry, scores: Float[np.ndarray, "runs tasks"], median: Any) -> Row:
-    mean = float(statistics.mean(scores))
-    return Row(entry, len(scores), _estimate(statistics.iqm, scores), mean, float(median))
-
-
-def _estimate(function: statistics.Estimator, *scores: Float[np.ndarray, "_ tasks"]) -> Estimate:
-    value = float(function(*map(statistics.checked, scores)))
-    if min(map(len, scores)) < MIN_RUNS:
-        return Estimate(value)
-    low, high = statistics.bootstrap_interval(function, *scores, seed=_SEED)
-    return Estimate(value, float(low), float(high))
+def _row(entry: Entry, scores: Float[np.ndarray, "runs tasks"], among: Container[Entry]) -> Row:
+    """Return the summary of an entry; ``among`` are those that it is shown with."""
+    return Row(
+        entry,
+        len(scores),
+        estimated(iqm, scores),
+        float(mean(scores)),
+        float(median(scores) if scores.shape[1] > 1 else np.median(scores)),
+        headline=is_headline(entry, among),
+    )
 
 
 # ---------------------------------------------------------------------------------- notes
@@ -294,23 +331,134 @@ def few_seeds(what: str, count: int) -> str:
     )
 
 
-def comparison_data(comparison: Comparison, found: Runs) -> dict[str, Any]:
-    """Return a comparison for JSON."""
-    return {
-        "datasets": {
-            dataset: {row.entry.label: _row_data(row) for row in rows}
-            for dataset, rows in comparison.datasets.items()
-        },
-        "data": {
-            name: _source_data(data, comparison.references.get(name))
-            for name, data in found.data.items()
-        },
-        "overall": {row.entry.label: _row_data(row) for row in comparison.overall},
-        "probability_of_improvement": {
-            first.label: {second.label: value._asdict() for second, value in row.items()}
-            for first, row in comparison.improvement.items()
-        },
-    }
+# ---------------------------------------------------------------------------------- tables
+
+_BARS = 30
+"""Most bars of a learning curve in a table."""
+
+
+def comparison_tables(comparison: Comparison) -> Iterator[Section]:
+    """Return a comparison as tables."""
+    for dataset, rows in comparison.datasets.items():
+        yield _summary(f"{comparison.unit.capitalize()}: {dataset}", rows)
+    if comparison.overall:
+        scale = "normalised from random (0) to expert (1)"
+        title = f"All datasets, {scale if comparison.normalised else comparison.unit}"
+        yield _summary(title, comparison.overall)
+    for acting in dict.fromkeys(entry.acting for entry in comparison.improvement):
+        entries = [entry for entry in comparison.improvement if entry.acting == acting]
+        estimates = [one for entry in entries for one in comparison.improvement[entry].values()]
+        title = "Probability that a run of the row beats a run of the column"
+        yield Section(
+            title + (" [95% interval]" if _any_interval(estimates) else ""),
+            ["", *(entry.label for entry in entries)],
+            [
+                [first.label, *(_probability(found.get(second)) for second in entries)]
+                for first, found in comparison.improvement.items()
+                if first.acting == acting
+            ],
+        )
+
+
+def _summary(title: str, rows: Sequence[Row]) -> Section:
+    """Return the rows of one dataset, or of all, with normalised scores if they are known."""
+    normalised = any(row.normalised for row in rows)
+    best = any(row.best for row in rows)
+    iqm = "IQM [95% interval]" if _any_interval(row.iqm for row in rows) else "IQM"
+    columns = ["algorithm", "seeds", iqm, *(["normalised IQM"] if normalised else [])]
+    columns += ["mean", "median", *(["best checkpoint"] if best else [])]
+    cells = [
+        [
+            row.entry.label,
+            row.runs,
+            interval(*row.iqm),
+            # The JSON also has its interval, which is that of the IQM on another scale.
+            *([row.normalised and row.normalised.value] if normalised else []),
+            row.mean,
+            row.median,
+            *([row.best and interval(*row.best)] if best else []),
+        ]
+        for row in rows
+    ]
+    return Section(title, columns, cells)
+
+
+def _any_interval(estimates: Iterable[Estimate]) -> bool:
+    return any(one.low is not None for one in estimates)
+
+
+def _probability(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ""
+    if estimate.low is None:
+        return f"{estimate.value:.2f}"
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*estimate)
+
+
+def learning_curves(curves: Curves) -> Section:
+    """Return the curves as a table, whose bars have one scale for each dataset."""
+    rows, banded = [], False
+    for dataset, found in curves.items():
+        means = np.concatenate([curve.mean for curve in found.values()])
+        for entry, curve in found.items():
+            band = curve.interval()
+            ends = (None, None) if band is None else band[:, -1].tolist()
+            banded |= band is not None
+            shown = bars(_shortened(curve.mean).tolist(), float(means.min()), float(means.max()))
+            last = interval(float(curve.mean[-1]), *ends)
+            first = float(curve.mean[0])
+            rows.append([dataset, entry.label, first, shown, last, int(curve.steps[-1])])
+    heading = "last [95% interval]" if banded else "last"
+    names = ["data", "run", "first", "mean over seeds", heading, "steps"]
+    return Section("Learning curves", names, rows)
+
+
+def _shortened(values: Float[np.ndarray, "points"]) -> Float[np.ndarray, "_"]:
+    """Return at most `_BARS` values: means over blocks of neighbours."""
+    blocks = np.array_split(values, min(len(values), _BARS))
+    return np.array([block.mean() for block in blocks])
+
+
+# ---------------------------------------------------------------------------------- runs
+
+
+class ComparedRuns(NamedTuple):
+    """Everything that ``offmarl compare`` shows."""
+
+    runs: list[Path]
+    """Finished runs, without the results of other projects."""
+    found: Runs
+    comparison: Comparison
+    curves: Curves
+    sections: list[Section]
+    notes: list[str]
+    unfinished: list[Path]
+    """Runs that are left out."""
+
+    def data(self) -> dict[str, Any]:
+        """Return the comparison for JSON."""
+        comparison = self.comparison
+        return {
+            "datasets": {
+                dataset: {row.entry.label: _row_data(row) for row in rows}
+                for dataset, rows in comparison.datasets.items()
+            },
+            "data": {
+                name: {**one._asdict(), "references": _as_dict(comparison.references.get(name))}
+                for name, one in self.found.data.items()
+            },
+            "overall": {row.entry.label: _row_data(row) for row in comparison.overall},
+            "probability_of_improvement": {
+                first.label: {second.label: value._asdict() for second, value in row.items()}
+                for first, row in comparison.improvement.items()
+            },
+            "notes": self.notes,
+            "curves": {
+                dataset: {entry.label: curve.data() for entry, curve in found.items()}
+                for dataset, found in self.curves.items()
+            },
+            "unfinished": self.unfinished,
+        }
 
 
 def _row_data(row: Row) -> Mapping[str, Any]:
@@ -319,13 +467,85 @@ def _row_data(row: Row) -> Mapping[str, Any]:
         "acting": row.entry.acting,
         "runs": row.runs,
         "iqm": row.iqm._asdict(),
-        "normalised": row.normalised._asdict() if row.normalised else None,
+        "normalised": _as_dict(row.normalised),
         "mean": row.mean,
         "median": row.median,
         "headline": row.headline,
-        "best_checkpoint": row.best._asdict() if row.best else None,
+        "best_checkpoint": _as_dict(row.best),
     }
 
 
-def _source_data(data: Data, reference: Reference | None) -> dict[str, Any]:
-    return {**data._asdict(), "references": reference._asdict() if reference else None}
+def _as_dict(one: Estimate | Reference | None) -> dict[str, Any] | None:
+    return one._asdict() if one else None
+
+
+def compare_runs(
+    paths: Iterable[Path],
+    known: Mapping[str, Reference],
+    given: Mapping[str, Reference],
+    pool_settings: bool = False,
+) -> ComparedRuns:
+    """Read runs and compare them; those that are not finished are left out, if others are.
+
+    Parameters
+    ----------
+    paths
+        Directories of runs or of benchmarks, packed runs, and files of marl-eval's layout.
+    known
+        Reference returns by environment.
+    given
+        The same of the user, which override the others, and are used for files of other projects.
+    pool_settings
+        As for `read_runs`.
+
+    Raises
+    ------
+    RunError
+        A path is no run, or the runs have no metric in common.
+    """
+    every = distinct(one for path in paths for one in _each(path))
+    foreign = [path for path in every if is_foreign(path)]
+    begun = [path for path in every if path not in foreign]
+    unfinished = [path for path in begun if _is_unfinished(path)]
+    # If none is finished, the error says what to do.
+    runs = [path for path in begun if path not in unfinished] or begun
+    metric = metric_of(runs)
+    found = read_runs(runs, metric, pool_settings)
+    if foreign and metric != RETURN:
+        raise RunError(f"{foreign[0]} holds returns, and the runs have none: compare it alone.")
+    found, scales = with_foreign(found, foreign), {}
+    for name, data in found.data.items() if metric == RETURN else ():
+        scale = given if name in found.outside else {**known, **given}
+        if data.environment in scale:
+            scales[name] = scale[data.environment]
+    comparison = compare(found.scores, scales, metric, found.best)
+    curves = read_curves(found.directories, metric)
+    sections = [*comparison_tables(comparison), *([learning_curves(curves)] if curves else [])]
+    if metric != RETURN:
+        sections.append(_losses(runs))
+    left_out = [f"{run} is not finished, and left out: repeat its command." for run in unfinished]
+    said = [*notes(comparison, found, metric, pool_settings), *left_out]
+    return ComparedRuns(runs, found, comparison, curves, sections, said, unfinished)
+
+
+def _each(path: Path) -> list[Path]:
+    """Return a run, or the packed runs of a benchmark's directory, or of its cells."""
+    if is_run(path):
+        return [path]
+    cells = sorted((path / "cells").glob("*.json")) or sorted(path.glob("*--*.json"))
+    return cells or [path]
+
+
+def _is_unfinished(run: Path) -> bool:
+    """Whether a run has begun, and has no final evaluation yet."""
+    begun = run.is_dir() and (run / RUN_FILE).is_file() and not (run / MARL_EVAL_FILE).exists()
+    return begun and not read_run(run).get("complete", False)
+
+
+def _losses(runs: Iterable[Path]) -> Section:
+    """Return the final training metrics of runs that were not evaluated in an environment."""
+    rows = [
+        [str(path), ", ".join(f"{name} {number(value)}" for name, value in last.items())]
+        for path, last in ((path, last_metrics(path)) for path in runs)
+    ]
+    return Section("Final training metrics, mean over seeds", ["run", "metrics"], rows)

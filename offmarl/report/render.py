@@ -24,7 +24,7 @@ from offmarl.envs.base import MARKS, Scene
 from offmarl.envs.swarm.dynamics import KINDS as DRONES
 from offmarl.envs.swarm.dynamics import OBSTACLE_RADIUS
 from offmarl.envs.swarm.quadrotor import to_matrix
-from offmarl.errors import OptionError
+from offmarl.errors import OptionError, ShapeError
 from offmarl.paths import kind_of
 from offmarl.tracking import replace_file
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
     from offmarl.envs.base import Environment
+    from offmarl.programs import LoadedPolicy
     from offmarl.types import ArrayTree, Policy
     from offmarl.vault import Dataset
 
@@ -107,6 +108,21 @@ def _episode(
         lambda one, more: jnp.concatenate([jnp.asarray(one)[None], more]), first, rest
     )
     return whole
+
+
+def play_run(loaded: LoadedPolicy) -> Playback:
+    """Play an episode in the environment of a policy's run; `ShapeError` if its sizes changed."""
+    import jax
+
+    from offmarl import envs
+
+    env = envs.make(loaded.spec.name)
+    if difference := loaded.spec.difference(env.spec, extras=False):
+        raise ShapeError(
+            f"the policy of {loaded.name} and {loaded.spec.name} differ in {difference}: give the "
+            "environment that it was trained in, or one of the same sizes."
+        )
+    return play(env, loaded.policy, loaded.params, jax.random.key(0))
 
 
 def save(playback: Playback, path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 from offmarl import report, tracking
 from offmarl.errors import OptionError, RunError
 from offmarl.hub.card import references
-from offmarl.report import Entry, tables
+from offmarl.report import Entry
+from offmarl.report.comparison import comparison_tables
 from offmarl.statistics import Reference
 from offmarl.terminal import interval
 from offmarl.tracking import AGREEMENT, RETURN
@@ -32,7 +33,7 @@ def test_runs_are_read_by_dataset_and_entry(tmp_path):
 def test_the_numbers_of_the_table():
     runs = np.array([0.0, 0.0, 1.0, 3.0, 11.0])
     comparison = report.compare({"data": {BC: runs, MAICQ: runs + 4}})
-    summary, beats, *_ = tables.comparison_tables(comparison)
+    summary, beats, *_ = comparison_tables(comparison)
     (bc, maicq) = (dict(zip(summary.columns, row, strict=True)) for row in summary.rows)
     assert (bc["algorithm"], bc["seeds"], bc["mean"], bc["median"]) == ("bc (greedy)", 5, 3, 1)
     assert (maicq["mean"], maicq["median"]) == (7, 5)
