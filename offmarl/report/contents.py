@@ -266,6 +266,8 @@ class StatsAccumulator:
 
     def survey(self, digest: str, leaves: Statistics) -> Survey:
         """Return the survey of everything added, with the vault's digest and statistics."""
+        if isinstance(self._actions, ContinuousActions):
+            self._actions.ranges = leaves["action"].ranges
         return Survey(
             self._vault,
             digest,
@@ -337,21 +339,8 @@ def _features(leaves: Statistics, field: str, vector: bool, lead: tuple[int, ...
     """Return the statistics of the features of a vector, or of whole leaves ``(*lead, leaves)``."""
     if vector and field in leaves:
         return leaves[field].ranges
-    found = [_pooled(x.ranges) for name, x in leaves.items() if name.partition(".")[0] == field]
-    return Ranges(*(np.reshape([one[i] for one in found], (*lead, len(found))) for i in range(6)))
-
-
-def _pooled(ranges: Ranges) -> tuple[float, ...]:
-    """Return the statistics of all entries of a leaf together."""
-    low, high, mean, std, count, not_finite = map(np.ravel, ranges)
-    some = count > 0
-    if not some.any():
-        return (np.nan,) * 4 + (0, int(not_finite.sum()))
-    weights = count[some] / count.sum()
-    centre = (mean[some] * weights).sum()
-    spread = (weights * (std[some] ** 2 + (mean[some] - centre) ** 2)).sum() ** 0.5
-    ends = float(low[some].min()), float(high[some].max())
-    return (*ends, float(centre), float(spread), int(count.sum()), int(not_finite.sum()))
+    own = [x.ranges.pooled() for name, x in leaves.items() if name.partition(".")[0] == field]
+    return Ranges(*(np.reshape([one[i] for one in own], (*lead, len(own))) for i in range(6)))
 
 
 def _of_agent(observation: Any, spec: EnvSpec, agent: int) -> Iterator[Any]:

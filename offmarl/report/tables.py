@@ -214,13 +214,11 @@ def _rewards(found: Survey) -> list[Any]:
     rewards, ranges = found.rewards, found.rewards.ranges
     if not ranges.finite.any():
         return [None] * 6
-    mean = ranges.mean.mean()  # of all agents together, as is the standard deviation
-    spreads = [mean, np.sqrt((ranges.std**2 + (ranges.mean - mean) ** 2).mean())]
-    values = [*spreads, np.nanmin(ranges.low), np.nanmax(ranges.high)]
+    low, high, mean, std = ranges.pooled()[:4]  # of all agents together
     zero = only_or_all(
         {team: percent(int((x == 0).sum()), len(x)) for team, x in found.team_returns.items()}
     )
-    return [percent(rewards.nonzero_steps, found.vault.num_steps), *map(float, values), zero]
+    return [percent(rewards.nonzero_steps, found.vault.num_steps), *map(float, (mean, std, low, high)), zero]
 
 
 def _choices(found: Survey) -> list[Any]:
@@ -244,12 +242,9 @@ def _values(found: Survey) -> list[Any]:
     actions = found.actions
     if not isinstance(actions, ContinuousActions) or not actions.ranges.finite.any():
         return [None] * 6
-    ranges, count = actions.ranges, int(actions.ranges.finite.sum())
-    mean = float((ranges.mean * ranges.finite).sum() / count)
-    squares = (ranges.std**2 + ranges.mean**2) * ranges.finite
-    std = float(np.sqrt(max(squares.sum() / count - mean**2, 0.0)))
+    low, high, mean, std, count, _ = actions.ranges.pooled()
     return [
-        *(mean, std, float(np.nanmin(ranges.low)), float(np.nanmax(ranges.high))),
-        percent(int(actions.at_bounds.sum()), count),
+        *map(float, (mean, std, low, high)),
+        percent(int(actions.at_bounds.sum()), int(count)),
         percent(int(actions.legal.sum()), int(actions.steps.sum()) * found.spec.action_size),
     ]
