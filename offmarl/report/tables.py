@@ -218,7 +218,11 @@ def _rewards(found: Survey) -> list[Any]:
     zero = only_or_all(
         {team: percent(int((x == 0).sum()), len(x)) for team, x in found.team_returns.items()}
     )
-    return [percent(rewards.nonzero_steps, found.vault.num_steps), *map(float, (mean, std, low, high)), zero]
+    return [
+        percent(rewards.nonzero_steps, found.vault.num_steps),
+        *map(float, (mean, std, low, high)),
+        zero,
+    ]
 
 
 def _choices(found: Survey) -> list[Any]:
