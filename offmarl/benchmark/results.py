@@ -27,11 +27,12 @@ from offmarl.report.comparison import (
     comparison_tables,
     few_seeds,
 )
-from offmarl.report.run_scores import UNITS, Entry
+from offmarl.report.curves import Curves
+from offmarl.report.run_scores import UNITS, entry_of, gather
 from offmarl.report.tables import Section
 from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Estimate
 from offmarl.terminal import interval
-from offmarl.tracking import AGREEMENT, RETURN, Acting
+from offmarl.tracking import RETURN, Acting
 
 Kind = Literal["md", "tex", "csv"]
 
@@ -68,6 +69,8 @@ class Results(NamedTuple):
     """The contents of these files."""
     comparisons: dict[str, Comparison]
     """By metric; the algorithms of the entries are the methods."""
+    curves: Curves
+    """Learning curves by dataset and method."""
     broken: dict[str, str]
     """Why finished cells have no score, by their names."""
 
@@ -119,23 +122,18 @@ def read_results(plan: Plan) -> Results:
         label: _environment(next(iter(found.values()))) for label, found in cells.items()
     }
     scales = {label: known[env] for label, env in environments.items() if env in known}
-    comparisons = {}
-    for metric in (RETURN, AGREEMENT):
-        alike = {label: found for label, found in files.items() if metrics[label] == metric}
-        if alike:
-            scores, best = (
-                {
-                    label: {
-                        entry._replace(algorithm=method): runs
-                        for method, path in found.items()
-                        for entry, runs in of_run(path, metric).items()
-                    }
-                    for label, found in alike.items()
-                }
-                for of_run in (reports.scores_of, reports.best_of_run)
-            )
-            comparisons[metric] = reports.compare(scores, scales, metric, best)
-    return Results(plan, files, cells, comparisons, broken)
+    comparisons, curves = {}, {}
+    for metric in UNITS:
+        entries = {
+            label: {entry_of(path, metric)._replace(algorithm=x): path for x, path in found.items()}
+            for label, found in files.items()
+            if metrics[label] == metric
+        }
+        if entries:
+            runs = gather(entries, metric)
+            comparisons[metric] = reports.compare(runs.scores, scales, metric, runs.best)
+            curves |= reports.read_curves(entries, metric)
+    return Results(plan, files, cells, comparisons, curves, broken)
 
 
 def _environment(cell: Mapping[str, Any]) -> str:
@@ -271,7 +269,11 @@ def write_results(results: Results, failed: Mapping[str, Path] | None = None) ->
         for kind in ("md", "tex", "csv"):
             path = out / "tables" / f"{table.acting or 'agreement'}.{kind}"
             written.append(_write(path, to_text(table, kind)))
-    returns, curves = results.comparisons.get(RETURN), _curves(results)
+    returns = results.comparisons.get(RETURN)
+    curves = {
+        dataset: reports.figure_curves({dataset: found}, UNITS[results.metric(dataset)])
+        for dataset, found in results.curves.items()
+    }
     scores = reports.figure_comparison(returns) if returns else None
     figures = {out / "scores.svg": scores} if scores else {}
     figures |= {out / "curves" / f"{slug(x)}.svg": one for x, one in curves.items()}
@@ -301,20 +303,6 @@ def _write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     tracking.replace_file(path, text)
     return path
-
-
-def _curves(results: Results) -> dict[str, Any]:
-    """Return a figure of the learning curves of each dataset that has some."""
-    figures = {}
-    for dataset, files in results.files.items():
-        metric = results.metric(dataset)
-        entries = {}
-        for method, path in files.items():
-            acting = tracking.acting_of(tracking.read_run(path)) if metric == RETURN else None
-            entries[Entry(method, acting)] = path
-        if curves := reports.read_curves({dataset: entries}, metric):
-            figures[dataset] = reports.figure_curves(curves, UNITS[metric])
-    return figures
 
 
 def _marl_eval(results: Results) -> str:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         Data as Data,
         Entry as Entry,
         Runs as Runs,
-        best_of_run as best_of_run,
         best_scores as best_scores,
         fault_of as fault_of,
         final_metrics as final_metrics,
