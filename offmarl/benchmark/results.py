@@ -21,14 +21,17 @@ from offmarl.errors import RunError
 from offmarl.hub.card import references
 from offmarl.report import pages
 from offmarl.report.comparison import (
+    BASELINE,
     Comparison,
     Row,
     about_best,
+    about_pairs,
     comparison_tables,
+    difference_text,
     few_seeds,
 )
-from offmarl.report.curves import Curves
-from offmarl.report.run_scores import UNITS, entry_of, gather
+from offmarl.report.curves import Curve, Curves
+from offmarl.report.run_scores import UNITS, Entry, entry_of, gather
 from offmarl.report.tables import Section
 from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Estimate
 from offmarl.terminal import interval
@@ -122,7 +125,8 @@ def read_results(plan: Plan) -> Results:
         label: _environment(next(iter(found.values()))) for label, found in cells.items()
     }
     scales = {label: known[env] for label, env in environments.items() if env in known}
-    comparisons, curves = {}, {}
+    comparisons: dict[str, Comparison] = {}
+    curves: dict[str, Mapping[Entry, Curve]] = {}
     for metric in UNITS:
         entries = {
             label: {entry_of(path, metric)._replace(algorithm=x): path for x, path in found.items()}
@@ -131,7 +135,9 @@ def read_results(plan: Plan) -> Results:
         }
         if entries:
             runs = gather(entries, metric)
-            comparisons[metric] = reports.compare(runs.scores, scales, metric, runs.best)
+            comparisons[metric] = reports.compare(
+                runs.scores, scales, metric, runs.best, runs.evaluations
+            )
             curves |= reports.read_curves(entries, metric)
     return Results(plan, files, cells, comparisons, curves, broken)
 
@@ -177,10 +183,16 @@ def rows_of(
     ]
 
 
-def best_rows(table: ScoreTable) -> list[list[str]]:
-    """Return the rows of the best checkpoints as text; empty if none is known."""
-    rows = rows_of(table, lambda row: interval(*row.best) if row.best else "")
-    return rows if any(any(cells) for _, *cells in rows) else []
+def sections_of(table: ScoreTable, best: bool = True) -> list[Section]:
+    """Return the scores as text, and differences to the baseline and best checkpoints if known."""
+    minus = f"Minus {BASELINE}, in pairs of one seed [95% interval], {_WAYS[table.acting]}"
+    found = {table.title: rows_of(table), minus: rows_of(table, difference_text)}
+    if best:
+        title = f"{table.title}, of the best checkpoint of each seed"
+        found[title] = rows_of(table, lambda row: interval(*row.best) if row.best else "")
+    columns = ["method", *table.columns]
+    known = {title: rows for title, rows in found.items() if any(any(x[1:]) for x in rows)}
+    return [Section(title, columns, rows) for title, rows in known.items()]
 
 
 def to_text(table: ScoreTable, kind: Kind) -> str:
@@ -234,14 +246,15 @@ def _csv(table: ScoreTable) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     head = ["dataset", "method", "acting", "seeds", "iqm", "low", "high", "bold", "runs"]
-    writer.writerow([*head, *(f"best_checkpoint_{name}" for name in ("iqm", "low", "high"))])
+    head += [f"best_checkpoint_{name}" for name in ("iqm", "low", "high")]
+    writer.writerow([*head, *(f"difference{name}" for name in ("", "_low", "_high"))])
     for method, row in table.rows.items():
         for dataset, score in zip(table.columns, row, strict=True):
-            cells = [""] * 9
+            cells = [""] * 12
             if score is not None:
                 runs = " ".join(map(repr, score.scores))
                 cells = [str(score.runs), *_ends(score.iqm), str(int(score.bold)), runs]
-                cells += _ends(score.best)
+                cells += [*_ends(score.best), *_ends(score.difference)]
             writer.writerow([dataset, method, table.acting or "", *cells])
     return file.getvalue()
 
@@ -319,20 +332,13 @@ def _marl_eval(results: Results) -> str:
 
 
 def _page(results: Results, failed: Mapping[str, Path], scores: Any, curves: Sequence[Any]) -> str:
-    sections = []
-    for table in score_tables(results):
-        columns = ["method", *table.columns]
-        sections.append(Section(table.title, columns, rows_of(table)))
-        if rows := best_rows(table):
-            title = f"{table.title}, of the best checkpoint of each seed"
-            sections.append(Section(title, columns, rows))
     returns = results.comparisons.get(RETURN)
     return pages.render(
         "benchmark.html",
         name=results.plan.name,
         planned=len(results.plan.cells),
         notes=[*notes(results, failed)],
-        tables=sections,
+        tables=[one for table in score_tables(results) for one in sections_of(table)],
         scores=scores,
         # Those over all datasets: normalised scores, and who beats whom.
         summaries=[*comparison_tables(returns)][len(returns.datasets) :] if returns else [],
@@ -373,6 +379,8 @@ def notes(results: Results, failed: Mapping[str, Path]) -> Iterator[str]:
         )
     if fewest < ENOUGH_RUNS:
         yield few_seeds("some cells", fewest)
+    for comparison in results.comparisons.values():
+        yield from about_pairs(comparison)
     if any(row.best for row in rows):
         explained = about_best(RETURN in results.comparisons)
         yield f"The best checkpoints are on the page and in the CSV. {explained}"

@@ -23,6 +23,7 @@ def compare(
     ] = (),
     program: Annotated[tuple[Path, ...], arg(metavar="[PATH ...]")] = (),
     pool_settings: bool = False,
+    baseline: str | None = None,
 ) -> Report:
     """Compare runs: IQM with intervals, profiles, a figure, a page.
 
@@ -50,6 +51,9 @@ def compare(
     pool_settings
         Summarise a program over datasets although it was trained with other settings on one than on
         another, for example because they were tuned for each.
+    baseline
+        The program, or the name of a run in the tables, that others are compared with in pairs of
+        runs of one seed; by default bc. Greedy policies are compared with greedy ones.
     """
     if not runs:
         raise RunError("no runs to compare: give the directory of at least one run.")
@@ -58,7 +62,7 @@ def compare(
     from offmarl.hub.card import references as recorded  # takes a while to import
 
     given = {env: Reference(random, expert) for env, random, expert in references}
-    compared = reports.compare_runs(runs, recorded(), given, pool_settings)
+    compared = reports.compare_runs(runs, recorded(), given, pool_settings, baseline)
     if figure:
         reports.save(reports.figure_comparison(compared.comparison), figure)
     if html:

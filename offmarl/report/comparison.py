@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from offmarl.errors import RunError
+from offmarl.errors import OptionError, RunError
 from offmarl.paths import distinct
 from offmarl.report.curves import Curves, read_curves
 from offmarl.report.run_scores import (
     UNITS,
     Entry,
+    Evaluation,
     Runs,
     RunScores,
     Scores,
@@ -31,6 +32,7 @@ from offmarl.statistics import (
     Reference,
     iqm,
     mean,
+    mean_interval,
     median,
     normalise,
     probability_of_improvement,
@@ -38,6 +40,9 @@ from offmarl.statistics import (
 from offmarl.statistics import estimate as estimated
 from offmarl.terminal import bars, interval, number
 from offmarl.tracking import MARL_EVAL_FILE, RETURN, RUN_FILE, is_run, read_run
+
+BASELINE = "bc"
+"""The program that others are compared with in pairs, unless another is named."""
 
 
 class Row(NamedTuple):
@@ -63,6 +68,10 @@ class Row(NamedTuple):
     With fewer seeds than an interval needs, only the highest."""
     scores: tuple[float, ...] = ()
     """Of the runs on one dataset."""
+    difference: Estimate | None = None
+    """Mean difference to the baseline that acted in the same way, over pairs of runs of one seed,
+    with Student's t interval: what seeds and evaluation episodes add to both is not in it. None
+    for the baseline, and where there are no pairs; see `Comparison.unpaired`."""
 
 
 class Comparison(NamedTuple):
@@ -87,6 +96,11 @@ class Comparison(NamedTuple):
     """Whether the common scores are normalised."""
     pooled: bool
     """Whether the scores of all datasets have the same scale."""
+    baseline: str
+    """What `Row.difference` is to."""
+    unpaired: dict[str, dict[str, str]]
+    """Why entries have no difference to the baseline, or what to know of it: by dataset and label.
+    """
 
 
 def estimate(scores: RunScores) -> Estimate:
@@ -99,6 +113,8 @@ def compare(
     references: Mapping[str, Reference] | None = None,
     metric: str = RETURN,
     best: Scores | None = None,
+    evaluations: Mapping[str, Mapping[Entry, Evaluation]] | None = None,
+    baseline: str = BASELINE,
 ) -> Comparison:
     """Compare entries on one or several datasets.
 
@@ -113,6 +129,10 @@ def compare(
         Metric of the scores, a key of `UNITS`; agreement is not normalised.
     best
         Scores of the best checkpoints, as `read_runs` returns them.
+    evaluations
+        What scores are of, as `read_runs` returns them: runs of one seed are pairs.
+    baseline
+        The program or run whose runs are the second of each pair.
 
     Raises
     ------
@@ -123,21 +143,82 @@ def compare(
     normalised = all(dataset in known for dataset in scores)
     pooled = normalised or len(scores) == 1 or metric != RETURN
     common = _common(scores, known if normalised else {})
-    overall = [_row(entry, runs, common) for entry, runs in common.items()]
+    datasets, apart, unpaired = {}, {}, {}
+    for dataset, found in scores.items():
+        pairs = _pairs(found, (evaluations or {}).get(dataset, {}), baseline)
+        apart[dataset], unpaired[dataset] = pairs
+        rows = _dataset_rows(found, (best or {}).get(dataset, {}), known.get(dataset))
+        datasets[dataset] = [_with_difference(row, [apart[dataset].get(row.entry)]) for row in rows]
+    scales = {name: x.expert - x.random for name, x in known.items()} if normalised else {}
     return Comparison(
         scores,
-        {
-            dataset: _dataset_rows(found, (best or {}).get(dataset, {}), known.get(dataset))
-            for dataset, found in scores.items()
-        },
+        datasets,
         known,
         common,
-        overall if pooled and len(scores) > 1 else [],
+        [
+            _with_difference(
+                _row(entry, runs, common),
+                [
+                    None if (own := found.get(entry)) is None else own / scales.get(dataset, 1.0)
+                    for dataset, found in apart.items()
+                ],
+            )
+            for entry, runs in common.items()
+        ]
+        if pooled and len(scores) > 1
+        else [],
         _improvement(common),
         UNITS[metric],
         normalised,
         pooled,
+        baseline,
+        unpaired,
     )
+
+
+def _pairs(
+    scores: Mapping[Entry, RunScores], evaluations: Mapping[Entry, Evaluation], baseline: str
+) -> tuple[dict[Entry, RunScores], dict[str, str]]:
+    """Return the differences between runs of one seed and the baseline's, and what to know of them.
+
+    Entries are compared with the baseline that acted in the same way.
+    """
+    differences, reasons = {}, {}
+    for entry, runs in scores.items():
+        alike = [other for other in scores if other.acting == entry.acting]
+        named = [other for other in alike if _is_named(other, baseline)]
+        if not named or entry in named:
+            continue
+        if len(named) > 1 or not evaluations.keys() >= {entry, named[0]}:
+            reason = "several runs have its name" if len(named) > 1 else "seeds are unknown"
+            reasons[entry.label] = f"has no pairs with {baseline}, because {reason}"
+            continue
+        own, others = evaluations[entry], evaluations[named[0]]
+        common = [seed for seed in own.seeds if seed in others.seeds]
+        if not common:
+            reasons[entry.label] = f"has no pairs with {baseline}: their seeds differ"
+            continue
+        differences[entry] = (
+            runs[[own.seeds.index(seed) for seed in common]]
+            - scores[named[0]][[others.seeds.index(seed) for seed in common]]
+        )
+        if len(common) < max(len(own.seeds), len(others.seeds)):
+            reasons[entry.label] = f"and {baseline} have only {len(common)} seeds in common"
+        elif own.played != others.played:
+            reasons[entry.label] = f"and {baseline} share seeds, but played other episodes"
+    return differences, reasons
+
+
+def _is_named(entry: Entry, name: str) -> bool:
+    return name in (entry.algorithm, entry.run, entry.label)
+
+
+def _with_difference(row: Row, differences: Sequence[RunScores | None]) -> Row:
+    """Add the mean over datasets of the differences of pairs, if all have as many."""
+    known = [own for own in differences if own is not None]
+    if len(known) < len(differences) or len({len(own) for own in known}) != 1:
+        return row
+    return row._replace(difference=mean_interval(np.mean(known, axis=0)))
 
 
 def _common(
@@ -268,6 +349,7 @@ def _caveats(
         )
     yield from _left_out(comparison)
     yield from _about_acting(comparison)
+    yield from about_pairs(comparison)
     if any(row.best for rows in comparison.datasets.values() for row in rows):
         yield about_best(metric == RETURN)
     few = min(len(runs) for one in comparison.scores.values() for runs in one.values())
@@ -311,6 +393,22 @@ def _about_acting(comparison: Comparison) -> Iterator[str]:
             )
 
 
+def about_pairs(comparison: Comparison) -> Iterator[str]:
+    """Say what differences are, and which runs cannot be paired."""
+    rows = [row for found in comparison.datasets.values() for row in found]
+    if any(row.difference for row in rows):
+        yield (
+            f"Minus {comparison.baseline}: the mean difference between runs of one seed, with "
+            "Student's t interval. Such runs play the same evaluation episodes, so it tells more "
+            "than the intervals of two runs side by side."
+        )
+    texts: dict[str, list[str]] = {}
+    for dataset, found in comparison.unpaired.items():
+        for label, reason in found.items():
+            texts.setdefault(f"{label} {reason}", []).append(dataset)
+    yield from (f"{text} ({', '.join(datasets)})." for text, datasets in texts.items())
+
+
 def about_best(in_environment: bool) -> str:
     """Return what the scores of best checkpoints are; see `offmarl.report.best_scores`."""
     return (
@@ -345,6 +443,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[Section]:
         scale = "normalised from random (0) to expert (1)"
         title = f"All datasets, {scale if comparison.normalised else comparison.unit}"
         yield _summary(title, comparison.overall)
+    yield from _difference_table(comparison)
     for acting in dict.fromkeys(entry.acting for entry in comparison.improvement):
         entries = [entry for entry in comparison.improvement if entry.acting == acting]
         estimates = [one for entry in entries for one in comparison.improvement[entry].values()]
@@ -358,6 +457,21 @@ def comparison_tables(comparison: Comparison) -> Iterator[Section]:
                 if first.acting == acting
             ],
         )
+
+
+def _difference_table(comparison: Comparison) -> Iterator[Section]:
+    """Return the differences to the baseline on each dataset, and on all."""
+    columns = comparison.datasets | ({"all": comparison.overall} if comparison.overall else {})
+    found = {
+        title: {row.entry.label: difference_text(row) for row in rows if row.difference}
+        for title, rows in columns.items()
+    }
+    found = {title: cells for title, cells in found.items() if cells}
+    labels = dict.fromkeys(label for cells in found.values() for label in cells)
+    rows = [[label, *(cells.get(label, "") for cells in found.values())] for label in labels]
+    if rows:
+        title = f"Minus {comparison.baseline}, in pairs of runs of one seed [95% interval]"
+        yield Section(title, ["", *found], rows)
 
 
 def _summary(title: str, rows: Sequence[Row]) -> Section:
@@ -381,6 +495,13 @@ def _summary(title: str, rows: Sequence[Row]) -> Section:
         for row in rows
     ]
     return Section(title, columns, cells)
+
+
+def difference_text(row: Row) -> str:
+    """Return the difference to the baseline with its sign and interval; empty without one."""
+    if row.difference is None:
+        return ""
+    return "+" * (row.difference.value > 0) + interval(*row.difference)
 
 
 def _any_interval(estimates: Iterable[Estimate]) -> bool:
@@ -447,6 +568,7 @@ class ComparedRuns(NamedTuple):
                 name: {**one._asdict(), "references": _as_dict(comparison.references.get(name))}
                 for name, one in self.found.data.items()
             },
+            "baseline": comparison.baseline,
             "overall": {row.entry.label: _row_data(row) for row in comparison.overall},
             "probability_of_improvement": {
                 first.label: {second.label: value._asdict() for second, value in row.items()}
@@ -472,6 +594,7 @@ def _row_data(row: Row) -> Mapping[str, Any]:
         "median": row.median,
         "headline": row.headline,
         "best_checkpoint": _as_dict(row.best),
+        "difference": _as_dict(row.difference),
     }
 
 
@@ -484,6 +607,7 @@ def compare_runs(
     known: Mapping[str, Reference],
     given: Mapping[str, Reference],
     pool_settings: bool = False,
+    baseline: str | None = None,
 ) -> ComparedRuns:
     """Read runs and compare them; those that are not finished are left out, if others are.
 
@@ -497,9 +621,13 @@ def compare_runs(
         The same of the user, which override the others, and are used for files of other projects.
     pool_settings
         As for `read_runs`.
+    baseline
+        As for `compare`.
 
     Raises
     ------
+    OptionError
+        No run has the name of ``baseline``.
     RunError
         A path is no run, or the runs have no metric in common.
     """
@@ -518,7 +646,13 @@ def compare_runs(
         scale = given if name in found.outside else {**known, **given}
         if data.environment in scale:
             scales[name] = scale[data.environment]
-    comparison = compare(found.scores, scales, metric, found.best)
+    entries = dict.fromkeys(entry for one in found.scores.values() for entry in one)
+    if baseline is not None and not any(_is_named(entry, baseline) for entry in entries):
+        labels = ", ".join(entry.label for entry in entries)
+        raise OptionError(f"no run is named {baseline}: name the program of one of {labels}.")
+    comparison = compare(
+        found.scores, scales, metric, found.best, found.evaluations, baseline or BASELINE
+    )
     curves = read_curves(found.directories, metric)
     sections = [*comparison_tables(comparison), *([learning_curves(curves)] if curves else [])]
     if metric != RETURN:

@@ -161,12 +161,12 @@ def read_runs(
     labels = _labels(data.values())
     groups = _grouped(runs, lambda path: labels[_key(data[path])])
     names, settings = _names(runs, groups.values(), pool_settings)
-    directories = {
+    entries = {
         label: {entry_of(path, metric, names[path]): path for path in alike}
         for label, alike in groups.items()
     }
     named = {label: data[alike[0]] for label, alike in groups.items()}
-    return gather(directories, metric)._replace(data=named, settings=settings)
+    return gather(entries, metric)._replace(data=named, settings=settings)
 
 
 def gather(directories: Mapping[str, Mapping[Entry, Path]], metric: str = RETURN) -> Runs:
