@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from offmarl import report as reports
 from offmarl import tracking
 from offmarl.benchmark.cells import is_current
@@ -33,7 +35,13 @@ from offmarl.report.comparison import (
 from offmarl.report.curves import Curve, Curves
 from offmarl.report.run_scores import UNITS, Entry, entry_of, gather
 from offmarl.report.tables import Section
-from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Estimate
+from offmarl.statistics import (
+    ENOUGH_RUNS,
+    MIN_RUNS,
+    Estimate,
+    estimate,
+    probability_of_improvement,
+)
 from offmarl.terminal import interval
 from offmarl.tracking import RETURN, Acting
 
@@ -158,7 +166,7 @@ def score_tables(results: Results) -> list[ScoreTable]:
 
 def _score_table(results: Results, acting: Acting | None) -> ScoreTable:
     found = {
-        label: {row.entry.algorithm: row for row in rows if row.entry.acting == acting}
+        label: {row.entry.algorithm: row for row in _marked(rows, acting)}
         for label, rows in results.datasets.items()
     }
     columns = [label for label in results.plan.datasets if found.get(label, True)]
@@ -170,6 +178,21 @@ def _score_table(results: Results, acting: Acting | None) -> ScoreTable:
             for method in results.plan.baselines
         },
     )
+
+
+def _marked(rows: Sequence[Row], acting: Acting | None) -> list[Row]:
+    """Return the rows of one way of acting, with those that may be the best in bold."""
+    alike = [row for row in rows if row.entry.acting == acting]
+    best = max(alike, key=lambda row: row.iqm.value, default=None)
+    return [row._replace(bold=best is not None and _may_beat(row, best)) for row in alike]
+
+
+def _may_beat(row: Row, best: Row) -> bool:
+    if row.iqm.value == best.iqm.value:
+        return True
+    runs = (np.array(one.scores)[:, None] for one in (row, best))
+    high = estimate(probability_of_improvement, *runs).high
+    return high is not None and high >= 0.5  # a probability above one half is no reason against it
 
 
 def rows_of(

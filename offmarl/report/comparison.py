@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from offmarl.errors import OptionError, RunError
 from offmarl.paths import distinct
-from offmarl.report.curves import Curves, read_curves
+from offmarl.report.curves import Curves, learning_curves, read_curves
 from offmarl.report.run_scores import (
     UNITS,
     Entry,
@@ -38,7 +38,7 @@ from offmarl.statistics import (
     probability_of_improvement,
 )
 from offmarl.statistics import estimate as estimated
-from offmarl.terminal import bars, interval, number
+from offmarl.terminal import interval, number
 from offmarl.tracking import MARL_EVAL_FILE, RETURN, RUN_FILE, is_run, read_run
 
 BASELINE = "bc"
@@ -63,9 +63,9 @@ class Row(NamedTuple):
     """IQM of the best checkpoint of each seed, which is online tuning; see
     `offmarl.report.run_scores.best_scores`. None where it is unknown."""
     bold: bool = False
-    """Whether it may be the best of those that acted alike on the dataset: the interval of the
-    probability that one of its runs beats one of the highest IQM is not entirely below one half.
-    With fewer seeds than an interval needs, only the highest."""
+    """In a benchmark's tables: whether it may be the best of those that acted alike on the dataset.
+    The interval of the probability that one of its runs beats one of the highest IQM is not
+    entirely below one half. With fewer seeds than an interval needs, only the highest."""
     scores: tuple[float, ...] = ()
     """Of the runs on one dataset."""
     difference: Estimate | None = None
@@ -264,21 +264,10 @@ def _dataset_rows(
         _row(entry, runs[:, None], scores)._replace(
             normalised=estimate(normalise(runs, reference)) if reference else None,
             best=estimate(best[entry]) if entry in best else None,
-            bold=_may_be_best(entry, scores),
             scores=tuple(runs.tolist()),
         )
         for entry, runs in scores.items()
     ]
-
-
-def _may_be_best(entry: Entry, scores: Mapping[Entry, RunScores]) -> bool:
-    runs = {other: own[:, None] for other, own in scores.items() if other.acting == entry.acting}
-    values = {other: float(iqm(own)) for other, own in runs.items()}
-    best = max(values, key=values.__getitem__)
-    if values[entry] == values[best]:
-        return True
-    high = estimated(probability_of_improvement, runs[entry], runs[best]).high
-    return high is not None and high >= 0.5  # a probability above one half is no reason against it
 
 
 def is_headline(entry: Entry, entries: Container[Entry]) -> bool:
@@ -431,9 +420,6 @@ def few_seeds(what: str, count: int) -> str:
 
 # ---------------------------------------------------------------------------------- tables
 
-_BARS = 30
-"""Most bars of a learning curve in a table."""
-
 
 def comparison_tables(comparison: Comparison) -> Iterator[Section]:
     """Return a comparison as tables."""
@@ -514,30 +500,6 @@ def _probability(estimate: Estimate | None) -> str:
     if estimate.low is None:
         return f"{estimate.value:.2f}"
     return "{:.2f} [{:.2f}, {:.2f}]".format(*estimate)
-
-
-def learning_curves(curves: Curves) -> Section:
-    """Return the curves as a table, whose bars have one scale for each dataset."""
-    rows, banded = [], False
-    for dataset, found in curves.items():
-        means = np.concatenate([curve.mean for curve in found.values()])
-        for entry, curve in found.items():
-            band = curve.interval()
-            ends = (None, None) if band is None else band[:, -1].tolist()
-            banded |= band is not None
-            shown = bars(_shortened(curve.mean).tolist(), float(means.min()), float(means.max()))
-            last = interval(float(curve.mean[-1]), *ends)
-            first = float(curve.mean[0])
-            rows.append([dataset, entry.label, first, shown, last, int(curve.steps[-1])])
-    heading = "last [95% interval]" if banded else "last"
-    names = ["data", "run", "first", "mean over seeds", heading, "steps"]
-    return Section("Learning curves", names, rows)
-
-
-def _shortened(values: Float[np.ndarray, "points"]) -> Float[np.ndarray, "_"]:
-    """Return at most `_BARS` values: means over blocks of neighbours."""
-    blocks = np.array_split(values, min(len(values), _BARS))
-    return np.array([block.mean() for block in blocks])
 
 
 # ---------------------------------------------------------------------------------- runs

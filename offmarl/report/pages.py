@@ -21,9 +21,9 @@ from offmarl.errors import OffmarlError, OptionError
 from offmarl.programs.registry import file_of_run
 from offmarl.report import dataset_figures, tables
 from offmarl.report.accumulators import DiscreteActions
-from offmarl.report.comparison import ComparedRuns, learning_curves
+from offmarl.report.comparison import ComparedRuns
 from offmarl.report.contents import Survey, Surveys, warnings_by_dataset
-from offmarl.report.curves import Curve, broken_of, curves_of
+from offmarl.report.curves import Curve, broken_of, curves_of, learning_curves
 from offmarl.report.figures import (
     COLOURS,
     chart,

@@ -7,8 +7,7 @@ from offmarl import envs, report, tracking
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import record_policy
 from offmarl.report import Entry, pages
-from offmarl.report.comparison import learning_curves
-from offmarl.report.curves import Curve
+from offmarl.report.curves import Curve, learning_curves
 from offmarl.terminal import bars
 from tests.runs import write_run
 
