@@ -388,8 +388,8 @@ def about_pairs(comparison: Comparison) -> Iterator[str]:
     if any(row.difference for row in rows):
         yield (
             f"Minus {comparison.baseline}: the mean difference between runs of one seed, with "
-            "Student's t interval. Such runs play the same evaluation episodes, so it tells more "
-            "than the intervals of two runs side by side."
+            "Student's t interval. Such runs play the same evaluation episodes, unless a note says "
+            "otherwise, so it tells more than two intervals side by side."
         )
     texts: dict[str, list[str]] = {}
     for dataset, found in comparison.unpaired.items():
