@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from scipy.special import ndtr, ndtri, stdtrit
 
-from offmarl.statistics import _expanded_tail, iqm
+from offmarl.statistics import expanded_tail, iqm
 
 SCORES = Path(__file__).with_name("scores.json")
 RESAMPLES = 2000
@@ -68,7 +68,7 @@ def percentile(scores: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarra
 
 
 def expanded(scores: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    tail = _expanded_tail(TAIL, scores.shape[1])
+    tail = expanded_tail(TAIL, scores.shape[1])
     low, high = np.quantile(middle(resampled(scores, draw)), [tail, 1 - tail], axis=1)
     return low, high
 

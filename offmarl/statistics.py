@@ -131,11 +131,6 @@ def iqm(scores: Scores) -> Float[np.ndarray, "*b"]:
     return np.asarray(np.mean(ordered[..., trim : ordered.shape[-1] - trim], axis=-1))
 
 
-def optimality_gap(scores: Scores, target: float = 1.0) -> Float[np.ndarray, "*b"]:
-    """Return the mean shortfall of scores below ``target``; scores above it count as zero."""
-    return np.asarray(np.mean(np.maximum(target - scores, 0.0), axis=(-2, -1)))
-
-
 def performance_profile(
     scores: Scores, thresholds: Float[np.ndarray, "K"]
 ) -> Float[np.ndarray, "*b K"]:
@@ -153,6 +148,25 @@ def probability_of_improvement(
     """
     difference = x[..., :, None, :] - y[..., None, :, :]
     return np.asarray(np.mean((np.sign(difference) + 1) / 2, axis=(-3, -2, -1)))
+
+
+def estimate(
+    estimator: Estimator, *scores: Float[np.ndarray, "_ tasks"], resamples: int = 10_000
+) -> Estimate:
+    """Return an estimate of runs, with its bootstrap interval from `MIN_RUNS` runs on.
+
+    The draws have a fixed seed: the same runs always give the same interval.
+
+    Raises
+    ------
+    ShapeError
+        Scores are not ``(runs, tasks)``, or contain a NaN.
+    """
+    value = float(estimator(*map(checked, scores)))
+    if min(map(len, scores)) < MIN_RUNS:
+        return Estimate(value)
+    low, high = bootstrap_interval(estimator, *scores, seed=0, resamples=resamples)
+    return Estimate(value, float(low), float(high))
 
 
 def bootstrap_interval(
@@ -202,12 +216,12 @@ def bootstrap_interval(
     drawn = [_resample(generator, array, resamples) for array in scores]
     tail = (1 - confidence) / 2
     if method == "expanded":
-        tail = _expanded_tail(tail, min(map(len, scores)))
+        tail = expanded_tail(tail, min(map(len, scores)))
     low, high = np.quantile(estimate(*drawn), [tail, 1 - tail], axis=0)
     return np.asarray(low), np.asarray(high)
 
 
-def _expanded_tail(tail: float, runs: int) -> float:
+def expanded_tail(tail: float, runs: int) -> float:
     """Return the tail probability of the method "expanded"."""
     from scipy.special import ndtr, stdtrit  # slow to import, and not needed for --help
 

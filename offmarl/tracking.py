@@ -312,6 +312,13 @@ def plain(value: Any) -> Any:
             return plain(value.tolist())
 
 
+def as_dicts(record: Any) -> Any:
+    """Return named tuples, and those in them, as dictionaries."""
+    if hasattr(record, "_asdict"):
+        return {name: as_dicts(x) for name, x in record._asdict().items()}
+    return [as_dicts(x) for x in record] if isinstance(record, list | tuple) else record
+
+
 # ---------------------------------------------------------------------------------- marl-eval
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
         Results as Results,
         notes as notes,
         read_results as read_results,
-        rows_of as rows_of,
         score_tables as score_tables,
+        sections_of as sections_of,
         write_results as write_results,
     )
     from offmarl.benchmark.tasks import CellsWork as CellsWork, require_vaults as require_vaults

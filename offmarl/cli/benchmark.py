@@ -16,7 +16,7 @@ from tyro.conf import Positional, arg
 
 from offmarl import tracking
 from offmarl.cli import tasks
-from offmarl.cli.output import Report, as_is, table
+from offmarl.cli.output import Report, as_is
 from offmarl.cli.parse import parse
 from offmarl.errors import OffmarlError, OptionError, VaultError
 from offmarl.launch import Launched, Work
@@ -89,9 +89,9 @@ def _results(plan: "Plan", failed: Mapping[str, Path]) -> Report:
 
     results = benchmarks.read_results(plan)
     written = benchmarks.write_results(results, failed) if results.files else []
-    found = benchmarks.score_tables(results)
     notes = list(benchmarks.notes(results, failed))
-    shown = [table(["method", *one.columns], benchmarks.rows_of(one), one.title) for one in found]
+    tables = benchmarks.score_tables(results)
+    shown = [one for table in tables for one in benchmarks.sections_of(table, best=False)]
     data = {
         "out": plan.out,
         "cells": len(plan.cells),

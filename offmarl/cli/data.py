@@ -14,13 +14,13 @@ from rich.tree import Tree
 from tyro.conf import Positional, arg
 
 from offmarl import vault
-from offmarl.cli.output import Report, as_dicts, as_is, grid, table
+from offmarl.cli.output import Report, as_is, grid, table
 from offmarl.hub.licences import recorded_as
 from offmarl.paths import local, may_be_name
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import bars, number
-from offmarl.tracking import progress
+from offmarl.tracking import as_dicts, progress
 from offmarl.types import Discrete
 from offmarl.vault.check.leaf_statistics import QUANTILES, Statistics
 from offmarl.vault.format.compat import MEANINGS

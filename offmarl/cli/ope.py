@@ -4,27 +4,19 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import numpy as np
-from jaxtyping import Float
 from rich.console import Group
 from tyro.conf import Positional, arg
 
-from offmarl.cli.output import Report, as_dicts, records, table
+from offmarl.cli.output import Report, records, table
 from offmarl.errors import RunError
 from offmarl.paths import distinct
 from offmarl.terminal import interval
-from offmarl.tracking import (
-    EVALUATED,
-    METRICS_FILE,
-    OTHER_RETURN,
-    RETURN,
-    acting_of,
-    progress,
-    read,
-    read_run,
-)
+from offmarl.tracking import progress
+
+if TYPE_CHECKING:
+    from offmarl.ope.ranking import Candidate
 
 _SHOWN_EPISODES = (1, 2, 5, 10, 20, 50, 100, 200)
 """Points of the tuning curve in the table; the JSON has all."""
@@ -99,6 +91,7 @@ def ope(
         raise RunError("no runs to evaluate: give the directory of at least one run.")
     from offmarl.hub.policies import run_named  # takes a while to import, as the others do
     from offmarl.ope import Options, estimate
+    from offmarl.ope.ranking import candidates_of, compare_candidates
     from offmarl.vault import open_vault
 
     options = Options(
@@ -113,64 +106,21 @@ def ope(
     )
     dataset = open_vault(vault, time_limit=time_limit)
     named = distinct(map(run_named, runs))
-    candidates = [one for run in named for one in _candidates(run, checkpoints)]
+    candidates = [one for run in named for one in candidates_of(run, checkpoints)]
     policies = _load(candidates, act, program)
     found = estimate(policies, dataset, options, methods or None, progress)
     draws = {label: bool(x.policy.draws(x.params)) for label, x in policies.items()}
-    returns = {
-        one.label: known
-        for one in candidates
-        if (known := _returns(one, act, draws[one.label])) is not None
-    }
     about = {
         "vault": dataset.path,
         "digest": dataset.known_digest(),
         "gamma": gamma,
         "horizon": horizon,
     }
-    data = about | _data(found, candidates, draws, returns, seed)
+    data = about | compare_candidates(found, candidates, draws, act, seed)
     return Report(data, Group(*_view(data)))
 
 
-class Candidate(NamedTuple):
-    """A policy of a run."""
-
-    run: Path
-    seed: int
-    step: int | None
-    """Number of its checkpoint; None for the last."""
-
-    @property
-    def setting(self) -> str:
-        """What is chosen between: the run, and the checkpoint. Its seeds are repetitions."""
-        return str(self.run) if self.step is None else f"{self.run}, step {self.step}"
-
-    @property
-    def label(self) -> str:
-        """Its name in tables."""
-        return f"{self.setting}, seed {self.seed}"
-
-
-def _candidates(run: Path, checkpoints: str) -> list[Candidate]:
-    """Return the policies of a run: of its last checkpoint, or of all."""
-    seeds = read_run(run)["seeds"]
-    if checkpoints == "last":
-        return [Candidate(run, seed, None) for seed in seeds]
-    from offmarl.checkpoint import Checkpoints  # imports JAX
-    from offmarl.tracking import CHECKPOINTS
-
-    steps = Checkpoints(run / CHECKPOINTS).steps()
-    if not steps:
-        raise RunError(f"{run} has no checkpoint: give the directory of a finished run.")
-    # Others are those that a stopped run resumes from.
-    evaluated = {
-        row["step"] for row in read(run / METRICS_FILE) if not row.keys().isdisjoint(EVALUATED)
-    }
-    steps = [step for step in steps if step in evaluated] or steps
-    return [Candidate(run, seed, step) for step in steps for seed in seeds]
-
-
-def _load(candidates: Sequence[Candidate], act: str, programs: Sequence[Path]) -> dict[str, Any]:
+def _load(candidates: Sequence["Candidate"], act: str, programs: Sequence[Path]) -> dict[str, Any]:
     """Load the policies by label; those of one run have the same functions."""
     from offmarl.programs import load_policy
     from offmarl.programs.registry import file_of_run
@@ -184,75 +134,6 @@ def _load(candidates: Sequence[Candidate], act: str, programs: Sequence[Path]) -
         shared = first.setdefault(one.run, policy)
         loaded[one.label] = replace(policy, policy=shared.policy)
     return loaded
-
-
-def _returns(one: Candidate, act: str, draws: bool) -> Float[np.ndarray, "episodes"] | None:
-    """Return the returns of a policy's evaluation in its run; None if there was none.
-
-    They are those of the way it acts, at the step of its checkpoint. One that never draws its
-    actions has the same returns if it is asked to sample them.
-    """
-    own = acting_of(read_run(one.run))
-    asked = {"greedy": "greedy", "sample": "sampled" if draws else own}.get(act, own)
-    metric = RETURN if asked == own else OTHER_RETURN["greedy" if own == "sampled" else "sampled"]
-    found = [
-        row[metric]
-        for row in read(one.run / METRICS_FILE)
-        if row["seed"] == one.seed
-        and one.step in (None, row["step"])
-        and isinstance(row.get(metric), list)
-    ]
-    return np.array(found[-1], float) if found else None
-
-
-def _data(
-    found: Any,
-    candidates: Sequence[Candidate],
-    draws: Mapping[str, bool],
-    returns: Mapping[str, Float[np.ndarray, "_"]],
-    seed: int,
-) -> dict[str, Any]:
-    """Return everything but the dataset, for JSON."""
-    from offmarl.ope import compare_with_returns  # imports JAX
-
-    settings: dict[str, list[str]] = {}
-    for one in candidates:
-        settings.setdefault(one.setting, []).append(one.label)
-    compared = compare_with_returns(found.values, settings, returns, seed)
-    return {
-        "episodes": found.episodes,
-        "data_return": as_dicts(found.data),
-        "policies": {
-            one.label: {
-                **{name: as_dicts(own.get(one.label)) for name, own in found.values.items()},
-                "effective_sample_size": found.effective.get(one.label),
-                "true_return": float(returns[one.label].mean()) if one.label in returns else None,
-            }
-            for one in candidates
-        },
-        "chosen": compared.chosen,
-        "ranking": compared.ranking,
-        "tuning": as_dicts(compared.tuning),
-        "notes": (*found.notes, *_notes(candidates, draws, returns), *compared.notes),
-    }
-
-
-def _notes(
-    candidates: Sequence[Candidate], draws: Mapping[str, bool], returns: Mapping[str, Any]
-) -> Iterator[str]:
-    """Tell which policies sample their actions, if others do not, and which have no return."""
-    sampled = dict.fromkeys(str(one.run) for one in candidates if draws[one.label])
-    if sampled and not all(draws.values()):
-        yield (
-            f"Policies of {', '.join(sampled)} sample their actions, and the others take the best "
-            "ones: --act greedy compares like with like."
-        )
-    for one in candidates:
-        if returns and one.label not in returns:
-            yield (
-                f"{one.label} is left out of the order and the tuning curve: its run has no return "
-                "of it, acting in this way."
-            )
 
 
 # ---------------------------------------------------------------------------------- tables

@@ -72,13 +72,6 @@ class Report(NamedTuple):
     """Whether the command found no fault; the exit code is 1 otherwise."""
 
 
-def as_dicts(record: Any) -> Any:
-    """Return named tuples, and those in them, as dictionaries."""
-    if hasattr(record, "_asdict"):
-        return {name: as_dicts(x) for name, x in record._asdict().items()}
-    return [as_dicts(x) for x in record] if isinstance(record, list | tuple) else record
-
-
 def show(report: Report, as_json: bool) -> None:
     """Print a report on standard output."""
     if as_json:

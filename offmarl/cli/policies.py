@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from offmarl import envs, evaluation
 from offmarl.envs import Environment
-from offmarl.errors import OptionError, ShapeError
+from offmarl.errors import OptionError
 from offmarl.paths import local
 from offmarl.programs import LoadedPolicy, load_policy
 from offmarl.programs.recording.sides import near, opponents_of, side_of
@@ -19,17 +19,6 @@ from offmarl.teams import only_or_all, teams_of
 from offmarl.terminal import number
 from offmarl.tracking import notice, progress, read_run
 from offmarl.types import EnvSpec
-
-
-def make_environment(loaded: LoadedPolicy) -> Environment:
-    """Build the environment of a policy's run; `ShapeError` if it has other sizes now."""
-    environment = envs.make(loaded.spec.name)
-    if difference := loaded.spec.difference(environment.spec, extras=False):
-        raise ShapeError(
-            f"the policy of {loaded.name} and {loaded.spec.name} differ in {difference}: give the "
-            "environment that it was trained in, or one of the same sizes."
-        )
-    return environment
 
 
 def load(

@@ -1,6 +1,6 @@
 """``offmarl report``: describe datasets, or a run."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,21 +10,16 @@ from rich.text import Text
 from tyro.conf import Positional, arg
 
 from offmarl.cli.files import check_file, write_page
-from offmarl.cli.output import Report, as_dicts, as_is
-from offmarl.errors import OffmarlError, OptionError, ShapeError, VaultError
+from offmarl.cli.output import Report, as_is
+from offmarl.errors import OptionError, ShapeError, VaultError
 from offmarl.report import pages, tables
-from offmarl.report.contents import LENGTHS, Survey, data_warnings, survey, warnings_by_dataset
-from offmarl.report.dataset_figures import Surveys
-from offmarl.statistics import spread
-from offmarl.teams import only_or_all
-from offmarl.terminal import number, plot
+from offmarl.report.contents import Survey, Surveys, survey, warnings_by_dataset
+from offmarl.terminal import plot
 from offmarl.tracking import is_run, progress, refuse_benchmark
 from offmarl.vault import Dataset
 from offmarl.vault.dataset import open_source
 from offmarl.vault.read.open import place_of
 from offmarl.vault.storage.files import errors_of
-
-_MOST_FRAMES = 100
 
 
 def report(
@@ -65,9 +60,9 @@ def report(
     if len(vaults) == 1:  # one path may stand for several vaults: sort them by return
         surveys = dict(sorted(surveys.items(), key=lambda item: _mean_return(item[1])))
     if html:
-        write_page(html, pages.dataset_page(surveys, _episode_films(surveys, played_in)))
+        write_page(html, pages.dataset_page(surveys, played_in))
     return Report(
-        {"vaults": {name: _survey_data(one) for name, one in surveys.items()}, "page": html},
+        {"vaults": {name: one.data() for name, one in surveys.items()}, "page": html},
         Group(*_view(surveys), *([f"wrote {html}"] if html else [])),
     )
 
@@ -140,70 +135,3 @@ def _view(surveys: Surveys) -> Iterator[Any]:
     if known := warnings_by_dataset(surveys):
         yield Text("Warnings", style="bold")
         yield from (Text(f"  {name}: {text}" if name else f"  {text}") for name, text in known)
-
-
-def _episode_films(surveys: Surveys, env: Any | None) -> list[str]:
-    """Return the worst, median and best episode of each dataset that can be drawn."""
-    shown, unseen = [], []
-    for name, one in surveys.items():
-        try:
-            shown += list(_watched(name, one, env))
-        except OffmarlError as error:
-            unseen.append((name, str(error)))
-    return pages.episodes_section(shown, unseen)
-
-
-def _watched(name: str, found: Survey, env: Any | None) -> Iterator[tuple[bytes, str]]:
-    """Draw a few episodes; `OffmarlError` if the environment is unknown or cannot be drawn."""
-    if env is None and not found.spec.name:
-        raise OptionError("the environment of the dataset is unknown, so no episode can be drawn.")
-    whole = np.flatnonzero(found.episodes.scored)
-    if not len(whole):
-        raise OptionError("no episode is complete, so none is drawn.")
-    from offmarl import envs  # imports JAX
-    from offmarl.report import render
-
-    env = envs.make(found.spec.name) if env is None else env
-    returns = found.episodes.team_returns  # episodes are ranked by those of the first team
-    order = whole[np.argsort(returns[whole, 0], kind="stable")]
-    chosen = {"worst": order[0], "median": order[(len(order) - 1) // 2], "best": order[-1]}
-    with progress(f"draw {name}", len(chosen)) as advance:
-        for rank, episode in chosen.items():
-            watched = render.replay(env, found.vault, int(episode))
-            teams = (team.name for team in found.episodes.teams)
-            value = only_or_all(dict(zip(teams, returns[episode], strict=True)))
-            gif = render.to_gif(watched, -(-len(watched.scenes) // _MOST_FRAMES))
-            yield gif, f"{name}, {rank}: episode {episode}, return {number(value)}"
-            advance(1)
-
-
-def _survey_data(found: Survey) -> Mapping[str, Any]:
-    vault = found.vault
-    causes, counts = np.unique(found.episodes.cause, return_counts=True)
-    return {
-        "path": vault.path,
-        "env": found.spec.name,
-        "spec": found.spec.to_json(),
-        "native": vault.native,
-        "quirks": vault.quirks,
-        "rows": vault.rows,
-        "steps": vault.num_steps,
-        "bytes": vault.num_bytes,
-        "digest": found.digest,
-        "unverified": vault.unverified,
-        "warnings": data_warnings(found),
-        "episodes": len(found.episodes.row),
-        "incomplete": found.episodes.incomplete,
-        "episodes_without_return": found.episodes.without_return,
-        "ends": dict(zip(causes.tolist(), counts.tolist(), strict=True)),
-        "return": only_or_all({team: spread(x) for team, x in found.team_returns.items()}),
-        "length": spread(found.lengths),
-        "rewards": as_dicts(found.rewards),
-        "actions": {x: as_dicts(getattr(found.actions, x)) for x in found.actions.COUNTS},
-        "observations": as_dicts(found.observations),
-        "state": as_dicts(found.state),
-        "alive": found.alive,
-        "coverage": {"saco": found.saco, **as_dicts(found.coverage)},
-        "windows": [as_dicts(found.windows(length)) for length in LENGTHS],
-        "provenance": vault.provenance,
-    }

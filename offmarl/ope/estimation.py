@@ -472,12 +472,12 @@ def _weighted(
     key = np.random.default_rng(options.seed)
     if "wis" in wanted:
         sampling = partial(weighted_importance_sampling, ratios, reward, options.gamma)
-        found["wis"] = Estimate(*bootstrap(sampling, int(kept.sum()), key, options.resamples))
+        found["wis"] = bootstrap(sampling, int(kept.sum()), key, options.resamples)
     if "dr" in wanted and fitted is not None:
         q, v = (x[kept] for x in _critic_values(fitted, number, followed, data, options))
         robust = partial(doubly_robust, ratios, reward, jnp.asarray(q), jnp.asarray(v))
         estimator = partial(robust, options.gamma)
-        found["dr"] = Estimate(*bootstrap(estimator, int(kept.sum()), key, options.resamples))
+        found["dr"] = bootstrap(estimator, int(kept.sum()), key, options.resamples)
     return size, found
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from offmarl.losses import Scalar
-from offmarl.statistics import MIN_RUNS
+from offmarl.statistics import MIN_RUNS, Estimate
 
 _RESAMPLED = 2**24
 """Largest number of entries of an array of resamples."""
@@ -157,7 +157,7 @@ def bootstrap(
     draw: np.random.Generator,
     resamples: int = 2000,
     confidence: float = 0.95,
-) -> tuple[float, float | None, float | None]:
+) -> Estimate:
     """Return an estimate and its percentile interval over resampled episodes.
 
     Fewer episodes than `offmarl.statistics.MIN_RUNS` have no interval: its ends are None.
@@ -178,7 +178,7 @@ def bootstrap(
     found = []
     value = float(estimator(jnp.ones(episodes)))
     if episodes < MIN_RUNS:
-        return value, None, None
+        return Estimate(value)
     block = max(min(_RESAMPLED // episodes, resamples), 1)
     for start in range(0, resamples, block):
         count = min(block, resamples - start)
@@ -188,4 +188,4 @@ def bootstrap(
         found.append(np.asarray(estimator(jnp.asarray(counts, jnp.float32))))
     tail = (1 - confidence) / 2
     low, high = np.quantile(np.concatenate(found), [tail, 1 - tail])
-    return value, float(low), float(high)
+    return Estimate(value, float(low), float(high))

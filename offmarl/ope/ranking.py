@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -9,15 +10,135 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
-from offmarl.errors import ShapeError
-from offmarl.ope.estimation import Method
+from offmarl.checkpoint import Checkpoints
+from offmarl.errors import RunError, ShapeError
+from offmarl.ope.estimation import Estimates, Method
 from offmarl.statistics import Estimate
+from offmarl.tracking import (
+    CHECKPOINTS,
+    EVALUATED,
+    METRICS_FILE,
+    OTHER_RETURN,
+    RETURN,
+    acting_of,
+    as_dicts,
+    read,
+    read_run,
+)
 
 _RANKS = (1, 3, 5)
 """k of regret@k."""
 
 Estimated = Mapping[Method, Mapping[str, Estimate]]
 """Estimates by method and policy, as in `offmarl.ope.Estimates`."""
+
+
+class Candidate(NamedTuple):
+    """A policy of a run."""
+
+    run: Path
+    seed: int
+    step: int | None
+    """Number of its checkpoint; None for the last."""
+
+    @property
+    def setting(self) -> str:
+        """What is chosen between: the run, and the checkpoint. Its seeds are repetitions."""
+        return str(self.run) if self.step is None else f"{self.run}, step {self.step}"
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+        return f"{self.setting}, seed {self.seed}"
+
+
+def candidates_of(run: Path, checkpoints: str) -> list[Candidate]:
+    """Return the policies of a run: of its last checkpoint, or of all."""
+    seeds = read_run(run)["seeds"]
+    if checkpoints == "last":
+        return [Candidate(run, seed, None) for seed in seeds]
+    steps = Checkpoints(run / CHECKPOINTS).steps()
+    if not steps:
+        raise RunError(f"{run} has no checkpoint: give the directory of a finished run.")
+    # Others are those that a stopped run resumes from.
+    evaluated = {
+        row["step"] for row in read(run / METRICS_FILE) if not row.keys().isdisjoint(EVALUATED)
+    }
+    steps = [step for step in steps if step in evaluated] or steps
+    return [Candidate(run, seed, step) for step in steps for seed in seeds]
+
+
+def _returns(one: Candidate, act: str, draws: bool) -> Float[np.ndarray, "episodes"] | None:
+    """Return the returns of a policy's evaluation in its run; None if there was none.
+
+    They are those of the way it acts, at the step of its checkpoint. One that never draws its
+    actions has the same returns if it is asked to sample them.
+    """
+    own = acting_of(read_run(one.run))
+    asked = {"greedy": "greedy", "sample": "sampled" if draws else own}.get(act, own)
+    metric = RETURN if asked == own else OTHER_RETURN["greedy" if own == "sampled" else "sampled"]
+    found = [
+        row[metric]
+        for row in read(one.run / METRICS_FILE)
+        if row["seed"] == one.seed
+        and one.step in (None, row["step"])
+        and isinstance(row.get(metric), list)
+    ]
+    return np.array(found[-1], float) if found else None
+
+
+def compare_candidates(
+    found: Estimates,
+    candidates: Sequence[Candidate],
+    draws: Mapping[str, bool],
+    act: str,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Compare the estimates of candidates with the returns of their runs, for JSON.
+
+    ``draws`` says by label which sample their actions, and ``act`` how they were asked to act:
+    greedy, sample, or as-trained.
+    """
+    returns, settings = {}, dict[str, list[str]]()
+    for one in candidates:
+        settings.setdefault(one.setting, []).append(one.label)
+        if (known := _returns(one, act, draws[one.label])) is not None:
+            returns[one.label] = known
+    compared = compare_with_returns(found.values, settings, returns, seed)
+    return {
+        "episodes": found.episodes,
+        "data_return": as_dicts(found.data),
+        "policies": {
+            one.label: {
+                **{name: as_dicts(own.get(one.label)) for name, own in found.values.items()},
+                "effective_sample_size": found.effective.get(one.label),
+                "true_return": float(returns[one.label].mean()) if one.label in returns else None,
+            }
+            for one in candidates
+        },
+        "chosen": compared.chosen,
+        "ranking": compared.ranking,
+        "tuning": as_dicts(compared.tuning),
+        "notes": (*found.notes, *notes(candidates, draws, returns), *compared.notes),
+    }
+
+
+def notes(
+    candidates: Sequence[Candidate], draws: Mapping[str, bool], returns: Mapping[str, Any]
+) -> Iterator[str]:
+    """Tell which policies sample their actions, if others do not, and which have no return."""
+    sampled = dict.fromkeys(str(one.run) for one in candidates if draws[one.label])
+    if sampled and not all(draws.values()):
+        yield (
+            f"Policies of {', '.join(sampled)} sample their actions, and the others take the best "
+            "ones: --act greedy compares like with like."
+        )
+    for one in candidates:
+        if returns and one.label not in returns:
+            yield (
+                f"{one.label} is left out of the order and the tuning curve: its run has no return "
+                "of it, acting in this way."
+            )
 
 
 class Compared(NamedTuple):
@@ -142,13 +263,9 @@ def rank_correlation(
     estimates, returns = _checked(estimates, returns)
     if len(estimates) < 3 or np.ptp(estimates) == 0 or np.ptp(returns) == 0:
         return None
-    return float(np.corrcoef(_ranks(estimates), _ranks(returns))[0, 1])
+    from scipy.stats import spearmanr  # slow to import
 
-
-def _ranks(values: Float[np.ndarray, "P"]) -> Float[np.ndarray, "P"]:
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Float[np.ndarray, "P"] = (np.cumsum(counts) - (counts - 1) / 2)[place]
-    return ranks
+    return float(spearmanr(estimates, returns).statistic)
 
 
 def regret(estimates: Float[np.ndarray, "P"], returns: Float[np.ndarray, "_"], k: int = 1) -> float:

@@ -12,9 +12,11 @@ from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
     from offmarl.report.comparison import (
+        ComparedRuns as ComparedRuns,
         Comparison as Comparison,
         Row as Row,
         compare as compare,
+        compare_runs as compare_runs,
         estimate as estimate,
     )
     from offmarl.report.contents import Survey as Survey, survey as survey
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
         Data as Data,
         Entry as Entry,
         Runs as Runs,
-        best_of_run as best_of_run,
         best_scores as best_scores,
         fault_of as fault_of,
         final_metrics as final_metrics,

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt64
 
 from offmarl.types import Discrete, EnvSpec, Transition
-from offmarl.vault.format.column_statistics import Ranges, RangesAccumulator
+from offmarl.vault.format.column_statistics import Ranges
 
 # ------------------------------------------------------------------------------------ distinct rows
 
@@ -219,6 +219,8 @@ class ContinuousActions:
 
     Attributes
     ----------
+    ranges
+        Extremes and moments of each dimension, ``(N, A)``; those of the vault's statistics.
     histogram
         ``(N, A, BINS)`` numbers of values.
     steps
@@ -229,10 +231,10 @@ class ContinuousActions:
     """
 
     COUNTS = "ranges", "histogram", "steps", "legal", "at_bounds"
+    ranges: Ranges
 
     def __init__(self, spec: EnvSpec):
         self._shape = (spec.num_agents, spec.action_size)
-        self._ranges = RangesAccumulator(*self._shape)
         self.histogram = np.zeros((*self._shape, BINS), np.int64)
         self.steps = np.zeros(spec.num_agents, np.int64)
         self.legal, self.at_bounds = (np.zeros(self._shape, np.int64) for _ in range(2))
@@ -242,7 +244,6 @@ class ContinuousActions:
         action = np.asarray(steps.action).reshape(-1, *self._shape)
         alive = steps.view.alive
         usable = alive[..., None] & steps.view.legal_actions
-        self._ranges.add(action, alive[..., None])
         self.steps += alive.sum(0)
         self.legal += usable.sum(0)
         for begin in range(0, len(action), _ROWS):
@@ -257,11 +258,6 @@ class ContinuousActions:
         counts = np.bincount(place, minlength=self.histogram.size)
         self.histogram += counts.reshape(self.histogram.shape)
         self.at_bounds += (mask & (np.abs(action) >= 1)).sum(0)
-
-    @property
-    def ranges(self) -> Ranges:
-        """Extremes and moments of each dimension, ``(N, A)``."""
-        return self._ranges.ranges
 
 
 Actions = DiscreteActions | ContinuousActions

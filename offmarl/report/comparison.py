@@ -1,19 +1,48 @@
 """Comparison of runs: which algorithm is better, on what data, and with what confidence."""
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-from offmarl import statistics
-from offmarl.report.run_scores import UNITS, Data, Entry, Runs, RunScores, Scores
-from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, Estimate, Reference
-from offmarl.terminal import number
-from offmarl.tracking import RETURN
+from offmarl.errors import OptionError, RunError
+from offmarl.paths import distinct
+from offmarl.report.curves import Curves, learning_curves, read_curves
+from offmarl.report.run_scores import (
+    UNITS,
+    Entry,
+    Evaluation,
+    Runs,
+    RunScores,
+    Scores,
+    is_foreign,
+    last_metrics,
+    metric_of,
+    read_runs,
+    with_foreign,
+)
+from offmarl.report.tables import Section
+from offmarl.statistics import (
+    ENOUGH_RUNS,
+    MIN_RUNS,
+    Estimate,
+    Reference,
+    iqm,
+    mean,
+    mean_interval,
+    median,
+    normalise,
+    probability_of_improvement,
+)
+from offmarl.statistics import estimate as estimated
+from offmarl.terminal import interval, number
+from offmarl.tracking import MARL_EVAL_FILE, RETURN, RUN_FILE, is_run, read_run
 
-_SEED = 0  # of all bootstrap draws: the same runs always give the same intervals
+BASELINE = "bc"
+"""The program that others are compared with in pairs, unless another is named."""
 
 
 class Row(NamedTuple):
@@ -33,6 +62,16 @@ class Row(NamedTuple):
     best: Estimate | None = None
     """IQM of the best checkpoint of each seed, which is online tuning; see
     `offmarl.report.run_scores.best_scores`. None where it is unknown."""
+    bold: bool = False
+    """In a benchmark's tables: whether it may be the best of those that acted alike on the dataset.
+    The interval of the probability that one of its runs beats one of the highest IQM is not
+    entirely below one half. With fewer seeds than an interval needs, only the highest."""
+    scores: tuple[float, ...] = ()
+    """Of the runs on one dataset."""
+    difference: Estimate | None = None
+    """Mean difference to the baseline that acted in the same way, over pairs of runs of one seed,
+    with Student's t interval: what seeds and evaluation episodes add to both is not in it. None
+    for the baseline, and where there are no pairs; see `Comparison.unpaired`."""
 
 
 class Comparison(NamedTuple):
@@ -57,11 +96,16 @@ class Comparison(NamedTuple):
     """Whether the common scores are normalised."""
     pooled: bool
     """Whether the scores of all datasets have the same scale."""
+    baseline: str
+    """What `Row.difference` is to."""
+    unpaired: dict[str, dict[str, str]]
+    """Why entries have no difference to the baseline, or what to know of it: by dataset and label.
+    """
 
 
 def estimate(scores: RunScores) -> Estimate:
     """Return the interquartile mean of the runs on one dataset."""
-    return _estimate(statistics.iqm, scores[:, None])
+    return estimated(iqm, scores[:, None])
 
 
 def compare(
@@ -69,6 +113,8 @@ def compare(
     references: Mapping[str, Reference] | None = None,
     metric: str = RETURN,
     best: Scores | None = None,
+    evaluations: Mapping[str, Mapping[Entry, Evaluation]] | None = None,
+    baseline: str = BASELINE,
 ) -> Comparison:
     """Compare entries on one or several datasets.
 
@@ -83,6 +129,10 @@ def compare(
         Metric of the scores, a key of `UNITS`; agreement is not normalised.
     best
         Scores of the best checkpoints, as `read_runs` returns them.
+    evaluations
+        What scores are of, as `read_runs` returns them: runs of one seed are pairs.
+    baseline
+        The program or run whose runs are the second of each pair.
 
     Raises
     ------
@@ -93,24 +143,82 @@ def compare(
     normalised = all(dataset in known for dataset in scores)
     pooled = normalised or len(scores) == 1 or metric != RETURN
     common = _common(scores, known if normalised else {})
-    overall = [
-        _row(entry, runs, statistics.median(runs))._replace(headline=is_headline(entry, common))
-        for entry, runs in common.items()
-    ]
+    datasets, apart, unpaired = {}, {}, {}
+    for dataset, found in scores.items():
+        pairs = _pairs(found, (evaluations or {}).get(dataset, {}), baseline)
+        apart[dataset], unpaired[dataset] = pairs
+        rows = _dataset_rows(found, (best or {}).get(dataset, {}), known.get(dataset))
+        datasets[dataset] = [_with_difference(row, [apart[dataset].get(row.entry)]) for row in rows]
+    scales = {name: x.expert - x.random for name, x in known.items()} if normalised else {}
     return Comparison(
         scores,
-        {
-            dataset: _dataset_rows(found, (best or {}).get(dataset, {}), known.get(dataset))
-            for dataset, found in scores.items()
-        },
+        datasets,
         known,
         common,
-        overall if pooled and len(scores) > 1 else [],
+        [
+            _with_difference(
+                _row(entry, runs, common),
+                [
+                    None if (own := found.get(entry)) is None else own / scales.get(dataset, 1.0)
+                    for dataset, found in apart.items()
+                ],
+            )
+            for entry, runs in common.items()
+        ]
+        if pooled and len(scores) > 1
+        else [],
         _improvement(common),
         UNITS[metric],
         normalised,
         pooled,
+        baseline,
+        unpaired,
     )
+
+
+def _pairs(
+    scores: Mapping[Entry, RunScores], evaluations: Mapping[Entry, Evaluation], baseline: str
+) -> tuple[dict[Entry, RunScores], dict[str, str]]:
+    """Return the differences between runs of one seed and the baseline's, and what to know of them.
+
+    Entries are compared with the baseline that acted in the same way.
+    """
+    differences, reasons = {}, {}
+    for entry, runs in scores.items():
+        alike = [other for other in scores if other.acting == entry.acting]
+        named = [other for other in alike if _is_named(other, baseline)]
+        if not named or entry in named:
+            continue
+        if len(named) > 1 or not evaluations.keys() >= {entry, named[0]}:
+            reason = "several runs have its name" if len(named) > 1 else "seeds are unknown"
+            reasons[entry.label] = f"has no pairs with {baseline}, because {reason}"
+            continue
+        own, others = evaluations[entry], evaluations[named[0]]
+        common = [seed for seed in own.seeds if seed in others.seeds]
+        if not common:
+            reasons[entry.label] = f"has no pairs with {baseline}: their seeds differ"
+            continue
+        differences[entry] = (
+            runs[[own.seeds.index(seed) for seed in common]]
+            - scores[named[0]][[others.seeds.index(seed) for seed in common]]
+        )
+        if len(common) < max(len(own.seeds), len(others.seeds)):
+            reasons[entry.label] = f"and {baseline} have only {len(common)} seeds in common"
+        elif own.played != others.played:
+            reasons[entry.label] = f"and {baseline} share seeds, but played other episodes"
+    return differences, reasons
+
+
+def _is_named(entry: Entry, name: str) -> bool:
+    return name in (entry.algorithm, entry.run, entry.label)
+
+
+def _with_difference(row: Row, differences: Sequence[RunScores | None]) -> Row:
+    """Add the mean over datasets of the differences of pairs, if all have as many."""
+    known = [own for own in differences if own is not None]
+    if len(known) < len(differences) or len({len(own) for own in known}) != 1:
+        return row
+    return row._replace(difference=mean_interval(np.mean(known, axis=0)))
 
 
 def _common(
@@ -118,7 +226,7 @@ def _common(
 ) -> dict[Entry, Float[np.ndarray, "runs datasets"]]:
     columns = [
         {
-            entry: statistics.normalise(runs, references[dataset]) if references else runs
+            entry: normalise(runs, references[dataset]) if references else runs
             for entry, runs in found.items()
         }
         for dataset, found in scores.items()
@@ -138,7 +246,7 @@ def _improvement(
     """Compare every two entries that acted alike; returns need no common scale for it."""
     found = {
         first: {
-            second: _estimate(statistics.probability_of_improvement, x, y)
+            second: estimated(probability_of_improvement, x, y)
             for second, y in common.items()
             if second != first and second.acting == first.acting
         }
@@ -153,10 +261,10 @@ def _dataset_rows(
     reference: Reference | None,
 ) -> list[Row]:
     return [
-        _row(entry, runs[:, None], np.median(runs))._replace(
-            normalised=estimate(statistics.normalise(runs, reference)) if reference else None,
-            headline=is_headline(entry, scores),
+        _row(entry, runs[:, None], scores)._replace(
+            normalised=estimate(normalise(runs, reference)) if reference else None,
             best=estimate(best[entry]) if entry in best else None,
+            scores=tuple(runs.tolist()),
         )
         for entry, runs in scores.items()
     ]
@@ -167,17 +275,16 @@ def is_headline(entry: Entry, entries: Container[Entry]) -> bool:
     return entry.acting != "sampled" or entry._replace(acting="greedy") not in entries
 
 
-def _row(entry: Entry, scores: Float[np.ndarray, "runs tasks"], median: Any) -> Row:
-    mean = float(statistics.mean(scores))
-    return Row(entry, len(scores), _estimate(statistics.iqm, scores), mean, float(median))
-
-
-def _estimate(function: statistics.Estimator, *scores: Float[np.ndarray, "_ tasks"]) -> Estimate:
-    value = float(function(*map(statistics.checked, scores)))
-    if min(map(len, scores)) < MIN_RUNS:
-        return Estimate(value)
-    low, high = statistics.bootstrap_interval(function, *scores, seed=_SEED)
-    return Estimate(value, float(low), float(high))
+def _row(entry: Entry, scores: Float[np.ndarray, "runs tasks"], among: Container[Entry]) -> Row:
+    """Return the summary of an entry; ``among`` are those that it is shown with."""
+    return Row(
+        entry,
+        len(scores),
+        estimated(iqm, scores),
+        float(mean(scores)),
+        float(median(scores) if scores.shape[1] > 1 else np.median(scores)),
+        headline=is_headline(entry, among),
+    )
 
 
 # ---------------------------------------------------------------------------------- notes
@@ -231,6 +338,7 @@ def _caveats(
         )
     yield from _left_out(comparison)
     yield from _about_acting(comparison)
+    yield from about_pairs(comparison)
     if any(row.best for rows in comparison.datasets.values() for row in rows):
         yield about_best(metric == RETURN)
     few = min(len(runs) for one in comparison.scores.values() for runs in one.values())
@@ -274,6 +382,22 @@ def _about_acting(comparison: Comparison) -> Iterator[str]:
             )
 
 
+def about_pairs(comparison: Comparison) -> Iterator[str]:
+    """Say what differences are, and which runs cannot be paired."""
+    rows = [row for found in comparison.datasets.values() for row in found]
+    if any(row.difference for row in rows):
+        yield (
+            f"Minus {comparison.baseline}: the mean difference between runs of one seed, with "
+            "Student's t interval. Such runs play the same evaluation episodes, unless a note says "
+            "otherwise, so it tells more than two intervals side by side."
+        )
+    texts: dict[str, list[str]] = {}
+    for dataset, found in comparison.unpaired.items():
+        for label, reason in found.items():
+            texts.setdefault(f"{label} {reason}", []).append(dataset)
+    yield from (f"{text} ({', '.join(datasets)})." for text, datasets in texts.items())
+
+
 def about_best(in_environment: bool) -> str:
     """Return what the scores of best checkpoints are; see `offmarl.report.best_scores`."""
     return (
@@ -294,23 +418,131 @@ def few_seeds(what: str, count: int) -> str:
     )
 
 
-def comparison_data(comparison: Comparison, found: Runs) -> dict[str, Any]:
-    """Return a comparison for JSON."""
-    return {
-        "datasets": {
-            dataset: {row.entry.label: _row_data(row) for row in rows}
-            for dataset, rows in comparison.datasets.items()
-        },
-        "data": {
-            name: _source_data(data, comparison.references.get(name))
-            for name, data in found.data.items()
-        },
-        "overall": {row.entry.label: _row_data(row) for row in comparison.overall},
-        "probability_of_improvement": {
-            first.label: {second.label: value._asdict() for second, value in row.items()}
-            for first, row in comparison.improvement.items()
-        },
+# ---------------------------------------------------------------------------------- tables
+
+
+def comparison_tables(comparison: Comparison) -> Iterator[Section]:
+    """Return a comparison as tables."""
+    for dataset, rows in comparison.datasets.items():
+        yield _summary(f"{comparison.unit.capitalize()}: {dataset}", rows)
+    if comparison.overall:
+        scale = "normalised from random (0) to expert (1)"
+        title = f"All datasets, {scale if comparison.normalised else comparison.unit}"
+        yield _summary(title, comparison.overall)
+    yield from _difference_table(comparison)
+    for acting in dict.fromkeys(entry.acting for entry in comparison.improvement):
+        entries = [entry for entry in comparison.improvement if entry.acting == acting]
+        estimates = [one for entry in entries for one in comparison.improvement[entry].values()]
+        title = "Probability that a run of the row beats a run of the column"
+        yield Section(
+            title + (" [95% interval]" if _any_interval(estimates) else ""),
+            ["", *(entry.label for entry in entries)],
+            [
+                [first.label, *(_probability(found.get(second)) for second in entries)]
+                for first, found in comparison.improvement.items()
+                if first.acting == acting
+            ],
+        )
+
+
+def _difference_table(comparison: Comparison) -> Iterator[Section]:
+    """Return the differences to the baseline on each dataset, and on all."""
+    columns = comparison.datasets | ({"all": comparison.overall} if comparison.overall else {})
+    found = {
+        title: {row.entry.label: difference_text(row) for row in rows if row.difference}
+        for title, rows in columns.items()
     }
+    found = {title: cells for title, cells in found.items() if cells}
+    labels = dict.fromkeys(label for cells in found.values() for label in cells)
+    rows = [[label, *(cells.get(label, "") for cells in found.values())] for label in labels]
+    if rows:
+        title = f"Minus {comparison.baseline}, in pairs of runs of one seed [95% interval]"
+        yield Section(title, ["", *found], rows)
+
+
+def _summary(title: str, rows: Sequence[Row]) -> Section:
+    """Return the rows of one dataset, or of all, with normalised scores if they are known."""
+    normalised = any(row.normalised for row in rows)
+    best = any(row.best for row in rows)
+    iqm = "IQM [95% interval]" if _any_interval(row.iqm for row in rows) else "IQM"
+    columns = ["algorithm", "seeds", iqm, *(["normalised IQM"] if normalised else [])]
+    columns += ["mean", "median", *(["best checkpoint"] if best else [])]
+    cells = [
+        [
+            row.entry.label,
+            row.runs,
+            interval(*row.iqm),
+            # The JSON also has its interval, which is that of the IQM on another scale.
+            *([row.normalised and row.normalised.value] if normalised else []),
+            row.mean,
+            row.median,
+            *([row.best and interval(*row.best)] if best else []),
+        ]
+        for row in rows
+    ]
+    return Section(title, columns, cells)
+
+
+def difference_text(row: Row) -> str:
+    """Return the difference to the baseline with its sign and interval; empty without one."""
+    if row.difference is None:
+        return ""
+    return "+" * (row.difference.value > 0) + interval(*row.difference)
+
+
+def _any_interval(estimates: Iterable[Estimate]) -> bool:
+    return any(one.low is not None for one in estimates)
+
+
+def _probability(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return ""
+    if estimate.low is None:
+        return f"{estimate.value:.2f}"
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*estimate)
+
+
+# ---------------------------------------------------------------------------------- runs
+
+
+class ComparedRuns(NamedTuple):
+    """Everything that ``offmarl compare`` shows."""
+
+    runs: list[Path]
+    """Finished runs, without the results of other projects."""
+    found: Runs
+    comparison: Comparison
+    curves: Curves
+    sections: list[Section]
+    notes: list[str]
+    unfinished: list[Path]
+    """Runs that are left out."""
+
+    def data(self) -> dict[str, Any]:
+        """Return the comparison for JSON."""
+        comparison = self.comparison
+        return {
+            "datasets": {
+                dataset: {row.entry.label: _row_data(row) for row in rows}
+                for dataset, rows in comparison.datasets.items()
+            },
+            "data": {
+                name: {**one._asdict(), "references": _as_dict(comparison.references.get(name))}
+                for name, one in self.found.data.items()
+            },
+            "baseline": comparison.baseline,
+            "overall": {row.entry.label: _row_data(row) for row in comparison.overall},
+            "probability_of_improvement": {
+                first.label: {second.label: value._asdict() for second, value in row.items()}
+                for first, row in comparison.improvement.items()
+            },
+            "notes": self.notes,
+            "curves": {
+                dataset: {entry.label: curve.data() for entry, curve in found.items()}
+                for dataset, found in self.curves.items()
+            },
+            "unfinished": self.unfinished,
+        }
 
 
 def _row_data(row: Row) -> Mapping[str, Any]:
@@ -319,13 +551,97 @@ def _row_data(row: Row) -> Mapping[str, Any]:
         "acting": row.entry.acting,
         "runs": row.runs,
         "iqm": row.iqm._asdict(),
-        "normalised": row.normalised._asdict() if row.normalised else None,
+        "normalised": _as_dict(row.normalised),
         "mean": row.mean,
         "median": row.median,
         "headline": row.headline,
-        "best_checkpoint": row.best._asdict() if row.best else None,
+        "best_checkpoint": _as_dict(row.best),
+        "difference": _as_dict(row.difference),
     }
 
 
-def _source_data(data: Data, reference: Reference | None) -> dict[str, Any]:
-    return {**data._asdict(), "references": reference._asdict() if reference else None}
+def _as_dict(one: Estimate | Reference | None) -> dict[str, Any] | None:
+    return one._asdict() if one else None
+
+
+def compare_runs(
+    paths: Iterable[Path],
+    known: Mapping[str, Reference],
+    given: Mapping[str, Reference],
+    pool_settings: bool = False,
+    baseline: str | None = None,
+) -> ComparedRuns:
+    """Read runs and compare them; those that are not finished are left out, if others are.
+
+    Parameters
+    ----------
+    paths
+        Directories of runs or of benchmarks, packed runs, and files of marl-eval's layout.
+    known
+        Reference returns by environment.
+    given
+        The same of the user, which override the others, and are used for files of other projects.
+    pool_settings
+        As for `read_runs`.
+    baseline
+        As for `compare`.
+
+    Raises
+    ------
+    OptionError
+        No run has the name of ``baseline``.
+    RunError
+        A path is no run, or the runs have no metric in common.
+    """
+    every = distinct(one for path in paths for one in _each(path))
+    foreign = [path for path in every if is_foreign(path)]
+    begun = [path for path in every if path not in foreign]
+    unfinished = [path for path in begun if _is_unfinished(path)]
+    # If none is finished, the error says what to do.
+    runs = [path for path in begun if path not in unfinished] or begun
+    metric = metric_of(runs)
+    found = read_runs(runs, metric, pool_settings)
+    if foreign and metric != RETURN:
+        raise RunError(f"{foreign[0]} holds returns, and the runs have none: compare it alone.")
+    found, scales = with_foreign(found, foreign), {}
+    for name, data in found.data.items() if metric == RETURN else ():
+        scale = given if name in found.outside else {**known, **given}
+        if data.environment in scale:
+            scales[name] = scale[data.environment]
+    entries = dict.fromkeys(entry for one in found.scores.values() for entry in one)
+    if baseline is not None and not any(_is_named(entry, baseline) for entry in entries):
+        labels = ", ".join(entry.label for entry in entries)
+        raise OptionError(f"no run is named {baseline}: name the program of one of {labels}.")
+    comparison = compare(
+        found.scores, scales, metric, found.best, found.evaluations, baseline or BASELINE
+    )
+    curves = read_curves(found.directories, metric)
+    sections = [*comparison_tables(comparison), *([learning_curves(curves)] if curves else [])]
+    if metric != RETURN:
+        sections.append(_losses(runs))
+    left_out = [f"{run} is not finished, and left out: repeat its command." for run in unfinished]
+    said = [*notes(comparison, found, metric, pool_settings), *left_out]
+    return ComparedRuns(runs, found, comparison, curves, sections, said, unfinished)
+
+
+def _each(path: Path) -> list[Path]:
+    """Return a run, or the packed runs of a benchmark's directory, or of its cells."""
+    if is_run(path):
+        return [path]
+    cells = sorted((path / "cells").glob("*.json")) or sorted(path.glob("*--*.json"))
+    return cells or [path]
+
+
+def _is_unfinished(run: Path) -> bool:
+    """Whether a run has begun, and has no final evaluation yet."""
+    begun = run.is_dir() and (run / RUN_FILE).is_file() and not (run / MARL_EVAL_FILE).exists()
+    return begun and not read_run(run).get("complete", False)
+
+
+def _losses(runs: Iterable[Path]) -> Section:
+    """Return the final training metrics of runs that were not evaluated in an environment."""
+    rows = [
+        [str(path), ", ".join(f"{name} {number(value)}" for name, value in last.items())]
+        for path, last in ((path, last_metrics(path)) for path in runs)
+    ]
+    return Section("Final training metrics, mean over seeds", ["run", "metrics"], rows)

@@ -17,7 +17,10 @@ from offmarl.report.accumulators import (
     entropy,
     hash_rows,
 )
+from offmarl.statistics import spread
+from offmarl.teams import only_or_all
 from offmarl.terminal import Progress, quiet
+from offmarl.tracking import as_dicts
 from offmarl.types import EnvSpec, Transition, flatten_tree, map_tree
 from offmarl.vault import Dataset, Episodes
 from offmarl.vault.check.digest import known_digest
@@ -157,6 +160,42 @@ class Survey(NamedTuple):
             crossing=1 - single / count if count else 0.0,
         )
 
+    def data(self) -> dict[str, Any]:
+        """Return everything for JSON."""
+        vault = self.vault
+        causes, counts = np.unique(self.episodes.cause, return_counts=True)
+        return {
+            "path": vault.path,
+            "env": self.spec.name,
+            "spec": self.spec.to_json(),
+            "native": vault.native,
+            "quirks": vault.quirks,
+            "rows": vault.rows,
+            "steps": vault.num_steps,
+            "bytes": vault.num_bytes,
+            "digest": self.digest,
+            "unverified": vault.unverified,
+            "warnings": data_warnings(self),
+            "episodes": len(self.episodes.row),
+            "incomplete": self.episodes.incomplete,
+            "episodes_without_return": self.episodes.without_return,
+            "ends": dict(zip(causes.tolist(), counts.tolist(), strict=True)),
+            "return": only_or_all({team: spread(x) for team, x in self.team_returns.items()}),
+            "length": spread(self.lengths),
+            "rewards": as_dicts(self.rewards),
+            "actions": {x: as_dicts(getattr(self.actions, x)) for x in self.actions.COUNTS},
+            "observations": as_dicts(self.observations),
+            "state": as_dicts(self.state),
+            "alive": self.alive,
+            "coverage": {"saco": self.saco, **as_dicts(self.coverage)},
+            "windows": [as_dicts(self.windows(length)) for length in LENGTHS],
+            "provenance": vault.provenance,
+        }
+
+
+Surveys = Mapping[str, Survey]
+"""Surveys of datasets, by the names shown for them."""
+
 
 def survey(vault: Dataset, progress: Progress = quiet) -> Survey:
     """Compute the statistics of a vault.
@@ -227,6 +266,8 @@ class StatsAccumulator:
 
     def survey(self, digest: str, leaves: Statistics) -> Survey:
         """Return the survey of everything added, with the vault's digest and statistics."""
+        if isinstance(self._actions, ContinuousActions):
+            self._actions.ranges = leaves["action"].ranges
         return Survey(
             self._vault,
             digest,
@@ -298,21 +339,8 @@ def _features(leaves: Statistics, field: str, vector: bool, lead: tuple[int, ...
     """Return the statistics of the features of a vector, or of whole leaves ``(*lead, leaves)``."""
     if vector and field in leaves:
         return leaves[field].ranges
-    found = [_pooled(x.ranges) for name, x in leaves.items() if name.partition(".")[0] == field]
-    return Ranges(*(np.reshape([one[i] for one in found], (*lead, len(found))) for i in range(6)))
-
-
-def _pooled(ranges: Ranges) -> tuple[float, ...]:
-    """Return the statistics of all entries of a leaf together."""
-    low, high, mean, std, count, not_finite = map(np.ravel, ranges)
-    some = count > 0
-    if not some.any():
-        return (np.nan,) * 4 + (0, int(not_finite.sum()))
-    weights = count[some] / count.sum()
-    centre = (mean[some] * weights).sum()
-    spread = (weights * (std[some] ** 2 + (mean[some] - centre) ** 2)).sum() ** 0.5
-    ends = float(low[some].min()), float(high[some].max())
-    return (*ends, float(centre), float(spread), int(count.sum()), int(not_finite.sum()))
+    own = [x.ranges.pooled() for name, x in leaves.items() if name.partition(".")[0] == field]
+    return Ranges(*(np.reshape([one[i] for one in own], (*lead, len(own))) for i in range(6)))
 
 
 def _of_agent(observation: Any, spec: EnvSpec, agent: int) -> Iterator[Any]:
@@ -351,7 +379,7 @@ def data_warnings(found: Survey) -> list[str]:
     ]
 
 
-def warnings_by_dataset(surveys: Mapping[str, Survey]) -> list[tuple[str, str]]:
+def warnings_by_dataset(surveys: Surveys) -> list[tuple[str, str]]:
     """Return the warnings of several datasets, each with the datasets that it applies to.
 
     The first item of a pair is empty if there is one dataset only.

@@ -8,10 +8,14 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from offmarl.report.run_scores import Entry, metrics_of
+from offmarl.report.tables import Section
 from offmarl.statistics import MIN_RUNS, bootstrap_interval
+from offmarl.terminal import bars, interval
 from offmarl.tracking import METRICS_FILE, read, read_run
 
 _RESAMPLES = 1000
+_BARS = 30
+"""Most bars of a learning curve in a table."""
 
 
 class Curve(NamedTuple):
@@ -115,3 +119,27 @@ def _curve(rows: Iterable[Mapping[str, Any]], name: str, seeds: list[int]) -> Cu
     whole = sorted(step for step, found in points.items() if len(found) == len(seeds))
     values = np.array([[points[step][seed] for step in whole] for seed in seeds], float)
     return Curve(np.array(whole, int), values.reshape(len(seeds), len(whole)))
+
+
+def learning_curves(curves: Curves) -> Section:
+    """Return the curves as a table, whose bars have one scale for each dataset."""
+    rows, banded = [], False
+    for dataset, found in curves.items():
+        means = np.concatenate([curve.mean for curve in found.values()])
+        for entry, curve in found.items():
+            band = curve.interval()
+            ends = (None, None) if band is None else band[:, -1].tolist()
+            banded |= band is not None
+            shown = bars(_shortened(curve.mean).tolist(), float(means.min()), float(means.max()))
+            last = interval(float(curve.mean[-1]), *ends)
+            first = float(curve.mean[0])
+            rows.append([dataset, entry.label, first, shown, last, int(curve.steps[-1])])
+    heading = "last [95% interval]" if banded else "last"
+    names = ["data", "run", "first", "mean over seeds", heading, "steps"]
+    return Section("Learning curves", names, rows)
+
+
+def _shortened(values: Float[np.ndarray, "points"]) -> Float[np.ndarray, "_"]:
+    """Return at most `_BARS` values: means over blocks of neighbours."""
+    blocks = np.array_split(values, min(len(values), _BARS))
+    return np.array([block.mean() for block in blocks])

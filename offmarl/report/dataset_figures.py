@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Num
 
 from offmarl.report.accumulators import BINS, ContinuousActions, DiscreteActions
-from offmarl.report.contents import Survey
-from offmarl.report.figures import COLOURS, make_figure, plain
+from offmarl.report.contents import Survey, Surveys
+from offmarl.report.figures import COLOURS, chart, make_figure, plain
 from offmarl.vault.format.column_statistics import Ranges
 from offmarl.vault.format.tables import CAUSES
 
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Surveys = Mapping[str, Survey]
-"""Surveys of datasets, by the names shown for them."""
-
-_SIZE = (5.0, 3.1)
 _STRETCHES = 60
 _MOST_BINS = 40
 _MOST_CELLS = 8
@@ -56,21 +52,14 @@ def figure_lengths(surveys: Surveys) -> Figure:
 
 def figure_order(surveys: Surveys) -> Figure:
     """Draw how returns change over the course of each recording."""
-
-    def draw(axes: Axes) -> None:
-        axes.set_title("Returns in the order of recording")
-        axes.set_xlabel("fraction of the recording")
-        axes.set_ylabel("mean return")
-        for number, (label, found, values) in enumerate(_labelled_returns(surveys)):
-            order = np.argsort(found.episodes.start[found.episodes.scored], kind="stable")
-            returns = values[order]
-            parts = np.array_split(returns, min(_STRETCHES, max(len(returns), 1)))
-            place = (np.arange(len(parts)) + 0.5) / len(parts)
-            means = [part.mean() if len(part) else np.nan for part in parts]
-            marker = "o" if len(parts) == 1 else ""
-            axes.plot(place, means, label=plain(label), marker=marker, **_line(number))
-
-    return _chart(draw, len(surveys) > 1)
+    lines = {}
+    for label, found, values in _labelled_returns(surveys):
+        order = np.argsort(found.episodes.start[found.episodes.scored], kind="stable")
+        parts = np.array_split(values[order], min(_STRETCHES, max(len(values), 1)))
+        place = (np.arange(len(parts)) + 0.5) / len(parts)
+        lines[label] = place, [part.mean() if len(part) else np.nan for part in parts]
+    title = "Returns in the order of recording"
+    return _line_chart(lines, title, "fraction of the recording", "mean return")
 
 
 def training_of(found: Survey) -> tuple[list[float], list[float]]:
@@ -86,30 +75,31 @@ def training_of(found: Survey) -> tuple[list[float], list[float]]:
 
 def figure_training(surveys: Surveys) -> Figure:
     """Draw the learning curves of the policies that recorded the data."""
+    lines = {label: training_of(found) for label, found in surveys.items()}
+    unit = "environment steps of training"
+    return _line_chart(lines, "Learning curve of the recorder", unit, "return of the policy")
 
-    def draw(axes: Axes) -> None:
-        axes.set_title("Learning curve of the recorder")
-        axes.set_xlabel("environment steps of training")
-        axes.set_ylabel("return of the policy")
-        for number, (label, found) in enumerate(surveys.items()):
-            steps, returns = training_of(found)
-            marker = "o" if len(steps) < 3 else ""
-            axes.plot(steps, returns, label=plain(label), marker=marker, **_line(number))
 
-    return _chart(draw, len(surveys) > 1)
+def figure_curve(surveys: Surveys) -> Figure:
+    """Draw the mean reward by time in the episode."""
+    rewards = {label: found.rewards for label, found in surveys.items()}
+    lines = {
+        label: ((np.arange(len(one.curve)) + 0.5) * one.stretch, one.curve)
+        for label, one in rewards.items()
+    }
+    return _line_chart(lines, "Reward by time in the episode", "step of the episode", "mean reward")
 
 
 def figure_ends(surveys: Surveys) -> Figure:
     """Draw the fractions of episodes by how they ended."""
 
     def draw(axes: Axes) -> None:
-        axes.set_title("How episodes ended")
-        axes.set_xlabel("fraction of episodes")
         axes.grid(axis="x")
         labels = list(surveys)[::-1]
         left = np.zeros(len(labels))
         for cause, colour in _CAUSE_COLOURS.items():
-            share = np.array([_share(surveys[label].episodes.cause == cause) for label in labels])
+            ended = [surveys[label].episodes.cause == cause for label in labels]
+            share = np.array([one.mean() if len(one) else 0.0 for one in ended])
             if share.any():
                 axes.barh(list(map(plain, labels)), share, 0.6, left, label=cause, color=colour)
                 left += share
@@ -117,122 +107,83 @@ def figure_ends(surveys: Surveys) -> Figure:
         if len(labels) == 1:
             axes.set_yticks([])
 
-    return _chart(draw, legend=True)
-
-
-def figure_curve(surveys: Surveys) -> Figure:
-    """Draw the mean reward by time in the episode."""
-
-    def draw(axes: Axes) -> None:
-        axes.set_title("Reward by time in the episode")
-        axes.set_xlabel("step of the episode")
-        axes.set_ylabel("mean reward")
-        for number, (label, found) in enumerate(surveys.items()):
-            rewards = found.rewards
-            place = (np.arange(len(rewards.curve)) + 0.5) * rewards.stretch
-            axes.plot(place, rewards.curve, label=plain(label), **_line(number))
-
-    return _chart(draw, len(surveys) > 1)
+    return chart(draw, "How episodes ended", "fraction of episodes", legend=True)
 
 
 def figure_repeats(surveys: Surveys) -> Figure:
     """Draw the numbers of state-action pairs by how often they occur."""
 
     def draw(axes: Axes) -> None:
-        axes.set_title("Occurrences of state-action pairs")
-        axes.set_xlabel("occurrences of a pair")
-        axes.set_ylabel("pairs")
         axes.set(xscale="log", yscale="log")
         for axis in (axes.xaxis, axes.yaxis):
             _label_counts(axis)
         for number, (label, found) in enumerate(surveys.items()):
             often, many = found.coverage.repeats.T
-            colour = COLOURS[number % len(COLOURS)]
-            axes.scatter(
-                often, many, s=14, color=colour, alpha=0.7, linewidth=0, label=plain(label)
-            )
+            style: dict[str, Any] = {"s": 14, "alpha": 0.7, "linewidth": 0, "label": plain(label)}
+            axes.scatter(often, many, color=_colour(number), **style)
 
-    return _chart(draw, len(surveys) > 1)
+    title = "Occurrences of state-action pairs"
+    return chart(draw, title, "occurrences of a pair", "pairs", legend=len(surveys) > 1)
 
 
 def figure_agents(surveys: Surveys) -> Figure:
     """Draw the median and the middle 90% of each agent's returns."""
 
     def draw(axes: Axes) -> None:
-        axes.set_title("Returns of each agent")
-        axes.set_xlabel("agent")
-        axes.set_ylabel("episode return")
         for number, (label, found) in enumerate(surveys.items()):
             returns = found.episodes.returns[found.episodes.scored]
             if not len(returns):
                 continue
             low, middle, high = np.quantile(returns, (0.05, 0.5, 0.95), axis=0)
             place = np.arange(len(middle)) + 0.6 * ((number + 0.5) / len(surveys) - 0.5)
-            spans = [middle - low, high - middle]
-            colour = COLOURS[number % len(COLOURS)]
+            style: dict[str, Any] = {"fmt": "o", "markersize": 4, "label": plain(label)}
             axes.errorbar(
-                place, middle, spans, fmt="o", markersize=4, color=colour, label=plain(label)
+                place, middle, [middle - low, high - middle], color=_colour(number), **style
             )
         axes.locator_params(axis="x", integer=True)
 
-    return _chart(draw, len(surveys) > 1)
+    return chart(draw, "Returns of each agent", "agent", "episode return", legend=len(surveys) > 1)
 
 
 def figure_actions(found: Survey) -> Figure:
     """Draw the distribution of each agent's actions."""
     actions = found.actions
     if isinstance(actions, ContinuousActions):
-        return make_figure(lambda figure: _draw_values(figure, actions), _SIZE)
-    return make_figure(lambda figure: _draw_choices(figure, actions), _SIZE)
+        return chart(lambda axes: _draw_values(axes, actions), "Values of actions", "action")
+    return make_figure(lambda figure: _draw_choices(figure, actions), (5.0, 3.1))
 
 
 def figure_information(information: Float[np.ndarray, "N N"]) -> Figure:
     """Draw the mutual information of each two agents' actions."""
+    highest = max(float(information.max()), _SOME_BITS)
 
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        axes.set_title("Mutual information of actions, bits")
-        _draw_map(figure, axes, information, max(float(information.max()), _SOME_BITS))
-        axes.set(xlabel="agent", ylabel="agent")
+    def draw(axes: Axes) -> None:
+        _draw_map(axes, information, highest)
 
-    return make_figure(draw, _SIZE)
+    return chart(draw, "Mutual information of actions, bits", "agent", "agent")
 
 
 def figure_features(ranges: Ranges, title: str) -> Figure:
     """Draw the range of every feature, its mean and standard deviation."""
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        axes.set_title(title)
-        axes.set_xlabel("feature")
-        _draw_ranges(axes, ranges)
-
-    return make_figure(draw, _SIZE)
+    return chart(lambda axes: _draw_ranges(axes, ranges), title, "feature")
 
 
-def _chart(draw: Callable[[Axes], None], legend: bool) -> Figure:
-    """Return a figure of one chart, with an optional legend below."""
+def _line_chart(lines: Mapping[str, tuple[Any, Any]], title: str, x: str, y: str) -> Figure:
+    def draw(axes: Axes) -> None:
+        for number, (label, (places, values)) in enumerate(lines.items()):
+            marker = "o" if len(places) < 3 else ""
+            axes.plot(places, values, label=plain(label), marker=marker, **_line(number))
 
-    def whole(figure: Figure) -> None:
-        axes = figure.subplots()
-        draw(axes)
-        if legend:
-            _add_legend(figure, *axes.get_legend_handles_labels())
-
-    return make_figure(whole, _SIZE)
+    return chart(draw, title, x, y, legend=len(lines) > 1)
 
 
-def _add_legend(figure: Figure, handles: list[Any], labels: list[str]) -> None:
-    """Add a legend; the figure grows with its lines, so that the chart keeps its size."""
-    columns = max(1, min(len(labels), 48 // (max(map(len, labels), default=0) + 5)))
-    lines = -(-len(labels) // columns)
-    figure.set_size_inches(_SIZE[0], _SIZE[1] + 0.17 * max(lines - 1, 0))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9)
+def _colour(number: int) -> str:
+    return COLOURS[number % len(COLOURS)]
 
 
 def _line(number: int) -> dict[str, Any]:
     style = _LINES[number // len(COLOURS) % len(_LINES)]
-    return {"color": COLOURS[number % len(COLOURS)], "linestyle": style, "linewidth": 1.6}
+    return {"color": _colour(number), "linestyle": style, "linewidth": 1.6}
 
 
 def _label_counts(axis: Any) -> None:
@@ -244,10 +195,6 @@ def _label_counts(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _share(truths: Any) -> float:
-    return float(truths.mean()) if len(truths) else 0.0
-
-
 def _histograms(
     values: Mapping[str, Num[np.ndarray, "_"]],
     title: str,
@@ -257,17 +204,13 @@ def _histograms(
     edges = bin_edges(list(values.values()), whole_numbers)
 
     def draw(axes: Axes) -> None:
-        axes.set_title(title)
-        axes.set_xlabel(unit)
-        axes.set_ylabel("fraction of episodes")
         for number, (label, some) in enumerate(values.items()):
             if len(some):
                 shares = np.histogram(some, edges)[0] / len(some)
-                colour = COLOURS[number % len(COLOURS)]
-                axes.stairs(shares, edges, fill=True, color=colour, alpha=0.25)
+                axes.stairs(shares, edges, fill=True, color=_colour(number), alpha=0.25)
                 axes.stairs(shares, edges, label=plain(label), **_line(number))
 
-    return _chart(draw, len(values) > 1)
+    return chart(draw, title, unit, "fraction of episodes", legend=len(values) > 1)
 
 
 def bin_edges(
@@ -294,42 +237,39 @@ def _draw_choices(figure: Figure, actions: DiscreteActions) -> None:
     left.set_title("Taken")
     right.set_title("Legal")
     taken = actions.taken / steps
-    _draw_map(figure, left, taken, max(float(taken.max()), 2 / taken.shape[1]))
-    _draw_map(figure, right, actions.legal / steps, 1.5)
+    _draw_map(left, taken, max(float(taken.max()), 2 / taken.shape[1]))
+    _draw_map(right, actions.legal / steps, 1.5)
     left.set(xlabel="action", ylabel="agent")
     right.set_xlabel("action")
 
 
-def _draw_values(figure: Figure, actions: ContinuousActions) -> None:
+def _draw_values(axes: Axes, actions: ContinuousActions) -> None:
     agents, size, _ = actions.histogram.shape
-    axes = figure.subplots()
-    axes.set_title("Values of actions")
     shares = actions.histogram / np.maximum(actions.histogram.sum(-1, keepdims=True), 1)
     rows = shares.reshape(agents * size, BINS)
     extent = (-1.0, 1.0, agents * size - 0.5, -0.5)
     drawing = axes.imshow(rows, cmap="Blues", vmin=0, aspect="auto", extent=extent)
     axes.set_xticks([-1, -0.5, 0, 0.5, 1])
-    figure.colorbar(drawing, ax=axes, label="fraction of steps", fraction=0.05)
+    axes.figure.colorbar(drawing, ax=axes, label="fraction of steps", fraction=0.05)
     axes.grid(visible=False)
     if size == 1:
-        axes.set(xlabel="action", ylabel="agent")
-        return
-    if agents <= 16:
+        axes.set_ylabel("agent")
+    elif agents <= 16:
         axes.set_yticks(np.arange(agents) * size + (size - 1) / 2, [str(i) for i in range(agents)])
         axes.hlines(np.arange(1, agents) * size - 0.5, -1, 1, color="#9ca3af", linewidth=0.6)
-        axes.set(xlabel="action", ylabel=f"agent, {size} dimensions each")
+        axes.set_ylabel(f"agent, {size} dimensions each")
     else:
-        axes.set(xlabel="action", ylabel=f"agent x {size} + dimension")
+        axes.set_ylabel(f"agent x {size} + dimension")
 
 
-def _draw_map(figure: Figure, axes: Axes, values: Float[np.ndarray, "R C"], highest: float) -> None:
+def _draw_map(axes: Axes, values: Float[np.ndarray, "R C"], highest: float) -> None:
     axes.grid(visible=False)
     if not values.size:
         return
     drawing = axes.imshow(values, cmap="Blues", vmin=0, vmax=highest, aspect="auto")
     axes.locator_params(integer=True)
     if len(values) > _MOST_CELLS or values.shape[1] > _MOST_CELLS:
-        bar = figure.colorbar(drawing, ax=axes, fraction=0.08)
+        bar = axes.figure.colorbar(drawing, ax=axes, fraction=0.08)
         bar.ax.set_ylim(0, float(values.max()) or 1.0)
         return
     for (row, column), value in np.ndenumerate(values):

@@ -1,4 +1,4 @@
-"""Figures of the demo and of comparisons.
+"""Figures of the demo and of comparisons, and what all figures share.
 
 The colours are those of Okabe and Ito, which can be distinguished with any kind of colour vision.
 Each algorithm also has its own marker, which is hollow if its actions were sampled, and from the
@@ -153,6 +153,32 @@ def to_bytes(figure: Figure, kind: str) -> bytes:
     with mpl.rc_context(_STYLE):
         figure.savefig(file, format=kind, dpi=150, metadata=undated)
     return file.getvalue()
+
+
+def chart(
+    draw: Callable[[Axes], None],
+    title: str,
+    x: str,
+    y: str = "",
+    *,
+    size: tuple[float, float] = (5.0, 3.1),
+    legend: bool = False,
+) -> Figure:
+    """Return a figure of one chart; a legend below makes it higher, so that the chart is not."""
+
+    def whole(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.set(xlabel=x, ylabel=y)
+        axes.set_title(title)
+        draw(axes)
+        if legend:
+            handles, labels = axes.get_legend_handles_labels()
+            columns = max(1, min(len(labels), 48 // (max(map(len, labels), default=0) + 5)))
+            lines = -(-len(labels) // columns)
+            figure.set_size_inches(size[0], size[1] + 0.17 * max(lines - 1, 0))
+            figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=9)
+
+    return make_figure(whole, size)
 
 
 def make_figure(draw: Callable[[Figure], None], size: tuple[float, float]) -> Figure:

@@ -1,40 +1,96 @@
-"""Pages that describe a run, compare runs, and describe datasets."""
+"""HTML pages that describe a run, compare runs, and describe datasets.
+
+A page is one file, made by a template in ``report/templates``. All text that a template shows is
+escaped.
+"""
 
 from __future__ import annotations
 
+import base64
+import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from offmarl._version import __version__
-from offmarl.report import dataset_figures as figures
-from offmarl.report import page, tables
+from offmarl.errors import OffmarlError, OptionError
+from offmarl.programs.registry import file_of_run
+from offmarl.report import dataset_figures, tables
 from offmarl.report.accumulators import DiscreteActions
-from offmarl.report.comparison import Comparison
-from offmarl.report.contents import Survey, warnings_by_dataset
-from offmarl.report.curves import Curve, Curves, broken_of, curves_of
-from offmarl.report.dataset_figures import Surveys
+from offmarl.report.comparison import ComparedRuns
+from offmarl.report.contents import Survey, Surveys, warnings_by_dataset
+from offmarl.report.curves import Curve, broken_of, curves_of, learning_curves
 from offmarl.report.figures import (
     COLOURS,
+    chart,
     draw_curve,
     figure_comparison,
     figure_curves,
-    make_figure,
+    to_bytes,
 )
 from offmarl.report.run_scores import UNITS, Entry
 from offmarl.report.tables import Section
+from offmarl.teams import only_or_all
 from offmarl.terminal import number
-from offmarl.tracking import RETURN, WALL_TIME, acting_of, read_run, to_json
-from offmarl.vault.format.column_statistics import Ranges
+from offmarl.tracking import (
+    RETURN,
+    WALL_TIME,
+    acting_of,
+    labelled,
+    progress,
+    read_run,
+    to_json,
+)
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# ------------------------------------------------------------------------------------- runs
+    from offmarl.envs import Environment
 
-_MEAN = "Mean over seeds. Band: 95% interval; thin lines: seeds."
+_MOST_FRAMES = 100
+
+Films = tuple[Sequence[tuple[bytes, str]], Sequence[tuple[str, str]]]
+"""GIFs of episodes with their captions; and what could not be drawn, with the reason."""
+
+
+def render(template: str, **context: Any) -> str:
+    """Return the page of a template in ``report/templates``; it escapes all texts."""
+    return str(_templates().get_template(template).render(version=__version__, **context))
+
+
+@cache
+def _templates() -> Any:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    found = Environment(
+        loader=PackageLoader("offmarl.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.globals["numeric_columns"] = _numeric_columns
+    found.filters |= {
+        "number": number,
+        "svg": partial(to_bytes, kind="svg"),
+        "base64": lambda content: base64.b64encode(content).decode(),
+    }
+    return found
+
+
+def _numeric_columns(rows: Sequence[Sequence[Any]]) -> set[int]:
+    """Return the columns that hold numbers only, which are aligned right."""
+    cell = re.compile(r"(about )?-?[\d.,]+(e[-+]\d+)?%?|")
+    columns = enumerate(zip(*rows, strict=True))
+    return {place for place, cells in columns if all(cell.fullmatch(number(x)) for x in cells)}
+
+
+# ------------------------------------------------------------------------------------- runs
 
 
 class RunReport(NamedTuple):
@@ -58,6 +114,10 @@ class RunReport(NamedTuple):
         """Return the curves of the evaluations."""
         return {name: curve for name, curve in self.curves.items() if unit_of(name)}
 
+    def metrics(self) -> dict[str, Curve]:
+        """Return the curves of the training's metrics."""
+        return {name: curve for name, curve in self.curves.items() if not unit_of(name)}
+
     def notes(self) -> list[str]:
         """Say which curves end early because training diverged."""
         return [
@@ -68,16 +128,16 @@ class RunReport(NamedTuple):
 
     def sections(self) -> Iterator[Section]:
         """Yield the tables of the report."""
-        yield self._facts()
+        yield self.facts()
         for name, curve in self.evaluations().items():
             acting = acting_of(self.record) if name == RETURN else None
             entry = Entry(self.record["program"], acting)
-            table = tables.learning_curves({unit_of(name) or name: {entry: curve}})
+            table = learning_curves({unit_of(name) or name: {entry: curve}})
             yield table._replace(columns=["metric", *table.columns[1:]])
-        yield self._metrics()
-        yield self._arguments()
+        yield from self.details()
 
-    def _facts(self) -> Section:
+    def facts(self) -> Section:
+        """Return what the run is."""
         wall = self.curves.get(WALL_TIME)
         facts = {
             "directory": str(self.directory),
@@ -92,31 +152,23 @@ class RunReport(NamedTuple):
         }
         return Section(self.title, ["", ""], [[name, x] for name, x in facts.items() if x])
 
-    def _metrics(self) -> Section:
+    def details(self) -> Iterator[Section]:
+        """Yield the first and last values of metrics, and where the arguments came from."""
         rows = [
             [name, float(curve.mean[0]), float(curve.mean[-1]), int(curve.steps[-1])]
-            for name, curve in self.curves.items()
-            if not unit_of(name)
+            for name, curve in self.metrics().items()
         ]
-        return Section("Metrics, mean over seeds", ["metric", "first", "last", "steps"], rows)
-
-    def _arguments(self) -> Section:
+        yield Section("Metrics, mean over seeds", ["metric", "first", "last", "steps"], rows)
         sources = self.record.get("settings", {})
         rows = [
             [name, "" if value is None else str(value), sources.get(name, "")]
             for name, value in self.record["args"].items()
         ]
-        return Section("Arguments", ["argument", "value", "from the file"], rows)
+        yield Section("Arguments", ["argument", "value", "from the file"], rows)
 
 
 def describe_run(directory: Path) -> RunReport:
-    """Read a run.
-
-    Raises
-    ------
-    RunError
-        The directory is not a run.
-    """
+    """Read a run; `RunError` if the directory is none."""
     return RunReport(directory, read_run(directory), curves_of(directory), broken_of(directory))
 
 
@@ -129,62 +181,59 @@ def unit_of(metric: str) -> str | None:
 
 def run_page(run: RunReport) -> str:
     """Return the page of a run."""
-    facts, *others = run.sections()
-    figures = [page.image(_figure(name, curve), _MEAN) for name, curve in run.evaluations().items()]
-    small = [
-        page.image(_figure(name, curve, small=True), name)
-        for name, curve in run.curves.items()
-        if not unit_of(name)
-    ]
-    body = [
-        page.section(facts, titled=False),
-        page.notes(("", note) for note in run.notes()),
-        *([page.heading("Learning curves"), *figures] if figures else []),
-        *([page.heading("Metrics"), page.charts(small)] if small else []),
-        *map(page.section, others[len(figures) :]),
-        page.paragraph(f"offmarl {__version__}."),
-    ]
-    return page.document(f"Run: {run.title}", body)
+    return render("run.html", run=run, figure=_figure)
 
 
 def _figure(name: str, curve: Curve, small: bool = False) -> Figure:
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
+    def draw(axes: Axes) -> None:
         draw_curve(axes, curve, COLOURS[0])
-        axes.set_xlabel("steps")
-        axes.set_ylabel(unit_of(name) or name)
 
-    return make_figure(draw, (4.4, 3.0) if small else (8.0, 4.0))
+    size = (4.4, 3.0) if small else (8.0, 4.0)
+    return chart(draw, "", "steps", unit_of(name) or name, size=size)
 
 
 # ----------------------------------------------------------------------------- comparisons
 
 
-def comparison_page(
-    comparison: Comparison,
-    curves: Curves,
-    sections: Iterable[Section],
-    notes: Iterable[str],
-    runs: Iterable[Path],
-    episodes: Iterable[str],
-) -> str:
-    """Return the page of a comparison; ``episodes`` is what `episodes_section` returns."""
-    scores = (
-        "Left: the mean return of each seed, and the IQM over seeds. Hollow markers and dashed "
-        "lines: sampled actions. Bands and bars: 95% intervals."
+def comparison_page(compared: ComparedRuns, programs: Sequence[Path] = ()) -> str:
+    """Return the page of a comparison, with an episode of each run that can be drawn.
+
+    ``programs`` are files of programs that are not offmarl's, whose code is run.
+    """
+    curves = compared.curves
+    return render(
+        "comparison.html",
+        scores=figure_comparison(compared.comparison),
+        curves=figure_curves(curves, compared.comparison.unit) if curves else None,
+        sections=compared.sections,
+        notes=compared.notes,
+        runs=[*map(_origin, compared.runs)],
+        films=_run_films(compared.runs, programs),
     )
-    learning = "Learning curves: mean over seeds. Bands: 95% intervals; thin lines: seeds."
-    body = [page.image(figure_comparison(comparison), scores)]
-    if curves:
-        body.append(page.image(figure_curves(curves, comparison.unit), learning))
-    body += [
-        *map(page.section, sections),
-        page.notes(("", note) for note in notes),
-        *episodes,
-        page.heading("Runs"),
-        page.table(["run", "program", "data", "digest", "settings"], map(_origin, runs)),
-    ]
-    return page.document("Comparison of runs", body)
+
+
+def _run_films(runs: Iterable[Path], programs: Sequence[Path]) -> Films:
+    """Return an episode of each run's first seed, if its environment can be drawn.
+
+    Warns of each run whose program is in a file that the user did not give.
+    """
+    from offmarl.programs import load_policy  # imports JAX, as the next does
+    from offmarl.report.render import play_run, to_gif
+
+    shown, unseen = [], []
+    for directory in runs:
+        file = file_of_run(directory, programs)  # an error if one of them does not exist
+        record, loaded = read_run(directory), None
+        try:
+            loaded = load_policy(directory, program=file)
+            gif = to_gif(play_run(loaded))
+        except OffmarlError as error:  # it is not installed, or cannot be drawn
+            unseen.append((str(directory), str(error)))
+            if loaded is None and record.get("file"):
+                warnings.warn(f"the page shows no episode of {directory}: {error}", stacklevel=1)
+            continue
+        shown.append((gif, f"{labelled(loaded.name, acting_of(record))}: {directory}"))
+    return shown, unseen
 
 
 def _origin(directory: Path) -> list[str]:
@@ -194,81 +243,52 @@ def _origin(directory: Path) -> list[str]:
     return [str(directory), run["program"], *data, settings]
 
 
-def episodes_section(
-    shown: Sequence[tuple[bytes, str]], unseen: Sequence[tuple[str, str]]
-) -> list[str]:
-    """Return films with their captions, and the reasons for those that are missing."""
-    return [
-        page.heading("Episodes"),
-        *([page.films(shown)] if shown else []),
-        *([page.notes(unseen)] if unseen else []),
-    ]
-
-
 # --------------------------------------------------------------------------------- datasets
 
-_WINDOWS = (
-    "Windows are cut from the episodes laid end to end, so that each step is equally likely. After "
-    "each episode, a slot without a step holds the view that it ended with: these are the “slots "
-    "empty”. “Episodes shorter” are those with fewer steps than a window. “Hold several” is the "
-    "share of windows with steps of more than one episode."
-)
-_COVERAGE = (
-    "SACo, the joint state-action coverage, is the number of distinct pairs of global state and "
-    "joint action divided by the number of steps. “Relative” divides by the largest number of "
-    "pairs of the datasets on this page. “Local pairs” are distinct pairs of an agent's "
-    "observation and action, divided by the steps of all agents. If every state is new, as with "
-    "positions in space, these numbers are all near 1 and carry little information."
-)
-_ACTIONS = (
-    "“Illegal” is the share of actions taken that were illegal. “Entropy” is the mean entropy of "
-    "an agent's actions, “joint entropy” that of joint actions, in bits. The total correlation is "
-    "the sum of the agents' entropies minus the joint entropy; it is given if all agents are alive "
-    "throughout."
-)
-_METHOD = (
-    "Returns are undiscounted sums, mean over agents. Returns and lengths exclude episodes that "
-    "the end of the data or of the recording cut short.",
-    "Actions and observations count while their agent is alive. Without a global state, the "
-    "concatenated observations are used.",
-    "SACo is as in Formanek et al., “Putting Data at the Centre of Offline Multi-Agent "
-    "Reinforcement Learning” (2024), after Schweighofer et al., “A Dataset Perspective on Offline "
-    "Reinforcement Learning” (2022), who relate it to a reference dataset. Pairs are compared by "
-    "64-bit hashes. Beyond a million distinct pairs a sample is counted (Flajolet, “On Adaptive "
-    "Sampling”, 1990), with an error of about a thousandth.",
-    "Entropies and mutual information are plug-in estimates over all steps, regardless of the "
-    "state.",
-)
 
+def dataset_page(surveys: Surveys, env: Environment | None = None) -> str:
+    """Return the page that describes datasets; ``env`` plays their episodes again.
 
-def dataset_page(surveys: Surveys, episodes: Iterable[str]) -> str:
-    """Return the page that describes datasets."""
-    known = warnings_by_dataset(surveys)
-    title = ", ".join(dict.fromkeys(one.spec.name or one.vault.name for one in surveys.values()))
-    body = [
-        page.paragraph(_introduction(surveys)),
-        page.section(tables.glance(surveys)),
-        *([page.heading("Warnings"), page.notes(known)] if known else []),
-        page.section(tables.identity(surveys)),
-        *_contents({name: one for name, one in surveys.items() if one.vault.num_steps}),
-        *episodes,
-        *_provenance(surveys),
-        page.heading("Method"),
-        *map(page.paragraph, _METHOD),
-        page.paragraph(f"Made by offmarl {__version__}."),
-    ]
-    return page.document(f"Dataset report: {title}", body)
+    By default it is the one that each was recorded in.
+    """
+    filled = {name: one for name, one in surveys.items() if one.vault.num_steps}
+    discrete = {k: v.actions for k, v in filled.items() if isinstance(v.actions, DiscreteActions)}
+    informations = {
+        name: actions.information
+        for name, actions in discrete.items()
+        if filled[name].spec.num_agents > 1 and actions.together is not None
+    }
 
+    def each(surveys: Surveys, say: Callable[[Survey], Any]) -> str:
+        return "; ".join(f"{name}: {say(one)}" for name, one in surveys.items())
 
-def _contents(surveys: Surveys) -> Iterator[str]:
-    """Return the sections on the contents of datasets that are not empty."""
-    if surveys:
-        yield from _episodes(surveys)
-        yield from _actions(surveys)
-        yield from _views(surveys)
-        yield from _coverage(surveys)
-        yield page.section(tables.windows(surveys))
-        yield page.paragraph(_WINDOWS)
+    def of(name: str, text: str) -> str:
+        """Return a caption that names the dataset, if there are several."""
+        return f"{name}: {text}" if len(filled) > 1 else f"{text[0].upper()}{text[1:]}"
+
+    return render(
+        "dataset.html",
+        titles=dict.fromkeys(one.spec.name or one.vault.name for one in surveys.values()),
+        introduction=_introduction(surveys),
+        surveys=surveys,
+        filled=filled,
+        warnings=warnings_by_dataset(surveys),
+        discrete=discrete,
+        informations=informations,
+        trained={k: v for k, v in filled.items() if dataset_figures.training_of(v)[0]},
+        alike=all(one.rewards.alike for one in filled.values()),
+        repeated=any(len(one.coverage.repeats) > 1 for one in filled.values()),
+        provenances={
+            name: to_json(one.vault.provenance, indent=2)
+            for name, one in surveys.items()
+            if one.vault.provenance
+        },
+        films=_episode_films(surveys, env),
+        figures=dataset_figures,
+        tables=tables,
+        each=each,
+        of=of,
+    )
 
 
 def _introduction(surveys: Surveys) -> str:
@@ -278,133 +298,37 @@ def _introduction(surveys: Surveys) -> str:
     return f"{count}, {number(steps)} steps of {' or '.join(kinds)}: {', '.join(surveys)}."
 
 
-def _episodes(surveys: Surveys) -> Iterator[str]:
-    yield page.heading("Episodes and rewards")
-    returns = _each(surveys, tables.returns_line)
-    lengths = _each(surveys, lambda one: tables.spread_line(one.lengths))
-    paid = _each(surveys, lambda one: f"{one.rewards.nonzero_steps:,} steps with a reward")
-    whole = "Of complete episodes."
-    drawn = [
-        page.image(figures.figure_returns(surveys), whole, f"Returns: {returns}."),
-        page.image(
-            figures.figure_order(surveys),
-            "Means over intervals of episodes, by the time at which they began.",
-            f"Returns in the order of recording: {returns}.",
-        ),
-        page.image(figures.figure_lengths(surveys), whole, f"Lengths: {lengths}."),
-        page.image(
-            figures.figure_ends(surveys),
-            "Terminated by the environment; truncated by a limit; cut by the end of the recording; "
-            "open at the end of the data.",
-            f"How episodes ended: {_each(surveys, tables.ends)}.",
-        ),
-        page.image(
-            figures.figure_curve(surveys),
-            "Mean over agents and over the episodes that are long enough.",
-            f"Reward by time in the episode: {paid}.",
-        ),
-    ]
-    if trained := {name: one for name, one in surveys.items() if figures.training_of(one)[0]}:
-        caption = "Evaluations of the policies that are in the data, by their training."
-        text = _each(trained, lambda one: f"{len(figures.training_of(one)[0])} policies")
-        alt = f"Learning curve: {text}."
-        drawn.append(page.image(figures.figure_training(trained), caption, alt))
-    if not all(one.rewards.alike for one in surveys.values()):
-        caption = "Median and middle 90% of episodes."
-        alt = f"Returns of each agent: {_each(surveys, _by_agent)}."
-        drawn.append(page.image(figures.figure_agents(surveys), caption, alt))
-    yield page.charts(drawn)
-    yield page.section(tables.rewards(surveys), titled=False)
+def _episode_films(surveys: Surveys, env: Environment | None) -> Films:
+    """Return the worst, median and best episode of each dataset that can be drawn."""
+    shown: list[tuple[bytes, str]] = []
+    unseen = []
+    for name, one in surveys.items():
+        try:
+            shown += _watched(name, one, env)
+        except OffmarlError as error:
+            unseen.append((name, str(error)))
+    return shown, unseen
 
 
-def _by_agent(found: Survey) -> str:
-    returns = found.episodes.returns[found.episodes.scored]
-    means = returns.mean(0) if len(returns) else np.zeros(0)
-    some = ", ".join(f"{mean:.3g}" for mean in means[:8])
-    return f"means {some}{' and more' if len(means) > 8 else ''}"
+def _watched(name: str, found: Survey, env: Environment | None) -> Iterator[tuple[bytes, str]]:
+    """Draw a few episodes; `OffmarlError` if the environment is unknown or cannot be drawn."""
+    if env is None and not found.spec.name:
+        raise OptionError("the environment of the dataset is unknown, so no episode can be drawn.")
+    whole = np.flatnonzero(found.episodes.scored)
+    if not len(whole):
+        raise OptionError("no episode is complete, so none is drawn.")
+    from offmarl import envs  # imports JAX
+    from offmarl.report.render import replay, to_gif
 
-
-def _actions(surveys: Surveys) -> Iterator[str]:
-    yield page.heading("Actions")
-    acting = (_acting(name, surveys) for name in surveys)
-    information = (chart for name in surveys for chart in _information(name, surveys))
-    yield page.charts([*acting, *information])
-    for table in tables.actions(surveys):
-        yield page.section(table, titled=False)
-    if any(isinstance(one.actions, DiscreteActions) for one in surveys.values()):
-        yield page.paragraph(_ACTIONS)
-
-
-def _acting(name: str, surveys: Surveys) -> str:
-    if isinstance(surveys[name].actions, DiscreteActions):
-        text = "share of an agent's steps at which it took, and could take, each action."
-    else:
-        text = "distribution of the values of each dimension."
-    return page.image(figures.figure_actions(surveys[name]), _of(name, surveys, text))
-
-
-def _information(name: str, surveys: Surveys) -> Iterator[str]:
-    """Draw the mutual information of agents' actions, if it was computed."""
-    actions = surveys[name].actions
-    if isinstance(actions, DiscreteActions) and surveys[name].spec.num_agents > 1:
-        information = actions.information
-        if information is not None:
-            most = number(float(information.max()))
-            caption = _of(name, surveys, f"at most {most} bits between two agents.")
-            alt = _of(name, surveys, f"mutual information of actions, at most {most} bits.")
-            yield page.image(figures.figure_information(information), caption, alt)
-
-
-def _views(surveys: Surveys) -> Iterator[str]:
-    yield page.heading("Observations and states")
-    observed = [
-        _features(name, surveys, one.observations, "Observation", "features, over all agents.")
-        for name, one in surveys.items()
-    ]
-    states = [
-        _features(name, surveys, one.state, "Global state", "features.")
-        for name, one in surveys.items()
-        if one.spec.state == "native" and one.spec.state_size
-    ]
-    yield page.charts([*observed, *states])
-
-
-def _features(name: str, surveys: Surveys, ranges: Ranges, what: str, text: str) -> str:
-    alt = f"{what.lower()}, {_extremes(ranges)}."
-    figure = figures.figure_features(ranges, what)
-    return page.image(figure, _of(name, surveys, text), _of(name, surveys, alt))
-
-
-def _of(name: str, surveys: Surveys, text: str) -> str:
-    """Return a caption that names the dataset, if there are several."""
-    return f"{name}: {text}" if len(surveys) > 1 else f"{text[0].upper()}{text[1:]}"
-
-
-def _extremes(ranges: Ranges) -> str:
-    if not ranges.finite.any():
-        return "no finite values"
-    low, high = np.nanmin(ranges.low), np.nanmax(ranges.high)
-    constant = int(ranges.constant.sum())
-    return f"from {low:.3g} to {high:.3g}, {constant} of {ranges.low.size} features constant"
-
-
-def _coverage(surveys: Surveys) -> Iterator[str]:
-    yield page.section(tables.coverage(surveys))
-    yield page.paragraph(_COVERAGE)
-    if all(len(one.coverage.repeats) < 2 for one in surveys.values()):
-        return  # all pairs occur equally often
-    pairs = _each(surveys, lambda one: f"{number(one.coverage.pairs)} distinct pairs")
-    caption = "How many pairs of state and joint action occur how often."
-    yield page.charts([page.image(figures.figure_repeats(surveys), caption, f"Pairs: {pairs}.")])
-
-
-def _provenance(surveys: Surveys) -> Iterator[str]:
-    known = {name: one.vault.provenance for name, one in surveys.items() if one.vault.provenance}
-    if known:
-        yield page.heading("Provenance")
-    for name, provenance in known.items():
-        yield page.folded(name, to_json(provenance, indent=2))
-
-
-def _each(surveys: Surveys, say: Callable[[Survey], Any]) -> str:
-    return "; ".join(f"{name}: {say(one)}" for name, one in surveys.items())
+    env = envs.make(found.spec.name) if env is None else env
+    returns = found.episodes.team_returns  # episodes are ranked by those of the first team
+    order = whole[np.argsort(returns[whole, 0], kind="stable")]
+    chosen = {"worst": order[0], "median": order[(len(order) - 1) // 2], "best": order[-1]}
+    with progress(f"draw {name}", len(chosen)) as advance:
+        for rank, episode in chosen.items():
+            watched = replay(env, found.vault, int(episode))
+            teams = (team.name for team in found.episodes.teams)
+            value = only_or_all(dict(zip(teams, returns[episode], strict=True)))
+            gif = to_gif(watched, -(-len(watched.scenes) // _MOST_FRAMES))
+            yield gif, f"{name}, {rank}: episode {episode}, return {number(value)}"
+            advance(1)

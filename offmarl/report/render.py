@@ -24,7 +24,7 @@ from offmarl.envs.base import MARKS, Scene
 from offmarl.envs.swarm.dynamics import KINDS as DRONES
 from offmarl.envs.swarm.dynamics import OBSTACLE_RADIUS
 from offmarl.envs.swarm.quadrotor import to_matrix
-from offmarl.errors import OptionError
+from offmarl.errors import OptionError, ShapeError
 from offmarl.paths import kind_of
 from offmarl.tracking import replace_file
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
     from offmarl.envs.base import Environment
+    from offmarl.programs import LoadedPolicy
     from offmarl.types import ArrayTree, Policy
     from offmarl.vault import Dataset
 
@@ -74,9 +75,16 @@ def play(env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray)
     scenes, reward, last = jax.device_get(jax.jit(partial(_episode, env, policy))(params, key))
     require_ended(env.spec, last.any())
     stop = int(last.argmax()) + 1
-    leaves, shape = jax.tree.flatten(scenes)
-    steps = [jax.tree.unflatten(shape, [leaf[t] for leaf in leaves]) for t in range(stop)]
-    return Playback(env.spec.name, steps, np.cumsum(reward[:stop], dtype=float))
+    return _playback(env, scenes, reward[1:stop])
+
+
+def _playback(env: Environment, scenes: Any, reward: Any) -> Playback:
+    """Return an episode; the leaves of ``scenes`` have an entry more than the rewards."""
+    import jax
+
+    score = np.concatenate([[0.0], np.cumsum(reward, dtype=float)])
+    steps = [jax.tree.map(lambda leaf, t=t: leaf[t], scenes) for t in range(len(score))]
+    return Playback(env.spec.name, steps, score)
 
 
 def _episode(
@@ -107,6 +115,21 @@ def _episode(
         lambda one, more: jnp.concatenate([jnp.asarray(one)[None], more]), first, rest
     )
     return whole
+
+
+def play_run(loaded: LoadedPolicy) -> Playback:
+    """Play an episode in the environment of a policy's run; `ShapeError` if its sizes changed."""
+    import jax
+
+    from offmarl import envs
+
+    env = envs.make(loaded.spec.name)
+    if difference := loaded.spec.difference(env.spec, extras=False):
+        raise ShapeError(
+            f"the policy of {loaded.name} and {loaded.spec.name} differ in {difference}: give the "
+            "environment that it was trained in, or one of the same sizes."
+        )
+    return play(env, loaded.policy, loaded.params, jax.random.key(0))
 
 
 def save(playback: Playback, path: Path) -> None:
@@ -467,10 +490,4 @@ def replay(env: Environment, vault: Dataset, number: int) -> Playback:
         raise OptionError(f"episodes of {env.spec.name} cannot be drawn.")
     found = replay_episode(vault, number, env)
     scenes = jax.device_get(jax.jit(jax.vmap(env.scene))(found.states))
-    leaves, shape = jax.tree.flatten(scenes)
-    reward = vault.episode(number).transition.reward
-    drawn = [
-        jax.tree.unflatten(shape, [leaf[t] for leaf in leaves]) for t in range(len(reward) + 1)
-    ]
-    score = np.concatenate([[0.0], np.cumsum(reward.mean(1), dtype=float)])
-    return Playback(env.spec.name, drawn, score)
+    return _playback(env, scenes, vault.episode(number).transition.reward.mean(1))

@@ -73,6 +73,16 @@ class Data(NamedTuple):
     actions were compared with."""
 
 
+class Evaluation(NamedTuple):
+    """What the scores of a run have in common with those of another, if they are to be paired."""
+
+    seeds: tuple[int, ...]
+    """Training seed of each score."""
+    played: tuple[int, int | None]
+    """Step and number of episodes of the final evaluation. With equal ones, and of one seed, two
+    programs played the same episodes."""
+
+
 class Runs(NamedTuple):
     """Final scores of runs, and the data they were trained on."""
 
@@ -80,11 +90,13 @@ class Runs(NamedTuple):
     """Of the last policy."""
     data: dict[str, Data]
     """By the names of the datasets in ``scores``."""
-    directories: dict[str, dict[Entry, Path]]
+    directories: Mapping[str, Mapping[Entry, Path]]
     """By dataset and entry, as the policy acted in training."""
     best: Scores
     """Of the best checkpoint of each seed, for the entries that were evaluated more than once: see
     `best_scores`."""
+    evaluations: Mapping[str, Mapping[Entry, Evaluation]]
+    """By dataset and entry; not of other projects."""
     settings: dict[str, list[str]]
     """The programs that were trained with other settings on one dataset than on another, and the
     settings that differ."""
@@ -149,19 +161,42 @@ def read_runs(
     labels = _labels(data.values())
     groups = _grouped(runs, lambda path: labels[_key(data[path])])
     names, settings = _names(runs, groups.values(), pool_settings)
-    scores: dict[str, dict[Entry, RunScores]] = {}
-    best: dict[str, dict[Entry, RunScores]] = {}
-    trained: dict[str, dict[Entry, Path]] = {}
-    for label, alike in groups.items():
-        found: dict[Entry, RunScores] = {}
-        for path in alike:
-            found |= scores_of(path, metric, names[path])
-            trained.setdefault(label, {})[_entry(runs[path], metric, names[path])] = path
-            if of_best := best_of_run(path, metric, names[path]):
-                best.setdefault(label, {}).update(of_best)
-        scores[label] = dict(sorted(found.items(), key=lambda item: item[0].acting == "sampled"))
+    entries = {
+        label: {entry_of(path, metric, names[path]): path for path in alike}
+        for label, alike in groups.items()
+    }
     named = {label: data[alike[0]] for label, alike in groups.items()}
-    return Runs(scores, named, trained, best, settings)
+    return gather(entries, metric)._replace(data=named, settings=settings)
+
+
+def gather(directories: Mapping[str, Mapping[Entry, Path]], metric: str = RETURN) -> Runs:
+    """Return the final scores of runs by dataset and entry, greedy entries first.
+
+    ``directories`` are those of `Runs`. The errors are those of `scores_of`.
+    """
+    scores: dict[str, dict[Entry, RunScores]] = {label: {} for label in directories}
+    best: dict[str, dict[Entry, RunScores]] = {}
+    evaluations: dict[str, dict[Entry, Evaluation]] = {label: {} for label in directories}
+    for label, entries in directories.items():
+        for acted, path in entries.items():
+            if fault := fault_of(path):
+                raise NotFiniteError(
+                    f"{fault} in {path}, so that it has no score: leave the run out, or train it "
+                    "with other settings, such as a smaller learning rate."
+                )
+            for entry, name in metrics_of(acted, metric).items():
+                if returns := final_returns(path, name):
+                    scores[label][entry] = np.array([own.mean() for own in returns.values()])
+                    evaluations[label][entry] = Evaluation((*returns,), _played(path, name))
+                if (of_best := best_scores(path, name)) is not None:
+                    best.setdefault(label, {})[entry] = of_best
+        scores[label] = dict(sorted(scores[label].items(), key=lambda x: x[0].acting == "sampled"))
+    return Runs(scores, {}, directories, best, evaluations, {})
+
+
+def _played(directory: Path, metric: str) -> tuple[int, int | None]:
+    steps = [row["step"] for row in read(directory / METRICS_FILE) if metric in row]
+    return max(steps, default=0), read_run(directory).get("args", {}).get("final_episodes")
 
 
 def metrics_of(entry: Entry, metric: str) -> dict[Entry, str]:
@@ -175,17 +210,8 @@ def metrics_of(entry: Entry, metric: str) -> dict[Entry, str]:
     return {entry: metric, entry._replace(acting=other): OTHER_RETURN[other]}
 
 
-def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entry, RunScores]:
+def scores_of(directory: Path, metric: str = RETURN) -> Mapping[Entry, RunScores]:
     """Return the final scores of one run, by entry.
-
-    Parameters
-    ----------
-    directory
-        Directory of the run.
-    metric
-        A key of `UNITS`.
-    run
-        `Entry.run` of its entries.
 
     Raises
     ------
@@ -194,23 +220,12 @@ def scores_of(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entr
     NotFiniteError
         A loss or a score is not finite.
     """
-    record = read_run(directory)
-    if fault := fault_of(directory):
-        raise NotFiniteError(
-            f"{fault} in {directory}, so that it has no score: leave the run out, or train it with "
-            "other settings, such as a smaller learning rate."
-        )
-    ways = metrics_of(_entry(record, metric, run), metric)
-    found = {one: final_returns(directory, name) for one, name in ways.items()}
-    return {
-        one: np.array([own.mean() for own in returns.values()])
-        for one, returns in found.items()
-        if returns
-    }
+    return gather({"": {entry_of(directory, metric): directory}}, metric).scores[""]
 
 
-def _entry(record: Mapping[str, Any], metric: str, run: str) -> Entry:
+def entry_of(directory: Path, metric: str = RETURN, run: str = "") -> Entry:
     """Return a run's entry of the way its program acts."""
+    record = read_run(directory)
     return Entry(record["program"], acting_of(record) if metric == RETURN else None, run)
 
 
@@ -227,16 +242,6 @@ def fault_of(directory: Path) -> str:
     wrong = {seed for found in finals for seed, own in found.items() if not np.isfinite(own).all()}
     seeds = ", ".join(map(str, sorted(wrong)))
     return f"the final evaluation of seed {seeds} is not finite" if wrong else ""
-
-
-def best_of_run(directory: Path, metric: str = RETURN, run: str = "") -> dict[Entry, RunScores]:
-    """Return the scores of the best checkpoints of one run, by entry; see `best_scores`.
-
-    The parameters are those of `scores_of`.
-    """
-    ways = metrics_of(_entry(read_run(directory), metric, run), metric)
-    found = {one: best_scores(directory, name) for one, name in ways.items()}
-    return {one: scores for one, scores in found.items() if scores is not None}
 
 
 def best_scores(directory: Path, metric: str = RETURN) -> RunScores | None:

@@ -1,24 +1,18 @@
-"""The tables of ``offmarl report`` and ``offmarl compare``, for the terminal and for pages."""
+"""Tables for the terminal and for pages, and those of datasets."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 from rich.console import RenderableType
 
 from offmarl.report.accumulators import ContinuousActions, DiscreteActions
-from offmarl.report.comparison import Comparison, Row
-from offmarl.report.contents import LENGTHS, Survey
-from offmarl.report.curves import Curves
-from offmarl.report.dataset_figures import Surveys
-from offmarl.statistics import Estimate, spread
+from offmarl.report.contents import LENGTHS, Survey, Surveys
+from offmarl.statistics import spread
 from offmarl.teams import only_or_all
-from offmarl.terminal import bars, interval, number, table
+from offmarl.terminal import number, table
 from offmarl.types import Discrete, EnvSpec
-
-_BARS = 30
-"""Most bars of a learning curve in a table."""
+from offmarl.vault.format.column_statistics import Ranges
 
 
 class Section(NamedTuple):
@@ -31,99 +25,6 @@ class Section(NamedTuple):
     def __rich__(self) -> RenderableType:
         """Return it for the terminal."""
         return table(self.columns, self.rows, self.title)
-
-
-# ------------------------------------------------------------------------------ comparisons
-
-
-def comparison_tables(comparison: Comparison) -> Iterator[Section]:
-    """Return a comparison as tables."""
-    for dataset, rows in comparison.datasets.items():
-        yield _summary(f"{comparison.unit.capitalize()}: {dataset}", rows)
-    if comparison.overall:
-        scale = "normalised from random (0) to expert (1)"
-        title = f"All datasets, {scale if comparison.normalised else comparison.unit}"
-        yield _summary(title, comparison.overall)
-    for acting in dict.fromkeys(entry.acting for entry in comparison.improvement):
-        entries = [entry for entry in comparison.improvement if entry.acting == acting]
-        estimates = [one for entry in entries for one in comparison.improvement[entry].values()]
-        title = "Probability that a run of the row beats a run of the column"
-        yield Section(
-            title + (" [95% interval]" if _any_interval(estimates) else ""),
-            ["", *(entry.label for entry in entries)],
-            [
-                [
-                    first.label,
-                    *(
-                        _probability(comparison.improvement[first].get(second))
-                        for second in entries
-                    ),
-                ]
-                for first in entries
-            ],
-        )
-
-
-def _summary(title: str, rows: Sequence[Row]) -> Section:
-    """Return the rows of one dataset, or of all, with normalised scores if they are known."""
-    normalised = any(row.normalised for row in rows)
-    best = any(row.best for row in rows)
-    iqm = "IQM [95% interval]" if _any_interval(row.iqm for row in rows) else "IQM"
-    columns = ["algorithm", "seeds", iqm, *(["normalised IQM"] if normalised else [])]
-    columns += ["mean", "median", *(["best checkpoint"] if best else [])]
-    cells = [
-        [
-            row.entry.label,
-            row.runs,
-            interval(*row.iqm),
-            # The JSON also has its interval, which is that of the IQM on another scale.
-            *([row.normalised and row.normalised.value] if normalised else []),
-            row.mean,
-            row.median,
-            *([row.best and interval(*row.best)] if best else []),
-        ]
-        for row in rows
-    ]
-    return Section(title, columns, cells)
-
-
-def _any_interval(estimates: Iterable[Estimate]) -> bool:
-    return any(one.low is not None for one in estimates)
-
-
-def _probability(estimate: Estimate | None) -> str:
-    if estimate is None:
-        return ""
-    if estimate.low is None:
-        return f"{estimate.value:.2f}"
-    return "{:.2f} [{:.2f}, {:.2f}]".format(*estimate)
-
-
-def learning_curves(curves: Curves) -> Section:
-    """Return the curves as a table, whose bars have one scale for each dataset."""
-    rows, banded = [], False
-    for dataset, found in curves.items():
-        means = np.concatenate([curve.mean for curve in found.values()])
-        for entry, curve in found.items():
-            band = curve.interval()
-            ends = (None, None) if band is None else band[:, -1].tolist()
-            banded |= band is not None
-            shown = bars(_shortened(curve.mean).tolist(), float(means.min()), float(means.max()))
-            last = interval(float(curve.mean[-1]), *ends)
-            first = float(curve.mean[0])
-            rows.append([dataset, entry.label, first, shown, last, int(curve.steps[-1])])
-    heading = "last [95% interval]" if banded else "last"
-    names = ["data", "run", "first", "mean over seeds", heading, "steps"]
-    return Section("Learning curves", names, rows)
-
-
-def _shortened(values: Float[np.ndarray, "points"]) -> Float[np.ndarray, "_"]:
-    """Return at most `_BARS` values: means over blocks of neighbours."""
-    blocks = np.array_split(values, min(len(values), _BARS))
-    return np.array([block.mean() for block in blocks])
-
-
-# --------------------------------------------------------------------------------- datasets
 
 
 def glance(surveys: Surveys) -> Section:
@@ -206,18 +107,42 @@ def describe_agents(spec: EnvSpec) -> str:
     return f"{spec.num_agents} agent{'s, each' if spec.num_agents > 1 else ''} with {kind}"
 
 
-def spread_line(values: Any) -> str:
-    """Return the mean and range of numbers as text."""
-    known = spread(values)
-    return "mean {mean:.4g}, from {min:.4g} to {max:.4g}".format(**known) if known else "none"
+# What a page says of a chart to those who cannot see it.
 
 
 def returns_line(found: Survey) -> str:
     """Return the mean and range of the returns, of each team if there are several, as text."""
-    return number(only_or_all({team: spread_line(x) for team, x in found.team_returns.items()}))
+    return number(only_or_all({team: _spread_line(x) for team, x in found.team_returns.items()}))
 
 
-def ends(found: Survey) -> str:
+def lengths_line(found: Survey) -> str:
+    """Return the mean and range of the lengths of episodes, as text."""
+    return _spread_line(found.lengths)
+
+
+def _spread_line(values: Any) -> str:
+    known = spread(values)
+    return "mean {mean:.4g}, from {min:.4g} to {max:.4g}".format(**known) if known else "none"
+
+
+def agents_line(found: Survey) -> str:
+    """Return the mean return of the first agents, as text."""
+    returns = found.episodes.returns[found.episodes.scored]
+    means = returns.mean(0) if len(returns) else np.zeros(0)
+    some = ", ".join(f"{mean:.3g}" for mean in means[:8])
+    return f"means {some}{' and more' if len(means) > 8 else ''}"
+
+
+def extremes(ranges: Ranges) -> str:
+    """Return the range of features and how many are constant, as text."""
+    if not ranges.finite.any():
+        return "no finite values"
+    low, high = np.nanmin(ranges.low), np.nanmax(ranges.high)
+    constant = int(ranges.constant.sum())
+    return f"from {low:.3g} to {high:.3g}, {constant} of {ranges.low.size} features constant"
+
+
+def ends_line(found: Survey) -> str:
     """Return how many episodes ended by each cause, as text."""
     causes, counts = np.unique(found.episodes.cause, return_counts=True)
     return ", ".join(f"{number(int(n))} {cause}" for cause, n in zip(causes, counts, strict=True))
@@ -263,7 +188,7 @@ def _facts(found: Survey) -> dict[str, str]:
         "agents": describe_agents(spec),
         "observation, state": f"{spec.observation_text}, {spec.state_text} ({spec.state})",
         "rewards": "shared by all agents" if found.rewards.alike else "individual",
-        "episodes": ends(found),
+        "episodes": ends_line(found),
         "steps": f"{number(vault.num_steps)} in {_rows(vault.rows)}",
         "size": "unknown" if size is None else f"{number(size / 1e6)} MB",
         "agents alive": percent(acted, vault.num_steps * spec.num_agents),
@@ -289,13 +214,15 @@ def _rewards(found: Survey) -> list[Any]:
     rewards, ranges = found.rewards, found.rewards.ranges
     if not ranges.finite.any():
         return [None] * 6
-    mean = ranges.mean.mean()  # of all agents together, as is the standard deviation
-    spreads = [mean, np.sqrt((ranges.std**2 + (ranges.mean - mean) ** 2).mean())]
-    values = [*spreads, np.nanmin(ranges.low), np.nanmax(ranges.high)]
+    low, high, mean, std = ranges.pooled()[:4]  # of all agents together
     zero = only_or_all(
         {team: percent(int((x == 0).sum()), len(x)) for team, x in found.team_returns.items()}
     )
-    return [percent(rewards.nonzero_steps, found.vault.num_steps), *map(float, values), zero]
+    return [
+        percent(rewards.nonzero_steps, found.vault.num_steps),
+        *map(float, (mean, std, low, high)),
+        zero,
+    ]
 
 
 def _choices(found: Survey) -> list[Any]:
@@ -319,12 +246,9 @@ def _values(found: Survey) -> list[Any]:
     actions = found.actions
     if not isinstance(actions, ContinuousActions) or not actions.ranges.finite.any():
         return [None] * 6
-    ranges, count = actions.ranges, int(actions.ranges.finite.sum())
-    mean = float((ranges.mean * ranges.finite).sum() / count)
-    squares = (ranges.std**2 + ranges.mean**2) * ranges.finite
-    std = float(np.sqrt(max(squares.sum() / count - mean**2, 0.0)))
+    low, high, mean, std, count, _ = actions.ranges.pooled()
     return [
-        *(mean, std, float(np.nanmin(ranges.low)), float(np.nanmax(ranges.high))),
-        percent(int(actions.at_bounds.sum()), count),
+        *map(float, (mean, std, low, high)),
+        percent(int(actions.at_bounds.sum()), int(count)),
         percent(int(actions.legal.sum()), int(actions.steps.sum()) * found.spec.action_size),
     ]

@@ -6,8 +6,8 @@ import pytest
 from offmarl import envs, report, tracking
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import record_policy
-from offmarl.report import Entry, pages, tables
-from offmarl.report.curves import Curve
+from offmarl.report import Entry, pages
+from offmarl.report.curves import Curve, learning_curves
 from offmarl.terminal import bars
 from tests.runs import write_run
 
@@ -72,10 +72,10 @@ def test_bars_of_one_dataset_have_one_scale():
     curve = Curve(np.arange(2), np.array([[0.0, 1.0]]))
     higher = Curve(np.arange(2), np.array([[3.0, 7.0]]))
     found = {"data": {Entry("a"): curve, Entry("b"): higher}}
-    rows = tables.learning_curves(found).rows
+    rows = learning_curves(found).rows
     assert [row[3] for row in rows] == ["▁▂", "▄█"]
     long = Curve(np.arange(100), np.linspace(0, 1, 100)[None])
-    (row,) = tables.learning_curves({"data": {Entry("a"): long}}).rows
+    (row,) = learning_curves({"data": {Entry("a"): long}}).rows
     assert len(row[3]) == 30 and row[3] == "".join(sorted(row[3]))
     assert bars([]) == "" and bars([2.0, 2.0]) == "▁▁"
 

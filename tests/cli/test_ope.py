@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from offmarl import envs, tracking
-from offmarl.cli.ope import Candidate, _notes
 from offmarl.networks import PolicyConfig
+from offmarl.ope.ranking import Candidate, notes
 from tests import plain
 from tests.runs import write_policy
 
@@ -73,10 +73,10 @@ def test_estimates_beside_returns(offmarl, runs, random_data):
 def test_a_ranking_of_policies_that_act_in_different_ways_says_so():
     candidates = [Candidate(Path(run), seed, None) for run in ("bc", "maicq") for seed in (0, 1)]
     draws = {one.label: one.run.name == "bc" for one in candidates}
-    (note,) = _notes(candidates, draws, {})
+    (note,) = notes(candidates, draws, {})
     assert note.startswith("Policies of bc sample their actions") and "--act greedy" in note
     alike = {label: draw for label, draw in draws.items() if draw}
-    assert [*_notes(candidates[:2], alike, {})] == []
+    assert [*notes(candidates[:2], alike, {})] == []
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ def test_wheel_holds_the_sources_and_nothing_else(wheel):
     expected = (
         sources("offmarl", "*.py")
         | sources("offmarl", "*.toml")
+        | sources("offmarl", "*.html")
         | {"offmarl/py.typed"}
         | programs
         | cards

@@ -7,7 +7,8 @@ import pytest
 
 from offmarl import report
 from offmarl.errors import OptionError
-from offmarl.report import Entry, page
+from offmarl.report import Entry, pages
+from offmarl.report.tables import Section
 
 BC, SAMPLED, MAICQ = Entry("bc", "greedy"), Entry("bc", "sampled"), Entry("maicq", "greedy")
 SCORES = {
@@ -109,19 +110,29 @@ def test_formulas_are_not_drawn(tmp_path):
     report.figure_demo({"a $x^$": [1.0, 2.0]}, scores, tmp_path / "demo.svg")
 
 
-def test_folded_text_is_escaped():
-    text = page.folded("<b>", "<script>")
-    assert "<b>" not in text and "<script>" not in text and "&lt;script&gt;" in text
+OUTSIDE = """<script>'"&"""
 
 
 @pytest.mark.slow
-def test_page_is_self_contained_and_reproducible():
+def test_a_page_is_self_contained_and_reproducible_and_escapes_what_it_shows():
+    """Names of datasets, programs and devices, and all other texts, are those of others."""
+
     def write() -> str:
         figure = report.figure_comparison(report.compare(SCORES))
-        body = [page.image(figure, "caption"), page.table(["a < b"], [["<script>"]])]
-        return page.document("Runs & more", body)
+        section = Section(OUTSIDE, [OUTSIDE], [[OUTSIDE], [3.0]])
+        return pages.render(
+            "benchmark.html",
+            name=OUTSIDE,
+            planned=1,
+            notes=[OUTSIDE, (OUTSIDE, OUTSIDE)],
+            tables=[section],
+            scores=figure,
+            summaries=[section],
+            curves=[figure],
+            cells=[[OUTSIDE] * 7],
+        )
 
     text = write()
     assert text == write()
-    assert "<script>" not in text and "&lt;script&gt;" in text and "Runs &amp; more" in text
+    assert text.count("&lt;script&gt;&#39;&#34;&amp;") == 18 and "<script" not in text
     assert set(re.findall(r'(?:src|href)="([a-z]+:)', text)) == {"data:"}
