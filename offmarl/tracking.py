@@ -383,7 +383,7 @@ def progress(
             task = bar.add_task(description, total=total, completed=completed, note=note)
             yield lambda steps=1, note="": bar.update(task, advance=steps, note=note)
     else:
-        lines = _Lines(description, total, completed, unit)
+        lines = _Lines(description, total, completed, unit, compiles=bool(note))
         if note:
             lines.show(note)
         yield lines
@@ -434,23 +434,30 @@ class _RateColumn(ProgressColumn):
 class _Lines:
     """Progress without a terminal: a line every few seconds, and one at the end."""
 
-    def __init__(self, description: str, total: int, completed: int, unit: str):
+    def __init__(
+        self, description: str, total: int, completed: int, unit: str, compiles: bool = False
+    ):
         self._description = description
         self._unit = "B" if unit == "bytes" else ""
         self._total = total
         self._completed = completed
         self._printed = time.monotonic(), completed
+        self._compiles = compiles
 
     def __call__(self, steps: int = 1, note: str = "") -> None:
         self._completed += steps
         (before, done), now = self._printed, time.monotonic()
-        left = self._total - self._completed
-        if left <= 0 or now - before >= _SECONDS_BETWEEN_LINES:
+        left, compiled, self._compiles = self._total - self._completed, self._compiles, False
+        due = left <= 0 or now - before >= _SECONDS_BETWEEN_LINES
+        if due or compiled:
             self._printed = now, self._completed
+        if due:
             rate = (self._completed - done) / max(now - before, 1e-9)
             counts = f"{self._completed:,}/{self._total:,} {self._unit}".rstrip()
             time_left = f"{timedelta(seconds=round(left / rate))} left" if left > 0 < rate else ""
-            self.show(counts, _rate(rate, self._unit), time_left, note)
+            # The first steps take as long as their compilation, and tell nothing of others.
+            speed = ("", "") if compiled and left > 0 else (_rate(rate, self._unit), time_left)
+            self.show(counts, *speed, note)
 
     def show(self, *parts: str) -> None:
         """Print a line."""

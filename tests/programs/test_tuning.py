@@ -215,7 +215,7 @@ def test_values_that_do_not_fit_are_failed_trials(tmp_path):
 @pytest.mark.slow
 def test_a_stopped_search_continues_to_the_same_trials(tmp_path, monkeypatch):
     whole = tune(bandit, arguments(), SPACE, tmp_path / "whole.toml", Search(trials=4, seeds=1))
-    calls, learn = [], tuning.learning_curve
+    calls, learn = [], bandit.main
 
     def stopping(*given):
         calls.append(1)
@@ -223,7 +223,7 @@ def test_a_stopped_search_continues_to_the_same_trials(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         learn(*given)
 
-    monkeypatch.setattr(tuning, "learning_curve", stopping)
+    monkeypatch.setattr(bandit, "main", stopping)
     again = tmp_path / "again.toml"
     with pytest.raises(Stopped, match="stopped after 2 trials"):
         tune(bandit, arguments(), SPACE, again, Search(trials=4, seeds=1))
@@ -296,13 +296,13 @@ import os, signal, sys
 from pathlib import Path
 from offmarl.programs import tuning
 from tests.programs import test_tuning as here, bandit
-learn, calls = tuning.learning_curve, []
+learn, calls = bandit.main, []
 def dying(*given):
     calls.append(1)
     if len(calls) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     learn(*given)
-tuning.learning_curve = dying
+bandit.main = dying
 tuning.tune(bandit, here.arguments(), here.SPACE, sys.argv[1], here.Search(trials=3, seeds=1))
 """
 

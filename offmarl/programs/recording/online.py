@@ -544,7 +544,7 @@ def elsewhere(path: Path) -> Recorded:
 
 def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> Recorded:
     """Return a summary of vaults from a row for each; see `describe`."""
-    columns = [column for column in rows[0] if column != "path"]
+    columns = [column for column in [*rows, {}][0] if column != "path"]
     headings = [column.replace("_", " ") for column in columns]
     view = table(headings, ([row[column] for column in columns] for row in rows))
     # Users copy paths from here, so these are never broken into lines.
