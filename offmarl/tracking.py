@@ -10,15 +10,13 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path, PurePath
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
-import numpy as np
-from jaxtyping import Float
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -310,39 +308,6 @@ def plain(value: Any) -> Any:
             return str(value)
         case _:
             return plain(value.tolist())
-
-
-# ---------------------------------------------------------------------------------- marl-eval
-
-
-def marl_eval(
-    environment: str,
-    task: str,
-    algorithm: str,
-    seeds: Sequence[int],
-    evaluations: Sequence[tuple[int, Float[np.ndarray, "seeds _"]]],
-    absolute: Mapping[str, Float[np.ndarray, "seeds _"]],
-    metric: str = RETURN,
-) -> dict[str, Any]:
-    """Arrange evaluations as marl-eval's tools expect them.
-
-    Each seed is a run, such as "bc (greedy)" in "swarm", "coverage-8". ``evaluations`` are in order
-    of time: the steps taken, and the returns of each run's episodes then. ``absolute`` holds the
-    values of the final evaluation by metric, of which ``metric`` is the main one.
-    """
-    runs = {
-        f"seed_{seed}": {
-            f"step_{k}": {"step_count": int(step), metric: np.asarray(returns[i]).tolist()}
-            for k, (step, returns) in enumerate(evaluations)
-        }
-        | {
-            "absolute_metrics": {
-                name: np.asarray(values[i]).tolist() for name, values in absolute.items()
-            }
-        }
-        for i, seed in enumerate(seeds)
-    }
-    return {environment: {task: {algorithm: runs}}}
 
 
 # ---------------------------------------------------------------------------------- progress

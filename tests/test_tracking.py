@@ -80,28 +80,6 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path, content, message):
         tracking.read_run(tmp_path)
 
 
-def test_marl_eval_layout():
-    evaluations = [(0, np.zeros((2, 3))), (5000, np.ones((2, 3)))]
-    absolute = np.array([[1.0, 2.0], [3.0, 4.0]])
-    document = tracking.marl_eval(
-        "smac", "3m", "bc", [7, 8], evaluations, {tracking.RETURN: absolute}
-    )
-    assert document == {
-        "smac": {
-            "3m": {
-                "bc": {
-                    f"seed_{seed}": {
-                        "step_0": {"step_count": 0, "episode_return": [0.0] * 3},
-                        "step_1": {"step_count": 5000, "episode_return": [1.0] * 3},
-                        "absolute_metrics": {"episode_return": returns},
-                    }
-                    for seed, returns in [(7, [1.0, 2.0]), (8, [3.0, 4.0])]
-                }
-            }
-        }
-    }
-
-
 @pytest.fixture
 def screen(monkeypatch):
     """What progress shows on a terminal, or elsewhere."""

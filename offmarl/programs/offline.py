@@ -57,7 +57,6 @@ from offmarl.programs.runs.loop import (
     updates_ahead,
 )
 from offmarl.programs.runs.run import (
-    CheckpointTimer,
     Run,
     locked,
     settled,
@@ -70,6 +69,7 @@ from offmarl.programs.runs.sharding import (
 )
 from offmarl.programs.runs.stopping import Stopping
 from offmarl.programs.runs.training import (
+    CheckpointTimer,
     Evaluated,
     Training,
     Work,
@@ -246,14 +246,6 @@ class _Training(Training):
         if self.args.init is not None:
             self._start.check(self.program, state_shapes(self.program, self.args))
 
-    @property
-    def stopped(self) -> dict[str, int]:
-        return {str(self.seeds[place]): step for place, step in self.stopping.steps.items()}
-
-    @property
-    def over(self) -> bool:  # type: ignore[override]
-        return self.stopping.over
-
     def shapes(self) -> dict[str, ArrayTree]:
         fresh = self.program, self._keys, self.learners.hyper
         require_room(bytes_of(shapes := start_shapes(*fresh)), "the networks of all seeds")
@@ -274,6 +266,7 @@ class _Training(Training):
         states = Learned(tree["state"], tree.get("priorities"))
         if "stopping" in info:
             self.stopping.resume(info["stopping"], states)
+            self.stopped = self.stopping.by_seed(self.seeds)
         return states
 
     def tree(self, states: Learned) -> dict[str, ArrayTree]:
@@ -307,7 +300,10 @@ class _Training(Training):
         return evaluate(self.evaluator, self.program, layout, policies, keys, episodes)
 
     def observe(self, done: int, states: Learned, found: Evaluated) -> Evaluated:
+        if self.args.stop_on is None:
+            return found
         self.stopping.observe(done, found, states)
+        self.stopped = self.stopping.by_seed(self.seeds)
         if self.over and done < self.schedule.updates:
             return self.evaluate(self.policies(states), done, last=True)
         return found

@@ -122,16 +122,12 @@ def test_equal_settings_are_pooled(tmp_path):
 
 def test_runs_from_before_algorithms_were_labelled_are_read(tmp_path):
     bc = write_run(tmp_path / "bc", "bc", "a/b", [[1, 2]], [[5, 6]])
-    final = {
-        tracking.RETURN: np.array([[1.0, 2.0]]),
-        tracking.GREEDY_RETURN: np.array([[5.0, 6.0]]),
-    }
-    old = tracking.marl_eval("swarm", "coverage-3", "bc", [0], [], final)
+    final = {tracking.RETURN: [1.0, 2.0], tracking.GREEDY_RETURN: [5.0, 6.0]}
+    old = {"swarm": {"coverage-3": {"bc": {"seed_0": {"absolute_metrics": final}}}}}
     new = report.read_runs([bc])
     tracking.write_json(bc / tracking.MARL_EVAL_FILE, old)
     assert report.read_runs([bc]) == new
     del final[tracking.GREEDY_RETURN]  # still older ones
-    old = tracking.marl_eval("swarm", "coverage-3", "bc", [0], [], final)
     tracking.write_json(bc / tracking.MARL_EVAL_FILE, old)
     assert list(report.read_runs([bc]).scores["a/b"]) == [SAMPLED]
 

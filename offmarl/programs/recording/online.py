@@ -66,11 +66,7 @@ from offmarl.programs.runs.continuing import Start, learned, start_of
 from offmarl.programs.runs.evaluate import one_of
 from offmarl.programs.runs.identity import environment_source, made_from
 from offmarl.programs.runs.loop import build, online_schedule
-from offmarl.programs.runs.run import (
-    locked,
-    more_to_come,
-    settled,
-)
+from offmarl.programs.runs.run import locked, settled
 from offmarl.programs.runs.sharding import (
     ONE_DEVICE,
     Layout,
@@ -80,7 +76,14 @@ from offmarl.programs.runs.sharding import (
     shards_record,
 )
 from offmarl.programs.runs.trained import stacked
-from offmarl.programs.runs.training import Evaluated, Training, Work, carry_out, named_seeds
+from offmarl.programs.runs.training import (
+    Evaluated,
+    Training,
+    Work,
+    carry_out,
+    more_to_come,
+    named_seeds,
+)
 from offmarl.replay.device import bytes_of, require_room, room_on
 from offmarl.teams import names_by_team, only_or_all, teams_of
 from offmarl.terminal import table

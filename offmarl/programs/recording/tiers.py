@@ -30,7 +30,7 @@ from offmarl.programs.recording.recorder import (
     Recorder,
     Version,
 )
-from offmarl.programs.runs.run import more_to_come
+from offmarl.programs.runs.training import more_to_come
 from offmarl.statistics import mean_interval
 from offmarl.teams import teams_of
 from offmarl.terminal import interval, plot

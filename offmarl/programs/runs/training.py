@@ -4,12 +4,17 @@
 differs between a dataset and an environment is a `Training`.
 """
 
+import os
+import signal
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import jax
@@ -19,19 +24,13 @@ from numpy.typing import NDArray
 
 from offmarl import tracking
 from offmarl._garbage import collect_as_before
-from offmarl.programs.cluster import gathered, is_first
+from offmarl.errors import Stopped
+from offmarl.programs.cluster import Agreement, any_process, gathered, is_first
 from offmarl.programs.program import Args, Keep, OnlineArgs
 from offmarl.programs.runs import dataset, finite
 from offmarl.programs.runs.evaluate import summary
 from offmarl.programs.runs.loop import Schedule, copied
-from offmarl.programs.runs.run import (
-    CheckpointTimer,
-    Run,
-    checkpoint_timer,
-    no_run_without_checkpoint,
-    open_run,
-    report,
-)
+from offmarl.programs.runs.run import Run, no_run_without_checkpoint, open_run, report
 from offmarl.programs.runs.stopping import best_of
 from offmarl.trackers import Trackers
 from offmarl.types import ArrayTree
@@ -48,6 +47,124 @@ Work = Iterator[tuple[int, Any, dict[str, Any]]]
 updates since the last yield."""
 
 T = TypeVar("T")
+
+
+# ---------------------------------------------------------------------------------- signals
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+_more = ContextVar("more to come", default=False)
+
+
+class CheckpointTimer:
+    """Tells when a checkpoint is due, and stops the program after one that a signal requested.
+
+    The first signal requests a checkpoint if there is unsaved work. A second signal, or one without
+    unsaved work, raises `Stopped` immediately. Made by `checkpoint_timer`. ``unit`` is that of
+    positions, such as "update"; ``work`` what is stopped, if it is a part of what the command does.
+    """
+
+    def __init__(self, seconds: float, unit: str, work: str = ""):
+        self._seconds, self._unit = seconds, unit
+        self._of = f" of {work}" if work else ""
+        self._saved: int | None = None
+        self._begun = self._unsaved = False
+        self._signal: int | None = None
+        self._since = time.monotonic()
+        self._agreement = Agreement()
+
+    def begin(self, position: int) -> None:
+        """Start at a position: that of a checkpoint, or 0."""
+        self._saved, self._begun, self._since = position or None, True, time.monotonic()
+
+    def work_done(self) -> None:
+        """Record that there is unsaved work."""
+        self._unsaved = True
+
+    def is_due(self) -> bool:
+        """Whether to save: after the given time, or after a signal.
+
+        Several processes save at the same time: all of them must call this after the same work.
+        """
+        late = time.monotonic() - self._since > self._seconds
+        if jax.process_count() == 1:
+            return self._signal is not None or late
+        due, signum = self._agreement.reached(late and is_first(), self._signal)
+        self._signal = signum or self._signal
+        return due
+
+    def saved(self, position: int) -> None:
+        """Record that a checkpoint was saved at a position; `Stopped` if a signal requested it."""
+        self._saved, self._unsaved, self._since = position, False, time.monotonic()
+        if self._signal is not None:
+            any_process(False)  # none ends before the first one has saved
+            raise self._stopped(self._signal)
+
+    def end(self) -> None:
+        """Record that the work is complete.
+
+        `Stopped` if a signal came after the last checkpoint, and other work follows.
+        """
+        if self._signal is not None and _more.get():
+            raise Stopped("stopped: the same command resumes the work.", self._signal)
+
+    def on_signal(self, signum: int, _frame: FrameType | None) -> None:
+        """Handle a signal."""
+        waiting = jax.process_count() > 1  # the others do, until all of them stop together
+        if self._signal is not None or not (self._unsaved or waiting):
+            raise self._stopped(signum)
+        self._signal = signum
+        if not tracking.is_quiet():  # unbuffered: the program may hold the buffer's lock
+            os.write(2, b"\nstopping: saving a checkpoint first. A second signal stops at once.\n")
+
+    def _stopped(self, signum: int) -> Stopped:
+        if self._saved is not None:
+            where = f"at {self._unit} {self._saved:,}{self._of}: the same command resumes there."
+        elif self._begun:
+            where = (
+                f"before the first checkpoint{self._of}: the same command starts at "
+                f"{self._unit} 0{self._of}."
+            )
+        else:
+            where = f"before the first {self._unit}: repeat the command to start again."
+        return Stopped(f"stopped {where}", signum)
+
+
+@contextmanager
+def more_to_come(more: bool = True) -> Iterator[None]:
+    """Declare that the command has other work to do after the block.
+
+    A signal that came too late to stop the block then stops the command after it.
+    """
+    token = _more.set(more or _more.get())
+    try:
+        yield
+    finally:
+        _more.reset(token)
+
+
+@contextmanager
+def checkpoint_timer(seconds: float, unit: str, work: str = "") -> Iterator[CheckpointTimer]:
+    """Handle SIGINT and SIGTERM by saving, while the block runs.
+
+    It has no effect outside the main thread, which Python delivers signals to. Signals that are
+    ignored, or that the application handles itself, are not changed.
+    """
+    timer = CheckpointTimer(seconds, unit, work)
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for signum in _SIGNALS:
+            if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
+                before[signum] = signal.signal(signum, timer.on_signal)
+    try:
+        yield timer
+        timer.end()
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+# ---------------------------------------------------------------------------------- training
 
 
 class Training(ABC):
@@ -72,13 +189,13 @@ class Training(ABC):
     evaluations: list[tuple[int, Evaluated]]
     """The evaluations so far, each with its number of updates."""
     keep: Keep = "last"
-    over: bool = False
-    """Whether it ends before its last update."""
+    stopped: Mapping[str, int] = {}
+    """The update at which seeds stopped early, by their numbers."""
 
     @property
-    def stopped(self) -> dict[str, int]:
-        """The update at which seeds stopped early, by their numbers."""
-        return {}
+    def over(self) -> bool:
+        """Whether it ends before its last update."""
+        return len(self.stopped) == len(self.seeds)
 
     @abstractmethod
     def shapes(self) -> dict[str, ArrayTree]:
@@ -200,7 +317,6 @@ class _Journal:
         found = self._checkpoints.resume(training.shapes())
         if found is None:
             states = training.begin()
-            self._untrained = copied(training.policies(states))  # updates donate the states
         else:
             done, states = found.step, training.resume(found.tree, found.info)
             self._means = Means(found.info["sums"], found.info["count"])
@@ -208,7 +324,10 @@ class _Journal:
                 (step, {name: np.array(x, float) for name, x in of_step.items()})
                 for step, of_step in found.info["evaluations"]
             ]
-        self._playable = training.play_ahead(training.policies(states))
+        policies = training.policies(states)
+        if found is None:
+            self._untrained = copied(policies)  # updates donate the states
+        self._playable = training.play_ahead(policies)
         trees = (jax.device_get(gathered(tree)) for _, tree, _ in training.learned(states))
         self._by_design = finite.infinities([*trees])
         tracking.cut(self._run.metrics, -1 if found is None else done * training.unit)
@@ -260,8 +379,7 @@ class _Journal:
             own = {name: values[place] for name, values in metrics.items()}
             seeds = training.seeds[place]
             found |= finite.faults(done, seeds, own, tree, axes, self._by_design)
-        found = {seed: x for seed, x in found.items() if str(seed) not in training.stopped}
-        if found:
+        if found and (found := {s: x for s, x in found.items() if str(s) not in training.stopped}):
             last = self._checkpoints.latest()
             raise finite.error(found, finite.left_behind(self._run.directory, last, training.data))
 
