@@ -269,19 +269,17 @@ class _Training(Training):
             self.stopped = self.stopping.by_seed(self.seeds)
         return states
 
-    def tree(self, states: Learned) -> dict[str, ArrayTree]:
+    def checkpoint(self, states: Learned) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
         seeds, learned = self.args.seeds, self.stopping.apply(gathered(states))
         if len(jax.tree.leaves(learned)[0]) > seeds:  # without the copies that a layout adds
             learned = jax.tree.map(lambda leaf: leaf[:seeds], jax.device_get(learned))
-        return self._parts(learned, self.program.policy_params(learned.state))
+        info = {"stopping": self.stopping.info} if self.args.stop_on else {}
+        return self._parts(learned, self.program.policy_params(learned.state)), info
 
     @staticmethod
     def _parts(learned: Learned, policy: ArrayTree) -> dict[str, ArrayTree]:
         found = {"state": learned.state, "policy": policy}
         return found | ({} if learned.priorities is None else {"priorities": learned.priorities})
-
-    def info(self) -> dict[str, Any]:
-        return {"stopping": self.stopping.info} if self.args.stop_on else {}
 
     def learned(self, states: Learned) -> Iterator[tuple[slice, ArrayTree, int]]:
         yield slice(None), states.state, 1

@@ -374,8 +374,13 @@ class _Training(Training):
     def resume(self, tree: Mapping[str, ArrayTree], _info: Mapping[str, Any]) -> list[ArrayTree]:
         return list(tree["state"])
 
-    def tree(self, states: Sequence[ArrayTree]) -> dict[str, ArrayTree]:
-        return {"policy": stacked(self.policies(states)), "state": list(states)}
+    def checkpoint(
+        self, states: Sequence[ArrayTree]
+    ) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
+        for chunks in self._chunks:
+            if chunks is not None:
+                chunks.flush()
+        return {"policy": stacked(self.policies(states)), "state": list(states)}, {}
 
     def learned(self, states: Sequence[ArrayTree]) -> Iterator[tuple[slice, ArrayTree, int]]:
         for place, state in enumerate(states):
@@ -428,11 +433,6 @@ class _Training(Training):
             for run, chunks, versions in zip(self.runs, self._chunks, self.versions(), strict=True):
                 if chunks is not None:
                     chunks.complete(policies=[run.about(version) for version in versions])
-
-    def flush(self) -> None:
-        for chunks in self._chunks:
-            if chunks is not None:
-                chunks.flush()
 
     def unfinished(self) -> list[Path]:
         paths = [(run.vault("replay"), run.recipe) for run in self.runs]

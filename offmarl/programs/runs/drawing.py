@@ -20,8 +20,9 @@ from offmarl.replay.device import fits, require_room
 from offmarl.replay.packing import layout_of
 from offmarl.replay.priorities import IMPORTANCE, Prioritised
 from offmarl.replay.sampling import Chosen
+from offmarl.types import EnvSpec
 from offmarl.vault import Dataset, Mixture, Weights, mix, open_vault
-from offmarl.vault.format.metadata import schema_in
+from offmarl.vault.format.metadata import intact_copy
 from offmarl.vault.read.manifest import read_metadata
 from offmarl.vault.read.open import locate
 from offmarl.vault.read.weights import resolve
@@ -46,7 +47,7 @@ def environment_of(args: Args) -> str:
     """Return the name of the environment of a program's data, which is not opened if it tells."""
     first = next(iter(_shares(args.vault)))
     try:
-        return schema_in(read_metadata(locate(first))).spec.name
+        return EnvSpec.from_json(intact_copy(read_metadata(locate(first))).get("spec", {})).name
     except VaultFormatError:  # of another program
         return open_data(args).spec.name
 

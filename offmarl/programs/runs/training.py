@@ -210,12 +210,8 @@ class Training(ABC):
         """Return the states of a checkpoint."""
 
     @abstractmethod
-    def tree(self, states: Any) -> dict[str, ArrayTree]:
-        """Return what a checkpoint holds of states."""
-
-    def info(self) -> dict[str, Any]:
-        """Return what else `resume` needs, as JSON."""
-        return {}
+    def checkpoint(self, states: Any) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
+        """Return the tree and the info, JSON, of a checkpoint, before which data are on disk."""
 
     @abstractmethod
     def learned(self, states: Any) -> Iterator[tuple[slice, ArrayTree, int]]:
@@ -240,9 +236,6 @@ class Training(ABC):
     @abstractmethod
     def work(self, states: Any, done: int) -> AbstractContextManager[Work]:
         """Open what it learns from, and update; the states are donated."""
-
-    def flush(self) -> None:  # noqa: B027 - few need it
-        """Write what must be on disk before a checkpoint."""
 
     def unfinished(self) -> list[Path]:
         """Return the vaults that the training has begun to write."""
@@ -293,7 +286,7 @@ def learn(training: Training, run: Run, timer: CheckpointTimer) -> Mapping[str, 
         ):
             del states  # they are donated
             journal.follow(work, done, timer, advance)
-    journal.close()
+    journal.checkpoints.close()
     return training.stopped
 
 
@@ -302,7 +295,7 @@ class _Journal:
 
     def __init__(self, training: Training, run: Run):
         self._training, self._run, self._schedule = training, run, training.schedule
-        self._checkpoints = run.checkpoints(keep=2)
+        self.checkpoints = run.checkpoints(keep=2)
         self._means = Means()
         self._untrained: Any = None
         self._playable: Future[None] | None = None
@@ -314,7 +307,7 @@ class _Journal:
     def begin(self) -> tuple[int, Any]:
         """Return the updates done, and the states after them."""
         training, done = self._training, 0
-        found = self._checkpoints.resume(training.shapes())
+        found = self.checkpoints.resume(training.shapes())
         if found is None:
             states = training.begin()
         else:
@@ -331,14 +324,15 @@ class _Journal:
         trees = (jax.device_get(gathered(tree)) for _, tree, _ in training.learned(states))
         self._by_design = finite.infinities([*trees])
         tracking.cut(self._run.metrics, -1 if found is None else done * training.unit)
-        self._write_lost()
+        if training.evaluations:
+            self._write_lost()
         track = training.args.track if is_first() else ()
         self.trackers = Trackers(track, self._run.directory, self._run.record)
         return done, states
 
     def _write_lost(self) -> None:
         """Write evaluations again whose lines damage has cut."""
-        rows = tracking.read(self._run.metrics) if self._training.evaluations else []
+        rows = tracking.read(self._run.metrics)
         kept = {(row["seed"], row["step"]) for row in rows if tracking.WALL_TIME not in row}
         for done, found in self._training.evaluations:
             rows = [*self._rows(done * self._training.unit, found)]
@@ -361,9 +355,12 @@ class _Journal:
             self._check(step, states, metrics)
             self._log(step, metrics, step - done, clock)
             if self._untrained is not None:
-                self._evaluate_untrained()
+                # Learning curves begin with the initial policies. The line of the first update
+                # comes before, because it comes much sooner and shows that the program works.
+                self._evaluate(0, self._untrained)
+                self._untrained = None
             if schedule.is_evaluation(step):
-                self._evaluate(step, states)
+                self._evaluate(step, training.policies(states), states)
             advance((step - done) * unit, self._note)
             done = step
             if timer.is_due() or self._keeps or training.over or step == schedule.updates:
@@ -380,7 +377,7 @@ class _Journal:
             seeds = training.seeds[place]
             found |= finite.faults(done, seeds, own, tree, axes, self._by_design)
         if found and (found := {s: x for s, x in found.items() if str(s) not in training.stopped}):
-            last = self._checkpoints.latest()
+            last = self.checkpoints.latest()
             raise finite.error(found, finite.left_behind(self._run.directory, last, training.data))
 
     def _log(
@@ -400,60 +397,45 @@ class _Journal:
             own = {name: values[:, index] for name, values in metrics.items()}
             self._write(done * unit - later, own, times | {tracking.WALL_TIME: then})
 
-    def _evaluate_untrained(self) -> None:
-        """Evaluate the initial policies, with which learning curves begin.
+    def _evaluate(self, done: int, policies: Any, states: Any = None) -> None:
+        """Evaluate policies, perhaps with more episodes after the last update.
 
-        The line of the first update comes before, because it comes much sooner and shows that the
-        program works.
+        With the states that they are of, the evaluation may end the training.
         """
-        untrained, self._untrained = self._untrained, None
-        self._wait()
-        self._evaluated(0, self._training.evaluate(untrained, 0))
-
-    def _evaluate(self, done: int, states: Any) -> None:
-        """Evaluate the policies of all seeds, perhaps with more episodes after the last update."""
-        self._wait()
-        training, is_last = self._training, done == self._schedule.updates
-        found = training.evaluate(training.policies(states), done, is_last)
-        found = training.observe(done, states, found)
-        self._evaluated(done, found)
-        self._keeps = bool(found) and (training.keep == "all" or done in self._best())
-        report(done, found)
-
-    def _wait(self) -> None:
-        """Wait until evaluations are compiled."""
+        training = self._training
         if self._playable is not None:
             wait([self._playable])
             self._playable = None
-
-    def _evaluated(self, done: int, found: Evaluated) -> None:
+        found = training.evaluate(policies, done, done == self._schedule.updates)
+        if states is not None:
+            found = training.observe(done, states, found)
         if found:
-            self._training.evaluations.append((done, found))
-            self._write(done * self._training.unit, found)
+            training.evaluations.append((done, found))
+            self._write(done * training.unit, found)
         self._note = summary(found)
+        if states is not None and found:
+            keep = training.keep
+            self._keeps = keep == "all" or (keep == "best" and done in self._best())
+            report(done, found)
 
     def _best(self) -> set[int]:
-        """Return the updates of the best evaluation of each seed, if they are kept."""
-        if self._training.keep != "best":
-            return set()
+        """Return the updates of the best evaluation of each seed."""
         rows = tracking.read(self._run.metrics)
         return {step for seed in self._training.seeds if (step := best_of(rows, seed))}
 
     def _save(self, done: int, states: Any) -> None:
         """Write a checkpoint, with the evaluations and the metrics not yet logged."""
-        training, checkpoints = self._training, self._checkpoints
-        training.flush()
-        every = checkpoints.steps() if training.keep == "all" else ()
-        checkpoints.kept = {*filter(self._schedule.is_evaluation, every), *self._best()}
+        training, checkpoints = self._training, self.checkpoints
+        if training.keep == "all":
+            checkpoints.kept = {*filter(self._schedule.is_evaluation, checkpoints.steps())}
+        elif training.keep == "best":
+            checkpoints.kept = self._best()
         self._keeps = False
-        evaluations = tracking.plain(training.evaluations)
-        info = {"sums": self._means.sums, "count": self._means.count, "evaluations": evaluations}
-        checkpoints.save(done, training.tree(states), info | training.info())
+        tree, info = training.checkpoint(states)
+        info |= {"sums": self._means.sums, "count": self._means.count}
+        info["evaluations"] = tracking.plain(training.evaluations)
+        checkpoints.save(done, tree, info)
         self.trackers.sync()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._checkpoints.close()
 
     def _write(self, step: int, *metrics: Mapping[str, Any]) -> None:
         tracking.append(self._run.metrics, *self._rows(step, *metrics))
