@@ -62,6 +62,7 @@ from offmarl.programs.runs.run import (
     settled,
 )
 from offmarl.programs.runs.sharding import (
+    Layout,
     check_divisible,
     check_shards,
     layout_of,
@@ -217,20 +218,7 @@ class _Training(Training):
             args, self.program, dataset, self.evaluator, _recorded(directory, "priority_lag")
         )
         self.seeds = list(range(args.seed, args.seed + args.seeds))
-        sources = digests(dataset, self.evaluator) | self._start.source
-        self.record = {
-            "kind": "baseline",
-            **made_from(origin, self.evaluator.env, sources, layout.devices),
-            "args": recorded(args),
-            **origins,
-            "spec": dataset.spec.to_json(),
-            "greedy": self.program.greedy,
-            "vault": f"{dataset.name}/{dataset.uid}",
-            "seeds": self.seeds,
-            "seeds_at_once": layout.at_once,
-            **shards_record(layout),
-            **self._drawing.record,
-        }
+        self.record = self._record(origin, origins, layout)
         self.schedule = offline_schedule(self.program, args)
         self.stopping = Stopping(args, self.evaluator, self.schedule.starts[-1])
         self.environment, self.keep = self.evaluator.environment, args.keep
@@ -239,6 +227,22 @@ class _Training(Training):
         one = hyperparameters(args)
         hyper = jax.tree.map(lambda leaf: np.full(args.seeds, leaf, leaf.dtype), one)
         self.learners = Learners(self.program, hyper, update_keys, layout)
+
+    def _record(self, origin: Origin, origins: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+        sources = digests(self.data, self.evaluator) | self._start.source
+        return {
+            "kind": "baseline",
+            **made_from(origin, self.evaluator.env, sources, layout.devices),
+            "args": recorded(self.args),
+            **origins,
+            "spec": self.data.spec.to_json(),
+            "greedy": self.program.greedy,
+            "vault": f"{self.data.name}/{self.data.uid}",
+            "seeds": self.seeds,
+            "seeds_at_once": layout.at_once,
+            **shards_record(layout),
+            **self._drawing.record,
+        }
 
     def check(self) -> None:
         """Raise what would stop the training, before anything is written."""
