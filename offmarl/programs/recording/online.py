@@ -250,10 +250,7 @@ def record_from_run(
                 "or medium-replay among its --tiers, and cannot be recorded after it."
             )
         check_vaults(run, chosen)
-    checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
-    _, info = checkpoints.restore({"policy": runs[0].policy_shapes()})
-    checkpoints.close()
-    return _record_all(runs, _versions(runs, info["evaluations"]), chosen)
+    return _record_all(runs, _saved_versions(runs, directory), chosen)
 
 
 _SOURCES = ("environment_source", "opponents", "init", "replay")
@@ -492,6 +489,14 @@ def _fitting_capacity(runs: Sequence[Recorder], shapes: ArrayTree, room: int) ->
 def _metrics(run: Recorder) -> list[str]:
     """Return the names of the returns of each team."""
     return names_by_team(tracking.RETURN, teams_of(run.env.spec))
+
+
+def _saved_versions(runs: Sequence[Recorder], directory: Path) -> list[list[Version]]:
+    """Return the evaluated versions of the policies of a finished run."""
+    checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
+    _, info = checkpoints.restore({"policy": runs[0].policy_shapes()})
+    checkpoints.close()
+    return _versions(runs, info["evaluations"])
 
 
 def _versions(
