@@ -23,19 +23,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import google_crc32c
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from offmarl._checkpoint_arrays import (
-    abstract,
-    checksums,
-    is_intact,
-    leaf_types,
-    sealed,
-    with_keys,
-    without_keys,
-)
 from offmarl.errors import CheckpointError, RunError
 from offmarl.paths import local
 from offmarl.types import ArrayTree
@@ -121,17 +113,17 @@ class Checkpoints:
             )
         if path.exists() or path.is_symlink():
             raise RunError(f"{path} has the name of a new checkpoint: move or rename it.")
-        host = {name: jax.device_get(without_keys(part)) for name, part in tree.items()}
+        host = {name: jax.device_get(_without_keys(part)) for name, part in tree.items()}
         parts = {
             name: args.StandardSave(_wrap(part))
             for name, part in host.items()
             if jax.tree.leaves(part)  # orbax rejects empty trees
         }
-        about = sealed(
+        about = _sealed(
             {
                 "info": dict(info),
-                "leaves": {name: leaf_types(part) for name, part in tree.items()},
-                "checksums": {name: checksums(part) for name, part in host.items()},
+                "leaves": {name: _leaf_types(part) for name, part in tree.items()},
+                "checksums": {name: _checksums(part) for name, part in host.items()},
             }
         )
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -158,7 +150,7 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def restore(
-        self, like: Mapping[str, ArrayTree], step: int | None = None
+        self, like: Mapping[str, ArrayTree], step: int | None = None, partly: bool = False
     ) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
         """Read a checkpoint.
 
@@ -168,6 +160,8 @@ class Checkpoints:
             The parts to read, as arrays or `jax.ShapeDtypeStruct` of the expected shapes.
         step
             Number of the checkpoint; by default the newest.
+        partly
+            Whether ``like`` may have None in place of subtrees that are not read.
 
         Returns
         -------
@@ -187,29 +181,10 @@ class Checkpoints:
         step = self._existing(step)
         about = self._read_about(step)
         for name, part in like.items():
-            self._check(step, name, leaf_types(part), about["leaves"].get(name, {}))
+            wanted, saved = _leaf_types(part), about["leaves"].get(name, {})
+            saved = {leaf: saved[leaf] for leaf in wanted if leaf in saved} if partly else saved
+            self._check(step, name, wanted, saved)
         return self._restore(step, like, about["checksums"]), about["info"]
-
-    def restore_some(self, like: Mapping[str, ArrayTree]) -> dict[str, ArrayTree]:
-        """Read some of the arrays in the newest checkpoint.
-
-        Parameters
-        ----------
-        like
-            As for `restore`, with None in place of subtrees that are not read. PRNG keys cannot be
-            read.
-
-        Raises
-        ------
-        RunError, CheckpointError, OSError
-            As for `restore`.
-        """
-        step = self._existing(None)
-        about = self._read_about(step)
-        for name, part in like.items():
-            wanted, saved = leaf_types(part), about["leaves"].get(name, {})
-            self._check(step, name, wanted, {leaf: saved[leaf] for leaf in wanted if leaf in saved})
-        return self._restore(step, like, about["checksums"])
 
     def resume(self, like: Mapping[str, ArrayTree]) -> Resumed | None:
         """Read the newest intact checkpoint; None if there is none.
@@ -296,7 +271,7 @@ class Checkpoints:
     ) -> dict[str, ArrayTree]:
         """Read parts of a checkpoint, and compare their checksums."""
         path = self._directory / str(step)
-        parts = {name: abstract(part) for name, part in like.items()}
+        parts = {name: _abstract(part) for name, part in like.items()}
         try:
             found = {name: _read(path / name, part) for name, part in parts.items()}
         except Exception as error:  # TensorStore raises errors of any type for damaged files
@@ -306,10 +281,10 @@ class Checkpoints:
                 raise self._unreadable(step, _in_words(error)) from error
             raise self._damaged(step, _in_words(error)) from None
         for name, part in found.items():
-            for leaf, checksum in checksums(part).items():
+            for leaf, checksum in _checksums(part).items():
                 if checksum != sums[name][leaf]:
                     raise self._damaged(step, f"the checksum of {name}{leaf} is wrong")
-        return {name: with_keys(part, found[name]) for name, part in like.items()}
+        return {name: _with_keys(part, found[name]) for name, part in like.items()}
 
     def _can_save_and_read(self, parts: Mapping[str, Any]) -> bool:
         """Whether a small checkpoint of the same structure can be saved and read.
@@ -340,7 +315,7 @@ class Checkpoints:
             about: Any = json.loads(text)
         except (ValueError, RecursionError, *_MISSING) as error:
             raise self._damaged(step, _in_words(error)) from None
-        if not isinstance(about, dict) or not is_intact(about):
+        if not isinstance(about, dict) or not _is_intact(about):
             raise self._damaged(step, "the checksum of its JSON part is wrong")
         return about
 
@@ -473,3 +448,78 @@ def _rename_damaged(path: Path) -> Path:
     names = (f"{path.name}.damaged{f'.{n}' if n > 1 else ''}" for n in count(1))
     aside = next(free for name in names if not os.path.lexists(free := path.with_name(name)))
     return path.rename(aside)
+
+
+# ---------------------------------------------------------------------------------- arrays
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _leaf_types(tree: ArrayTree) -> dict[str, str]:
+    """Name each leaf of a tree, with its type and shape."""
+    return {
+        jax.tree_util.keystr(path): f"{leaf.dtype}{list(leaf.shape)}"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def _checksums(tree: ArrayTree) -> dict[str, str]:
+    """Return the CRC32C of each array on the host: of its type and shape, and of its bytes."""
+
+    def checksum(array: NDArray[Any]) -> str:
+        crc = google_crc32c.value(f"{array.dtype}{list(array.shape)}".encode())
+        return f"{google_crc32c.extend(crc, np.asarray(array).tobytes()):08x}"
+
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): checksum(leaf) for path, leaf in leaves}
+
+
+def _sealed(about: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with its own checksum, of its canonical text."""
+    about = json.loads(json.dumps(about))  # keys become text, tuples lists
+    text = json.dumps(about, sort_keys=True, separators=(",", ":"))
+    return {**about, "crc32c": f"{google_crc32c.value(text.encode()):08x}"}
+
+
+def _is_intact(about: dict[str, Any]) -> bool:
+    """Whether a JSON object has its own checksum."""
+    rest = {key: value for key, value in about.items() if key != "crc32c"}
+    return bool(_sealed(rest)["crc32c"] == about.get("crc32c"))
+
+
+def _without_keys(tree: ArrayTree) -> ArrayTree:
+    """Return what orbax can write: the data of keys, and None for arrays without entries."""
+
+    def plain(leaf: Any) -> Any:
+        if _is_key(leaf):
+            return jax.random.key_data(leaf)
+        return None if np.size(leaf) == 0 else leaf
+
+    return jax.tree.map(plain, tree)
+
+
+def _with_keys(like: ArrayTree, tree: ArrayTree) -> ArrayTree:
+    """Undo `_without_keys`, for a tree of the structure of ``like``."""
+
+    def wrap(expected: Any, leaf: NDArray[Any] | None) -> jax.Array:
+        if leaf is None:
+            return jax.device_put(np.empty(expected.shape, expected.dtype))
+        array = jax.device_put(leaf)
+        return jax.random.wrap_key_data(array) if _is_key(expected) else array
+
+    return jax.tree.map(wrap, like, tree)
+
+
+def _abstract(tree: ArrayTree) -> ArrayTree:
+    """Describe the arrays to read, as `_without_keys` makes them."""
+
+    def describe(leaf: Any) -> Any:
+        if _is_key(leaf):
+            leaf = jax.eval_shape(jax.random.key_data, leaf)
+        if not leaf.size:
+            return None
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)  # type: ignore[no-untyped-call]
+
+    return jax.tree.map(describe, tree)

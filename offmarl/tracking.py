@@ -10,15 +10,13 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path, PurePath
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
-import numpy as np
-from jaxtyping import Float
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -319,39 +317,6 @@ def as_dicts(record: Any) -> Any:
     return [as_dicts(x) for x in record] if isinstance(record, list | tuple) else record
 
 
-# ---------------------------------------------------------------------------------- marl-eval
-
-
-def marl_eval(
-    environment: str,
-    task: str,
-    algorithm: str,
-    seeds: Sequence[int],
-    evaluations: Sequence[tuple[int, Float[np.ndarray, "seeds _"]]],
-    absolute: Mapping[str, Float[np.ndarray, "seeds _"]],
-    metric: str = RETURN,
-) -> dict[str, Any]:
-    """Arrange evaluations as marl-eval's tools expect them.
-
-    Each seed is a run, such as "bc (greedy)" in "swarm", "coverage-8". ``evaluations`` are in order
-    of time: the steps taken, and the returns of each run's episodes then. ``absolute`` holds the
-    values of the final evaluation by metric, of which ``metric`` is the main one.
-    """
-    runs = {
-        f"seed_{seed}": {
-            f"step_{k}": {"step_count": int(step), metric: np.asarray(returns[i]).tolist()}
-            for k, (step, returns) in enumerate(evaluations)
-        }
-        | {
-            "absolute_metrics": {
-                name: np.asarray(values[i]).tolist() for name, values in absolute.items()
-            }
-        }
-        for i, seed in enumerate(seeds)
-    }
-    return {environment: {task: {algorithm: runs}}}
-
-
 # ---------------------------------------------------------------------------------- progress
 
 
@@ -390,7 +355,7 @@ def progress(
             task = bar.add_task(description, total=total, completed=completed, note=note)
             yield lambda steps=1, note="": bar.update(task, advance=steps, note=note)
     else:
-        lines = _Lines(description, total, completed, unit)
+        lines = _Lines(description, total, completed, unit, compiles=bool(note))
         if note:
             lines.show(note)
         yield lines
@@ -441,23 +406,30 @@ class _RateColumn(ProgressColumn):
 class _Lines:
     """Progress without a terminal: a line every few seconds, and one at the end."""
 
-    def __init__(self, description: str, total: int, completed: int, unit: str):
+    def __init__(
+        self, description: str, total: int, completed: int, unit: str, compiles: bool = False
+    ):
         self._description = description
         self._unit = "B" if unit == "bytes" else ""
         self._total = total
         self._completed = completed
         self._printed = time.monotonic(), completed
+        self._compiles = compiles
 
     def __call__(self, steps: int = 1, note: str = "") -> None:
         self._completed += steps
         (before, done), now = self._printed, time.monotonic()
-        left = self._total - self._completed
-        if left <= 0 or now - before >= _SECONDS_BETWEEN_LINES:
+        left, compiled, self._compiles = self._total - self._completed, self._compiles, False
+        due = left <= 0 or now - before >= _SECONDS_BETWEEN_LINES
+        if due or compiled:
             self._printed = now, self._completed
+        if due:
             rate = (self._completed - done) / max(now - before, 1e-9)
             counts = f"{self._completed:,}/{self._total:,} {self._unit}".rstrip()
             time_left = f"{timedelta(seconds=round(left / rate))} left" if left > 0 < rate else ""
-            self.show(counts, _rate(rate, self._unit), time_left, note)
+            # The first steps take as long as their compilation, and tell nothing of others.
+            speed = ("", "") if compiled and left > 0 else (_rate(rate, self._unit), time_left)
+            self.show(counts, *speed, note)
 
     def show(self, *parts: str) -> None:
         """Print a line."""

@@ -303,11 +303,11 @@ def test_an_array_is_read_only_as_expected(tmp_path, shape, chunks, dtype):
     declared = {"shape": [shape], "chunks": [chunks], "dtype": dtype}
     store_again(tmp_path / "1" / "policy", "tree.unknown", **declared)
     assert_equal(checkpoints.restore(like)[0], like)
-    assert_equal(checkpoints.restore_some(like), like)
+    assert_equal(checkpoints.restore(like, partly=True)[0], like)
     store_again(tmp_path / "1" / "policy", "tree.w", **declared)
-    for restore in (checkpoints.restore, checkpoints.restore_some):
+    for partly in (False, True):
         with pytest.raises(CheckpointError, match=r"tree\.w is stored with another") as error:
-            restore(like)
+            checkpoints.restore(like, partly=partly)
         assert "\n" not in str(error.value)
     checkpoints.close()
 
@@ -428,7 +428,7 @@ def test_damage_that_a_second_read_does_not_find_renames_nothing(two_saved, monk
         fail(patch, FileNotFoundError("stale"), calls=[1])
         assert checkpoints.resume(like).step == 2
     with monkeypatch.context() as patch, pytest.raises(RunError, match="and then") as raised:
-        patch.setattr(checkpoint, "checksums", lambda _: {"": "other"})
+        patch.setattr(checkpoint, "_checksums", lambda _: {"": "other"})
         fail(patch, FileNotFoundError("stale"), calls=[2])
         checkpoints.resume(like)
     assert raised.type is RunError
@@ -481,7 +481,8 @@ def test_some_arrays_are_read_without_the_structure_of_the_others(tmp_path):
     tree = [(np.arange(3), {"a": np.ones(2), "none": np.zeros((0, 4))}), jax.random.key(0)]
     Checkpoints(tmp_path).save(1, {"state": tree}, {})
     like = [(None, {"a": np.zeros(2), "none": np.zeros((0, 4))}), None]
-    found = Checkpoints(tmp_path).restore_some({"state": like})["state"]
-    chex.assert_trees_all_equal(found, [(None, tree[0][1]), None])
+    found, _ = Checkpoints(tmp_path).restore({"state": like}, partly=True)
+    chex.assert_trees_all_equal(found["state"], [(None, tree[0][1]), None])
     with pytest.raises(RunError, match=r"\['a'\] is float64\[2\], not float64\[3\]"):
-        Checkpoints(tmp_path).restore_some({"state": [(None, {"a": np.zeros(3)}), None]})
+        wanted = {"state": [(None, {"a": np.zeros(3)}), None]}
+        Checkpoints(tmp_path).restore(wanted, partly=True)

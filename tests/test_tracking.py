@@ -69,28 +69,6 @@ def test_a_file_that_cannot_be_written_stays_and_is_named(tmp_path, monkeypatch)
     assert [entry.name for entry in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_marl_eval_layout():
-    evaluations = [(0, np.zeros((2, 3))), (5000, np.ones((2, 3)))]
-    absolute = np.array([[1.0, 2.0], [3.0, 4.0]])
-    document = tracking.marl_eval(
-        "smac", "3m", "bc", [7, 8], evaluations, {tracking.RETURN: absolute}
-    )
-    assert document == {
-        "smac": {
-            "3m": {
-                "bc": {
-                    f"seed_{seed}": {
-                        "step_0": {"step_count": 0, "episode_return": [0.0] * 3},
-                        "step_1": {"step_count": 5000, "episode_return": [1.0] * 3},
-                        "absolute_metrics": {"episode_return": returns},
-                    }
-                    for seed, returns in [(7, [1.0, 2.0]), (8, [3.0, 4.0])]
-                }
-            }
-        }
-    }
-
-
 @pytest.fixture
 def screen(monkeypatch):
     """What progress shows on a terminal, or elsewhere."""
@@ -137,7 +115,7 @@ def test_slow_progress_shows_the_time_of_one_piece(screen, monkeypatch):
     ]
 
 
-def test_rates_and_times_are_those_of_the_last_seconds(screen, monkeypatch):
+def test_rates_and_times_are_those_of_the_last_seconds_without_compilation(screen, monkeypatch):
     text = screen(terminal=False)
     clock = iter([0.0, 100.0, 120.0])
     monkeypatch.setattr(tracking.time, "monotonic", lambda: next(clock))
@@ -146,7 +124,7 @@ def test_rates_and_times_are_those_of_the_last_seconds(screen, monkeypatch):
         advance(200)
     assert text.getvalue().splitlines() == [
         "train bc: compiling",
-        "train bc: 1/1,000, 100 s each, 1 day, 3:45:00 left",
+        "train bc: 1/1,000",
         "train bc: 201/1,000, 10.0/s, 0:01:20 left",
     ]
 

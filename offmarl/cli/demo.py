@@ -16,7 +16,7 @@ from offmarl.cli.output import Report, table
 from offmarl.programs import registry
 from offmarl.programs.offline import train_ahead
 from offmarl.programs.runs.compiling import use_cores
-from offmarl.programs.runs.run import more_to_come
+from offmarl.programs.runs.training import more_to_come
 from offmarl.report import Entry, estimate, figure_demo, scores_of
 from offmarl.statistics import MIN_RUNS
 from offmarl.terminal import interval, number

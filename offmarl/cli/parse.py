@@ -140,10 +140,10 @@ def settings_environment(target: Any, given: Mapping[str, Any]) -> str:
     """Return the environment whose settings a program uses: a baseline's is that of its vault."""
     env: str | None = given.get("env", target.env)
     if "vault" in given and env in (None, "none"):
-        from offmarl.programs.runs.drawing import open_data
+        from offmarl.programs.runs.drawing import environment_of
 
         with contextlib.suppress(OffmarlError, OSError):  # the program will raise it again
-            env = open_data(target(**given)).spec.name
+            env = environment_of(target(**given))
     return env or ""
 
 

@@ -10,7 +10,6 @@ import atexit
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -149,16 +148,15 @@ def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
         "start all of them, each with its own --process and with the same --processes."
     )
     try:
-        with _last_words(late):
-            jax.distributed.initialize(
-                address,
-                args.processes,
-                args.process,
-                initialization_timeout=JOIN_SECONDS,
-                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            )
-            _compare(args, more)
-            jax.devices()  # the processes tell one another their devices
+        jax.distributed.initialize(
+            address,
+            args.processes,
+            args.process,
+            initialization_timeout=JOIN_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        )
+        _compare(args, more)
+        jax.devices()  # the processes tell one another their devices
     except ValueError as error:
         missing = "--processes N and --process I"
         missing = missing if address else f"--coordinator HOST:PORT, {missing}"
@@ -212,19 +210,6 @@ _guarded = ContextVar("inside of ends_with_others", default=False)
 _OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 """Beginnings of errors of this process itself, such as a device without memory left."""
 
-_PRINT_UNLESS_DONE = "import sys; sys.stdin.read() or print(sys.argv[1], file=sys.stderr)"
-
-
-@contextmanager
-def _last_words(message: str) -> Iterator[None]:
-    """Let a child process print a message if JAX aborts this one in the block."""
-    command = [sys.executable, "-I", "-S", "-c", _PRINT_UNLESS_DONE, f"offmarl: {message}"]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        yield
-    finally:
-        child.communicate("done")
-
 
 @contextmanager
 def ends_with_others(where: Path) -> Iterator[None]:
@@ -243,8 +228,7 @@ def ends_with_others(where: Path) -> Iterator[None]:
     )
     token = _guarded.set(True)
     try:
-        with _last_words(advice):
-            yield
+        yield
     except Exception as error:
         for callback in ((os._exit, 1), (sys.stdout.flush,)):  # the last one is called first
             atexit.register(*callback)

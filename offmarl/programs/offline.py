@@ -1,17 +1,16 @@
 """Offline training: what a baseline runs, and the files of its run."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
-from numpy.typing import NDArray
+from jaxtyping import Array, Int, Key, PRNGKeyArray
 
 from offmarl import settings, tracking
 from offmarl._compiling import pinned
@@ -20,14 +19,12 @@ from offmarl.programs.cluster import (
     check_same,
     ends_with_others,
     gathered,
-    is_first,
     join,
     on_first,
 )
 from offmarl.programs.program import (
     Args,
     ArgsT,
-    Hyperparameters,
     Program,
     hyperparameters,
     recorded,
@@ -35,29 +32,24 @@ from offmarl.programs.program import (
 )
 from offmarl.programs.registry import Origin, origin_of, program_of
 from offmarl.programs.runs import dataset as data
-from offmarl.programs.runs import finite, gathering
+from offmarl.programs.runs import gathering
 from offmarl.programs.runs.compiling import keep_compiled_programs
-from offmarl.programs.runs.continuing import Start, start_of_baseline, started
+from offmarl.programs.runs.continuing import start_of_baseline, started
 from offmarl.programs.runs.dataset import DatasetStatistics
-from offmarl.programs.runs.drawing import Drawing, drawing_of, open_data
+from offmarl.programs.runs.drawing import drawing_of, open_data
 from offmarl.programs.runs.evaluate import (
     Evaluator,
     evaluate,
     folded,
     make_evaluator,
     play_ahead,
-    summary,
 )
 from offmarl.programs.runs.identity import made_from
 from offmarl.programs.runs.loop import (
-    COMPILING,
     LOG_EVERY,
     Learned,
     Learners,
-    Schedule,
     build,
-    copied,
-    learn,
     offline_schedule,
     start,
     start_shapes,
@@ -65,13 +57,8 @@ from offmarl.programs.runs.loop import (
     updates_ahead,
 )
 from offmarl.programs.runs.run import (
-    CheckpointTimer,
     Run,
-    checkpoint_timer,
     locked,
-    no_run_without_checkpoint,
-    open_run,
-    report,
     settled,
 )
 from offmarl.programs.runs.sharding import (
@@ -81,7 +68,16 @@ from offmarl.programs.runs.sharding import (
     layout_of,
     shards_record,
 )
-from offmarl.programs.runs.stopping import Stopping, best_of
+from offmarl.programs.runs.stopping import Stopping
+from offmarl.programs.runs.training import (
+    CheckpointTimer,
+    Evaluated,
+    Training,
+    Work,
+    carry_out,
+    learn,
+    named_seeds,
+)
 from offmarl.replay import (
     BatchSource,
     open_batches,
@@ -89,7 +85,6 @@ from offmarl.replay import (
 )
 from offmarl.replay.device import bytes_of, require_room
 from offmarl.replay.priorities import Priorities, Prioritised
-from offmarl.trackers import Trackers
 from offmarl.trackers import check as check_trackers
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, Mixture
@@ -127,53 +122,18 @@ def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: Ar
     assert isinstance(args, Args)
     join(args)
     keep_compiled_programs()
-    where = local(args.out) if args.out else Path("the run")
-    with ends_with_others(where), checkpoint_timer(args.checkpoint_seconds, "update") as timer:
-        return _train(make, args, timer)
-
-
-def _train(
-    make: Callable[[EnvSpec, Any, DatasetStatistics], Program], args: Args, timer: CheckpointTimer
-) -> Path:
     check_trackers(args.track)
-    dataset, origin = open_data(args), origin_of(make)
-    directory = _directory(origin.name, args, dataset)
-    with locked(directory, args.take_over) as lock:
-        _train_locked(make, args, timer, dataset, origin, directory, lock)
+    with ends_with_others(local(args.out) if args.out else Path("the run")):
+        dataset, origin = open_data(args), origin_of(make)
+        directory = _directory(origin.name, args, dataset)
+        with locked(directory, args.take_over) as lock:
+            training = _Training(make, settled(args, directory), dataset, origin, directory)
+            training.check()
+            how = learn if gathering.PARTS.get() is None else _gather
+            for seed, step in (carry_out(training, directory, lock, train=how) or {}).items():
+                stopped_on = f"--stop-on {training.args.stop_on}"
+                tracking.notice(f"seed {seed} stopped at update {step}: {stopped_on}")
     return directory
-
-
-def _train_locked(
-    make: Callable[[EnvSpec, Any, DatasetStatistics], Program],
-    args: Args,
-    timer: CheckpointTimer,
-    dataset: Dataset | Mixture,
-    origin: Origin,
-    directory: Path,
-    lock: Callable[[], None],
-) -> None:
-    job, record = _prepared(make, settled(args, directory), dataset, origin, directory)
-    args, evaluator, schedule = job.args, job.evaluator, job.schedule
-    check_same("the dataset", record["vault_digest"], "give all of them the same vault.")
-    if args.init is not None:
-        job.origin.check(job.program, state_shapes(job.program, args))
-    run = open_run(directory, record)
-    if run.complete and not run.lacks_checkpoint(schedule.updates):
-        return
-    lock()
-    data.save(run.directory / data.STATISTICS_FILE, job.statistics)
-    job = job._replace(run=run)
-    with ends_with_others(directory), no_run_without_checkpoint(run):
-        if (parts := gathering.PARTS.get()) is None:
-            _learn(job, dataset, timer)
-            stopped = job.stopped()
-        else:
-            like = job.tree(job.begin(*job.keys()[:2]))
-            stopped = gathering.gather(run, like, parts, args.keep, job.evaluate)
-            run.write_marl_eval(evaluator.environment)
-        run.finish(stopped)
-    for seed, step in stopped.items():
-        tracking.notice(f"seed {seed} stopped at update {step}: --stop-on {args.stop_on}")
 
 
 def train_ahead(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: ArgsT) -> None:
@@ -184,56 +144,14 @@ def train_ahead(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], ar
     if tracking.recorded(directory).get("complete"):
         return
     with pinned():
-        job, _ = _prepared(make, args, dataset, origin, directory)
-        start_keys, update_keys, _ = job.keys()
-        learned = job.begin(start_keys, update_keys)
-        with _batches(job, dataset, update_keys, 0) as batches:
+        training = _Training(make, args, dataset, origin, directory)
+        learned = training.begin()
+        with training.batches(0) as batches:
             compiling = [
-                updates_ahead(job.learners(update_keys), learned, batches),
-                job.play_ahead(learned.state),
+                updates_ahead(training.learners, learned, batches),
+                training.play_ahead(training.policies(learned)),
             ]
             wait([one for one in compiling if one is not None])
-
-
-def _prepared(
-    make: Callable[[EnvSpec, Any, DatasetStatistics], Program],
-    args: Args,
-    dataset: Dataset | Mixture,
-    origin: Origin,
-    directory: Path,
-) -> tuple["_Job", dict[str, Any]]:
-    """Return the constants of a run that is not open yet, and its record."""
-    origins = settings.used(args).record()
-    args = resolved(args, dataset.spec)
-    evaluator = make_evaluator(args, dataset)
-    args = replace(args, held_out=evaluator.fraction)
-    kept = data.read(directory / data.STATISTICS_FILE)
-    begun = start_of_baseline(args, dataset.spec)
-    statistics = DatasetStatistics(dataset, kept or begun.statistics, evaluator.learned_from)
-    program = build(make, dataset.spec, args, statistics, statistics.freeze)
-    at_once = _recorded(directory, "seeds_at_once")
-    layout = layout_of(args.seeds, args.batching, at_once, args.devices)
-    check_divisible("--batch-size", args.batch_size, layout)
-    check_shards(directory, "batches", layout)
-    drawing = drawing_of(args, program, dataset, evaluator, _recorded(directory, "priority_lag"))
-    sources = digests(dataset, evaluator) | begun.source
-    record = {
-        "kind": "baseline",
-        **made_from(origin, evaluator.env, sources, layout.devices),
-        "args": recorded(args),
-        **origins,
-        "spec": dataset.spec.to_json(),
-        "greedy": program.greedy,
-        "vault": f"{dataset.name}/{dataset.uid}",
-        "seeds": list(range(args.seed, args.seed + args.seeds)),
-        "seeds_at_once": layout.at_once,
-        **shards_record(layout),
-        **drawing.record,
-    }
-    schedule = offline_schedule(program, args)
-    stopping = Stopping(args, evaluator, schedule.starts[-1])
-    of_run = args, schedule, layout, drawing, begun, stopping
-    return _Job(program, evaluator, statistics.used, *of_run), record
 
 
 def digests(dataset: Dataset | Mixture, evaluator: Evaluator) -> dict[str, str]:
@@ -268,88 +186,156 @@ def _directory(name: str, args: Args, dataset: Dataset | Mixture) -> Path:
     return Path("runs") / below(*parts, option="--out")
 
 
-class _Job(NamedTuple):
-    """The constants of a run."""
+class _Training(Training):
+    """A baseline in training; states are `Learned`."""
 
-    program: Program
-    evaluator: Evaluator
-    statistics: Any
-    """What the program used of the statistics of its data."""
     args: Args
-    schedule: Schedule
-    layout: Layout
-    drawing: Drawing
-    origin: Start
-    stopping: Stopping
-    run: Run = None  # type: ignore[assignment]
-    """None until it is opened."""
+    data: Dataset | Mixture
 
-    @property
-    def seeds(self) -> NDArray[np.int64]:
-        """The training seeds."""
-        return self.args.seed + np.arange(self.args.seeds)
+    def __init__(
+        self,
+        make: Callable[[EnvSpec, Any, DatasetStatistics], Program],
+        args: Args,
+        dataset: Dataset | Mixture,
+        origin: Origin,
+        directory: Path,
+    ):
+        origins = settings.used(args).record()
+        args = resolved(args, dataset.spec)
+        self.data, self.evaluator, self.evaluations = dataset, make_evaluator(args, dataset), []
+        self.args = args = replace(args, held_out=self.evaluator.fraction)
+        self._start = start_of_baseline(args, dataset.spec)
+        kept = data.read(directory / data.STATISTICS_FILE) or self._start.statistics
+        statistics = DatasetStatistics(dataset, kept, self.evaluator.learned_from)
+        self.program = build(make, dataset.spec, args, statistics, statistics.freeze)
+        self.statistics = statistics.used
+        layout = layout_of(
+            args.seeds, args.batching, _recorded(directory, "seeds_at_once"), args.devices
+        )
+        check_divisible("--batch-size", args.batch_size, layout)
+        check_shards(directory, "batches", layout)
+        self._drawing = drawing_of(
+            args, self.program, dataset, self.evaluator, _recorded(directory, "priority_lag")
+        )
+        self.seeds = list(range(args.seed, args.seed + args.seeds))
+        self.record = self._record(origin, origins, layout)
+        self.schedule = offline_schedule(self.program, args)
+        self.stopping = Stopping(args, self.evaluator, self.schedule.starts[-1])
+        self.environment, self.keep = self.evaluator.environment, args.keep
+        self.description = f"{origin.name} on {dataset.uid}, {named_seeds(self.seeds)}"
+        self._keys, update_keys, self._evaluation_keys = _keys(np.array(self.seeds))
+        one = hyperparameters(args)
+        hyper = jax.tree.map(lambda leaf: np.full(args.seeds, leaf, leaf.dtype), one)
+        self.learners = Learners(self.program, hyper, update_keys, layout)
 
-    def keys(self) -> tuple[Key[Array, "seeds"], ...]:
-        """Return the keys for initial states, updates and evaluations, one for each seed."""
-        return _keys(self.seeds)
+    def _record(self, origin: Origin, origins: Mapping[str, Any], layout: Layout) -> dict[str, Any]:
+        sources = digests(self.data, self.evaluator) | self._start.source
+        return {
+            "kind": "baseline",
+            **made_from(origin, self.evaluator.env, sources, layout.devices),
+            "args": recorded(self.args),
+            **origins,
+            "spec": self.data.spec.to_json(),
+            "greedy": self.program.greedy,
+            "vault": f"{self.data.name}/{self.data.uid}",
+            "seeds": self.seeds,
+            "seeds_at_once": layout.at_once,
+            **shards_record(layout),
+            **self._drawing.record,
+        }
 
-    def hyper(self) -> Hyperparameters:
-        """Return the hyperparameters of each seed."""
-        one = hyperparameters(self.args)
-        return jax.tree.map(lambda leaf: np.full(self.args.seeds, leaf, leaf.dtype), one)
-
-    def begin(self, keys: Key[Array, "seeds"], update_keys: Key[Array, "seeds"]) -> Learned:
-        """Return the states of all seeds before the first update."""
-        fresh = self.program, keys, self.hyper()
-        shapes = start_shapes(*fresh)
-        require_room(bytes_of(shapes), "the networks of all seeds")
-        states, draws = start(*fresh), self.drawing.draws
+    def check(self) -> None:
+        """Raise what would stop the training, before anything is written."""
+        check_same("the dataset", self.record["vault_digest"], "give all of them the same vault.")
         if self.args.init is not None:
-            states = started(self.origin, self.program, states)
-        return Learned(states, None if draws is None else _begin_priorities(draws, update_keys))
+            self._start.check(self.program, state_shapes(self.program, self.args))
 
-    @property
-    def description(self) -> str:
-        """The program, its data and its seeds, for the progress display."""
-        first, last = self.seeds[[0, -1]].tolist()
-        seeds = f"seeds {first}-{last}" if last > first else f"seed {first}"
-        return f"{self.run.record['program']} on {Path(self.run.record['vault']).name}, {seeds}"
+    def shapes(self) -> dict[str, ArrayTree]:
+        fresh = self.program, self._keys, self.learners.hyper
+        require_room(bytes_of(shapes := start_shapes(*fresh)), "the networks of all seeds")
+        shapes = Learned(shapes, jax.eval_shape(self._priorities))
+        return self._parts(shapes, jax.eval_shape(self.program.policy_params, shapes.state))
 
-    def learners(self, update_keys: Key[Array, "seeds"]) -> Learners:
-        """Return the program with what differs between its seeds."""
-        return Learners(self.program, self.hyper(), update_keys, self.layout)
+    def begin(self) -> Learned:
+        states = start(self.program, self._keys, self.learners.hyper)
+        if self.args.init is not None:
+            states = started(self._start, self.program, states)
+        return Learned(states, self._priorities())
 
-    def play_ahead(self, states: ArrayTree) -> "Future[None] | None":
-        """Compile what evaluations play episodes with, in a thread."""
-        params, keys = self.program.policy_params(states), self.keys()[2]
-        return play_ahead(self.evaluator, self.program, self.layout, params, keys)
+    def _priorities(self) -> Priorities | None:
+        draws = self._drawing.draws
+        return None if draws is None else _begin_priorities(draws, self.learners.keys)
 
-    def stopped(self) -> dict[str, int]:
-        """Return the step at which seeds stopped early, by their numbers."""
-        return {str(self.args.seed + seed): step for seed, step in self.stopping.steps.items()}
+    def resume(self, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> Learned:
+        states = Learned(tree["state"], tree.get("priorities"))
+        if "stopping" in info:
+            self.stopping.resume(info["stopping"], states)
+            self.stopped = self.stopping.by_seed(self.seeds)
+        return states
 
-    def evaluate(
-        self, states: ArrayTree, done: int, last: bool
-    ) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
-        """Evaluate the policies of states after some updates; ``last`` takes more episodes."""
-        return self.evaluate_policy(self.program.policy_params(states), done, last)
-
-    def evaluate_policy(
-        self, params: ArrayTree, done: int, last: bool = False
-    ) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
-        """Evaluate as `evaluate`, given the parameters of the policies."""
-        episodes = self.args.final_episodes if last else self.args.eval_episodes
-        keys = folded(self.keys()[2], done)
-        return evaluate(self.evaluator, self.program, self.layout, params, keys, episodes)
-
-    def tree(self, learned: Learned) -> dict[str, ArrayTree]:
-        """Return what a checkpoint holds: one state for each seed, without added copies."""
-        seeds, learned = self.args.seeds, self.stopping.apply(gathered(learned))
-        if len(jax.tree.leaves(learned)[0]) > seeds:
+    def checkpoint(self, states: Learned) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
+        seeds, learned = self.args.seeds, self.stopping.apply(gathered(states))
+        if len(jax.tree.leaves(learned)[0]) > seeds:  # without the copies that a layout adds
             learned = jax.tree.map(lambda leaf: leaf[:seeds], jax.device_get(learned))
-        policy = self.program.policy_params(learned.state)
+        info = {"stopping": self.stopping.info} if self.args.stop_on else {}
+        return self._parts(learned, self.program.policy_params(learned.state)), info
+
+    @staticmethod
+    def _parts(learned: Learned, policy: ArrayTree) -> dict[str, ArrayTree]:
         found = {"state": learned.state, "policy": policy}
         return found | ({} if learned.priorities is None else {"priorities": learned.priorities})
+
+    def learned(self, states: Learned) -> Iterator[tuple[slice, ArrayTree, int]]:
+        yield slice(None), states.state, 1
+
+    def policies(self, states: Learned) -> ArrayTree:
+        return self.program.policy_params(self.stopping.apply(states).state)
+
+    def play_ahead(self, policies: ArrayTree) -> "Future[None] | None":
+        layout, keys = self.learners.layout, self._evaluation_keys
+        return play_ahead(self.evaluator, self.program, layout, policies, keys)
+
+    def evaluate(self, policies: ArrayTree, done: int, last: bool = False) -> Evaluated:
+        episodes = self.args.final_episodes if last else self.args.eval_episodes
+        keys = folded(self._evaluation_keys, done)
+        layout = self.learners.layout
+        return evaluate(self.evaluator, self.program, layout, policies, keys, episodes)
+
+    def observe(self, done: int, states: Learned, found: Evaluated) -> Evaluated:
+        if self.args.stop_on is None:
+            return found
+        self.stopping.observe(done, found, states)
+        self.stopped = self.stopping.by_seed(self.seeds)
+        if self.over and done < self.schedule.updates:
+            return self.evaluate(self.policies(states), done, last=True)
+        return found
+
+    @contextmanager
+    def work(self, states: Learned, done: int) -> Iterator[Work]:
+        with self.batches(done) as batches:
+            yield updates(self.learners, states, batches, self.schedule, done)
+
+    def batches(self, done: int) -> AbstractContextManager[BatchSource]:
+        """Open the batches of the updates from a number on."""
+        drawing, total = self._drawing, self.schedule.updates
+        return open_batches(
+            self.data,
+            drawing.kind,
+            drawing.windows,
+            self.learners.keys,
+            range(done, total, min(LOG_EVERY, total)),
+            int(self.args.memory * 1e9),
+            self.evaluator.learned_from,
+            drawing.weights,
+            drawing.draws,
+        )
+
+
+def _gather(training: Training, run: Run, _timer: CheckpointTimer) -> dict[str, int]:
+    """Join the runs of single seeds that tasks have trained."""
+    parts = gathering.PARTS.get()
+    assert parts is not None
+    return gathering.gather(training, run, parts)
 
 
 @jax.jit
@@ -365,197 +351,3 @@ def _begin_priorities(draws: Prioritised, keys: Key[Array, "seeds"]) -> Prioriti
         return draws.begin(first)
 
     return jax.lax.map(of_seed, keys)
-
-
-def _learn(job: _Job, dataset: Dataset | Mixture, timer: CheckpointTimer) -> None:
-    """Update, log, evaluate and checkpoint until the run is complete."""
-    run, schedule = job.run, job.schedule
-    start_keys, update_keys, _ = job.keys()
-    learners, journal = job.learners(update_keys), _Journal(job, dataset)
-    fresh = job.begin(start_keys, update_keys)
-    journal.playable = job.play_ahead(fresh.state)
-    done, states = journal.begin(fresh)
-    timer.begin(done)
-    if not journal.over:  # a run that has stopped early may have been killed before its end
-        with (
-            journal.trackers,
-            _batches(job, dataset, update_keys, done) as batches,
-            tracking.progress(job.description, schedule.updates, done, note=COMPILING) as advance,
-        ):
-            work = updates(learners, states, batches, schedule, done)
-            elapsed = tracking.last(run.metrics, tracking.WALL_TIME)
-            learn(work, journal, schedule, done, timer, advance, elapsed=elapsed)
-    journal.close()
-    run.write_marl_eval(job.evaluator.environment)
-
-
-def _batches(
-    job: _Job, dataset: Dataset | Mixture, keys: Key[Array, "seeds"], done: int
-) -> AbstractContextManager[BatchSource]:
-    drawing, total = job.drawing, job.schedule.updates
-    return open_batches(
-        dataset,
-        drawing.kind,
-        drawing.windows,
-        keys,
-        range(done, total, min(LOG_EVERY, total)),
-        int(job.args.memory * 1e9),
-        job.evaluator.learned_from,
-        drawing.weights,
-        drawing.draws,
-    )
-
-
-class _Journal:
-    """Metrics, evaluations and checkpoints of all seeds."""
-
-    def __init__(self, job: _Job, dataset: Dataset | Mixture):
-        self._job, self._dataset = job, dataset
-        self._checkpoints = job.run.checkpoints(keep=2)
-        self._means = Means()
-        self._untrained: ArrayTree | None = None
-        self.playable: Future[None] | None = None
-        """Done when evaluations are compiled."""
-        self.note = ""
-        self.keeps = self.over = False
-
-    def begin(self, fresh: Learned) -> tuple[int, Learned]:
-        """Return the updates done, and the states after them."""
-        found = self._checkpoints.resume(self._job.tree(fresh))
-        done, states = 0, fresh
-        if found is not None:
-            done, states = found.step, Learned(found.tree["state"], found.tree.get("priorities"))
-            self._means = Means(found.info.get("sums", {}), found.info.get("count", 0))
-            if (stopping := found.info.get("stopping")) is not None:
-                self._job.stopping.resume(stopping, states)
-                self.over = self._job.stopping.over
-        else:  # a copy, because updates donate the states
-            self._untrained = copied(self._job.program.policy_params(fresh.state))
-        self._by_design = finite.infinities([jax.device_get(gathered(states.state))])
-        run = self._job.run
-        tracking.cut(run.metrics, -1 if found is None else done)
-        if found is not None and self._job.schedule.is_evaluation(done):
-            self._complete(done, states)
-        track = self._job.args.track if is_first() else ()
-        self.trackers = Trackers(track, run.directory, run.record)
-        return done, states
-
-    def _complete(self, done: int, learned: Learned) -> None:
-        """Evaluate again at the step of a checkpoint if damage has cut the lines of that."""
-        job, rows = self._job, tracking.read(self._job.run.metrics)
-        lines = [row for row in rows if row["step"] == done and tracking.WALL_TIME not in row]
-        if len(lines) < len(job.seeds):
-            last = self.over or done == job.schedule.updates
-            self._write(done, job.evaluate(job.stopping.apply(learned).state, done, last))
-
-    def check(
-        self, done: int, learned: Learned, metrics: Mapping[str, NDArray[Any]], _count: int
-    ) -> None:
-        """Raise `NotFiniteError` if a seed that has not stopped early is not finite."""
-        seeds, stopped = self._job.seeds.tolist(), self._job.stopped()
-        found = finite.faults(done, seeds, metrics, learned.state, 1, self._by_design)
-        found = {seed: fault for seed, fault in found.items() if str(seed) not in stopped}
-        if found:
-            where, last = self._job.run.directory, self._checkpoints.latest()
-            raise finite.error(found, finite.left_behind(where, last, self._dataset))
-
-    def add(self, _done: int, metrics: Mapping[str, NDArray[Any]], count: int) -> None:
-        """Add the metrics of the last updates."""
-        self._means.add(metrics, count)
-
-    def log(self, done: int, times: Mapping[str, float]) -> None:
-        """Write the means since the last line; after the first line, evaluate the initial policies.
-
-        Learning curves begin with the untrained policy. The line of the first update comes before
-        its evaluation, because it comes much sooner and shows that the program works.
-        """
-        seeds = len(self._job.seeds)
-        self._write(
-            done,
-            self._means.take() | {name: np.full(seeds, value) for name, value in times.items()},
-        )
-        if self._untrained is not None:
-            self._wait()
-            self._write(0, found := self._job.evaluate_policy(self._untrained, 0))
-            self._untrained, self.note = None, summary(found)
-
-    def evaluate(self, done: int, learned: Learned) -> None:
-        """Evaluate the policies of all seeds, with more episodes after the last update."""
-        self._wait()
-        job, stopping = self._job, self._job.stopping
-        states = stopping.apply(learned).state
-        found = job.evaluate(states, done, last=done == job.schedule.updates)
-        stopping.observe(done, found, learned)
-        if stopping.over and done < job.schedule.updates:
-            self.over, found = True, job.evaluate(states, done, last=True)
-        self._write(done, found)
-        if found:
-            self.keeps = job.args.keep == "all" or done in self._best()
-        report(done, found)
-        self.note = summary(found)
-
-    def _wait(self) -> None:
-        """Wait until evaluations are compiled."""
-        if self.playable is not None:
-            wait([self.playable])
-            self.playable = None
-
-    def _best(self) -> set[int]:
-        """Return the steps of the best evaluation of each seed, if they are kept."""
-        if self._job.args.keep != "best":
-            return set()
-        rows = tracking.read(self._job.run.metrics)
-        return {step for seed in self._job.seeds if (step := best_of(rows, int(seed)))}
-
-    def save(self, done: int, learned: Learned) -> None:
-        """Write a checkpoint, with the metrics not yet logged."""
-        info = {"sums": self._means.sums, "count": self._means.count}
-        info |= {"stopping": self._job.stopping.info} if self._job.args.stop_on else {}
-        every, schedule = self._job.args.keep == "all", self._job.schedule
-        steps = filter(schedule.is_evaluation, self._checkpoints.steps() if every else ())
-        self._checkpoints.kept, self.keeps = {*steps, *self._best()}, False
-        self._checkpoints.save(done, self._job.tree(learned), info)
-        self.trackers.sync()
-
-    def close(self) -> None:
-        """Close the files."""
-        self._checkpoints.close()
-
-    def _write(self, step: int, metrics: Mapping[str, NDArray[Any]]) -> None:
-        """Write a line for each seed if there are metrics, which are ``(seeds, ...)``."""
-        if not metrics:
-            return
-        tracking.append(
-            self._job.run.metrics,
-            *(
-                {"seed": seed, "step": step} | {name: value[i] for name, value in metrics.items()}
-                for i, seed in enumerate(self._job.seeds)
-            ),
-        )
-
-
-class Means:
-    """Means of metrics over a block of updates, independent of how the block is divided.
-
-    ``sums``, JSON, has those of each metric, one for each seed, over ``count`` updates.
-    """
-
-    def __init__(self, sums: Mapping[str, list[float]] | None = None, count: int = 0):
-        self.sums = dict(sums or {})
-        self.count = count
-
-    def add(self, metrics: Mapping[str, Float[np.ndarray, "seeds n"]], count: int) -> None:
-        """Add the metrics of ``count`` updates, one after the other."""
-        for name, values in metrics.items():
-            before = np.array(self.sums.get(name, [0.0] * len(values)))[:, None]
-            # The order of additions in a cumulative sum, unlike in a sum, does not depend on their
-            # number, so that a run that was interrupted within a block has the same bits.
-            self.sums[name] = np.cumsum(np.hstack([before, values]), axis=1)[:, -1].tolist()
-        self.count += count
-
-    def take(self) -> dict[str, Float[np.ndarray, "seeds"]]:
-        """Return the means, and reset them."""
-        sums = {name: np.array(values) for name, values in self.sums.items()}
-        means = {name: (value / self.count).astype(np.float32) for name, value in sums.items()}
-        self.sums, self.count = {}, 0
-        return means

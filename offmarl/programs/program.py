@@ -232,7 +232,7 @@ class OnlineArgs(_Configurable):
     """Tiers to record, joined by commas: random, poor, medium, good, expert, replay (all training
     data), medium-replay (the training data up to the medium policy; replay is recorded too). A
     mixture of tiers is NAME=TIER:SHARE+TIER:SHARE, such as mixed=medium:0.5+expert:0.5, where each
-    policy plays in its share of the environments."""
+    policy plays in its share of the environments. Without a name nothing is recorded."""
     side: str = option("", Role.RARE)
     """Where agents are in several teams: the team that learns, such as pursuers, while the others
     act by --opponents. The data hold all agents. By default all teams learn."""

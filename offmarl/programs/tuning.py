@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, get_type_hints
+from typing import Any, Literal, NamedTuple, cast, get_type_hints
 
 import numpy as np
 import tomli_w
@@ -51,14 +51,14 @@ from offmarl.launch import Work
 from offmarl.paths import local
 from offmarl.programs.offline import digests
 from offmarl.programs.program import Args, OnlineArgs, shared_names
-from offmarl.programs.recording.sides import opponents_of
-from offmarl.programs.recording.unrecorded import learning_curve, scored_environment
+from offmarl.programs.recording.sides import learning_environment, opponents_of
 from offmarl.programs.registry import origin_of, program_of
 from offmarl.programs.runs.continuing import start_of_baseline
 from offmarl.programs.runs.drawing import open_data
 from offmarl.programs.runs.evaluate import make_evaluator
 from offmarl.programs.runs.identity import MAY_DIFFER, differences, made_from
 from offmarl.programs.runs.run import watched
+from offmarl.teams import teams_of
 
 Score = Literal["last", "area"]
 
@@ -475,17 +475,14 @@ class TrialsWork(Work):
             if trial.should_prune():
                 raise _Pruned
 
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        changes = {**values, "out": directory / "run", "seeds": self._search.seeds}
         if isinstance(self.args, OnlineArgs):
-            online = replace(self.args, **values)
-            learning_curve(self.program.make, online, self._search.seeds, report)
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
-            directory.mkdir(parents=True)
-            assert isinstance(self.args, Args)
-            out, seeds = directory / "run", self._search.seeds
-            with watched(report):
-                self.program.main(replace(self.args, **values, out=out, seeds=seeds))
-            shutil.rmtree(directory)
+            changes["tiers"] = ""
+        with watched(report):
+            self.program.main(replace(cast(Any, self.args), **changes))
+        shutil.rmtree(directory)
         return score()
 
     def _best(self, study: Any) -> Any:
@@ -560,7 +557,12 @@ def _made_from(program: ModuleType, args: Validated) -> dict[str, Any]:
     """
     source: dict[str, Any] = {}
     if isinstance(args, OnlineArgs):
-        env: Any = scored_environment(args)
+        env: Any = learning_environment(args)
+        if len(teams := teams_of(env.spec)) > 1:
+            raise OptionError(
+                f"{env.spec.name} has {len(teams)} teams, whose returns are not one number: give "
+                f"--side with one of {', '.join(team.name for team in teams)}."
+            )
         source = opponents_of(env)
     else:
         assert isinstance(args, Args)

@@ -12,7 +12,7 @@ OFFMARL = ("-m", "offmarl")
 
 FAULTY = """
 from offmarl.cli import main
-from offmarl.programs.runs.run import CheckpointTimer
+from offmarl.programs.runs.training import CheckpointTimer
 
 def is_due(self):
     raise ValueError("a bug of the program")

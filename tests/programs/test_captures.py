@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from offmarl.checkpoint import Checkpoints
-from offmarl.errors import RunError
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.experience.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.experience.windows import Start, windows_at
@@ -252,13 +251,6 @@ def test_each_seed_has_its_own_files(tmp_path: Path) -> None:
     checkpoints.save(1, {"state": states}, {})
     tree, _ = checkpoints.restore({"state": jax.eval_shape(lambda: states)})
     assert_same(tree["state"], states)
-
-
-def test_checkpoints_of_earlier_versions_are_refused(tmp_path: Path) -> None:
-    state = begin(VECTORS)
-    Checkpoints(tmp_path).save(1, {"state": state}, {})
-    with pytest.raises(RunError, match=r"earlier version.*delete the directory of the run"):
-        resumed(tmp_path, state)
 
 
 @pytest.mark.parametrize(("sampled", "left"), [(True, [2]), (False, [1, 2])])

@@ -14,7 +14,7 @@ from offmarl import envs, load_policy, tracking, vault
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import hyperparameters, record_policy
-from offmarl.programs.recording import online
+from offmarl.programs.runs import training
 from offmarl.programs.runs.continuing import _common_parts, carry_over, learned
 from offmarl.programs.runs.dataset import DatasetStatistics, is_scale
 from offmarl.programs.runs.normalisation import make_program
@@ -240,7 +240,7 @@ def test_a_recorder_continues_from_a_run_and_its_data_and_resumes(before, tmp_pa
         return load_policy(tmp_path / out / "probe" / "observation.run" / "qmix-0").params
 
     whole = main("whole")
-    save, saved = online._Journal.save, []
+    save, saved = training._Journal._save, []
 
     def stop(self, *args):
         save(self, *args)
@@ -249,7 +249,7 @@ def test_a_recorder_continues_from_a_run_and_its_data_and_resumes(before, tmp_pa
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(online._Journal, "save", stop)
+        patch.setattr(training._Journal, "_save", stop)
         main("stopped", checkpoint_seconds=0.0)
     same(main("stopped"), whole)
     record = tracking.read_run(tmp_path / "whole" / "probe" / "observation.run" / "qmix-0")

@@ -13,7 +13,7 @@ from offmarl.config import DeviceArgs
 from offmarl.errors import OptionError, RunError
 from offmarl.programs import cluster
 from offmarl.programs.cluster import join
-from offmarl.programs.recording.grouped import groups_of
+from offmarl.programs.recording.record import groups_of
 from offmarl.programs.runs.sharding import (
     Layout,
     check_divisible,

@@ -12,6 +12,7 @@ from offmarl.errors import RunError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import make_buffer, offline, record_policy, warm_start
 from offmarl.programs.recording import online
+from offmarl.programs.runs import training
 from recorders import mappo
 from tests import plain
 
@@ -72,7 +73,7 @@ def record_of(directory):
 
 @pytest.mark.parametrize("chase", ["file", "module"], indirect=True)
 def test_a_recorder_refuses_the_run_of_another_environment(chase, tmp_path, monkeypatch):
-    monkeypatch.setattr(online, "_train", leave_out)
+    monkeypatch.setattr(training, "learn", leave_out)
     for directory in "a", "copy":  # the same code goes on, wherever it is
         with pytest.raises(Ended):
             mappo.main(mappo.Args(env=chase(directory, 1.0), out=tmp_path / "out", num_envs=4))
@@ -85,8 +86,8 @@ def test_a_recorder_refuses_the_run_of_another_environment(chase, tmp_path, monk
 
 
 def test_further_tiers_are_recorded_in_the_same_environment_only(chase, tmp_path, monkeypatch):
-    monkeypatch.setattr(online, "_train", leave_out)
-    monkeypatch.setattr(online, "_versions", leave_out)
+    monkeypatch.setattr(training, "learn", leave_out)
+    monkeypatch.setattr(online, "_saved_versions", leave_out)
     with pytest.raises(Ended):
         mappo.main(mappo.Args(env=chase("a", 1.0), out=tmp_path / "out", num_envs=4))
     (path,) = tmp_path.rglob("run.json")
@@ -100,7 +101,7 @@ def test_further_tiers_are_recorded_in_the_same_environment_only(chase, tmp_path
 def test_a_baseline_refuses_the_run_of_another_environment(chase, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(tracking, "notice", said.append)
-    monkeypatch.setattr(offline, "_learn", leave_out)
+    monkeypatch.setattr(offline, "learn", leave_out)
     record_policy(*acting(chase("a", 1.0)), tmp_path / "data.vlt" / "main", 4, 2)
 
     def train(reward):
@@ -133,7 +134,7 @@ def test_a_recording_is_of_one_environment(chase, tmp_path):
 
 @pytest.mark.slow
 def test_environments_of_offmarl_keep_their_record(tmp_path, monkeypatch):
-    monkeypatch.setattr(online, "_train", leave_out)
+    monkeypatch.setattr(training, "learn", leave_out)
     with pytest.raises(Ended):
         mappo.main(mappo.Args(env="probe/match", out=tmp_path, num_envs=4))
     assert "environment_source" not in record_of(tmp_path)
@@ -212,8 +213,8 @@ def test_a_release_is_recorded_and_another_one_refused_alike(installed, tmp_path
 
 
 def test_nothing_is_continued_in_another_release(installed, tmp_path, monkeypatch):
-    monkeypatch.setattr(online, "_train", leave_out)
-    monkeypatch.setattr(online, "_versions", leave_out)
+    monkeypatch.setattr(training, "learn", leave_out)
+    monkeypatch.setattr(online, "_saved_versions", leave_out)
 
     def record():
         with pytest.raises(Ended):

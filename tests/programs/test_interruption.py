@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from offmarl.errors import OffmarlError, Stopped
-from offmarl.programs.runs import run as interruption
-from offmarl.programs.runs.run import checkpoint_timer, more_to_come
+from offmarl.programs.runs import training
+from offmarl.programs.runs.training import checkpoint_timer, more_to_come
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
@@ -25,7 +25,7 @@ def handlers():
 
 def test_a_checkpoint_is_due_when_its_time_has_come(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(interruption.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
     with checkpoint_timer(30.0, "update") as timer:
         now[0] += 1000  # reading the data takes its time
         timer.begin(0)

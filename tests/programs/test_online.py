@@ -23,7 +23,7 @@ from offmarl.programs import record_from_run
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.recording import collecting, online
 from offmarl.programs.recording.collecting import collect
-from offmarl.programs.runs import loop
+from offmarl.programs.runs import loop, training
 from offmarl.programs.runs.loop import Schedule, stage_starts
 from offmarl.replay import device
 from recorders import mappo, vdn
@@ -97,8 +97,8 @@ def test_all_processes_make_the_updates_that_the_first_chooses(monkeypatch):
     )
     schedule, key = Schedule(12, 12, 1, (0,)), jax.random.key(0)
     work = collect(program, [jnp.zeros(())], Hyperparameters({}), [key], schedule, 0, [None])
-    found = [(done, found["state"][:2].tolist()) for done, _, (found,) in work]
-    assert found == [(1, [0, 0]), (5, [1, 2]), (9, [5, 6]), (11, [9, 10]), (12, [11, 0])]
+    found = [(done, found["state"][0, :2].tolist()) for done, _, found in work]
+    assert found == [(1, [0]), (5, [1, 2]), (9, [5, 6]), (11, [9, 10]), (12, [11])]
 
 
 @pytest.mark.nightly
@@ -345,7 +345,7 @@ def test_seeds_side_by_side_have_the_bits_of_single_runs(recorded, tmp_path):
 
 
 def die_between_checkpoints(args, monkeypatch):
-    saves, save = [], online._Journal.save
+    saves, save = [], training._Journal._save
 
     def dying(self, done, states):
         if len(saves) == 5:
@@ -353,7 +353,7 @@ def die_between_checkpoints(args, monkeypatch):
         saves.append(save(self, done, states))
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(online._Journal, "save", dying)
+        patch.setattr(training._Journal, "_save", dying)
         mappo.main(args)
 
 

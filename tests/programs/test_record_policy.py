@@ -10,7 +10,7 @@ from offmarl.errors import OffmarlError, RunError, Stopped
 from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.programs import record_policy
 from offmarl.programs.recording import record as recording
-from offmarl.programs.runs.run import more_to_come
+from offmarl.programs.runs.training import more_to_come
 from offmarl.rollout import init_rollout, rollout
 
 CONFIG = PolicyConfig("recurrent")

@@ -18,7 +18,7 @@ from offmarl.cli.parse import parse
 from offmarl.errors import OptionError, RunError
 from offmarl.programs import DatasetStatistics, registry
 from offmarl.programs.runs.drawing import open_data
-from offmarl.programs.runs.run import CheckpointTimer
+from offmarl.programs.runs.training import CheckpointTimer
 from offmarl.replay import batches
 from tests.runs import metrics_of
 

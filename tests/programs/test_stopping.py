@@ -60,10 +60,10 @@ def returns(step: int) -> dict[str, np.ndarray]:
 def test_a_seed_stops_after_two_evaluations_without_a_better_one():
     found = stopping(2)
     for step in range(4):
-        assert not found.over
+        assert len(found.steps) < 2
         found.observe(10 * step + 10, returns(step), jnp.array([step, -step]))
     # The first equals its best at 30 and is below it at 40; the second stopped before its rise.
-    assert found.steps == {0: 40, 1: 30} and found.over
+    assert found.steps == {0: 40, 1: 30}
     np.testing.assert_array_equal(found.apply(jnp.array([7, 7, 7])), [3, -2, 7])
 
 
@@ -73,7 +73,7 @@ def test_evaluations_before_the_last_stage_do_not_count():
         found.observe(step, {tracking.RETURN: np.ones((1, 2))}, jnp.zeros(1))
     for step in (40, 50):
         found.observe(step, {tracking.RETURN: np.zeros((1, 2))}, jnp.zeros(1))
-        assert not found.over
+        assert not found.steps
     found.observe(60, {tracking.RETURN: np.zeros((1, 2))}, jnp.zeros(1))
     assert found.steps == {0: 60}
 

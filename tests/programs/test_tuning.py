@@ -1,8 +1,13 @@
 """The search of settings: ranges, trials, files, and what a kill leaves."""
 
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import tomllib
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -210,7 +215,7 @@ def test_values_that_do_not_fit_are_failed_trials(tmp_path):
 @pytest.mark.slow
 def test_a_stopped_search_continues_to_the_same_trials(tmp_path, monkeypatch):
     whole = tune(bandit, arguments(), SPACE, tmp_path / "whole.toml", Search(trials=4, seeds=1))
-    calls, learn = [], tuning.learning_curve
+    calls, learn = [], bandit.main
 
     def stopping(*given):
         calls.append(1)
@@ -218,7 +223,7 @@ def test_a_stopped_search_continues_to_the_same_trials(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         learn(*given)
 
-    monkeypatch.setattr(tuning, "learning_curve", stopping)
+    monkeypatch.setattr(bandit, "main", stopping)
     again = tmp_path / "again.toml"
     with pytest.raises(Stopped, match="stopped after 2 trials"):
         tune(bandit, arguments(), SPACE, again, Search(trials=4, seeds=1))
@@ -281,6 +286,34 @@ def test_a_damaged_journal_is_named(tmp_path, line):
     for call in (work.tuned, lambda: tune(bandit, arguments(), SPACE, file, Search(seeds=1))):
         with pytest.raises(RunError, match=f"the trials in {journal} cannot be used"):
             call()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from offmarl.programs import tuning
+from tests.programs import test_tuning as here, bandit
+learn, calls = bandit.main, []
+def dying(*given):
+    calls.append(1)
+    if len(calls) == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    learn(*given)
+bandit.main = dying
+tuning.tune(bandit, here.arguments(), here.SPACE, sys.argv[1], here.Search(trials=3, seeds=1))
+"""
+
+
+@pytest.mark.nightly
+def test_a_killed_search_loses_the_running_trial_only(tmp_path):
+    file, root = tmp_path / "t.toml", Path(__file__).parents[2]
+    command = [sys.executable, "-c", KILLED, str(file)]
+    env = os.environ | {"PYTHONPATH": str(root)}
+    ended = subprocess.run(command, cwd=root, env=env, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    found = tune(bandit, arguments(), SPACE, file, Search(trials=3, seeds=1))
+    whole = tune(bandit, arguments(), SPACE, tmp_path / "w.toml", Search(trials=3, seeds=1))
+    assert found.trials == whole.trials
 
 
 @pytest.mark.slow

@@ -397,17 +397,13 @@ class ChunkWriter:
         # Programs on several devices must not be started from two threads.
         divided = len(capture.total.sharding.device_set) > 1
         if cut or divided or capture.capacity > num_steps:
-            self.put_copy(capture, num_steps, cut, count)
+            self._make_room(capture, num_steps * count)
+            self._submit(count, self._write, take(capture, num_steps * count, cut), count)
             return capture
         self._make_room(capture, num_steps)
         spare = self._spares.popleft() if self._spares else _like(capture)
         self._submit(1, self._write_whole, capture)
         return spare._replace(total=capture.total + 0)  # a copy, because the caller donates it
-
-    def put_copy(self, capture: Capture, num_steps: int, cut: bool = False, count: int = 1) -> None:
-        """Write a copy of the newest steps, as `put`; the buffer may be overwritten at once."""
-        self._make_room(capture, num_steps * count)
-        self._submit(count, self._write, take(capture, num_steps * count, cut), count)
 
     def _make_room(self, capture: Capture, num_steps: int) -> None:
         room = max(_waiting_steps(capture) // num_steps, 1)

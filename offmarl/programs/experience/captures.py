@@ -25,7 +25,7 @@ from jaxtyping import Array, Int
 from numpy.typing import NDArray
 
 from offmarl.checkpoint import Checkpoints, Resumed
-from offmarl.errors import CheckpointError, RunError
+from offmarl.errors import CheckpointError
 from offmarl.programs.cluster import arrays_from_first, gathered, is_first, on_first
 from offmarl.programs.experience.buffer import Capture, copy_finals
 from offmarl.types import ArrayTree
@@ -93,14 +93,12 @@ class CaptureCheckpoints(Checkpoints):
         return None
 
     def restore(
-        self, like: Mapping[str, ArrayTree], step: int | None = None
+        self, like: Mapping[str, ArrayTree], step: int | None = None, partly: bool = False
     ) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
         """Read a checkpoint, and fill its buffers; see `Checkpoints.restore`."""
         step = self.latest() if step is None else step
         wanted = _captures(like)
-        if wanted and step in self.steps():
-            self._refuse_older(step)
-        tree, info = super().restore(_replace(like, _without_steps), step)
+        tree, info = super().restore(_replace(like, _without_steps), step, partly)
         if not wanted:
             return tree, info
         assert step is not None
@@ -117,16 +115,6 @@ class CaptureCheckpoints(Checkpoints):
 
     def _files(self, number: int) -> "_Files":
         return _Files(self._directory, number)
-
-    def _refuse_older(self, step: int) -> None:
-        leaves = self._read_about(step)["leaves"].get("state", {})
-        whole = any(".capture.buffer.experience" in leaf for leaf in leaves)
-        if whole or not any(leaf.endswith(".filled") for leaf in leaves):
-            raise RunError(
-                f"checkpoint {step} in {self._directory} was written by an earlier version of "
-                "offmarl, which kept the buffer of steps in another way: delete the directory of "
-                "the run and repeat the command, which trains again."
-            )
 
 
 def remove_buffers(directory: Path) -> None:

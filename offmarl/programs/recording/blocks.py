@@ -66,19 +66,7 @@ class Recording(NamedTuple):
 
     def record(self) -> bool:
         """Record in this process; False if the recording was complete already."""
-        return record_policy(
-            self.env,
-            self.policy,
-            self.params,
-            self.path,
-            self.steps,
-            self.num_envs,
-            self.seed,
-            self.provenance(),
-            self.checkpoint_seconds,
-            self.agent_ids,
-            self.devices,
-        )
+        return record_policy(**(self._asdict() | {"provenance": self.provenance()}))
 
 
 class RecordWork(Work):

@@ -3,10 +3,13 @@
 import time
 from collections.abc import Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, use_abstract_mesh
 from jaxtyping import Array, Int, PRNGKeyArray
+from numpy.typing import NDArray
 
 from offmarl._compiling import jit_in_order
 from offmarl.programs.experience.buffer import ChunkWriter, chunks_at_once
@@ -38,8 +41,11 @@ def collect(
     chunks: Iterable[ChunkWriter | None],
     layout: Layout = ONE_DEVICE,
     learns: bool = True,
-) -> Iterator[tuple[int, list[ArrayTree], list[dict[str, Array]]]]:
+) -> Iterator[tuple[int, list[ArrayTree], dict[str, NDArray[Any]]]]:
     """Update a program that collects its own steps, and write every step to vaults.
+
+    Yields the number of updates done, the states of the seeds after them, and the metrics
+    ``(seeds, n)`` of the n updates since the last yield.
 
     The updates run in a compiled loop, as many in a call as fit into `SECONDS_AT_ONCE`, if the
     buffer holds the steps that are written. One compiled loop serves every number, and the vault
@@ -78,7 +84,8 @@ def collect(
                 last = done == schedule.updates
                 capture = writer.put(states[seed].capture, program.num_steps, last, count)
                 states[seed] = states[seed]._replace(capture=capture)
-        yield done, list(states), list(metrics)
+        logs = jax.device_get(metrics)
+        yield done, list(states), {x: np.stack([log[x][:count] for log in logs]) for x in logs[0]}
 
 
 def _but_buffer(state: ArrayTree) -> ArrayTree:

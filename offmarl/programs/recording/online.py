@@ -1,16 +1,16 @@
 """Online training with evaluation: what a recorder runs, and the files of its run."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
-from jaxtyping import PRNGKeyArray
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -28,13 +28,11 @@ from offmarl.programs.cluster import ends_with_others, gathered, is_first, join,
 from offmarl.programs.experience.buffer import ChunkWriter, init_capture, make_buffer
 from offmarl.programs.program import (
     ArgsT,
-    Hyperparameters,
     OnlineArgs,
     Program,
     hyperparameters,
     state_shapes,
 )
-from offmarl.programs.recording import collecting
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.recording.record import (
     Player,
@@ -63,37 +61,32 @@ from offmarl.programs.recording.tiers import (
     record_tiers,
 )
 from offmarl.programs.registry import origin_of
-from offmarl.programs.runs import finite
-from offmarl.programs.runs.compiling import compile_ahead, keep_compiled_programs
+from offmarl.programs.runs.compiling import keep_compiled_programs
 from offmarl.programs.runs.continuing import Start, learned, start_of
 from offmarl.programs.runs.evaluate import one_of
 from offmarl.programs.runs.identity import environment_source, made_from
-from offmarl.programs.runs.loop import COMPILING, build, learn, online_schedule
-from offmarl.programs.runs.run import (
-    CheckpointTimer,
-    Run,
-    checkpoint_timer,
-    locked,
-    more_to_come,
-    no_run_without_checkpoint,
-    open_run,
-    settled,
-)
+from offmarl.programs.runs.loop import build, online_schedule
+from offmarl.programs.runs.run import locked, settled
 from offmarl.programs.runs.sharding import (
     ONE_DEVICE,
     Layout,
     check_divisible,
     check_shards,
-    place_shared,
-    place_state,
     recorder_layout,
     shards_record,
 )
 from offmarl.programs.runs.trained import stacked
+from offmarl.programs.runs.training import (
+    Evaluated,
+    Training,
+    Work,
+    carry_out,
+    more_to_come,
+    named_seeds,
+)
 from offmarl.replay.device import bytes_of, require_room, room_on
 from offmarl.teams import names_by_team, only_or_all, teams_of
 from offmarl.terminal import table
-from offmarl.trackers import Trackers
 from offmarl.trackers import check as check_trackers
 from offmarl.types import ArrayTree, EnvSpec
 
@@ -143,18 +136,22 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
     origin = origin_of(make)
     directory = run_directory(args, origin.name)
     with ends_with_others(directory), locked(directory, args.take_over) as lock:
-        return _record_online(make, args, origin, directory, lock)
+        training = _prepared(make, settled(args, directory), origin, directory)
+        with more_to_come():
+            trained = carry_out(training, directory, lock, training.is_complete)
+        if trained is None:
+            return _summary(training.runs, training.tiers, "complete already, nothing was changed")
+        return _record_all(training.runs, training.versions(), training.tiers)
 
 
-def _record_online(
+def _prepared(
     make: Callable[[EnvSpec, ArgsT, Environment], Program],
     args: ArgsT,
     origin: registry.Origin,
     directory: Path,
-    lock: Callable[[], None],
-) -> Recorded:
+) -> "_Training":
+    """Return what is trained, or raise what would stop it before anything is written."""
     assert isinstance(args, OnlineArgs)
-    args = settled(args, directory)
     tiers, env = parse_tiers(args.tiers), learning_environment(args)
     start = start_of(args, env)
     source = environment_source(env.spec.name) | opponents_of(env) | start.source
@@ -162,28 +159,18 @@ def _record_online(
     check_divisible("--num-envs", args.num_envs, layout)
     runs = _recorders(make, args, env, origin, directory, source, layout)
     if getattr(args, "capacity", 0) is None:
-        args = changed(args, capacity=on_first(lambda: _chosen_capacity(runs)))
-        runs = _recorders(make, args, env, origin, directory, source, layout)
+        capacity = on_first(lambda: _chosen_capacity(runs))
+        if capacity != args.default_capacity:  # type: ignore[attr-defined]
+            args = changed(args, capacity=capacity)
+            runs = _recorders(make, args, env, origin, directory, source, layout)
+        runs = [run._replace(args=changed(run.args, capacity=capacity)) for run in runs]
     for run in runs:
         check_vaults(run, tiers)
     check_shards(directory, "environments", layout)
-    require_room_for(env.spec, 4 * args.eval_episodes)
-    if args.init is not None or args.prefill is not None:
-        start.check(runs[0].program, state_shapes(runs[0].program, args))
-    opened = open_run(directory, _record(runs[0]))
-    trained = opened.complete and not opened.lacks_checkpoint(runs[0].iterations)
-    if trained and all(are_complete(run, tiers) for run in runs):
-        return _summary(runs, tiers, "complete already, nothing was changed")
-    lock()
-    with (
-        no_run_without_checkpoint(opened, lambda: _unfinished(runs)),
-        checkpoint_timer(args.checkpoint_seconds, "step") as timer,
-        more_to_come(),
-    ):
-        versions = _train(runs, start, opened, timer, tiers)
-    opened.write_marl_eval(runs[0].env.spec.name)
-    opened.finish()
-    return _record_all(runs, versions, tiers)
+    require_room_for(env.spec, 4 * runs[0].args.eval_episodes)
+    if start.source:
+        start.check(runs[0].program, state_shapes(runs[0].program, runs[0].args))
+    return _Training(runs, start, tiers)
 
 
 @pinned()
@@ -263,7 +250,7 @@ def record_from_run(
                 "or medium-replay among its --tiers, and cannot be recorded after it."
             )
         check_vaults(run, chosen)
-    return _record_all(runs, _versions(runs, directory), chosen)
+    return _record_all(runs, _saved_versions(runs, directory), chosen)
 
 
 _SOURCES = ("environment_source", "opponents", "init", "replay")
@@ -341,50 +328,112 @@ def _record_all(
 # ---------------------------------------------------------------------------------- training
 
 
-def _train(
-    runs: Sequence[Recorder],
-    start: Start,
-    opened: Run,
-    timer: CheckpointTimer,
-    tiers: Sequence[Tier],
-) -> list[list[Version]]:
-    """Train all seeds to the end, and return the evaluated versions of each."""
-    first, journal, hyper = runs[0], _Journal(runs, opened), hyperparameters(runs[0].args)
-    keep = any(tier.name in REPLAY_TIERS for tier in tiers)
-    done, states, info = _resume(runs, start, journal.checkpoints, hyper)
-    journal.go_on(done, info, states)
-    timer.begin(done * first.iteration_steps)
-    schedule = online_schedule(first.program, first.args)
-    with ExitStack() as stack:
-        stack.enter_context(journal.trackers)
-        journal.chunks = [stack.enter_context(_replay(run, done, keep)) for run in runs]
-        advance = stack.enter_context(_progress(runs, done))
-        keys = [run.key(TRAIN) for run in runs]
-        compiling = [_train_ahead(first, schedule.stage(done), states[0], keys[0], hyper)]
-        if not done:  # the best version may be the untrained one
-            journal.evaluate(0, states)
-        wait(compiling)
-        compiling = _record_ahead(first, tiers)
-        work = collect(
-            first.program, states, hyper, keys, schedule, done, journal.chunks, first.layout
-        )
-        del states  # they are donated
-        elapsed = tracking.last(opened.metrics, tracking.WALL_TIME)
-        learn(work, journal, schedule, done, timer, advance, first.iteration_steps, elapsed)
-        wait(compiling)
-        for run, chunks, versions in zip(runs, journal.chunks, journal.versions, strict=True):
+class _Training(Training):
+    """The training seeds of a recorder; states are lists of the state of each."""
+
+    args: OnlineArgs
+    unit_name = "step"
+
+    def __init__(self, runs: Sequence[Recorder], start: Start, tiers: Sequence[Tier]):
+        first = runs[0]
+        self.runs, self.tiers, self._start = runs, tiers, start
+        self.args, self.record, self.seeds = first.args, _record(first), first.seeds
+        self.schedule = online_schedule(first.program, first.args)
+        self.unit, self.environment = first.iteration_steps, first.env.spec.name
+        self.description = f"train {first.name}, {named_seeds(first.seeds)}"
+        self.statistics, self.evaluations = {}, []
+        self._hyper, self._kept = hyperparameters(first.args), first.policies()
+        self._chunks: list[ChunkWriter | None] = []
+        """Writers of each seed's training data."""
+        self._recording: list[Future[None]] | None = None
+        """Done when the recording of tiers is compiled."""
+
+    def is_complete(self) -> bool:
+        """Whether all tiers are recorded."""
+        return all(are_complete(run, self.tiers) for run in self.runs)
+
+    def versions(self) -> list[list[Version]]:
+        """Return the evaluated versions of the policy of each seed."""
+        return _versions(self.runs, self.evaluations)
+
+    def shapes(self) -> dict[str, ArrayTree]:
+        shapes = state_shapes(self.runs[0].program, self.args)
+        _check_room(self.runs, shapes)
+        return {"state": [shapes] * len(self.runs)}
+
+    def begin(self) -> list[ArrayTree]:
+        program = self.runs[0].program
+        init = jax.jit(program.init, compiler_options=quickly())
+        # The buffers are replaced one by one.
+        fresh = (init(run.key(INIT), self._hyper) for run in self.runs)
+        return [self._start.begin(program, state, number) for number, state in enumerate(fresh)]
+
+    def resume(self, tree: Mapping[str, ArrayTree], _info: Mapping[str, Any]) -> list[ArrayTree]:
+        return list(tree["state"])
+
+    def checkpoint(
+        self, states: Sequence[ArrayTree]
+    ) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
+        for chunks in self._chunks:
             if chunks is not None:
-                chunks.complete(policies=[run.about(version) for version in versions])
-    journal.close()
-    return journal.versions
+                chunks.flush()
+        return {"policy": stacked(self.policies(states)), "state": list(states)}, {}
 
+    def learned(self, states: Sequence[ArrayTree]) -> Iterator[tuple[slice, ArrayTree, int]]:
+        for place, state in enumerate(states):
+            policy = self.runs[0].program.policy_params(state)
+            yield slice(place, place + 1), {"policy": policy, **learned(state)}, 0
 
-def _train_ahead(
-    run: Recorder, stage: int, state: ArrayTree, key: PRNGKeyArray, hyper: Hyperparameters
-) -> "Future[None]":
-    """Compile the updates in a thread, while the untrained policy is evaluated."""
-    args = place_state(state, run.mesh), (0, 1), *place_shared((key, hyper), run.mesh)
-    return compile_ahead(collecting.train, run.program, stage, run.mesh, *args)
+    def policies(self, states: Sequence[ArrayTree]) -> list[ArrayTree]:
+        policies = [self.runs[0].program.policy_params(state) for state in states]
+        if self.runs[0].layout.devices == 1:
+            return policies
+        return [jax.device_get(gathered(policy)) for policy in policies]  # from several meshes
+
+    def play_ahead(self, policies: Sequence[ArrayTree]) -> "Future[None] | None":
+        if jax.process_count() > 1:
+            return None
+        return self.runs[0].by_team()[0].play_ahead((LEARNED, policies[0]))
+
+    def evaluate(self, policies: Sequence[ArrayTree], done: int, _last: bool = False) -> Evaluated:
+        """Evaluate the policies, and keep them as a version."""
+        returns = [
+            [one.returns((LEARNED, params), run.key(EVALUATE, done)) for one in run.by_team()]
+            for run, params in zip(self.runs, policies, strict=True)
+        ]
+        shared = stacked(gathered(policies))
+        if is_first() and done not in self._kept.steps():
+            self._kept.save(done, {"policy": shared}, {})
+        if self._recording is None:
+            self._recording = _record_ahead(self.runs[0], self.tiers)
+        by_team = map(np.stack, zip(*returns, strict=True))
+        return dict(zip(_metrics(self.runs[0]), by_team, strict=True))
+
+    @contextmanager
+    def work(self, states: list[ArrayTree], done: int) -> Iterator[Work]:
+        first, keys = self.runs[0], [run.key(TRAIN) for run in self.runs]
+        keep = any(tier.name in REPLAY_TIERS for tier in self.tiers)
+        with ExitStack() as stack:
+            stack.callback(self._kept.close)
+            self._chunks = [stack.enter_context(_replay(run, done, keep)) for run in self.runs]
+            yield collect(
+                first.program,
+                states,
+                self._hyper,
+                keys,
+                self.schedule,
+                done,
+                self._chunks,
+                first.layout,
+            )
+            wait(self._recording or [])
+            for run, chunks, versions in zip(self.runs, self._chunks, self.versions(), strict=True):
+                if chunks is not None:
+                    chunks.complete(policies=[run.about(version) for version in versions])
+
+    def unfinished(self) -> list[Path]:
+        paths = [(run.vault("replay"), run.recipe) for run in self.runs]
+        return [path for path, recipe in paths if path.exists() and not is_complete(path, recipe)]
 
 
 def _record_ahead(run: Recorder, tiers: Sequence[Tier]) -> "list[Future[None]]":
@@ -394,22 +443,6 @@ def _record_ahead(run: Recorder, tiers: Sequence[Tier]) -> "list[Future[None]]":
         return []
     player = Player(run.policy, run.uniform(), run.args.num_envs)
     return [record_ahead(run.env, player, run.args.steps, run.key(RECORD))]
-
-
-def _resume(
-    runs: Sequence[Recorder], start: Start, checkpoints: Checkpoints, hyper: Hyperparameters
-) -> tuple[int, list[ArrayTree], dict[str, Any]]:
-    """Return the number of updates done, the states of all seeds, and the checkpoint's info."""
-    init = jax.jit(runs[0].program.init, compiler_options=quickly())
-    shapes = state_shapes(runs[0].program, runs[0].args)
-    _check_room(runs, shapes)
-    like = [shapes] * len(runs)
-    found = checkpoints.resume({"state": like})
-    if found is None:
-        fresh = (init(run.key(INIT), hyper) for run in runs)  # the buffers are replaced one by one
-        program = runs[0].program
-        return 0, [start.begin(program, state, number) for number, state in enumerate(fresh)], {}
-    return found.step, list(found.tree["state"]), found.info
 
 
 def _check_room(runs: Sequence[Recorder], shapes: ArrayTree) -> None:
@@ -453,19 +486,30 @@ def _fitting_capacity(runs: Sequence[Recorder], shapes: ArrayTree, room: int) ->
     return bisect_right(range(1, capture.capacity + 1), room, key=needed)
 
 
-def _versions(runs: Sequence[Recorder], directory: Path) -> list[list[Version]]:
+def _metrics(run: Recorder) -> list[str]:
+    """Return the names of the returns of each team."""
+    return names_by_team(tracking.RETURN, teams_of(run.env.spec))
+
+
+def _saved_versions(runs: Sequence[Recorder], directory: Path) -> list[list[Version]]:
     """Return the evaluated versions of the policies of a finished run."""
     checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
     _, info = checkpoints.restore({"policy": runs[0].policy_shapes()})
     checkpoints.close()
-    return _from_json(info)
+    return _versions(runs, info["evaluations"])
 
 
-def _from_json(info: Mapping[str, Any]) -> list[list[Version]]:
-    return [
-        [Version(iteration, returns, tuple(*others)) for iteration, returns, *others in own]
-        for own in info["versions"]
-    ]
+def _versions(
+    runs: Sequence[Recorder], evaluations: Iterable[Sequence[Any]]
+) -> list[list[Version]]:
+    """Return the evaluated versions of the policies of all seeds."""
+    found: list[list[Version]] = [[] for _ in runs]
+    for done, returns in evaluations:
+        for place, versions in enumerate(found):
+            teams = (np.asarray(returns[name][place], float) for name in _metrics(runs[0]))
+            first, *others = (own.tolist() for own in teams)
+            versions.append(Version(done, first, tuple(others)))
+    return found
 
 
 def _replay(run: Recorder, start: int, keep: bool) -> AbstractContextManager[ChunkWriter | None]:
@@ -484,163 +528,6 @@ def _replay(run: Recorder, start: int, keep: bool) -> AbstractContextManager[Chu
     size = run.args.num_envs, run.iterations * run.program.num_steps
     writer = open_for_recording(path, spec, size, run.recipe, provenance)
     return ChunkWriter(writer, "replay", start, start * run.program.num_steps, whole)
-
-
-def _unfinished(runs: Sequence[Recorder]) -> list[Path]:
-    """Return the vaults of training data that the runs have begun; `check_vaults` has seen them."""
-    paths = [(run.vault("replay"), run.recipe) for run in runs]
-    return [path for path, recipe in paths if path.exists() and not is_complete(path, recipe)]
-
-
-def _progress(runs: Sequence[Recorder], start: int) -> AbstractContextManager[tracking.Advance]:
-    steps, first, last = runs[0].iteration_steps, runs[0].seed, runs[-1].seed
-    seeds = f"seeds {first}-{last}" if last > first else f"seed {first}"
-    total, name = runs[0].iterations * steps, f"train {runs[0].name}, {seeds}"
-    return tracking.progress(name, total, start * steps, note=COMPILING)
-
-
-class _Lines(NamedTuple):
-    """Lines of metrics, one for each update and seed."""
-
-    done: int
-    """The number of updates done after the last of them."""
-    updates: int
-    """The number of updates."""
-    metrics: Sequence[Mapping[str, Any]]
-    """Of each seed: an entry for each update, and perhaps more, which do not count."""
-    times: dict[str, float]
-    """`tracking.TIMES` after the last update."""
-
-    def expand(self, unit: int, seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-        """Return the lines; ``unit`` is the number of steps of an update."""
-        for index in range(self.updates):
-            later = (self.updates - 1 - index) * unit
-            times = dict(self.times)
-            if times:
-                times[tracking.WALL_TIME] -= later / times[tracking.SPEED]
-            for seed, own in zip(seeds, self.metrics, strict=True):
-                found = {name: values[index] for name, values in own.items()}
-                yield {"seed": seed, "step": self.done * unit - later, **found, **times}
-
-
-class _Journal:
-    """The files of a training run: metrics, checkpoints to resume from, policies to record."""
-
-    keeps = over = False
-
-    def __init__(self, runs: Sequence[Recorder], opened: Run):
-        self._runs = runs
-        self._opened, self._metrics = opened, opened.metrics
-        self._unwritten: list[_Lines] = []
-        self._policies = runs[0].policies()
-        self.checkpoints = opened.checkpoints(keep=2)
-        self.versions: list[list[Version]] = [[] for _ in runs]
-        """Of each seed."""
-        self.chunks: list[ChunkWriter | None] = []
-        """Writers of each seed's training data."""
-
-    def go_on(self, start: int, info: Mapping[str, Any], states: Sequence[ArrayTree]) -> None:
-        """Drop what was written after the checkpoint that training resumes from."""
-        self._by_design = finite.infinities([self._learned(state) for state in states])
-        tracking.cut(self._metrics, start * self._runs[0].iteration_steps if info else -1)
-        track = self._runs[0].args.track if is_first() else ()
-        self.trackers = Trackers(track, self._opened.directory, self._opened.record)
-        if info:
-            self.versions = _from_json(info)
-        self._complete()
-
-    def _complete(self) -> None:
-        """Write evaluations again whose lines damage has cut: checkpoints hold their returns."""
-        unit = self._runs[0].iteration_steps
-        names = names_by_team(tracking.RETURN, teams_of(self._runs[0].env.spec))
-        rows = (row for row in tracking.read(self._metrics) if names[0] in row)
-        known = {(row["seed"], row["step"]) for row in rows}
-        lost = [
-            {"seed": run.seed, "step": one.iteration * unit}
-            | dict(zip(names, (one.returns, *one.others), strict=True))
-            for run, versions in zip(self._runs, self.versions, strict=True)
-            for one in versions
-            if (run.seed, one.iteration * unit) not in known
-        ]
-        if lost:
-            tracking.append(self._metrics, *lost)
-
-    def _learned(self, state: ArrayTree) -> ArrayTree:
-        return {"policy": self._runs[0].program.policy_params(state), **learned(state)}
-
-    def check(
-        self,
-        done: int,
-        states: Sequence[ArrayTree],
-        metrics: Sequence[Mapping[str, Any]],
-        count: int,
-    ) -> None:
-        """Raise `NotFiniteError` if a seed is not finite."""
-        found: dict[int, str] = {}
-        for run, state, own in zip(self._runs, states, metrics, strict=True):
-            last = {name: values[None, :count] for name, values in own.items()}
-            tree = self._learned(state)
-            found |= finite.faults(done, [run.seed], last, tree, 0, self._by_design)
-        if found:
-            where, step = self._opened.directory, self.checkpoints.latest()
-            raise finite.error(found, finite.left_behind(where, step, None))
-
-    def add(self, done: int, metrics: Sequence[Mapping[str, Any]], count: int) -> None:
-        """Keep the metrics of ``count`` updates."""
-        self._unwritten.append(_Lines(done, count, metrics, {}))
-
-    def log(self, _done: int, times: Mapping[str, float]) -> None:
-        """Add the times to the lines; `save` writes them."""
-        self._unwritten[-1].times.update(times)
-
-    def evaluate(self, done: int, states: Sequence[ArrayTree]) -> None:
-        """Evaluate the policies, and keep them as a version."""
-        policies = self._policies_of(states)
-        returns = [
-            [one.returns((LEARNED, params), run.key(EVALUATE, done)) for one in run.by_team()]
-            for run, params in zip(self._runs, policies, strict=True)
-        ]
-        for versions, own in zip(self.versions, returns, strict=True):
-            first, *others = (one.tolist() for one in own)
-            versions.append(Version(done, first, tuple(others)))
-        names = names_by_team(tracking.RETURN, teams_of(self._runs[0].env.spec))
-        found = [{name: one[None] for name, one in zip(names, own, strict=True)} for own in returns]
-        self.add(done, found, 1)
-        shared = stacked(gathered(policies))
-        if is_first() and done not in self._policies.steps():
-            self._policies.save(done, {"policy": shared}, {})
-
-    def save(self, done: int, states: Sequence[ArrayTree]) -> None:
-        """Write the data and metrics so far, and a checkpoint to resume from."""
-        for chunks in self.chunks:
-            if chunks is not None:
-                chunks.flush()
-        unit, seeds = self._runs[0].iteration_steps, [run.seed for run in self._runs]
-        lines = (line for some in self._unwritten for line in some.expand(unit, seeds))
-        tracking.append(self._metrics, *lines)
-        self._unwritten.clear()
-        tree = {"policy": stacked(self._policies_of(states)), "state": list(states)}
-        versions = [[list(version) for version in own] for own in self.versions]
-        self.checkpoints.save(done, tree, {"versions": versions})
-        self.trackers.sync()
-
-    def _policies_of(self, states: Sequence[ArrayTree]) -> list[ArrayTree]:
-        policies = [self._runs[0].program.policy_params(state) for state in states]
-        if self._runs[0].layout.devices == 1:
-            return policies
-        return [jax.device_get(gathered(policy)) for policy in policies]  # from several meshes
-
-    @property
-    def note(self) -> str:
-        """Mean return of the last versions, of each team."""
-        last = [versions[-1].means for versions in self.versions if versions]
-        means = [sum(own) / len(own) for own in zip(*last, strict=True)]
-        return f"return {', '.join(f'{mean:.3g}' for mean in means)}" if last else ""
-
-    def close(self) -> None:
-        """Close the files."""
-        self.checkpoints.close()
-        self._policies.close()
 
 
 # ---------------------------------------------------------------------------------- summary
@@ -665,7 +552,7 @@ def elsewhere(path: Path) -> Recorded:
 
 def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> Recorded:
     """Return a summary of vaults from a row for each; see `describe`."""
-    columns = [column for column in rows[0] if column != "path"]
+    columns = [column for column in [*rows, {}][0] if column != "path"]
     headings = [column.replace("_", " ") for column in columns]
     view = table(headings, ([row[column] for column in columns] for row in rows))
     # Users copy paths from here, so these are never broken into lines.

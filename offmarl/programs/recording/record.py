@@ -1,7 +1,8 @@
 """Recording of a fixed policy, and the state of recordings."""
 
+import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import lru_cache, partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from offmarl import envs, vault
 from offmarl._compiling import pinned, quickly
+from offmarl._mesh import DATA, by_shards, spec
 from offmarl._version import __version__
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import check_seed
@@ -35,7 +37,6 @@ from offmarl.programs.experience.captures import CaptureCheckpoints
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.recording.collecting import collect, play
 from offmarl.programs.recording.foreign import errors_of_functions
-from offmarl.programs.recording.grouped import GroupState, collect_in_groups, groups_of
 from offmarl.programs.runs.compiling import compile_ahead, keep_compiled_programs
 from offmarl.programs.runs.identity import (
     differences,
@@ -45,14 +46,14 @@ from offmarl.programs.runs.identity import (
     require_same_numerics,
 )
 from offmarl.programs.runs.loop import Schedule, copied
-from offmarl.programs.runs.run import CheckpointTimer, checkpoint_timer
 from offmarl.programs.runs.sharding import Layout, check_divisible, recorder_layout
+from offmarl.programs.runs.training import CheckpointTimer, checkpoint_timer
 from offmarl.replay.device import bytes_of, require_room
 from offmarl.rollout import RolloutState, init_rollout, rollout
 from offmarl.statistics import mean_interval
 from offmarl.teams import only_or_all
 from offmarl.tracking import plain, progress
-from offmarl.types import ArrayTree, EnvSpec, FinalObservations, Policy, Transition
+from offmarl.types import ArrayTree, EnvSpec, FinalObservations, Policy, Transition, View
 from offmarl.vault.read.reader import Reader
 
 CHUNK = 64
@@ -176,8 +177,9 @@ def record_players(
     check_divisible("--num-envs", num_envs, layout)
     num_chunks, chunk_steps = chunks_of(steps, num_envs)
     parts = tuple((player.policy, player.rows) for player in players)
-    grouped = len(parts) == 1 and (devices is not None or jax.process_count() > 1)
-    program = _fixed(env, parts, chunk_steps)  # type: ignore[arg-type]
+    divided = len(parts) == 1 and (devices is not None or jax.process_count() > 1)
+    groups = groups_of(num_envs, layout.shards) if divided else 1
+    program = _fixed(env, parts, chunk_steps, groups)  # type: ignore[arg-type]
     params = tuple(player.params for player in players)
     recipe = {
         "env": env.spec.name,
@@ -187,27 +189,24 @@ def record_players(
         **identity,
     } | environment_source(env.spec.name)
     spec, whole = recorded(env, first_id=len(players))
-    if grouped:
-        recipe["groups"] = groups_of(num_envs, layout.shards)
+    if divided:
+        recipe["groups"] = groups
     if spec.extras:
         recipe["extras"] = sorted(spec.extras)
     if agent_ids is not None:
         whole = partial(_with_ids, ids=np.array(agent_ids, np.int32))
-    collect_steps = partial(_collected, program, params, layout)
-    if grouped:
-        (player,) = players
-        collect_steps = partial(_collected_in_groups, autoreset(env), player, layout)
     with ends_with_others(path), errors_of_functions():
         if check_recipe(path, recipe, hints=HINTS).get("complete"):
             return False
         with checkpoint_timer(checkpoint_seconds, "step", f"the recording {path.name}") as timer:
-            _record(program, collect_steps, key, path, (spec, whole), recipe, provenance, timer)
+            _record(program, params, layout, key, path, (spec, whole), recipe, provenance, timer)
     return True
 
 
 def record_ahead(env: Environment, player: Player, steps: int, key: PRNGKeyArray) -> "Future[None]":
     """Compile what `record_players` records a policy with on one device, in a thread."""
-    program = _fixed(env, ((player.policy, player.rows),), chunks_of(steps, player.rows)[1])  # type: ignore[arg-type]
+    num_steps = chunks_of(steps, player.rows)[1]
+    program = _fixed(env, ((player.policy, player.rows),), num_steps, 1)  # type: ignore[arg-type]
     hyper = Hyperparameters({})
     state = jax.eval_shape(program.init, key, hyper)._replace(params=(player.params,))
     return compile_ahead(play, program, 0, None, state, (0, 1), key, hyper)
@@ -224,58 +223,26 @@ def chunks_of(steps: int, num_envs: int) -> tuple[int, int]:
     return num_chunks, -(-row // num_chunks)
 
 
-_Collected = Iterator[tuple[int, Callable[[], _State]]]
-"""Numbers of chunks recorded, each with a function that returns the state after them."""
+GROUPS = 8
+"""Number of groups of environments, if it divides their number."""
 
 
-def _collected(
-    program: Program,
-    params: tuple[ArrayTree, ...],
-    layout: Layout,
-    state: _State,
-    key: PRNGKeyArray,
-    updates: range,
-    chunks: ChunkWriter,
-) -> _Collected:
-    state = state._replace(params=copied(params))  # the state will be donated
-    schedule = Schedule(updates.stop, updates.stop, 1, (0,))
-    hyper, start = Hyperparameters({}), updates.start
-    for done, states, _ in collect(
-        program, [state], hyper, [key], schedule, start, [chunks], layout, False
-    ):
-        yield done, lambda states=states: states[0]._replace(params=())  # type: ignore[misc]
-
-
-def _collected_in_groups(
-    env: Environment,
-    player: Player,
-    layout: Layout,
-    state: _State,
-    key: PRNGKeyArray,
-    updates: range,
-    chunks: ChunkWriter,
-) -> _Collected:
-    whole = GroupState(state.rollouts[0], state.capture)
-    work = collect_in_groups(
-        env, player.policy, player.params, whole, key, updates, chunks, layout.mesh()
-    )
-    for done, join in work:
-
-        def joined(join: Callable[[], GroupState] = join) -> _State:
-            found = join()
-            return _State((), (found.rollout,), found.capture)
-
-        yield done, joined
+def groups_of(num_envs: int, devices: int) -> int:
+    """Return the number of groups: the same for all numbers of devices that divide it."""
+    return math.lcm(math.gcd(num_envs, GROUPS), devices)
 
 
 @lru_cache(maxsize=4)
-def _fixed(env: Environment, parts: tuple[tuple[Policy, int], ...], num_steps: int) -> Program:
+def _fixed(
+    env: Environment, parts: tuple[tuple[Policy, int], ...], num_steps: int, groups: int
+) -> Program:
     """Return fixed policies, each with its number of environments, as a program without learning.
 
     The caller puts the parameters into the initial state. Cached, so that recordings of a policy
     with other parameters share the compiled program.
     """
     env = autoreset(env)
+    play_once = rollout if groups == 1 else partial(_rollout_in_groups, groups)
     buffer = make_buffer(sum(rows for _, rows in parts), num_steps)
 
     def keys_of(key: PRNGKeyArray) -> list[PRNGKeyArray]:
@@ -293,7 +260,7 @@ def _fixed(env: Environment, parts: tuple[tuple[Policy, int], ...], num_steps: i
     ) -> tuple[_State, dict[str, Array]]:
         given = zip(parts, state.params, state.rollouts, keys_of(key), strict=True)
         played = [
-            rollout(env, policy, params, begun, key, num_steps, policy_id=number)
+            play_once(env, policy, params, begun, key, num_steps, number)
             for number, ((policy, _), params, begun, key) in enumerate(given)
         ]
         after, transitions, next_views = zip(*played, strict=True)
@@ -309,6 +276,45 @@ def _fixed(env: Environment, parts: tuple[tuple[Policy, int], ...], num_steps: i
     )
 
 
+def _rollout_in_groups(
+    groups: int,
+    env: Environment,
+    policy: Policy,
+    params: ArrayTree,
+    state: RolloutState,
+    key: PRNGKeyArray,
+    num_steps: int,
+    policy_id: int,
+) -> tuple[RolloutState, Transition, View]:
+    """Do as `rollout`, in groups of environments, of which each device plays one after the other.
+
+    The last bits of floating-point numbers may depend on how many environments the compiler
+    vectorises together. The number of groups does not depend on the devices.
+    """
+    total = len(state.view.alive)
+    size = total // groups
+
+    def play_own(
+        states: RolloutState, first: Int[Array, "own"], params: ArrayTree, key: PRNGKeyArray
+    ) -> ArrayTree:
+        def of_group(group: tuple[RolloutState, Int[Array, ""]]) -> ArrayTree:
+            state, first = group
+            among = first, total
+            return rollout(env, policy, params, state, key, num_steps, policy_id, among)
+
+        return jax.lax.map(of_group, (states, first))
+
+    play_groups = by_shards(
+        play_own, groups, (spec(DATA), spec(DATA), spec(), spec()), out_specs=spec(DATA)
+    )
+    parts = jax.tree.map(lambda leaf: leaf.reshape(groups, size, *leaf.shape[1:]), state)
+    found = play_groups(parts, size * jnp.arange(groups), params, key)
+    after = jax.tree.map(lambda leaf: leaf.reshape(total, *leaf.shape[2:]), found[0])
+    return after, *jax.tree.map(
+        lambda leaf: leaf.swapaxes(0, 1).reshape(num_steps, total, *leaf.shape[3:]), found[1:]
+    )
+
+
 def _side_by_side(trees: Sequence[ArrayTree]) -> ArrayTree:
     """Join rollouts ``(T, E, ...)`` along their environments."""
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *trees)
@@ -316,7 +322,8 @@ def _side_by_side(trees: Sequence[ArrayTree]) -> ArrayTree:
 
 def _record(
     program: Program,
-    collect_steps: Callable[[_State, PRNGKeyArray, range, ChunkWriter], _Collected],
+    params: tuple[ArrayTree, ...],
+    layout: Layout,
     key: PRNGKeyArray,
     path: Path,
     recording: tuple[EnvSpec, Whole | None],
@@ -327,9 +334,11 @@ def _record(
     directory = path.parent / f".{path.name}.recording"
     checkpoints = CaptureCheckpoints(directory, keep=1)
     init_key, key = jax.random.split(key)
-    start, begin, _ = resume(program, checkpoints, init_key, Hyperparameters({}))
+    hyper = Hyperparameters({})
+    start, begin = _begin(program, checkpoints, init_key, hyper)
     timer.begin(start * recipe["num_envs"] * recipe["chunks"][1])
     num_chunks, num_steps = recipe["chunks"]
+    schedule = Schedule(num_chunks, num_chunks, 1, (0,))
     spec, whole = recording
     steps = num_chunks * num_steps  # of each environment
     writer = open_for_recording(path, spec, (recipe["num_envs"], steps), recipe, provenance)
@@ -337,12 +346,14 @@ def _record(
         ChunkWriter(writer, "policy", start, start * num_steps, whole) as chunks,
         progress(f"record {path.name}", steps, start * num_steps) as advance,
     ):
-        for done, state in collect_steps(begin, key, range(start, num_chunks), chunks):
+        begun = [begin._replace(params=copied(params))]  # it will be donated
+        work = collect(program, begun, hyper, [key], schedule, start, [chunks], layout, False)
+        for done, (state,), _ in work:
             timer.work_done()
             advance(num_steps)
             if timer.is_due():
                 chunks.flush()
-                checkpoints.save(done, {"state": state()}, {})
+                checkpoints.save(done, {"state": state._replace(params=())}, {})
                 timer.saved(done * num_steps * recipe["num_envs"])
         chunks.flush()
         if isinstance(writer, vault.Writer):
@@ -370,17 +381,16 @@ def recorded_return(dataset: Reader) -> dict[str, Any]:
     }
 
 
-def resume(
+def _begin(
     program: Program, checkpoints: Checkpoints, key: PRNGKeyArray, hyper: Hyperparameters
-) -> tuple[int, ArrayTree, dict[str, Any]]:
-    """Return the number of updates done, the state after them, and the checkpoint's info."""
+) -> tuple[int, _State]:
+    """Return the number of chunks recorded, and the state after them."""
     init = jax.jit(program.init, compiler_options=quickly())
     shapes = jax.eval_shape(init, key, hyper)
     require_room(bytes_of(shapes), "so many environments")
     found = checkpoints.resume({"state": shapes})
-    if found is None:
-        return 0, init(key, hyper), {}
-    return found.step, found.tree["state"], found.info
+    state: _State = init(key, hyper) if found is None else found.tree["state"]
+    return 0 if found is None else found.step, state
 
 
 def _with_ids(

@@ -1,6 +1,7 @@
 """A recorder's run of one training seed: its paths, keys and settings, and its policies."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from offmarl.programs.cluster import gathered, load_on_first
 from offmarl.programs.program import OnlineArgs, Program, recorded, state_shapes
 from offmarl.programs.recording.sides import against_reference
 from offmarl.programs.registry import Origin
+from offmarl.programs.runs.compiling import compile_ahead
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.programs.runs.finite import require_finite
 from offmarl.programs.runs.sharding import ONE_DEVICE, Layout, place_shared
@@ -123,10 +125,6 @@ class Recorder(NamedTuple):
     def settings(self) -> dict[str, Any]:
         """The arguments of this training seed, as in the provenance on disk."""
         args = recorded(self.args) | {"env": envs.short_name(self.args.env), "seed": self.seed}
-        if not self.args.env_states:  # as recordings before there were states
-            del args["env_states"]
-        if not self.args.side:  # as recordings before there were sides
-            del args["side"], args["opponents"]
         return tracking.plain(args)
 
     @property
@@ -159,14 +157,21 @@ class Recorder(NamedTuple):
 
     def returns(self, params: ArrayTree, key: PRNGKeyArray) -> Float[np.ndarray, "episodes"]:
         """Play `OnlineArgs.eval_episodes` episodes of the policy, and return their returns."""
-        policy, episodes, mesh = self.policy, self.args.eval_episodes, self.mesh
+        found = gathered(play_policy(*self._played(params, key)))
+        team = 0 if self.team is None else teams_of(self.env.spec).index(self.team)
+        return returns_by_team(self.env.spec, found)[:, team]
+
+    def play_ahead(self, params: ArrayTree) -> "Future[None]":
+        """Compile what `returns` plays, in a thread."""
+        return compile_ahead(play_policy, *self._played(params, self.key(EVALUATE)))
+
+    def _played(self, params: ArrayTree, key: PRNGKeyArray) -> tuple[Any, ...]:
+        """Return the arguments of `play_policy`."""
+        policy, mesh = self.policy, self.mesh
         if self.team is not None:
             joint, references = against_reference(self.env, self.team, policy)  # type: ignore[arg-type]
             policy, params = joint, (params, *references)
-        params, key = place_shared((params, key), mesh)
-        found = gathered(play_policy(self.env, policy, episodes, mesh, params, key))
-        team = 0 if self.team is None else teams_of(self.env.spec).index(self.team)
-        return returns_by_team(self.env.spec, found)[:, team]
+        return self.env, policy, self.args.eval_episodes, mesh, *place_shared((params, key), mesh)
 
     @property
     def mesh(self) -> Mesh | None:

@@ -30,7 +30,7 @@ from offmarl.programs.recording.recorder import (
     Recorder,
     Version,
 )
-from offmarl.programs.runs.run import more_to_come
+from offmarl.programs.runs.training import more_to_come
 from offmarl.statistics import mean_interval
 from offmarl.teams import teams_of
 from offmarl.terminal import interval, plot
@@ -78,7 +78,7 @@ def parse_tiers(text: str) -> list[Tier]:
     ``expert-vs-random`` names the tier of each, in their order.
     """
     tiers: dict[str, Tier] = {}
-    for part in (part.strip() for part in text.split(",")):
+    for part in filter(None, (part.strip() for part in text.split(","))):
         name, mixes, mixture = part.partition("=")
         tier = Tier(name, _shares(name, mixture) if mixes else {})
         if not mixes and name not in TIERS and not set(name.split(VERSUS)) <= set(PLAYED_TIERS):

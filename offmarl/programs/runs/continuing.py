@@ -201,7 +201,7 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
     if online:
         # The rest depends on the environment and its opponents, which may not exist here.
         rest = dict.fromkeys(set(like._fields) - learned(like).keys())
-        tree = checkpoints.restore_some({"state": [like._replace(**rest)] * seeds})
+        tree, _ = checkpoints.restore({"state": [like._replace(**rest)] * seeds}, partly=True)
         states = [like._replace(**learned(state)) for state in tree["state"]]
     else:
         tree, _ = checkpoints.restore({"state": of_seeds(like, seeds)})

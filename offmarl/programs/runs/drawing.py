@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from offmarl.config import Vaults
-from offmarl.errors import OptionError
+from offmarl.errors import OptionError, VaultFormatError
 from offmarl.paths import local
 from offmarl.programs.program import Args, Program
 from offmarl.programs.runs.evaluate import Evaluator
@@ -20,7 +20,11 @@ from offmarl.replay.device import fits, require_room
 from offmarl.replay.packing import layout_of
 from offmarl.replay.priorities import IMPORTANCE, Prioritised
 from offmarl.replay.sampling import Chosen
+from offmarl.types import EnvSpec
 from offmarl.vault import Dataset, Mixture, Weights, mix, open_vault
+from offmarl.vault.format.metadata import intact_copy
+from offmarl.vault.read.manifest import read_metadata
+from offmarl.vault.read.open import locate
 from offmarl.vault.read.weights import resolve
 
 
@@ -37,6 +41,15 @@ def open_data(args: Args) -> Dataset | Mixture:
         missing = next(path for path in shares if path not in given)
         raise OptionError(f"{missing} has no share: give PATH=SHARE for each vault, or for none.")
     return mix(given or [*shares], time_limit=args.time_limit)
+
+
+def environment_of(args: Args) -> str:
+    """Return the name of the environment of a program's data, which is not opened if it tells."""
+    first = next(iter(_shares(args.vault)))
+    try:
+        return EnvSpec.from_json(intact_copy(read_metadata(locate(first))).get("spec", {})).name
+    except VaultFormatError:  # of another program
+        return open_data(args).spec.name
 
 
 def _shares(vaults: Vaults) -> dict[str, float | None]:

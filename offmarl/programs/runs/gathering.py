@@ -22,29 +22,21 @@ from offmarl.programs.program import Args, Keep, recorded
 from offmarl.programs.runs.identity import MAY_DIFFER, differences
 from offmarl.programs.runs.run import Run
 from offmarl.programs.runs.stopping import best_of
-from offmarl.types import ArrayTree
+from offmarl.programs.runs.training import Training
 
 PARTS: ContextVar[Sequence[Path] | None] = ContextVar("parts", default=None)
 """Finished runs of one seed each, in order, which `offmarl.programs.train` gathers."""
 
 
-def gather(
-    run: Run,
-    like: Mapping[str, ArrayTree],
-    runs: Sequence[Path],
-    keep: Keep,
-    evaluate: Callable[[ArrayTree, int, bool], Mapping[str, Any]],
-) -> dict[str, int]:
-    """Write finished runs of one seed each into one run; return the step at which each stopped.
-
-    ``evaluate(states, step, last)`` evaluates all seeds, for those that stopped early.
-    """
+def gather(training: Training, run: Run, runs: Sequence[Path]) -> dict[str, int]:
+    """Write finished runs of one seed each into one run; return the step at which each stopped."""
     found = [_Part.read(directory, run.record) for directory in runs]
-    one = jax.tree.map(lambda leaf: leaf[:1], like)
+    like = training.shapes()
+    one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[:1], tree), like)
     latest = max(part.last for part in found)
     with_all, tree = run.checkpoints(), like
     done = {*with_all.steps()} - {latest}
-    for step in sorted(_kept_by_all(found, keep) - done | {latest}):
+    for step in sorted(_kept_by_all(found, training.keep) - done | {latest}):
         restored = [part.checkpoints.restore(one, min(step, part.last)) for part in found]
         trees = [tree for tree, _ in restored]
         tree = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
@@ -53,7 +45,7 @@ def gather(
     with_all.close()
     rows = [row for part in found for row in part.rows]
     if any(part.last < latest for part in found):
-        rows = _evaluated_to_the_end(found, partial(evaluate, tree["state"]))
+        rows = _evaluated_to_the_end(found, partial(training.evaluate, tree["policy"]))
     _write_metrics(run.metrics, rows)
     return {seed: step for part in found for seed, step in part.stopped.items()}
 
@@ -140,7 +132,7 @@ def _joined(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sums = {
         name: [one for info in infos for one in info["sums"][name]] for name in infos[0]["sums"]
     }
-    joined = {**infos[0], "sums": sums}
+    joined = {**infos[0], "sums": sums, "evaluations": []}
     if "stopping" in joined:
         found = [info["stopping"] for info in infos]
         steps = {str(x): one["steps"]["0"] for x, one in enumerate(found) if one["steps"]}

@@ -5,19 +5,17 @@ uninterrupted one, and streamed batches equal those of a replay on the device.
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from functools import cache, partial
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
-from offmarl import tracking
 from offmarl._compiling import in_order, quickly
-from offmarl._garbage import collect_as_before
 from offmarl._mesh import divide
 from offmarl.errors import OptionError
 from offmarl.programs.cluster import from_first, gathered
@@ -34,7 +32,6 @@ from offmarl.programs.program import (
 )
 from offmarl.programs.runs.compiling import compile_ahead
 from offmarl.programs.runs.normalisation import make_program
-from offmarl.programs.runs.run import CheckpointTimer
 from offmarl.programs.runs.sharding import Layout, map_seeds
 from offmarl.replay import Batches, BatchSource, Replay, split_key
 from offmarl.replay.priorities import Priorities, Prioritised
@@ -43,13 +40,9 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 LOG_EVERY = 500
 """Largest number of updates between two lines of metrics."""
 
-COMPILING = "compiling"
-"""What a progress display says until the first update is done."""
-
 SECONDS_AT_ONCE = 1.0
 """Duration of a call of the compiled loop: signals are handled between calls."""
 
-T = TypeVar("T")
 StateT = TypeVar("StateT")
 
 _MOST_PROGRAMS = 8
@@ -406,104 +399,3 @@ def _batch(
     if batch.weight is not None:
         weight = batch.weight * weight[:, None]
     return batch._replace(weight=weight), slots, priorities
-
-
-# ---------------------------------------------------------------------------------- the loop
-
-
-@runtime_checkable
-class Journal(Protocol):
-    """The files of a run; those of baselines and recorders differ."""
-
-    @property
-    def note(self) -> str:
-        """The last evaluation in a few words, for the progress bar."""
-        ...
-
-    def check(self, done: int, states: Any, metrics: Any, count: int, /) -> None:
-        """Raise `NotFiniteError` if what the last updates learned, or a metric, is not finite."""
-        ...
-
-    def add(self, done: int, metrics: Any, count: int, /) -> None:
-        """Take the metrics of the last ``count`` updates, as `updates` or `collect` yields them."""
-        ...
-
-    def log(self, done: int, times: Mapping[str, float], /) -> None:
-        """Write a line of metrics, with `tracking.TIMES`."""
-        ...
-
-    def evaluate(self, done: int, states: Any) -> None:
-        """Evaluate the policy."""
-        ...
-
-    def save(self, done: int, states: Any) -> None:
-        """Write a checkpoint."""
-        ...
-
-    @property
-    def keeps(self) -> bool:
-        """Whether the last evaluation asks for a checkpoint."""
-        ...
-
-    @property
-    def over(self) -> bool:
-        """Whether the run ends before its last update."""
-        ...
-
-
-class _Clock:
-    """Measures `tracking.TIMES`."""
-
-    def __init__(self, elapsed: float, steps: int):
-        self._begun, self._steps, self._worked = time.monotonic() - elapsed, steps, 0.0
-
-    def timed(self, work: Iterator[T]) -> Iterator[T]:
-        """Measure the time that an iterator takes, without that of the loop around it."""
-        while True:
-            begun = time.monotonic()
-            item = next(work, None)
-            self._worked += time.monotonic() - begun
-            if item is None:
-                return
-            yield item
-
-    def times(self, steps: int) -> dict[str, float]:
-        """Return the time since the run began, and the speed since the last call."""
-        speed = (steps - self._steps) / max(self._worked, 1e-9)
-        self._steps, self._worked = steps, 0.0
-        return {tracking.WALL_TIME: time.monotonic() - self._begun, tracking.SPEED: speed}
-
-
-def learn(
-    work: Iterator[tuple[int, Any, Any]],
-    journal: Journal,
-    schedule: Schedule,
-    done: int,
-    timer: CheckpointTimer,
-    advance: Callable[[int, str], None],
-    unit: int = 1,
-    elapsed: float = 0.0,
-) -> None:
-    """Update, log, evaluate and checkpoint until the work, `updates` or `collect`, is complete.
-
-    ``unit`` is the number of steps of an update, ``elapsed`` the seconds that the run took before.
-    Raises `NotFiniteError` at the first block that is not finite, before anything is made of it.
-    """
-    clock = _Clock(elapsed, done * unit)
-    for step, states, found in clock.timed(work):
-        collect_as_before()
-        timer.work_done()
-        metrics = jax.device_get(found)  # `work` has waited for the device
-        journal.check(step, states, metrics, step - done)
-        journal.add(step, metrics, step - done)
-        if step == schedule.next_log(step - 1):
-            journal.log(step, clock.times(step * unit))
-        if schedule.is_evaluation(step):
-            journal.evaluate(step, states)
-        advance((step - done) * unit, journal.note)
-        done = step
-        if timer.is_due() or journal.keeps or journal.over or step == schedule.updates:
-            journal.save(step, states)
-            timer.saved(step * unit)
-        if journal.over:
-            return

@@ -1,35 +1,28 @@
-"""A run: its directory, signals and checkpoints.
+"""A run: its directory, record and checkpoints.
 
 ``run.json`` is written first, so that a second call can tell whether to resume the run, to leave a
 finished run unchanged, or to raise an error because the arguments differ.
 """
 
 import atexit
-import os
 import shutil
-import signal
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
-from jaxtyping import Float
 from numpy.typing import NDArray
 
 from offmarl import settings, tracking
 from offmarl._lock import writing
 from offmarl.config import Validated
-from offmarl.errors import OptionError, RunError, Stopped
+from offmarl.errors import OptionError, RunError
 from offmarl.paths import no_empty_directories
-from offmarl.programs.cluster import Agreement, any_process, is_first, on_first
+from offmarl.programs.cluster import is_first, on_first
 from offmarl.programs.experience.captures import CaptureCheckpoints, remove_buffers
 from offmarl.programs.runs.dataset import STATISTICS_FILE
 from offmarl.programs.runs.identity import MAY_DIFFER, differences, require_same_numerics
@@ -82,40 +75,31 @@ class Run:
         The names of algorithms say how they acted. An algorithm that was evaluated both greedily
         and by sampling has two entries.
         """
-        rows, seeds = tracking.read(self.metrics), self.record["seeds"]
-        found = {name: steps for name in _evaluated(rows) if (steps := _by_step(rows, name, seeds))}
-        if not found:
+        rows, algorithms = tracking.read(self.metrics), {}
+        for name, metrics in self._by_acting(_evaluated(rows)).items():
+            if runs := _of_seeds(rows, self.record["seeds"], metrics):
+                algorithms[name] = runs
+        if not algorithms:
             return
         dataset, _, uid = (self.record["vault"] or "").rpartition("/")
         environment, _, task = (env or f"unknown/{dataset}").partition("/")
-        where = environment, "/".join(part for part in (task or environment, uid) if part)
-        algorithms: dict[str, Any] = {}
-        for name, metrics in self._by_acting(found).items():
-            main = next(iter(metrics))
-            final = {metric: steps[-1][1] for metric, steps in metrics.items()}
-            data = tracking.marl_eval(*where, name, seeds, metrics[main], final, main)
-            others = {metric: steps for metric, steps in metrics.items() if metric != main}
-            _add_to_steps(data[where[0]][where[1]][name], others)
-            algorithms |= data[where[0]][where[1]]
-        document = {where[0]: {where[1]: algorithms}}
+        task = "/".join(part for part in (task or environment, uid) if part)
+        document = {environment: {task: algorithms}}
         tracking.write_json(self.directory / tracking.MARL_EVAL_FILE, document)
 
-    def _by_acting(self, found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    def _by_acting(self, names: list[str]) -> dict[str, dict[str, str]]:
         """Return metrics by the name of the algorithm, with how it acted in the evaluation."""
-        program, metrics = self.record["program"], dict(found)
-        if not any(name.startswith(tracking.RETURN) for name in metrics):
-            return {program: metrics}
+        program = self.record["program"]
+        if not any(name.startswith(tracking.RETURN) for name in names):
+            return {program: {name: name for name in names}}
         acting, other = tracking.acting_of(self.record), tracking.other_acting(self.record)
         second = tracking.OTHER_RETURN[other]
-        others = {
-            name.replace(second, tracking.RETURN): metrics.pop(name)
-            for name in list(metrics)
-            if name.startswith(second)
-        }
-        entries = {tracking.labelled(program, acting): metrics}
+        own = {name: name for name in names if not name.startswith(second)}
+        others = {name.replace(second, tracking.RETURN): name for name in names if name not in own}
+        entries = {tracking.labelled(program, acting): own}
         if others:
             # marl-eval's reader expects all algorithms to have the same metrics.
-            shared = {x: y for x, y in metrics.items() if not x.startswith(tracking.RETURN)}
+            shared = {name: name for name in own if not name.startswith(tracking.RETURN)}
             entries[tracking.labelled(program, other)] = others | shared
         return entries
 
@@ -262,31 +246,28 @@ def print_sources(args: Validated) -> None:
         tracking.notice(f"settings: {line}")
 
 
-def _by_step(
-    rows: list[dict[str, Any]], metric: str, seeds: list[int]
-) -> list[tuple[int, Float[np.ndarray, "seeds episodes"]]]:
-    """Collect a metric's rows, one for each seed, into an array for each step."""
-    found: dict[int, dict[int, list[float]]] = {}
-    for row in rows:
-        if metric in row:
-            found.setdefault(row["step"], {})[row["seed"]] = row[metric]
-    return [  # a null of JSON, which stands for a number that is not finite, becomes NaN
-        (step, np.array([own[seed] for seed in seeds], float))
-        for step, own in sorted(found.items())
-        if own.keys() >= {*seeds}  # others were cut, because their lines were damaged
-    ]
+def _of_seeds(
+    rows: list[dict[str, Any]], seeds: list[int], names: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the evaluations of each seed as marl-eval's tools expect them; empty without one.
 
-
-def _add_to_steps(runs: Mapping[str, Any], metrics: Mapping[str, Any]) -> None:
-    """Add metrics to the steps of runs in the layout of `tracking.marl_eval`.
-
-    marl-eval's reader expects every metric of the final evaluation in each step.
+    ``names`` holds the metrics by what they are called there. Steps that not all seeds have are
+    left out: their lines were damaged.
     """
-    for name, steps in metrics.items():
-        for k, (_, values) in enumerate(steps):
-            for own, record in zip(values, runs.values(), strict=True):
-                if f"step_{k}" in record:
-                    record[f"step_{k}"][name] = np.asarray(own).tolist()
+    found: dict[int, dict[int, dict[str, Any]]] = {seed: {} for seed in seeds}
+    for row in rows:
+        values = {shown: row[name] for shown, name in names.items() if name in row}
+        if values and row["seed"] in found:
+            found[row["seed"]].setdefault(row["step"], {}).update(values)
+    steps = sorted(set.intersection(*({*of_seed} for of_seed in found.values())))
+    return {
+        f"seed_{seed}": {
+            f"step_{k}": {"step_count": step, **of_seed[step]} for k, step in enumerate(steps)
+        }
+        | {"absolute_metrics": of_seed[steps[-1]]}
+        for seed, of_seed in found.items()
+        if steps
+    }
 
 
 def _evaluated(rows: list[dict[str, Any]]) -> list[str]:
@@ -331,118 +312,3 @@ def report(step: int, found: Mapping[str, NDArray[Any]]) -> None:
             "use --env none, which scores the agreement with held-out actions."
         )
     watcher(step, found[name])
-
-
-# ---------------------------------------------------------------------------------- signals
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-_more = ContextVar("more to come", default=False)
-
-
-class CheckpointTimer:
-    """Tells when a checkpoint is due, and stops the program after one that a signal requested.
-
-    The first signal requests a checkpoint if there is unsaved work. A second signal, or one without
-    unsaved work, raises `Stopped` immediately. Made by `checkpoint_timer`. ``unit`` is that of
-    positions, such as "update"; ``work`` what is stopped, if it is a part of what the command does.
-    """
-
-    def __init__(self, seconds: float, unit: str, work: str = ""):
-        self._seconds, self._unit = seconds, unit
-        self._of = f" of {work}" if work else ""
-        self._saved: int | None = None
-        self._begun = self._unsaved = False
-        self._signal: int | None = None
-        self._since = time.monotonic()
-        self._agreement = Agreement()
-
-    def begin(self, position: int) -> None:
-        """Start at a position: that of a checkpoint, or 0."""
-        self._saved, self._begun, self._since = position or None, True, time.monotonic()
-
-    def work_done(self) -> None:
-        """Record that there is unsaved work."""
-        self._unsaved = True
-
-    def is_due(self) -> bool:
-        """Whether to save: after the given time, or after a signal.
-
-        Several processes save at the same time: all of them must call this after the same work.
-        """
-        late = time.monotonic() - self._since > self._seconds
-        if jax.process_count() == 1:
-            return self._signal is not None or late
-        due, signum = self._agreement.reached(late and is_first(), self._signal)
-        self._signal = signum or self._signal
-        return due
-
-    def saved(self, position: int) -> None:
-        """Record that a checkpoint was saved at a position; `Stopped` if a signal requested it."""
-        self._saved, self._unsaved, self._since = position, False, time.monotonic()
-        if self._signal is not None:
-            any_process(False)  # none ends before the first one has saved
-            raise self._stopped(self._signal)
-
-    def end(self) -> None:
-        """Record that the work is complete.
-
-        `Stopped` if a signal came after the last checkpoint, and other work follows.
-        """
-        if self._signal is not None and _more.get():
-            raise Stopped("stopped: the same command resumes the work.", self._signal)
-
-    def on_signal(self, signum: int, _frame: FrameType | None) -> None:
-        """Handle a signal."""
-        waiting = jax.process_count() > 1  # the others do, until all of them stop together
-        if self._signal is not None or not (self._unsaved or waiting):
-            raise self._stopped(signum)
-        self._signal = signum
-        if not tracking.is_quiet():  # unbuffered: the program may hold the buffer's lock
-            os.write(2, b"\nstopping: saving a checkpoint first. A second signal stops at once.\n")
-
-    def _stopped(self, signum: int) -> Stopped:
-        if self._saved is not None:
-            where = f"at {self._unit} {self._saved:,}{self._of}: the same command resumes there."
-        elif self._begun:
-            where = (
-                f"before the first checkpoint{self._of}: the same command starts at "
-                f"{self._unit} 0{self._of}."
-            )
-        else:
-            where = f"before the first {self._unit}: repeat the command to start again."
-        return Stopped(f"stopped {where}", signum)
-
-
-@contextmanager
-def more_to_come(more: bool = True) -> Iterator[None]:
-    """Declare that the command has other work to do after the block.
-
-    A signal that came too late to stop the block then stops the command after it.
-    """
-    token = _more.set(more or _more.get())
-    try:
-        yield
-    finally:
-        _more.reset(token)
-
-
-@contextmanager
-def checkpoint_timer(seconds: float, unit: str, work: str = "") -> Iterator[CheckpointTimer]:
-    """Handle SIGINT and SIGTERM by saving, while the block runs.
-
-    It has no effect outside the main thread, which Python delivers signals to. Signals that are
-    ignored, or that the application handles itself, are not changed.
-    """
-    timer = CheckpointTimer(seconds, unit, work)
-    before = {}
-    if threading.current_thread() is threading.main_thread():
-        for signum in _SIGNALS:
-            if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
-                before[signum] = signal.signal(signum, timer.on_signal)
-    try:
-        yield timer
-        timer.end()
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)

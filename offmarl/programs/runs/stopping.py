@@ -31,17 +31,16 @@ class Stopping:
 
     def __init__(self, args: Args, evaluator: Evaluator, start: int = 0):
         self._start = start
-        self._seeds, self._metric = args.seeds, _metric(args, evaluator)
+        self._metric = _metric(args, evaluator)
         self._patience = args.patience or _PATIENCE
         self._values: list[list[float]] = [[] for _ in range(args.seeds)]
         self._kept: dict[int, ArrayTree] = {}
         self.steps: dict[int, int] = {}
         """The step at which each stopped seed stopped, by its place."""
 
-    @property
-    def over(self) -> bool:
-        """Whether all seeds have stopped."""
-        return len(self.steps) == self._seeds
+    def by_seed(self, seeds: Sequence[int]) -> dict[str, int]:
+        """Return the step at which each seed that has stopped did."""
+        return {str(seeds[place]): step for place, step in self.steps.items()}
 
     @property
     def info(self) -> dict[str, Any]:

@@ -73,11 +73,16 @@ def _signed(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def schema_in(metadata: Mapping[str, Any]) -> Schema:
     """Return the copy of the schema in ``metadata.json``; `VaultFormatError` if it is damaged."""
+    return Schema.from_json(intact_copy(metadata))
+
+
+def intact_copy(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the copy of the schema as JSON, compared with its checksum."""
     copy = metadata.get("offmarl")
     schema = {k: v for k, v in copy.items() if k != "crc32c"} if isinstance(copy, dict) else {}
     if copy != _signed(schema):
         raise VaultFormatError("metadata.json has no intact copy of the vault's schema.")
-    return Schema.from_json(schema)
+    return schema
 
 
 def parse_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, Leaf], int]:
