@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from offmarl import envs
 from offmarl.config import DeviceArgs, NonNegative, PositiveInt, Role, Seed, option
@@ -17,9 +16,9 @@ from offmarl.paths import below
 from offmarl.programs.cluster import is_first, join
 from offmarl.programs.recording.blocks import Recording
 from offmarl.programs.recording.online import Recorded, describe, elsewhere, summarise
-from offmarl.programs.recording.sides import joint_policy, policies_by_team
+from offmarl.programs.recording.sides import described, joint_policy, policies_by_side
 from offmarl.programs.runs.evaluate import play_policy
-from offmarl.teams import teams_of
+from offmarl.teams import find_side, teams_of
 from offmarl.types import ArrayTree, Policy
 from offmarl.vault import open_vault
 
@@ -66,17 +65,15 @@ class _Cast(NamedTuple):
     policy: Policy
     params: ArrayTree
     name: str
-    ids: tuple[int, ...]
-    """The policy of each agent."""
     players: Mapping[str, TeamPolicy]
-    """The policy of each team, by its name."""
+    """The policy of each side, by its name."""
 
 
 def record_fixed(args: FixedArgs) -> Recorded:
     """Record fixed policies, and return what was recorded.
 
     The vault is ``<out>/<env>.vlt/<name>-<seed>``, where the name is that of the policy, or of the
-    teams' policies in order, such as ``scripted-vs-random``. After a kill at any instant, the same
+    sides' policies in order, such as ``scripted-vs-random``. After a kill at any instant, the same
     call resumes from the last checkpoint and ends with the data of an uninterrupted call.
     """
     join(args)
@@ -117,41 +114,28 @@ def fixed_recording(args: FixedArgs) -> Recording:
         args.seed,
         provenance,
         args.checkpoint_seconds,
-        cast.ids,
         args.devices,
     )
 
 
 def _cast(env: Environment, policies: Sequence[str]) -> _Cast:
-    teams = teams_of(env.spec)
-    players = policies_by_team(policies, env, teams)
+    players = policies_by_side(policies, env, range(env.spec.num_agents))
     policy, params = joint_policy(env, players)
-    names = [_short(players[team.name].name) for team in teams]
-    ids = np.zeros(env.spec.num_agents, int)
-    for number, team in enumerate(teams):
-        ids[list(team.agents)] = number
+    names = [one.name.replace("/", "-") for one in players.values()]
     name = "-vs-".join(names if len(set(names)) > 1 else names[:1])
-    return _Cast(policy, params, name, tuple(ids.tolist()), players)
-
-
-def _short(name: str) -> str:
-    """Return a policy's name without directories, and without the file of code."""
-    return Path(name.rpartition(":")[2]).name if ":" in name else Path(name).name
+    return _Cast(policy, params, name, players)
 
 
 def _about(env: Environment, cast: _Cast, args: FixedArgs) -> list[dict[str, Any]]:
-    """Describe the policy of each team, with its mean return on fresh seeds."""
+    """Describe the policies; those without populations with their team's mean on fresh seeds."""
+    entries = described(cast.players, 0)
+    if len(entries) > len(cast.players):
+        return entries
     key = jax.random.fold_in(jax.random.key(args.seed), _EVALUATE)
     found = play_policy(env, cast.policy, args.eval_episodes, None, cast.params, key)
-    returns = returns_by_team(env.spec, found).mean(0)
-    teams = teams_of(env.spec)
+    returns, teams = returns_by_team(env.spec, found).mean(0), teams_of(env.spec)
+    means = {x: float(own) for team, own in zip(teams, returns, strict=True) for x in team.agents}
     return [
-        {
-            "policy_id": number,
-            **({"team": team.name} if len(teams) > 1 else {}),
-            "name": _short(cast.players[team.name].name),
-            **cast.players[team.name].about,
-            "return": mean,
-        }
-        for number, (team, mean) in enumerate(zip(teams, returns.tolist(), strict=True))
+        one | {"return": means[find_side(env.spec, side).agents[0]]}
+        for one, side in zip(entries, cast.players, strict=True)
     ]

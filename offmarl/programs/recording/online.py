@@ -19,6 +19,7 @@ from offmarl._compiling import pinned, quickly
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import PositiveInt, changed, converted, from_json
 from offmarl.envs import Environment
+from offmarl.envs.sides import one_of, slot
 from offmarl.errors import NotLearnedError, OptionError, RunError
 from offmarl.evaluation import require_room_for
 from offmarl.networks import PolicyConfig, make_policy
@@ -53,7 +54,13 @@ from offmarl.programs.recording.recorder import (
     Version,
     run_directory,
 )
-from offmarl.programs.recording.sides import learning_environment, near, opponents_of
+from offmarl.programs.recording.sides import (
+    described,
+    learning_environment,
+    near,
+    opponents_of,
+    players_of,
+)
 from offmarl.programs.recording.tiers import (
     REPLAY_TIERS,
     Tier,
@@ -66,7 +73,6 @@ from offmarl.programs.registry import origin_of
 from offmarl.programs.runs import finite
 from offmarl.programs.runs.compiling import compile_ahead, keep_compiled_programs
 from offmarl.programs.runs.continuing import Start, learned, start_of
-from offmarl.programs.runs.evaluate import one_of
 from offmarl.programs.runs.identity import environment_source, made_from
 from offmarl.programs.runs.loop import COMPILING, build, learn, online_schedule
 from offmarl.programs.runs.run import (
@@ -91,6 +97,7 @@ from offmarl.programs.runs.sharding import (
 )
 from offmarl.programs.runs.trained import stacked
 from offmarl.replay.device import bytes_of, require_room, room_on
+from offmarl.rollout import meet
 from offmarl.teams import names_by_team, only_or_all, teams_of
 from offmarl.terminal import table
 from offmarl.trackers import Trackers
@@ -302,7 +309,8 @@ def _recorders(
     """Return the recorders of all training seeds, which share a program."""
     assert isinstance(args, OnlineArgs)
     keep_compiled_programs()
-    program = build(make, env.spec, args, env, lambda: cast(Hashable, env))
+    blank = slot(env)
+    program = build(make, env.spec, args, blank, lambda: cast(Hashable, blank))
     policy = one_of((program.policy(False), make_policy(PolicyConfig("random"), env.spec)))
     first = Recorder(origin, args, env, program, policy, directory, args.seed, source, layout)
     return [first._replace(seed=seed) for seed in first.seeds]
@@ -374,7 +382,8 @@ def _train(
         wait(compiling)
         for run, chunks, versions in zip(runs, journal.chunks, journal.versions, strict=True):
             if chunks is not None:
-                chunks.complete(policies=[run.about(version) for version in versions])
+                others = described(players_of(run.env), run.iterations + 1)
+                chunks.complete(policies=[*map(run.about, versions), *others])
     journal.close()
     return journal.versions
 
@@ -408,7 +417,8 @@ def _resume(
     if found is None:
         fresh = (init(run.key(INIT), hyper) for run in runs)  # the buffers are replaced one by one
         program = runs[0].program
-        return 0, [start.begin(program, state, number) for number, state in enumerate(fresh)], {}
+        begun = (start.begin(program, state, number) for number, state in enumerate(fresh))
+        return 0, [meet(runs[0].env, state) for state in begun], {}
     return found.step, list(found.tree["state"]), found.info
 
 

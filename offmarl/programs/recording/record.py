@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Int, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
 from offmarl import envs, vault
 from offmarl._compiling import pinned, quickly
@@ -19,7 +18,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.config import check_seed
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
-from offmarl.envs.sides import Side
+from offmarl.envs.sides import Side, slot
 from offmarl.errors import RunError
 from offmarl.paths import local
 from offmarl.programs.cluster import any_process, ends_with_others, is_first, on_first
@@ -48,7 +47,7 @@ from offmarl.programs.runs.loop import Schedule, copied
 from offmarl.programs.runs.run import CheckpointTimer, checkpoint_timer
 from offmarl.programs.runs.sharding import Layout, check_divisible, recorder_layout
 from offmarl.replay.device import bytes_of, require_room
-from offmarl.rollout import RolloutState, init_rollout, rollout
+from offmarl.rollout import RolloutState, init_rollout, meet, rollout
 from offmarl.statistics import mean_interval
 from offmarl.teams import only_or_all
 from offmarl.tracking import plain, progress
@@ -79,7 +78,6 @@ def record_policy(
     seed: int = 0,
     provenance: Mapping[str, Any] | None = None,
     checkpoint_seconds: float = 30.0,
-    agent_ids: Sequence[int] | None = None,
     devices: int | None = None,
 ) -> bool:
     """Play a policy in parallel environments, and write all steps to a vault.
@@ -93,7 +91,7 @@ def record_policy(
         The environment, without autoreset; `offmarl.envs.record_states` makes one whose states are
         recorded.
     policy, params
-        The policy, recorded as policy 0.
+        The policy, recorded as policy 0; of several (`Policy.number`), the first has the id 0.
     path
         Path of the vault, ``<directory>/<name>.vlt/<uid>``, with one row for each environment.
     steps
@@ -107,8 +105,6 @@ def record_policy(
         A JSON object to store with the data, such as the source of the policy.
     checkpoint_seconds
         Seconds between checkpoints. SIGINT and SIGTERM save one before they stop the recording.
-    agent_ids
-        Policy id of each agent, if the policy is composed of several; by default that of all is 0.
     devices
         Number of devices that the environments are divided over, by default one. In a run of
         several processes (`jax.distributed`) it counts those of all, by default all of them; the
@@ -139,7 +135,7 @@ def record_policy(
     identity = {"seed": seed}
     about = provenance or {}
     return record_players(
-        env, [player], path, steps, key, identity, about, checkpoint_seconds, agent_ids, devices
+        env, [player], path, steps, key, identity, about, checkpoint_seconds, devices
     )
 
 
@@ -161,7 +157,6 @@ def record_players(
     identity: Mapping[str, Any],
     provenance: Mapping[str, Any],
     checkpoint_seconds: float = 30.0,
-    agent_ids: Sequence[int] | None = None,
     devices: int | None = None,
 ) -> bool:
     """Record several policies side by side, each in environments of its own, as `record_policy`.
@@ -177,7 +172,7 @@ def record_players(
     num_chunks, chunk_steps = chunks_of(steps, num_envs)
     parts = tuple((player.policy, player.rows) for player in players)
     grouped = len(parts) == 1 and (devices is not None or jax.process_count() > 1)
-    program = _fixed(env, parts, chunk_steps)  # type: ignore[arg-type]
+    program = _fixed(slot(env), parts, chunk_steps)  # type: ignore[arg-type]
     params = tuple(player.params for player in players)
     recipe = {
         "env": env.spec.name,
@@ -191,23 +186,22 @@ def record_players(
         recipe["groups"] = groups_of(num_envs, layout.shards)
     if spec.extras:
         recipe["extras"] = sorted(spec.extras)
-    if agent_ids is not None:
-        whole = partial(_with_ids, ids=np.array(agent_ids, np.int32))
     collect_steps = partial(_collected, program, params, layout)
     if grouped:
         (player,) = players
-        collect_steps = partial(_collected_in_groups, autoreset(env), player, layout)
+        collect_steps = partial(_collected_in_groups, autoreset(slot(env)), player, layout)
     with ends_with_others(path), errors_of_functions():
         if check_recipe(path, recipe, hints=HINTS).get("complete"):
             return False
         with checkpoint_timer(checkpoint_seconds, "step", f"the recording {path.name}") as timer:
-            _record(program, collect_steps, key, path, (spec, whole), recipe, provenance, timer)
+            written = env, path, (spec, whole)
+            _record(program, collect_steps, key, *written, recipe, provenance, timer)
     return True
 
 
 def record_ahead(env: Environment, player: Player, steps: int, key: PRNGKeyArray) -> "Future[None]":
     """Compile what `record_players` records a policy with on one device, in a thread."""
-    program = _fixed(env, ((player.policy, player.rows),), chunks_of(steps, player.rows)[1])  # type: ignore[arg-type]
+    program = _fixed(slot(env), ((player.policy, player.rows),), chunks_of(steps, player.rows)[1])  # type: ignore[arg-type]
     hyper = Hyperparameters({})
     state = jax.eval_shape(program.init, key, hyper)._replace(params=(player.params,))
     return compile_ahead(play, program, 0, None, state, (0, 1), key, hyper)
@@ -275,7 +269,7 @@ def _fixed(env: Environment, parts: tuple[tuple[Policy, int], ...], num_steps: i
     The caller puts the parameters into the initial state. Cached, so that recordings of a policy
     with other parameters share the compiled program.
     """
-    env = autoreset(env)
+    env, numbered = autoreset(env), any(policy.number for policy, _ in parts)
     buffer = make_buffer(sum(rows for _, rows in parts), num_steps)
 
     def keys_of(key: PRNGKeyArray) -> list[PRNGKeyArray]:
@@ -286,7 +280,7 @@ def _fixed(env: Environment, parts: tuple[tuple[Policy, int], ...], num_steps: i
             init_rollout(env, policy, key, rows)
             for (policy, rows), key in zip(parts, keys_of(key), strict=True)
         )
-        return _State((), states, init_capture(buffer, env.spec))
+        return _State((), states, init_capture(buffer, env.spec, each_agent=numbered))
 
     def update(
         state: _State, _batch: None, key: PRNGKeyArray, _hyper: Hyperparameters
@@ -318,6 +312,7 @@ def _record(
     program: Program,
     collect_steps: Callable[[_State, PRNGKeyArray, range, ChunkWriter], _Collected],
     key: PRNGKeyArray,
+    env: Environment,
     path: Path,
     recording: tuple[EnvSpec, Whole | None],
     recipe: Mapping[str, Any],
@@ -327,7 +322,7 @@ def _record(
     directory = path.parent / f".{path.name}.recording"
     checkpoints = CaptureCheckpoints(directory, keep=1)
     init_key, key = jax.random.split(key)
-    start, begin, _ = resume(program, checkpoints, init_key, Hyperparameters({}))
+    start, begin = _resume(env, program, checkpoints, init_key)
     timer.begin(start * recipe["num_envs"] * recipe["chunks"][1])
     num_chunks, num_steps = recipe["chunks"]
     spec, whole = recording
@@ -370,25 +365,15 @@ def recorded_return(dataset: Reader) -> dict[str, Any]:
     }
 
 
-def resume(
-    program: Program, checkpoints: Checkpoints, key: PRNGKeyArray, hyper: Hyperparameters
-) -> tuple[int, ArrayTree, dict[str, Any]]:
-    """Return the number of updates done, the state after them, and the checkpoint's info."""
-    init = jax.jit(program.init, compiler_options=quickly())
+def _resume(
+    env: Environment, program: Program, checkpoints: Checkpoints, key: PRNGKeyArray
+) -> tuple[int, ArrayTree]:
+    """Return the number of chunks recorded, and the state after them."""
+    init, hyper = jax.jit(program.init, compiler_options=quickly()), Hyperparameters({})
     shapes = jax.eval_shape(init, key, hyper)
     require_room(bytes_of(shapes), "so many environments")
     found = checkpoints.resume({"state": shapes})
-    if found is None:
-        return 0, init(key, hyper), {}
-    return found.step, found.tree["state"], found.info
-
-
-def _with_ids(
-    transition: Transition, finals: FinalObservations, ids: Int[np.ndarray, "N"]
-) -> tuple[Transition, FinalObservations]:
-    """Return steps with the id of each agent's policy."""
-    policy_id: Any = np.broadcast_to(ids, (*transition.last.shape, len(ids)))
-    return transition._replace(policy_id=policy_id), finals
+    return (0, meet(env, init(key, hyper))) if found is None else (found.step, found.tree["state"])
 
 
 def recorded(env: Environment, first_id: int) -> tuple[EnvSpec, Whole | None]:

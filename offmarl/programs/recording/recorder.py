@@ -21,7 +21,7 @@ from offmarl.programs.recording.sides import against_reference
 from offmarl.programs.registry import Origin
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.programs.runs.finite import require_finite
-from offmarl.programs.runs.sharding import ONE_DEVICE, Layout, place_shared
+from offmarl.programs.runs.sharding import ONE_DEVICE, Layout
 from offmarl.programs.runs.trained import of_seeds
 from offmarl.teams import Team, only_or_all, teams_of
 from offmarl.types import ArrayTree, Policy
@@ -163,7 +163,6 @@ class Recorder(NamedTuple):
         if self.team is not None:
             joint, references = against_reference(self.env, self.team, policy)  # type: ignore[arg-type]
             policy, params = joint, (params, *references)
-        params, key = place_shared((params, key), mesh)
         found = gathered(play_policy(self.env, policy, episodes, mesh, params, key))
         team = 0 if self.team is None else teams_of(self.env.spec).index(self.team)
         return returns_by_team(self.env.spec, found)[:, team]
