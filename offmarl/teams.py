@@ -81,6 +81,19 @@ def name_of_side(spec: EnvSpec, agents: Sequence[int]) -> str:
     return next(own, ",".join(_agent_names(spec)[agent] for agent in agents))
 
 
+def policy_columns(spec: EnvSpec) -> dict[str, int]:
+    """Return the names that the policies of agents have as columns, with the agent's number.
+
+    ``policy`` is that of the first agent, ``policy_AGENT`` that of an agent, and ``policy_TEAM``
+    that of the first agent of a team, where there are several.
+    """
+    teams = teams_of(spec)
+    first = {team.name: team.agents[0] for team in teams if len(teams) > 1}
+    agents = {name: number for number, name in enumerate(_agent_names(spec))}
+    found = {f"policy_{name}": number for name, number in (first | agents).items()}
+    return {"policy": 0} | found
+
+
 def _agent_names(spec: EnvSpec) -> list[str]:
     return list(spec.agents or (f"agent_{number}" for number in range(spec.num_agents)))
 

@@ -172,5 +172,5 @@ def test_the_tail_of_one_writer_follows_the_other(tmp_path):
     with vault.resume(tmp_path / "a.vlt" / "a") as writer:
         writer.append(*parts[1])
     found = vault.open_vault(tmp_path / "a.vlt")
-    assert found.manifest.schema.to_json()["version"] == 4
+    assert found.manifest.schema.to_json()["version"] == 5
     assert_same(found.transitions(), concatenate([part for part, _ in parts]))
