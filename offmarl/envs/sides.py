@@ -193,6 +193,7 @@ def _compose(spec: EnvSpec, seats: tuple[Seat, ...]) -> Policy:
             policy.draws(own) for policy, own in zip(policies, params, strict=True)
         ),
         number=number if first[-1] > 1 else None,
+        joint=any(policy.joint for policy in policies),
     )
 
 

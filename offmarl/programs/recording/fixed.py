@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -19,7 +19,6 @@ from offmarl.programs.recording.online import Recorded, describe, elsewhere, sum
 from offmarl.programs.recording.sides import described, joint_policy, policies_by_side
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.teams import find_side, teams_of
-from offmarl.types import ArrayTree, Policy
 from offmarl.vault import open_vault
 
 _EVALUATE = 1000
@@ -59,16 +58,6 @@ class FixedArgs(DeviceArgs):
         return ("random",)
 
 
-class _Cast(NamedTuple):
-    """The policy of every agent."""
-
-    policy: Policy
-    params: ArrayTree
-    name: str
-    players: Mapping[str, TeamPolicy]
-    """The policy of each side, by its name."""
-
-
 def record_fixed(args: FixedArgs) -> Recorded:
     """Record fixed policies, and return what was recorded.
 
@@ -97,17 +86,19 @@ def fixed_recording(args: FixedArgs) -> Recording:
     """
     env = envs.make(args.env)
     env = envs.record_states(env) if args.env_states else env
-    cast = _cast(env, args.policies)
-    name = args.name or f"{below(cast.name, option='--policy')}-{args.seed}"
+    players = policies_by_side(args.policies, env, range(env.spec.num_agents))
+    policy, params = joint_policy(env, players)
+    called = "-vs-".join(dict.fromkeys(one.name.replace("/", "-") for one in players.values()))
+    name = args.name or f"{below(called, option='--policy')}-{args.seed}"
 
     def provenance() -> dict[str, Any]:
-        about = _about(env, cast, args)
-        return {"program": cast.name, "tier": cast.name, "policies": about}
+        about = _about(env, players, args)
+        return {"program": called, "tier": called, "policies": about}
 
     return Recording(
         env,
-        cast.policy,
-        cast.params,
+        policy,
+        params,
         args.out / f"{envs.short_name(args.env)}.vlt" / name,
         args.steps,
         args.num_envs,
@@ -118,24 +109,19 @@ def fixed_recording(args: FixedArgs) -> Recording:
     )
 
 
-def _cast(env: Environment, policies: Sequence[str]) -> _Cast:
-    players = policies_by_side(policies, env, range(env.spec.num_agents))
-    policy, params = joint_policy(env, players)
-    names = [one.name.replace("/", "-") for one in players.values()]
-    name = "-vs-".join(names if len(set(names)) > 1 else names[:1])
-    return _Cast(policy, params, name, players)
-
-
-def _about(env: Environment, cast: _Cast, args: FixedArgs) -> list[dict[str, Any]]:
+def _about(
+    env: Environment, players: Mapping[str, TeamPolicy], args: FixedArgs
+) -> list[dict[str, Any]]:
     """Describe the policies; those without populations with their team's mean on fresh seeds."""
-    entries = described(cast.players, 0)
-    if len(entries) > len(cast.players):
+    entries = described(players, 0)
+    if len(entries) > len(players):
         return entries
     key = jax.random.fold_in(jax.random.key(args.seed), _EVALUATE)
-    found = play_policy(env, cast.policy, args.eval_episodes, None, cast.params, key)
+    policy, params = joint_policy(env, players)
+    found = play_policy(env, policy, args.eval_episodes, None, params, key)
     returns, teams = returns_by_team(env.spec, found).mean(0), teams_of(env.spec)
     means = {x: float(own) for team, own in zip(teams, returns, strict=True) for x in team.agents}
     return [
         one | {"return": means[find_side(env.spec, side).agents[0]]}
-        for one, side in zip(entries, cast.players, strict=True)
+        for one, side in zip(entries, players, strict=True)
     ]

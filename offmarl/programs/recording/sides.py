@@ -263,7 +263,7 @@ def against_reference(
 
 
 def joint_policy(
-    env: Environment, players: dict[str, TeamPolicy]
+    env: Environment, players: Mapping[str, TeamPolicy]
 ) -> tuple[Policy, tuple[ArrayTree, ...]]:
     """Return the policy of all agents, and its parameters, from a policy for each side."""
     seats = [one.seat(find_side(env.spec, side).agents) for side, one in players.items()]

@@ -67,11 +67,6 @@ _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
 }
 
 
-def is_policy(column: str) -> bool:
-    """Whether a column is of ids of policies."""
-    return column == "policy" or column.startswith("policy_")
-
-
 class Expression(NamedTuple):
     """A parsed condition, or a formula of numbers."""
 
@@ -235,7 +230,7 @@ class _Evaluation:
                 return np.asarray(name == "true")
             case ast.Name(id=name) if _PERCENTILE.fullmatch(name):
                 return self.percentile(float(name[1:].replace("_", ".")), node)
-            case ast.Name(id=name) if is_policy(name):
+            case ast.Name(id=name) if name == "policy" or name.startswith("policy_"):
                 return _Policy(self.columns[name], self.columns[name + POLICY_NAME])
             case ast.Name(id=name) | ast.Attribute(ast.Name("extras"), name):
                 name = name.lower() if iskeyword(name.lower()) else name
