@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
 
 from offmarl._mesh import DATA, by_shards, spec
 from offmarl.envs.base import Environment, EnvState, require_positive
+from offmarl.envs.sides import against, others_of
 from offmarl.errors import OptionError, ShapeError
 from offmarl.replay.device import bytes_of, require_room
 from offmarl.teams import by_team, teams_of
@@ -107,7 +108,12 @@ def require_room_for(spec: EnvSpec, num_episodes: int) -> None:
 
 
 def evaluate(
-    env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray, num_episodes: int
+    env: Environment,
+    policy: Policy,
+    params: ArrayTree,
+    key: PRNGKeyArray,
+    num_episodes: int,
+    others: ArrayTree | None = None,
 ) -> Evaluation:
     """Play whole episodes side by side; jit it, and vmap it over keys or parameters.
 
@@ -121,6 +127,9 @@ def evaluate(
         Random key of the episodes.
     num_episodes
         Number of episodes; static.
+    others
+        The parameters of the policies that act for others in one side of an environment, if they
+        are not the environment's own: see `offmarl.envs.sides.Side.others`.
 
     Raises
     ------
@@ -133,7 +142,7 @@ def evaluate(
     require_room_for(env.spec, num_episodes)
     time_limit, teams = require_time_limit(env.spec), teams_of(env.spec)
 
-    def play(params: ArrayTree, key: PRNGKeyArray) -> Evaluation:
+    def play(others: ArrayTree, params: ArrayTree, key: PRNGKeyArray) -> Evaluation:
         reset_key, key = jax.random.split(key)
         env_state, timestep = env.reset(reset_key)
         episode = _Episode(
@@ -145,10 +154,12 @@ def evaluate(
             length=jnp.zeros((), jnp.int32),
         )
         keys = jax.random.split(key, (time_limit, 2))
-        episode, _ = jax.lax.scan(partial(step, params), episode, keys)
+        episode, _ = jax.lax.scan(partial(step, against(env, others), params), episode, keys)
         return Evaluation(episode.scores, episode.length, episode.over)
 
-    def step(params: ArrayTree, episode: _Episode, keys: Key[Array, "2"]) -> tuple[_Episode, None]:
+    def step(
+        env: Environment, params: ArrayTree, episode: _Episode, keys: Key[Array, "2"]
+    ) -> tuple[_Episode, None]:
         view = episode.view
         action, _, carry = policy.act(
             params, episode.carry, view.observation, view.legal_actions, keys[0]
@@ -167,9 +178,13 @@ def evaluate(
         ), None
 
     play_all = by_shards(
-        jax.vmap(play, in_axes=(None, 0)), num_episodes, (spec(), spec(DATA)), spec(DATA)
+        jax.vmap(play, in_axes=(None, None, 0)),
+        num_episodes,
+        (spec(), spec(), spec(DATA)),
+        spec(DATA),
     )
-    return play_all(params, jax.random.split(key, num_episodes))
+    others = others_of(env) if others is None else others
+    return play_all(others, params, jax.random.split(key, num_episodes))
 
 
 def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Array, "episodes"]:

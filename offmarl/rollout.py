@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 
 from offmarl._mesh import DATA, by_shards, spec
 from offmarl.envs.base import Environment, EnvState, extras_of
+from offmarl.envs.sides import against, others_of
 from offmarl.types import ArrayTree, Policy, Transition, View, remember
 
 
@@ -21,6 +22,9 @@ class RolloutState(NamedTuple):
     """The current views, ``(E, ...)``."""
     carry: ArrayTree
     """The policy's carry in the running episodes, ``(E, ...)``."""
+    others: ArrayTree = ()
+    """The parameters of the policies that act for other agents (`offmarl.envs.sides.Side.others`),
+    the same in all environments."""
 
 
 def init_rollout(
@@ -28,7 +32,18 @@ def init_rollout(
 ) -> RolloutState:
     """Start an episode in each of ``num_envs`` environments."""
     env_state, timestep = jax.vmap(env.reset)(jax.random.split(key, num_envs))
-    return RolloutState(env_state, timestep.view, _initial_carry(policy, num_envs))
+    carry = _initial_carry(policy, num_envs)
+    return RolloutState(env_state, timestep.view, carry, others_of(env))
+
+
+def meet(env: Environment, state: ArrayTree) -> ArrayTree:
+    """Return the state of a program, with rollouts against an environment's others."""
+
+    def of_node(node: ArrayTree) -> ArrayTree:
+        is_rollout = isinstance(node, RolloutState)
+        return node._replace(others=others_of(env)) if is_rollout else node
+
+    return jax.tree.map(of_node, state, is_leaf=lambda node: isinstance(node, RolloutState))
 
 
 def rollout(
@@ -56,7 +71,8 @@ def rollout(
     num_steps
         T; static.
     policy_id
-        Id of the policy to record, for all agents or for each. A new value does not recompile.
+        Id of the policy to record, for all agents or for each; of several policies
+        (`Policy.number`) that of the first. A new value does not recompile.
     among
         With environments that are some of more, which are computed elsewhere: the number of the
         first one, and how many there are. They have the same keys as if all were here.
@@ -93,12 +109,12 @@ def rollout_shaped(
     keys = jax.random.split(key, (num_steps, 2, total))
     if among is not None:
         keys = jax.lax.dynamic_slice_in_dim(keys, first, num_envs, axis=2)
-    per_step = spec(None, DATA)
+    per_step, per_env = spec(None, DATA), RolloutState(spec(DATA), spec(DATA), spec(DATA), spec())
     play = by_shards(
         partial(_play, env, policy),
         num_envs,
-        in_specs=(spec(), spec(DATA), spec(None, None, DATA), spec()),
-        out_specs=(spec(DATA), per_step, per_step, per_step),
+        in_specs=(spec(), per_env, spec(None, None, DATA), spec()),
+        out_specs=(per_env, per_step, per_step, per_step),
     )
     return play(params, state, keys, jnp.asarray(policy_id, jnp.int32))
 
@@ -112,9 +128,11 @@ def _play(
     policy_id: Int[Array, "*agents"],
 ) -> tuple[RolloutState, Transition, View, Float[Array, "T E N"] | None]:
     """Take a step for each of ``keys``; see `rollout_shaped`."""
-    num_envs = state.view.alive.shape[0]
-    fresh_carry = _initial_carry(policy, num_envs)
+    num_envs, others = state.view.alive.shape[0], state.others
+    env, fresh_carry = against(env, others), _initial_carry(policy, num_envs)
     policy_ids = jnp.broadcast_to(policy_id, (num_envs, *policy_id.shape))
+    if policy.number is not None:
+        policy_ids = policy_ids.reshape(num_envs, -1)
 
     def step(
         state: RolloutState, keys: Key[Array, "2 num_envs"]
@@ -122,6 +140,9 @@ def _play(
         action, log_prob, carry = jax.vmap(policy.act, in_axes=(None, 0, 0, 0, 0))(
             params, state.carry, state.view.observation, state.view.legal_actions, keys[0]
         )
+        number = None
+        if policy.number is not None:
+            number = jax.vmap(policy.number, axis_size=num_envs)(carry)
         extras = _extras(env, keys[1], state.env_state)
         env_state, timestep = jax.vmap(env.step)(keys[1], state.env_state, action)
         extras = {**(extras or {}), **(timestep.extras or {})} or None
@@ -133,7 +154,7 @@ def _play(
             truncated=timestep.truncated,
             last=timestep.last,
             behaviour_log_prob=log_prob,
-            policy_id=policy_ids,
+            policy_id=policy_ids if number is None else policy_ids + number,
             extras=extras,
         )
         carry = jax.vmap(partial(remember, policy))(
@@ -147,8 +168,8 @@ def _play(
         state = RolloutState(env_state, timestep.view, carry)
         return state, (transition, timestep.next_view, timestep.shaping)
 
-    state, (transitions, next_views, shaping) = jax.lax.scan(step, state, keys)
-    return state, transitions, next_views, shaping
+    state, (transitions, next_views, shaping) = jax.lax.scan(step, state._replace(others=()), keys)
+    return state._replace(others=others), transitions, next_views, shaping
 
 
 def _extras(

@@ -53,25 +53,49 @@ def teams_of(spec: EnvSpec) -> tuple[Team, ...]:
     )
 
 
-def find_team(spec: EnvSpec, name: str) -> Team:
-    """Return a team by its name.
+def find_side(spec: EnvSpec, name: str) -> Team:
+    """Return a side by its name: a team, or agents of one team, joined by commas.
 
     Raises
     ------
     OptionError
-        All agents are in one team.
+        The agents are of several teams.
     UnknownNameError
-        There is no such team.
+        There is no such team or agent.
     """
-    teams = {team.name: team for team in teams_of(spec)}
-    if len(teams) < 2:
-        raise OptionError(
-            f"{spec.name or 'the environment'} has one team of all agents, so {name!r} is not a "
-            "side of it: choose an environment with several teams."
-        )
-    if name not in teams:
-        raise unknown_name(f"team of {spec.name or 'the environment'}", name, teams)
-    return teams[name]
+    teams, agents = {team.name: team for team in teams_of(spec)}, _agent_names(spec)
+    for part in name.split(","):
+        if name not in teams and part not in agents:
+            where = spec.name or "the environment"
+            raise unknown_name(f"team or agent of {where}", part, [*teams, *agents])
+    chosen = tuple(sorted({agents.index(part) for part in name.split(",") if part in agents}))
+    side = teams.get(name) or Team(name, chosen)
+    if not any(set(side.agents) <= set(team.agents) for team in teams.values()):
+        raise OptionError(f"the agents {name} are of several teams: a side is of one.")
+    return side
+
+
+def name_of_side(spec: EnvSpec, agents: Sequence[int]) -> str:
+    """Return the name of a side that `find_side` finds, of the team or of the agents."""
+    own = (team.name for team in teams_of(spec) if team.agents == tuple(agents))
+    return next(own, ",".join(_agent_names(spec)[agent] for agent in agents))
+
+
+def policy_columns(spec: EnvSpec) -> dict[str, int]:
+    """Return the names that the policies of agents have as columns, with the agent's number.
+
+    ``policy`` is that of the first agent, ``policy_AGENT`` that of an agent, and ``policy_TEAM``
+    that of the first agent of a team, where there are several.
+    """
+    teams = teams_of(spec)
+    first = {team.name: team.agents[0] for team in teams if len(teams) > 1}
+    agents = {name: number for number, name in enumerate(_agent_names(spec))}
+    found = {f"policy_{name}": number for name, number in (first | agents).items()}
+    return {"policy": 0} | found
+
+
+def _agent_names(spec: EnvSpec) -> list[str]:
+    return list(spec.agents or (f"agent_{number}" for number in range(spec.num_agents)))
 
 
 def spec_of(spec: EnvSpec, agents: tuple[int, ...]) -> EnvSpec:

@@ -530,6 +530,11 @@ class Policy(NamedTuple):
     """Whether the policy with these parameters samples its actions, so that it needs a key."""
     code: str | None = None
     """A checksum of the code that acts, if a recording by other code must not be resumed."""
+    number: Callable[[ArrayTree], Int[Array, "N"]] | None = None
+    """``number(carry)``: which of several policies acts for each agent, from the carry after
+    ``act``; None for a single policy."""
+    joint: bool = False
+    """Whether agents choose after one another, so that it cannot act for some of them alone."""
 
 
 def remember(

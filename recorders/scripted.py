@@ -1,4 +1,4 @@
-"""Scripted: policies that do not learn, one for all agents or one for each team.
+"""Scripted: policies that do not learn, one for all agents or one for each side.
 
 A policy is one of these:
 
@@ -7,7 +7,10 @@ A policy is one of these:
 - ``random``: uniform legal actions;
 - code of your own, ``path/to/file.py:FUNCTION``, where ``FUNCTION(env)`` returns an
   `offmarl.types.Policy` of all agents without parameters;
-- the directory of a run, whose last policy acts.
+- the directory of a run, whose last policy acts; ``RUN@SEED/STEP`` is another one, and ``RUN@*``
+  are those of all seeds;
+- several of them joined by ``+``, of which each episode draws one: ``RUN@*+random:2``, with a
+  weight.
 
 `offmarl record scripted --env swarm/pursuit-4-2:evaders=learned --policy pursuers=scripted
 evaders=random` records one side's skill against another's. Each agent's steps have the id of its
@@ -30,8 +33,9 @@ class Args(FixedArgs):
     """Arguments of the scripted recorder."""
 
     policy: tuple[str, ...] = ("scripted",)
-    """One policy for all agents, or TEAM=POLICY for each team: the name of a scripted policy of the
-    environment, random, path/to/file.py:FUNCTION, or the directory of a run."""
+    """One policy for all agents, or SIDE=POLICY for each team or agent: the name of a scripted
+    policy of the environment, random, path/to/file.py:FUNCTION, or RUN, RUN@SEED/STEP or RUN@* with
+    the directory of a run. Each episode draws one of several that are joined by +."""
 
     @property
     def policies(self) -> tuple[str, ...]:

@@ -1,24 +1,25 @@
-"""One side of an adversarial environment: its agents act, and fixed policies act for the others.
+"""One side of an environment: its agents act, and other policies act for the others.
 
-`play_side` makes an environment whose agents are one team. Learners see an environment with one
-team; what is recorded holds all agents (see `Side.whole`). `compose` makes one policy of several,
-each of which acts for some of the agents.
+`play_side` makes an environment whose agents are one team, or some agents of one. Learners see an
+environment with one team; what is recorded holds all agents (see `Side.whole`). `compose` makes one
+policy of several, each of which acts for some of the agents, and `population` one that draws a
+member for each episode.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from numpy.typing import NDArray
 
-from offmarl.envs.base import Environment, EnvState, Scene, extras_of, restart
+from offmarl.envs.base import Environment, EnvState, Scene, Wrapper, extras_of, restart
 from offmarl.errors import OptionError, ShapeError
-from offmarl.teams import Team, find_team, spec_of, teams_of
+from offmarl.teams import Team, find_side, name_of_side, spec_of
 from offmarl.types import (
     ArraySpec,
     ArrayTree,
@@ -38,7 +39,7 @@ _PACKED = "others-"
 
 @dataclass(frozen=True, eq=False)
 class TeamPolicy:
-    """A policy with its parameters, which acts for the agents of one team.
+    """A policy with its parameters, which acts for the agents of one side.
 
     Equal only to itself, so that an environment that holds one can be a static argument.
 
@@ -47,12 +48,14 @@ class TeamPolicy:
     policy, params
         The policy, and its parameters.
     agents
-        The agents that the policy acts for, in order: those of a team, or all of the environment
+        The agents that the policy acts for, in order: those of the side, or all of the environment
         that it was made for.
     name
         What to call it, such as "scripted" or the directory of a run.
     about
         A JSON object that identifies it, for recordings.
+    members
+        The members of a population, from `population`; empty for a single policy.
     """
 
     policy: Policy
@@ -60,6 +63,11 @@ class TeamPolicy:
     agents: tuple[int, ...]
     name: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
+    members: tuple["TeamPolicy", ...] = ()
+
+    def seat(self, agents: tuple[int, ...]) -> "Seat":
+        """Return the policy as that of some agents."""
+        return Seat(agents, self.policy, self.agents, len(self.members) or 1)
 
 
 class Seat(NamedTuple):
@@ -70,6 +78,8 @@ class Seat(NamedTuple):
     policy: Policy
     sees: tuple[int, ...]
     """The agents that the policy acts for, in order; ``agents`` are among them."""
+    size: int = 1
+    """How many policies it is, of which `Policy.number` says which one acts."""
 
 
 def take_agents(tree: ArrayTree, agents: Sequence[int], axis: int = 0) -> ArrayTree:
@@ -82,7 +92,7 @@ def compose(spec: EnvSpec, seats: Sequence[Seat]) -> Policy:
     """Return one policy of several, each for some of the agents.
 
     Its parameters and its carry are tuples with an entry for each seat. Agents without a seat do
-    action 0 with a log-probability of 0.
+    action 0 with a log-probability of 0. `Policy.number` counts the policies of the seats in order.
 
     Parameters
     ----------
@@ -95,13 +105,28 @@ def compose(spec: EnvSpec, seats: Sequence[Seat]) -> Policy:
     ------
     ShapeError
         A policy acts for agents that do not exist, or two act for the same agent.
+    OptionError
+        Agents of a policy choose after one another, and it would act for some of them alone.
     """
+    return _compose(spec, tuple(seats))
+
+
+@lru_cache(maxsize=64)
+def _compose(spec: EnvSpec, seats: tuple[Seat, ...]) -> Policy:
+    """Compose policies; cached, so that equal seats share compiled programs."""
     taken = [agent for seat in seats for agent in seat.agents]
     if len(set(taken)) < len(taken) or not set(taken) <= set(range(spec.num_agents)):
         raise ShapeError(
             f"policies act for the agents {taken} of {spec.num_agents}: give each agent one policy."
         )
+    for seat in seats:
+        if seat.policy.joint and set(seat.agents) != set(seat.sees):
+            raise OptionError(
+                f"the agents {list(seat.sees)} of a policy choose after one another, so it cannot "
+                f"act for {list(seat.agents)} alone: give a policy whose agents act on their own."
+            )
     # With NumPy, because policies are cached: JAX's arrays could be those of a trace.
+    first = np.cumsum([0, *(seat.size for seat in seats)], dtype=np.int32)
     rest, silent = _no_action(spec), np.zeros(spec.num_agents, np.float32)
 
     def fill(parts: Sequence[Array], rest: NDArray[Any]) -> Array:
@@ -151,6 +176,13 @@ def compose(spec: EnvSpec, seats: Sequence[Seat]) -> Policy:
             for own, seat in zip(carry, seats, strict=True)
         )
 
+    def number(carry: ArrayTree) -> Int[Array, "N"]:
+        found = []
+        for begin, seat, own in zip(first, seats, carry, strict=False):
+            only = jnp.zeros(len(seat.sees), jnp.int32)
+            found.append(begin + (seat.policy.number(own) if seat.policy.number else only))
+        return fill(found, np.zeros(spec.num_agents, np.int32))
+
     policies = [seat.policy for seat in seats]
     return Policy(
         initial_carry=lambda: tuple(policy.initial_carry() for policy in policies),
@@ -160,6 +192,163 @@ def compose(spec: EnvSpec, seats: Sequence[Seat]) -> Policy:
         draws=lambda params: any(
             policy.draws(own) for policy, own in zip(policies, params, strict=True)
         ),
+        number=number if first[-1] > 1 else None,
+        joint=any(policy.joint for policy in policies),
+    )
+
+
+# ---------------------------------------------------------------------------------- populations
+
+
+@lru_cache(maxsize=16)
+def one_of(policies: tuple[Policy, ...]) -> Policy:
+    """Return a policy that acts as one of several; its parameters are ``(which, params)``.
+
+    The environment around it is then traced, and compiled, once for all of them. Each policy has
+    its own carry.
+    """
+
+    def act(
+        chosen: tuple[Int[Array, ""], ArrayTree], carries: tuple[ArrayTree, ...], *seen: Any
+    ) -> tuple[Array, Array, tuple[ArrayTree, ...]]:
+        def acting(number: int) -> tuple[Array, Array, tuple[ArrayTree, ...]]:
+            action, log_prob, carry = policies[number].act(chosen[1], carries[number], *seen)
+            if jnp.issubdtype(action.dtype, jnp.integer):
+                action = action.astype(jnp.int32)
+            return action, log_prob, (*carries[:number], carry, *carries[number + 1 :])
+
+        ways = [partial(acting, number) for number in range(len(policies))]
+        found: tuple[Array, Array, tuple[ArrayTree, ...]] = jax.lax.switch(chosen[0], ways)
+        return found
+
+    def after_step(carries: tuple[ArrayTree, ...], *outcome: Any) -> tuple[ArrayTree, ...]:
+        return tuple(
+            remember(policy, carry, *outcome)
+            for policy, carry in zip(policies, carries, strict=True)
+        )
+
+    return Policy(
+        lambda: tuple(policy.initial_carry() for policy in policies), act, after_step=after_step
+    )
+
+
+class Population(NamedTuple):
+    """The parameters of a policy that draws a member for each episode."""
+
+    members: tuple[ArrayTree, ...]
+    """Of each policy the parameters of the members that have it, ``(M, ...)``."""
+    weights: Float[NDArray[Any], "members"]
+    """What the members weigh, in order."""
+
+
+class _Memory(NamedTuple):
+    """The carry of a population."""
+
+    member: Int[Array, ""]
+    """Its number; -1 before the first step of an episode."""
+    carries: tuple[ArrayTree, ...]
+    """That of each policy."""
+
+
+def population(
+    spec: EnvSpec, members: Sequence[TeamPolicy], weights: Sequence[float] | None = None
+) -> TeamPolicy:
+    """Return a policy that acts as one of several members, drawn anew for each episode.
+
+    Members with the same policy and other parameters are stacked: a program that was compiled for
+    some plays any others of the same number and shapes. Each has a memory of its own.
+
+    Parameters
+    ----------
+    spec
+        The spec of the environment of all agents.
+    members
+        The policies.
+    weights
+        The members' weights, in proportion to which they are drawn; by default equal.
+
+    Raises
+    ------
+    OptionError
+        Weights are negative, not finite, all zero or of another number than the members.
+    """
+    shares = np.ones(len(members)) if weights is None else np.asarray(weights, float)
+    if shares.shape != (len(members),) or not shares.sum() > 0 or not (shares >= 0).all():
+        raise OptionError(
+            f"{len(members)} policies cannot have the weights {shares.tolist()}: give each a "
+            "number of at least 0, and one of them more."
+        )
+    if not np.isfinite(shares.sum()):
+        raise OptionError(f"the weights {shares.tolist()} are not finite: give smaller numbers.")
+    if len(members) == 1:
+        return members[0]
+    if len({member.agents for member in members}) > 1:
+        everyone = tuple(range(spec.num_agents))
+        members = [
+            replace(
+                one,
+                policy=compose(spec, [one.seat(one.agents)]),
+                params=(one.params,),
+                agents=everyone,
+            )
+            for one in members
+        ]
+    distinct = tuple(dict.fromkeys(member.policy for member in members))
+    kinds = tuple(distinct.index(member.policy) for member in members)
+    stacks = [[one.params for one in members if one.policy == policy] for policy in distinct]
+    return TeamPolicy(
+        _drawn(distinct, kinds, len(members[0].agents)),
+        Population(
+            tuple(jax.tree.map(lambda *leaves: np.stack(leaves), *own) for own in stacks),
+            np.asarray(shares / shares.sum(), np.float32),
+        ),
+        members[0].agents,
+        "+".join(dict.fromkeys(member.name for member in members)),
+        {"members": [dict(one.about) for one in members], "weights": shares.tolist()},
+        tuple(members),
+    )
+
+
+@lru_cache(maxsize=64)
+def _drawn(policies: tuple[Policy, ...], kinds: tuple[int, ...], num_agents: int) -> Policy:
+    """Return the policy of a population, whose members have the policies ``kinds``."""
+    place = np.array([kinds[:number].count(kind) for number, kind in enumerate(kinds)])
+
+    def of_kind(kind: int) -> Policy:
+        def act(params: tuple[Array, ArrayTree], *seen: Any) -> Any:
+            index, stacked = params
+            return policies[kind].act(
+                jax.tree.map(lambda x: jnp.asarray(x)[index], stacked[kind]), *seen
+            )
+
+        return policies[kind]._replace(act=act)
+
+    one = one_of(tuple(map(of_kind, range(len(policies)))))
+
+    def act(
+        params: Population,
+        memory: _Memory,
+        observation: ArrayTree,
+        legal_actions: Bool[Array, "N A"],
+        key: PRNGKeyArray,
+    ) -> tuple[Array, Float[Array, "N"], _Memory]:
+        draw_key, key = jax.random.split(key)
+        edges = jnp.cumsum(params.weights)
+        drawn = jnp.searchsorted(edges, edges[-1] * (1 - jax.random.uniform(draw_key)))
+        member = jnp.where(memory.member < 0, drawn, memory.member)
+        chosen = jnp.array(kinds)[member], (jnp.array(place)[member], params.members)
+        action, log_prob, carries = one.act(chosen, memory.carries, observation, legal_actions, key)
+        return action, log_prob, _Memory(member, carries)
+
+    def after_step(memory: _Memory, *outcome: Any) -> _Memory:
+        return memory._replace(carries=remember(one, memory.carries, *outcome))
+
+    return Policy(
+        lambda: _Memory(jnp.full((), -1, jnp.int32), one.initial_carry()),
+        act,
+        after_step=after_step,
+        number=lambda memory: jnp.full(num_agents, memory.member),
+        joint=any(policy.joint for policy in policies),
     )
 
 
@@ -185,14 +374,15 @@ class _Others(NamedTuple):
     reward: Array
     terminated: Array
     truncated: Array
+    number: Array
     next_view: View | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Side:
-    """An environment whose agents are one team of another; fixed policies act for the others.
+    """An environment whose agents are some of another's; other policies act for the others.
 
-    Its episodes end when they have ended for all agents of the team. The other agents' part of each
+    Its episodes end when they have ended for all agents of the side. The other agents' part of each
     step is in its extras, from which `whole` makes steps of all agents.
 
     Parameters
@@ -200,19 +390,26 @@ class Side:
     env
         The environment of all agents.
     team
-        The team whose agents act.
+        The side: its name, and the agents that act.
+    seats
+        The policies of the other agents.
+    others
+        Their parameters. They are data: `against` replaces them, and `slot` leaves them out, so
+        that one compiled program plays any others of a shape.
     opponents
-        Who acts for each other team, by its name.
+        What the policies are, by the name of their side.
     """
 
-    env: Environment
+    env: Any
     team: Team
-    opponents: tuple[tuple[str, TeamPolicy], ...]
+    seats: tuple[Seat, ...]
+    others: ArrayTree
+    opponents: Mapping[str, TeamPolicy] = field(default_factory=dict)
 
     @property
     def spec(self) -> EnvSpec:
-        """The spec of the team's agents, with the others' part of a step as extras."""
-        return _spec(self)
+        """The spec of the side's agents, with the others' part of a step as extras."""
+        return _spec(self.env, self.team)
 
     @property
     def recorded_spec(self) -> EnvSpec:
@@ -222,23 +419,25 @@ class Side:
     def reset(self, key: PRNGKeyArray) -> tuple[SideState, Timestep]:
         """Start an episode."""
         inner, timestep = self.env.reset(key)
-        state = SideState(inner, timestep.view, _policy(self).initial_carry())
-        return state, restart(self._own(timestep.view))
+        policy = compose(self.env.spec, self.seats)
+        state = SideState(inner, timestep.view, policy.initial_carry())
+        return state, restart(_part(timestep.view, self.team.agents))
 
     def step(
         self, key: PRNGKeyArray, state: SideState, action: Array
     ) -> tuple[SideState, Timestep]:
-        """Take one step with the actions of the team's agents."""
-        policy, mine = _policy(self), np.array(self.team.agents)
+        """Take one step with the actions of the side's agents."""
+        policy, mine = compose(self.env.spec, self.seats), np.array(self.team.agents)
         act_key, step_key = jax.random.split(key)
-        params = [own.params for _, own in self.opponents]
         theirs, log_prob, carry = policy.act(
-            params, state.carry, state.view.observation, state.view.legal_actions, act_key
+            self.others, state.carry, state.view.observation, state.view.legal_actions, act_key
         )
+        number = policy.number(carry) if policy.number else jnp.zeros(len(theirs), jnp.int32)
         joint = theirs.at[mine].set(action)
         inner, timestep = self.env.step(step_key, state.inner, joint)
         carry = remember(policy, carry, timestep.reward, timestep.terminated | timestep.truncated)
-        after, view = SideState(inner, timestep.next_view, carry), self._own(timestep.next_view)
+        after = SideState(inner, timestep.next_view, carry)
+        view = _part(timestep.next_view, self.team.agents)
         terminated, truncated = timestep.terminated[mine], timestep.truncated[mine]
         return after, Timestep(
             view,
@@ -248,7 +447,7 @@ class Side:
             truncated,
             last=(terminated | truncated).all(),
             shaping=None if timestep.shaping is None else timestep.shaping[mine],
-            extras=_pack(self._others(state.view, joint, log_prob, timestep)),
+            extras=_pack(_others_of(self.team, state.view, joint, log_prob, number, timestep)),
         )
 
     def extras(self, key: PRNGKeyArray, state: SideState) -> dict[str, Array]:
@@ -269,15 +468,17 @@ class Side:
         Parameters
         ----------
         transition, finals
-            Steps ``(E, T, ...)`` of the team's agents and the final views of their episodes: NumPy.
+            Steps ``(E, T, ...)`` of the side's agents and the final views of their episodes: NumPy.
         first_id
-            Policy id of the first opponents; those of the next team have the next id.
+            Policy id of the first of the opponents' policies; the next ones have the next ids.
         """
         extras, view = dict(transition.extras or {}), transition.view
         packed = [extras.pop(name) for name in sorted(extras) if name.startswith(_PACKED)]
-        others = jax.tree.unflatten(jax.tree.structure(_shapes(self)), packed)
+        others = jax.tree.unflatten(jax.tree.structure(_shapes(self.env, self.team)), packed)
         over = transition.last[..., None] & ~others.terminated
         others = others._replace(truncated=others.truncated | over)
+        lead = transition.last.shape
+        ids: Any = np.asarray(transition.policy_id).reshape(*lead, -1)
         own = _Others(
             view._replace(state=None),
             transition.action,
@@ -285,9 +486,10 @@ class Side:
             transition.reward,
             transition.terminated,
             transition.truncated,
+            np.broadcast_to(ids, (*lead, len(self.team.agents))),  # type: ignore[arg-type]
             next_view=None,
         )
-        joined = self._join(own, others._replace(next_view=None))
+        joined = self._join(own, others._replace(number=first_id + others.number, next_view=None))
         whole = transition._replace(
             view=joined.view._replace(state=view.state),
             action=joined.action,
@@ -295,89 +497,109 @@ class Side:
             terminated=joined.terminated,
             truncated=joined.truncated,
             behaviour_log_prob=joined.log_prob,
-            policy_id=self._ids(transition, first_id),
+            policy_id=joined.number,
             extras=extras or None,
         )
         after = jax.tree.map(lambda leaf: leaf[finals.row, finals.time], others.next_view)
         ends = self._join(finals.view._replace(state=None), after, axis=1)
         return whole, finals._replace(view=ends._replace(state=finals.view.state))
 
-    def _ids(self, transition: Transition, first_id: int) -> Any:
-        """Return the policy ids of all agents: the recorded ones, and those of the opponents."""
-        names, lead = [name for name, _ in self.opponents], transition.last.shape
-        own = transition.policy_id.reshape(*lead, -1)
-        team_of = {x: team.name for team in teams_of(self.env.spec) for x in team.agents}
-        ids = [first_id + names.index(team_of[agent]) for agent in _others(self)]
-        return self._join(
-            np.broadcast_to(own, (*lead, len(self.team.agents))),
-            np.broadcast_to(np.array(ids, own.dtype), (*lead, len(ids))),
-        )
-
     def _join(self, own: ArrayTree, others: ArrayTree, axis: int = 2) -> ArrayTree:
-        """Join the rows of the team's agents with the others', in the order of all agents."""
-        order = np.argsort((*self.team.agents, *_others(self)))
+        """Join the rows of the side's agents with the others', in the order of all agents."""
+        order = np.argsort((*self.team.agents, *rest_of(self.env.spec, self.team)))
         return jax.tree.map(
             lambda a, b: np.concatenate([np.asarray(a), np.asarray(b)], axis).take(order, axis),
             own,
             others,
         )
 
-    def _own(self, view: View) -> View:
-        return _part(view, self.team.agents)
-
-    def _others(self, view: View, action: Array, log_prob: Array, timestep: Timestep) -> _Others:
-        whole = _Others(
-            view._replace(state=None),
-            action,
-            log_prob,
-            timestep.reward,
-            timestep.terminated,
-            timestep.truncated,
-            timestep.next_view._replace(state=None),
-        )
-        others: _Others = take_agents(whole, _others(self))
-        return others
-
 
 def play_side(env: Environment, team: str, opponents: Mapping[str, TeamPolicy]) -> Side:
-    """Return an environment whose agents are one team; fixed policies act for the others.
+    """Return an environment whose agents are one side; other policies act for the others.
 
     Parameters
     ----------
     env
-        An environment with several teams, without autoreset.
+        An environment without autoreset.
     team
-        Name of the team whose agents act.
+        Name of the side whose agents act: a team, or agents of one, joined by commas.
     opponents
-        Who acts for each other team, by its name.
+        Who acts for each other side, by its name. Each is drawn on its own, if it is a
+        `population`.
 
     Raises
     ------
     OptionError
-        The environment has one team; a team has no player; or some leaves of observations belong to
-        some agents only.
+        The side has all agents; an agent has no policy, or two; or some leaves of observations
+        belong to some agents only.
     UnknownNameError
-        There is no such team.
+        There is no such team or agent.
     """
-    own = find_team(env.spec, team)
-    others = [one for one in teams_of(env.spec) if one != own]
-    for one in others:
-        if one.name not in opponents:
-            raise OptionError(f"no policy acts for the team {one.name}: give one.")
-    for name in opponents:
-        if find_team(env.spec, name) == own:
-            raise OptionError(f"{name} is the team that learns: give policies for the others only.")
-    if env.spec.is_per_agent:
+    own, spec = find_side(env.spec, team), env.spec
+    rest = rest_of(spec, own)
+    taken = {name: find_side(spec, name).agents for name in opponents}
+    for name, agents in taken.items():
+        if set(agents) & set(own.agents):
+            raise OptionError(f"{name} is of the side that learns: give policies for others only.")
+    acting = {agent for agents in taken.values() for agent in agents}
+    if missing := [agent for agent in rest if agent not in acting]:
+        raise OptionError(f"no policy acts for {name_of_side(spec, missing)}: give one.")
+    if spec.is_per_agent:
         raise OptionError(
-            f"some observations of {env.spec.name} belong to some agents only, so one side of it "
+            f"some observations of {spec.name} belong to some agents only, so one side of it "
             "cannot be played."
         )
-    return Side(env, own, tuple((one.name, opponents[one.name]) for one in others))
+    seats = tuple(one.seat(taken[name]) for name, one in opponents.items())
+    compose(spec, seats)  # or raise its errors
+    return Side(env, own, seats, tuple(one.params for one in opponents.values()), opponents)
 
 
-def _others(side: Side) -> tuple[int, ...]:
-    """Return the agents of the other teams, in order."""
-    return tuple(x for x in range(side.env.spec.num_agents) if x not in side.team.agents)
+def others_of(env: Environment) -> ArrayTree:
+    """Return the parameters of the policies that act for others in an environment, if any do."""
+    if isinstance(env, Wrapper):
+        return others_of(env.env)
+    return env.others if isinstance(env, Side) else ()
+
+
+def against(env: Environment, others: ArrayTree) -> Environment:
+    """Return an environment in which policies with these parameters act for the others."""
+    if isinstance(env, Wrapper):
+        return replace(env, env=against(env.env, others))
+    return replace(env, others=others) if isinstance(env, Side) else env
+
+
+def slot(env: Environment) -> Environment:
+    """Return an environment without the others' parameters; the same for all of equal shapes.
+
+    What is compiled for it plays any others, which are in `offmarl.rollout.RolloutState.others`.
+    """
+    if not isinstance(env, Side):
+        return env
+    leaves, structure = jax.tree.flatten(env.others)
+    shapes = tuple((np.shape(leaf), np.result_type(leaf)) for leaf in leaves)
+    return _slot(env.env, env.team, env.seats, structure, shapes)
+
+
+@lru_cache(maxsize=64)
+def _slot(
+    env: Environment,
+    team: Team,
+    seats: tuple[Seat, ...],
+    structure: Any,
+    shapes: tuple[tuple[tuple[int, ...], Any], ...],
+) -> Side:
+    others = jax.tree.unflatten(structure, [np.zeros(*shape) for shape in shapes])
+    return Side(env, team, seats, others)
+
+
+def rest_of(spec: EnvSpec, side: Team) -> tuple[int, ...]:
+    """Return the agents that are not of a side, in order; `OptionError` if there are none."""
+    if len(side.agents) == spec.num_agents:
+        raise OptionError(
+            f"{side.name} are all agents of {spec.name or 'the environment'}, and a side leaves "
+            f"others: give a team of several, or agents such as {name_of_side(spec, (0,))}."
+        )
+    return tuple(agent for agent in range(spec.num_agents) if agent not in side.agents)
 
 
 def _part(view: View, agents: Sequence[int]) -> View:
@@ -400,35 +622,44 @@ def _no_action(spec: EnvSpec) -> NDArray[Any]:
     return np.zeros(spec.num_agents, np.int32)
 
 
-@lru_cache(maxsize=64)
-def _policy(side: Side) -> Policy:
-    """Return the policy of all opponents."""
-    teams = {team.name: team for team in teams_of(side.env.spec)}
-    seats = [
-        Seat(teams[name].agents, player.policy, player.agents) for name, player in side.opponents
-    ]
-    return compose(side.env.spec, seats)
+def _others_of(
+    side: Team, view: View, action: Array, log_prob: Array, number: Array, timestep: Timestep
+) -> _Others:
+    """Return the other agents' part of a step."""
+    whole = _Others(
+        view._replace(state=None),
+        action,
+        log_prob,
+        timestep.reward,
+        timestep.terminated,
+        timestep.truncated,
+        number,
+        timestep.next_view._replace(state=None),
+    )
+    others: _Others = take_agents(whole, [x for x in range(len(number)) if x not in side.agents])
+    return others
 
 
 @lru_cache(maxsize=64)
-def _shapes(side: Side) -> _Others:
+def _shapes(env: Environment, side: Team) -> _Others:
     """Return the shapes of the other agents' part of a step."""
-    spec = side.env.spec
+    spec = env.spec
 
     def others(key: PRNGKeyArray) -> _Others:
-        inner, first = side.env.reset(key)
-        action = jnp.asarray(_no_action(spec))
-        _, timestep = side.env.step(key, inner, action)
-        return side._others(first.view, action, jnp.zeros(spec.num_agents), timestep)
+        inner, first = env.reset(key)
+        action, none = jnp.asarray(_no_action(spec)), jnp.zeros(spec.num_agents)
+        _, timestep = env.step(key, inner, action)
+        return _others_of(side, first.view, action, none, none.astype(jnp.int32), timestep)
 
     shapes: _Others = jax.eval_shape(others, jax.random.key(0))
     return shapes
 
 
 @lru_cache(maxsize=64)
-def _spec(side: Side) -> EnvSpec:
+def _spec(env: Any, side: Team) -> EnvSpec:
     packed = {
-        name: ArraySpec(leaf.shape, leaf.dtype.name) for name, leaf in _pack(_shapes(side)).items()
+        name: ArraySpec(leaf.shape, leaf.dtype.name)
+        for name, leaf in _pack(_shapes(env, side)).items()
     }
-    spec = spec_of(side.env.spec, side.team.agents)
+    spec = spec_of(env.spec, side.agents)
     return replace(spec, extras={**spec.extras, **packed})

@@ -408,4 +408,4 @@ def make_sequence_policy(
         found = in_turn(params, memory, observation, legal_actions, given, action)
         return found[1], found[2]
 
-    return Policy(network.empty, act, log_prob, draws=lambda _params: not greedy)
+    return Policy(network.empty, act, log_prob, draws=lambda _params: not greedy, joint=True)

@@ -6,7 +6,7 @@ an `offmarl.types.Policy` themselves.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import flax.linen as nn
@@ -239,8 +239,9 @@ def init_network(network: AgentNetwork, spec: EnvSpec, key: PRNGKeyArray) -> Arr
     return network.init(key, carry, blank_view(spec).observation)
 
 
+@lru_cache(maxsize=64)
 def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Policy:
-    """Build the functions of a policy.
+    """Build the functions of a policy, which are the same for equal arguments.
 
     Parameters
     ----------

@@ -234,12 +234,14 @@ class OnlineArgs(_Configurable):
     mixture of tiers is NAME=TIER:SHARE+TIER:SHARE, such as mixed=medium:0.5+expert:0.5, where each
     policy plays in its share of the environments. Without a name nothing is recorded."""
     side: str = option("", Role.RARE)
-    """Where agents are in several teams: the team that learns, such as pursuers, while the others
-    act by --opponents. The data hold all agents. By default all teams learn."""
+    """The side that learns, a team such as pursuers, or agents of one, such as agent_0 or
+    agent_0,agent_1, while the others act by --opponents. The data hold all agents. By default all
+    agents learn."""
     opponents: tuple[str, ...] = option(("scripted",), Role.RARE)
-    """With --side: how the other teams act, as one policy for all of them or TEAM=POLICY for each.
-    A policy is the name of a scripted one of the environment, random, path/to/file.py:FUNCTION, or
-    the directory of a run, whose last policy acts with fixed parameters."""
+    """With --side: how the others act, as one policy for all of them or SIDE=POLICY for each. A
+    policy is the name of a scripted one of the environment, random, path/to/file.py:FUNCTION, or
+    RUN, RUN@SEED, RUN@SEED/STEP or RUN@* (all seeds) with the directory of a run, whose last policy
+    acts by default. Each episode draws one of several: RUN@*+scripted:2, with a weight."""
     out: Path = option(Path("vaults"), Role.CASE | Role.FREE | Role.LOCAL)
     """Directory for the vaults, ENV.vlt/PROGRAM-SEED-TIER, and the run, ENV.run/PROGRAM-SEED."""
     steps: PositiveInt = option(100_000, Role.TRACED | Role.UNTUNED)

@@ -169,6 +169,7 @@ def split(
     fractions: Sequence[float] | None = None,
     validation: float | None = None,
     seed: int = 0,
+    by: str | None = None,
     codec: Codec | None = None,
     progress: Progress = quiet,
 ) -> dict[str, Dataset]:
@@ -187,6 +188,9 @@ def split(
         The share for validation; the rest is for training.
     seed
         Random seed.
+    by
+        A column of policies, policy_AGENT or policy_TEAM: its policies are divided, and not the
+        episodes, so that none is in two parts, such as partners that are held out.
     codec, progress
         As for `cat`.
 
@@ -198,11 +202,11 @@ def split(
     Raises
     ------
     OptionError
-        The fractions do not sum to 1, or leave a part empty.
+        The fractions do not sum to 1, or leave a part empty; or there is no such column.
     VaultError
         As for `cat`.
     """
-    planned = plan.split(source, tables.shares(fractions, validation), seed, codec)
+    planned = plan.split(source, tables.shares(fractions, validation), seed, by, codec)
     with atomic_directory(path) as directory:
         examined = examine_all(planned[0].vaults, progress)
         for part in planned:

@@ -185,9 +185,9 @@ def test_each_agent_has_one_policy(seats, message):
 @pytest.mark.parametrize(
     ("team", "opponents", "error", "message"),
     [
-        ("dogs", CHANCE, UnknownNameError, "no team of rivals named 'dogs'.*cats, mice"),
-        ("cats", {}, OptionError, "no policy acts for the team mice"),
-        ("cats", CHANCE, OptionError, "cats is the team that learns"),
+        ("dogs", CHANCE, UnknownNameError, "no team or agent of rivals named 'dogs'.*cats, mice"),
+        ("cats", {}, OptionError, "no policy acts for mice"),
+        ("cats", CHANCE, OptionError, "cats is of the side that learns"),
     ],
 )
 def test_a_side_needs_opponents(team, opponents, error, message):
@@ -196,7 +196,7 @@ def test_a_side_needs_opponents(team, opponents, error, message):
 
 
 def test_one_team_has_no_sides():
-    with pytest.raises(OptionError, match="has one team of all agents"):
+    with pytest.raises(OptionError, match="all are all agents"):
         play_side(envs.make("probe/match"), "all", {})
 
 

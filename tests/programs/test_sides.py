@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from offmarl import envs, vault
-from offmarl.errors import OptionError, ShapeError, UnknownNameError
+from offmarl.errors import OptionError, RunError, ShapeError, UnknownNameError
 from offmarl.networks import PolicyConfig
 from offmarl.programs import hyperparameters, load_policy, registry
 from offmarl.programs.recording import fixed, online, tiers
 from offmarl.programs.recording.recorder import LEARNED, Recorder, Version
-from offmarl.programs.recording.sides import joint_policy, near, policies_by_team, side_of
+from offmarl.programs.recording.sides import joint_policy, near, policies_by_side, side_of
 from offmarl.programs.runs.continuing import start_of
 from offmarl.teams import teams_of
 from tests.runs import write_policy
@@ -63,7 +63,7 @@ def test_one_side_learns_and_the_data_hold_all(tmp_path):
     begun = program.policy_params(begin(program, fresh, 0))
     chex.assert_trees_all_equal(begun, loaded.params)
 
-    players = policies_by_team(["cats=" + str(run), "mice=random"], ENV, (CATS, MICE))
+    players = policies_by_side(["cats=" + str(run), "mice=random"], ENV, range(3))
     assert players["cats"].agents == CATS.agents
     policy, params = joint_policy(ENV, players)
     view = ENV.reset(jax.random.key(0))[1].view
@@ -139,7 +139,7 @@ def test_the_tiers_of_each_team_that_a_tier_depends_on_are_checked(given, checke
         ("expert-vs-random-vs-poor", {}, r"names 3 tiers, and there are 2 teams \(cats, mice\)"),
         ("mixed=medium:0.5+expert:0.5", {}, "mixes policies, and 2 teams learn"),
         ("expert-vs-random", {"side": "cats"}, "is for several teams that learn at once"),
-        ("random", {"opponents": ("random",)}, "give --side with its team, or leave out"),
+        ("random", {"opponents": ("random",)}, "give --side with its team or agents, or leave out"),
         ("random", {"side": "cats", "prefill": Path("a.vlt")}, "Leave out --prefill, or --side"),
     ],
 )
@@ -161,15 +161,21 @@ def test_a_team_s_skill_is_measured_against_a_reference(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sources", "teams", "expected"),
+    ("sources", "agents", "expected"),
     [
-        (["random"], (CATS, MICE), {"cats": "random", "mice": "random"}),
-        (["cats=scripted", "mice=random"], (CATS, MICE), {"cats": "scripted", "mice": "random"}),
-        (["mice=scripted"], (MICE,), {"mice": "scripted"}),
+        (["random"], (0, 1, 2), {"cats": "random", "mice": "random"}),
+        (["cats=scripted", "mice=random"], (0, 1, 2), {"cats": "scripted", "mice": "random"}),
+        (["mice=scripted"], (1,), {"mice": "scripted"}),
+        (["random"], (1, 2), {"agent_2": "random", "mice": "random"}),
+        (
+            ["agent_2=random", "mice=random+scripted:2", "agent_0=scripted"],
+            (0, 1, 2),
+            {"agent_0": "scripted", "agent_2": "random", "mice": "random+scripted"},
+        ),
     ],
 )
-def test_policies_are_given_to_all_teams_or_to_each(sources, teams, expected):
-    found = policies_by_team(sources, ENV, teams)
+def test_policies_are_given_to_all_teams_or_to_each_side(sources, agents, expected):
+    found = policies_by_side(sources, ENV, agents)
     assert {name: own.name for name, own in found.items()} == expected
 
 
@@ -178,15 +184,15 @@ def test_policies_are_given_to_all_teams_or_to_each(sources, teams, expected):
     [
         (["cats=random"], OptionError, r"mice has no policy: add mice=POLICY"),
         (["cats=random", "cats=scripted", "mice=random"], OptionError, "cats was given two"),
-        (["cats=random", "mice"], OptionError, "'mice' is not a policy of a team"),
+        (["cats=random", "mice"], OptionError, "'mice' is not a policy of a side"),
         (["clever"], UnknownNameError, "policy for cats of .* no run.* named 'clever': known: ran"),
         (["cats=a/b:c.run/mappo-0", "mice=random"], UnknownNameError, "named 'a/b:c.run/mappo-0'"),
-        (["cats=random", "dogs=random"], UnknownNameError, "team of .* named 'dogs'"),
+        (["cats=random", "dogs=random"], UnknownNameError, "team or agent of .* named 'dogs'"),
     ],
 )
 def test_mistakes_in_policies_are_named(sources, error, message):
     with pytest.raises(error, match=message):
-        policies_by_team(sources, ENV, (CATS, MICE))
+        policies_by_side(sources, ENV, range(3))
 
 
 def test_recorded_opponents_are_found_from_another_directory(tmp_path, monkeypatch):
@@ -249,6 +255,44 @@ def test_fixed_policies_are_evaluated_with_another_key_than_those_they_are_recor
         assert (jax.random.key_data(evaluation) != jax.random.key_data(recording)).any()
 
 
-def test_the_name_of_code_is_that_of_its_function():
-    assert fixed._short("path/to/mine.py:ambush") == "ambush"
-    assert fixed._short("vaults/x.run/mappo-0") == "mappo-0"
+@pytest.mark.slow
+def test_an_agent_learns_beside_all_seeds_of_a_run(tmp_path):
+    """And all pairs of them are recorded, where each steps' ids are those of the drawn members."""
+    xor, run = "classic/xor:time_limit=4", tmp_path / "run"
+    write_policy(run, PolicyConfig("feedforward"), envs.make(xor).spec, [3, 4, 5])
+    options = {"env": xor, "side": "agent_0", "opponents": (f"{run}@*",), "tiers": "random,replay"}
+    for first, row in zip((1, 3), record(tmp_path, **options).data["vaults"], strict=True):
+        data = vault.open_vault(row["path"])
+        named = {one["policy_id"]: one["name"] for one in data.provenance["policies"][-3:]}
+        assert named == {first: "run@3", first + 1: "run@4", first + 2: "run@5"}
+        ids = np.asarray(data.transitions().policy_id)
+        assert set(ids[..., 1].ravel().tolist()) <= set(named)
+        assert ids[..., 0].max() < first
+        assert vault.verify(data.path, deep=True).sound
+
+    program = registry.load("recorder", "scripted")
+    policy = f"agent_0={run}@*", f"agent_1={run}@4+random:3"
+    args = program.Args(env=xor, policy=policy, out=tmp_path, steps=800, num_envs=4)
+    (row,) = program.main(args).data["vaults"]
+    data = vault.open_vault(row["path"])
+    assert data.path.name == "run@all-vs-run@4+random-0"
+    ids = np.asarray(data.transitions().policy_id).reshape(-1, 2)
+    assert {*map(tuple, ids.tolist())} == {(a, b) for a in (0, 1, 2) for b in (3, 4)}
+    assert 0.55 < (ids[:, 1] == 4).mean() < 0.95
+    names = [one["name"] for one in data.provenance["policies"]]
+    assert names == ["run@3", "run@4", "run@5", "run@4", "random"]
+
+
+@pytest.mark.parametrize(
+    ("which", "error", "message"),
+    [
+        ("@7", RunError, r"has no seed 7: its seeds are \[3, 4\]"),
+        ("@x", OptionError, r"run@x names no seed: write RUN@SEED, RUN@SEED/STEP or RUN@\*"),
+        ("@3/9", RunError, "no checkpoint of step 9, but of \\[1\\]"),
+        ("@*:-1", OptionError, r"cannot have the weights \[-1.0, -1.0\]"),
+    ],
+)
+def test_mistakes_in_members_are_named(tmp_path, which, error, message):
+    write_policy(tmp_path / "run", PolicyConfig("feedforward"), ENV.spec, [3, 4])
+    with pytest.raises(error, match=message):
+        side_of(ENV, "agent_0", [f"{tmp_path}/run{which}"])

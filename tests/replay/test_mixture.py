@@ -352,7 +352,11 @@ def _at(value: float):
 @pytest.mark.parametrize(
     ("weights", "error", "message"),
     [
-        ("speed", OptionError, "no column 'speed': its columns are return, length, policy, reward"),
+        (
+            "speed",
+            OptionError,
+            "no column 'speed': its columns are return, length, policy, policy_agent_0",
+        ),
         ("reward", OptionError, r"short\.vlt/v has a weight of -.* by 'reward' at step \d+ of row"),
         (_at(np.nan), OptionError, "weight of nan by weights at step 5 of row 1: give numbers"),
         (Weights(_at(np.inf), temperature=1), OptionError, "weight of inf .* leave these"),

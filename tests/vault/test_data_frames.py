@@ -25,6 +25,7 @@ COLUMNS = {
     "truncated": "bool",
     "cause": "dictionary<values=string, indices=int8, ordered=0>",
     "policy_id": "int64",
+    "policy_ids": "fixed_size_list<item: int64>[2]",
     "final": "int64",
 }
 
@@ -33,8 +34,8 @@ COLUMNS = {
 def episodes() -> tables.Episodes:
     """Episodes of every cause, the last one unfinished."""
     data, _ = make(steps=60)
-    signals = tables.Signals(data.reward, data.terminated, data.truncated, data.policy_id[..., 0])
-    ended, running = tables.scan(tables.none_running(2, 2), 0, signals)
+    signals = tables.Signals(data.reward, data.terminated, data.truncated, data.policy_id)
+    ended, running = tables.scan(tables.none_running(2, tables.dtype(2, 2)), 0, signals)
     ended["cause"][:2] = tables.CUT, tables.OPEN
     found = tables.to_episodes(np.concatenate([ended, running[running["length"] > 0]]), TEAMS)
     assert set(found.cause) == set(tables.CAUSES)

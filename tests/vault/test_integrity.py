@@ -147,7 +147,7 @@ def test_keys_that_contradict_one_another(path, key, change, message):
 def test_an_episode_table_that_lies(path):
     key = layout.episodes_key(0)
     store = Store.open(path)
-    records = np.frombuffer(store.get(key), tables.dtype(2)).copy()
+    records = np.frombuffer(store.get(key), tables.dtype(2, 2)).copy()
     records["returns"][1] += 1
     overwrite(path, {key: records.tobytes()})
     assert vault.verify(path).sound

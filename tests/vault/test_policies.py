@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from offmarl import vault
+from offmarl.errors import ExpressionError, OptionError
 from offmarl.vault.format import layout
 from offmarl.vault.storage.store import Store
 
@@ -29,7 +30,7 @@ def test_new_vaults_have_an_id_for_each_agent(tmp_path):
     assert found.leaves[layout.POLICY_IDS].shape == (2,)
     assert_same(found[:], mixed(make(steps=20)[0]))
     assert vault.verify(path, deep=True).sound
-    assert Store.open(path).get_json(layout.SCHEMA_KEY)["version"] == 3
+    assert Store.open(path).get_json(layout.SCHEMA_KEY)["version"] == 5
 
 
 def test_the_digest_of_a_content_stays(tmp_path):
@@ -101,3 +102,48 @@ def test_an_origin_that_is_none_is_not_believed(tmp_path, wrong):
         written(tmp_path / f"{name}.vlt", make(steps=20), provenance=told)
         found.append(vault.cat([tmp_path / f"{name}.vlt"], tmp_path / f"{name}{name}.vlt"))
     assert found[0].digest() == found[1].digest()
+
+
+def pairs(path):
+    """Write 40 episodes of two steps, in which each pair of 5 policies plays at least once."""
+    transition, _ = make(steps=40)
+    last = np.arange(40) % 2 == 1
+    ends = np.broadcast_to(last[:, None], transition.terminated.shape)
+    episode = np.arange(40) // 2 + np.array([0, 20])[:, None]
+    ids = np.stack([episode % 5, 5 + episode // 5 % 5], -1).astype(np.int32)
+    told = {"policies": [{"policy_id": one, "name": f"run@{one}"} for one in range(10)]}
+    with vault.create(path, SPEC, rows=2, provenance=told) as writer:
+        transition = transition._replace(policy_id=ids, last=ends[..., 0])
+        writer.append(transition._replace(terminated=ends, truncated=np.zeros_like(ends)))
+    return vault.open_vault(path)
+
+
+def test_the_policy_of_each_agent_is_a_column(tmp_path):
+    found = pairs(tmp_path / "a.vlt")
+    ids = found.episodes.policy_ids
+    assert len(ids) == 40 and len(np.unique(ids, axis=0)) == 25
+    assert found.policy_ids == tuple(range(10))
+    for by in ("episodes", "steps"):
+        text = "policy_agent_1 == 7 and policy_agent_0 in ('run@1', 'run@2') and policy != 2"
+        made = vault.filter(found.path, text, tmp_path / f"{by}.vlt", by=by)
+        expected = ids[(ids[:, 1] == 7) & (ids[:, 0] == 1)]
+        np.testing.assert_array_equal(made.episodes.policy_ids, expected)
+    with pytest.raises(ExpressionError, match=r"policy_cats of its .* policy_agent_1"):
+        vault.filter(found.path, "policy_cats == 1", tmp_path / "none.vlt")
+    shares = found.step_probabilities(1, weights="policy_agent_1").drawn
+    np.testing.assert_allclose(shares, ids[:, 1].repeat(2) / ids[:, 1].repeat(2).sum(), rtol=1e-6)
+
+
+def test_partners_are_held_out(tmp_path):
+    found = pairs(tmp_path / "a.vlt")
+    views = found.split(fractions=(0.6, 0.4), by="policy_agent_1")
+    made = vault.split(found.path, tmp_path / "b.vlt", fractions=(0.6, 0.4), by="policy_agent_1")
+    partners = {name: {*one.episodes.policy_ids[:, 1].tolist()} for name, one in made.items()}
+    assert {name: len(one) for name, one in partners.items()} == {"train": 3, "validation": 2}
+    assert not partners["train"] & partners["validation"]
+    for name, view in views.items():
+        np.testing.assert_array_equal(view.episodes.policy_ids, made[name].episodes.policy_ids)
+    with pytest.raises(OptionError, match="'policy_cats' has no policies: give one of policy, po"):
+        found.split(by="policy_cats")
+    with pytest.raises(OptionError, match=r"has 5 policies, to be split 0.99 : 0.01"):
+        found.split(validation=0.01, by="policy")

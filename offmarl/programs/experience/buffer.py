@@ -125,7 +125,11 @@ def make_buffer(num_envs: int, capacity: int) -> TrajectoryBuffer:
 
 
 def init_capture(
-    buffer: TrajectoryBuffer, spec: EnvSpec, sampled: bool = False, num_steps: int | None = None
+    buffer: TrajectoryBuffer,
+    spec: EnvSpec,
+    sampled: bool = False,
+    num_steps: int | None = None,
+    each_agent: bool = False,
 ) -> Capture:
     """Return an empty capture.
 
@@ -141,8 +145,12 @@ def init_capture(
         Number of time steps of each `add` to a buffer that is sampled. A large buffer then has room
         for fewer final views than steps, and holds fewer steps than its capacity where episodes
         have fewer than eight on average; without it, the buffer has room for as many.
+    each_agent
+        Whether steps have the id of each agent's policy, and not of all agents' one.
     """
     transition, view = _empty_step(spec)
+    if each_agent:
+        transition = transition._replace(policy_id=jnp.zeros(spec.num_agents, jnp.int32))
     state = buffer.init(Step(transition, jnp.zeros((), jnp.int32) if sampled else None))
     rows, capacity = state.experience.transition.last.shape
     lead, finals = (capacity, rows), capacity

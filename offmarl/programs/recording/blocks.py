@@ -5,7 +5,7 @@ row for each environment; its episodes begin and end in it. The recording is the
 the other, so that it does not depend on which task recorded which block.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -61,7 +61,6 @@ class Recording(NamedTuple):
     provenance: Callable[[], Mapping[str, Any]]
     """Returns the provenance; it may take a while, so blocks do not call it."""
     checkpoint_seconds: float = 30.0
-    agent_ids: Sequence[int] | None = None
     devices: int | None = None
 
     def record(self) -> bool:
@@ -128,7 +127,6 @@ class RecordWork(Work):
             {"seed": recording.seed, "block": [block, self.num_blocks]},
             {},
             recording.checkpoint_seconds,
-            recording.agent_ids,
         )
 
     def is_complete(self) -> bool:

@@ -3,10 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 
 from offmarl import envs
 from offmarl.config import DeviceArgs, NonNegative, PositiveInt, Role, Seed, option
@@ -17,10 +16,9 @@ from offmarl.paths import below
 from offmarl.programs.cluster import is_first, join
 from offmarl.programs.recording.blocks import Recording
 from offmarl.programs.recording.online import Recorded, describe, elsewhere, summarise
-from offmarl.programs.recording.sides import joint_policy, policies_by_team
+from offmarl.programs.recording.sides import described, joint_policy, policies_by_side
 from offmarl.programs.runs.evaluate import play_policy
-from offmarl.teams import teams_of
-from offmarl.types import ArrayTree, Policy
+from offmarl.teams import find_side, teams_of
 from offmarl.vault import open_vault
 
 _EVALUATE = 1000
@@ -60,23 +58,11 @@ class FixedArgs(DeviceArgs):
         return ("random",)
 
 
-class _Cast(NamedTuple):
-    """The policy of every agent."""
-
-    policy: Policy
-    params: ArrayTree
-    name: str
-    ids: tuple[int, ...]
-    """The policy of each agent."""
-    players: Mapping[str, TeamPolicy]
-    """The policy of each team, by its name."""
-
-
 def record_fixed(args: FixedArgs) -> Recorded:
     """Record fixed policies, and return what was recorded.
 
     The vault is ``<out>/<env>.vlt/<name>-<seed>``, where the name is that of the policy, or of the
-    teams' policies in order, such as ``scripted-vs-random``. After a kill at any instant, the same
+    sides' policies in order, such as ``scripted-vs-random``. After a kill at any instant, the same
     call resumes from the last checkpoint and ends with the data of an uninterrupted call.
     """
     join(args)
@@ -100,58 +86,42 @@ def fixed_recording(args: FixedArgs) -> Recording:
     """
     env = envs.make(args.env)
     env = envs.record_states(env) if args.env_states else env
-    cast = _cast(env, args.policies)
-    name = args.name or f"{below(cast.name, option='--policy')}-{args.seed}"
+    players = policies_by_side(args.policies, env, range(env.spec.num_agents))
+    policy, params = joint_policy(env, players)
+    called = "-vs-".join(dict.fromkeys(one.name.replace("/", "-") for one in players.values()))
+    name = args.name or f"{below(called, option='--policy')}-{args.seed}"
 
     def provenance() -> dict[str, Any]:
-        about = _about(env, cast, args)
-        return {"program": cast.name, "tier": cast.name, "policies": about}
+        about = _about(env, players, args)
+        return {"program": called, "tier": called, "policies": about}
 
     return Recording(
         env,
-        cast.policy,
-        cast.params,
+        policy,
+        params,
         args.out / f"{envs.short_name(args.env)}.vlt" / name,
         args.steps,
         args.num_envs,
         args.seed,
         provenance,
         args.checkpoint_seconds,
-        cast.ids,
         args.devices,
     )
 
 
-def _cast(env: Environment, policies: Sequence[str]) -> _Cast:
-    teams = teams_of(env.spec)
-    players = policies_by_team(policies, env, teams)
-    policy, params = joint_policy(env, players)
-    names = [_short(players[team.name].name) for team in teams]
-    ids = np.zeros(env.spec.num_agents, int)
-    for number, team in enumerate(teams):
-        ids[list(team.agents)] = number
-    name = "-vs-".join(names if len(set(names)) > 1 else names[:1])
-    return _Cast(policy, params, name, tuple(ids.tolist()), players)
-
-
-def _short(name: str) -> str:
-    """Return a policy's name without directories, and without the file of code."""
-    return Path(name.rpartition(":")[2]).name if ":" in name else Path(name).name
-
-
-def _about(env: Environment, cast: _Cast, args: FixedArgs) -> list[dict[str, Any]]:
-    """Describe the policy of each team, with its mean return on fresh seeds."""
+def _about(
+    env: Environment, players: Mapping[str, TeamPolicy], args: FixedArgs
+) -> list[dict[str, Any]]:
+    """Describe the policies; those without populations with their team's mean on fresh seeds."""
+    entries = described(players, 0)
+    if len(entries) > len(players):
+        return entries
     key = jax.random.fold_in(jax.random.key(args.seed), _EVALUATE)
-    found = play_policy(env, cast.policy, args.eval_episodes, None, cast.params, key)
-    returns = returns_by_team(env.spec, found).mean(0)
-    teams = teams_of(env.spec)
+    policy, params = joint_policy(env, players)
+    found = play_policy(env, policy, args.eval_episodes, None, params, key)
+    returns, teams = returns_by_team(env.spec, found).mean(0), teams_of(env.spec)
+    means = {x: float(own) for team, own in zip(teams, returns, strict=True) for x in team.agents}
     return [
-        {
-            "policy_id": number,
-            **({"team": team.name} if len(teams) > 1 else {}),
-            "name": _short(cast.players[team.name].name),
-            **cast.players[team.name].about,
-            "return": mean,
-        }
-        for number, (team, mean) in enumerate(zip(teams, returns.tolist(), strict=True))
+        one | {"return": means[find_side(env.spec, side).agents[0]]}
+        for one, side in zip(entries, players, strict=True)
     ]

@@ -19,6 +19,7 @@ from offmarl._compiling import pinned, quickly
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import PositiveInt, changed, converted, from_json
 from offmarl.envs import Environment
+from offmarl.envs.sides import one_of, slot
 from offmarl.errors import NotLearnedError, OptionError, RunError
 from offmarl.evaluation import require_room_for
 from offmarl.networks import PolicyConfig, make_policy
@@ -51,7 +52,13 @@ from offmarl.programs.recording.recorder import (
     Version,
     run_directory,
 )
-from offmarl.programs.recording.sides import learning_environment, near, opponents_of
+from offmarl.programs.recording.sides import (
+    described,
+    learning_environment,
+    near,
+    opponents_of,
+    players_of,
+)
 from offmarl.programs.recording.tiers import (
     REPLAY_TIERS,
     Tier,
@@ -63,7 +70,6 @@ from offmarl.programs.recording.tiers import (
 from offmarl.programs.registry import origin_of
 from offmarl.programs.runs.compiling import keep_compiled_programs
 from offmarl.programs.runs.continuing import Start, learned, start_of
-from offmarl.programs.runs.evaluate import one_of
 from offmarl.programs.runs.identity import environment_source, made_from
 from offmarl.programs.runs.loop import build, online_schedule
 from offmarl.programs.runs.run import locked, settled
@@ -85,6 +91,7 @@ from offmarl.programs.runs.training import (
     named_seeds,
 )
 from offmarl.replay.device import bytes_of, require_room, room_on
+from offmarl.rollout import meet
 from offmarl.teams import names_by_team, only_or_all, teams_of
 from offmarl.terminal import table
 from offmarl.trackers import check as check_trackers
@@ -289,7 +296,8 @@ def _recorders(
     """Return the recorders of all training seeds, which share a program."""
     assert isinstance(args, OnlineArgs)
     keep_compiled_programs()
-    program = build(make, env.spec, args, env, lambda: cast(Hashable, env))
+    blank = slot(env)
+    program = build(make, env.spec, args, blank, lambda: cast(Hashable, blank))
     policy = one_of((program.policy(False), make_policy(PolicyConfig("random"), env.spec)))
     first = Recorder(origin, args, env, program, policy, directory, args.seed, source, layout)
     return [first._replace(seed=seed) for seed in first.seeds]
@@ -366,7 +374,8 @@ class _Training(Training):
         init = jax.jit(program.init, compiler_options=quickly())
         # The buffers are replaced one by one.
         fresh = (init(run.key(INIT), self._hyper) for run in self.runs)
-        return [self._start.begin(program, state, number) for number, state in enumerate(fresh)]
+        begun = (self._start.begin(program, state, number) for number, state in enumerate(fresh))
+        return [meet(self.runs[0].env, state) for state in begun]
 
     def resume(self, tree: Mapping[str, ArrayTree], _info: Mapping[str, Any]) -> list[ArrayTree]:
         return list(tree["state"])
@@ -429,7 +438,8 @@ class _Training(Training):
             wait(self._recording or [])
             for run, chunks, versions in zip(self.runs, self._chunks, self.versions(), strict=True):
                 if chunks is not None:
-                    chunks.complete(policies=[run.about(version) for version in versions])
+                    others = described(players_of(run.env), run.iterations + 1)
+                    chunks.complete(policies=[*map(run.about, versions), *others])
 
     def unfinished(self) -> list[Path]:
         paths = [(run.vault("replay"), run.recipe) for run in self.runs]

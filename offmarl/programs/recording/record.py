@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 
 from offmarl import envs, vault
@@ -21,7 +20,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.config import check_seed
 from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
-from offmarl.envs.sides import Side
+from offmarl.envs.sides import Side, slot
 from offmarl.errors import RunError
 from offmarl.paths import local
 from offmarl.programs.cluster import any_process, ends_with_others, is_first, on_first
@@ -49,7 +48,7 @@ from offmarl.programs.runs.loop import Schedule, copied
 from offmarl.programs.runs.sharding import Layout, check_divisible, recorder_layout
 from offmarl.programs.runs.training import CheckpointTimer, checkpoint_timer
 from offmarl.replay.device import bytes_of, require_room
-from offmarl.rollout import RolloutState, init_rollout, rollout
+from offmarl.rollout import RolloutState, init_rollout, meet, rollout
 from offmarl.statistics import mean_interval
 from offmarl.teams import only_or_all
 from offmarl.tracking import plain, progress
@@ -80,7 +79,6 @@ def record_policy(
     seed: int = 0,
     provenance: Mapping[str, Any] | None = None,
     checkpoint_seconds: float = 30.0,
-    agent_ids: Sequence[int] | None = None,
     devices: int | None = None,
 ) -> bool:
     """Play a policy in parallel environments, and write all steps to a vault.
@@ -94,7 +92,7 @@ def record_policy(
         The environment, without autoreset; `offmarl.envs.record_states` makes one whose states are
         recorded.
     policy, params
-        The policy, recorded as policy 0.
+        The policy, recorded as policy 0; of several (`Policy.number`), the first has the id 0.
     path
         Path of the vault, ``<directory>/<name>.vlt/<uid>``, with one row for each environment.
     steps
@@ -108,8 +106,6 @@ def record_policy(
         A JSON object to store with the data, such as the source of the policy.
     checkpoint_seconds
         Seconds between checkpoints. SIGINT and SIGTERM save one before they stop the recording.
-    agent_ids
-        Policy id of each agent, if the policy is composed of several; by default that of all is 0.
     devices
         Number of devices that the environments are divided over, by default one. In a run of
         several processes (`jax.distributed`) it counts those of all, by default all of them; the
@@ -140,7 +136,7 @@ def record_policy(
     identity = {"seed": seed}
     about = provenance or {}
     return record_players(
-        env, [player], path, steps, key, identity, about, checkpoint_seconds, agent_ids, devices
+        env, [player], path, steps, key, identity, about, checkpoint_seconds, devices
     )
 
 
@@ -162,7 +158,6 @@ def record_players(
     identity: Mapping[str, Any],
     provenance: Mapping[str, Any],
     checkpoint_seconds: float = 30.0,
-    agent_ids: Sequence[int] | None = None,
     devices: int | None = None,
 ) -> bool:
     """Record several policies side by side, each in environments of its own, as `record_policy`.
@@ -179,7 +174,7 @@ def record_players(
     parts = tuple((player.policy, player.rows) for player in players)
     divided = len(parts) == 1 and (devices is not None or jax.process_count() > 1)
     groups = groups_of(num_envs, layout.shards) if divided else 1
-    program = _fixed(env, parts, chunk_steps, groups)  # type: ignore[arg-type]
+    program = _fixed(slot(env), parts, chunk_steps, groups)  # type: ignore[arg-type]
     params = tuple(player.params for player in players)
     recipe = {
         "env": env.spec.name,
@@ -193,20 +188,19 @@ def record_players(
         recipe["groups"] = groups
     if spec.extras:
         recipe["extras"] = sorted(spec.extras)
-    if agent_ids is not None:
-        whole = partial(_with_ids, ids=np.array(agent_ids, np.int32))
     with ends_with_others(path), errors_of_functions():
         if check_recipe(path, recipe, hints=HINTS).get("complete"):
             return False
         with checkpoint_timer(checkpoint_seconds, "step", f"the recording {path.name}") as timer:
-            _record(program, params, layout, key, path, (spec, whole), recipe, provenance, timer)
+            written = env, path, (spec, whole)
+            _record(program, params, layout, key, *written, recipe, provenance, timer)
     return True
 
 
 def record_ahead(env: Environment, player: Player, steps: int, key: PRNGKeyArray) -> "Future[None]":
     """Compile what `record_players` records a policy with on one device, in a thread."""
     num_steps = chunks_of(steps, player.rows)[1]
-    program = _fixed(env, ((player.policy, player.rows),), num_steps, 1)  # type: ignore[arg-type]
+    program = _fixed(slot(env), ((player.policy, player.rows),), num_steps, 1)  # type: ignore[arg-type]
     hyper = Hyperparameters({})
     state = jax.eval_shape(program.init, key, hyper)._replace(params=(player.params,))
     return compile_ahead(play, program, 0, None, state, (0, 1), key, hyper)
@@ -241,7 +235,7 @@ def _fixed(
     The caller puts the parameters into the initial state. Cached, so that recordings of a policy
     with other parameters share the compiled program.
     """
-    env = autoreset(env)
+    env, numbered = autoreset(env), any(policy.number for policy, _ in parts)
     play_once = rollout if groups == 1 else partial(_rollout_in_groups, groups)
     buffer = make_buffer(sum(rows for _, rows in parts), num_steps)
 
@@ -253,7 +247,7 @@ def _fixed(
             init_rollout(env, policy, key, rows)
             for (policy, rows), key in zip(parts, keys_of(key), strict=True)
         )
-        return _State((), states, init_capture(buffer, env.spec))
+        return _State((), states, init_capture(buffer, env.spec, each_agent=numbered))
 
     def update(
         state: _State, _batch: None, key: PRNGKeyArray, _hyper: Hyperparameters
@@ -291,26 +285,29 @@ def _rollout_in_groups(
     The last bits of floating-point numbers may depend on how many environments the compiler
     vectorises together. The number of groups does not depend on the devices.
     """
-    total = len(state.view.alive)
+    total, others = len(state.view.alive), state.others
     size = total // groups
 
     def play_own(
-        states: RolloutState, first: Int[Array, "own"], params: ArrayTree, key: PRNGKeyArray
+        states: RolloutState, first: Int[Array, "own"], shared: ArrayTree, key: PRNGKeyArray
     ) -> ArrayTree:
         def of_group(group: tuple[RolloutState, Int[Array, ""]]) -> ArrayTree:
-            state, first = group
-            among = first, total
-            return rollout(env, policy, params, state, key, num_steps, policy_id, among)
+            params, others = shared
+            state, among = group[0]._replace(others=others), (group[1], total)
+            after, *steps = rollout(env, policy, params, state, key, num_steps, policy_id, among)
+            return after._replace(others=()), *steps
 
         return jax.lax.map(of_group, (states, first))
 
     play_groups = by_shards(
         play_own, groups, (spec(DATA), spec(DATA), spec(), spec()), out_specs=spec(DATA)
     )
-    parts = jax.tree.map(lambda leaf: leaf.reshape(groups, size, *leaf.shape[1:]), state)
-    found = play_groups(parts, size * jnp.arange(groups), params, key)
+    parts = jax.tree.map(
+        lambda leaf: leaf.reshape(groups, size, *leaf.shape[1:]), state._replace(others=())
+    )
+    found = play_groups(parts, size * jnp.arange(groups), (params, others), key)
     after = jax.tree.map(lambda leaf: leaf.reshape(total, *leaf.shape[2:]), found[0])
-    return after, *jax.tree.map(
+    return after._replace(others=others), *jax.tree.map(
         lambda leaf: leaf.swapaxes(0, 1).reshape(num_steps, total, *leaf.shape[3:]), found[1:]
     )
 
@@ -325,6 +322,7 @@ def _record(
     params: tuple[ArrayTree, ...],
     layout: Layout,
     key: PRNGKeyArray,
+    env: Environment,
     path: Path,
     recording: tuple[EnvSpec, Whole | None],
     recipe: Mapping[str, Any],
@@ -335,7 +333,7 @@ def _record(
     checkpoints = CaptureCheckpoints(directory, keep=1)
     init_key, key = jax.random.split(key)
     hyper = Hyperparameters({})
-    start, begin = _begin(program, checkpoints, init_key, hyper)
+    start, begin = _begin(env, program, checkpoints, init_key, hyper)
     timer.begin(start * recipe["num_envs"] * recipe["chunks"][1])
     num_chunks, num_steps = recipe["chunks"]
     schedule = Schedule(num_chunks, num_chunks, 1, (0,))
@@ -382,23 +380,19 @@ def recorded_return(dataset: Reader) -> dict[str, Any]:
 
 
 def _begin(
-    program: Program, checkpoints: Checkpoints, key: PRNGKeyArray, hyper: Hyperparameters
+    env: Environment,
+    program: Program,
+    checkpoints: Checkpoints,
+    key: PRNGKeyArray,
+    hyper: Hyperparameters,
 ) -> tuple[int, _State]:
     """Return the number of chunks recorded, and the state after them."""
     init = jax.jit(program.init, compiler_options=quickly())
     shapes = jax.eval_shape(init, key, hyper)
     require_room(bytes_of(shapes), "so many environments")
     found = checkpoints.resume({"state": shapes})
-    state: _State = init(key, hyper) if found is None else found.tree["state"]
+    state: _State = meet(env, init(key, hyper)) if found is None else found.tree["state"]
     return 0 if found is None else found.step, state
-
-
-def _with_ids(
-    transition: Transition, finals: FinalObservations, ids: Int[np.ndarray, "N"]
-) -> tuple[Transition, FinalObservations]:
-    """Return steps with the id of each agent's policy."""
-    policy_id: Any = np.broadcast_to(ids, (*transition.last.shape, len(ids)))
-    return transition._replace(policy_id=policy_id), finals
 
 
 def recorded(env: Environment, first_id: int) -> tuple[EnvSpec, Whole | None]:

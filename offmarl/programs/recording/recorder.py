@@ -20,10 +20,9 @@ from offmarl.programs.cluster import gathered, load_on_first
 from offmarl.programs.program import OnlineArgs, Program, recorded, state_shapes
 from offmarl.programs.recording.sides import against_reference
 from offmarl.programs.registry import Origin
-from offmarl.programs.runs.compiling import compile_ahead
-from offmarl.programs.runs.evaluate import play_policy
+from offmarl.programs.runs.evaluate import play_policy, play_policy_ahead
 from offmarl.programs.runs.finite import require_finite
-from offmarl.programs.runs.sharding import ONE_DEVICE, Layout, place_shared
+from offmarl.programs.runs.sharding import ONE_DEVICE, Layout
 from offmarl.programs.runs.trained import of_seeds
 from offmarl.teams import Team, only_or_all, teams_of
 from offmarl.types import ArrayTree, Policy
@@ -163,7 +162,7 @@ class Recorder(NamedTuple):
 
     def play_ahead(self, params: ArrayTree) -> "Future[None]":
         """Compile what `returns` plays, in a thread."""
-        return compile_ahead(play_policy, *self._played(params, self.key(EVALUATE)))
+        return play_policy_ahead(*self._played(params, self.key(EVALUATE)))
 
     def _played(self, params: ArrayTree, key: PRNGKeyArray) -> tuple[Any, ...]:
         """Return the arguments of `play_policy`."""
@@ -171,7 +170,7 @@ class Recorder(NamedTuple):
         if self.team is not None:
             joint, references = against_reference(self.env, self.team, policy)  # type: ignore[arg-type]
             policy, params = joint, (params, *references)
-        return self.env, policy, self.args.eval_episodes, mesh, *place_shared((params, key), mesh)
+        return self.env, policy, self.args.eval_episodes, mesh, params, key
 
     @property
     def mesh(self) -> Mesh | None:

@@ -1,12 +1,15 @@
-"""Policies for the teams of an environment, from the names that users give them.
+"""Policies for the sides of an environment, from the names that users give them.
 
 A name is ``random`` (uniform legal actions), a scripted policy of the environment such as
 ``scripted`` (see `offmarl.envs.scripted`), code as ``path/to/file.py:FUNCTION``, or the directory
-of a run, whose last policy then acts with fixed parameters.
+of a run, whose last policy then acts with fixed parameters. ``RUN@SEED/STEP`` names another seed of
+it and another checkpoint, and ``RUN@*`` all seeds. Names joined by ``+`` are a population, of which
+each episode draws a member: in ``RUN@*+scripted:2``, scripted weighs twice as much as each seed.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,15 @@ from typing import Any
 from offmarl import envs, tracking
 from offmarl.envs import Environment
 from offmarl.envs.scripted import SCRIPTED, scripted_policies, scripted_policy
-from offmarl.envs.sides import Seat, Side, TeamPolicy, compose, play_side
+from offmarl.envs.sides import (
+    Seat,
+    Side,
+    TeamPolicy,
+    compose,
+    play_side,
+    population,
+    rest_of,
+)
 from offmarl.errors import OptionError, ShapeError, unknown_name
 from offmarl.evaluation import require_time_limit
 from offmarl.networks import PolicyConfig, make_policy
@@ -23,24 +34,58 @@ from offmarl.programs.program import OnlineArgs
 from offmarl.programs.runs.identity import fingerprint
 from offmarl.programs.runs.policy import load_policy
 from offmarl.records import RecordedName
-from offmarl.teams import Team, find_team, spec_of, teams_of
-from offmarl.types import ArrayTree, Policy
+from offmarl.teams import Team, find_side, name_of_side, spec_of, teams_of
+from offmarl.types import ArrayTree, EnvSpec, Policy
 
 RANDOM = "random"
 
 _CODE = re.compile(r".*\.py:.+|[\w.]+:[\w.]+")
 """A function in a file or in a module. The directories of runs may have a colon, too."""
+_NUMBER = re.compile(r"-?\d*\.?\d+(e-?\d+)?")
 
 
 def team_policy(source: str, env: Environment, team: Team) -> TeamPolicy:
-    """Return the policy that a name stands for."""
+    """Return the policy that a name stands for, or the population of several names."""
+    members, weights, names = [], [], []
+    for part in _parts(source):
+        name, weight = _weighed(part)
+        found = _members(name, env, team)
+        members += found
+        weights += [weight] * len(found)
+        names += [found[0].name if len(found) == 1 else f"{found[0].name.partition('@')[0]}@all"]
+    return replace(population(env.spec, members, weights), name="+".join(names))
+
+
+def _parts(source: str) -> list[str]:
+    """Return the names in that of a population; those of a record stay `RecordedName`."""
+    first, plus, rest = source.partition("+")
+    return [first, *_parts(rest)] if plus else [first]
+
+
+def _weighed(part: str) -> tuple[str, float]:
+    """Return a name and the weight after it, by default 1."""
+    name, _, weight = part.rpartition(":")
+    return (name, float(weight)) if name and _NUMBER.fullmatch(weight) else (part, 1.0)
+
+
+def _run_of(name: str) -> tuple[str, str] | None:
+    """Return the directory of a run and what of it is named, if a name is that of a run."""
+    split = name.rpartition("@")
+    for run, which in ((name, ""), (split[0], split[2])):
+        if run and (local(run) / tracking.RUN_FILE).exists():
+            return run, which
+    return None
+
+
+def _members(source: str, env: Environment, team: Team) -> list[TeamPolicy]:
+    """Return the policy that a name stands for, or those of all seeds of a run."""
     everyone = tuple(range(env.spec.num_agents))
     about: dict[str, Any] = {"policy": source}
     if source == RANDOM:
         policy = make_policy(PolicyConfig("random"), env.spec)
-        return TeamPolicy(policy, (), everyone, source, about)
-    if (local(source) / tracking.RUN_FILE).exists():
-        return _of_run(local(source), env, team)
+        return [TeamPolicy(policy, (), everyone, RANDOM, about)]
+    if (named := _run_of(source)) is not None:
+        return _of_run(local(named[0]), named[1], env, team)
     offered = scripted_policies(env)
     if source not in offered and not _CODE.fullmatch(source):
         raise unknown_name(
@@ -48,66 +93,98 @@ def team_policy(source: str, env: Environment, team: Team) -> TeamPolicy:
             source,
             [RANDOM, *offered],
         )
-    return TeamPolicy(scripted_policy(env, source), (), everyone, source, about)
+    policy, name = scripted_policy(env, source), source.rpartition(":")[2]
+    return [TeamPolicy(policy, (), everyone, name, about)]
 
 
-def _of_run(directory: Path, env: Environment, team: Team) -> TeamPolicy:
-    """Return the last policy of a run, which acts for all agents or for this team."""
-    loaded = load_policy(directory)
-    about = {
-        "policy": loaded.name,
-        "run": directory.name,
-        "parameters": fingerprint(loaded.params),
-    }
+def _of_run(directory: Path, which: str, env: Environment, team: Team) -> list[TeamPolicy]:
+    """Return policies of a run, as SEED/STEP names them."""
+    seed, _, step = which.partition("/")
+    if which and seed != "*" and not seed.isdecimal():
+        raise OptionError(
+            f"{directory}@{which} names no seed: write RUN@SEED, RUN@SEED/STEP or RUN@*."
+        )
+    found: list[TeamPolicy] = []
+    for own in tracking.read_run(directory)["seeds"] if seed == "*" else [int(seed or 0)]:
+        number = int(step) if step.isdecimal() else step or None
+        loaded = load_policy(directory, own if seed else None, step=number)
+        about: dict[str, Any] = {
+            "policy": loaded.name,
+            "run": directory.name,
+            "parameters": fingerprint(loaded.params),
+        }
+        about |= {"seed": own, "step": step or "last"} if seed else {}
+        name = directory.name + (f"@{own}{step and f'/{step}'}" if seed else "")
+        policy = found[0].policy if found else loaded.policy  # compiled once for all seeds
+        agents = _agents_of(loaded.spec, directory, env, team)
+        found.append(TeamPolicy(policy, loaded.params, agents, name, about))
+    return found
+
+
+def _agents_of(trained: EnvSpec, directory: Path, env: Environment, team: Team) -> tuple[int, ...]:
+    """Return the agents that a run's policy acts for: all, or those of the side."""
     for agents, spec in (
         (tuple(range(env.spec.num_agents)), env.spec),
         (team.agents, spec_of(env.spec, team.agents)),
     ):
-        if not loaded.spec.difference(spec, extras=False):
-            return TeamPolicy(loaded.policy, loaded.params, agents, str(directory), about)
+        if not trained.difference(spec, extras=False):
+            return agents
     raise ShapeError(
         f"the policy of {directory} cannot act for {team.name} of {env.spec.name}, whose sizes "
-        f"differ in {loaded.spec.difference(spec_of(env.spec, team.agents), extras=False)}: give "
-        "a run that was trained in the same environment, for this team or for all agents."
+        f"differ in {trained.difference(spec_of(env.spec, team.agents), extras=False)}: give "
+        "a run that was trained in the same environment, for this side or for all agents."
     )
 
 
-def policies_by_team(
-    sources: Sequence[str], env: Environment, teams: Sequence[Team]
+def policies_by_side(
+    sources: Sequence[str], env: Environment, agents: Sequence[int]
 ) -> dict[str, TeamPolicy]:
-    """Return the policies of some teams."""
-    given = _by_name(sources, env, teams)
-    return {team.name: team_policy(given[team.name], env, team) for team in teams}
+    """Return the policies of some agents, by the name of their side."""
+    given = _by_side(sources, env.spec, agents)
+    return {side.name: team_policy(source, env, side) for side, source in given}
 
 
-def _by_name(sources: Sequence[str], env: Environment, teams: Sequence[Team]) -> dict[str, str]:
-    known = {team.name for team in teams_of(env.spec)}
-    if len(sources) == 1 and sources[0].partition("=")[0] not in known:
-        return {team.name: sources[0] for team in teams}
-    given: dict[str, str] = {}
+def _by_side(
+    sources: Sequence[str], spec: EnvSpec, agents: Sequence[int]
+) -> list[tuple[Team, str]]:
+    """Return what is given for each side of some agents; without a name, each team is a side."""
+    teams = [
+        Team(name_of_side(spec, own), own)
+        for team in teams_of(spec)
+        if (own := tuple(agent for agent in team.agents if agent in agents))
+    ]
+    names = ", ".join(team.name for team in teams)
+    known = {name_of_side(spec, (agent,)) for agent in range(spec.num_agents)}
+    known |= {team.name for team in teams_of(spec)}
+    if len(sources) == 1 and sources[0].partition("=")[0].split(",")[0] not in known:
+        return [(team, sources[0]) for team in teams]
+    given: list[tuple[Team, str]] = []
+    missing = [agent for team in teams for agent in team.agents]
     for pair in sources:
         name, equals, source = pair.partition("=")
         if not equals or not source:
             raise OptionError(
-                f"{pair!r} is not a policy of a team: write TEAM=POLICY for each of "
-                f"{', '.join(team.name for team in teams)}, or one policy for all of them."
+                f"{pair!r} is not a policy of a side: write SIDE=POLICY for each of {names}, where "
+                "a side is a team or agents of one, or one policy for all of them."
             )
-        if find_team(env.spec, name) not in teams:
+        side = find_side(spec, name)
+        if not set(side.agents) <= set(agents):
             raise OptionError(f"{name} learns, so it has no other policy: leave out {pair!r}.")
-        if name in given:
-            raise OptionError(f"{name} was given two policies: {given[name]} and {source}.")
-        given[name] = source
-    for team in teams:
-        if team.name not in given:
-            raise OptionError(f"{team.name} has no policy: add {team.name}=POLICY.")
-    return given
+        if not set(side.agents) <= set(missing):
+            raise OptionError(f"{name} was given two policies: leave one of them out.")
+        missing = [agent for agent in missing if agent not in side.agents]
+        given.append((side, source))
+    if missing:
+        left = name_of_side(spec, missing)
+        raise OptionError(f"{left} has no policy: add {left}=POLICY.")
+    order = [agent for team in teams for agent in team.agents]
+    return sorted(given, key=lambda one: order.index(one[0].agents[0]))
 
 
 def side_of(env: Environment, team: str, opponents: Sequence[str]) -> Side:
-    """Return the environment of one team, whose opponents act by the named policies."""
-    own = find_team(env.spec, team)
-    others = [one for one in teams_of(env.spec) if one != own]
-    return play_side(env, team, policies_by_team(opponents, env, others))
+    """Return the environment of one side, whose opponents act by the named policies."""
+    rest = rest_of(env.spec, find_side(env.spec, team))
+    return play_side(env, team, policies_by_side(opponents, env, rest))
 
 
 def near(sources: Sequence[str], run_dir: Path) -> tuple[str, ...]:
@@ -117,23 +194,26 @@ def near(sources: Sequence[str], run_dir: Path) -> tuple[str, ...]:
     above its run.
     """
 
-    def found(source: str) -> str:
-        team, sign, name = source.rpartition("=")
-        if (local(name) / tracking.RUN_FILE).exists():
-            return source
-        places = (above / name for above in run_dir.parents)
-        there = next((one for one in places if (one / tracking.RUN_FILE).exists()), None)
-        return source if there is None else RecordedName(f"{team}{sign}{there}")
+    def found(part: str) -> str:
+        name, _ = _weighed(part)
+        places = [] if _run_of(name) else run_dir.parents
+        above = next((above for above in places if _run_of(str(above / name))), None)
+        return part if above is None else str(above / part)
 
-    return tuple(map(found, sources))
+    def of_source(source: str) -> str:
+        side, sign, name = source.rpartition("=")
+        there = side + sign + "+".join(map(found, _parts(name)))
+        return source if there == source else RecordedName(there)
+
+    return tuple(map(of_source, sources))
 
 
 def learning_environment(args: OnlineArgs) -> Environment:
     """Return the environment that a recorder learns in: one side of it if one is named."""
     if args.opponents != OnlineArgs.opponents and not args.side:
         raise OptionError(
-            "--opponents play against one side that learns: give --side with its team, or leave "
-            "out --opponents."
+            "--opponents play against one side that learns: give --side with its team or agents, "
+            "or leave out --opponents."
         )
     env = envs.make(args.env)
     require_time_limit(env.spec)
@@ -144,11 +224,25 @@ def learning_environment(args: OnlineArgs) -> Environment:
 def opponents_of(env: Environment) -> dict[str, dict[str, Any]]:
     """Return what a record or recipe says of the opponents in an environment.
 
-    ``{"opponents": ...}``, with what identifies the policy of each team; empty if there are none.
+    ``{"opponents": ...}``, with what identifies the policy of each side; empty if there are none.
     """
-    if not isinstance(env, Side):
-        return {}
-    return {"opponents": {name: dict(own.about) for name, own in env.opponents}}
+    found = {name: dict(own.about) for name, own in players_of(env).items()}
+    return {"opponents": found} if found else {}
+
+
+def players_of(env: Environment) -> Mapping[str, TeamPolicy]:
+    """Return the opponents in an environment, by the name of their side."""
+    return env.opponents if isinstance(env, Side) else {}
+
+
+def described(players: Mapping[str, TeamPolicy], first_id: int) -> list[dict[str, Any]]:
+    """Return what a vault says of the policies of sides, whose ids follow one another."""
+    policies = [
+        ({} if side == "all" else {"team": side}) | {"name": one.name, **one.about}
+        for side, player in players.items()
+        for one in player.members or (player,)
+    ]
+    return [{"policy_id": first_id + number, **one} for number, one in enumerate(policies)]
 
 
 @lru_cache(maxsize=16)
@@ -163,17 +257,14 @@ def against_reference(
     reference = scripted_policies(env).get(SCRIPTED) or make_policy(
         PolicyConfig("random"), env.spec
     )
-    rest = tuple(agent for agent in everyone if agent not in team.agents)
+    rest = rest_of(env.spec, team)
     seats = [Seat(team.agents, policy, everyone), Seat(rest, reference, everyone)]
     return compose(env.spec, seats), ((),)
 
 
 def joint_policy(
-    env: Environment, players: dict[str, TeamPolicy]
+    env: Environment, players: Mapping[str, TeamPolicy]
 ) -> tuple[Policy, tuple[ArrayTree, ...]]:
-    """Return the policy of all agents, and its parameters, from a policy for each team."""
-    teams = teams_of(env.spec)
-    seats = [
-        Seat(team.agents, players[team.name].policy, players[team.name].agents) for team in teams
-    ]
-    return compose(env.spec, seats), tuple(players[team.name].params for team in teams)
+    """Return the policy of all agents, and its parameters, from a policy for each side."""
+    seats = [one.seat(find_side(env.spec, side).agents) for side, one in players.items()]
+    return compose(env.spec, seats), tuple(one.params for one in players.values())

@@ -30,6 +30,7 @@ from offmarl.programs.recording.recorder import (
     Recorder,
     Version,
 )
+from offmarl.programs.recording.sides import described, players_of
 from offmarl.programs.runs.training import more_to_come
 from offmarl.statistics import mean_interval
 from offmarl.teams import teams_of
@@ -354,7 +355,7 @@ def _record_played(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None
 def _record_teams(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
     """Record a tier that each of several teams plays with its own skill."""
     teams, everyone = teams_of(run.env.spec), tuple(range(run.env.spec.num_agents))
-    seats, params, about, ids = [], [], [], [0] * len(everyone)
+    seats, params, about = [], [], []
     for number, (team, name, ladder) in enumerate(
         zip(teams, _skills(run, tier), ladders, strict=True)
     ):
@@ -362,10 +363,8 @@ def _record_teams(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
         seats.append(Seat(team.agents, run.policy, everyone))
         params.append(own)
         about.append(one | {"team": team.name, "tier": name, "policy_id": number})
-        for agent in team.agents:
-            ids[agent] = number
     joint = Player(compose(run.env.spec, seats), tuple(params), run.args.num_envs)
-    _record(run, tier, [joint], about, ids)
+    _record(run, tier, [joint], about)
 
 
 def _record(
@@ -373,9 +372,9 @@ def _record(
     tier: Tier,
     players: Sequence[Player],
     about: Sequence[Mapping[str, Any]],
-    agent_ids: Sequence[int] | None = None,
 ) -> None:
     """Write the vault of a tier; ``about`` describes its policies."""
+    others = described(players_of(run.env), len(players))
     record_players(
         run.env,
         players,
@@ -383,9 +382,8 @@ def _record(
         run.args.steps,
         run.key(RECORD, zlib.crc32(tier.name.encode())),
         _recipe(run, tier),
-        run.provenance(tier.name) | {"policies": list(about)},
+        run.provenance(tier.name) | {"policies": [*about, *others]},
         run.args.checkpoint_seconds,
-        agent_ids,
         run.args.devices,
     )
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 from offmarl import envs, evaluation, tracking
 from offmarl._compiling import jit_rarely_run
 from offmarl.envs.base import Environment
+from offmarl.envs.sides import one_of, others_of, slot
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, log_likelihood, require_room_for
 from offmarl.programs.cluster import gathered, is_key
 from offmarl.programs.program import Args, Program
 from offmarl.programs.runs.compiling import compile_ahead
 from offmarl.programs.runs.identity import environment_source
-from offmarl.programs.runs.sharding import Layout, map_seeds
+from offmarl.programs.runs.sharding import Layout, map_seeds, place_shared
 from offmarl.replay.device import bytes_of
 from offmarl.teams import Team, names_by_team, teams_of
-from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence, remember
+from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 from offmarl.vault import Dataset, Mixture, open_vault
 
 HELD_OUT = 0.1
@@ -276,39 +277,6 @@ _MOST_CARRY_BYTES = 2**15
 step itself if they are as large as those of attention or retention over time."""
 
 
-@lru_cache(maxsize=16)
-def one_of(policies: tuple[Policy, ...]) -> Policy:
-    """Return a policy that acts as one of several; its parameters are ``(which, params)``.
-
-    The environment around it is then traced, and compiled, once for all of them. Each policy has
-    its own carry.
-    """
-
-    def act(
-        chosen: tuple[Int[Array, ""], ArrayTree], carries: tuple[ArrayTree, ...], *seen: Any
-    ) -> tuple[Array, Array, tuple[ArrayTree, ...]]:
-        def acting(number: int) -> tuple[Array, Array, tuple[ArrayTree, ...]]:
-            action, log_prob, carry = policies[number].act(chosen[1], carries[number], *seen)
-            if jnp.issubdtype(action.dtype, jnp.integer):
-                action = action.astype(jnp.int32)
-            return action, log_prob, (*carries[:number], carry, *carries[number + 1 :])
-
-        ways = [partial(acting, number) for number in range(len(policies))]
-        found: tuple[Array, Array, tuple[ArrayTree, ...]] = jax.lax.switch(chosen[0], ways)
-        return found
-
-    def after_step(carries: tuple[ArrayTree, ...], *outcome: Any) -> tuple[ArrayTree, ...]:
-        return tuple(
-            remember(policy, carry, *outcome)
-            for policy, carry in zip(policies, carries, strict=True)
-        )
-
-    return Policy(
-        lambda: tuple(policy.initial_carry() for policy in policies), act, after_step=after_step
-    )
-
-
-@jit_rarely_run(static_argnums=(0, 1, 2, 3))
 def play_policy(
     env: Environment,
     policy: Policy,
@@ -318,8 +286,40 @@ def play_policy(
     key: PRNGKeyArray,
 ) -> evaluation.Evaluation:
     """Play episodes with one policy, on the devices of a mesh."""
+    return _play_policy(*_placed(env, policy, episodes, mesh, params, key))
+
+
+def play_policy_ahead(
+    env: Environment,
+    policy: Policy,
+    episodes: int,
+    mesh: Mesh | None,
+    params: ArrayTree,
+    key: PRNGKeyArray,
+) -> "Future[None]":
+    """Compile what `play_policy` plays, in a thread."""
+    return compile_ahead(_play_policy, *_placed(env, policy, episodes, mesh, params, key))
+
+
+def _placed(
+    env: Environment, policy: Policy, episodes: int, mesh: Mesh | None, *given: ArrayTree
+) -> tuple[Any, ...]:
+    """Return the arguments of `_play_policy`, where the devices of the mesh have them."""
+    return slot(env), policy, episodes, mesh, *place_shared((*given, others_of(env)), mesh)
+
+
+@jit_rarely_run(static_argnums=(0, 1, 2, 3))
+def _play_policy(
+    env: Environment,
+    policy: Policy,
+    episodes: int,
+    mesh: Mesh | None,
+    params: ArrayTree,
+    key: PRNGKeyArray,
+    others: ArrayTree,
+) -> evaluation.Evaluation:
     with nullcontext() if mesh is None else use_abstract_mesh(mesh.abstract_mesh):
-        return evaluation.evaluate(env, policy, params, key, episodes)
+        return evaluation.evaluate(env, policy, params, key, episodes, others)
 
 
 def summary(found: Mapping[str, Float[np.ndarray, "seeds episodes"]]) -> str:

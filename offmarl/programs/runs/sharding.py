@@ -292,7 +292,7 @@ def environment_axes(state: ArrayTree) -> ArrayTree:
 
     def of_node(node: Any) -> Any:
         if isinstance(node, RolloutState):
-            return all_at(0, node)
+            return all_at(0, node)._replace(others=all_at(SHARED, node.others))
         whole = all_at(SHARED, node)
         if not isinstance(node, Capture):
             return whole

@@ -430,7 +430,7 @@ def check_metadata(metadata: Mapping[str, Any], schema: Schema) -> None:
 def reindex(vault: Reader, stop: int, known: tables.Table) -> tuple[tables.Table, tables.Table]:
     """Find the episodes in the first ``stop`` steps of each row."""
     given_up = known[(known["cause"] == tables.OPEN) & (_ends(known) < stop)]
-    running = tables.none_running(vault.rows, vault.spec.num_agents)
+    running = tables.none_running(vault.rows, known.dtype)
     found = [known[:0]]
     names = [name for name in (*layout.SIGNALS, layout.POLICY_IDS) if name in vault.leaves]
     for begin, end in vault.blocks(names):

@@ -219,9 +219,9 @@ def infer_spec(vault: Any) -> EnvSpec:
     return dataclasses.replace(found, time_limit=vault.time_limit)
 
 
-def infer_episodes(vault: Any, num_agents: int, start: int = 0) -> Iterator[Table]:
+def infer_episodes(vault: Any, record: np.dtype[Any], start: int = 0) -> Iterator[Table]:
     """Find the episodes from a step on; new episodes begin there in all rows."""
-    running = tables.none_running(vault.rows, num_agents, start)
+    running = tables.none_running(vault.rows, record, start)
     names = [name for name in layout.SIGNALS if name in vault.leaves]
     for begin, stop in vault.blocks(names, start):
         signals = encoding.signals_of(vault.read(begin, stop, leaves=names))

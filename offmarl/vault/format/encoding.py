@@ -122,8 +122,10 @@ def signals_of(arrays: Mapping[str, NumpyArray]) -> Signals:
     reward = reward.reshape(*reward.shape[:2], -1)
     ends = [arrays.get(name, np.zeros_like(reward)) for name in ("terminals", "truncations")]
     terminated, truncated = (end.reshape(reward.shape) != 0 for end in ends)
-    ids = arrays.get(POLICY_IDS, np.full(reward.shape[:2], -1))
-    return Signals(reward, terminated, truncated, first_agents(ids))
+    ids = np.asarray(arrays.get(POLICY_IDS, -1))
+    ids = ids[..., None] if ids.ndim == 2 else ids  # of all agents, as older vaults have it
+    shape = np.broadcast_shapes(ids.shape, reward.shape)
+    return Signals(reward, terminated, truncated, np.broadcast_to(ids, shape))
 
 
 def first_agents(policy_ids: NumpyArray) -> NumpyArray:

@@ -20,12 +20,13 @@ import numpy as np
 from offmarl._arrays import largest_divisor
 from offmarl.errors import ShapeError, VaultError, VaultFormatError
 from offmarl.types import ArraySpec, Continuous, EnvSpec, flatten_tree
+from offmarl.vault.format import tables
 
-SCHEMA_VERSION = 4
-"""Written only for vaults with leaves of their own types, extras or no state; see `typed`."""
+SCHEMA_VERSION = 5
+"""Its episode table has the policy of each agent, and those of the older versions of the first."""
 VECTOR_VERSION = 3
-"""Written for float32 vectors, so that these vaults stay the same byte for byte."""
-READABLE_VERSIONS = (VECTOR_VERSION, SCHEMA_VERSION)
+"""Has float32 vectors alone; see `typed`."""
+READABLE_VERSIONS = (VECTOR_VERSION, 4, SCHEMA_VERSION)
 TIME_AXIS = 10**13
 """Length of the time axis of every array; stock programs append to no other length."""
 MAX_STOCK_LENGTH = 2**31 - 1
@@ -104,6 +105,13 @@ class Schema:
     """Rows that are stored together; divides ``rows``."""
     chunk_steps: int
     codec: Codec
+    version: int = SCHEMA_VERSION
+
+    @cached_property
+    def record(self) -> np.dtype[Any]:
+        """The type of a record of the episode table."""
+        agents = self.spec.num_agents
+        return tables.dtype(agents, agents if self.version == SCHEMA_VERSION else 1)
 
     @cached_property
     def leaves(self) -> dict[str, Leaf]:
@@ -132,10 +140,9 @@ class Schema:
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object that `from_json` reads back."""
-        version = SCHEMA_VERSION if typed(self.spec) else VECTOR_VERSION
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         stock = {} if self.stock_readable else {"stock_readable": False}
-        return {"version": version, **own, "spec": self.spec.to_json(), **stock}
+        return {"version": self.version, **own, "spec": self.spec.to_json(), **stock}
 
     @staticmethod
     @lru_cache(32)
@@ -155,7 +162,7 @@ class Schema:
             own = {field.name: data[field.name] for field in fields(cls)}
             schema = cls(**{**own, "spec": EnvSpec.from_json(data["spec"])})
             schema._check()
-            if typed(schema.spec) and data["version"] < SCHEMA_VERSION:
+            if typed(schema.spec) and schema.version == VECTOR_VERSION:
                 raise ValueError(f"version {data['version']} has no such leaves")
         except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
             raise VaultFormatError(
@@ -236,7 +243,7 @@ def prefix_of(name: str) -> str:
 
 
 def typed(spec: EnvSpec) -> bool:
-    """Whether a vault of this spec needs `SCHEMA_VERSION`, which older versions cannot read."""
+    """Whether a vault of this spec has leaves that `VECTOR_VERSION` does not have."""
     return not spec.is_vector or bool(spec.extras) or spec.state_size == 0
 
 

@@ -150,7 +150,7 @@ def without_episodes(
     schema: Schema, provenance: Mapping[str, Any], head: Head, stock_length: int = 0
 ) -> dict[str, bytes]:
     """Return all keys and values of a vault of offmarl without chunks and episodes."""
-    running = tables.none_running(schema.rows, schema.spec.num_agents)
+    running = tables.none_running(schema.rows, schema.record)
     return zarrays(schema) | {
         INDEX_KEY: encode_index(stock_length),
         SCHEMA_KEY: dump_json(schema.to_json()),

@@ -14,7 +14,8 @@ from jaxtyping import Bool, Float, Int, UInt8
 from offmarl._imports import import_optional
 from offmarl.config import check_seed
 from offmarl.errors import OptionError, ShapeError
-from offmarl.teams import Team, by_team, names_by_team
+from offmarl.teams import Team, by_team, names_by_team, policy_columns
+from offmarl.types import EnvSpec
 
 if TYPE_CHECKING:
     import pandas
@@ -55,8 +56,8 @@ class Episodes(NamedTuple):
     """Truncated for at least one agent; never true together with ``terminated``."""
     cause: np.ndarray[Any, np.dtype[np.str_]]
     """One of `CAUSES` each."""
-    policy_id: Int[np.ndarray, "M"]
-    """The policy of the first agent in the first step; -1 where unknown."""
+    policy_ids: Int[np.ndarray, "M N"]
+    """The policy of each agent in the first step; -1 where unknown."""
     final: Int[np.ndarray, "M"]
     """Index into the vault's final views, or -1."""
     teams: tuple[Team, ...]
@@ -75,6 +76,11 @@ class Episodes(NamedTuple):
     def of_columns(cls, columns: Iterable[Any], teams: tuple[Team, ...]) -> "Episodes":
         """Make a table of its `columns`."""
         return cls._make((*columns, teams))
+
+    @property
+    def policy_id(self) -> Int[np.ndarray, "M"]:
+        """The policy of the first agent in the first step; -1 where unknown."""
+        return self.policy_ids[:, 0]
 
     @property
     def complete(self) -> Bool[np.ndarray, "M"]:
@@ -143,7 +149,7 @@ class Episodes(NamedTuple):
     def to_pandas(self) -> "pandas.DataFrame":
         """Return the table as a pandas data frame; see `to_arrow` for the columns.
 
-        Each entry of ``returns`` is an array, and ``cause`` is categorical.
+        Each entry of ``returns`` and ``policy_ids`` is an array, and ``cause`` is categorical.
 
         Raises
         ------
@@ -151,14 +157,16 @@ class Episodes(NamedTuple):
             pandas is not installed.
         """
         pd = import_optional("pandas", "tables")
-        columns = self._columns() | {"returns": list(self.returns)}
+        columns = self._columns() | {
+            name: list(getattr(self, name)) for name in ("returns", "policy_ids")
+        }
         columns["cause"] = pd.Categorical(self.cause, categories=CAUSES.tolist())
         return pd.DataFrame(columns)
 
     def to_polars(self) -> "polars.DataFrame":
         """Return the table as a Polars data frame; see `to_arrow` for the columns.
 
-        ``returns`` is an array column, and ``cause`` an enumeration.
+        ``returns`` and ``policy_ids`` are array columns, and ``cause`` an enumeration.
 
         Raises
         ------
@@ -167,7 +175,11 @@ class Episodes(NamedTuple):
         """
         pl = import_optional("polars", "tables")
         agents = self.returns.shape[1]
-        schema = {"returns": pl.Array(pl.Float64, agents), "cause": pl.Enum(CAUSES.tolist())}
+        schema = {
+            "returns": pl.Array(pl.Float64, agents),
+            "policy_ids": pl.Array(pl.Int64, agents),
+            "cause": pl.Enum(CAUSES.tolist()),
+        }
         return pl.DataFrame(self._columns(), schema_overrides=schema)
 
     def to_arrow(self) -> "pyarrow.Table":
@@ -184,7 +196,8 @@ class Episodes(NamedTuple):
         terminated      bool                    it terminated
         truncated       bool                    it was truncated, by the environment or a cut
         cause           dictionary<string>      open, terminated, truncated or cut
-        policy_id       int64                   policy of the first step; -1 if unknown
+        policy_id       int64                   first agent's policy of the first step; -1: unknown
+        policy_ids      fixed_size_list<int64>  each agent's policy of the first step; -1: unknown
         final           int64                   number of its final view; -1 if there is none
         =============== ======================= ==============================================
 
@@ -194,16 +207,19 @@ class Episodes(NamedTuple):
             PyArrow is not installed.
         """
         pa = import_optional("pyarrow", "tables")
-        flat, agents = pa.array(self.returns.ravel()), self.returns.shape[1]
+        agents = self.returns.shape[1]
         number = (self.cause[:, None] == CAUSES).argmax(1).astype(np.int8)
         columns = self._columns() | {
-            "returns": pa.FixedSizeListArray.from_arrays(flat, agents),
+            **{
+                name: pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), agents)
+                for name, values in (("returns", self.returns), ("policy_ids", self.policy_ids))
+            },
             "cause": pa.DictionaryArray.from_arrays(number, CAUSES.tolist()),
         }
         return pa.table(columns)
 
     def _columns(self) -> dict[str, Any]:
-        """Return the columns of data frames as arrays, ``returns`` with two axes."""
+        """Return the columns of data frames as arrays, those of agents with two axes."""
         return {
             "row": self.row,
             "start": self.start,
@@ -215,6 +231,7 @@ class Episodes(NamedTuple):
             "truncated": self.truncated,
             "cause": self.cause,
             "policy_id": self.policy_id,
+            "policy_ids": self.policy_ids,
             "final": self.final,
         }
 
@@ -225,7 +242,7 @@ class Signals(NamedTuple):
     reward: Float[np.ndarray, "B T N"]
     terminated: Bool[np.ndarray, "B T N"]
     truncated: Bool[np.ndarray, "B T N"]
-    policy_id: Int[np.ndarray, "B T"]
+    policy_ids: Int[np.ndarray, "B T N"]
 
     @property
     def last(self) -> Bool[np.ndarray, "B T"]:
@@ -233,8 +250,8 @@ class Signals(NamedTuple):
         return (self.terminated | self.truncated).all(-1)
 
 
-def dtype(num_agents: int) -> np.dtype[Any]:
-    """Return the packed type of a table's records."""
+def dtype(num_agents: int, num_ids: int) -> np.dtype[Any]:
+    """Return the packed type of a table's records, with the policy ids of the first agents."""
     return np.dtype(
         [
             ("row", "<i4"),
@@ -242,18 +259,18 @@ def dtype(num_agents: int) -> np.dtype[Any]:
             ("length", "<i8"),
             ("returns", "<f8", (num_agents,)),
             ("cause", "u1"),
-            ("policy_id", "<i4"),
+            ("policy_ids", "<i4", (num_ids,)),
             ("final", "<i8"),
         ]
     )
 
 
-def none_running(rows: int, num_agents: int, start: int = 0) -> Table:
+def none_running(rows: int, kind: np.dtype[Any], start: int = 0) -> Table:
     """Return the table of unfinished episodes for rows whose next step, ``start``, begins one."""
-    table = np.zeros(rows, dtype(num_agents))
+    table = np.zeros(rows, kind)
     table["row"] = np.arange(rows)
     table["start"] = start
-    table["policy_id"] = table["final"] = -1
+    table["policy_ids"] = table["final"] = -1
     return table
 
 
@@ -286,19 +303,20 @@ def scan(running: Table, begin: int, signals: Signals) -> tuple[Table, Table]:
         weights = np.concatenate([running["returns"][:, agent], reward[..., agent].ravel()])
         table["returns"][:, agent] = np.bincount(of_step, weights, len(table))
 
-    table["policy_id"] = _first_policy(table, begin, signals.policy_id)
+    table["policy_ids"] = _first_policies(table, begin, signals.policy_ids)
     going = running["length"] > 0
-    table["policy_id"][first[going]] = running["policy_id"][going]
+    table["policy_ids"][first[going]] = running["policy_ids"][going]
     by_limit = (signals.truncated & ~signals.terminated)[row, time].any(-1)
     table["cause"][is_end] = np.where(by_limit, TRUNCATED, TERMINATED)
     return table[is_end], table[goes_on]
 
 
-def _first_policy(table: Table, begin: int, policy_id: Int[np.ndarray, "B T"]) -> Any:
-    steps = policy_id.shape[1]
+def _first_policies(table: Table, begin: int, policy_ids: Int[np.ndarray, "B T N"]) -> Any:
+    steps, num_ids = policy_ids.shape[1], table["policy_ids"].shape[1]
     time = table["start"] - begin
-    inside = (time >= 0) & (time < steps)
-    return np.where(inside, policy_id[table["row"], np.clip(time, 0, steps - 1)], -1)
+    inside = ((time >= 0) & (time < steps))[:, None]
+    ids = policy_ids[table["row"], np.clip(time, 0, steps - 1), :num_ids]
+    return np.where(inside, ids, -1)
 
 
 def attach_finals(
@@ -329,6 +347,10 @@ def to_episodes(
     """Return a table as plain arrays, ordered by row and start."""
     order = np.lexsort((table["start"], table["row"]))
     cause = (table["cause"] if cause is None else cause)[order]
+    ids, agents = table["policy_ids"][order].astype(np.int64), np.arange(table["returns"].shape[1])
+    if len(agents) > ids.shape[1]:  # of the first agent alone, whose team has no other
+        first = next(team for team in teams if 0 in team.agents)
+        ids = np.where(np.isin(agents, first.agents), ids, -1)
     return Episodes(
         row=table["row"][order].astype(np.int64),
         start=table["start"][order],
@@ -337,10 +359,18 @@ def to_episodes(
         terminated=cause == TERMINATED,
         truncated=(cause == TRUNCATED) | (cause == CUT),
         cause=CAUSES[cause],
-        policy_id=table["policy_id"][order].astype(np.int64),
+        policy_ids=ids,
         final=table["final"][order],
         teams=teams,
     )
+
+
+def policies_by(episodes: Episodes, spec: EnvSpec, column: str) -> Int[np.ndarray, "M"]:
+    """Return the policy of each episode that a column has, such as ``policy_agent_0``."""
+    known = policy_columns(spec)
+    if column not in known:
+        raise OptionError(f"{column!r} has no policies: give one of {', '.join(known)}.")
+    return episodes.policy_ids[:, known[column]]
 
 
 PARTS = {2: ("train", "validation"), 3: ("train", "validation", "test")}
@@ -362,15 +392,27 @@ def shares(fractions: Iterable[float] | None, validation: float | None) -> list[
 
 
 def split(
-    count: int, shares: Sequence[float], seed: int, path: object
+    count: int,
+    shares: Sequence[float],
+    seed: int,
+    path: object,
+    policies: Int[np.ndarray, "M"] | None = None,
+    unit: str = "episodes",
 ) -> dict[str, Int[np.ndarray, "K"]]:
-    """Divide episodes at random; return the numbers of each part, in random order."""
+    """Divide episodes at random; return the numbers of each part, in random order.
+
+    With the policy of each, the policies are divided, and all episodes of one stay together.
+    """
+    if policies is not None:
+        values, of = np.unique(policies, return_inverse=True)
+        divided = split(len(values), shares, seed, path, unit="policies")
+        return {name: np.flatnonzero(np.isin(of, part)) for name, part in divided.items()}
     edges = np.round(np.cumsum(shares)[:-1] * count).astype(int)
     parts = np.split(shuffled(count, seed), edges)
     for name, part in zip(PARTS[len(shares)], parts, strict=True):
         if not len(part):
             raise OptionError(
-                f"{name} would be empty: {path} has {count} episodes, to be split "
+                f"{name} would be empty: {path} has {count} {unit}, to be split "
                 f"{' : '.join(f'{share:g}' for share in shares)}."
             )
     return dict(zip(PARTS[len(shares)], parts, strict=True))

@@ -58,7 +58,7 @@ def account(
     begin, stop = tip.length, tip.length + signals.reward.shape[1]
     if fresh:
         lost = running[running["length"] > 0]
-        running = tables.none_running(len(running), spec.num_agents, begin)
+        running = tables.none_running(len(running), running.dtype, begin)
     ended, running = tables.scan(running, begin, signals)
     ended = _mark_cut(ended, begin, _cut_steps(cut, signals.last.shape))
     ended, views = _with_finals(ended, finals, tip, spec)

@@ -118,10 +118,9 @@ def _decode(field: str, schema: Schema, data: bytes) -> Any:
             return layout.decode_index(data)
         case "provenance":
             return load_json(data, layout.PROVENANCE_KEY)
-    dtype = tables.dtype(schema.spec.num_agents)
-    if len(data) != schema.rows * dtype.itemsize:
+    if len(data) != schema.rows * schema.record.itemsize:
         raise VaultFormatError(f"{field} has {len(data)} bytes for {schema.rows} rows.")
-    return np.frombuffer(data, dtype)
+    return np.frombuffer(data, schema.record)
 
 
 def _first_of(key: str, prefix: str) -> int:
@@ -155,8 +154,7 @@ def read_table(
 
 def read_episodes(store: Store, own: Manifest) -> tables.Table:
     """Return the episodes that offmarl wrote: those that ended, and the unfinished ones."""
-    dtype = tables.dtype(own.schema.spec.num_agents)
-    ended = read_table(store, layout.EPISODES_PREFIX, own.head.episodes, dtype)
+    ended = read_table(store, layout.EPISODES_PREFIX, own.head.episodes, own.schema.record)
     running = own.running[own.running["length"] > 0]
     return np.concatenate([ended, running]) if len(running) else ended
 
@@ -231,7 +229,7 @@ class Parts(NamedTuple):
         if head is None:
             raise VaultFormatError(f"the head of {store.path} is damaged.")
         if running is None:
-            running = tables.none_running(schema.rows, schema.spec.num_agents)
+            running = tables.none_running(schema.rows, schema.record)
         stock = head.length if self.stock_length is None else self.stock_length
         own = Manifest(schema, head, running, dict(self.provenance or {}), stock)
         return _description(store, own)
@@ -245,11 +243,10 @@ def read_parts(contents: Contents, schema: Schema, faults: list[Fault]) -> Parts
         with noting(faults, key):
             found[name] = _decode(name, schema, contents.get(key))
     ended, finals = {}, {}
-    dtype = tables.dtype(schema.spec.num_agents)
     for key in contents.keys(layout.EPISODES_PREFIX):
         with noting(faults, key):
             first = _first_of(key, layout.EPISODES_PREFIX)
-            ended[first] = _records(contents.get(key), dtype)
+            ended[first] = _records(contents.get(key), schema.record)
     for key in contents.keys(layout.FINALS_PREFIX):
         with noting(faults, key):
             first = _first_of(key, layout.FINALS_PREFIX)

@@ -170,17 +170,8 @@ class Reader:
 
     @property
     def policy_ids(self) -> tuple[int, ...]:
-        """The known ids of the policies that acted, in ascending order.
-
-        The episode table has the ids of the first agent alone, so those of other teams are the ids
-        in the provenance.
-        """
-        found = {*self.episodes.policy_id.tolist()} - {-1}
-        if len(self.episodes.teams) > 1:
-            named = self.provenance.get("policies") or ()
-            listed = (one.get("policy_id") for one in named if isinstance(one, Mapping))
-            found |= {one for one in listed if isinstance(one, int)}
-        return tuple(sorted(found))
+        """The known ids of the policies that acted, in ascending order."""
+        return tuple(sorted({*np.unique(self.episodes.policy_ids).tolist()} - {-1}))
 
     @cached_property
     def _table(self) -> tables.Table:
@@ -188,7 +179,9 @@ class Reader:
         found = [self._recorded(self.manifest)] if self.manifest else []
         start = self.manifest.head.length if self.manifest else 0
         if start < self.length or not self.manifest:
-            found += compat.infer_episodes(self, self.spec.num_agents, start)
+            agents = self.spec.num_agents
+            record = self.manifest.schema.record if self.manifest else tables.dtype(agents, agents)
+            found += compat.infer_episodes(self, record, start)
         return found[0] if len(found) == 1 else np.concatenate(found)
 
     @cached_property

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from offmarl import records
 from offmarl.errors import OptionError, ShapeError
+from offmarl.teams import policy_columns
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.read.reader import Reader
 
@@ -19,7 +20,6 @@ RETURN_TEMPERATURE = 0.1
 
 _OF_EPISODES: dict[str, Callable[[Episodes], Any]] = {
     "length": lambda episodes: episodes.length,
-    "policy": lambda episodes: episodes.policy_id,
 }
 _RETURN = "return"
 _REWARD = "reward"
@@ -40,8 +40,9 @@ class Weights:
     ----------
     of
         Where weights come from. "return", "length" or "policy": the mean return over agents, the
-        number of steps or the policy's id of each episode; of several teams "return_TEAM", the mean
-        over the agents of one. By returns, incomplete episodes weigh
+        number of steps or the first agent's policy's id of each episode; of several teams
+        "return_TEAM", the mean over the agents of one, and of other agents "policy_AGENT" or
+        "policy_TEAM". By returns, incomplete episodes weigh
         nothing, because theirs are not known. "reward" or the name of an extra: the
         value of each step, the mean over agents if each agent has one. A function, or its name as
         ``path/to/file.py:function`` or ``package.module:function``: it is called with each
@@ -193,12 +194,14 @@ def _column(dataset: Reader, name: str) -> Any:
         return dataset.episodes.returns_by_name[name]
     if name in _OF_EPISODES:
         return _OF_EPISODES[name](dataset.episodes)
+    if name in (policies := policy_columns(dataset.spec)):
+        return dataset.episodes.policy_ids[:, policies[name]]
     if name == _REWARD:
         return dataset.rewards(0, dataset.length).mean(-1)
     leaf = _EXTRAS + name.removeprefix(_EXTRAS)
     if leaf not in dataset.leaves:
         extras = [one.removeprefix(_EXTRAS) for one in dataset.leaves if one.startswith(_EXTRAS)]
-        names = [*dataset.episodes.returns_by_name, *_OF_EPISODES, _REWARD, *extras]
+        names = [*dataset.episodes.returns_by_name, *_OF_EPISODES, *policies, _REWARD, *extras]
         columns = ", ".join(names)
         raise OptionError(f"{dataset.path} has no column {name!r}: its columns are {columns}.")
     found = dataset.read(leaves=[leaf])[leaf]

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 
 from offmarl.errors import ExpressionError
+from offmarl.teams import policy_columns
 from offmarl.vault.format import encoding
 from offmarl.vault.format.layout import POLICY_IDS, NumpyArray
 from offmarl.vault.read.reader import Reader
 from offmarl.vault.transform import expression, lineage
 from offmarl.vault.transform.expression import (
     ANY_EXTRA,
+    ANY_POLICY,
     ANY_TEAM_RETURN,
     COMPLETE,
     EXTRA,
@@ -28,7 +30,8 @@ OF_EPISODES: dict[str, Kind] = {
     "return": "number",  # mean over agents, if they are one team
     ANY_TEAM_RETURN: "number",  # mean over the team's agents
     "length": "number",
-    "policy": "policy",  # of the first step
+    "policy": "policy",  # of the first agent in the first step
+    ANY_POLICY: "policy",  # of an agent, or of the first one of a team
     "program": "text",
     "tier": "text",
     "source": "text",  # the vault it was recorded in, "name.vlt/uid"
@@ -74,7 +77,7 @@ def meeting(
     named = sources[0].named
     if len(sources) > 1:
         named = lineage.merge(named for source in sources for named in source.named)
-    columns = [columns_of(source, named) for source in sources]
+    columns = [columns_of(source, named, parsed.names) for source in sources]
     for source, found in zip(sources, columns, strict=True):
         _check_known(source, parsed, found)
         if any(name.startswith("return") for name in parsed.names):
@@ -128,10 +131,13 @@ def _nothing_meets(
     )
 
 
-def columns_of(source: Source, named: Sequence[Named] | None = None) -> Columns:
+def columns_of(
+    source: Source, named: Sequence[Named] | None = None, names: Iterable[str] = ()
+) -> Columns:
     """Return one value for each episode, by name; without what the vault does not know.
 
-    Policies have the ids that they have among the origins ``named``, by default the source's.
+    Of the columns of policies, only those that are among the names. Policies have the ids that they
+    have among the origins ``named``, by default the source's.
     """
     found = source.vault.episodes
     number = lineage.origin_of(found.policy_id, source.origins)
@@ -142,8 +148,7 @@ def columns_of(source: Source, named: Sequence[Named] | None = None) -> Columns:
     columns: dict[str, Any] = {
         **found.returns_by_name,
         "length": found.length,
-        "policy": lineage.remap(found.policy_id, source.named, named or source.named),
-        POLICY_NAME: _policy_names(source, found.policy_id),
+        **_policies(source, found.policy_ids, named or source.named, names),
         "tier": of_origin("tier"),
         "source": of_origin("vault"),
         "cause": found.cause,
@@ -161,6 +166,19 @@ def columns_of(source: Source, named: Sequence[Named] | None = None) -> Columns:
     return columns
 
 
+def _policies(
+    source: Source, ids: NumpyArray, named: Sequence[Named], names: Iterable[str]
+) -> dict[str, NumpyArray]:
+    """Return the ids and the names of policies, from those of each agent, for these columns."""
+    columns: dict[str, NumpyArray] = {}
+    known = policy_columns(source.vault.spec)
+    for name in known.keys() & names:
+        own = ids[:, known[name]]
+        columns[name] = lineage.remap(own, source.named, named)
+        columns[name + POLICY_NAME] = _policy_names(source, own)
+    return columns
+
+
 def _policy_names(source: Source, policy_id: NumpyArray) -> NumpyArray:
     """Return the names of policies; the program's name for policies without their own."""
     number = lineage.origin_of(policy_id, source.origins)
@@ -175,9 +193,10 @@ def _policy_names(source: Source, policy_id: NumpyArray) -> NumpyArray:
 def _check_known(source: Source, parsed: Expression, columns: Columns) -> None:
     extras = check_extras(source.vault, parsed.names)
     for name in sorted(parsed.names - columns.keys() - {"reward", "step"} - extras):
+        known = dict.fromkeys([*columns, *policy_columns(source.vault.spec)])
         raise ExpressionError(
             f"{source.vault.path} does not record the {name} of its episodes. It records: "
-            f"{', '.join(key for key in OF_EPISODES if key in columns)}."
+            f"{', '.join(key for key in known if not key.endswith(POLICY_NAME))}."
         )
 
 
@@ -228,9 +247,8 @@ def _steps_meeting(
                 here[name] = steps[name][0].reshape(stop - begin, -1).astype(float).mean(-1)
             here["step"] = time - found.start[episode]
             if POLICY_IDS in steps:
-                (ids,) = encoding.first_agents(steps[POLICY_IDS])
-                here["policy"] = lineage.remap(ids, source.named, named)
-                here[POLICY_NAME] = _policy_names(source, ids)
+                (ids,) = encoding.signals_of(steps).policy_ids
+                here |= _policies(source, ids, named, parsed.names)
             holds[begin:stop] = parsed.holds(here, stop - begin)
             holds[begin:stop] &= np.isin(episode, wanted)
         of_rows.append(_runs(holds, mine, found.start[mine]))

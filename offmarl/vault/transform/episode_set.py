@@ -85,6 +85,7 @@ class EpisodeSet(ABC):
         fractions: Iterable[float] | None = None,
         validation: float | None = None,
         seed: int = 0,
+        by: str | None = None,
     ) -> "dict[str, Subset]":
         """Split the episodes at random into views for training, validation and test.
 
@@ -99,6 +100,9 @@ class EpisodeSet(ABC):
             The share for validation; the rest is for training.
         seed
             Random seed.
+        by
+            A column of policies, ``policy_AGENT`` or ``policy_TEAM``: its policies are divided, and
+            not the episodes, so that none is in two parts.
 
         Returns
         -------
@@ -108,7 +112,7 @@ class EpisodeSet(ABC):
         Raises
         ------
         OptionError
-            The fractions do not sum to 1, or leave a part empty.
+            The fractions do not sum to 1, or leave a part empty; or there is no such column.
 
         Examples
         --------
@@ -117,8 +121,9 @@ class EpisodeSet(ABC):
         >>> validation = parts["validation"].stream(256, 20, epochs=1)
         """
         shares = tables.shares(fractions, validation)
-        path = self._located(None)[0].path
-        parts = tables.split(len(self), shares, seed, path)
+        whole, found = self._located(None)[0], self.episodes
+        policies = None if by is None else tables.policies_by(found, whole.spec, by)
+        parts = tables.split(len(found.row), shares, seed, whole.path, policies)
         return {name: self.subset(part) for name, part in parts.items()}
 
     def replay(

@@ -27,9 +27,9 @@ Kind = Literal["number", "text", "truth", "policy", "percentile"]
 """Kind of a value. A policy is compared with numbers by its id, and with text by its name."""
 
 Columns = Mapping[str, NumpyArray]
-"""One value for each episode or step, by name; policies' names are under `POLICY_NAME`."""
+"""One value for each episode or step, by name; those of policies' names end with `POLICY_NAME`."""
 
-POLICY_NAME = "policy name"
+POLICY_NAME = " name"
 
 EXTRA = "extras."
 """Beginning of the names of extras, such as ``extras.cost``."""
@@ -37,7 +37,9 @@ ANY_EXTRA = f"{EXTRA}NAME"
 """Stands for all extras among the names that a condition may use."""
 ANY_TEAM_RETURN = "return_TEAM"
 """Stands for the returns of all teams where there are several, such as ``return_evaders``."""
-_FAMILIES = {EXTRA: ANY_EXTRA, "return_": ANY_TEAM_RETURN}
+ANY_POLICY = "policy_SIDE"
+"""Stands for the policies of all agents and teams, such as ``policy_agent_0``."""
+_FAMILIES = {EXTRA: ANY_EXTRA, "return_": ANY_TEAM_RETURN, "policy_": ANY_POLICY}
 
 COMPLETE = "complete"
 """The column that selects the episodes percentiles are computed over."""
@@ -166,8 +168,8 @@ class _Samples(dict[str, NumpyArray]):
         self.names, self.hints, self.used = names, hints, set[str]()
 
     def __missing__(self, name: str) -> NumpyArray:
-        if name in (POLICY_NAME, COMPLETE):  # not used by their names
-            return np.array(["a"] if name == POLICY_NAME else [True])
+        if name == COMPLETE or name.endswith(POLICY_NAME):  # not used by their names
+            return np.array([True] if name == COMPLETE else ["a"])
         known = next((any_ for start, any_ in _FAMILIES.items() if name.startswith(start)), name)
         if known not in self.names:
             near = difflib.get_close_matches(name, self.names, n=1)
@@ -228,8 +230,8 @@ class _Evaluation:
                 return np.asarray(name == "true")
             case ast.Name(id=name) if _PERCENTILE.fullmatch(name):
                 return self.percentile(float(name[1:].replace("_", ".")), node)
-            case ast.Name(id="policy"):
-                return _Policy(self.columns["policy"], self.columns[POLICY_NAME])
+            case ast.Name(id=name) if name == "policy" or name.startswith("policy_"):
+                return _Policy(self.columns[name], self.columns[name + POLICY_NAME])
             case ast.Name(id=name) | ast.Attribute(ast.Name("extras"), name):
                 name = name.lower() if iskeyword(name.lower()) else name
                 return self.columns[EXTRA * isinstance(node, ast.Attribute) + name]

@@ -107,8 +107,7 @@ def parse_reward(text: str) -> Expression:
 def reward_formula(text: str, columns: Columns) -> Function:
     """Return the function that computes rewards by a formula, given the columns of episodes."""
     parsed = parse_reward(text)
-    names = parsed.names | ({POLICY_NAME} if "policy" in parsed.names else set())
-    of_episodes = {name: columns[name] for name in names & columns.keys()}
+    of_episodes = {x: y for x, y in columns.items() if x.removesuffix(POLICY_NAME) in parsed.names}
 
     def reward(steps: Steps) -> dict[str, NumpyArray]:
         here = {name: values[steps.episode][:, None] for name, values in of_episodes.items()}

@@ -16,7 +16,7 @@ from offmarl.vault.read.reader import Reader
 from offmarl.vault.transform.columns import Part, Result, Steps, check, new_extras
 from offmarl.vault.transform.conditions import columns_of
 from offmarl.vault.transform.execute import Remap, copy_rows, examine_all, execute
-from offmarl.vault.transform.function import Function, MapFunction, reward_formula
+from offmarl.vault.transform.function import Function, MapFunction, parse_reward, reward_formula
 from offmarl.vault.transform.plan import (
     AnyVault,
     Plan,
@@ -49,7 +49,8 @@ def map_columns(
     (examined,) = examine_all([vault], progress)
     if loaded is None:
         assert reward is not None
-        by, loaded = "steps", reward_formula(reward, columns_of(examined))
+        columns = columns_of(examined, names=parse_reward(reward).names)
+        by, loaded = "steps", reward_formula(reward, columns)
     schema = _schema_of(vault)
     first, parts = _start(vault, schema, loaded, by)
     changed = frozenset(first.result.arrays)

@@ -151,17 +151,20 @@ def sample(
     return Plan("sample", vaults, select, arguments, codec, like=models)
 
 
-def split(source: AnyVault, shares: Sequence[float], seed: int, codec: Codec | None) -> list[Plan]:
+def split(
+    source: AnyVault, shares: Sequence[float], seed: int, by: str | None, codec: Codec | None
+) -> list[Plan]:
     """Plan the parts of `offmarl.vault.split`."""
     vault = opened(source)
+    policies = None if by is None else tables.policies_by(vault.episodes, vault.spec, by)
 
     def part(name: str, episodes: Any) -> Plan:
-        arguments = {"fractions": shares, "seed": seed, "part": name}
+        arguments = {"fractions": shares, "seed": seed, "by": by, "part": name}
         return Plan(
             "split", [vault], lambda *_: [whole_episodes(vault, episodes)], arguments, codec
         )
 
-    parts = tables.split(len(vault), shares, seed, vault.path)
+    parts = tables.split(len(vault), shares, seed, vault.path, policies)
     return [part(name, episodes) for name, episodes in parts.items()]
 
 

@@ -279,5 +279,5 @@ def _fill(store: Store, schema: Schema, provenance: Mapping[str, Any]) -> Manife
     keys = without_episodes(schema, provenance, Head())
     store.commit(keys, fence={}).result()
     store.driver.write(METADATA, layout.dump_json(to_metadata(schema)))
-    running = none_running(schema.rows, schema.spec.num_agents)
+    running = none_running(schema.rows, schema.record)
     return Manifest(schema, Head(), running, json.loads(keys[layout.PROVENANCE_KEY]), 0)

@@ -152,7 +152,7 @@ class SharedWriter:
         arrays = encoding.fit(transition, self._schema, f" for {self.path}")
         values.check(arrays, self.spec, finals)
         arrays = values.cast(arrays, self._schema.leaves)
-        none = tables.none_running(self.rows, self.spec.num_agents)
+        none = tables.none_running(self.rows, self._schema.record)
         found = account(transition, arrays, finals, Head(), none, self.spec, fresh=True, cut=cut)
         if found.running["length"].any():
             raise ShapeError(
