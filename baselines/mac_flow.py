@@ -75,7 +75,7 @@ from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
 
 @dataclass(frozen=True)
-class Args(programs.LearnerArgs):
+class Args(programs.ValueArgs):
     """A flow of joint actions, distilled into one-step policies."""
 
     network: Literal["recurrent", "feedforward"] = "feedforward"

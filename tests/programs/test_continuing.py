@@ -125,19 +125,16 @@ def test_the_threshold_of_a_continued_run_is_its_own():
 
 
 @pytest.mark.parametrize(
-    ("name", "normalised", "kept"),
+    ("name", "kept"),
     [
-        ("observation_moments", (), True),
-        ("return_scale", (), True),
-        ("returns", (), False),
-        ("returns", ("reward",), False),
-        ("returns", ("return",), True),
-        ("reward_std", ("reward",), True),
-        ("scored", ("return",), False),
+        ("observation_moments", True),
+        ("return_scale", True),
+        ("returns", False),
+        ("scored", False),
     ],
 )
-def test_scales_of_the_networks_are_kept_and_facts_of_the_data_are_not(name, normalised, kept):
-    assert is_scale(name, normalised) == kept
+def test_scales_of_the_networks_are_kept_and_facts_of_the_data_are_not(name, kept):
+    assert is_scale(name) == kept
 
 
 @pytest.mark.slow

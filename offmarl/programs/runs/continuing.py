@@ -99,7 +99,7 @@ def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
         return Start({}, lambda _program, _state: None, lambda _program, state, _number: state)
     run = _Source.of(args.init, spec, args.normalise)
     kept = dataset.read(local(args.init) / dataset.STATISTICS_FILE)
-    statistics = {name: kept[name] for name in kept if dataset.is_scale(name, args.normalise)}
+    statistics = {name: kept[name] for name in kept if dataset.is_scale(name)}
 
     return Start({"init": run.about}, run.check, run.carry_over, statistics)
 
