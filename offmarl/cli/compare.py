@@ -165,7 +165,7 @@ def _run_films(runs: Sequence[Path], programs: Sequence[Path]) -> list[str]:
     for directory in runs:
         file = file_of_run(directory, programs)  # an error if one of them does not exist
         try:
-            loaded = load_policy(directory, program=file)
+            loaded = load_policy(directory, greedy=None, program=file)
         except OffmarlError as error:
             unseen.append((str(directory), str(error)))
             if read_run(directory).get("file"):

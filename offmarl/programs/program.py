@@ -196,6 +196,11 @@ class Args(_Configurable):
     """What to normalise by the statistics of the dataset, which are stored with the policy: to mean
     0 and standard deviation 1, entry by entry; whole numbers, such as those of images, stay as they
     are."""
+    top: Fraction | None = option(None, Role.LEARNS | Role.RARE)
+    """Learn only from this fraction of the complete episodes, those of the highest returns."""
+    blind: bool = option(False, Role.SHAPES | Role.RARE)
+    """Replace observations by zeros, in training and in acting: what a method earns that knows only
+    the legal actions, the agent and, with a memory, the time."""
     eval_every: PositiveInt | None = None
     """Updates between evaluations; by default a twentieth of --updates."""
     eval_episodes: PositiveInt = 32

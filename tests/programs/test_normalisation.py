@@ -163,6 +163,16 @@ def test_each_part_is_normalised_alone(what):
     assert policy.after_step((), np.float32(2), None) == 2 * scale
 
 
+def test_a_blind_program_sees_nothing_in_training_and_acting():
+    batch = sequence()
+    program = make_program(lambda *_: echo(), SPEC, programs.Args(Path(), blind=True), statistics())
+    found, _ = program.stages[0].update((), batch, KEY, NO_HYPER)
+    assert not found.view.observation.any() and batch.view.observation.any()
+    np.testing.assert_array_equal(found.view.legal_actions, batch.view.legal_actions)
+    seen, legal, _ = program.policy(True).act((), (), batch.view.observation[0, 0], 7, None)
+    assert not seen.any() and seen.shape == batch.view.observation[0, 0].shape and legal == 7
+
+
 def test_images_stay_as_they_are():
     image = np.arange(8, dtype=np.uint8).reshape(2, 4)
     kept = statistics(

@@ -53,7 +53,7 @@ def team_policy(source: str, env: Environment, team: Team) -> TeamPolicy:
 
 def _of_run(directory: Path, env: Environment, team: Team) -> TeamPolicy:
     """Return the last policy of a run, which acts for all agents or for this team."""
-    loaded = load_policy(directory)
+    loaded = load_policy(directory, greedy=None)
     about = {
         "policy": loaded.name,
         "run": directory.name,

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
@@ -45,17 +46,23 @@ def make_program(
     """Build a program, with the normalisation that its arguments ask for."""
     program = make(spec, structure(args), source)
     scaled: bool = getattr(args, "scale_rewards", False)
-    if not isinstance(args, Args) or not (args.normalise or scaled):
+    if not isinstance(args, Args) or not (args.normalise or scaled or args.blind):
         return program
     assert isinstance(source, DatasetStatistics)
-    return normalised(program, args.normalise, source, scaled)
+    return normalised(program, args.normalise, source, scaled, args.blind)
 
 
 def normalised(
-    program: Program, what: tuple[str, ...], dataset: DatasetStatistics, scale_rewards: bool = False
+    program: Program,
+    what: tuple[str, ...],
+    dataset: DatasetStatistics,
+    scale_rewards: bool = False,
+    blind: bool = False,
 ) -> Program:
-    """Wrap a program so that it learns from, and acts on, normalised data."""
+    """Wrap a program so that it learns from, and acts on, normalised data, or sees nothing."""
     observation = _standard(dataset.observation_moments()) if "observation" in what else _same
+    if blind:
+        observation = partial(jax.tree.map, jnp.zeros_like)
     state = _standard(dataset.state_moments()) if "state" in what else _same
     scale = np.float32(UNIT / dataset.return_scale() if scale_rewards else 1.0)
 
