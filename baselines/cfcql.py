@@ -16,12 +16,12 @@ agents add nothing to Q_tot, and have no part of the penalty.
 Reference: Shao et al. 2023 (arXiv 2309.12696). Defaults are those of the authors' code
 (github.com/thu-rllab/CFCQL, commit 3441019): ``cql_qmix.yaml``, with the τ that its README gives
 for the medium data of 5m_vs_6m. Others that it gives are 0, 0.1, 1 and 100. Its α are 0.1, 0.5, 5
-and 50 beside SMAC's returns of at most 20, which is the unit of our rewards too; we take the order
-of its 0.1 for the medium data of 2s3z. There, targets are those of double Q-learning, Q̄_tot(s',
-argmax_i Q_i), which grow by the penalty in each step; ``--settings reference`` has these, with α 50
-and without scaled rewards. There, batches hold whole episodes, networks see the agent's last
-action, targets of unfinished episodes fall to zero, and behaviour is cloned from as many steps as
-the values are learned from. Our mixer starts with smaller weights; see `offmarl.networks.Mixer`.
+and 50 beside SMAC's returns of at most 20, which is the unit of our rewards too; ours is 5. There,
+targets are those of double Q-learning, Q̄_tot(s', argmax_i Q_i), which grow by the penalty in each
+step; ``--settings reference`` has these, with α 50 and without scaled rewards. There, batches hold
+whole episodes, networks see the agent's last action, targets of unfinished episodes fall to zero,
+and behaviour is cloned from as many steps as the values are learned from. Our mixer starts with
+smaller weights; see `offmarl.networks.Mixer`.
 """
 
 from dataclasses import dataclass
@@ -83,6 +83,9 @@ class Args(MixedArgs, ConservativeQArgs):
     td_lambda: Fraction = 0.6
     """λ of the targets: 0 for one step, 1 for the rewards of the rest of the window. The actions
     taken are not corrected for (Peng's Q(λ))."""
+    cql_weight: NonNegative = 5.0
+    """Weight α of the conservative penalty; 0 for none. The larger, the nearer is the policy to the
+    data."""
     divergence_weight: NonNegative = 0.5
     """τ: how much more of the penalty the agents get that deviate most from the data; 0 gives all
     agents the same part."""
