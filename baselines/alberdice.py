@@ -81,9 +81,9 @@ from offmarl.networks import (
 from offmarl.programs import (
     DatasetStatistics,
     Hyperparameters,
-    LearnerArgs,
     Program,
     Stage,
+    ValueArgs,
     make_optimiser,
     policy_config,
 )
@@ -94,7 +94,7 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class Args(LearnerArgs):
+class Args(ValueArgs):
     """Alternating stationary distribution correction."""
 
     learning_rate: Positive = 1e-4

@@ -57,8 +57,6 @@ class Args(programs.LearnerArgs):
     mse: bool = False
     """Fit continuous actions by the squared error of a tanh-squashed mean instead of a likelihood.
     The clone is then deterministic."""
-    greedy: bool = False
-    """Evaluate the clone by its best actions instead of sampled ones."""
 
 
 # ---------------------------------------------------------------------------------- state
@@ -121,7 +119,6 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         stages=(Stage(update),),
         policy=partial(make_policy, config, spec),
         policy_params=lambda state: state.params,
-        greedy=args.greedy or args.mse,
     )
 
 

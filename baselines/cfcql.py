@@ -5,20 +5,23 @@ compared, while the other agents keep the data's actions. The more an agent's va
 the data's behaviour, the larger is its part λ_i of the penalty:
 
     L = E[ ½ (Q_tot(s, a) - y)² ] + α E[ Σ_i λ_i logsumexp over legal a_i' of Q_tot(s, a_i', a_-i)
-        - Q_tot(s, a) ],     y = TD(λ) of r + γ (1 - terminated) Q̄_tot(s', argmax_i Q_i),
+        - Q_tot(s, a) ],     y = TD(λ) of r + γ (1 - terminated) Q̄_tot(s', a'),
     λ_i = softmax over agents of τ KL(π_i ‖ π_b),     π_i = softmax over legal a_i' of
         Q_tot(s, a_i', a_-i),
 
-with r the mean of the agents' rewards. The behaviour policy π_b is cloned from the data before the
-values are learned. The episode terminates where all agents do. Dead agents add nothing to Q_tot,
-and have no part of the penalty.
+with r the mean of the agents' rewards, and a' the data's next action. The behaviour policy π_b is
+cloned from the data before the values are learned. The episode terminates where all agents do. Dead
+agents add nothing to Q_tot, and have no part of the penalty.
 
 Reference: Shao et al. 2023 (arXiv 2309.12696). Defaults are those of the authors' code
-(github.com/thu-rllab/CFCQL, commit 3441019): ``cql_qmix.yaml``, with the α and τ that its README
-gives for the medium data of 5m_vs_6m. Others that it gives are α 0.1, 0.5 and 5, and τ 0, 0.1, 1
-and 100. There, batches hold whole episodes, networks see the agent's last action, targets of
-unfinished episodes fall to zero, and behaviour is cloned from as many steps as the values are
-learned from. Our mixer starts with smaller weights; see `offmarl.networks.Mixer`.
+(github.com/thu-rllab/CFCQL, commit 3441019): ``cql_qmix.yaml``, with the τ that its README gives
+for the medium data of 5m_vs_6m. Others that it gives are 0, 0.1, 1 and 100. Its α are 0.1, 0.5, 5
+and 50 beside SMAC's returns of at most 20, which is the unit of our rewards too; ours is 5. There,
+targets are those of double Q-learning, Q̄_tot(s', argmax_i Q_i), which grow by the penalty in each
+step; ``--settings reference`` has these, with α 50 and without scaled rewards. There, batches hold
+whole episodes, networks see the agent's last action, targets of unfinished episodes fall to zero,
+and behaviour is cloned from as many steps as the values are learned from. Our mixer starts with
+smaller weights; see `offmarl.networks.Mixer`.
 """
 
 from dataclasses import dataclass
@@ -34,7 +37,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl import cli, programs
 from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
 from offmarl.distributions import categorical, mask_illegal, select
-from offmarl.losses import cloning_loss, double_q_values, masked_mean, q_lambda_targets
+from offmarl.losses import cloning_loss, masked_mean, q_lambda_targets
 from offmarl.networks import (
     AgentNetwork,
     MixedParams,
@@ -54,7 +57,13 @@ from offmarl.programs import (
     Stage,
     Values,
 )
-from offmarl.programs.learning.offline_q_learning import MixedArgs, greedy_params, make_mixed_values
+from offmarl.programs.learning.offline_q_learning import (
+    ConservativeQArgs,
+    MixedArgs,
+    greedy_params,
+    make_mixed_values,
+    next_values,
+)
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
@@ -62,7 +71,7 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class Args(MixedArgs):
+class Args(MixedArgs, ConservativeQArgs):
     """Counterfactual conservative Q-learning."""
 
     learning_rate: Positive = 1e-3
@@ -74,8 +83,9 @@ class Args(MixedArgs):
     td_lambda: Fraction = 0.6
     """λ of the targets: 0 for one step, 1 for the rewards of the rest of the window. The actions
     taken are not corrected for (Peng's Q(λ))."""
-    cql_weight: NonNegative = 50.0
-    """Weight α of the conservative penalty; 0 gives plain offline QMIX."""
+    cql_weight: NonNegative = 5.0
+    """Weight α of the conservative penalty; 0 for none. The larger, the nearer is the policy to the
+    data."""
     divergence_weight: NonNegative = 0.5
     """τ: how much more of the penalty the agents get that deviate most from the data; 0 gives all
     agents the same part."""
@@ -156,22 +166,37 @@ def behaviour_loss(networks: Networks, params: ArrayTree, batch: Sequence) -> Fl
 
 
 def targets(
-    networks: Networks, q: Array, target: MixedParams, batch: Sequence, hyper: Hyperparameters
-) -> Float[Array, "B T"]:
-    """Return the TD(λ) targets y; ``q`` are the values by which the next actions are chosen."""
+    networks: Networks,
+    args: Args,
+    q: Array,
+    target: MixedParams,
+    batch: Sequence,
+    hyper: Hyperparameters,
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """Return the TD(λ) targets y, and where they are known.
+
+    ``q`` are the values by which greedy next actions are chosen.
+    """
     q_target, weights = networks.values.of_all_actions(target, batch)
-    view_t, weights_t = batch.view_t, jax.tree.map(lambda x: x[:, 1:], weights)
-    v_t = double_q_values(q_target[:, 1:], q[:, 1:], view_t.legal_actions) * view_t.alive
+    weights_t = jax.tree.map(lambda x: x[:, 1:], weights)
+    v_t, next_known = next_values(args, batch, q_target[:, 1:], q[:, 1:])
     discount_t = hyper.gamma * (1 - batch.terminated.all(-1))
+    known = batch.mask & next_known
     # The next slot holds the next step of the episode, whose own target is known.
-    goes_on = jnp.pad((batch.mask & batch.next_known)[:, 1:], ((0, 0), (0, 1)))
-    return jax.vmap(q_lambda_targets, in_axes=(0, 0, 0, 0, None))(
-        batch.reward.mean(-1), discount_t, mix(weights_t, v_t), goes_on, hyper.td_lambda
+    goes_on = jnp.pad(known[:, 1:], ((0, 0), (0, 1)))
+    found = jax.vmap(q_lambda_targets, in_axes=(0, 0, 0, 0, None))(
+        batch.reward.mean(-1),
+        discount_t,
+        mix(weights_t, v_t * batch.view_t.alive),
+        goes_on,
+        hyper.td_lambda,
     )
+    return found, known
 
 
 def loss(
     networks: Networks,
+    args: Args,
     params: MixedParams,
     target: MixedParams,
     behaviour: ArrayTree,
@@ -185,8 +210,8 @@ def loss(
     q_tm1 = q[:, :-1] * view.alive[..., None]
     q_data = select(q_tm1, batch.action)
     q_tot = mix(weights_tm1, q_data)
-    known = batch.mask & batch.next_known
-    error = jnp.where(known, q_tot - targets(networks, q, target, batch, hyper), 0.0)
+    target_tot, known = targets(networks, args, q, target, batch, hyper)
+    error = jnp.where(known, q_tot - target_tot, 0.0)
     td_loss = masked_mean(0.5 * error**2, known, batch.weight)
 
     q_own = mix_counterfactuals(weights_tm1, q_data, q_tm1)
@@ -242,7 +267,7 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     def update(
         state: State, batch: Sequence, _key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[State, dict[str, Array]]:
-        gradient, metrics = jax.grad(partial(loss, networks), has_aux=True)(
+        gradient, metrics = jax.grad(partial(loss, networks, args), has_aux=True)(
             state.params, state.target, state.behaviour, batch, hyper
         )
         left, done = max(updates - cloning, 1), state.updates - cloning

@@ -75,7 +75,7 @@ from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
 
 @dataclass(frozen=True)
-class Args(programs.LearnerArgs):
+class Args(programs.ValueArgs):
     """A flow of joint actions, distilled into one-step policies."""
 
     network: Literal["recurrent", "feedforward"] = "feedforward"
@@ -301,7 +301,6 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
         stages=(Stage(update),),
         policy=partial(make_one_step_policy, model.policy, spec),
         policy_params=lambda state: state.params.policy,
-        greedy=False,
         td_errors=True,
         values=Values(lambda state: state.params.critics, values),
     )

@@ -17,8 +17,9 @@ those of OG-MARL's ``maddpg_cql`` (Formanek et al. 2023, arXiv 2302.00521;
 github.com/instadeepai/og-marl, commit f4eb8f0). Differences from it: μ is the density of the joint
 action, the product over the agents, where OG-MARL takes that of one agent's; the noise is truncated
 to the range of the actions, where OG-MARL clips the actions and keeps the density of the noise; the
-losses of the two critics are added, not averaged; critics also see the observation of their agent;
-and policies learn from the critics after their update.
+losses of the two critics are added, not averaged; c is smaller, in the unit of scaled rewards,
+where OG-MARL has 5 in that of the data (``--settings reference``); critics also see the observation
+of their agent; and policies learn from the critics after their update.
 """
 
 from dataclasses import dataclass

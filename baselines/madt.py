@@ -11,8 +11,7 @@ with ``--network feedforward``, K is 1. To act, it is given a return to aim for,
 the data's best episode, and each reward is subtracted from what is left. The policy remembers the
 last K steps.
 
-Returns-to-go are divided by the largest return of the data's episodes, so ``--normalise`` must not
-scale rewards too. A step's time is that in its episode.
+Returns-to-go are divided by the data's scale of returns. A step's time is that in its episode.
 
 Reference: Meng et al. 2021 (arXiv 2112.02845), with the defaults of the authors' code
 (github.com/ReinholdM/Offline-Pre-trained-Multi-Agent-Decision-Transformer, commit c87a7ca), except
@@ -43,8 +42,6 @@ from offmarl.networks import DecisionTransformer, Trajectory, blank_view, observ
 from offmarl.programs import DatasetStatistics, Hyperparameters, LearnerArgs, Program, Stage
 from offmarl.programs.learning.learner import step_size
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
-
-_LEAST_SCALE = 1e-6
 
 # ---------------------------------------------------------------------------------- arguments
 
@@ -77,10 +74,6 @@ class Args(LearnerArgs):
         if self.hidden % (2 * self.heads):
             raise OptionError(
                 f"hidden must be a multiple of twice heads ({2 * self.heads}), not {self.hidden}."
-            )
-        if scaled := {"reward", "return"} & set(self.normalise):
-            raise OptionError(
-                f"madt scales returns itself: leave {scaled.pop()} out of --normalise."
             )
 
 
@@ -208,7 +201,7 @@ def make(spec: EnvSpec, args: Args, dataset: DatasetStatistics) -> Program:
     if not len(returns):
         raise OptionError("madt needs returns, and the data has no complete episode to learn from.")
     best = float(returns.max()) if args.target_return is None else args.target_return
-    scale = max(dataset.return_scale(), _LEAST_SCALE)
+    scale = dataset.return_scale()
     scored = jnp.asarray(dataset.scored())
     remembers = args.network == "recurrent"
     steps = args.burn_in + args.length if remembers else 1

@@ -14,7 +14,8 @@ step of a window or of a truncated episode has no next action, so its target is 
 Reference: Yang et al. 2021 (arXiv 2106.03400). Defaults are those of ``maicq.yaml`` of OG-MARL
 (github.com/instadeepai/og-marl, commit f4eb8f0; Formanek et al. 2023, arXiv 2302.00521), which has
 recurrent networks and one-step targets, λ = 0. The authors' code (github.com/YiqinYang/ICQ, commit
-5a4da85) names λ = 0.8 and computes with 0.75. Unlike OG-MARL, but like the authors, actor and
+5a4da85) names λ = 0.8 and computes with 0.75. Both have α_π 0.1 and α_v 1,000 beside SMAC's returns
+of at most 20, which is the unit of our rewards too. Unlike OG-MARL, but like the authors, actor and
 critic have optimisers of their own and the policy gradient does not reach the mixer. Our mixer
 starts with smaller weights; see `offmarl.networks.Mixer`.
 """

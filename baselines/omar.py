@@ -14,15 +14,18 @@ values and σ to their root mean square distance from it, and repeats; â is the
 samples and π_i.
 
 OMAR: Pan et al. 2022 (arXiv 2111.11188; github.com/ling-pan/OMAR, commit 0e52ad6). Sizes, and the
-weights c = 0.7 and α = 5, are those of OG-MARL's ``omar`` (Formanek et al. 2023, arXiv 2302.00521;
+weight c = 0.7, are those of OG-MARL's ``omar`` (Formanek et al. 2023, arXiv 2302.00521;
 github.com/instadeepai/og-marl, commit f4eb8f0), where the critic of an agent sees the state and the
 agent's own action. Differences from it: m and σ are those of the paper, not those of the ten best
-samples so far; the noise of π_i is truncated to the range of the actions, where both clip the
-actions and keep the density of the noise; and policies learn from the critics after their update.
-The authors use other weights for each dataset. Their setting for the MPE tasks is ``--network
-feedforward --critic observation --no-share-parameters --critic-hidden 64 --learning-rate 0.01
---gamma 0.95 --batch-size 1024 --length 1 --max-grad-norm 0.5``, with c = 1, and α from 0.5 to 5 on
-simple_spread.
+samples so far; the losses of the two critics are added, not averaged, so that 20 clips gradients as
+its 10 does; α is smaller, in the unit of scaled rewards, where it has 5 in that of the data
+(``--settings reference``); the noise of π_i is truncated to the range of the actions, where both
+clip the actions and keep the density of the noise; and policies learn from the critics after their
+update. The authors use other weights for each dataset. Their setting for the MPE tasks is
+``--no-scale-rewards --network feedforward --critic observation --no-share-parameters
+--critic-hidden 64 --learning-rate 0.01 --gamma 0.95 --batch-size 1024 --length 1 --max-grad-norm
+0.5``, with c = 1, and on simple_spread their α from 0.5 to 5, which is ``--cql-weight`` from 0.25
+to 2.5 because their squared errors have no factor ½.
 """
 
 from collections.abc import Callable
@@ -58,7 +61,7 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 class Args(ConservativeArgs):
     """Conservative values for each agent, and policies led by a search over actions."""
 
-    max_grad_norm: Positive | None = 10.0
+    max_grad_norm: Positive | None = 20.0
     """Largest global norm of the gradients of critics, and of those of policies; larger ones are
     scaled down to it."""
     critic: CriticInput = "state"

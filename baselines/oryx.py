@@ -36,6 +36,8 @@ References: Formanek et al. 2025 (arXiv 2505.22151), with the architecture of Sa
   outweigh those of the critic in the network that they share, and the values are not learned. The
   variance is counted in multiples of 25, that of values between 0 and 20 as in the reference's
   data, for which the loss thus stays the same. ``--no-normalise-values`` leaves this out.
+- Rewards are scaled to returns of at most 20, those of the reference's StarCraft data, so that α_v
+  and α_π mean the same on all data.
 """
 
 from dataclasses import dataclass
@@ -81,7 +83,7 @@ from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
 
 @dataclass(frozen=True)
-class Args(programs.LearnerArgs):
+class Args(programs.ValueArgs):
     """Sequential implicit constraint Q-learning with retention."""
 
     batch_size: PositiveInt = 64
@@ -96,8 +98,6 @@ class Args(programs.LearnerArgs):
     """Blocks of the encoder, and of the decoder; by default 1."""
     heads: PositiveInt = 4
     """Heads of each retention layer; a divisor of --hidden."""
-    gamma: Fraction = 0.99
-    """Discount γ."""
     tau: Fraction = 0.005
     """Share of the target network that an update replaces."""
     value_temperature: Positive | None = None

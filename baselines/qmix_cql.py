@@ -1,20 +1,21 @@
 """QMIX+CQL: monotonic value factorisation with a conservative penalty, discrete.
 
-The agents' action values are mixed into Q_tot, monotonic in each of them, and learned by double
-Q-learning. The penalty decreases the joint values of legal joint actions drawn at random, and
-increases those of the data's:
+The agents' action values are mixed into Q_tot, monotonic in each of them. The penalty decreases the
+joint values of legal joint actions drawn at random, and increases those of the data's:
 
     L = E[ ½ (Q_tot(s, a) - y)² ] + α E[ logsumexp over {K random legal joint actions, a} of
-        Q_tot(s, ·) - Q_tot(s, a) ],     y = r + γ (1 - terminated) Q̄_tot(s', argmax_i Q_i),
+        Q_tot(s, ·) - Q_tot(s, a) ],     y = r + γ (1 - terminated) Q̄_tot(s', a'),
 
-with r the mean of the agents' rewards. The episode terminates where all agents do. Dead agents add
-nothing to Q_tot.
+with r the mean of the agents' rewards, and a' the data's next action. The episode terminates where
+all agents do. Dead agents add nothing to Q_tot.
 
 References: QMIX, Rashid et al. 2018 (arXiv 1803.11485); CQL, Kumar et al. 2020 (arXiv
 2006.04779). Defaults are those of ``qmix_cql.yaml`` of OG-MARL (github.com/instadeepai/og-marl,
 commit f4eb8f0; Formanek et al. 2023, arXiv 2302.00521), which has recurrent networks only. There,
-illegal actions are drawn too. Our mixer starts with smaller weights; see
-`offmarl.networks.Mixer`.
+illegal actions are drawn too, α is 3 beside SMAC's returns of at most 20, which is the unit of our
+rewards too, and targets are those of double Q-learning, Q̄_tot(s', argmax_i Q_i), which grow by the
+penalty in each step; ``--settings reference`` has both, without scaled rewards. Our mixer starts
+with smaller weights; see `offmarl.networks.Mixer`.
 """
 
 from dataclasses import dataclass
@@ -27,9 +28,9 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from offmarl import cli, programs
-from offmarl.config import NonNegative, PositiveInt
+from offmarl.config import PositiveInt
 from offmarl.distributions import select, select_each
-from offmarl.losses import conservative_gap, double_q_values, masked_mean, sample_legal_actions
+from offmarl.losses import conservative_gap, masked_mean, sample_legal_actions
 from offmarl.networks import MixedParams, make_policy, mix, mix_each
 from offmarl.programs import (
     TD_ERRORS,
@@ -41,9 +42,11 @@ from offmarl.programs import (
     Values,
 )
 from offmarl.programs.learning.offline_q_learning import (
+    ConservativeQArgs,
     MixedArgs,
     greedy_params,
     make_mixed_values,
+    next_values,
     team_errors,
 )
 from offmarl.teams import require_one_team
@@ -53,11 +56,9 @@ from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class Args(MixedArgs):
+class Args(MixedArgs, ConservativeQArgs):
     """QMIX with conservative Q-learning."""
 
-    cql_weight: NonNegative = 3.0
-    """Weight α of the conservative penalty; 0 gives plain offline QMIX."""
     cql_samples: PositiveInt = 20
     """Random legal joint actions K in the penalty."""
 
@@ -84,12 +85,13 @@ def make(spec: EnvSpec, args: Args, _dataset: DatasetStatistics) -> Program:
     ) -> tuple[Float[Array, ""], dict[str, Array]]:
         q, weights = networks.of_all_actions(params, batch)
         q_target, weights_target = networks.of_all_actions(target, batch)
-        view_tm1, view_t = batch.view_tm1, batch.view_t
+        view_tm1 = batch.view_tm1
         q_tm1, weights_tm1 = _before(q), _before(weights)
 
-        v_t = double_q_values(_after(q_target), _after(q), view_t.legal_actions) * view_t.alive
-        q_tot_t = mix(_after(weights_target), v_t)
+        v_t, known = next_values(args, batch, _after(q_target), _after(q))
+        q_tot_t = mix(_after(weights_target), v_t * batch.view_t.alive)
         q_tot_tm1 = mix(weights_tm1, select(q_tm1, batch.action) * view_tm1.alive)
+        batch = batch._replace(next_known=known)
         error, known = team_errors(batch, q_tot_tm1, q_tot_t, hyper.gamma)
         td_loss = masked_mean(0.5 * error**2, known, batch.weight)
 

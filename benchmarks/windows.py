@@ -376,7 +376,8 @@ def report_learning(args: Args, directory: Path) -> None:
     valued = write_episodes(directory / "valued.vlt", 100, lambda _length, chance: chance < 0.5)
     options = {"hidden": 32, "learning_rate": 3e-3}
     clone = make("bc", SMALL, schedule="constant", **options)
-    values = make("iql_cql", SMALL, cql_weight=0.0, gamma=GAMMA, target_every=20, **options)
+    options |= {"cql_weight": 0.0, "bootstrap": "greedy"}
+    values = make("iql_cql", SMALL, gamma=GAMMA, target_every=20, **options)
     names = "bc: P(action 1) less the data's", "iql: error of values, short", "long", "right ends"
     print(f"{args.updates} updates, {args.seeds} seeds    " + "   ".join(names))
     for name in ("packed", "overhang", "full"):

@@ -179,3 +179,15 @@ def test_arguments_for_an_environment(packaged):
     assert (args.env, args.batch_size, args.hidden) == (SPREAD, 7, 8)
     assert settings.used(args).given == {"env", "hidden"}
     assert qmix.Args(env=SPREAD).batch_size == qmix.Args().batch_size != 7
+
+
+def test_the_reference_settings_are_the_published_update():
+    args = registry.load("baseline", "iql_cql").Args
+    found = args.for_env("swarm/coverage-3", "reference", vault="a.vlt")
+    assert (found.scale_rewards, found.bootstrap, found.cql_weight) == (False, "greedy", 3.0)
+    source = settings.used(found).sources()["cql_weight"]
+    assert source == "offmarl/settings/reference.toml [iql_cql]"
+    given = args.for_env("", "reference", vault="a.vlt", cql_weight=1.0)
+    assert (given.bootstrap, given.cql_weight) == ("greedy", 1.0)
+    bc = registry.load("baseline", "bc").Args  # which has no scale
+    assert settings.used(bc.for_env("", "reference", vault="a.vlt")).sources() == {}

@@ -14,10 +14,10 @@ from offmarl.config import read_values
 from offmarl.errors import OffmarlError, OptionError, VaultError
 from offmarl.paths import local
 from offmarl.programs.offline import resolved
+from offmarl.programs.program import structure
 from offmarl.programs.registry import load
 from offmarl.programs.runs.dataset import DatasetStatistics
 from offmarl.programs.runs.loop import offline_schedule
-from offmarl.programs.runs.normalisation import make_program
 from offmarl.teams import teams_of
 from offmarl.types import EnvSpec
 from offmarl.vault import open_vault
@@ -88,7 +88,7 @@ def _require_fit(cell: Cell, spec: EnvSpec, module: ModuleType) -> None:
             "held_out)."
         )
     try:
-        offline_schedule(make_program(module.make, spec, args, _Unread(None)), args)
+        offline_schedule(module.make(spec, structure(args), _Unread(None)), args)
     except _NeedsDataError:
         return
     except OffmarlError as error:

@@ -37,8 +37,9 @@ class SettingsFile:
     """The option of programs that names a file of settings."""
 
     settings: Path | None = None
-    """TOML file with settings of the program, such as `offmarl tune` writes. They take precedence
-    over offmarl's own settings for the environment, and options over both."""
+    """TOML file with settings of the program, such as `offmarl tune` writes, or "reference" for the
+    published update of a baseline. They take precedence over offmarl's own settings for the
+    environment, and options over both."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ def load(
     run: Path,
     env: str | None,
     seeds: Sequence[int],
-    greedy: bool | None,
+    greedy: bool,
     program: Path | None,
     checkpoint: int | str = "last",
     opponents: Sequence[str] = (),

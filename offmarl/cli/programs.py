@@ -34,6 +34,7 @@ from offmarl.tracking import (
     RETURN,
     RUN_FILE,
     SAMPLED_RETURN,
+    Acting,
     acting_of,
     labelled,
     read_run,
@@ -163,7 +164,7 @@ class _TrainedArgs(DeviceArgs):
     """The checkpoint whose policy is recorded: last, best (of the seed's evaluations), or the
     number of a step, if the run kept it (train --keep). Recorders keep the policies of all their
     evaluations; their steps are those of the environment."""
-    act: Literal["sample", "greedy"] = "sample"
+    act: Literal["greedy", "sample"] = "greedy"
     """How the policy acts. greedy: it takes the best action. sample: it samples actions."""
     program: Path | None = None
     """Python file of the program that trained the run, if the program is not one of offmarl's. The
@@ -199,7 +200,7 @@ def _trained_recording(arguments: list[str]) -> "Recording":
         args.opponents,
     )
     loaded = policies[trained]
-    origin = {"program": loaded.name, "run": str(run), "training_seed": trained}
+    origin = {"program": loaded.name, "run": str(run), "training_seed": trained, "act": args.act}
     ending = "" if args.checkpoint == "last" else f"-{args.checkpoint}"
     origin |= {"checkpoint": args.checkpoint} if ending else {}
     name = args.name or below(f"{loaded.name}-{trained}{ending}", option="--name")
@@ -237,6 +238,8 @@ def train(arguments: list[str]) -> Report:
         unit = labelled(unit, acting_of(read_run(run)))
     title = f"{name}, trained and evaluated in {run}: {unit}"
     more = {head: final_returns(run, other) for other, head in _MORE.items() if other != metric}
+    if more.get("sampled_mean"):  # side by side
+        more = {"greedy_mean": final_returns(run)} | {x: y for x, y in more.items() if y}
     returns = {
         name.removeprefix(f"{RETURN}_"): final_returns(run, name) for name in teams or [metric]
     }
@@ -261,7 +264,7 @@ def evaluate(
     env: str | None = None,
     eval_episodes: int = 320,
     seed: int = 0,
-    act: Literal["as-trained", "greedy", "sample"] = "as-trained",
+    act: Literal["greedy", "sample"] = "greedy",
     checkpoint: Checkpoint = "last",
     render: Path | None = None,
     program: Path | None = None,
@@ -282,7 +285,6 @@ def evaluate(
         Random seed of the episodes.
     act
         How the policy acts. greedy: it takes the best action. sample: it samples actions.
-        as-trained: as in the run's own evaluations.
     checkpoint
         The checkpoint whose policies play: last, best, or the number of a step, if the run kept it
         (train --keep); recorders keep the policies of all their evaluations, by steps of the
@@ -306,13 +308,14 @@ def evaluate(
     run = _named(run)
     record = read_run(run)
     seeds = record["seeds"]
-    greedy = None if act == "as-trained" else act == "greedy"
-    environment, loaded = policies.load(run, env, seeds, greedy, program, checkpoint, opponents)
+    acting: Acting = "greedy" if act == "greedy" else "sampled"
+    environment, loaded = policies.load(
+        run, env, seeds, acting == "greedy", program, checkpoint, opponents
+    )
     first = loaded[seeds[0]]
     if render:
         save(policies.watch(environment, first, seed), render)
     returns = policies.play(environment, loaded, eval_episodes, seed)
-    acting = acting_of(record if greedy is None else {"greedy": greedy})
     policy = labelled(first.name, acting)
     if checkpoint != "last":
         policy += ", best checkpoints" if checkpoint == "best" else f", step {checkpoint}"

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from offmarl.distributions import Distribution
 from offmarl.networks.action_values import as_vectors
 from offmarl.networks.encoders import Encoder, blank_view, observation_encoder
-from offmarl.networks.linear import AgentId, InputLayer, id_features, orthogonal
+from offmarl.networks.linear import AgentId, Dense, InputLayer, id_features, orthogonal
 from offmarl.networks.policies import Head
 from offmarl.networks.retention import GatedLayer, Retention
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy
@@ -101,9 +101,9 @@ class _Output(nn.Module):
 
     @nn.compact
     def __call__(self, x: Float[Array, "*b _"]) -> Float[Array, "*b outputs"]:
-        x = nn.gelu(nn.Dense(self.hidden, kernel_init=orthogonal(2**0.5))(x))
+        x = nn.gelu(Dense(self.hidden, kernel_init=orthogonal(2**0.5))(x))
         small = orthogonal(0.01)
-        return nn.Dense(self.outputs, kernel_init=small)(nn.RMSNorm()(x))
+        return Dense(self.outputs, kernel_init=small)(nn.RMSNorm()(x))
 
 
 class AgentSequence(nn.Module):
@@ -141,7 +141,7 @@ class AgentSequence(nn.Module):
         wide = orthogonal(2**0.5)
         sizes = self.hidden, self.heads, self.decay
         self.embed = InputLayer(self.hidden, self.agent_id)
-        self.embed_action = nn.Dense(self.hidden, kernel_init=wide)
+        self.embed_action = Dense(self.hidden, kernel_init=wide)
         self.start = self.param("start", nn.initializers.normal(1.0), (self.hidden,))
         self.encoder_norms = [nn.RMSNorm() for _ in range(self.blocks)]
         self.action_norm = nn.RMSNorm()

@@ -66,12 +66,16 @@ class Dense(nn.Module):
 
     features: int
     kernel_init: Any = nn.initializers.lecun_normal()
+    use_bias: bool = True
 
     @nn.compact
     def __call__(self, x: Float[Array, "*b inputs"]) -> Float[Array, "*b {self.features}"]:
         """Apply the layer."""
         kernel = self.param("kernel", self.kernel_init, (x.shape[-1], self.features))
-        return product(x, kernel) + self.param("bias", nn.initializers.zeros, (self.features,))
+        outputs = product(x, kernel)
+        if not self.use_bias:
+            return outputs
+        return outputs + self.param("bias", nn.initializers.zeros, (self.features,))
 
 
 AgentId = Literal["onehot", "sinusoidal", "none"]

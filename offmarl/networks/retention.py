@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from offmarl.networks.linear import Dense
+
 _CHUNK = 192
 """Largest number of tokens whose scores are computed at once. Longer windows are cut into chunks of
 whole steps, because the scores take memory with the square of the number of tokens."""
@@ -186,5 +188,5 @@ class GatedLayer(nn.Module):
         return outputs
 
 
-def _linear(features: int) -> nn.Dense:
-    return nn.Dense(features, use_bias=False)
+def _linear(features: int) -> Dense:
+    return Dense(features, use_bias=False)

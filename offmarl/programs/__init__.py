@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from offmarl.programs.learning.learner import (
         LearnerArgs as LearnerArgs,
         TargetState as TargetState,
+        ValueArgs as ValueArgs,
         make_optimiser as make_optimiser,
         policy_config as policy_config,
     )

@@ -192,13 +192,15 @@ class Args(_Configurable):
     if the data is on another machine; else device if it fits into half of its free memory."""
     memory: Positive = option(1.0, Role.FREE | Role.LOCAL | Role.RARE)
     """Largest memory for streamed batches, in GB."""
-    normalise: tuple[Literal["observation", "state", "reward", "return"], ...] = option(
-        (), Role.SHAPES
-    )
-    """What to normalise by the statistics of the dataset, which are stored with the policy.
-    observation and state: to mean 0 and standard deviation 1, entry by entry; whole numbers, such
-    as those of images, stay as they are. reward or return: divide rewards by their standard
-    deviation, or by that of the returns of complete episodes."""
+    normalise: tuple[Literal["observation", "state"], ...] = option((), Role.SHAPES)
+    """What to normalise by the statistics of the dataset, which are stored with the policy: to mean
+    0 and standard deviation 1, entry by entry; whole numbers, such as those of images, stay as they
+    are."""
+    top: Fraction | None = option(None, Role.LEARNS | Role.RARE)
+    """Learn only from this fraction of the complete episodes, those of the highest returns."""
+    blind: bool = option(False, Role.SHAPES | Role.RARE)
+    """Replace observations by zeros, in training and in acting: what a method earns that knows only
+    the legal actions, the agent and, with a memory, the time."""
     eval_every: PositiveInt | None = None
     """Updates between evaluations; by default a twentieth of --updates."""
     eval_episodes: PositiveInt = 32

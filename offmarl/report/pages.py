@@ -225,7 +225,7 @@ def _run_films(runs: Iterable[Path], programs: Sequence[Path]) -> Films:
         file = file_of_run(directory, programs)  # an error if one of them does not exist
         record, loaded = read_run(directory), None
         try:
-            loaded = load_policy(directory, program=file)
+            loaded = load_policy(directory, greedy=None, program=file)
             gif = to_gif(play_run(loaded))
         except OffmarlError as error:  # it is not installed, or cannot be drawn
             unseen.append((str(directory), str(error)))

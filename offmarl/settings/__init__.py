@@ -1,4 +1,6 @@
-"""Settings of programs from TOML files: those in this package, one for a family, or a user's own.
+"""Settings of programs from TOML files: those in this package, or a user's own.
+
+The package has a file for each family of environments, and `REFERENCE` with published updates.
 
 A file has one table for each program. Tables in it hold for some environments only; their names are
 patterns of `fnmatch`, and later ones take precedence::
@@ -30,6 +32,9 @@ T = TypeVar("T", bound=Validated)
 
 SEARCH = "search"
 """Name of the table that is no program's: the ranges for ``offmarl tune``."""
+
+REFERENCE = "reference"
+"""Name of the package's file with the published updates of offline programs."""
 
 _ATTRIBUTE = "_settings"
 
@@ -94,14 +99,18 @@ def fill(
 ) -> T:
     """Return a program's ``Args``, with values from files for those that are not given.
 
-    ``env`` may be empty; the user's ``file`` must have a table for the program. The package's file
-    is not for programs in a user's own file. `OptionError` if a file or an argument is invalid.
+    ``env`` may be empty; the user's ``file``, in whose place may be `REFERENCE`, must have a table
+    for the program. The package's file is not for programs in a user's own file. `OptionError` if a
+    file or an argument is invalid.
     """
     found: dict[str, Setting] = {}
     path = package_file(env)
     if packaged and path is not None:
         found |= _read(path, f"offmarl/settings/{path.name}", True, kind, program, env)
-    if file is not None:
+    if str(file) == REFERENCE:
+        path = Path(__file__).with_name(f"{REFERENCE}.toml")
+        found |= _read(path, f"offmarl/settings/{path.name}", True, kind, program, env)
+    elif file is not None:
         found |= _read(local(file), str(file), False, kind, program, env)
     values = {name: setting.value for name, setting in found.items()}
     return _with(kind(**{**values, **given}), Used(found, frozenset(given)))

@@ -12,7 +12,7 @@ import pytest
 
 from offmarl._compiling import QUICKLY
 from offmarl.networks import MixedParams, MixedValues, MixerWeights
-from offmarl.programs import DatasetStatistics, hyperparameters, registry
+from offmarl.programs import DatasetStatistics, registry
 from offmarl.programs.runs.loop import stage_starts
 
 from .test_updates import SPEC, blank, make, metrics_of, sequence, sum_of, values_of
@@ -20,6 +20,7 @@ from .test_updates import SPEC, blank, make, metrics_of, sequence, sum_of, value
 cfcql = registry.load("baseline", "cfcql")
 Q, TARGET = np.array([1.0, 2.0, 4.0]), [1.0, 3.0, 2.0]
 CLONED = np.array([0.2, 0.3, 0.5])
+GREEDY = cfcql.Args(Path(), bootstrap="greedy")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +51,8 @@ def divergence(legal: list[int]) -> float:
 
 
 def test_an_update_by_hand() -> None:
-    program, hyper = make("cfcql", gamma=0.5, td_lambda=0.5, divergence_weight=3.0, mixer_embed=1)
+    options = {"td_lambda": 0.5, "divergence_weight": 3.0, "mixer_embed": 1}
+    program, hyper = make("cfcql", gamma=0.5, bootstrap="greedy", **options)
     state = blank(program, hyper)
     online, target = state.params, state.target
     state = state._replace(
@@ -120,7 +122,7 @@ def test_targets_end_with_the_episode(td_lambda: float) -> None:
     batch = batch._replace(view=batch.view._replace(observation=number))
     hyper = SimpleNamespace(gamma=0.5, td_lambda=td_lambda)
     q, target = number * jnp.array([0.0, 1.0, 0.0]), MixedParams(jnp.array([9.0, 2.0, 7.0]), None)
-    found = jax.jit(lambda: cfcql.targets(NETWORKS, q, target, batch, hyper))()
+    found, _ = jax.jit(lambda: cfcql.targets(NETWORKS, GREEDY, q, target, batch, hyper))()
     # The best actions of slots 2 and 3 are worth 2·2·2 and 2·2·3.
     last = np.array([5.0, 5 + 0.5 * 12, 5 + 0.5 * 12])
     first = 2 + 0.5 * ((1 - td_lambda) * 8 + td_lambda * last)
@@ -144,7 +146,7 @@ def test_the_loss_has_the_weighted_penalty(weight: float) -> None:
     def loss(agent: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
         params = own._replace(agent=agent)
         hyper = SimpleNamespace(**values, **tau)
-        return cfcql.loss(NETWORKS, params, own, jnp.zeros(3), batch, hyper)
+        return cfcql.loss(NETWORKS, GREEDY, params, own, jnp.zeros(3), batch, hyper)
 
     (total, metrics), slope = jax.jit(loss, compiler_options=QUICKLY)(own.agent)
     # 1 + 4 against ½ 2·4, and 2·4 against nothing. The penalty replaces the action of one agent at
@@ -229,4 +231,3 @@ def test_the_length_of_the_first_stage(given, first) -> None:
     args = cfcql.Args(Path(), updates=3000, hidden=2, behaviour_updates=given)
     program = cfcql.make(SPEC, args, DatasetStatistics(None))
     assert stage_starts(program.stages, 3000) == (0, first)
-    assert hyperparameters(args).cql_weight == 50

@@ -193,7 +193,7 @@ def test_the_penalty_of_each_critic_is_of_its_own_values(sees):
         return jnp.stack([scale * each for scale in scales])[..., None]
 
     batch, key = wide_batch(), jax.random.key(1)
-    args = maddpg_cql.Args(vault=Path(), cql_samples=3)
+    args = maddpg_cql.Args(vault=Path(), cql_samples=3, cql_weight=5.0)
     hyper, networks = hyperparameters(args), fake_networks(WIDE, sees, values)
     critics, actor = (jnp.float32(1.0), jnp.float32(5.0)), jnp.float32(0.3)
     target = ActorCritics(actor, critics)

@@ -304,8 +304,6 @@ def test_only_legal_actions_are_taken():
     np.testing.assert_allclose(log_prob[:, 1], -np.log(2), rtol=1e-6)
 
 
-def test_returns_are_not_scaled_twice():
-    with pytest.raises(OptionError, match="scales returns itself"):
-        madt.Args(Path(), normalise=("reward",))
+def test_tokens_divide_among_the_heads():
     with pytest.raises(OptionError, match="multiple of twice heads"):
         madt.Args(Path(), hidden=6, heads=2)

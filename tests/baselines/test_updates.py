@@ -12,8 +12,10 @@ import optax
 import pytest
 
 from offmarl._compiling import QUICKLY
+from offmarl.errors import OptionError
 from offmarl.losses import sample_legal_actions
 from offmarl.programs import TD_ERRORS, DatasetStatistics, hyperparameters, registry
+from offmarl.programs.learning.offline_q_learning import next_values
 from offmarl.programs.program import structure
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 
@@ -100,7 +102,7 @@ def head_gradient(program: Any, state: Any, batch: Sequence, hyper: Any) -> np.n
 
 
 def test_qmix_cql_by_hand() -> None:
-    program, hyper = make("qmix_cql", gamma=0.5, cql_samples=3, mixer_embed=1)
+    program, hyper = make("qmix_cql", gamma=0.5, cql_samples=3, mixer_embed=1, bootstrap="greedy")
     state = blank(program, hyper)
     online, target = state.params, state.params
     state = state._replace(
@@ -286,7 +288,7 @@ def test_nothing_is_learnt_from_padding_nor_from_the_dead(name: str) -> None:
 )
 def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
     spec = replace(SPEC, reward=reward)
-    program, hyper = make("iql_cql", spec, gamma=0.5, cql_weight=2.0)
+    program, hyper = make("iql_cql", spec, gamma=0.5, cql_weight=2.0, bootstrap="greedy")
     state = blank(program, hyper)
     state = state._replace(
         params=values_of(state.params, [1.0, 2.0, 4.0]),
@@ -318,13 +320,29 @@ def test_iql_cql_by_hand(reward: str, errors: list[float]) -> None:
     np.testing.assert_allclose(metrics["cql_loss"], np.mean(gaps), rtol=1e-6)
 
 
+def test_targets_take_the_next_action_of_the_data() -> None:
+    """They know none after the end of a window or of a truncated episode, and need none at ends."""
+    batch = sequence(
+        [[[0, 2], [1, 1], [2, 0]], [[2, 2], [0, 0], [1, 1]]],
+        terminated=jnp.zeros((2, 3, 2), bool).at[1, 0].set(True),
+        mask=jnp.array([[True, True, True], [True, False, True]]),
+    )
+    args = registry.load("baseline", "iql_cql").Args(Path())
+    values = jnp.broadcast_to(jnp.array([1.0, 3.0, 2.0]), (2, 3, 2, 3))
+    v_t, known = next_values(args, batch, values, -values)
+    np.testing.assert_array_equal(v_t[0, :2], [[3, 3], [2, 1]])
+    np.testing.assert_array_equal(known, [[True, True, False], [True, True, False]])
+    with pytest.raises(OptionError, match="--length 2 or more"):
+        registry.load("baseline", "iql_cql").Args(Path(), length=1)
+
+
 def softmax(values: list[float]) -> np.ndarray:
     return np.exp(values) / np.exp(values).sum()
 
 
 def test_the_gradient_of_iql_cql_has_the_weighted_penalty() -> None:
     options = {"cql_weight": 3.0, "max_grad_norm": None, "gamma": 0.5}
-    program, hyper = make("iql_cql", **options)
+    program, hyper = make("iql_cql", bootstrap="greedy", **options)
     state = blank(program, hyper)
     state = state._replace(
         params=values_of(state.params, [1.0, 2.0, 4.0]),
@@ -448,7 +466,8 @@ def test_nothing_follows_a_termination_and_something_a_truncation(name: str) -> 
 
     none, half, whole = map(errors, (0.0, 0.5, 1.0))
     assert none[0] == half[0] == whole[0] != 0
-    if name in ("maicq", "oryx"):  # they need the data's next action, which no window has
+    if name in ("cfcql", "iql_cql", "maicq", "oryx", "qmix_cql"):
+        # They need the data's next action, which no window has.
         assert not whole[1:].any()
     else:
         assert (half[1:] != none[1:]).all() and (half[1:] != whole[1:]).all()

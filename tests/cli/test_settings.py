@@ -26,7 +26,7 @@ def packaged(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_baseline_takes_settings_prints_and_keeps_them(offmarl, packaged, random_data, tmp_path):
     mine = tmp_path / "mine.toml"
-    mine.write_text("[bc]\ngreedy = true\n")
+    mine.write_text("[bc]\nlayers = 2\n")
     vault, run = str(random_data("probe/one-step")), tmp_path / "run"
     command = ["train", "bc", "--vault", vault, "--out", str(run), *SMALL]
     outcome = offmarl(*command, "--learning_rate=0.25", "--settings", str(mine))
@@ -34,14 +34,14 @@ def test_a_baseline_takes_settings_prints_and_keeps_them(offmarl, packaged, rand
     assert "settings: hidden 8 (from offmarl/settings/probe.toml [bc])" in outcome.err
     assert "settings: learning_rate 0.25 in place of 0.5 (given)" in outcome.err
     record = json.loads((run / "run.json").read_text())
-    assert [record["args"][name] for name in ("hidden", "learning_rate", "greedy")] == [
+    assert [record["args"][name] for name in ("hidden", "learning_rate", "layers")] == [
         8,
         0.25,
-        True,
+        2,
     ]
     assert record["settings"] == {
         "hidden": "offmarl/settings/probe.toml [bc]",
-        "greedy": f"{mine} [bc]",
+        "layers": f"{mine} [bc]",
     }
     packaged.write_text("[bc]\nhidden = 16\n")
     before = (run / "metrics.jsonl").read_bytes()

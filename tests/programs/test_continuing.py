@@ -15,8 +15,8 @@ from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import hyperparameters, record_policy
 from offmarl.programs.runs import training
-from offmarl.programs.runs.continuing import _common_parts, carry_over, learned
-from offmarl.programs.runs.dataset import DatasetStatistics, is_scale
+from offmarl.programs.runs.continuing import _common_parts, carry_over, learned, start_of
+from offmarl.programs.runs.dataset import DatasetStatistics, is_scale, read
 from offmarl.programs.runs.normalisation import make_program
 from recorders import isac, maddpg, mappo, masac, qmix, vdn
 from tests.vault.experience import SPEC, make
@@ -126,17 +126,16 @@ def test_the_threshold_of_a_continued_run_is_its_own():
 
 
 @pytest.mark.parametrize(
-    ("name", "normalised", "kept"),
+    ("name", "kept"),
     [
-        ("observation_moments", (), True),
-        ("returns", (), False),
-        ("returns", ("return",), True),
-        ("reward_std", ("reward",), True),
-        ("scored", ("return",), False),
+        ("observation_moments", True),
+        ("return_scale", True),
+        ("returns", False),
+        ("scored", False),
     ],
 )
-def test_scales_of_the_networks_are_kept_and_facts_of_the_data_are_not(name, normalised, kept):
-    assert is_scale(name, normalised) == kept
+def test_scales_of_the_networks_are_kept_and_facts_of_the_data_are_not(name, kept):
+    assert is_scale(name) == kept
 
 
 @pytest.mark.slow
@@ -225,6 +224,19 @@ def before(tmp_path_factory):
     record_policy(ENV, policy, (), data, steps=256, num_envs=4)
     shared = {"vault": data, "out": root / "run", "updates": 2, "batch_size": 4, "length": 4}
     return data, qmix_cql.main(qmix_cql.Args(**shared, hidden=8, env="none"))
+
+
+@pytest.mark.slow
+def test_a_recorder_is_told_of_the_unit_of_the_values(before, monkeypatch):
+    said = []
+    monkeypatch.setattr(tracking, "notice", said.append)
+    _, run = before
+    scale = 20 / float(read(run / "dataset.npz")["return_scale"])
+    args = qmix.Args(env="probe/observation", hidden=8, init=run, reward_scale=1.0)
+    start_of(args, ENV)
+    assert f"rewards times {scale:.5g}, and this program learns from rewards times 1:" in said[0]
+    start_of(replace(args, reward_scale=scale), ENV)
+    assert len(said) == 1
 
 
 @pytest.mark.nightly

@@ -83,12 +83,12 @@ def test_a_normalised_critic_takes_recorded_views_and_gives_recorded_units():
         lambda state: state, lambda gain, view, _first, _action: gain * view.state[..., :1]
     )
     echo = programs.Program(lambda *_: None, (), lambda _: None, lambda state: state, values=values)
-    numbers = {"state_moments": [[10.0], [4.0]], "reward_std": 0.5}
+    numbers = {"state_moments": [[10.0], [4.0]], "return_scale": 10.0}
     kept = DatasetStatistics(None, {name: np.array(x, "f4") for name, x in numbers.items()})
-    critic = normalised(echo, ("state", "reward"), kept).values
+    critic = normalised(echo, ("state",), kept, scale_rewards=True).values
     view = View(jnp.zeros((1, 2, 1)), jnp.array([[[10.0], [18.0]]]), None, None)
     found = critic.apply(3.0, view, None, None)
-    # The state 18 is 2 deviations above the mean; values of rewards divided by 0.5 are doubled.
+    # The state 18 is 2 deviations above the mean; values of doubled rewards are halved.
     np.testing.assert_allclose(found, [[[0.0], [3.0]]])
 
 

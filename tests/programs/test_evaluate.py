@@ -1,5 +1,6 @@
 """Policies play the same episodes in one program as one after the other."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -14,6 +15,7 @@ from offmarl.programs.program import hyperparameters
 from offmarl.programs.runs import evaluate as evaluating
 from offmarl.programs.runs.sharding import Layout
 from offmarl.types import Policy
+from offmarl.vault import open_vault
 
 ENV = envs.make("swarm/coverage-2:time_limit=6")
 EPISODES, SEEDS = 4, 2
@@ -61,3 +63,19 @@ def test_a_policy_acts_as_the_one_of_several_that_its_parameters_name(which):
     np.testing.assert_array_equal(log_prob, [-1.0 - which] * 2)
     np.testing.assert_array_equal(carries[which], [1, 1])
     np.testing.assert_array_equal(carries[1 - which], [0, 0])
+
+
+@pytest.mark.parametrize("held_out", [0.0, 0.5])
+def test_the_best_episodes_that_are_not_held_out(random_data, held_out):
+    data = open_vault(random_data("probe/observation"))
+    args = bc.Args(data.path, env="none", held_out=held_out)
+    rest = evaluating.make_evaluator(args, data).learned_from
+    rest = np.arange(len(data.episodes.row)) if rest is None else rest
+    rest = rest[data.episodes.scored[rest]]
+    best = evaluating.make_evaluator(replace(args, top=0.1), data).learned_from
+    assert len(best) == round(len(rest) / 10) and set(best) <= set(rest)
+    returns = data.episodes.episode_returns
+    others = np.setdiff1d(rest, best)
+    assert returns[best].min() >= returns[others].max()
+    (one,) = evaluating.make_evaluator(replace(args, top=0.0), data).learned_from
+    assert returns[one] == returns[rest].max()

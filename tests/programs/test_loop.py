@@ -92,18 +92,18 @@ def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
         (step, seed) for step in (0, 10, 20, 30, 40) for seed in (0, 1)
     ]
     assert [len(row[tracking.RETURN]) for row in evaluations] == [4] * 8 + [8] * 2
-    greedy = {row["step"] for row in rows if tracking.GREEDY_RETURN in row}
-    assert greedy == {0, 10, 20, 30, 40}
+    sampled = {row["step"] for row in rows if tracking.SAMPLED_RETURN in row}
+    assert sampled == {0, 10, 20, 30, 40}
     losses = [row["step"] for row in rows if "policy_loss" in row]
     assert losses == [step for step in (1, 10, 20, 30, 40) for _ in (0, 1)]
     scores = json.loads((run / tracking.MARL_EVAL_FILE).read_text())
     algorithms = scores["probe"]["observation/random"]
-    runs, best = algorithms["bc (sampled)"], algorithms["bc (greedy)"]
+    runs, other = algorithms["bc (greedy)"], algorithms["bc (sampled)"]
     assert set(algorithms) == {"bc (sampled)", "bc (greedy)"}
-    assert [*runs["seed_0"]] == [*best["seed_0"]]  # marl-eval's reader expects the same steps
-    assert set(runs) == set(best) == {"seed_0", "seed_1"}
-    *_, last = [row for row in rows if tracking.GREEDY_RETURN in row and row["seed"] == 1]
-    assert best["seed_1"]["absolute_metrics"] == {tracking.RETURN: last[tracking.GREEDY_RETURN]}
+    assert [*runs["seed_0"]] == [*other["seed_0"]]  # marl-eval's reader expects the same steps
+    assert set(runs) == set(other) == {"seed_0", "seed_1"}
+    *_, last = [row for row in rows if tracking.SAMPLED_RETURN in row and row["seed"] == 1]
+    assert other["seed_1"]["absolute_metrics"] == {tracking.RETURN: last[tracking.SAMPLED_RETURN]}
     assert runs["seed_1"]["absolute_metrics"][tracking.RETURN] == evaluations[-1][tracking.RETURN]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from unittest import mock
 
 import chex
 import jax
@@ -11,15 +12,17 @@ import pytest
 
 import offmarl
 from offmarl import envs, programs, vault
-from offmarl.errors import OptionError
 from offmarl.programs import record_policy, registry
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.runs.dataset import DatasetStatistics, MeanAndStd, read
-from offmarl.programs.runs.normalisation import make_program, normalised
+from offmarl.programs.runs.normalisation import UNIT, make_program, normalised
+from offmarl.teams import teams_of
 from offmarl.types import ArraySpec, Policy, Sequence
+from offmarl.vault.format.tables import Episodes
 from tests.vault.experience import SPEC, make
 
 ENV = "probe/two-step"
+METRICS = {"q_tot": jnp.float32(3.0), "td_loss": jnp.float32(3.0)}
 KEY, NO_HYPER = jax.random.key(0), Hyperparameters({})
 SMALL = {"updates": 6, "eval_every": 6, "batch_size": 4, "length": 3, "hidden": 8}
 
@@ -40,20 +43,17 @@ def standardised(moments, array):
     ("name", "what"),
     [
         ("bc", ("observation",)),
-        pytest.param("qmix_cql", ("observation", "state", "reward"), marks=pytest.mark.nightly),
+        pytest.param("qmix_cql", ("observation", "state"), marks=pytest.mark.nightly),
     ],
 )
 def test_training_equals_that_on_a_normalised_vault(random_data, tmp_path, name, what):
     run = train(name, random_data(ENV), tmp_path / "run", normalise=what)
     kept = read(run / "dataset.npz")
-    assert set(kept) == {"reward_std" if w == "reward" else f"{w}_moments" for w in what}
+    assert set(kept) - {"return_scale"} == {f"{w}_moments" for w in what}
 
     def normalise(steps):
-        columns = {c: w for w in what for c in (w, f"final.{w}") if c in steps and w != "reward"}
-        found = {c: standardised(kept[f"{w}_moments"], steps[c]) for c, w in columns.items()}
-        if "reward" in what:
-            found["reward"] = steps["reward"] * np.float32(1 / kept["reward_std"])
-        return found
+        columns = {c: w for w in what for c in (w, f"final.{w}") if c in steps}
+        return {c: standardised(kept[f"{w}_moments"], steps[c]) for c, w in columns.items()}
 
     mapped = vault.map(random_data(ENV), tmp_path / "mapped.vlt", normalise)
     plain = train(name, mapped.path, tmp_path / "plain")
@@ -101,7 +101,7 @@ def echo():
     )
     return Program(
         lambda key, hyper: (),
-        (Stage(lambda state, batch, key, hyper: (batch, {})),),
+        (Stage(lambda state, batch, key, hyper: (batch, METRICS)),),
         policy=lambda greedy: policy,
         policy_params=lambda state: state,
     )
@@ -115,26 +115,38 @@ def sequence(**changes):
     return batch._replace(**changes)
 
 
-def test_each_part_is_normalised_alone():
+@pytest.mark.parametrize("what", ["observation", "state", "rewards"])
+def test_each_part_is_normalised_alone(what):
     batch = sequence()
     moments = {"observation_moments": [[1, 2, 3], [2, 2, 4]], "state_moments": [[1] * 5, [3] * 5]}
-    kept = statistics(**moments, reward_std=4.0, returns=[0, 2])
-    for what in ("observation", "state", "reward", "return"):
-        program = normalised(echo(), (what,), kept)
-        found, _ = program.stages[0].update((), batch, KEY, NO_HYPER)
-        scale = {"reward": 0.25, "return": 1.0}.get(what, 1.0)
-        np.testing.assert_array_equal(found.reward, batch.reward * scale)
-        np.testing.assert_array_equal(found.return_to_go, batch.reward * scale)
-        expected = batch.view.observation
-        if what == "observation":
-            expected = (expected - np.float32([1, 2, 3])) / np.float32([2, 2, 4])
-        np.testing.assert_allclose(found.view.observation, expected, rtol=1e-6)
-        state = (batch.view.state - 1) / 3 if what == "state" else batch.view.state
-        np.testing.assert_allclose(found.view.state, state, rtol=1e-6)
-        policy = program.policy(True)
-        seen = policy.act((), (), batch.view.observation[0, 0], None, None)[0]
-        np.testing.assert_allclose(seen, expected[0, 0], rtol=1e-6)
-        assert policy.after_step((), np.float32(2), None) == 2 * scale
+    kept = statistics(**moments, return_scale=5.0)
+    scaled = what == "rewards"
+    program = normalised(echo(), () if scaled else (what,), kept, scale_rewards=scaled)
+    found, metrics = program.stages[0].update((), batch, KEY, NO_HYPER)
+    scale = UNIT / 5.0 if scaled else 1.0
+    np.testing.assert_array_equal(found.reward, batch.reward * scale)
+    np.testing.assert_array_equal(found.return_to_go, batch.reward * scale)
+    assert metrics == {"q_tot": 3.0 / scale, "td_loss": 3.0}
+    expected = batch.view.observation
+    if what == "observation":
+        expected = (expected - np.float32([1, 2, 3])) / np.float32([2, 2, 4])
+    np.testing.assert_allclose(found.view.observation, expected, rtol=1e-6)
+    state = (batch.view.state - 1) / 3 if what == "state" else batch.view.state
+    np.testing.assert_allclose(found.view.state, state, rtol=1e-6)
+    policy = program.policy(True)
+    seen = policy.act((), (), batch.view.observation[0, 0], None, None)[0]
+    np.testing.assert_allclose(seen, expected[0, 0], rtol=1e-6)
+    assert policy.after_step((), np.float32(2), None) == 2 * scale
+
+
+def test_a_blind_program_sees_nothing_in_training_and_acting():
+    batch = sequence()
+    program = make_program(lambda *_: echo(), SPEC, programs.Args(Path(), blind=True), statistics())
+    found, _ = program.stages[0].update((), batch, KEY, NO_HYPER)
+    assert not found.view.observation.any() and batch.view.observation.any()
+    np.testing.assert_array_equal(found.view.legal_actions, batch.view.legal_actions)
+    seen, legal, _ = program.policy(True).act((), (), batch.view.observation[0, 0], 7, None)
+    assert not seen.any() and seen.shape == batch.view.observation[0, 0].shape and legal == 7
 
 
 def test_images_stay_as_they_are():
@@ -180,13 +192,40 @@ def test_a_run_stores_nothing_in_its_dataset(tmp_path):
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_one_scale_for_rewards():
-    with pytest.raises(OptionError, match="one of reward and return"):
-        normalised(echo(), ("reward", "return"), statistics(reward_std=1.0, returns=[1.0]))
-    kept = statistics(returns=[3.0, 3.0])  # returns that do not vary
-    program = normalised(echo(), ("return",), kept)
-    found, _ = program.stages[0].update((), sequence(), KEY, NO_HYPER)
-    np.testing.assert_array_equal(found.reward, sequence().reward)
-    args = programs.Args(vault=Path())
+def test_only_programs_that_learn_values_scale_rewards():
     given = echo()
+    assert make_program(lambda *_: given, SPEC, programs.Args(vault=Path()), None) is given
+    args = programs.ValueArgs(vault=Path())
+    assert make_program(lambda *_: given, SPEC, args, statistics(return_scale=1.0)) is not given
+    args = programs.ValueArgs(vault=Path(), scale_rewards=False)
     assert make_program(lambda *_: given, SPEC, args, None) is given
+
+
+def of_returns(returns, complete=True, teams=None):
+    """A dataset of episodes with these returns, ``(M, agents)``."""
+    returns = np.asarray(returns, float)
+    count = np.zeros(len(returns), int)
+    cause = np.full(len(returns), "terminated" if complete else "cut off")
+    teams = teams_of(dataclasses.replace(SPEC, num_agents=returns.shape[1], teams=teams))
+    found = Episodes(count, count, count, returns, count > 0, count > 0, cause, count, count, teams)
+    return mock.Mock(vault.Dataset, episodes=found)
+
+
+@pytest.mark.parametrize(
+    ("data", "scale"),
+    [
+        (of_returns([[1, 3], [-4, -6], [2, 2]]), 5.0),  # the mean over agents; negative ones, too
+        (of_returns([[7, 7], [7, 7]]), 7.0),  # constant ones
+        (of_returns([[0, 0]]), 1.0),
+        (of_returns(np.zeros((0, 2))), 1.0),
+        (of_returns([[1, 1], [np.inf, 0]]), 1.0),
+        (of_returns([[1, 1], [9, 9]], complete=False), 9.0),  # better than none
+        (of_returns([[3, -3], [1, 2]], teams=("a", "b")), 3.0),  # the teams' do not cancel out
+    ],
+)
+def test_the_scale_of_returns(data, scale):
+    found = DatasetStatistics(data)
+    assert found.return_scale() == scale
+    assert DatasetStatistics(None, found.used).return_scale() == scale
+    some = DatasetStatistics(data, episodes=np.arange(len(data.episodes.row))[:1])
+    assert some.return_scale() <= scale

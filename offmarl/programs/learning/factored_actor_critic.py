@@ -43,8 +43,8 @@ from offmarl.networks import (
     unroll_batch,
 )
 from offmarl.programs.learning.learner import (
-    LearnerArgs,
     TargetState,
+    ValueArgs,
     make_optimiser,
     policy_config,
 )
@@ -57,7 +57,7 @@ from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
 
 @dataclass(frozen=True)
-class FactoredArgs(LearnerArgs):
+class FactoredArgs(ValueArgs):
     """Arguments of policies learned beside linear sums of values."""
 
     max_grad_norm: Positive | None = 1.0
@@ -71,11 +71,8 @@ class FactoredArgs(LearnerArgs):
     """Windows in a batch."""
     length: PositiveInt = 1
     """Steps in a window."""
-    gamma: Fraction = 0.99
-    """Discount γ."""
-    value_temperature: Positive = 10.0
-    """α, in the unit of returns: at smaller values, values and policy follow the best of the data
-    more closely."""
+    value_temperature: Positive = 0.1
+    """α: at smaller values, values and policy follow the best of the data more closely."""
     tau: Fraction = 0.005
     """How far an update brings the target networks to the networks; 1 copies them."""
     mixer_hidden: PositiveInt = 64

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int
 
-from offmarl.config import Positive, PositiveInt
+from offmarl.config import Fraction, Positive, PositiveInt
 from offmarl.networks import AgentId, PolicyConfig
 from offmarl.programs.learning.optimisers import Number, ScheduleKind, clipped_adam, scheduled
 from offmarl.programs.program import Args, Hyperparameters
@@ -54,6 +54,17 @@ class LearnerArgs(Args):
     agent_id: AgentId = "onehot"
     """How the network distinguishes the agents. onehot: by their index, which ties it to their
     number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
+
+
+@dataclass(frozen=True)
+class ValueArgs(LearnerArgs):
+    """Arguments of offline programs that learn values from rewards."""
+
+    gamma: Fraction = 0.99
+    """Discount γ."""
+    scale_rewards: bool = True
+    """Multiply rewards so that the largest absolute return of the data's episodes is 20, the unit
+    of temperatures and penalties. Otherwise they are in the unit of the data's rewards."""
 
 
 class TargetState(NamedTuple):

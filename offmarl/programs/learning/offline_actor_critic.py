@@ -41,8 +41,8 @@ from offmarl.programs.learning.actor_critic import (
     td_loss,
 )
 from offmarl.programs.learning.learner import (
-    LearnerArgs,
     TargetState,
+    ValueArgs,
     make_optimiser,
     policy_config,
 )
@@ -54,11 +54,9 @@ from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
 
 @dataclass(frozen=True)
-class ActorCriticArgs(LearnerArgs):
+class ActorCriticArgs(ValueArgs):
     """Arguments of offline actor-critics for continuous actions."""
 
-    gamma: Fraction = 0.99
-    """Discount γ."""
     tau: Fraction = 0.005
     """Fraction by which the target networks move to the learned ones in each update of the
     policies."""
@@ -86,7 +84,7 @@ class ConservativeArgs(ActorCriticArgs):
     tau: Fraction = 0.01
     """Fraction by which the target networks move to the learned ones in each update of the
     policies."""
-    cql_weight: NonNegative = 5.0
+    cql_weight: NonNegative = 0.1
     """Weight of the conservative penalty; 0 for none."""
     cql_samples: PositiveInt = 10
     """Actions of each of three kinds in the penalty: uniform ones, and those of the policies in the

@@ -5,26 +5,47 @@ the team of the agents' values, and defines its own loss and update.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from offmarl.config import Fraction, PositiveInt
-from offmarl.losses import td_targets
+from offmarl.config import NonNegative, PositiveInt
+from offmarl.distributions import select
+from offmarl.errors import OptionError
+from offmarl.losses import double_q_values, td_targets
 from offmarl.networks import MixedValues, QParams, agent_network, make_mixer
-from offmarl.programs.learning.learner import LearnerArgs, policy_config
+from offmarl.programs.learning.learner import ValueArgs, policy_config
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 
 @dataclass(frozen=True)
-class QLearningArgs(LearnerArgs):
+class QLearningArgs(ValueArgs):
     """Arguments of programs that learn action values offline."""
 
-    gamma: Fraction = 0.99
-    """Discount γ."""
     target_every: PositiveInt = 200
     """Updates between copies to the target networks."""
+
+
+@dataclass(frozen=True)
+class ConservativeQArgs(QLearningArgs):
+    """Arguments of programs that learn conservative action values offline."""
+
+    cql_weight: NonNegative = 0.3
+    """Weight α of the conservative penalty; 0 for none. The larger, the nearer is the policy to the
+    data."""
+    bootstrap: Literal["data", "greedy"] = "data"
+    """Action of the next step in targets: the data's, or as published the one of the largest value.
+    The penalty raises the largest values above those of the data's actions, whatever the rewards
+    are, and targets of greedy actions add this in each step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bootstrap == "data" and self.length < 2:
+            raise OptionError(
+                "targets need the data's next action, which windows of one step do not have: give "
+                "--length 2 or more, or --bootstrap greedy."
+            )
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,33 @@ def make_mixed_values(spec: EnvSpec, args: MixedArgs) -> MixedValues:
     """Build the agents' network of action values, and their mixer."""
     network = agent_network(policy_config(args, "q"), spec)
     return MixedValues(network, make_mixer(spec, args.mixer_embed, args.mixer_hidden))
+
+
+class NextValues(NamedTuple):
+    """What targets bootstrap from."""
+
+    v_t: Float[Array, "B T N"]
+    """Of each agent."""
+    known: Bool[Array, "B T"]
+    """Steps whose target is known."""
+
+
+def next_values(
+    args: ConservativeQArgs,
+    batch: Sequence,
+    q_target_t: Float[Array, "B T N A"],
+    q_t: Float[Array, "B T N A"],
+) -> NextValues:
+    """Return the target network's values of the next actions that ``--bootstrap`` asks for.
+
+    The last step of a window, or of a truncated episode, has no next action in the data.
+    """
+    if args.bootstrap == "greedy":
+        v_t = double_q_values(q_target_t, q_t, batch.view_t.legal_actions)
+        return NextValues(v_t, batch.next_known)
+    action_t, acts_t = (jnp.roll(x, -1, axis=1) for x in (batch.action, batch.mask))
+    acts_t = acts_t.at[:, -1].set(False)
+    return NextValues(select(q_target_t, action_t), acts_t | batch.terminated.all(-1))
 
 
 def greedy_params(network: ArrayTree, updates: Array) -> QParams:

@@ -107,7 +107,7 @@ def _of_run(directory: Path, which: str, env: Environment, team: Team) -> list[T
     found: list[TeamPolicy] = []
     for own in tracking.read_run(directory)["seeds"] if seed == "*" else [int(seed or 0)]:
         number = int(step) if step.isdecimal() else step or None
-        loaded = load_policy(directory, own if seed else None, step=number)
+        loaded = load_policy(directory, own if seed else None, greedy=None, step=number)
         about: dict[str, Any] = {
             "policy": loaded.name,
             "run": directory.name,

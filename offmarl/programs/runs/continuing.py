@@ -26,14 +26,12 @@ from offmarl.programs.program import Args, OnlineArgs, Program
 from offmarl.programs.runs import dataset
 from offmarl.programs.runs.finite import require_finite
 from offmarl.programs.runs.identity import fingerprint
+from offmarl.programs.runs.normalisation import UNIT
 from offmarl.programs.runs.trained import builder_of, of_seeds, stacked
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, open_vault
 
 _POLICY = "policy"
-
-_INPUTS = {"observation", "state"}
-"""What networks take in; normalised rewards only change the scale of their values."""
 
 _ONLINE = ("params", "target", "moments", "optimiser")
 """Fields of a recorder's state that are learned. Of a baseline's, all are, except `_COUNT`."""
@@ -69,6 +67,8 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
             "--prefill, or --side."
         )
     run = None if args.init is None else _Source.of(args.init, env.spec)
+    if run is not None and (factor := getattr(args, "reward_scale", None)) is not None:
+        run.compare_rewards(factor)
     data = None if args.prefill is None else open_vault(args.prefill)
     source: dict[str, Any] = {} if run is None else {"init": run.about}
     if data is not None:
@@ -99,7 +99,7 @@ def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
         return Start({}, lambda _program, _state: None, lambda _program, state, _number: state)
     run = _Source.of(args.init, spec, args.normalise)
     kept = dataset.read(local(args.init) / dataset.STATISTICS_FILE)
-    statistics = {name: kept[name] for name in kept if dataset.is_scale(name, args.normalise)}
+    statistics = {name: kept[name] for name in kept if dataset.is_scale(name)}
 
     return Start({"init": run.about}, run.check, run.carry_over, statistics)
 
@@ -144,6 +144,8 @@ class _Source(NamedTuple):
     about: dict[str, Any]
     sizes: str
     """What the network of its policy depends on, for messages."""
+    reward_scale: float | None
+    """Factor of the rewards that its values are of; None if it has no values."""
 
     @classmethod
     def of(cls, path: Path, spec: EnvSpec, normalise: Iterable[str] = ()) -> "_Source":
@@ -154,9 +156,7 @@ class _Source(NamedTuple):
             raise ShapeError(
                 f"{directory} and {spec.name} differ in {difference}: give another run."
             )
-        theirs, ours = (
-            _INPUTS & set(one or ()) for one in (record["args"].get("normalise"), normalise)
-        )
+        theirs, ours = (set(one or ()) for one in (record["args"].get("normalise"), normalise))
         if theirs != ours:
             there, here = (" and ".join(sorted(one)) or "nothing" for one in (theirs, ours))
             raise OptionError(
@@ -173,7 +173,16 @@ class _Source(NamedTuple):
         }
         given = {name: x for name, x in record["args"].items() if name in _SHAPING}
         sizes = ", ".join(f"{name}={x}" for name, x in given.items())
-        return cls(str(directory), program, states, about, sizes)
+        return cls(str(directory), program, states, about, sizes, _reward_scale(record, directory))
+
+    def compare_rewards(self, factor: float) -> None:
+        """Say so if the new program multiplies rewards by another factor than the run did."""
+        if self.reward_scale is not None and not np.isclose(self.reward_scale, factor, rtol=1e-3):
+            tracking.notice(
+                f"warning: the values of {self.name} are those of rewards times "
+                f"{self.reward_scale:.5g}, and this program learns from rewards times "
+                f"{factor:.5g}: give it --reward-scale {self.reward_scale:.5g}."
+            )
 
     def check(self, program: Program, state: ArrayTree) -> None:
         """Raise `ShapeError` if a program, with the shapes of its state, cannot continue it."""
@@ -188,6 +197,15 @@ class _Source(NamedTuple):
         """
         trained = self.states[number % len(self.states)]
         return carry_over(self.program, trained, program, state, self.name, self.sizes)
+
+
+def _reward_scale(record: Mapping[str, Any], directory: Path) -> float | None:
+    args = record["args"]
+    if "gamma" not in args:
+        return None
+    if not args.get("scale_rewards"):
+        return float(args.get("reward_scale", 1.0))
+    return UNIT / float(dataset.read(directory / dataset.STATISTICS_FILE)["return_scale"])
 
 
 def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[ArrayTree]]:

@@ -1,6 +1,6 @@
 """Statistics of a dataset that a program uses: moments, returns, initial views."""
 
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -114,20 +114,22 @@ class DatasetStatistics:
         """Return the moments of global states over all steps, ``(S,)``; or trees of them."""
         return self._moments("state", lambda spec: spec.state_leaves)
 
-    def reward_std(self) -> float:
-        """Return the standard deviation of the rewards of all agents and steps."""
-        found = self.array("reward_std", lambda dataset: self._ranges(dataset, "reward").std)
-        return float(found)
-
     def returns(self) -> Float[np.ndarray, "episodes"]:
         """Return the undiscounted return of each complete episode, averaged over agents."""
         return self.array("returns", self._returns)
 
     def return_scale(self) -> float:
-        """Return the largest absolute return of a complete episode."""
+        """Return the dataset's scale of returns: the largest absolute return of a complete episode.
+
+        Returns are undiscounted, and means over the agents of a team. Where no episode is complete,
+        all count. The scale is 1 where all returns are 0. That of a mixture is the largest of its
+        vaults, whatever their shares.
+        """
 
         def compute(dataset: Dataset | Mixture) -> NDArray[Any]:
-            return np.asarray(np.abs(self._returns(dataset)).max(initial=0.0))
+            found = dataset.episodes.take(self._chosen(dataset))
+            counts = found.scored if found.scored.any() else np.isfinite(found.team_returns).all(1)
+            return np.asarray(np.abs(found.team_returns[counts]).max(initial=0.0) or 1.0)
 
         return float(self.array("return_scale", compute))
 
@@ -199,13 +201,13 @@ class DatasetStatistics:
         return MeanAndStd(unflatten_tree(mean), unflatten_tree(std))
 
     def _ranges(self, dataset: Dataset | Mixture, column: str) -> Ranges:
-        """Return the statistics of a column over all agents; of rewards, over everything."""
+        """Return the statistics of a column over all agents."""
         parts = _parts(dataset, self._chosen(dataset))
         found = [(self._ranges_of(part, column), part.share) for part in parts]
         ranges = found[0][0] if len(found) == 1 else _shared(found)
         if column.startswith("observation") and ranges.mean.ndim == 2:
             return ranges.pooled(0)
-        return ranges.pooled() if column == "reward" else ranges
+        return ranges
 
     def _ranges_of(self, part: Part, column: str) -> Ranges:
         # The run keeps what it uses: training changes nothing in the dataset. The statistics of
@@ -257,13 +259,9 @@ def save(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
         partial.replace(path)
 
 
-def is_scale(name: str, normalised: Collection[str]) -> bool:
-    """Whether networks know something of their data by a statistic, and not only the new data.
-
-    ``normalised`` are the values of ``--normalise``.
-    """
-    of = {"reward_std": "reward", "returns": "return"}
-    return name.endswith("_moments") or name == "return_scale" or of.get(name) in normalised
+def is_scale(name: str) -> bool:
+    """Whether networks know something of their data by a statistic, and not only the new data."""
+    return name.endswith("_moments") or name == "return_scale"
 
 
 def read(path: Path) -> dict[str, NDArray[Any]]:

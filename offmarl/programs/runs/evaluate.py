@@ -59,7 +59,21 @@ class Evaluator(NamedTuple):
 
 
 def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
-    """Make the environment and read the held-out episodes."""
+    """Make the environment, read the held-out episodes, and choose those to train on."""
+    found = _evaluator(args, dataset)
+    if args.top is None:
+        return found
+    table, rest = dataset.episodes, found.learned_from
+    scored = np.flatnonzero(table.scored)
+    scored = scored if rest is None else np.intersect1d(scored, rest)
+    if not len(scored):
+        raise OptionError("no episode to learn from is complete: leave out --top.")
+    count = max(round(args.top * len(scored)), 1)
+    order = np.argsort(-table.episode_returns[scored], kind="stable")
+    return found._replace(learned_from=np.sort(scored[order[:count]]))
+
+
+def _evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     if (env := _environment(args, dataset)) is not None:
         require_room_for(env.spec, max(args.eval_episodes, args.final_episodes))
         _warn_of_other_code(env, dataset)
@@ -324,7 +338,12 @@ def _play_policy(
 
 def summary(found: Mapping[str, Float[np.ndarray, "seeds episodes"]]) -> str:
     """Summarize an evaluation in a few words."""
-    words = {tracking.AGREEMENT: "agreement{} {:.3f}", tracking.RETURN: "return{} {:.2f}"}
+    words = {
+        tracking.AGREEMENT: "agreement{} {:.3f}",
+        tracking.RETURN: "return{} {:.2f}",
+        tracking.GREEDY_RETURN: "greedy{} {:.2f}",
+        tracking.SAMPLED_RETURN: "sampled{} {:.2f}",
+    }
     return ", ".join(
         word.format(name.removeprefix(metric).replace("_", " of ", 1), found[name].mean())
         for metric, word in words.items()

@@ -2,17 +2,23 @@
 
 The program learns from normalised batches, and its policy normalises what it observes. The
 statistics are stored with the run, so `load_policy`, evaluations and recordings apply the same.
+
+Programs that learn values (`offmarl.programs.ValueArgs`) learn from rewards in one unit, in which
+the largest absolute return of the data's episodes is `UNIT`. So a temperature or a penalty means
+the same on all data, and rewards times a constant give the same policy. Values are reported in the
+data's own unit. Rewards are not shifted: a constant added to each would favour longer or shorter
+episodes.
 """
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, PRNGKeyArray
 
-from offmarl.errors import OptionError
 from offmarl.programs.program import Args, ArgsT, Hyperparameters, Program, Stage, Values, structure
 from offmarl.programs.runs.dataset import DatasetStatistics, MeanAndStd
 from offmarl.types import (
@@ -25,8 +31,11 @@ from offmarl.types import (
     unflatten_tree,
 )
 
-_LEAST_STD = 1e-6
-"""Rewards or returns that vary less are not scaled."""
+UNIT = 20.0
+"""What the largest return becomes: that of SMAC, for whose data most settings were published."""
+
+_VALUES = ("q", "q_tot")
+"""Metrics that are values."""
 
 Normalise = Callable[[Any], Any]
 
@@ -36,19 +45,26 @@ def make_program(
 ) -> Program:
     """Build a program, with the normalisation that its arguments ask for."""
     program = make(spec, structure(args), source)
-    if not isinstance(args, Args) or not args.normalise:
+    scaled: bool = getattr(args, "scale_rewards", False)
+    if not isinstance(args, Args) or not (args.normalise or scaled or args.blind):
         return program
     assert isinstance(source, DatasetStatistics)
-    return normalised(program, args.normalise, source)
+    return normalised(program, args.normalise, source, scaled, args.blind)
 
 
-def normalised(program: Program, what: tuple[str, ...], dataset: DatasetStatistics) -> Program:
-    """Wrap a program so that it learns from, and acts on, normalised data."""
-    if {"reward", "return"} <= set(what):
-        raise OptionError("rewards are scaled by one of reward and return: give one of them.")
+def normalised(
+    program: Program,
+    what: tuple[str, ...],
+    dataset: DatasetStatistics,
+    scale_rewards: bool = False,
+    blind: bool = False,
+) -> Program:
+    """Wrap a program so that it learns from, and acts on, normalised data, or sees nothing."""
     observation = _standard(dataset.observation_moments()) if "observation" in what else _same
+    if blind:
+        observation = partial(jax.tree.map, jnp.zeros_like)
     state = _standard(dataset.state_moments()) if "state" in what else _same
-    scale = _reward_scale(what, dataset)
+    scale = np.float32(UNIT / dataset.return_scale() if scale_rewards else 1.0)
 
     def seen(view: View) -> View:
         return view._replace(observation=observation(view.observation), state=state(view.state))
@@ -62,7 +78,7 @@ def normalised(program: Program, what: tuple[str, ...], dataset: DatasetStatisti
         )
 
     return program._replace(
-        stages=tuple(_stage(stage, batch) for stage in program.stages),
+        stages=tuple(_stage(stage, batch, scale) for stage in program.stages),
         policy=lambda greedy: _policy(program.policy(greedy), observation, scale),
         values=program.values and _values(program.values, seen, scale),
     )
@@ -75,11 +91,13 @@ def _values(values: Values, seen: Callable[[View], View], scale: np.float32) -> 
     )
 
 
-def _stage(stage: Stage, batch: Callable[[Sequence], Sequence]) -> Stage:
+def _stage(stage: Stage, batch: Callable[[Sequence], Sequence], scale: np.float32) -> Stage:
     def update(
         state: ArrayTree, sequence: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[ArrayTree, dict[str, Array]]:
-        return stage.update(state, batch(sequence), key, hyper)
+        state, metrics = stage.update(state, batch(sequence), key, hyper)
+        in_unit = {name: metrics[name] / scale for name in _VALUES if name in metrics}
+        return state, {**metrics, **in_unit}
 
     return stage._replace(update=update)
 
@@ -111,16 +129,3 @@ def _standardise(mean: dict[str, Any], std: dict[str, Any], tree: ArrayTree) -> 
         for path, leaf in flatten_tree(tree).items()
     }
     return unflatten_tree(leaves)
-
-
-def _reward_scale(what: tuple[str, ...], dataset: DatasetStatistics) -> np.float32:
-    """Return what rewards are multiplied with.
-
-    They are not shifted: a constant added to each reward would favour longer or shorter episodes.
-    """
-    std: Float[np.ndarray, ""] | float = 1.0
-    if "reward" in what:
-        std = dataset.reward_std()
-    elif "return" in what and len(returns := dataset.returns()):
-        std = float(np.std(returns.astype(float)))
-    return np.float32(1 / std if std > _LEAST_STD else 1.0)

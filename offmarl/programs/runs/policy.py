@@ -12,7 +12,7 @@ from jax.tree_util import keystr, tree_leaves_with_path
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from numpy.typing import NDArray
 
-from offmarl import envs
+from offmarl import envs, tracking
 from offmarl.envs.base import Environment
 from offmarl.errors import OptionError, ShapeError
 from offmarl.programs.runs.trained import Step, TrainedRun
@@ -221,7 +221,7 @@ def _unused_key() -> PRNGKeyArray:
 def load_policy(
     run_dir: str | Path,
     seed: int | None = None,
-    greedy: bool | None = None,
+    greedy: bool | None = True,
     program: str | Path | None = None,
     env: str | Environment | None = None,
     step: Step = None,
@@ -239,9 +239,10 @@ def load_policy(
     seed
         Training seed; by default the run's first.
     greedy
-        Whether to always take the best action; by default as the run's own evaluations did, which
-        ``run.json`` records. Policies of recorders and ``bc`` sample their actions and need a key
-        for each call.
+        Whether to always take the best action, as ``offmarl evaluate`` and ``offmarl record
+        --policy`` do by default, too. With False, a policy that is a distribution samples its
+        actions, and needs a key for each call; None acts as the run's own evaluations did
+        (``greedy`` in ``run.json``): those of recorders sample.
     program
         The Python file of the program that trained the run; it may have moved. It is imported only
         if its checksum is the recorded one.
@@ -282,7 +283,7 @@ def load_policy(
             (built, needed, _), trained_for, spec = trained.build(other), spec, other
             _require_same_parameters(run["program"], trained_for, other, like, needed)
     params = trained.restore("policy", like, seed, step)
-    policy = built.policy(run.get("greedy", True) if greedy is None else greedy)
+    policy = built.policy(tracking.acting_of(run) == "greedy" if greedy is None else greedy)
     return LoadedPolicy(policy, params, spec, run["program"], policy.draws(params))
 
 
