@@ -78,6 +78,7 @@ def test_a_network_is_recorded_with_the_probabilities_of_its_actions(tmp_path):
     ("function", "error", "message"),
     [
         (lambda _o, _l: np.array([0.0, 1.5]), InvalidValueError, "returned the action 1.5"),
+        (lambda _o, _l: np.array([0, 9]), InvalidValueError, "the action 9: .* from 0 to"),
         (
             lambda _o, _l: np.zeros(3),
             ShapeError,

@@ -44,7 +44,7 @@ def function_policy(
     Raises
     ------
     ShapeError, InvalidValueError
-        While recording: the actions have another shape, or are not whole numbers.
+        While recording: the actions have another shape, or the environment has no such actions.
     """
     continuous = isinstance(spec.action, Continuous)
     shape = (spec.num_agents, spec.action_size) if continuous else (spec.num_agents,)
@@ -58,11 +58,11 @@ def function_policy(
                 f"the function returned actions of shape {actions.shape}: return {shape}, the "
                 "actions of all agents of one environment."
             )
-        whole = np.isfinite(actions) & (np.floor(actions) == actions)
-        if not continuous and not whole.all():
+        is_one = np.isin(actions, np.arange(spec.action_size))
+        if not continuous and not is_one.all():
             raise InvalidValueError(
-                f"the function returned the action {actions[~whole][0]}: return whole numbers, one "
-                "for each agent."
+                f"the function returned the action {actions[~is_one][0]}: return whole numbers "
+                f"from 0 to {spec.action_size - 1}, one for each agent."
             )
         return actions.astype(result.dtype)
 
