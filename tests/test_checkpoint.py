@@ -22,6 +22,7 @@ from orbax.checkpoint import args
 from offmarl import checkpoint
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import CheckpointError, RunError
+from tests.vault.damage import small_files
 
 
 class State(NamedTuple):
@@ -139,13 +140,8 @@ def test_a_disk_that_takes_no_more_is_an_error_of_the_system(tmp_path, capfd):
     checkpoints = Checkpoints(tmp_path / "run")
     checkpoints.save(1, {"policy": np.zeros(4), "state": np.zeros(4)}, {})
     large = np.random.default_rng(0).normal(size=100_000)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))  # Python ignores SIGXFSZ
-    try:
-        with pytest.raises(OSError, match="File too large") as error:
-            checkpoints.save(2, {"policy": large, "state": large}, {})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with small_files(20_000), pytest.raises(OSError, match="File too large") as error:
+        checkpoints.save(2, {"policy": large, "state": large}, {})
     assert error.value.filename == str(tmp_path / "run" / "2")
     assert "Traceback" not in capfd.readouterr().err
     assert checkpoints.steps() == [1]
@@ -161,6 +157,7 @@ from offmarl.cli import exit_codes
 
 tree = {str(i): np.random.default_rng(i).normal(size=10_000) for i in range(50)}
 with exit_codes():
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
     checkpoints = Checkpoints(sys.argv[1])
     try:

@@ -23,7 +23,7 @@ final_episodes = 2
 batch_size = 4
 length = 2
 hidden = 8
-greedy = true
+blind = true
 normalise = ["observation"]
 learning_rate = 1
 """
@@ -44,10 +44,10 @@ def parsed(monkeypatch, *arguments):
 def test_options_take_precedence_over_the_file_and_it_over_the_defaults(file, monkeypatch):
     args = parsed(monkeypatch, "--config", file, "--hidden", "16", "--normalise", "state")
     assert (args.hidden, args.normalise, str(args.vault)) == (16, ("state",), "a.vlt")
-    assert (args.greedy, args.updates, args.batch_size) == (True, 2, 4)
+    assert (args.blind, args.updates, args.batch_size) == (True, 2, 4)
     assert args.learning_rate == 1.0 and isinstance(args.learning_rate, float)
     assert args.tanh is False and args.seeds == 1
-    assert parsed(monkeypatch, f"--config={file}", "--no-greedy").greedy is False
+    assert parsed(monkeypatch, f"--config={file}", "--no-blind").blind is False
     assert parsed(monkeypatch, f"--config={file}", "--updates", "2e3").updates == 2_000
 
 
@@ -103,7 +103,7 @@ def test_a_run_from_a_file_and_again_from_what_it_wrote(offmarl, file, random_da
         assert outcome.code == 0, outcome.err
     records = [json.loads((run / "run.json").read_text()) for run in runs]
     assert records[0]["args"] == records[1]["args"]
-    assert records[0]["args"]["normalise"] == ["observation"] and records[0]["args"]["greedy"]
+    assert records[0]["args"]["normalise"] == ["observation"] and records[0]["args"]["blind"]
     outcome = offmarl("train", "maicq", "--config", file)
     assert outcome.code == 2 and "is for bc, not for maicq" in outcome.err
 

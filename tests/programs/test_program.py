@@ -222,7 +222,14 @@ def test_make_must_not_compare_or_format_a_hyperparameter(use, what):
 
 def test_the_values_that_shape_a_program_are_those_that_make_may_use():
     args = two_stage.Args(vault=Path("x"), learning_rate=0.5, pretrain=3, batch_size=4, updates=9)
-    shared = {"batch_size": 4, "updates": 9, "length": 20, "burn_in": 0, "normalise": ()}
+    shared = {
+        "batch_size": 4,
+        "updates": 9,
+        "length": 20,
+        "burn_in": 0,
+        "normalise": (),
+        "blind": False,
+    }
     assert dict(shaping_values(args)) == {"pretrain": 3, **shared}
 
 

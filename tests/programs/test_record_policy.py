@@ -12,6 +12,7 @@ from offmarl.programs import record_policy
 from offmarl.programs.recording import record as recording
 from offmarl.programs.runs.training import more_to_come
 from offmarl.rollout import init_rollout, rollout
+from tests.vault.damage import small_files
 
 CONFIG = PolicyConfig("recurrent")
 
@@ -188,19 +189,9 @@ def test_stopped_and_called_again_it_is_the_recording_that_never_stopped(
 
 @pytest.mark.slow
 def test_a_full_disk_is_an_error_and_what_was_committed_stays(arguments, monkeypatch):
-    import resource
-    import signal
-
     arguments |= {"steps": 4 * 4000}
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, limits[1]))
-    try:
-        with pytest.raises(OffmarlError, match="no space left"):
-            record_policy(**arguments)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, handler)
+    with small_files(400_000), pytest.raises(OffmarlError, match="no space left"):
+        record_policy(**arguments)
     committed = vault.open_vault(arguments["path"]).length
     assert committed < 4000
     record_policy(**arguments)

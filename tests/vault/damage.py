@@ -4,6 +4,7 @@ import random
 import resource
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -75,7 +76,11 @@ def damage(file: Path, kind: str, rng: random.Random) -> str:
 
 @contextmanager
 def small_files(size: int) -> Iterator[None]:
-    """Let this process write no file beyond a size, as on a full disk."""
+    """Let this process write no file beyond a size, as on a full disk.
+
+    Python would also cut short the bytecode of modules that are imported meanwhile.
+    """
+    writes_none, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
@@ -84,3 +89,4 @@ def small_files(size: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
+        sys.dont_write_bytecode = writes_none
