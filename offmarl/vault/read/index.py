@@ -10,7 +10,6 @@ from offmarl.errors import ShapeError, VaultError
 from offmarl.types import EnvSpec, FinalObservations, Transition
 from offmarl.vault.format import encoding, layout, tables
 from offmarl.vault.format.layout import Head, NumpyArray
-from offmarl.vault.format.tables import Signals
 
 Cut = bool | np.ndarray[Any, np.dtype[np.bool_]]
 """A flag for the last step of all rows or of each, or for every step ``(rows, T)``."""
@@ -54,7 +53,11 @@ def account(
     """Return the record of steps ``(rows, T, ...)`` that are appended."""
     lost = running[:0]
     signals = encoding.signals_of(arrays)
-    _check_last(transition, signals)
+    if not np.array_equal(signals.last, np.asarray(transition.last)):
+        raise ShapeError(
+            "`last` must be true exactly where every agent terminated or was truncated: programs "
+            "that read the vault find the ends of episodes by those."
+        )
     begin, stop = tip.length, tip.length + signals.reward.shape[1]
     if fresh:
         lost = running[running["length"] > 0]
@@ -116,14 +119,6 @@ def _with_finals(
             "one of each for every view."
         )
     return tables.attach_finals(ended, tip.length, row, time, tip.finals), views
-
-
-def _check_last(transition: Transition, signals: Signals) -> None:
-    if not np.array_equal(signals.last, np.asarray(transition.last)):
-        raise ShapeError(
-            "`last` must be true exactly where every agent terminated or was truncated: programs "
-            "that read the vault find the ends of episodes by those."
-        )
 
 
 def _cut_steps(cut: Cut, shape: tuple[int, int]) -> NumpyArray:

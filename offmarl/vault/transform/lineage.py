@@ -75,11 +75,6 @@ class Source(NamedTuple):
         """The origins of its policies."""
         return [named.origin for named in self.named]
 
-    def origins_of(self, episodes: Int[np.ndarray, "P"]) -> list[Named]:
-        """Return the origins that some of its episodes come from."""
-        numbers = origin_of(self.vault.episodes.policy_id[episodes], self.origins)
-        return [self.named[number] for number in np.unique(numbers).tolist()]
-
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` reads back without reading the vault."""
         return {"digest": self.digest, "named": [[*named] for named in self.named]}
@@ -152,7 +147,11 @@ def merge(present: Iterable[Named]) -> list[Named]:
 
 def merged(taken: Iterable[tuple[Source, Pieces]]) -> list[Named]:
     """Return the merged origins of what is taken of some sources."""
-    return merge(named for source, pieces in taken for named in source.origins_of(pieces.episode))
+    found: list[Named] = []
+    for source, pieces in taken:
+        numbers = origin_of(source.vault.episodes.policy_id[pieces.episode], source.origins)
+        found += [source.named[number] for number in np.unique(numbers).tolist()]
+    return merge(found)
 
 
 def remap(ids: NumpyArray, source: Sequence[Named], target: Sequence[Named]) -> NumpyArray:

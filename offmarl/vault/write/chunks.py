@@ -173,10 +173,6 @@ class ChunkBuffer:
         values = self._chunk.values()
         return {layout.checksums_key(self._number): layout.encode_checksums(values)}
 
-    def key_at(self, step: int) -> str:
-        """Return a key that every append of a step there must write."""
-        return self._schema.chunk_key("rewards", 0, step // self._schema.chunk_steps)
-
 
 def _agree(values: Iterable[Value | memoryview], expected: bytes) -> NumpyArray:
     found = layout.decode_checksums(layout.encode_checksums(values))

@@ -357,7 +357,8 @@ class Writer:
 
     def _stamps(self, stock_length: int) -> dict[str, bytes]:
         """Return the generations of keys that every append changes."""
-        keys = (layout.INDEX_KEY, self._buffer.key_at(self._head.length))
+        chunk = self._head.length // self._schema.chunk_steps
+        keys = (layout.INDEX_KEY, self._schema.chunk_key("rewards", 0, chunk))
         (index, *_), stamps = self.store.stamps(keys)
         if layout.decode_index(index) != stock_length:
             raise conflict(self.path)
