@@ -92,7 +92,7 @@ def test_the_loop_returns_what_evaluation_does(tmp_path, monkeypatch):
         PolicyConfig("feedforward", hidden=8),
     )
     write_policy(run, config, env.spec, [0], greedy=False)
-    policy = offmarl.load_policy(run)
+    policy = offmarl.load_policy(run, greedy=False)
     play = jax.jit(lambda key: evaluate(env, policy.policy, policy.params, key, 256).returns)
     (snippet,) = (snippet for snippet in LEARNERS if "load_policy" in snippet)
     setup, begin, loop = snippet.partition("key, reset_key = ")

@@ -214,7 +214,8 @@ def test_behaviour_is_cloned_first_and_then_kept() -> None:
     clone, learn = (jax.jit(stage.update) for stage in program.stages)
     assert stage_starts(program.stages, 10) == (0, 1)
     before = jax.jit(program.init)(jax.random.key(0), hyper)
-    batch = sequence([[[0, 2], [1, 1]], [[2, 2], [0, 0]]])
+    reward = jnp.ones((2, 2, 2))
+    batch = sequence([[[0, 2], [1, 1]], [[2, 2], [0, 0]]], reward=reward)
     after, metrics = clone(before, batch, jax.random.key(1), hyper)
     # An untrained policy is close to uniform.
     np.testing.assert_allclose(metrics["behaviour_loss"], np.log(3), atol=0.01)

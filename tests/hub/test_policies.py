@@ -410,13 +410,6 @@ def test_code_in_every_field_of_a_pulled_record_runs_nowhere(
     forged, side, offmarl, tmp_path, monkeypatch, code
 ):
     """Each field on its own, and then all together that are not refused."""
-    shapes = {}  # tracing the environment anew takes most of a load
-    trace = sides._shapes
-    monkeypatch.setattr(
-        sides,
-        "_shapes",
-        lambda side: shapes.get(side.env) or shapes.setdefault(side.env, trace(side)),
-    )
     record = json.loads(side["run.json"])
     run = forged(record, tmp_path / "pulled")
     record["args"] |= {"weight": None, "policy": None, "validation": None, "vault": None}
