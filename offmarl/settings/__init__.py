@@ -189,7 +189,7 @@ def _read(
 def tables(path: Path, shown: str = "") -> dict[str, dict[str, Any]]:
     """Return the tables of a file, which messages call ``shown``; `OptionError` if that fails."""
     shown = shown or str(path)
-    missing = f"there is no settings file {shown}: give the path of one."
+    missing = f"there is no settings file {shown}: give the path of one, or {REFERENCE!r}."
     found = records.user_toml(local(path), shown, missing)
     for name, table in found.items():
         if not isinstance(table, dict):
