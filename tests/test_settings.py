@@ -191,3 +191,5 @@ def test_the_reference_settings_are_the_published_update():
     assert (given.bootstrap, given.cql_weight) == ("greedy", 1.0)
     bc = registry.load("baseline", "bc").Args  # which has no scale
     assert settings.used(bc.for_env("", "reference", vault="a.vlt")).sources() == {}
+    with pytest.raises(OptionError, match="for baselines, and mappo is none"):
+        registry.load("recorder", "mappo").Args.for_env("swarm/coverage-3", "reference")

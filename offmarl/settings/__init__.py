@@ -108,6 +108,10 @@ def fill(
     if packaged and path is not None:
         found |= _read(path, f"offmarl/settings/{path.name}", True, kind, program, env)
     if str(file) == REFERENCE:
+        if "vault" not in {field.name for field in fields(kind)}:
+            raise OptionError(
+                f"--settings {REFERENCE} is for baselines, and {program} is none: leave it out."
+            )
         path = Path(__file__).with_name(f"{REFERENCE}.toml")
         found |= _read(path, f"offmarl/settings/{path.name}", True, kind, program, env)
     elif file is not None:
