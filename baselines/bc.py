@@ -5,8 +5,8 @@ One policy, shared by all agents, is fitted to the data's actions by maximum lik
     L = -E[ log π(a_i | o_i, history) ]   over agents, steps and episodes of the data.
 
 Each agent is cloned on its own, so the clone of data with several joint modes is their independent
-mixture. With a constant step size, a clone follows the frequencies of the last batches;
-``--schedule linear`` lets it settle on those of the whole data.
+mixture. With a constant step size, a clone follows the frequencies of the last
+batches; ``--schedule linear`` lets it settle on those of the whole data.
 
 A policy of continuous actions is a Gaussian that is clipped to their range, because controllers
 often act at its ends. A tanh-squashed Gaussian has no probability there: data at an end pull its

@@ -22,8 +22,8 @@ states, whose gradient reaches later states through y; since y is a target, they
 bound, which the code avoids by a gradient that is not that of f*: zero where Q_tot = ν_tot. We keep
 f* and take the values of all of the data's states, the semi-gradient form of Sikchi et al. 2023
 (arXiv 2302.08560). It normalises ω by itself, so that the code's two multipliers have no use. For
-SMAC the code replaces rewards by returns-to-go, beside α 10; we do not, so that our α is smaller.
-``--settings reference`` has α 10 and the data's own unit.
+SMAC the code replaces rewards by returns-to-go, beside α 10; we do not, so that our α is
+smaller. ``--settings reference`` has α 10 and the data's own unit.
 """
 
 from dataclasses import dataclass

@@ -17,8 +17,8 @@ are those of ``iql_cql.yaml`` of OG-MARL (github.com/instadeepai/og-marl, commit
 et al. 2023, arXiv 2302.00521), which has recurrent networks only. There, an agent's return ends
 with its own death, and the penalty counts illegal actions too. There, α is 3 beside SMAC's returns
 of at most 20, which is the unit of our rewards too, and targets are those of double Q-learning,
-Q̄_i(o_i', argmax over legal a of Q_i(o_i', a)), which grow by the penalty in each step;
-``--settings reference`` has both, without scaled rewards.
+Q̄_i(o_i', argmax over legal a of Q_i(o_i', a)), which grow by the penalty in each
+step; ``--settings reference`` has both, without scaled rewards.
 """
 
 from dataclasses import dataclass

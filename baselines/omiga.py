@@ -15,10 +15,10 @@ where all agents do. Dead agents add nothing to Q_tot and V_tot, and learn nothi
 
 Reference: Wang et al. 2023 (arXiv 2307.11620). Defaults are those of the authors' code
 (github.com/ZhengYinan-AIR/OMIGA: commit 39851c0 for continuous actions, commit b0c3d13 of the
-branch SMAC for discrete ones), which has feed-forward networks only; recurrent ones need a larger
-``--length``. There, α is 10; for SMAC each reward is replaced by its return-to-go, so that values
-are about 270. Beside our returns of at most 20 the same share of α is 0.7, and smaller ones earned
-more. ``--settings reference`` has α 10 and the data's own unit. There, discrete policies are
+branch SMAC for discrete ones), which has feed-forward networks only; recurrent ones need a
+larger ``--length``. There, α is 10; for SMAC each reward is replaced by its return-to-go, so that
+values are about 270. Beside our returns of at most 20 the same share of α is 0.7, and smaller ones
+earned more. ``--settings reference`` has α 10 and the data's own unit. There, discrete policies are
 learned without regard to which actions are legal, an episode's last step has no next view, and the
 means of continuous actions are clipped to ±9 before tanh.
 """

@@ -125,7 +125,7 @@ def test_mistakes_in_files_are_named_with_their_place(tmp_path, text, message):
 
 
 def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(OptionError, match="no settings file"):
+    with pytest.raises(OptionError, match=r"no settings file .*, or 'reference'"):
         fill(file=tmp_path / "mine.toml")
 
 
@@ -191,3 +191,5 @@ def test_the_reference_settings_are_the_published_update():
     assert (given.bootstrap, given.cql_weight) == ("greedy", 1.0)
     bc = registry.load("baseline", "bc").Args  # which has no scale
     assert settings.used(bc.for_env("", "reference", vault="a.vlt")).sources() == {}
+    with pytest.raises(OptionError, match="for baselines, and mappo is none"):
+        registry.load("recorder", "mappo").Args.for_env("swarm/coverage-3", "reference")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -212,7 +212,7 @@ def comparison_page(compared: ComparedRuns, programs: Sequence[Path] = ()) -> st
     )
 
 
-def _run_films(runs: Iterable[Path], programs: Sequence[Path]) -> Films:
+def _run_films(runs: Sequence[Path], programs: Sequence[Path]) -> Films:
     """Return an episode of each run's first seed, if its environment can be drawn.
 
     Warns of each run whose program is in a file that the user did not give.
@@ -221,18 +221,21 @@ def _run_films(runs: Iterable[Path], programs: Sequence[Path]) -> Films:
     from offmarl.report.render import play_run, to_gif
 
     shown, unseen = [], []
-    for directory in runs:
-        file = file_of_run(directory, programs)  # an error if one of them does not exist
-        record, loaded = read_run(directory), None
-        try:
-            loaded = load_policy(directory, greedy=None, program=file)
-            gif = to_gif(play_run(loaded))
-        except OffmarlError as error:  # it is not installed, or cannot be drawn
-            unseen.append((str(directory), str(error)))
-            if loaded is None and record.get("file"):
-                warnings.warn(f"the page shows no episode of {directory}: {error}", stacklevel=1)
-            continue
-        shown.append((gif, f"{labelled(loaded.name, acting_of(record))}: {directory}"))
+    with progress("draw episodes", len(runs)) as advance:
+        for directory in runs:
+            file = file_of_run(directory, programs)  # an error if one of them does not exist
+            record, loaded = read_run(directory), None
+            try:
+                loaded = load_policy(directory, greedy=None, program=file)
+                gif = to_gif(play_run(loaded))
+            except OffmarlError as error:  # it is not installed, or cannot be drawn
+                unseen.append((str(directory), str(error)))
+                if loaded is None and record.get("file"):
+                    text = f"the page shows no episode of {directory}: {error}"
+                    warnings.warn(text, stacklevel=1)
+            else:
+                shown.append((gif, f"{labelled(loaded.name, acting_of(record))}: {directory}"))
+            advance(1)
     return shown, unseen
 
 

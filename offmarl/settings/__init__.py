@@ -108,6 +108,10 @@ def fill(
     if packaged and path is not None:
         found |= _read(path, f"offmarl/settings/{path.name}", True, kind, program, env)
     if str(file) == REFERENCE:
+        if "vault" not in {field.name for field in fields(kind)}:
+            raise OptionError(
+                f"--settings {REFERENCE} is for baselines, and {program} is none: leave it out."
+            )
         path = Path(__file__).with_name(f"{REFERENCE}.toml")
         found |= _read(path, f"offmarl/settings/{path.name}", True, kind, program, env)
     elif file is not None:
@@ -189,7 +193,7 @@ def _read(
 def tables(path: Path, shown: str = "") -> dict[str, dict[str, Any]]:
     """Return the tables of a file, which messages call ``shown``; `OptionError` if that fails."""
     shown = shown or str(path)
-    missing = f"there is no settings file {shown}: give the path of one."
+    missing = f"there is no settings file {shown}: give the path of one, or {REFERENCE!r}."
     found = records.user_toml(local(path), shown, missing)
     for name, table in found.items():
         if not isinstance(table, dict):

@@ -288,6 +288,7 @@ def test_an_agent_learns_beside_all_seeds_of_a_run(tmp_path):
     [
         ("@7", RunError, r"has no seed 7: its seeds are \[3, 4\]"),
         ("@x", OptionError, r"run@x names no seed: write RUN@SEED, RUN@SEED/STEP or RUN@\*"),
+        ("@", OptionError, "run@ names no seed"),
         ("@3/9", RunError, "no checkpoint of step 9, but of \\[1\\]"),
         ("@*:-1", OptionError, r"cannot have the weights \[-1.0, -1.0\]"),
     ],

@@ -130,6 +130,8 @@ def test_the_policy_of_each_agent_is_a_column(tmp_path):
         np.testing.assert_array_equal(made.episodes.policy_ids, expected)
     with pytest.raises(ExpressionError, match=r"policy_cats of its .* policy_agent_1"):
         vault.filter(found.path, "policy_cats == 1", tmp_path / "none.vlt")
+    with pytest.raises(ExpressionError, match=r"has policy_agent_1 from 5 to 9 \(run@5, .*run@9\)"):
+        vault.filter(found.path, "policy_agent_1 == 'other'", tmp_path / "none.vlt")
     shares = found.step_probabilities(1, weights="policy_agent_1").drawn
     np.testing.assert_allclose(shares, ids[:, 1].repeat(2) / ids[:, 1].repeat(2).sum(), rtol=1e-6)
 

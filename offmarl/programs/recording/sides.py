@@ -68,10 +68,10 @@ def _weighed(part: str) -> tuple[str, float]:
     return (name, float(weight)) if name and _NUMBER.fullmatch(weight) else (part, 1.0)
 
 
-def _run_of(name: str) -> tuple[str, str] | None:
-    """Return the directory of a run and what of it is named, if a name is that of a run."""
+def _run_of(name: str) -> tuple[str, str | None] | None:
+    """Return the directory of a run and what is named after its @, if a name is that of a run."""
     split = name.rpartition("@")
-    for run, which in ((name, ""), (split[0], split[2])):
+    for run, which in ((name, None), (split[0], split[2])):
         if run and (local(run) / tracking.RUN_FILE).exists():
             return run, which
     return None
@@ -97,10 +97,10 @@ def _members(source: str, env: Environment, team: Team) -> list[TeamPolicy]:
     return [TeamPolicy(policy, (), everyone, name, about)]
 
 
-def _of_run(directory: Path, which: str, env: Environment, team: Team) -> list[TeamPolicy]:
+def _of_run(directory: Path, which: str | None, env: Environment, team: Team) -> list[TeamPolicy]:
     """Return policies of a run, as SEED/STEP names them."""
-    seed, _, step = which.partition("/")
-    if which and seed != "*" and not seed.isdecimal():
+    seed, _, step = (which or "").partition("/")
+    if which is not None and seed != "*" and not seed.isdecimal():
         raise OptionError(
             f"{directory}@{which} names no seed: write RUN@SEED, RUN@SEED/STEP or RUN@*."
         )

@@ -123,8 +123,10 @@ def _nothing_meets(
     ranges = []
     for name in sorted(parsed.names & columns[0].keys()):
         values = np.concatenate([found[name] for found in columns])
+        policies = {one for found in columns for one in found.get(name + POLICY_NAME, ()) if one}
+        among = f" ({', '.join(sorted(policies))})" if 0 < len(policies) <= 20 else ""
         if values.dtype.kind in "if" and not np.isnan(values).all():
-            ranges.append(f"{name} from {np.nanmin(values):g} to {np.nanmax(values):g}")
+            ranges.append(f"{name} from {np.nanmin(values):g} to {np.nanmax(values):g}{among}")
     known = f" The data has {' and '.join(ranges)}." if ranges else ""
     return ExpressionError(
         f"no {by} of {paths} meet {parsed.text!r}: an empty vault is not written.{known}"
