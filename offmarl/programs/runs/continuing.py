@@ -175,13 +175,14 @@ class _Source(NamedTuple):
         sizes = ", ".join(f"{name}={x}" for name, x in given.items())
         return cls(str(directory), program, states, about, sizes, _reward_scale(record, directory))
 
-    def compare_rewards(self, factor: float) -> None:
+    def compare_rewards(self, factor: float, advice: str = "") -> None:
         """Say so if the new program multiplies rewards by another factor than the run did."""
         if self.reward_scale is not None and not np.isclose(self.reward_scale, factor, rtol=1e-3):
+            advice = advice or f"give it --reward-scale {self.reward_scale:.5g}"
             tracking.notice(
                 f"warning: the values of {self.name} are those of rewards times "
                 f"{self.reward_scale:.5g}, and this program learns from rewards times "
-                f"{factor:.5g}: give it --reward-scale {self.reward_scale:.5g}."
+                f"{factor:.5g}: {advice}."
             )
 
     def check(self, program: Program, state: ArrayTree) -> None:
