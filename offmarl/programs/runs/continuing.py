@@ -100,7 +100,15 @@ def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
     run = _Source.of(args.init, spec, args.normalise)
     kept = dataset.read(local(args.init) / dataset.STATISTICS_FILE)
     statistics = {name: kept[name] for name in kept if dataset.is_scale(name)}
-
+    scaled: bool | None = getattr(args, "scale_rewards", None)
+    if scaled is False:
+        run.compare_rewards(1.0, "leave out --no-scale-rewards")
+    if scaled and run.reward_scale is not None and "return_scale" not in statistics:
+        tracking.notice(
+            f"warning: the values of {run.name} are those of rewards times {run.reward_scale:.5g}, "
+            "and this program scales rewards by the returns of its data: with --no-scale-rewards "
+            "it does not."
+        )
     return Start({"init": run.about}, run.check, run.carry_over, statistics)
 
 
