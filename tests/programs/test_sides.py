@@ -289,6 +289,14 @@ def test_the_name_of_several_agents_can_be_published(tmp_path):
     assert run_directory(args, "mappo").name == "mappo-agent_0-agent_1-0"
 
 
+def test_the_path_of_a_run_may_have_a_plus(tmp_path):
+    run = tmp_path / "c++" / "run"
+    write_policy(run, PolicyConfig("feedforward"), ENV.spec, [3, 4])
+    for source, names in ((run, ["run"]), (f"random+{run}@4:2", ["random", "run@4"])):
+        (found,) = policies_by_side([str(source)], ENV, MICE.agents).values()
+        assert [one.name for one in found.members or [found]] == names
+
+
 @pytest.mark.parametrize(
     ("which", "error", "message"),
     [
