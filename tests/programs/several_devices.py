@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from baselines import bc
+from baselines import bc, qmix_cql
 from offmarl import envs, programs, vault
 from offmarl.envs.scripted import scripted_policy
 from offmarl.networks import PolicyConfig, make_policy
@@ -35,12 +35,16 @@ def record(
 
 
 def train(vault_path: str, out: str, counts: str, *options: str) -> dict[str, list[float]]:
-    """Train behaviour cloning on several numbers of devices; return the parameters of each."""
+    """Train a baseline on several numbers of devices; return the parameters of each.
+
+    It is behaviour cloning, or with priorities QMIX+CQL.
+    """
     found = {}
     for count in counts.split(","):
         run = Path(out) / count
         given = dict(option.split("=") for option in options)
-        args = bc.Args(
+        program = qmix_cql if "prioritise" in given else bc
+        args = program.Args(
             vault=vault_path,
             out=run,
             updates=int(given.get("updates", 20)),
@@ -50,9 +54,10 @@ def train(vault_path: str, out: str, counts: str, *options: str) -> dict[str, li
             held_out=0.0,
             seeds=int(given.get("seeds", 1)),
             replay=given.get("replay", "device"),
+            prioritise=float(given["prioritise"]) if "prioritise" in given else None,
             devices=int(count),
         )
-        bc.main(args)
+        program.main(args)
         found[count] = parameters(run)
     return found
 

@@ -15,7 +15,13 @@ from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import hyperparameters, record_policy
 from offmarl.programs.runs import training
-from offmarl.programs.runs.continuing import _common_parts, carry_over, learned, start_of
+from offmarl.programs.runs.continuing import (
+    _common_parts,
+    carry_over,
+    learned,
+    start_of,
+    start_of_baseline,
+)
 from offmarl.programs.runs.dataset import DatasetStatistics, is_scale, read
 from offmarl.programs.runs.normalisation import make_program
 from recorders import isac, maddpg, mappo, masac, qmix, vdn
@@ -237,6 +243,23 @@ def test_a_recorder_is_told_of_the_unit_of_the_values(before, monkeypatch):
     assert f"rewards times {scale:.5g}, and this program learns from rewards times 1:" in said[0]
     start_of(replace(args, reward_scale=scale), ENV)
     assert len(said) == 1
+
+
+@pytest.mark.slow
+def test_a_baseline_is_told_of_the_unit_of_the_values(before, tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(tracking, "notice", said.append)
+    data, run = before
+    args = qmix_cql.Args(vault=data, init=run, hidden=8, env="none", updates=1, length=4)
+    start_of_baseline(args, ENV.spec)
+    assert not said
+    unscaled = replace(args, init=None, out=tmp_path / "run", scale_rewards=False)
+    for init, scaled, advice in (
+        (run, False, "leave out --no"),
+        (qmix_cql.main(unscaled), True, "with --no"),
+    ):
+        start_of_baseline(replace(args, init=init, scale_rewards=scaled), ENV.spec)
+        assert f"{advice}-scale-rewards" in said.pop()
 
 
 @pytest.mark.nightly

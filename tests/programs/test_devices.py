@@ -92,6 +92,13 @@ def test_training_with_divided_batches_matches_one_device(replay, random_data, t
     assert tracking.read_run(tmp_path / "8")["shards"] == 4
 
 
+@pytest.mark.slow
+def test_seeds_with_priorities_on_two_devices_match_one_device(random_data, tmp_path):
+    given = "1,2", "prioritise=0.6", "seeds=2", "updates=4"
+    found = run("train", random_data("swarm/coverage-2"), tmp_path, *given, devices=2)
+    np.testing.assert_allclose(found["2"], found["1"], rtol=1e-5, atol=1e-7)
+
+
 @pytest.mark.nightly
 def test_two_processes_train_as_one_does(random_data, tmp_path):
     data = random_data("swarm/coverage-2")

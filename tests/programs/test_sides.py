@@ -13,7 +13,7 @@ from offmarl.errors import OptionError, RunError, ShapeError, UnknownNameError
 from offmarl.networks import PolicyConfig
 from offmarl.programs import hyperparameters, load_policy, registry
 from offmarl.programs.recording import fixed, online, tiers
-from offmarl.programs.recording.recorder import LEARNED, Recorder, Version
+from offmarl.programs.recording.recorder import LEARNED, Recorder, Version, run_directory
 from offmarl.programs.recording.sides import joint_policy, near, policies_by_side, side_of
 from offmarl.programs.runs.continuing import start_of
 from offmarl.teams import teams_of
@@ -275,12 +275,26 @@ def test_an_agent_learns_beside_all_seeds_of_a_run(tmp_path):
     args = program.Args(env=xor, policy=policy, out=tmp_path, steps=800, num_envs=4)
     (row,) = program.main(args).data["vaults"]
     data = vault.open_vault(row["path"])
-    assert data.path.name == "run@all-vs-run@4+random-0"
+    assert data.path.name == "run-all-vs-run-4+random-0"
+    assert data.provenance["tier"] == "run@all-vs-run@4+random"
     ids = np.asarray(data.transitions().policy_id).reshape(-1, 2)
     assert {*map(tuple, ids.tolist())} == {(a, b) for a in (0, 1, 2) for b in (3, 4)}
     assert 0.55 < (ids[:, 1] == 4).mean() < 0.95
     names = [one["name"] for one in data.provenance["policies"]]
     assert names == ["run@3", "run@4", "run@5", "run@4", "random"]
+
+
+def test_the_name_of_several_agents_can_be_published(tmp_path):
+    _, args = mappo(tmp_path, side="agent_0,agent_1")
+    assert run_directory(args, "mappo").name == "mappo-agent_0-agent_1-0"
+
+
+def test_the_path_of_a_run_may_have_a_plus(tmp_path):
+    run = tmp_path / "c++" / "run"
+    write_policy(run, PolicyConfig("feedforward"), ENV.spec, [3, 4])
+    for source, names in ((run, ["run"]), (f"random+{run}@4:2", ["random", "run@4"])):
+        (found,) = policies_by_side([str(source)], ENV, MICE.agents).values()
+        assert [one.name for one in found.members or [found]] == names
 
 
 @pytest.mark.parametrize(

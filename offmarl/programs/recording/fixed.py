@@ -89,7 +89,9 @@ def fixed_recording(args: FixedArgs) -> Recording:
     players = policies_by_side(args.policies, env, range(env.spec.num_agents))
     policy, params = joint_policy(env, players)
     called = "-vs-".join(dict.fromkeys(one.name.replace("/", "-") for one in players.values()))
-    name = args.name or f"{below(called, option='--policy')}-{args.seed}"
+    # A vault whose name has an @, which begins a revision, or a comma cannot be published.
+    plain = called.replace("@", "-").replace(",", "-")
+    name = args.name or f"{below(plain, option='--policy')}-{args.seed}"
 
     def provenance() -> dict[str, Any]:
         about = _about(env, players, args)

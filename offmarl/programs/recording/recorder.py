@@ -93,7 +93,7 @@ class Recorder(NamedTuple):
     @property
     def label(self) -> str:
         """Name of the program, with the side that it learned if there are several."""
-        return f"{self.name}-{self.args.side}" if self.args.side else self.name
+        return _label(self.name, self.args)
 
     def by_team(self) -> list["Recorder"]:
         """Return the recorder as that of each team of its environment.
@@ -249,5 +249,9 @@ def run_directory(args: OnlineArgs, program: str) -> Path:
     """
     last = args.seed + args.seeds - 1
     seeds = f"{args.seed}-to-{last}" if args.seeds > 1 else f"{args.seed}"
-    program = f"{program}-{args.side}" if args.side else program
-    return args.out / f"{envs.short_name(args.env)}.run" / f"{program}-{seeds}"
+    return args.out / f"{envs.short_name(args.env)}.run" / f"{_label(program, args)}-{seeds}"
+
+
+def _label(program: str, args: OnlineArgs) -> str:
+    """Return the name of a program with its side; a vault with a comma cannot be published."""
+    return f"{program}-{args.side.replace(',', '-')}" if args.side else program

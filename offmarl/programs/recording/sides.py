@@ -57,9 +57,15 @@ def team_policy(source: str, env: Environment, team: Team) -> TeamPolicy:
 
 
 def _parts(source: str) -> list[str]:
-    """Return the names in that of a population; those of a record stay `RecordedName`."""
+    """Return the names in that of a population; those of a record stay `RecordedName`.
+
+    The path of a run may have a plus, too.
+    """
     first, plus, rest = source.partition("+")
-    return [first, *_parts(rest)] if plus else [first]
+    whole = _run_of(_weighed(source)[0])
+    if not plus or (whole and "+" not in whole[1]):
+        return [source]
+    return [first, *_parts(rest)]
 
 
 def _weighed(part: str) -> tuple[str, float]:

@@ -100,7 +100,15 @@ def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
     run = _Source.of(args.init, spec, args.normalise)
     kept = dataset.read(local(args.init) / dataset.STATISTICS_FILE)
     statistics = {name: kept[name] for name in kept if dataset.is_scale(name)}
-
+    scaled: bool | None = getattr(args, "scale_rewards", None)
+    if scaled is False:
+        run.compare_rewards(1.0, "leave out --no-scale-rewards")
+    if scaled and run.reward_scale is not None and "return_scale" not in statistics:
+        tracking.notice(
+            f"warning: the values of {run.name} are those of rewards times {run.reward_scale:.5g}, "
+            "and this program scales rewards by the returns of its data: with --no-scale-rewards "
+            "it does not."
+        )
     return Start({"init": run.about}, run.check, run.carry_over, statistics)
 
 
@@ -175,13 +183,14 @@ class _Source(NamedTuple):
         sizes = ", ".join(f"{name}={x}" for name, x in given.items())
         return cls(str(directory), program, states, about, sizes, _reward_scale(record, directory))
 
-    def compare_rewards(self, factor: float) -> None:
+    def compare_rewards(self, factor: float, advice: str = "") -> None:
         """Say so if the new program multiplies rewards by another factor than the run did."""
         if self.reward_scale is not None and not np.isclose(self.reward_scale, factor, rtol=1e-3):
+            advice = advice or f"give it --reward-scale {self.reward_scale:.5g}"
             tracking.notice(
                 f"warning: the values of {self.name} are those of rewards times "
                 f"{self.reward_scale:.5g}, and this program learns from rewards times "
-                f"{factor:.5g}: give it --reward-scale {self.reward_scale:.5g}."
+                f"{factor:.5g}: {advice}."
             )
 
     def check(self, program: Program, state: ArrayTree) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from offmarl.config import Vaults
 from offmarl.errors import OptionError, VaultFormatError
@@ -130,7 +131,13 @@ def drawing_of(
     starts: Any = jax.device_put(circles.starts)
     assert args.updates is not None
     draws = Prioritised(
-        starts, args.prioritise, IMPORTANCE, args.updates, circles.num_slots, args.batch_size, lag
+        starts,
+        jnp.float32(args.prioritise),
+        jnp.float32(IMPORTANCE),
+        jnp.int32(args.updates),
+        circles.num_slots,
+        args.batch_size,
+        lag,
     )
     return Drawing(kind, windows, weights, draws, record | {"priority_lag": lag})
 
