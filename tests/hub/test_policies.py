@@ -21,7 +21,6 @@ from offmarl import envs, tracking
 from offmarl import hub as library
 from offmarl.benchmark.plan import read_plan
 from offmarl.cli import policies as cli_policies
-from offmarl.envs import sides
 from offmarl.errors import (
     CardError,
     HubChecksumError,

@@ -63,7 +63,7 @@ def _parts(source: str) -> list[str]:
     """
     first, plus, rest = source.partition("+")
     whole = _run_of(_weighed(source)[0])
-    if not plus or (whole and "+" not in whole[1]):
+    if not plus or (whole and "+" not in (whole[1] or "")):
         return [source]
     return [first, *_parts(rest)]
 

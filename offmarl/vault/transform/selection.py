@@ -122,11 +122,6 @@ class Pool:
 # ---------------------------------------------------------------------------------- samples
 
 
-def best_first(returns: Float[np.ndarray, "M"]) -> Order:
-    """Return all episode numbers by decreasing return; ties keep their order."""
-    return np.argsort(-returns, kind="stable")
-
-
 def matched(returns: Float[np.ndarray, "M"], like: Float[np.ndarray, "L"], seed: int) -> Order:
     """Order episodes so that every prefix has returns distributed as ``like``.
 
