@@ -130,15 +130,8 @@ def drawing_of(
         lag = 0 if kind == "device" else lag_of(int(args.memory * 1e9), part)
     starts: Any = jax.device_put(circles.starts)
     assert args.updates is not None
-    draws = Prioritised(
-        starts,
-        jnp.float32(args.prioritise),
-        jnp.float32(IMPORTANCE),
-        jnp.int32(args.updates),
-        circles.num_slots,
-        args.batch_size,
-        lag,
-    )
+    numbers = jnp.float32(args.prioritise), jnp.float32(IMPORTANCE), jnp.int32(args.updates)
+    draws = Prioritised(starts, *numbers, circles.num_slots, args.batch_size, lag)
     return Drawing(kind, windows, weights, draws, record | {"priority_lag": lag})
 
 
