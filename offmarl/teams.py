@@ -69,7 +69,7 @@ def find_side(spec: EnvSpec, name: str) -> Team:
             where = spec.name or "the environment"
             raise unknown_name(f"team or agent of {where}", part, [*teams, *agents])
     chosen = tuple(sorted({agents.index(part) for part in name.split(",") if part in agents}))
-    side = teams.get(name) or Team(name, chosen)
+    side = teams.get(name) or Team(name_of_side(spec, chosen), chosen)
     if not any(set(side.agents) <= set(team.agents) for team in teams.values()):
         raise OptionError(f"the agents {name} are of several teams: a side is of one.")
     return side

@@ -194,8 +194,9 @@ def _described_returns(episodes: vault.Episodes, left_out: str) -> dict[str, str
     for team, returns in episodes.complete_team_returns.items():
         of = f" of {team}" if len(episodes.teams) > 1 else ""
         texts[f"return{of}"] = f"{_spread_line(spread(returns))} {left_out}".strip()
-        texts[f"  in order{of}"] = _sparkline(returns)
-        texts[f"  distribution{of}"] = _histogram(returns)
+        if len(returns):
+            texts[f"  in order{of}"] = _sparkline(returns)
+            texts[f"  distribution{of}"] = _histogram(returns)
     return texts
 
 
@@ -232,14 +233,14 @@ def _left_out(facts: Mapping[str, Any], *reasons: str) -> str:
 
 def _sparkline(values: Float[np.ndarray, "episodes"]) -> str:
     """Draw how values change over the recording, as means over equal intervals."""
-    stretches = np.array_split(values, min(_BINS, len(values)) or 1)
-    return bars([float(stretch.mean()) for stretch in stretches if len(stretch)])
+    stretches = np.array_split(values, min(_BINS, len(values)))
+    return bars([float(stretch.mean()) for stretch in stretches])
 
 
 def _histogram(values: Float[np.ndarray, "episodes"]) -> str:
     """Draw a histogram with equal bins from the smallest to the largest value."""
     counts, _ = np.histogram(values, bins=_BINS)
-    return bars(counts.astype(float).tolist()) if len(values) else ""
+    return bars(counts.astype(float).tolist())
 
 
 # --------------------------------------------------------------------------------- lineage
@@ -248,8 +249,8 @@ _SHOWN = ("lineage", "origins")
 
 
 def _other_facts(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a provenance that `_lineage` does not show."""
-    return {key: value for key, value in provenance.items() if key not in _SHOWN}
+    """Return the part of a provenance that says something and that `_lineage` does not show."""
+    return {key: value for key, value in provenance.items() if value != {} and key not in _SHOWN}
 
 
 def _lineage(provenance: Mapping[str, Any]) -> RenderableType:
