@@ -110,7 +110,7 @@ def show(path: _Vault, time_limit: int | None = None, statistics: bool = False) 
     text = Group(
         grid(_described(facts, data)),
         table(["array", "type", "shape of a step"], [[k, *v] for k, v in leaves.items()]),
-        grid(_other_facts(data.provenance)),
+        grid({k: v for k, v in data.provenance.items() if v != {} and k not in _SHOWN}),
         _lineage(data.provenance),
         *([_statistics_table(computed)] if computed else []),
     )
@@ -246,11 +246,6 @@ def _histogram(values: Float[np.ndarray, "episodes"]) -> str:
 # --------------------------------------------------------------------------------- lineage
 
 _SHOWN = ("lineage", "origins")
-
-
-def _other_facts(provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a provenance that says something and that `_lineage` does not show."""
-    return {key: value for key, value in provenance.items() if value != {} and key not in _SHOWN}
 
 
 def _lineage(provenance: Mapping[str, Any]) -> RenderableType:
