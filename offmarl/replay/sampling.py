@@ -10,6 +10,7 @@ slots, wherever in its episode it is, and however long the episode.
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import PurePath
 from typing import Any, Protocol, runtime_checkable
 
@@ -179,6 +180,13 @@ class SoundSource:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_source"], name)
+
+
+# Since Python 3.12, checks of protocols do not see what `__getattr__` finds.
+_NAMES = {*Source.__annotations__, *vars(Source), "chunk_shape", "transitions"} - {"episodes"}
+for _name in _NAMES:
+    if not _name.startswith("_"):
+        setattr(SoundSource, _name, property(attrgetter(f"_source.{_name}")))
 
 
 def sound(source: Any) -> Any:
