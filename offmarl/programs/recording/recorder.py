@@ -20,7 +20,8 @@ from offmarl.programs.cluster import gathered, load_on_first
 from offmarl.programs.program import OnlineArgs, Program, recorded, state_shapes
 from offmarl.programs.recording.sides import against_reference
 from offmarl.programs.registry import Origin
-from offmarl.programs.runs.evaluate import play_policy, play_policy_ahead
+from offmarl.programs.runs.compiling import compile_ahead
+from offmarl.programs.runs.evaluate import placed, play_against
 from offmarl.programs.runs.finite import require_finite
 from offmarl.programs.runs.sharding import ONE_DEVICE, Layout
 from offmarl.programs.runs.trained import of_seeds
@@ -156,21 +157,21 @@ class Recorder(NamedTuple):
 
     def returns(self, params: ArrayTree, key: PRNGKeyArray) -> Float[np.ndarray, "episodes"]:
         """Play `OnlineArgs.eval_episodes` episodes of the policy, and return their returns."""
-        found = gathered(play_policy(*self._played(params, key)))
+        found = gathered(play_against(*self._played(params, key)))
         team = 0 if self.team is None else teams_of(self.env.spec).index(self.team)
         return returns_by_team(self.env.spec, found)[:, team]
 
     def play_ahead(self, params: ArrayTree) -> "Future[None]":
         """Compile what `returns` plays, in a thread."""
-        return play_policy_ahead(*self._played(params, self.key(EVALUATE)))
+        return compile_ahead(play_against, *self._played(params, self.key(EVALUATE)))
 
     def _played(self, params: ArrayTree, key: PRNGKeyArray) -> tuple[Any, ...]:
-        """Return the arguments of `play_policy`."""
+        """Return the arguments of `play_against`."""
         policy, mesh = self.policy, self.mesh
         if self.team is not None:
             joint, references = against_reference(self.env, self.team, policy)  # type: ignore[arg-type]
             policy, params = joint, (params, *references)
-        return self.env, policy, self.args.eval_episodes, mesh, params, key
+        return placed(self.env, policy, self.args.eval_episodes, mesh, params, key)
 
     @property
     def mesh(self) -> Mesh | None:

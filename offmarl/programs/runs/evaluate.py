@@ -300,30 +300,18 @@ def play_policy(
     key: PRNGKeyArray,
 ) -> evaluation.Evaluation:
     """Play episodes with one policy, on the devices of a mesh."""
-    return _play_policy(*_placed(env, policy, episodes, mesh, params, key))
+    return play_against(*placed(env, policy, episodes, mesh, params, key))
 
 
-def play_policy_ahead(
-    env: Environment,
-    policy: Policy,
-    episodes: int,
-    mesh: Mesh | None,
-    params: ArrayTree,
-    key: PRNGKeyArray,
-) -> "Future[None]":
-    """Compile what `play_policy` plays, in a thread."""
-    return compile_ahead(_play_policy, *_placed(env, policy, episodes, mesh, params, key))
-
-
-def _placed(
+def placed(
     env: Environment, policy: Policy, episodes: int, mesh: Mesh | None, *given: ArrayTree
 ) -> tuple[Any, ...]:
-    """Return the arguments of `_play_policy`, where the devices of the mesh have them."""
+    """Return the arguments of `play_against` from those of `play_policy`, on the mesh's devices."""
     return slot(env), policy, episodes, mesh, *place_shared((*given, others_of(env)), mesh)
 
 
 @jit_rarely_run(static_argnums=(0, 1, 2, 3))
-def _play_policy(
+def play_against(
     env: Environment,
     policy: Policy,
     episodes: int,
@@ -332,6 +320,7 @@ def _play_policy(
     key: PRNGKeyArray,
     others: ArrayTree,
 ) -> evaluation.Evaluation:
+    """Play episodes in the `slot` of an environment, whose other agents are data."""
     with nullcontext() if mesh is None else use_abstract_mesh(mesh.abstract_mesh):
         return evaluation.evaluate(env, policy, params, key, episodes, others)
 
