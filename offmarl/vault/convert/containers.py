@@ -151,8 +151,8 @@ class ZippedArray(AbstractContextManager["ZippedArray"]):
     def __init__(self, archive: zipfile.ZipFile, name: str, source: Path):
         self._archive, self._name, self._source = archive, f"{name}.npy", source
         self._whole: NumpyArray | None = None
-        with readable(source):
-            self._file = archive.open(self._name)
+        with readable(source), ExitStack() as stack:
+            self._file = stack.enter_context(archive.open(self._name))
             old, form = np.lib.format.read_magic(self._file) == (1, 0), np.lib.format
             read = form.read_array_header_1_0 if old else form.read_array_header_2_0
             self.shape, fortran, self.dtype = read(self._file)
@@ -162,6 +162,7 @@ class ZippedArray(AbstractContextManager["ZippedArray"]):
             if fortran:
                 data = np.frombuffer(self._file.read(), self.dtype)
                 self._whole = data.reshape(self.shape[::-1]).T
+            stack.pop_all()  # without an error, it stays open
 
     def _check_size(self, size: int) -> None:
         """Raise `ValueError` if the archive cannot hold so many bytes, as a forged header says."""
