@@ -7,9 +7,9 @@
 #
 # The file runs as it is. By default it takes a small budget, minutes on a CPU, in which the robots
 # hardly learn to deliver: it shows the way from the environment to the comparison.
-# `python rware.py --full` takes the budget of a study, 20 million steps and ten seeds for each
-# baseline, for which an accelerator is advisable. Stop it at any time, and start it again to
-# continue.
+# `python rware.py --full` takes the budget of a study: eight million steps, after which the robots
+# deliver 24 shelves in an episode, and five seeds for each baseline. The training takes ten minutes
+# on two cores. Stop it at any time, and start it again to continue.
 
 # %%
 import subprocess
@@ -36,7 +36,7 @@ def run(command: str) -> None:
 
 # %%
 tiers, budget = (
-    ("random,medium,expert,replay", "--total-steps 20000000 --num-envs 64 --num-steps 128")
+    ("random,medium,expert", "--total-steps 8000000 --eval-episodes 128")
     if FULL
     else ("random,replay", "--total-steps 40000 --num-envs 16 --steps 8000 --eval-episodes 16")
 )
@@ -45,21 +45,26 @@ run(f"record mappo --env {ENV} --tiers {tiers} {budget} --out rware")
 # %% [markdown]
 # ## Learn offline
 
+# The policies that recorded the data have no memory, and so have their clones.
+
 # %%
 data = Path("rware") / f"{ENV}.vlt"
 source = data / ("mappo-0-medium" if FULL else "mappo-0-replay")
 sizes = (
-    "--seeds 10 --updates 100000"
+    "--seeds 5 --updates 5000 --batch-size 64 --hidden 128 --eval-every 1000"
     if FULL
     else "--seeds 3 --updates 60 --batch-size 8 --final-episodes 16 --eval-episodes 8"
 )
 for baseline in ("bc", "maicq"):
-    run(f"train {baseline} --vault {source} {sizes} --out rware/runs/{baseline}")
+    path = f"rware/runs/{baseline}"
+    run(f"train {baseline} --vault {source} --network feedforward {sizes} --out {path}")
 
 # %% [markdown]
 # ## Compare
 #
-# The scores are returns: deliveries, and the mean over the robots.
+# The scores are returns: deliveries, and the mean over the robots. Here it matters how a policy
+# acts. Four robots that always take their best action block each other for good: the expert itself
+# makes 11 deliveries so, and 22 when it samples. Compare both columns before you rank methods.
 
 # %%
 run("compare rware/runs/bc rware/runs/maicq --html rware/report.html")

@@ -195,6 +195,20 @@ def _may_beat(row: Row, best: Row) -> bool:
     return high is not None and high >= 0.5  # a probability above one half is no reason against it
 
 
+def spread(rows: Sequence[Row]) -> float | None:
+    """Return how far methods are apart on a dataset, or None without intervals.
+
+    It is the best IQM minus the worst, in mean widths of the methods' intervals. Data with a small
+    spread do not tell methods apart, whatever their order is.
+    """
+    known = [row.iqm for row in rows if row.iqm.finite]
+    widths = [x.high - x.low for x in known if x.low is not None and x.high is not None]
+    if len(known) < 2 or not any(widths):
+        return None
+    values = [one.value for one in known]
+    return float((max(values) - min(values)) / np.mean(widths))
+
+
 def rows_of(
     table: ScoreTable,
     words: Callable[[Row], str] = lambda row: interval(*row.iqm) + " *" * row.bold,
@@ -402,6 +416,7 @@ def notes(results: Results, failed: Mapping[str, Path]) -> Iterator[str]:
         )
     if fewest < ENOUGH_RUNS:
         yield few_seeds("some cells", fewest)
+    yield from _spreads(results)
     for comparison in results.comparisons.values():
         yield from about_pairs(comparison)
     if any(row.best for row in rows):
@@ -414,6 +429,19 @@ def notes(results: Results, failed: Mapping[str, Path]) -> Iterator[str]:
     if missing := [name for name in results.missing if name not in failed]:
         yield f"Not run, and empty in the tables: {', '.join(missing)}."
     yield from _differences(results.cells)
+
+
+def _spreads(results: Results) -> Iterator[str]:
+    """Say for each dataset how far the methods are apart on it."""
+    for table in score_tables(results):
+        by_dataset = zip(table.columns, zip(*table.rows.values(), strict=True), strict=True)
+        found = {label: spread([row for row in rows if row]) for label, rows in by_dataset}
+        if known := [f"{label} {value:.1f}" for label, value in found.items() if value is not None]:
+            yield (
+                f"Spread, {_WAYS[table.acting]}: {', '.join(known)}. It is the best method minus "
+                "the worst, in mean widths of the intervals; below 2, a dataset hardly tells "
+                "methods apart."
+            )
 
 
 def _differences(cells: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:

@@ -106,6 +106,8 @@ class Recipe:
     """Mean return of uniform legal actions."""
     expert: float
     """Mean return of the best checkpoint."""
+    env: str | None = None
+    """The environment, if its name is not the end of the dataset's name."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,9 @@ def references() -> dict[str, Reference]:
     these values only.
     """
     return {
-        f"{card.environment}/{card.scenario}": Reference(card.recipe.random, card.recipe.expert)
+        card.recipe.env or f"{card.environment}/{card.scenario}": Reference(
+            card.recipe.random, card.recipe.expert
+        )
         for card in cards()
         if card.recipe
     }

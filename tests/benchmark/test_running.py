@@ -11,6 +11,7 @@ import pytest
 from offmarl import benchmark, report, tracking, vault
 from offmarl.benchmark import CellsWork
 from offmarl.benchmark.cells import is_current, pack
+from offmarl.benchmark.results import spread
 from offmarl.benchmark.tasks import cell_file, note_vaults, noted_vaults, preparation, run_of
 from offmarl.cli.output import Report
 from offmarl.errors import RunError, VaultError
@@ -194,6 +195,17 @@ def test_a_method_is_bold_whose_interval_of_beating_the_best_includes_one_half(r
     assert [one.bold for one in table.rows["deep & wide"]] == [True, True]
     # It wins 6 and draws 4 of 25 pairs, which is 0.32, and on the second 1, which is 0.04.
     assert [one.bold for one in table.rows["bc"]] == [True, False]
+
+
+def test_the_spread_is_the_best_minus_the_worst_in_widths_of_intervals(read, tmp_path):
+    results = cells(read(), tmp_path, SCORES)
+    (table,) = benchmark.score_tables(results)
+    one, two = zip(*table.rows.values(), strict=True)
+    width = np.mean([row.iqm.high - row.iqm.low for row in two])
+    assert spread(one) == 0 and spread(two) == pytest.approx(10 / width)
+    assert spread(two[:1]) is None
+    said = next(note for note in benchmark.notes(results, {}) if note.startswith("Spread"))
+    assert f"best actions: one 0.0, two {10 / width:.1f}." in said
 
 
 def test_a_cell_whose_evaluation_is_not_finite_is_empty_and_named(read, tmp_path):

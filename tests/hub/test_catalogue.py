@@ -82,7 +82,7 @@ def test_known_time_limits():
     assert limits["og_marl/gymnasium_mamujoco/4ant"] == 1000
     for card in CARDS:
         if card.recipe:
-            name = f"{card.environment}/{card.scenario}"
+            name = card.recipe.env or f"{card.environment}/{card.scenario}"
             assert card.time_limit == envs.make(name).spec.time_limit
         else:
             told = any("--time-limit" in sentence for sentence in card.quirks)
