@@ -80,6 +80,13 @@ def test_room_goes_to_the_columns_that_need_it():
     assert first == "name  many words that are   more of them"
 
 
+def test_a_name_with_a_line_of_its_own_leaves_the_room_to_the_other_columns():
+    interval = "0.125 [0.100, 0.150]"
+    lines = printed(["data", "run", "last"], [["long-name/" * 6, "bc (greedy)", interval]], 50)
+    name, *rest = lines.splitlines()[3:5]
+    assert name == "long-name/" * 6 and [x.strip() for x in rest] == [f"bc (greedy)  {interval}"]
+
+
 NUMBERS_OF_ALL_KINDS = [-343.125, 999.594, 1e-300, -1e300, 2**70, 0.5, float("nan"), 12_345_678]
 WIDE = "\N{CJK UNIFIED IDEOGRAPH-570B}" * 12
 
