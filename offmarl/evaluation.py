@@ -202,8 +202,8 @@ def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Ar
 
     Returns
     -------
-    For each episode the fraction of equal actions of live agents; for continuous actions, 1 minus
-    half the mean absolute difference of the entries that an agent has.
+    For each episode the fraction of equal actions among the `choices`; for continuous actions, 1
+    minus half the mean absolute difference of the entries that an agent has.
     """
 
     def step(carry: ArrayTree, seen: _Seen) -> tuple[ArrayTree, Array]:
@@ -214,7 +214,15 @@ def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Ar
         found = _agreement(action, seen.action, seen.legal_actions)
         return remember(policy, after, seen.reward, seen.done), found
 
-    return _means(policy, step, episodes)
+    return _means(policy, step, episodes, choices(episodes))
+
+
+def choices(episodes: Sequence) -> Bool[Array, "episodes T N"]:
+    """Mark the steps at which a living agent has a choice: where one action is legal, all agree."""
+    view = episodes.view_tm1
+    acts = episodes.mask[..., None] & view.alive
+    discrete = jnp.issubdtype(episodes.action.dtype, jnp.integer)
+    return acts & (view.legal_actions.sum(-1) > 1) if discrete else acts
 
 
 def log_likelihood(
@@ -249,7 +257,7 @@ def log_likelihood(
         )
         return remember(policy, carry, seen.reward, seen.done), log_prob
 
-    return _means(policy, step, episodes)
+    return _means(policy, step, episodes, episodes.mask[..., None] & episodes.view_tm1.alive)
 
 
 class _Seen(NamedTuple):
@@ -266,17 +274,17 @@ def _means(
     policy: Policy,
     step: Callable[[ArrayTree, _Seen], tuple[ArrayTree, Array]],
     episodes: Sequence,
+    counted: Bool[Array, "episodes T N"],
 ) -> Float[Array, "episodes"]:
-    """Scan over each episode, and return the means over the steps of its living agents."""
+    """Scan over each episode, and return the means over what counts in it."""
 
-    def of_episode(episode: Sequence) -> Float[Array, ""]:
+    def of_episode(episode: Sequence, counted: Bool[Array, "T N"]) -> Float[Array, ""]:
         view, done = episode.view_tm1, episode.terminated | episode.truncated
         seen = _Seen(view.observation, view.legal_actions, episode.action, episode.reward, done)
         _, values = jax.lax.scan(step, policy.initial_carry(), seen)
-        counted = episode.mask[:, None] & view.alive
         return jnp.where(counted, values, 0).sum() / counted.sum()
 
-    return jax.vmap(of_episode)(episodes)
+    return jax.vmap(of_episode)(episodes, counted)
 
 
 def _agreement(action: Array, recorded: Array, legal_actions: Bool[Array, "N A"]) -> Array:

@@ -269,8 +269,14 @@ def test_agreement_counts_what_living_agents_did():
     dead = episodes._replace(view=view._replace(alive=alive.at[0].set(False)))
     assert with_actions(episodes) is episodes
     np.testing.assert_array_equal(with_actions(dead).action, episodes.action[1:])
-    with pytest.raises(OptionError, match="no agent acts in the held-out episodes"):
+    with pytest.raises(OptionError, match="no agent has a choice in the held-out episodes"):
         with_actions(dead._replace(view=view._replace(alive=alive & False)))
+    # Where one action is legal there is nothing to agree on: agent 0, and step 0 of all, is left.
+    legal = view.legal_actions.at[0, 1:, 1:, 1].set(False)
+    found = agreement(
+        Policy(tuple, act), jnp.array(0), episodes._replace(view=view._replace(legal_actions=legal))
+    )
+    np.testing.assert_array_equal(found, [0.25, 1.0])
     continuous = episodes._replace(action=jnp.stack([blank, blank + 0.5], -1))
     policy = Policy(tuple, lambda p, carry, observation, *_: (jnp.zeros((3, 2)), None, carry))
     np.testing.assert_allclose(agreement(policy, None, continuous), [0.875, 0.875])
