@@ -274,7 +274,7 @@ class Result(NamedTuple):
 
     @property
     def right(self) -> int | None:
-        """How many seeds are as predicted; None without a prediction.""",
+        """How many seeds are as predicted; None without a prediction."""
         if isinstance(self.predicted, str):
             return None
         least = LOST if self.problem.startswith("bridge") else -np.inf
