@@ -206,9 +206,10 @@ METHODS = {
             "gradient_penalty": 0.0,
         },
         predicted((50.0,), (-1.2355,), (50.0,), WAYS),
-        "Each agent in turn answers to what the other does today. The agents begin to agree when "
-        "α is a quarter of what a disagreement costs: that is 0.25 on the bridge with random "
-        "play, where the ways differ by 0.04.",
+        "Each agent in turn answers to what the other does today. The agents settle on one way "
+        "once α is below a quarter of what their two disagreements cost together. On the bridge "
+        "with random play that is a step or two, so that α must be below 0.2; there the ways "
+        "differ by 0.04, about as much as errors of the values.",
     ),
     "oryx": Method(
         {},
