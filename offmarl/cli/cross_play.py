@@ -9,9 +9,8 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl.cli import tasks
-from offmarl.cli.files import check_file, write_page
 from offmarl.cli.ope import directory_of
-from offmarl.cli.output import Report
+from offmarl.cli.output import Report, check_file, write_page
 from offmarl.cli.parse import parse
 from offmarl.errors import OptionError
 from offmarl.launch import Share, Work

@@ -86,8 +86,9 @@ class CrossPlayWork(Work):
         about: dict[str, Any] = {"environment": name, **environment_source(name)}
         about |= {"policies": [[one.name, x] for x, one in self._pool.items()]}
         about |= {"scored": self.scored, "partners": self.partners, "side": self.side.name}
-        about |= {"episodes": episodes, "seed": seed}
-        sha256 = hashlib.sha256(json.dumps(tracking.plain(about)).encode()).hexdigest()
+        code = [text for text in self._alike if isinstance(text, str)]
+        about |= {"episodes": episodes, "seed": seed, "code": _sha256(code)}
+        sha256 = _sha256(tracking.plain(about))
         path = Path("runs") / below(name, option="--env") / f"cross-play-{sha256[:8]}"
         super().__init__("cross-play", local(path), about, len(self.members))
 
@@ -218,7 +219,7 @@ def _environment(
 
 
 def _code(policy: Policy, params: ArrayTree, spec: EnvSpec) -> str:
-    """Return what a policy computes, in which policies that were built apart may be equal."""
+    """Return what a policy computes, on all machines; policies that were built apart may agree."""
     view, none, carry = empty_view(spec), jnp.zeros(spec.num_agents), policy.initial_carry()
 
     def step(params: ArrayTree, carry: ArrayTree, *seen: Any) -> Any:
@@ -226,7 +227,12 @@ def _code(policy: Policy, params: ArrayTree, spec: EnvSpec) -> str:
         return action, remember(policy, carry, none, none > 0)
 
     seen = view.observation, view.legal_actions, jax.random.key(0)
-    return jax.jit(step).lower(params, carry, *seen).as_text() + fingerprint(carry)
+    lowered = jax.jit(step).trace(params, carry, *seen).lower(lowering_platforms=("cpu",))
+    return lowered.as_text() + fingerprint(carry)
+
+
+def _sha256(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 @lru_cache(maxsize=16)

@@ -141,6 +141,18 @@ def test_a_response_that_acts_for_one_agent_meets_partners_in_its_seat(here):
         CrossPlayWork([str(run)], **FEW)
 
 
+def test_a_policy_whose_code_has_changed_is_played_again(here):
+    paths = set()
+    for number, action in enumerate(("zeros", "ones", "ones")):
+        (here / f"code{number}").mkdir()
+        code = JOINT.replace("joint=True", "").replace("jnp.zeros(2, int)", f"jnp.{action}(2, int)")
+        (here / f"code{number}" / "mine.py").write_text(code)
+        (here / "mine.py").unlink(missing_ok=True)
+        (here / "mine.py").symlink_to(here / f"code{number}" / "mine.py")
+        paths.add(CrossPlayWork(["two@9", "mine.py:joint"], **FEW).path)
+    assert len(paths) == 2
+
+
 JOINT = """
 from offmarl.types import Policy
 import jax.numpy as jnp

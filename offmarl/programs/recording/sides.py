@@ -88,14 +88,11 @@ def run_of(name: str) -> tuple[str, str | None] | None:
 
 
 Load = Callable[..., LoadedPolicy]
-"""Loads the policy of a run's directory and seed; ``step`` is that of `load_policy`."""
-
-as_trained: Load = partial(load_policy, greedy=None)
-"""Loads policies that act as in the evaluations of their runs."""
+_as_trained = partial(load_policy, greedy=None)
 
 
 def members_of(
-    source: str, env: Environment, team: Team, load: Load = as_trained
+    source: str, env: Environment, team: Team, load: Load = _as_trained
 ) -> list[TeamPolicy]:
     """Return the policy that a name stands for, or those of all seeds of a run."""
     everyone = tuple(range(env.spec.num_agents))
