@@ -104,20 +104,20 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 SIDE_ENV = "swarm/pursuit-2-1:evaders=learned,time_limit=3"
 
 
-def write_side(directory: Path) -> Path:
+def write_side(directory: Path, env: str = SIDE_ENV, side: str = "pursuers") -> Path:
     """Write the finished run of a recorder of one side, with a policy fresh from its seed.
 
     It is what is published in full: everything that a run can name is in its record.
     """
     program = registry.load("recorder", "mappo")
-    args = program.Args(env=SIDE_ENV, side="pursuers", opponents=("random",), hidden=4, num_envs=2)
-    env = learning_environment(args)
-    built = program.make(env.spec, args, env)
+    args = program.Args(env=env, side=side, opponents=("random",), hidden=4, num_envs=2)
+    made = learning_environment(args)
+    built = program.make(made.spec, args, made)
     init = jax.jit(lambda key: built.policy_params(built.init(key, hyperparameters(args))))
     record = {"offmarl": "0.1.0", "kind": "recorder", **origin_of(program.make)._asdict()}
     record["program"] = record.pop("name")
-    record |= {"args": {**asdict(args), "out": None}, "spec": env.spec.to_json(), "greedy": False}
-    record |= {"vault": None, "seeds": [0], "complete": True} | opponents_of(env)
+    record |= {"args": {**asdict(args), "out": None}, "spec": made.spec.to_json(), "greedy": False}
+    record |= {"vault": None, "seeds": [0], "complete": True} | opponents_of(made)
     directory.mkdir(parents=True)
     tracking.write_json(directory / tracking.RUN_FILE, record)
     checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)

@@ -7,8 +7,7 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl import report as reports
-from offmarl.cli.files import check_file, write_page
-from offmarl.cli.output import Report
+from offmarl.cli.output import Report, check_file, write_page
 from offmarl.errors import RunError
 from offmarl.report.figures import KINDS
 from offmarl.statistics import Reference

@@ -11,8 +11,7 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl import envs as registry
-from offmarl.cli.files import check_file
-from offmarl.cli.output import Report, grid, table
+from offmarl.cli.output import Report, check_file, grid, table
 from offmarl.envs.catalogue import EnvInfo
 from offmarl.paths import cache
 from offmarl.terminal import number

@@ -142,7 +142,7 @@ def _load(candidates: Sequence["Candidate"], act: str, programs: Sequence[Path])
 def _view(data: Mapping[str, Any]) -> Iterator[Any]:
     discounted = "" if data["gamma"] == 1 else f", discounted by {data['gamma']:g}"
     title = f"Estimated from {data['episodes']:,} episodes{discounted}; their own return is "
-    if directory := _directory_of(data["policies"]):
+    if directory := directory_of(data["policies"]):
         yield f"Policies in {directory}"
     yield records(_policies(data, directory), title + interval(*data["data_return"].values()))
     if data["ranking"]:
@@ -197,7 +197,7 @@ def _policies(data: Mapping[str, Any], directory: str) -> list[dict[str, Any]]:
     ]
 
 
-def _directory_of(labels: Iterable[str]) -> str:
+def directory_of(labels: Iterable[str]) -> str:
     """Return the directory that all policies are in, or "" if there is none."""
     parents = [os.path.dirname(label) for label in labels]  # noqa: PTH120 - keeps "./" and "../"
     try:

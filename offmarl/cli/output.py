@@ -3,7 +3,7 @@
 import errno
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import TextIOWrapper
 from pathlib import Path, PurePath
@@ -14,9 +14,10 @@ from rich.segment import Segment
 from rich.text import Text
 
 from offmarl import terminal
-from offmarl.paths import expanded
+from offmarl.errors import OptionError
+from offmarl.paths import expanded, kind_of, local, no_empty_directories
 from offmarl.terminal import one_line, printable
-from offmarl.tracking import to_json
+from offmarl.tracking import replace_file, to_json
 
 
 class _Console(Console):
@@ -172,3 +173,34 @@ def grid(facts: Mapping[str, Any]) -> RenderableType:
 def as_is(text: Any) -> RenderableType:
     """Return text that is not wrapped, so that it can be copied from the terminal."""
     return Group(Text(printable(str(text)), no_wrap=True, overflow="ignore"))  # a bare Text wraps
+
+
+def check_file(path: Path | None, option: str, example: str, kinds: Collection[str] = ()) -> None:
+    """Check, before any work, that a file can be written; its directories need not exist."""
+    if path is None:
+        return
+    full = local(path)
+    if full.is_dir():
+        where = path / example
+        raise OptionError(
+            f"{path} is a directory: give a file name with {option}, such as {where}."
+        )
+    if kinds:
+        kind_of(path, kinds, option)
+    partial = full.with_name(f".{full.name}.partial")
+    try:
+        with no_empty_directories(full.parent, always=True):
+            full.parent.mkdir(parents=True, exist_ok=True)
+            partial.touch()
+            partial.unlink()
+    except OSError as error:
+        raise OptionError(
+            f"{path} cannot be written ({error.strerror}: {error.filename}): give {option} another "
+            "path."
+        ) from None
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page, and make its directories."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, text)

@@ -13,8 +13,7 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl.cli import tasks
-from offmarl.cli.files import check_file
-from offmarl.cli.output import Report, records, table
+from offmarl.cli.output import Report, check_file, records, table
 from offmarl.cli.parse import HELP, config_among, given_among, parse, parse_program
 from offmarl.config import DeviceArgs, Role, option
 from offmarl.errors import OptionError

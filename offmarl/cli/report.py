@@ -9,8 +9,7 @@ from rich.console import Group
 from rich.text import Text
 from tyro.conf import Positional, arg
 
-from offmarl.cli.files import check_file, write_page
-from offmarl.cli.output import Report, as_is
+from offmarl.cli.output import Report, as_is, check_file, write_page
 from offmarl.errors import OptionError, ShapeError, VaultError
 from offmarl.report import pages, tables
 from offmarl.report.contents import Survey, Surveys, survey, warnings_by_dataset

@@ -156,7 +156,7 @@ def run(
     if options.dry_run:
         return _plan(work, share.of if share else options.tasks)
     if share is not None:
-        return _run_share(work, share)
+        return run_task(work, share)
     if options.join:
         return report(work, Launched(join_work(work)))
     how = options.tasks, options.launcher or "local", options.jobs, of_launcher
@@ -172,12 +172,14 @@ def report_vault(work: Work, launched: Launched) -> Report:
     return transform.report([vault.open_vault(work.path)])
 
 
-def _run_share(work: Work, share: Share) -> Report:
+def run_task(work: Work, share: Share) -> Report:
+    """Run a share of the blocks in this process, with its progress."""
     if work.is_complete():
         ran, blocks = 0, 0
     else:
         blocks = len(share.blocks(work.num_blocks))
-        with progress(f"task {share.number} of {share.of}", blocks) as advance:
+        name = f"task {share.number} of {share.of}" if share.of > 1 else work.name
+        with progress(name, blocks) as advance:
             shown = [0]
 
             def show(done: int, _total: int) -> None:

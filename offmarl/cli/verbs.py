@@ -65,6 +65,12 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "Compare runs: IQM with intervals, profiles, a figure, a page",
             "runs/swarm/coverage-3/*-medium/* --html report.html",
         ),
+        "cross-play": Verb(
+            "cross_play",
+            "Play policies with partners that they were not trained with",
+            is_raw=True,
+            work="cross_play_work",
+        ),
         "ope": Verb(
             "ope",
             "Estimate the returns of trained policies from a dataset, without the environment",
@@ -152,5 +158,6 @@ VERBS = {name: verb for group in GROUPS.values() for name, verb in group.items()
 
 def function_of(name: str, verb: Verb) -> Callable[..., Any]:
     """Import a function of a verb's module."""
-    function: Callable[..., Any] = getattr(import_module(f"offmarl.cli.{verb.module}"), name)
+    module = import_module(f"offmarl.cli.{verb.module}")
+    function: Callable[..., Any] = getattr(module, name.replace("-", "_"))
     return function

@@ -35,6 +35,7 @@ SMALLER = {
     "record": "--total-steps 512 --steps 256 --num-envs 4 --evaluations 2 --eval-episodes 2",
     "train": "--updates 4 --eval-every 2 --eval-episodes 2 --final-episodes 2 --seeds 1",
     "evaluate": "--eval-episodes 2",
+    "cross-play": "--eval-episodes 2",
     "ope": "--updates 4 --episodes 8 --members 1",
 }
 """Options that make a command small; they take the place of those that it is given."""

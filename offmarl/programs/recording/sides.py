@@ -8,9 +8,9 @@ each episode draws a member: in ``RUN@*+scripted:2``, scripted weighs twice as m
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from offmarl.networks import PolicyConfig, make_policy
 from offmarl.paths import local
 from offmarl.programs.program import OnlineArgs
 from offmarl.programs.runs.identity import fingerprint
-from offmarl.programs.runs.policy import load_policy
+from offmarl.programs.runs.policy import LoadedPolicy, load_policy
 from offmarl.records import RecordedName
 from offmarl.teams import Team, find_side, name_of_side, spec_of, teams_of
 from offmarl.types import ArrayTree, EnvSpec, Policy
@@ -47,13 +47,17 @@ _NUMBER = re.compile(r"-?\d*\.?\d+(e-?\d+)?")
 def team_policy(source: str, env: Environment, team: Team) -> TeamPolicy:
     """Return the policy that a name stands for, or the population of several names."""
     members, weights, names = [], [], []
-    for part in _parts(source):
-        name, weight = _weighed(part)
-        found = _members(name, env, team)
+    for name, weight in names_in(source):
+        found = members_of(name, env, team)
         members += found
         weights += [weight] * len(found)
         names += [found[0].name if len(found) == 1 else f"{found[0].name.partition('@')[0]}@all"]
     return replace(population(env.spec, members, weights), name="+".join(names))
+
+
+def names_in(source: str) -> list[tuple[str, float]]:
+    """Return the names of members in that of a population, and their weights."""
+    return [_weighed(part) for part in _parts(source)]
 
 
 def _parts(source: str) -> list[str]:
@@ -62,7 +66,7 @@ def _parts(source: str) -> list[str]:
     The path of a run may have a plus, too.
     """
     first, plus, rest = source.partition("+")
-    whole = _run_of(_weighed(source)[0])
+    whole = run_of(_weighed(source)[0])
     if not plus or (whole and "+" not in (whole[1] or "")):
         return [source]
     return [first, *_parts(rest)]
@@ -74,7 +78,7 @@ def _weighed(part: str) -> tuple[str, float]:
     return (name, float(weight)) if name and _NUMBER.fullmatch(weight) else (part, 1.0)
 
 
-def _run_of(name: str) -> tuple[str, str | None] | None:
+def run_of(name: str) -> tuple[str, str | None] | None:
     """Return the directory of a run and what is named after its @, if a name is that of a run."""
     split = name.rpartition("@")
     for run, which in ((name, None), (split[0], split[2])):
@@ -83,15 +87,21 @@ def _run_of(name: str) -> tuple[str, str | None] | None:
     return None
 
 
-def _members(source: str, env: Environment, team: Team) -> list[TeamPolicy]:
+Load = Callable[..., LoadedPolicy]
+_as_trained = partial(load_policy, greedy=None)
+
+
+def members_of(
+    source: str, env: Environment, team: Team, load: Load = _as_trained
+) -> list[TeamPolicy]:
     """Return the policy that a name stands for, or those of all seeds of a run."""
     everyone = tuple(range(env.spec.num_agents))
     about: dict[str, Any] = {"policy": source}
     if source == RANDOM:
         policy = make_policy(PolicyConfig("random"), env.spec)
         return [TeamPolicy(policy, (), everyone, RANDOM, about)]
-    if (named := _run_of(source)) is not None:
-        return _of_run(local(named[0]), named[1], env, team)
+    if (named := run_of(source)) is not None:
+        return _of_run(local(named[0]), named[1], env, team, load)
     offered = scripted_policies(env)
     if source not in offered and not _CODE.fullmatch(source):
         raise unknown_name(
@@ -103,7 +113,9 @@ def _members(source: str, env: Environment, team: Team) -> list[TeamPolicy]:
     return [TeamPolicy(policy, (), everyone, name, about)]
 
 
-def _of_run(directory: Path, which: str | None, env: Environment, team: Team) -> list[TeamPolicy]:
+def _of_run(
+    directory: Path, which: str | None, env: Environment, team: Team, load: Load
+) -> list[TeamPolicy]:
     """Return policies of a run, as SEED/STEP names them."""
     seed, _, step = (which or "").partition("/")
     if which is not None and seed != "*" and not seed.isdecimal():
@@ -113,7 +125,7 @@ def _of_run(directory: Path, which: str | None, env: Environment, team: Team) ->
     found: list[TeamPolicy] = []
     for own in tracking.read_run(directory)["seeds"] if seed == "*" else [int(seed or 0)]:
         number = int(step) if step.isdecimal() else step or None
-        loaded = load_policy(directory, own if seed else None, greedy=None, step=number)
+        loaded = load(directory, own if seed else None, step=number)
         about: dict[str, Any] = {
             "policy": loaded.name,
             "run": directory.name,
@@ -202,8 +214,8 @@ def near(sources: Sequence[str], run_dir: Path) -> tuple[str, ...]:
 
     def found(part: str) -> str:
         name, _ = _weighed(part)
-        places = [] if _run_of(name) else run_dir.parents
-        above = next((above for above in places if _run_of(str(above / name))), None)
+        places = [] if run_of(name) else run_dir.parents
+        above = next((above for above in places if run_of(str(above / name))), None)
         return part if above is None else str(above / part)
 
     def of_source(source: str) -> str:

@@ -1,0 +1,178 @@
+"""``offmarl cross-play``: play policies with partners that they were not trained with."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.console import Group
+from tyro.conf import Positional, arg
+
+from offmarl.cli import tasks
+from offmarl.cli.ope import directory_of
+from offmarl.cli.output import Report, check_file, write_page
+from offmarl.cli.parse import parse
+from offmarl.errors import OptionError
+from offmarl.launch import Share, Work
+from offmarl.paths import local
+from offmarl.report.tables import Section
+from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS
+from offmarl.terminal import bars, interval, number
+from offmarl.tracking import plain
+
+if TYPE_CHECKING:
+    from offmarl.programs.cross_play import CrossPlayWork
+
+_ABOUT = """\
+Play policies with partners that they were not trained with: every pair, in both seat orders. The \
+same command continues after a stop, and shows a finished table again.
+
+Example: offmarl cross-play vaults/classic/xor.run/mappo-0-to-4"""
+
+_FEW = 6
+"""Most columns of a heat map that have numbers."""
+_ESTIMATED = ("self_play", "cross_play", "gap")
+_WAYS = {"greedy": "best actions", "sampled": "sampled actions"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of cross-play."""
+
+    runs: Annotated[tuple[str, ...], Positional, arg(metavar="RUN...")] = ()
+    """Policies: a run's directory for all of its seeds, RUN@SEED, RUN@SEED/STEP, the name of a
+    pulled policy, random, scripted, or path/to/file.py:FUNCTION."""
+    partners: tuple[str, ...] = ()
+    """Policies that they meet, named likewise; by default they meet one another."""
+    env: str | None = None
+    """Environment to play in; by default that of the first run."""
+    side: str | None = None
+    """Agents, joined by commas, for which one of a pair acts while the other one acts for the rest;
+    by default the first, or the side that the first run learned."""
+    eval_episodes: int = 128
+    """Number of episodes for each pair and seat order."""
+    seed: int = 0
+    """Random seed of the episodes."""
+    html: Path | None = None
+    """Write a self-contained page here."""
+    program: Annotated[tuple[Path, ...], arg(metavar="[PATH ...]")] = ()
+    """Python files of the programs that trained the runs, for programs that are not offmarl's. The
+    files' code is run."""
+
+
+def cross_play(arguments: list[str]) -> Report:
+    """Play policies with partners that they were not trained with."""
+    options, rest = tasks.split(arguments)
+    if options is not None:
+        html = parse(Options, "cross-play", "", rest).html
+        return tasks.run("cross-play", rest, options, lambda work, _: _report(work, html))
+    found = parse(Options, "cross-play", _ABOUT, rest, tasks.TaskOptions)
+    work = _work(found)
+    tasks.run_task(work, Share(0, 1))
+    return _report(work, found.html)
+
+
+def cross_play_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
+    """Return the work of a table, of which each row is a block."""
+    if block_steps is not None:
+        raise OptionError("--block-steps divides data: a table is divided by its rows.")
+    return _work(parse(Options, verb, "", arguments))
+
+
+def _work(given: Options) -> "CrossPlayWork":
+    from offmarl.hub.policies import run_named  # takes a while to import, as the next does
+    from offmarl.programs.cross_play import CrossPlayWork
+
+    check_file(given.html, "--html", "page.html")
+    if not given.runs:
+        raise OptionError("no policies to play: give the directory of at least one run.")
+
+    def located(name: str) -> str:
+        run, at, which = name.rpartition("@") if "@" in name else (name, "", "")
+        return name if local(name).exists() else f"{run_named(run)}{at}{which}"
+
+    policies, partners = ([*map(located, names)] for names in (given.runs, given.partners))
+    where = given.env, given.side
+    return CrossPlayWork(policies, partners, *where, given.eval_episodes, given.seed, given.program)
+
+
+def _report(work: Any, html: Path | None) -> Report:
+    """Report a table of policies, and write its page."""
+    from offmarl.programs.cross_play import scores
+
+    names, seats = [one.name for one in work.members], (work.side.name, work.rest.name)
+    data: dict[str, Any] = {
+        "directory": work.path,
+        "env": work.env.spec.name,
+        "episodes": work.episodes,
+        "policies": [names[one] for one in work.scored],
+        "partners": [names[one] for one in work.partners],
+        "notes": [*_notes(work)],
+        "page": html,
+    }
+    for acting, table in work.tables().items():
+        data[acting] = found = scores(table[..., 0], names, work.scored, work.partners)
+        for key, values in zip(("returns", "standard_errors"), table.T, strict=True):
+            orders = zip(seats, (values.T, values), strict=True)
+            found[key] = {x: plain(one[work.scored][:, work.partners]) for x, one in orders}
+    shown = {_WAYS[x]: [_map(data, x), *_sections(data, x)] for x in work.modes}
+    if html:
+        from offmarl.report import pages
+
+        write_page(html, pages.render("cross_play.html", data=data, shown=shown, ways=_WAYS))
+    parts: list[Any] = [part for sections in shown.values() for part in sections]
+    if data["partners"] != data["policies"]:
+        parts.append(f"partners: {', '.join(data['partners'])}")
+    return Report(data, Group(*parts, *data["notes"], *([f"wrote {html}"] if html else [])))
+
+
+def _notes(work: "CrossPlayWork") -> Iterator[str]:
+    others = len({*work.partners} - {*work.scored})
+    if len(work.scored) < MIN_RUNS:
+        yield f"Intervals need at least {MIN_RUNS} policies: train more seeds."
+    elif len(work.scored) < ENOUGH_RUNS:
+        yield f"Intervals over fewer than {ENOUGH_RUNS} policies cover less often than 95%."
+    if 0 < others < MIN_RUNS:
+        yield f"Intervals hold for these partners: fewer than {MIN_RUNS} are no sample of partners."
+    if alone := [one.name for one in work.members if not all(one.seats)]:
+        yield f"They act for one side only, without self-play: {', '.join(alone)}."
+
+
+def _map(data: Mapping[str, Any], acting: str) -> Section:
+    """Return a heat map of all pairs; among themselves, the columns are the other seat order."""
+    orders = [*data[acting]["returns"].items()]
+    known = [x for _, returns in orders for row in returns for x in row if x is not None]
+    low, high = min(known), max(known)
+    shown = orders[:1] if data["policies"] == data["partners"] else orders
+    few = len(data["partners"]) * len(shown) <= _FEW
+
+    def cell(x: float | None) -> str:
+        shade = " " if x is None else bars([x], low, high)
+        return f"{number(x):>6} {shade}  " if few else shade
+
+    ends = [f"{bars([x], low, high)} {number(x)}" for x in (low, high)]
+    title = f"Returns, {_WAYS[acting]}, beside each partner in order: {' to '.join(ends)}"
+    short = _short(data)
+    rows = [
+        [short(name), *("".join(map(cell, returns[line])) for _, returns in shown)]
+        for line, name in enumerate(data["policies"])
+    ]
+    return Section(title, ["policy", *(f"as {seat}" for seat, _ in shown)], rows)
+
+
+def _sections(data: Mapping[str, Any], acting: str) -> Iterator[Section]:
+    """Yield the means over policies, and the scores of each policy."""
+    found, short = data[acting], _short(data)
+    rows = [[x.replace("_", "-"), interval(*found[x].values())] for x in _ESTIMATED]
+    rows += [[x.replace("_", " "), number(found[x])] for x in ("worst", "best_response_share")]
+    yield Section("Mean over policies [95% interval over policies]", ["", "return"], rows)
+    columns = [key.replace("_", " ") for key in found["policies"][0]]
+    yield Section(
+        "Each policy", columns, [[*map(short, row.values())] for row in found["policies"]]
+    )
+
+
+def _short(data: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Return a function that takes the directory of all policies out of their names."""
+    directory = directory_of([*data["policies"], *data["partners"]])
+    return lambda x: x.removeprefix(f"{directory}/") if isinstance(x, str) and directory else x

@@ -1,0 +1,325 @@
+"""Cross-play: the returns of policies that were trained apart and act together.
+
+One policy acts for some agents of a team, and a partner for the rest. The parameters of both are
+data of one compiled program: a table of any number of policies is compiled once, and the device
+holds the parameters of two policies at a time. A block of the work is a row of the table.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.special import stdtrit
+
+from offmarl import envs, records, tracking
+from offmarl._compiling import pinned
+from offmarl.config import check_seed
+from offmarl.envs import Environment
+from offmarl.envs.base import require_positive
+from offmarl.envs.sides import Seat, compose, one_of, rest_of
+from offmarl.errors import OptionError, RunError
+from offmarl.evaluation import returns_by_team
+from offmarl.launch import Work
+from offmarl.paths import below, local
+from offmarl.programs.recording.sides import members_of, names_in, run_of
+from offmarl.programs.registry import file_of_run
+from offmarl.programs.runs.compiling import keep_compiled_programs
+from offmarl.programs.runs.evaluate import placed, play_against
+from offmarl.programs.runs.identity import environment_source, fingerprint
+from offmarl.programs.runs.policy import load_policy
+from offmarl.statistics import MIN_RUNS, Estimate
+from offmarl.teams import Team, find_side, name_of_side, teams_of
+from offmarl.tracking import Acting
+from offmarl.types import ArrayTree, EnvSpec, Policy, empty_view, remember
+
+
+class Member(NamedTuple):
+    """A policy that meets others."""
+
+    name: str
+    ways: Mapping[Acting, Policy]
+    """How it acts, for all agents. Both are one policy if it draws no actions."""
+    params: ArrayTree
+    seats: tuple[bool, bool]
+    """Whether it can act for the side, and for the rest."""
+
+
+class CrossPlayWork(Work):
+    """A table of policies against policies, of which each row is a block.
+
+    ``policies`` and ``partners`` are names as `offmarl.programs.recording.sides` has them, but RUN
+    names all seeds; the rest are the options of ``offmarl cross-play``. `OptionError` if no policy
+    meets another one, if one has a weight or agents that choose after one another, or if the
+    environment has several teams or one agent.
+    """
+
+    def __init__(
+        self,
+        policies: Sequence[str],
+        partners: Sequence[str] = (),
+        env: str | None = None,
+        side: str | None = None,
+        episodes: int = 128,
+        seed: int = 0,
+        programs: Sequence[Path] = (),
+    ):
+        require_positive(eval_episodes=episodes)
+        self.env, self.side, self.rest = _environment((*policies, *partners), env, side)
+        self.episodes, self._seed, self._programs = episodes, check_seed(seed), programs
+        self._pool: dict[str, Member] = {}
+        self._alike: dict[Policy | str, Policy] = {}
+        self.scored = self._numbers(policies)
+        self.partners = self._numbers(partners) if partners else self.scored
+        self.members = [*self._pool.values()]
+        self._policies = (*dict.fromkeys(self._alike.values()),)
+        self._meet = self._meeting()
+        draws = any(len({*one.ways.values()}) > 1 for one in self.members)
+        self.modes: tuple[Acting, ...] = ("greedy", "sampled") if draws else ("greedy",)
+        name = self.env.spec.name
+        about: dict[str, Any] = {"environment": name, **environment_source(name)}
+        about |= {"policies": [[one.name, x] for x, one in self._pool.items()]}
+        about |= {"scored": self.scored, "partners": self.partners, "side": self.side.name}
+        code = [text for text in self._alike if isinstance(text, str)]
+        about |= {"episodes": episodes, "seed": seed, "code": _sha256(code)}
+        sha256 = _sha256(tracking.plain(about))
+        path = Path("runs") / below(name, option="--env") / f"cross-play-{sha256[:8]}"
+        super().__init__("cross-play", local(path), about, len(self.members))
+
+    def _numbers(self, sources: Sequence[str]) -> list[int]:
+        """Load the policies of some names; return their numbers, the same for the same policy."""
+        found = []
+        for source, (name, weight) in ((x, one) for x in sources for one in names_in(x)):
+            if weight != 1:
+                raise OptionError(f"{source} has a weight, but pairs count alike: leave it out.")
+            run = run_of(name)
+            learned = tracking.read_run(local(run[0]))["args"].get("side") if run else None
+            seat = self.rest if learned == self.rest.name else self.side
+            asked = f"{name}@*" if run and run[1] is None else name
+            file = file_of_run(local(run[0]), self._programs) if run else None
+            best, drawn = (
+                members_of(asked, self.env, seat, partial(load_policy, greedy=way, program=file))
+                for way in (True, False)
+            )
+            for one, other in zip(best, drawn, strict=True):
+                full = f"{run[0]}{one.name.removeprefix(local(run[0]).name)}" if run else name
+                content = f"{one.about['policy']} {one.about.get('parameters', '')}"
+                if content not in self._pool:
+                    both = one.policy, other.policy
+                    self._pool[content] = self._member(full, both, one.params, one.agents)
+                found.append([*self._pool].index(content))
+        return [*dict.fromkeys(found)]
+
+    def _member(
+        self, name: str, both: Sequence[Policy], params: ArrayTree, agents: tuple[int, ...]
+    ) -> Member:
+        """Return a policy that acts for all agents; its functions are those of an equal one."""
+        spec = self.env.spec
+        if both[0].joint:
+            raise OptionError(
+                f"the agents of {name} choose after one another, so it has no seat beside a "
+                "partner: give policies whose agents act on their own."
+            )
+        seats = agents != self.rest.agents, agents != self.side.agents
+        if not all(seats):
+            both, params = [compose(spec, [Seat(agents, x, agents)]) for x in both], (params,)
+        for one in both:
+            if one not in self._alike:
+                self._alike[one] = self._alike.setdefault(_code(one, params, spec), one)
+        greedy, sampled = (self._alike[one] for one in both)
+        params = jax.tree.map(np.asarray, params)
+        return Member(name, {"greedy": greedy, "sampled": sampled}, params, seats)
+
+    def _meeting(self) -> Bool[np.ndarray, "M M"]:
+        """Return which policy of the side meets which one of the rest; each also meets itself."""
+        itself = np.eye(len(self.members), dtype=bool)
+        meet = itself.copy()
+        meet[np.ix_(self.scored, self.partners)] = True
+        side, rest = np.array([one.seats for one in self.members]).T
+        meet = (meet | meet.T) & side[:, None] & rest
+        if not (meet & ~itself).any():
+            raise OptionError(
+                f"{', '.join(one.name for one in self.members)} meet no partner: give several "
+                "runs, a run of several seeds, or --partners."
+            )
+        return meet
+
+    @pinned()
+    def run(self, block: int) -> None:
+        """Play one policy, for the side, with each of its partners."""
+        keep_compiled_programs()
+        everyone = range(len(self.members))
+        found = {x: [self._play(block, other, x) for other in everyone] for x in self.modes}
+        self.path.mkdir(parents=True, exist_ok=True)
+        tracking.write_json(self.row(block), found)
+
+    def _play(self, own: int, other: int, acting: Acting) -> tuple[float, float]:
+        """Return the mean return of a pair, and its standard error; NaN if they do not meet."""
+        if not self._meet[own, other]:
+            return np.nan, np.nan
+        policy = _pair(self.env.spec, self.side.agents, self.rest.agents, self._policies)
+        given = tuple(self._given(self.members[number], acting) for number in (own, other))
+        key = jax.random.key(self._seed)  # all pairs begin in the same states
+        played = play_against(*placed(self.env, policy, self.episodes, None, given, key))
+        returns = returns_by_team(self.env.spec, played)[:, 0].astype(float)
+        return returns.mean(), returns.std() / max(len(returns) - 1, 1) ** 0.5
+
+    def _given(self, one: Member, acting: Acting) -> tuple[np.int32, tuple[ArrayTree, ...]]:
+        """Return the parameters of `_pair` for a policy; those of the others are not used."""
+        params = (
+            next(own.params for own in (one, *self.members) if policy in own.ways.values())
+            for policy in self._policies
+        )
+        return np.int32(self._policies.index(one.ways[acting])), tuple(params)
+
+    def row(self, block: int) -> Path:
+        """Return the file of a row. The directory's name says what it was made from."""
+        return self.path / f"row-{block}.json"
+
+    def is_done(self, block: int) -> bool:
+        """Whether a row is played."""
+        return self.row(block).exists()
+
+    def tables(self) -> dict[Acting, Float[np.ndarray, "M M 2"]]:
+        """Return mean returns and their standard errors; NaN for those that did not meet.
+
+        Rows are policies that act for the side, columns those that act for the rest.
+        """
+        files = map(self.row, range(len(self.members)))
+        rows = [records.parse(file.read_bytes(), str(file), RunError) for file in files]
+        return {acting: np.array([row[acting] for row in rows], float) for acting in self.modes}
+
+
+def _environment(
+    sources: Sequence[str], env: str | None, side: str | None
+) -> tuple[Environment, Team, Team]:
+    """Return the environment, the side that a policy acts for, and the rest."""
+    named = [run_of(name) for source in sources for name, _ in names_in(source)]
+    runs = [tracking.read_run(local(one[0])) for one in named if one]
+    if env is None and not runs:
+        raise OptionError(
+            f"none of {', '.join(sources)} is the directory of a run: give one, or give --env."
+        )
+    made = envs.make(EnvSpec.from_json(runs[0]["spec"]).name if env is None else env)
+    if len(teams := teams_of(made.spec)) > 1:
+        raise OptionError(
+            f"cross-play is that of agents of one team, and {made.spec.name} has the teams "
+            f"{', '.join(team.name for team in teams)}: record them with `offmarl record scripted`."
+        )
+    learned = runs[0]["args"].get("side") if runs else None
+    own = find_side(made.spec, side or learned or name_of_side(made.spec, (0,)))
+    rest = rest_of(made.spec, own)
+    return made, own, Team(name_of_side(made.spec, rest), rest)
+
+
+def _code(policy: Policy, params: ArrayTree, spec: EnvSpec) -> str:
+    """Return what a policy computes, on all machines; policies that were built apart may agree."""
+    view, none, carry = empty_view(spec), jnp.zeros(spec.num_agents), policy.initial_carry()
+
+    def step(params: ArrayTree, carry: ArrayTree, *seen: Any) -> Any:
+        action, _, carry = policy.act(params, carry, *seen)
+        return action, remember(policy, carry, none, none > 0)
+
+    seen = view.observation, view.legal_actions, jax.random.key(0)
+    lowered = jax.jit(step).trace(params, carry, *seen).lower(lowering_platforms=("cpu",))
+    return lowered.as_text() + fingerprint(carry)
+
+
+def _sha256(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+@lru_cache(maxsize=16)
+def _pair(
+    spec: EnvSpec, side: tuple[int, ...], rest: tuple[int, ...], policies: tuple[Policy, ...]
+) -> Policy:
+    """Return one of some policies for the side, and one for the rest.
+
+    Its parameters are for each of the two ``(which, params of each policy)``.
+    """
+
+    def own(number: int) -> Policy:
+        def act(params: ArrayTree, *seen: Any) -> Any:
+            return policies[number].act(params[number], *seen)
+
+        return policies[number]._replace(act=act)
+
+    either = one_of(tuple(map(own, range(len(policies)))))
+    everyone = tuple(range(spec.num_agents))
+    return compose(spec, [Seat(side, either, everyone), Seat(rest, either, everyone)])
+
+
+# ---------------------------------------------------------------------------------- scores
+
+
+def scores(
+    mean: Float[np.ndarray, "M M"],
+    names: Sequence[str],
+    scored: Sequence[int],
+    partners: Sequence[int],
+) -> dict[str, Any]:
+    """Return the scores of policies and partners in a table of mean returns, for JSON.
+
+    A pair counts with the mean of both seats; one that met in one seat only, with that one. The
+    diagonal is self-play and no part of cross-play. The share of the best response is what a policy
+    gets beside its partners, divided by what the best of the table gets beside each of them, the
+    partner itself included; None if that is not positive. Intervals are over policies.
+    """
+    pair = np.where(np.isnan(mean), mean.T, np.where(np.isnan(mean.T), mean, (mean + mean.T) / 2))
+    apart = np.where(np.eye(len(mean), dtype=bool), np.nan, pair)
+
+    def play(left_out: int | None) -> Float[np.ndarray, "3"]:
+        own, others = ([x for x in some if x != left_out] for some in (scored, partners))
+        itself, crossed = _mean(pair[own, own]), _mean([_mean(apart[x, others]) for x in own])
+        return np.array([itself, crossed, itself - crossed])
+
+    def row(own: int) -> dict[str, Any]:
+        met = [x for x in partners if np.isfinite(apart[own, x])]
+        worst = min(met, key=lambda x: apart[own, x], default=None)
+        best = sum(np.nanmax(pair[:, x]) for x in met)
+        return {
+            "policy": names[own],
+            "self_play": pair[own, own],
+            "cross_play": _mean(apart[own, met]),
+            "worst": np.nan if worst is None else apart[own, worst],
+            "worst_partner": None if worst is None else names[worst],
+            "best_response_share": apart[own, met].sum() / best if best > 0 else np.nan,
+        }
+
+    rows = [row(own) for own in scored]
+    found = _over_policies(play, scored, [x for x in partners if x not in scored])
+    means = {x: _mean([one[x] for one in rows]) for x in ("worst", "best_response_share")}
+    estimates = zip(("self_play", "cross_play", "gap"), found, strict=True)
+    whole = {name: one._asdict() for name, one in estimates} | means | {"policies": rows}
+    plain: dict[str, Any] = tracking.plain(whole)
+    return plain
+
+
+def _over_policies(
+    statistics: Callable[[int | None], Float[np.ndarray, "K"]], *samples: Sequence[int]
+) -> list[Estimate]:
+    """Return statistics, given without a policy of a number, with 95% intervals over policies.
+
+    The cells of a row or column share a policy, so an interval over cells would be too narrow. Each
+    policy in turn is left out with its row and column (the delete-one jackknife; Arvesen 1969 has
+    it for statistics of pairs). The first sample are the policies, and another one is that of their
+    partners, who count as fixed if they are fewer than `MIN_RUNS`.
+    """
+    values = statistics(None)
+    drawn = [sample for sample in samples if min(len(sample), len(samples[0])) >= MIN_RUNS]
+    variance = sum((len(x) - 1) * np.var([statistics(one) for one in x], axis=0) for x in drawn)
+    halves = np.sqrt(variance) * stdtrit(min(map(len, drawn), default=1) - 1, 0.975)
+    ends = np.stack([values, values - halves, values + halves], axis=1).tolist()
+    return [Estimate(*(one if np.isfinite(one).all() else one[:1])) for one in ends]
+
+
+def _mean(values: Any) -> float:
+    """Return the mean of those that are known; NaN if none is."""
+    known = np.array(values)[np.isfinite(values)]
+    return float(known.mean()) if known.size else np.nan

@@ -1,0 +1,313 @@
+"""Cross-play: tables of policies against policies, their scores, and the command."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+from offmarl import envs, tracking
+from offmarl.cli import output
+from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError, UnknownNameError
+from offmarl.launch import Share, join_work, run_share
+from offmarl.networks import PolicyConfig
+from offmarl.programs import cross_play, load_policy
+from offmarl.programs.cross_play import CrossPlayWork, scores
+from offmarl.programs.runs import evaluate
+from tests import plain
+from tests.runs import write_policy, write_side
+
+XOR = envs.make("classic/xor").spec
+TEAMS = f"{Path(__file__).parents[1] / 'envs' / 'rivals.py'}:Rivals"
+FEW = {"episodes": 4}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of five and of two seeds on the XOR game, one of them with a policy of the other."""
+    place = tmp_path_factory.mktemp("runs")
+    for name, seeds in (("five", [*range(5)]), ("two", [3, 9]), ("more", [*range(20, 35)])):
+        write_policy(place / name, PolicyConfig("feedforward"), XOR, seeds)
+    return place
+
+
+@pytest.fixture
+def here(runs, tmp_path, monkeypatch):
+    """A directory of the test with these runs."""
+    monkeypatch.chdir(tmp_path)
+    for run in runs.iterdir():
+        (tmp_path / run.name).symlink_to(run)
+    return tmp_path
+
+
+def played(work):
+    run_share(work, Share(0, 1))
+    join_work(work)
+    return work.tables()
+
+
+def actions(run, seed):
+    """The actions of both agents, which see the same in every step of the game."""
+    view = envs.make("classic/xor").reset(jax.random.key(0))[1].view
+    return load_policy(run, seed)(view.observation, view.legal_actions)[0].tolist()
+
+
+@pytest.mark.slow
+def test_the_cells_of_the_xor_game_are_exact_in_both_seat_orders(here, monkeypatch):
+    """20 policies meet 20 others in one compilation, of runs whose policies compute the same."""
+    traced = chex.assert_max_traces(evaluate.play_against.__wrapped__, n=1)
+    play = jax.jit(traced, static_argnums=(0, 1, 2, 3))
+    monkeypatch.setattr(cross_play, "play_against", play)
+    work = CrossPlayWork(["five", "more"], **FEW)
+    found = played(work)
+    first, second = np.array(
+        [actions("five", x) for x in range(5)] + [actions("more", x) for x in range(20, 35)]
+    ).T
+    expected = np.array([[0, 50], [50, -100]])[first[:, None], second]
+    np.testing.assert_array_equal(found["greedy"][..., 0], expected)
+    assert (found["greedy"][..., 1] == 0).all() and len(np.unique(expected)) == 3
+    assert found["greedy"].shape == found["sampled"].shape == (20, 20, 2)
+    assert (found["sampled"][..., 1] > 0).all()
+
+
+@pytest.mark.slow
+def test_partners_are_met_in_both_seats_and_policies_have_self_play(here):
+    work = CrossPlayWork(["five"], ["two@9", "five@1", "random"], **FEW)
+    assert work.scored == [0, 1, 2, 3, 4] and work.partners == [5, 1, 6]
+    names = [one.name for one in work.members]
+    assert names == [*(f"five@{x}" for x in range(5)), "two@9", "random"]
+    table = played(work)["greedy"][..., 0]
+    met = np.eye(7, dtype=bool)
+    met[:5, [1, 5, 6]] = True
+    np.testing.assert_array_equal(np.isfinite(table), met | met.T)
+
+
+def test_the_same_policy_counts_once(here):
+    assert len(CrossPlayWork(["five", "five@2", "two"], **FEW).members) == 6  # both have seed 3
+
+
+@pytest.mark.slow
+def test_a_table_does_not_depend_on_how_it_was_divided(here):
+    again = CrossPlayWork(["five"], **FEW)
+    whole = played(again)
+    again.row(3).write_text("kept")  # rows that are there are not played again
+    run_share(again, Share(3, 5))
+    assert again.row(3).read_text() == "kept"
+    for number in range(5):
+        again.row(number).unlink()
+    for number in (4, 2, 0, 1, 3):
+        run_share(again, Share(number, 5))
+    chex.assert_trees_all_equal(again.tables(), whole)
+    assert CrossPlayWork(["five"], seed=1, **FEW).path != again.path
+
+
+@pytest.mark.slow
+def test_a_killed_table_ends_with_the_same_bits(here):
+    work = CrossPlayWork(["more"], episodes=16)
+    code = "import sys; from offmarl.cli import main; sys.argv[0] = 'offmarl'; main()"
+    command = ["cross-play", "more", "--eval-episodes", "16", "--program", plain.__file__]
+    running = subprocess.Popen(
+        [sys.executable, "-c", code, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    while not work.row(1).exists() and running.poll() is None:
+        time.sleep(0.01)
+    running.send_signal(signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL and len(work.missing()) > 1
+    found = played(work)
+    rows = [work.row(row).read_bytes() for row in range(15)]
+    for row in range(15):
+        work.row(row).unlink()
+    chex.assert_trees_all_equal(played(work), found)
+    assert [work.row(row).read_bytes() for row in range(15)] == rows
+
+
+@pytest.mark.slow
+def test_a_response_that_acts_for_one_agent_meets_partners_in_its_seat(here):
+    run = write_side(here / "response", "classic/xor", "agent_1")
+    table = played(CrossPlayWork([str(run)], ["five"], **FEW))["greedy"][..., 0]
+    met = np.zeros((6, 6), bool)
+    met[0, 1:] = True  # as the side that the run learned
+    np.testing.assert_array_equal(np.isfinite(table), met | np.diag([False, *[True] * 5]))
+    response = played(CrossPlayWork(["five"], [str(run)], side="agent_0", **FEW))["greedy"]
+    np.testing.assert_array_equal(response[:5, 5, 0], table[0, 1:])
+    with pytest.raises(OptionError, match="meet no partner"):
+        CrossPlayWork([str(run)], **FEW)
+
+
+def test_a_policy_whose_code_has_changed_is_played_again(here):
+    paths = set()
+    for number, action in enumerate(("zeros", "ones", "ones")):
+        (here / f"code{number}").mkdir()
+        code = JOINT.replace("joint=True", "").replace("jnp.zeros(2, int)", f"jnp.{action}(2, int)")
+        (here / f"code{number}" / "mine.py").write_text(code)
+        (here / "mine.py").unlink(missing_ok=True)
+        (here / "mine.py").symlink_to(here / f"code{number}" / "mine.py")
+        paths.add(CrossPlayWork(["two@9", "mine.py:joint"], **FEW).path)
+    assert len(paths) == 2
+
+
+JOINT = """
+from offmarl.types import Policy
+import jax.numpy as jnp
+
+def act(params, carry, *seen):
+    return jnp.zeros(2, int), jnp.zeros(2), carry
+
+def joint(env):
+    return Policy(tuple, act, joint=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("policies", "options", "error", "message"),
+    [
+        (["two@9"], {}, OptionError, "^two@9 meet no partner: give several runs"),
+        (["two@9"], {"partners": ["two@9"]}, OptionError, "meet no partner"),
+        (["five@7"], {}, RunError, r"has no seed 7: its seeds are \[0, 1, 2, 3, 4\]"),
+        (["five@1/9"], {}, RunError, r"no checkpoint of step 9, but of \[1\]"),
+        (["five@*/x"], {}, OptionError, "step is 'x'"),
+        (["five@x"], {}, OptionError, "names no seed: write RUN@SEED"),
+        (["five"], {"side": "agent_2"}, UnknownNameError, "agent of classic/xor.* 'agent_2'"),
+        (["five"], {"side": "all"}, OptionError, "are all agents of classic/xor"),
+        (["five:2"], {}, OptionError, "^five:2 has a weight, but pairs count alike: leave it out"),
+        (["five:-1+two"], {}, OptionError, "has a weight"),
+        (["five:0"], {}, OptionError, "has a weight"),
+        (["five"], {"env": "classic/bridge"}, ShapeError, "cannot act for .* sizes differ"),
+        (["five", "wide"], {}, UnknownNameError, "no run's directory, named 'wide'"),
+        (["random", "scripted"], {}, OptionError, "none of random, scripted is the directory"),
+        (["five", "joint.py:joint"], {}, OptionError, "agents of joint.py:joint choose after one"),
+        (["five"], {"episodes": 0}, OptionError, "eval_episodes"),
+        (["five"], {"env": TEAMS}, OptionError, "of one team, and .* has the teams cats, mice"),
+    ],
+)
+def test_mistakes_are_named_in_one_line(here, policies, options, error, message):
+    (here / "joint.py").write_text(JOINT)
+    with pytest.raises(error, match=message) as caught:
+        CrossPlayWork(policies, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_names_that_a_run_records_run_no_code(here):
+    (here / "evil.py").write_text("open('ran', 'w')")
+    record = json.loads((here / "five" / tracking.RUN_FILE).read_text())
+    for change in (
+        {"spec": record["spec"] | {"name": f"{here}/evil.py:make"}},
+        {"file": str(here / "evil.py"), "sha256": "0" * 64},
+        {"args": record["args"] | {"side": f"{here}/evil.py:make"}},
+    ):
+        shutil.rmtree(here / "copy", ignore_errors=True)
+        shutil.copytree(here / "five", here / "copy")
+        tracking.write_json(here / "copy" / tracking.RUN_FILE, record | change)
+        with pytest.raises(OffmarlError):
+            CrossPlayWork(["copy"])
+    assert not (here / "ran").exists()
+
+
+# ------------------------------------------------------------------------------------ scores
+
+NONE = np.nan
+NAMES = "ABC"
+
+
+def test_scores_of_known_numbers():
+    """A and B know each other's convention; C is better, and only with itself."""
+    table = np.array([[10.0, 8, 0], [6, 10, 2], [0, 0, 20]])
+    found = scores(table, NAMES, [0, 1, 2], [0, 1, 2])
+    rows = {name: [one[name] for one in found["policies"]] for name in found["policies"][0]}
+    assert rows["policy"] == ["A", "B", "C"] and rows["self_play"] == [10, 10, 20]
+    assert rows["cross_play"] == [3.5, 4, 0.5]
+    assert rows["worst"] == [0, 1, 0] and rows["worst_partner"] == ["C", "C", "A"]
+    assert rows["best_response_share"] == pytest.approx([7 / 30, 8 / 30, 1 / 20])
+    values = [found[name]["value"] for name in ("self_play", "cross_play", "gap")]
+    np.testing.assert_allclose(values, [40 / 3, 8 / 3, 32 / 3])
+    # By hand: the gap without A, B and C; t of two degrees of freedom.
+    without = np.array([15 - 1, 15 - 0, 10 - 7])
+    half = 4.302652729911275 * np.sqrt(2 / 3 * ((without - without.mean()) ** 2).sum())
+    np.testing.assert_allclose(found["gap"]["high"] - found["gap"]["value"], half)
+
+
+def test_scores_beside_partners_and_in_one_seat():
+    table = np.array([[5.0, NONE, 4], [NONE, 7, 2], [NONE, 6, 9]])
+    found = scores(table, NAMES, [0, 1], [2])
+    assert [one["cross_play"] for one in found["policies"]] == [4, 4]
+    assert [one["best_response_share"] for one in found["policies"]] == [4 / 9, 4 / 9]
+    assert found["gap"] == {"value": 2.0, "low": None, "high": None}
+    only = scores(np.array([[NONE, 3.0], [NONE, -1]]), NAMES, [0], [1])
+    assert only["policies"][0]["self_play"] is None and only["gap"]["value"] is None
+    assert only["cross_play"]["value"] == 3 and only["best_response_share"] == 1
+    lost = scores(np.array([[-5.0, -3], [-3, -4]]), NAMES, [0, 1], [0, 1])
+    assert lost["best_response_share"] is None
+
+
+def skilled(rng, count):
+    """A table in which policies differ in skill, in either seat, and pairs and episodes vary."""
+    own, other = rng.normal(size=(2, count))
+    table = own[:, None] + other + 0.5 * rng.normal(size=(count, count))
+    np.fill_diagonal(table, 3 + 0.3 * rng.normal(size=count))
+    return table
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("partners", [0, 5])
+def test_intervals_of_the_gap_cover_as_often_as_they_claim(partners):
+    """At five policies, among themselves or beside five others; over cells, 95% covers 67%."""
+    rng, covered, over_cells = np.random.default_rng(0), 0, 0
+    apart = ~np.eye(5, dtype=bool)
+    for _ in range(400):
+        table = skilled(rng, 5 + partners)
+        others = [*range(5, 10)] if partners else [*range(5)]
+        found = scores(table, "ABCDEFGHIJ", [*range(5)], others)["gap"]
+        covered += found["low"] <= 3 <= found["high"]
+        cells, itself = table[:5, :5][apart], np.diag(table)[:5]
+        half = 1.96 * np.sqrt(cells.var(ddof=1) / cells.size + itself.var(ddof=1) / 5)
+        over_cells += abs(itself.mean() - cells.mean() - 3) <= half
+    assert 0.93 <= covered / 400 <= 0.985 and over_cells / 400 < 0.75
+
+
+# ----------------------------------------------------------------------------------- the command
+
+
+@pytest.mark.slow
+def test_the_command_in_text_json_and_on_a_page(here, offmarl, monkeypatch):
+    (here / "<b>").symlink_to(here / "five")
+    given = ("cross-play", "<b>", "two@9", "--eval-episodes", 4, "--program", plain.__file__)
+    found = offmarl(*given, "--html", "page.html", "--json").json
+    names = [*(f"<b>@{seed}" for seed in range(5)), "two@9"]
+    assert found["policies"] == found["partners"] == names
+    mean = np.array(found["greedy"]["returns"]["agent_0"])
+    assert set(mean.ravel()) <= {-100, 0, 50} and found["page"] == "page.html"
+    np.testing.assert_array_equal(mean, np.array(found["greedy"]["returns"]["agent_1"]).T)
+    assert found["greedy"]["self_play"]["value"] == np.diag(mean).mean()
+    assert found["greedy"].keys() == found["sampled"].keys() and found["notes"] == []
+    page = (here / "page.html").read_text()
+    assert "&lt;b&gt;@3" in page and "<b>" not in page and "Sampled" not in page.split("<h2>")[1]
+    monkeypatch.setattr(output._out, "width", 80)
+    told = offmarl(*given).out
+    assert max(map(len, told.splitlines())) <= 80
+    assert "gap " in told and "two@9" in told and "█" in told
+
+
+@pytest.mark.slow
+def test_a_table_is_divided_into_tasks(here, offmarl):
+    given = ("cross-play", "two", "--eval-episodes", 4, "--program", plain.__file__)
+    plan = offmarl(*given, "--dry-run", "--json").json
+    assert plan["blocks"] == 2 and not (here / "runs").exists()
+    assert offmarl(*given, "--task", "1/2", "--json").json["missing"] == 1
+    assert offmarl(*given, "--join").code == 1
+    assert offmarl(*given, "--task", "0/2", "--json").json["missing"] == 0
+    joined = offmarl(*given, "--join", "--json").json
+    assert joined == offmarl(*given, "--json").json == offmarl(*given, "--tasks", 2, "--json").json
+    for wrong, message in (
+        (["nosuch/run"], "there is no run at nosuch/run"),
+        ([], "no policies to play"),
+        (["two", "--block-steps", 4], "divided by its rows"),
+    ):
+        refused = offmarl("cross-play", *wrong)
+        assert refused.code and message in refused.err and refused.err.count("\n") == 1
