@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from offmarl import load_policy, tracking, vault
+from offmarl.cli import output
 from offmarl.errors import (
     CheckpointError,
     NotLearnedError,
@@ -433,6 +434,13 @@ def test_an_expert_that_did_not_learn_is_no_expert(tmp_path):
     assert record_from_run(run, "random").data["vaults"][0]["steps"] == 400
     with pytest.raises(RunError, match="kept no training data"):
         mappo.main(replace(args, tiers="replay"))
+
+
+def test_a_run_without_tiers_is_summarised_without_a_table(tmp_path, capsys):
+    found = online.summarise(tmp_path, [], "trained")
+    assert found.data["vaults"] == []
+    output.show(output.Report(*found), as_json=False)
+    assert capsys.readouterr().out == f"{tmp_path}: trained\n"
 
 
 def test_an_unknown_tier_or_environment_is_named(tmp_path):

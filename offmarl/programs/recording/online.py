@@ -330,7 +330,7 @@ def _record_all(
             failed.append(str(error))
     if failed:
         raise NotLearnedError("\n\n".join(failed))
-    return _summary(runs, tiers, "recorded")
+    return _summary(runs, tiers, "recorded" if tiers else "trained, without tiers to record")
 
 
 # ---------------------------------------------------------------------------------- training
@@ -562,9 +562,6 @@ def elsewhere(path: Path) -> Recorded:
 
 def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> Recorded:
     """Return a summary of vaults from a row for each; see `describe`."""
-    columns = [column for column in [*rows, {}][0] if column != "path"]
-    headings = [column.replace("_", " ") for column in columns]
-    view = table(headings, ([row[column] for column in columns] for row in rows))
     # Users copy paths from here, so these are never broken into lines.
     title, *paths = (
         Text(line, no_wrap=True, overflow="ignore")
@@ -572,6 +569,11 @@ def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> 
     )
     title.stylize("bold")
     data = {"run": str(directory), "outcome": outcome, "vaults": rows}
+    if not rows:
+        return Recorded(data, title)
+    columns = [column for column in rows[0] if column != "path"]
+    headings = [column.replace("_", " ") for column in columns]
+    view = table(headings, ([row[column] for column in columns] for row in rows))
     return Recorded(data, Group(title, view, *paths))
 
 
