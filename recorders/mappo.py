@@ -17,6 +17,7 @@ from offmarl.errors import OptionError
 from offmarl.networks import CriticKind, critic_encoder, make_network, unshared_critic_encoder
 from offmarl.programs import Program
 from offmarl.programs.learning.ppo import PPOArgs, make_program, policy_config
+from offmarl.teams import teams_of
 from offmarl.types import EnvSpec
 
 # ---------------------------------------------------------------------------------- arguments
@@ -45,7 +46,8 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             f"--critic {args.critic} is one critic that all agents share: give --critic state, or "
             "--share-parameters."
         )
-    critic = make_network(policy_config(spec, args), spec, 1, encoder, sees="view")
+    outputs = len(teams_of(spec))
+    critic = make_network(policy_config(spec, args), spec, outputs, encoder, sees="view")
     return make_program(spec, args, env, critic, critic_input=lambda view: view)
 
 

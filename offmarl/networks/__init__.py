@@ -88,6 +88,7 @@ if TYPE_CHECKING:
         Activation as Activation,
         FeedForward as FeedForward,
         Moments as Moments,
+        affine_outputs as affine_outputs,
         Recurrent as Recurrent,
         Unshared as Unshared,
         unroll_batch as unroll_batch,
