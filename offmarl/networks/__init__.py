@@ -88,10 +88,11 @@ if TYPE_CHECKING:
         Activation as Activation,
         FeedForward as FeedForward,
         Moments as Moments,
-        affine_outputs as affine_outputs,
         Recurrent as Recurrent,
         Unshared as Unshared,
+        affine_outputs as affine_outputs,
         unroll_batch as unroll_batch,
+        unroll_part as unroll_part,
     )
     from offmarl.networks.transformer import (
         DecisionTransformer as DecisionTransformer,

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from offmarl.networks.encoders import central
 from offmarl.networks.gru import GRUWeights, gru_step, orthogonal_gates, unroll_gru
 from offmarl.networks.linear import AgentId, Dense, InputLayer, orthogonal
-from offmarl.types import ArrayTree, EnvSpec, View, map_tree
+from offmarl.types import ArrayTree, EnvSpec, Sequence, View, map_tree
 
 Activation = Literal["relu", "tanh"]
 """Function after a hidden layer."""
@@ -311,6 +311,18 @@ def unroll_batch(
     """
     unrolled: Array = network.apply(params, observation, first, carry, method="unroll_batch")
     return unrolled
+
+
+def unroll_part(
+    network: Any, params: ArrayTree, batch: Sequence, slots: slice
+) -> Float[Array, "B T N _"]:
+    """Return a torso's outputs in some slots of windows; without a memory it sees no others."""
+    seen = batch.view.observation
+    if not jax.tree.leaves(network.initial_carry(1)):
+        seen = jax.tree.map(lambda leaf: leaf[:, slots], seen)
+        outputs: Array = network.apply(params, (), seen)[0]
+        return outputs
+    return unroll_batch(network, params, seen, batch.first)[:, slots]
 
 
 @dataclass(frozen=True)

@@ -472,7 +472,7 @@ def _chosen_capacity(runs: Sequence[Recorder]) -> int:
     if before is not None and "capacity" not in record.get("given", ["capacity"]):
         return cast(int, converted("capacity", PositiveInt, before))
     shapes, room = state_shapes(runs[0].program, args), room_on(runs[0].layout.local_devices) // 2
-    least = max(runs[0].program.num_steps, getattr(args, "length", 1) + getattr(args, "burn_in", 0))
+    least = max(runs[0].program.num_steps, args.window + args.burn_in)
     chosen = min(max(_fitting_capacity(runs, shapes, room), least), args.default_capacity)
     if chosen < args.default_capacity:
         tracking.notice(

@@ -222,8 +222,11 @@ def follow(
     The critic's last layer is scaled and shifted so that its values stay the same (PopArt, van
     Hasselt et al. 2016, arXiv 1602.07714); its outputs before the first moments mean nothing yet.
     """
-    add = jax.vmap(lambda old, own: old.update(found.target, alive & own))
-    old, new = state.moments, add(state.moments, networks.members)
+
+    def add(moments: Moments, own: Bool[Array, "N"]) -> Moments:
+        return moments.update(found.target, alive & own)
+
+    old, new = state.moments, jax.vmap(add)(state.moments, networks.members)
     factor = jnp.where(old.weight > 0, old.std / new.std, 1.0)
     shift = jnp.where(old.weight > 0, (old.mean - new.mean) / new.std, 0.0)
     critic = affine_outputs(state.params.critic, factor, shift)
