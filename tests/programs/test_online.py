@@ -301,7 +301,10 @@ def test_evaluations_are_kept_for_comparison(recorded):
     out, _ = recorded
     run = out / "probe" / "observation.run" / "mappo-0"
     found = json.loads((run / tracking.MARL_EVAL_FILE).read_text())
-    (steps,) = found["probe"]["observation"]["mappo (sampled)"].values()
+    algorithms = found["probe"]["observation"]
+    assert set(algorithms) == {"mappo (sampled)", "mappo (greedy)"}
+    ((greedy,), (steps,)) = (algorithms[f"mappo ({x})"].values() for x in ("greedy", "sampled"))
+    assert np.mean(greedy["absolute_metrics"][tracking.RETURN]) > 0.9
     last = steps.pop("absolute_metrics")[tracking.RETURN]
     assert [step["step_count"] for step in steps.values()] == list(range(0, 4097, 512))
     assert steps["step_7"][tracking.RETURN] == last and len(last) == 32

@@ -44,6 +44,7 @@ from offmarl.programs.recording.record import (
 )
 from offmarl.programs.recording.recorder import (
     EVALUATE,
+    GREEDY,
     INIT,
     LEARNED,
     RECORD,
@@ -298,7 +299,8 @@ def _recorders(
     keep_compiled_programs()
     blank = slot(env)
     program = build(make, env.spec, args, blank, lambda: cast(Hashable, blank))
-    policy = one_of((program.policy(False), make_policy(PolicyConfig("random"), env.spec)))
+    uniform = make_policy(PolicyConfig("random"), env.spec)
+    policy = one_of((program.policy(False), uniform, program.policy(True)))
     first = Recorder(origin, args, env, program, policy, directory, args.seed, source, layout)
     return [first._replace(seed=seed) for seed in first.seeds]
 
@@ -405,18 +407,21 @@ class _Training(Training):
         return self.runs[0].by_team()[0].play_ahead((LEARNED, policies[0]))
 
     def evaluate(self, policies: Sequence[ArrayTree], done: int, _last: bool = False) -> Evaluated:
-        """Evaluate the policies, and keep them as a version."""
-        returns = [
-            [one.returns((LEARNED, params), run.key(EVALUATE, done)) for one in run.by_team()]
-            for run, params in zip(self.runs, policies, strict=True)
-        ]
+        """Evaluate the policies, sampled and greedy, and keep them as a version."""
+        found: Evaluated = {}
+        for metric, way in ((tracking.RETURN, LEARNED), (tracking.GREEDY_RETURN, GREEDY)):
+            returns = [
+                [one.returns((way, params), run.key(EVALUATE, done)) for one in run.by_team()]
+                for run, params in zip(self.runs, policies, strict=True)
+            ]
+            by_team = map(np.stack, zip(*returns, strict=True))
+            found |= zip(_metrics(self.runs[0], metric), by_team, strict=True)
         shared = stacked(gathered(policies))
         if is_first() and done not in self._kept.steps():
             self._kept.save(done, {"policy": shared}, {})
         if self._recording is None:
             self._recording = _record_ahead(self.runs[0], self.tiers)
-        by_team = map(np.stack, zip(*returns, strict=True))
-        return dict(zip(_metrics(self.runs[0]), by_team, strict=True))
+        return found
 
     @contextmanager
     def work(self, states: list[ArrayTree], done: int) -> Iterator[Work]:
@@ -496,9 +501,9 @@ def _fitting_capacity(runs: Sequence[Recorder], shapes: ArrayTree, room: int) ->
     return bisect_right(range(1, capture.capacity + 1), room, key=needed)
 
 
-def _metrics(run: Recorder) -> list[str]:
+def _metrics(run: Recorder, metric: str = tracking.RETURN) -> list[str]:
     """Return the names of the returns of each team."""
-    return names_by_team(tracking.RETURN, teams_of(run.env.spec))
+    return names_by_team(metric, teams_of(run.env.spec))
 
 
 def _saved_versions(runs: Sequence[Recorder], directory: Path) -> list[list[Version]]:
