@@ -27,16 +27,17 @@ from offmarl.programs import hyperparameters, registry
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.runs.loop import Schedule
 from offmarl.rollout import init_rollout, rollout
+from offmarl.teams import teams_of
 from offmarl.types import ArrayTree, Policy
 
 SCENARIOS = (
-    "simple_v3",
     "simple_spread_v3",
     "simple_speaker_listener_v4",
     "simple_reference_v3",
     "simple_adversary_v3",
     "simple_push_v3",
     "simple_tag_v3",
+    "simple_crypto_v3",
 )
 
 
@@ -151,7 +152,6 @@ def player(
     """
     env = envs.autoreset(env)
     limit = env.spec.time_limit or 1
-    sides = [side_of(name) for name in env.spec.agents or ()]
 
     @jax.jit
     def play(params: ArrayTree) -> Array:
@@ -162,17 +162,9 @@ def player(
 
     def by_side(params: ArrayTree) -> dict[str, float]:
         every = np.asarray(play(params))
-        return {
-            side: float(sum(x for x, own in zip(every, sides, strict=True) if own == side))
-            for side in dict.fromkeys(sides)
-        }
+        return {team.name: float(every[[*team.agents]].sum()) for team in teams_of(env.spec)}
 
     return by_side
-
-
-def side_of(agent: str) -> str:
-    """Return the side of one of MPE's agents, which its name tells."""
-    return "adversaries" if agent.startswith("adversary") else "agents"
 
 
 # ---------------------------------------------------------------------------------- drawing
