@@ -6,7 +6,9 @@
 ``run`` trains without recording and evaluates both the greedy policy and the one that explores.
 Returns are sums over the agents of a side, per episode of 26 steps (JaxMARL's limit of 25 steps
 ends an episode after the 26th). In scenarios with an adversary both sides learn at the same time,
-so a curve shows one side against a moving opponent. The first point is uniform play.
+so a curve shows one side against a moving opponent. The first point is uniform play. In JaxMARL's
+simple_crypto_v3 colours have entries of 255, so that an eavesdropper's reward is about -65,000 in a
+step: give ``--options reward_scale=1.5e-5``.
 """
 
 import json

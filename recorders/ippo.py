@@ -3,7 +3,7 @@
 The critic of an agent sees the agent's observation only (de Witt et al. 2020, "Is Independent
 Learning All You Need in the StarCraft Multi-Agent Challenge?", arXiv 2011.09533). Everything else
 is as in MAPPO: parameters shared by all agents by default, generalised advantages, values
-normalised by running statistics, feed-forward or recurrent networks.
+normalised by running statistics of each team, feed-forward or recurrent networks.
 `offmarl.programs.learning.ppo` has the losses and the update.
 """
 

@@ -5,7 +5,8 @@ agent's own reward; so teams may oppose one another (Lowe et al. 2017, arXiv 170
 actions are squashed by tanh; discrete ones are samples through which a straight-through
 Gumbel-softmax gradient flows. With ``twin`` it is MATD3 (Ackermann et al. 2019, arXiv 1910.01465):
 the smaller value of two critics, smoothed target actions, and policies that are updated less often
-(Fujimoto et al. 2018, arXiv 1802.09477).
+(Fujimoto et al. 2018, arXiv 1802.09477). Policies are feed-forward or recurrent; critics have no
+memory.
 
 The recorded log-probabilities are exact: those of the clipped Gaussian noise around continuous
 actions, of the softmax that discrete actions are drawn from, and of uniform actions at the start.

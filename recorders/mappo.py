@@ -1,8 +1,8 @@
 """MAPPO: proximal policy optimisation with a critic that sees the global state.
 
 Parameters are shared by all agents by default, advantages are generalised, and values are
-normalised by running statistics (Yu et al. 2022, "The Surprising Effectiveness of PPO in
-Cooperative Multi-Agent Games", arXiv 2103.01955). Each agent's value is that of the global state
+normalised by running statistics of each team (Yu et al. 2022, "The Surprising Effectiveness of PPO
+in Cooperative Multi-Agent Games", arXiv 2103.01955). Each agent's value is that of the global state
 and its own observation. Networks are feed-forward or recurrent. Actions are discrete, or continuous
 and drawn from a clipped or squashed Gaussian. `offmarl.programs.learning.ppo` has the losses and
 the update.
