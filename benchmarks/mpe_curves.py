@@ -6,7 +6,9 @@
 ``run`` trains without recording and evaluates both the greedy policy and the one that explores.
 Returns are sums over the agents of a side, per episode of 26 steps (JaxMARL's limit of 25 steps
 ends an episode after the 26th). In scenarios with an adversary both sides learn at the same time,
-so a curve shows one side against a moving opponent. The first point is uniform play.
+so a curve shows one side against a moving opponent. The first point is uniform play. In JaxMARL's
+simple_crypto_v3 colours have entries of 255, so that an eavesdropper's reward is about -65,000 in a
+step: give ``--options reward_scale=1.5e-5``.
 """
 
 import json
@@ -27,16 +29,17 @@ from offmarl.programs import hyperparameters, registry
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.runs.loop import Schedule
 from offmarl.rollout import init_rollout, rollout
+from offmarl.teams import teams_of
 from offmarl.types import ArrayTree, Policy
 
 SCENARIOS = (
-    "simple_v3",
     "simple_spread_v3",
     "simple_speaker_listener_v4",
     "simple_reference_v3",
     "simple_adversary_v3",
     "simple_push_v3",
     "simple_tag_v3",
+    "simple_crypto_v3",
 )
 
 
@@ -151,7 +154,6 @@ def player(
     """
     env = envs.autoreset(env)
     limit = env.spec.time_limit or 1
-    sides = [side_of(name) for name in env.spec.agents or ()]
 
     @jax.jit
     def play(params: ArrayTree) -> Array:
@@ -162,17 +164,9 @@ def player(
 
     def by_side(params: ArrayTree) -> dict[str, float]:
         every = np.asarray(play(params))
-        return {
-            side: float(sum(x for x, own in zip(every, sides, strict=True) if own == side))
-            for side in dict.fromkeys(sides)
-        }
+        return {team.name: float(every[[*team.agents]].sum()) for team in teams_of(env.spec)}
 
     return by_side
-
-
-def side_of(agent: str) -> str:
-    """Return the side of one of MPE's agents, which its name tells."""
-    return "adversaries" if agent.startswith("adversary") else "agents"
 
 
 # ---------------------------------------------------------------------------------- drawing

@@ -53,6 +53,12 @@ def teams_of(spec: EnvSpec) -> tuple[Team, ...]:
     )
 
 
+def team_numbers(spec: EnvSpec) -> tuple[int, ...]:
+    """Return the place of each agent's team among `teams_of`."""
+    order = sorted(set(spec.teams or ()))
+    return tuple(map(order.index, spec.teams or ())) or (0,) * spec.num_agents
+
+
 def find_side(spec: EnvSpec, name: str) -> Team:
     """Return a side by its name: a team, or agents of one team, joined by commas.
 

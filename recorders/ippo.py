@@ -3,7 +3,7 @@
 The critic of an agent sees the agent's observation only (de Witt et al. 2020, "Is Independent
 Learning All You Need in the StarCraft Multi-Agent Challenge?", arXiv 2011.09533). Everything else
 is as in MAPPO: parameters shared by all agents by default, generalised advantages, values
-normalised by running statistics, feed-forward or recurrent networks.
+normalised by running statistics of each team, feed-forward or recurrent networks.
 `offmarl.programs.learning.ppo` has the losses and the update.
 """
 
@@ -15,6 +15,7 @@ from offmarl import cli, envs, programs
 from offmarl.networks import make_network, observation_encoder
 from offmarl.programs import Program
 from offmarl.programs.learning.ppo import PPOArgs, make_program, policy_config
+from offmarl.teams import teams_of
 from offmarl.types import EnvSpec
 
 # ---------------------------------------------------------------------------------- arguments
@@ -31,7 +32,7 @@ class Args(PPOArgs):
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
     encoder = observation_encoder(spec, args.hidden)
-    critic = make_network(policy_config(spec, args), spec, 1, encoder)
+    critic = make_network(policy_config(spec, args), spec, len(teams_of(spec)), encoder)
     return make_program(spec, args, env, critic, critic_input=lambda view: view.observation)
 
 

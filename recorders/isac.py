@@ -3,6 +3,8 @@
 Each agent has a stochastic policy and two critics of its own observation and action, which learn
 from its own reward and the entropy of its policy (Haarnoja et al. 2018, arXiv 1812.05905). The
 other agents are part of its environment. Actions are discrete, or continuous and squashed by tanh.
+Policies are feed-forward or recurrent. Critics have no memory, so where an agent must remember what
+it saw, MASAC's critics of the state value its actions better.
 `offmarl.programs.learning.soft_actor_critic` holds the losses and the update, which MASAC shares.
 """
 

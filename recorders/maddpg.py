@@ -5,7 +5,8 @@ agent's own reward; so teams may oppose one another (Lowe et al. 2017, arXiv 170
 actions are squashed by tanh; discrete ones are samples through which a straight-through
 Gumbel-softmax gradient flows. With ``twin`` it is MATD3 (Ackermann et al. 2019, arXiv 1910.01465):
 the smaller value of two critics, smoothed target actions, and policies that are updated less often
-(Fujimoto et al. 2018, arXiv 1802.09477).
+(Fujimoto et al. 2018, arXiv 1802.09477). Policies are feed-forward or recurrent; critics have no
+memory.
 
 The recorded log-probabilities are exact: those of the clipped Gaussian noise around continuous
 actions, of the softmax that discrete actions are drawn from, and of uniform actions at the start.
@@ -35,6 +36,7 @@ from offmarl.networks import (
     init_policy,
     make_critics,
     make_policy,
+    unroll_part,
 )
 from offmarl.programs import (
     Capture,
@@ -44,7 +46,6 @@ from offmarl.programs import (
     Stage,
     add,
     clipped_adam,
-    draw_windows,
     init_capture,
     make_buffer,
     scheduled,
@@ -58,8 +59,9 @@ from offmarl.programs.learning.actor_critic import (
     learn,
     td_loss,
 )
+from offmarl.programs.learning.off_policy import draw_steps
 from offmarl.rollout import RolloutState, init_rollout, rollout
-from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
+from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
 
@@ -118,12 +120,17 @@ class Networks(NamedTuple):
     critics: Critics
 
     def act(
-        self, params: ArrayTree, view: View, key: PRNGKeyArray, temperature: Array
-    ) -> tuple[Float[Array, "*b N A"], Float[Array, "*b N A"]]:
-        """Return differentiable actions as vectors, and the actors' outputs."""
-        outputs, _ = self.actor.apply(params, (), view.observation)
-        action = differentiable_action(self.spec, outputs, view.legal_actions, key, temperature)
-        return action, outputs
+        self,
+        params: ArrayTree,
+        batch: Sequence,
+        slots: slice,
+        key: PRNGKeyArray,
+        temperature: Array,
+    ) -> tuple[Float[Array, "B T N A"], Float[Array, "B T N A"]]:
+        """Return differentiable actions in some slots as vectors, and the actors' outputs."""
+        outputs = unroll_part(self.actor, params, batch, slots)
+        legal = batch.view.legal_actions[:, slots]
+        return differentiable_action(self.spec, outputs, legal, key, temperature), outputs
 
 
 def critic_loss(
@@ -138,7 +145,8 @@ def critic_loss(
     """Return the `td_loss` of what the target policies do, by the smallest target critic."""
     spec, view_t = networks.spec, batch.view_t
     act_key, noise_key = jax.random.split(key)
-    action_t, _ = networks.act(target.actor, view_t, act_key, hyper.gumbel_temperature)
+    temperature = hyper.gumbel_temperature
+    action_t, _ = networks.act(target.actor, batch, slice(1, None), act_key, temperature)
     if len(critics) > 1 and isinstance(spec.action, Continuous):
         noisy = smoothed_actions(noise_key, action_t, hyper.target_noise, hyper.target_limit)
         action_t = jnp.where(view_t.legal_actions, noisy, 0.0)
@@ -161,7 +169,7 @@ def actor_loss(
     Only the first critic is used.
     """
     view = batch.view_tm1
-    own, outputs = networks.act(actor, view, key, hyper.gumbel_temperature)
+    own, outputs = networks.act(actor, batch, slice(None, -1), key, hyper.gumbel_temperature)
     action = as_vectors(networks.spec, batch.action)
     q = networks.critics.values(critics[:1], view, action, own).squeeze((0, -1))
     mask = batch.mask[..., None] & view.alive
@@ -176,7 +184,7 @@ def actor_loss(
 def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     """Build the program for an environment, given without autoreset."""
     config = PolicyConfig(
-        "feedforward", "deterministic", args.hidden, args.agent_id, args.share_parameters
+        args.network, "deterministic", args.hidden, args.agent_id, args.share_parameters
     )
     env, policy = envs.autoreset(env), make_policy(config, spec)
     critics = make_critics(
@@ -221,7 +229,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
 
         def step(learner: Learner, x: tuple[Array, Array]) -> tuple[Learner, dict[str, Array]]:
             draw_key, key = jax.random.split(x[1])
-            batch = draw_windows(capture, draw_key, args.batch_size)
+            batch = draw_steps(args, capture, draw_key)
             return learn(losses, optimiser, hyper.tau, delay, learner, batch, key, x[0])
 
         steps = state.iteration * args.updates + jnp.arange(1, args.updates + 1)

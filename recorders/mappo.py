@@ -1,8 +1,8 @@
 """MAPPO: proximal policy optimisation with a critic that sees the global state.
 
 Parameters are shared by all agents by default, advantages are generalised, and values are
-normalised by running statistics (Yu et al. 2022, "The Surprising Effectiveness of PPO in
-Cooperative Multi-Agent Games", arXiv 2103.01955). Each agent's value is that of the global state
+normalised by running statistics of each team (Yu et al. 2022, "The Surprising Effectiveness of PPO
+in Cooperative Multi-Agent Games", arXiv 2103.01955). Each agent's value is that of the global state
 and its own observation. Networks are feed-forward or recurrent. Actions are discrete, or continuous
 and drawn from a clipped or squashed Gaussian. `offmarl.programs.learning.ppo` has the losses and
 the update.
@@ -17,6 +17,7 @@ from offmarl.errors import OptionError
 from offmarl.networks import CriticKind, critic_encoder, make_network, unshared_critic_encoder
 from offmarl.programs import Program
 from offmarl.programs.learning.ppo import PPOArgs, make_program, policy_config
+from offmarl.teams import teams_of
 from offmarl.types import EnvSpec
 
 # ---------------------------------------------------------------------------------- arguments
@@ -45,7 +46,8 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             f"--critic {args.critic} is one critic that all agents share: give --critic state, or "
             "--share-parameters."
         )
-    critic = make_network(policy_config(spec, args), spec, 1, encoder, sees="view")
+    outputs = len(teams_of(spec))
+    critic = make_network(policy_config(spec, args), spec, outputs, encoder, sees="view")
     return make_program(spec, args, env, critic, critic_input=lambda view: view)
 
 

@@ -3,7 +3,7 @@
 Each agent has a stochastic policy of its own observation, and two critics of the global state and
 the actions of all agents, which learn from the agent's own reward and the entropy of its policy
 (Haarnoja et al. 2018, arXiv 1812.05905, with the critics of Lowe et al. 2017, arXiv 1706.02275).
-Actions are discrete, or continuous and squashed by tanh.
+Actions are discrete, or continuous and squashed by tanh. Policies are feed-forward or recurrent.
 `offmarl.programs.learning.soft_actor_critic` holds the losses and the update, which ISAC shares.
 """
 

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from offmarl.networks.encoders import central
 from offmarl.networks.gru import GRUWeights, gru_step, orthogonal_gates, unroll_gru
 from offmarl.networks.linear import AgentId, Dense, InputLayer, orthogonal
-from offmarl.types import ArrayTree, EnvSpec, View, map_tree
+from offmarl.types import ArrayTree, EnvSpec, Sequence, View, map_tree
 
 Activation = Literal["relu", "tanh"]
 """Function after a hidden layer."""
@@ -233,22 +233,37 @@ MIN_VARIANCE = 1e-2
 """Lower bound of the variance by which values are normalised."""
 
 
-class Moments(NamedTuple):
-    """Running mean and variance of a stream of batches of numbers."""
+def affine_outputs(
+    params: ArrayTree, factor: Float[Array, "outputs"], shift: Float[Array, "outputs"]
+) -> ArrayTree:
+    """Return parameters with which a torso's outputs are multiplied and shifted.
 
-    weight: Float[Array, ""]
+    The torso has no constants. It may be of each agent: see `Unshared`.
+    """
+    layers = params["params"]
+    numbers = [int(name.removeprefix("Dense_")) for name in layers if name.startswith("Dense_")]
+    last = f"Dense_{max(numbers)}" if numbers else "head"
+    head = layers[last]
+    head = head | {"kernel": head["kernel"] * factor, "bias": head["bias"] * factor + shift}
+    return params | {"params": layers | {last: head}}
+
+
+class Moments(NamedTuple):
+    """Running mean and variance of one or several streams of batches of numbers."""
+
+    weight: Float[Array, "*streams"]
     """Number of values."""
-    mean: Float[Array, ""]
-    squares: Float[Array, ""]
+    mean: Float[Array, "*streams"]
+    squares: Float[Array, "*streams"]
     """Sum of squared differences from the mean."""
 
     @classmethod
-    def zero(cls) -> "Moments":
+    def zero(cls, *streams: int) -> "Moments":
         """Return the statistics of no values."""
-        return cls(jnp.zeros(()), jnp.zeros(()), jnp.zeros(()))
+        return cls(jnp.zeros(streams), jnp.zeros(streams), jnp.zeros(streams))
 
     @property
-    def std(self) -> Float[Array, ""]:
+    def std(self) -> Float[Array, "*streams"]:
         """The standard deviation, at least 0.1; 1 without values.
 
         The bound is that of Yu et al.'s code. Without it, values relative to a deviation of almost
@@ -258,15 +273,19 @@ class Moments(NamedTuple):
         return jnp.where(self.weight > 0, jnp.sqrt(variance), 1.0)
 
     def update(self, batch: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> "Moments":
-        """Add a batch (Chan, Golub and LeVeque 1983); masked-out entries are not counted."""
-        size = mask.sum().clip(1)
-        mean = jnp.where(mask, batch, 0).sum() / size
+        """Add a batch (Chan, Golub and LeVeque 1983); masked-out entries are not counted.
+
+        Of several streams, each is updated under `jax.vmap`.
+        """
+        size = mask.sum()
+        mean = jnp.where(mask, batch, 0).sum() / size.clip(1)
         squares = jnp.where(mask, (batch - mean) ** 2, 0).sum()
         weight, shift = self.weight + size, mean - self.mean
+        share = size / weight.clip(1)
         return Moments(
             weight,
-            self.mean + shift * size / weight,
-            self.squares + squares + shift**2 * self.weight * size / weight,
+            self.mean + shift * share,
+            self.squares + squares + shift**2 * self.weight * share,
         )
 
 
@@ -292,6 +311,18 @@ def unroll_batch(
     """
     unrolled: Array = network.apply(params, observation, first, carry, method="unroll_batch")
     return unrolled
+
+
+def unroll_part(
+    network: Any, params: ArrayTree, batch: Sequence, slots: slice
+) -> Float[Array, "B T N _"]:
+    """Return a torso's outputs in some slots of windows; without a memory it sees no others."""
+    seen = batch.view.observation
+    if not jax.tree.leaves(network.initial_carry(1)):
+        seen = jax.tree.map(lambda leaf: leaf[:, slots], seen)
+        outputs: Array = network.apply(params, (), seen)[0]
+        return outputs
+    return unroll_batch(network, params, seen, batch.first)[:, slots]
 
 
 @dataclass(frozen=True)

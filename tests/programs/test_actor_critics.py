@@ -60,8 +60,12 @@ def value_of(scales, view, action, own=None):
     return jnp.stack([scale * view.state + joint for scale in scales])[..., None]
 
 
+def without_memory(apply) -> SimpleNamespace:
+    return SimpleNamespace(apply=apply, initial_carry=lambda _num_agents: ())
+
+
 def maddpg_networks(spec: EnvSpec) -> maddpg.Networks:
-    actor = SimpleNamespace(apply=lambda scale, carry, seen: (scale * seen, carry))
+    actor = without_memory(lambda scale, carry, seen: (scale * seen, carry))
     return maddpg.Networks(spec, actor, SimpleNamespace(values=value_of))
 
 
@@ -92,6 +96,38 @@ def test_the_critics_of_maddpg_by_hand(reward, targets, counted):
     errors = ((q - np.array(targets)) * np.array(counted)) ** 2
     assert found == pytest.approx(0.5 * errors.sum() / np.sum(counted), rel=1e-6)
     assert metrics["q"] == pytest.approx((q[0] * counted).sum() / np.sum(counted), rel=1e-6)
+
+
+class Sum:
+    """A policy with memory, whose output is the sum of an episode's observations so far."""
+
+    def initial_carry(self, num_agents):
+        return jnp.zeros((num_agents, 1))
+
+    def apply(self, scale, seen, first, _carry, method):
+        assert method == "unroll_batch" and not first.any()
+        return scale * seen.cumsum(1)
+
+
+def test_policies_with_a_memory_remember_what_comes_before_in_the_window():
+    # The views are numbered 1, 2 | 2, 4 | 3, 8, and the third window is burn-in only.
+    batch = steps(jnp.full((3, 1, 2, 1), 0.25), alive_tm1=ALIVE, alive_t=ALIVE)
+    batch = batch._replace(mask=batch.mask.at[2].set(False))
+    networks = maddpg_networks(GO)._replace(actor=Sum())
+    given = jnp.float32(0.1), batch
+    for slots, sums in ((slice(None, -1), [1, 2, 3]), (slice(1, None), [3, 6, 11])):
+        action, _ = networks.act(*given, slots, jax.random.key(0), jnp.float32(1.0))
+        wanted = np.tanh(0.1 * np.array(sums))[:, None, None, None] * np.ones((3, 1, 2, 1))
+        np.testing.assert_allclose(action, wanted, rtol=1e-6)
+    hyper = hyperparameters(maddpg.Args(gamma=0.5))
+    target = ActorCritics(jnp.float32(0.1), (jnp.float32(1.0),))
+    found, _ = maddpg.critic_loss(
+        networks, hyper, (jnp.float32(1.0),), None, target, batch, jax.random.key(0)
+    )
+    # Q is the state and all actions.
+    y = np.array([[1, 2], [0, 1]]) + 0.5 * (np.array([[2], [4]]) + 2 * np.tanh([[0.3], [0.6]]))
+    errors = np.array([[1.5], [2.5]]) - y
+    np.testing.assert_allclose(found, 0.5 * (errors**2).mean(), rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -182,7 +218,7 @@ def test_the_losses_of_soft_actor_critics_by_hand():
 
     networks = soft_actor_critic.Networks(
         PICK,
-        SimpleNamespace(apply=lambda scale, carry, seen: (scale * jnp.tile(seen, 2), carry)),
+        without_memory(lambda scale, carry, seen: (scale * jnp.tile(seen, 2), carry)),
         categorical,
         SimpleNamespace(values=values),
         (0, 1),
@@ -218,7 +254,7 @@ def test_the_losses_of_soft_actor_critics_by_hand():
 
 def test_temperatures_belong_to_agents_or_to_teams():
     spec = EnvSpec("tag", 3, 4, 4, Discrete(2), reward="individual", teams=(1, 1, 0))
-    for of, wanted in (("agent", (0, 1, 2)), ("team", (0, 0, 1))):
+    for of, wanted in (("agent", (0, 1, 2)), ("team", (1, 1, 0))):
         args = masac.Args(temperature_of=of, hidden=4)
         config = PolicyConfig("feedforward", hidden=4)
         found = soft_actor_critic.make_networks(spec, args, config, centralised=True)
@@ -263,6 +299,7 @@ SMALL = {
 SOFT = SMALL | {"temperature": 0.02, "fix_temperature": True}
 MATD3 = SMALL | {"twin": True, "share_parameters": True}
 MADDPG = SMALL | {"random_steps": 1000}
+RECURRENT = {"network": "recurrent", "length": 8, "batch_size": 256}
 nightly = pytest.mark.nightly
 
 
@@ -286,6 +323,8 @@ def learned(recorder, settings, probe):
         pytest.param(maddpg, MATD3, "two-step", marks=nightly),
         pytest.param(masac, SOFT, "dial", marks=nightly),
         pytest.param(masac, SOFT, "observation", marks=nightly),
+        pytest.param(maddpg, MATD3 | RECURRENT, "memory", marks=nightly),
+        pytest.param(masac, SOFT | RECURRENT, "memory", marks=nightly),
         pytest.param(masac, SOFT | {"share_parameters": False}, "match", marks=nightly),
         pytest.param(isac, SOFT, "dial", marks=nightly),
         pytest.param(isac, SOFT, "one-step", marks=nightly),

@@ -171,12 +171,14 @@ def test_qmix_continues_from_qmix_bcq_without_its_behaviour():
 
 
 @pytest.mark.slow
-def test_mappo_continues_from_a_clone_with_its_actor():
-    (source, run), (program, fresh) = trained(bc), built(mappo, network="recurrent")
+@pytest.mark.parametrize(("recorder", "others"), [(mappo, "critic"), (masac, "critics")])
+def test_actor_critics_continue_from_a_clone_with_its_actor(recorder, others):
+    (source, run), (program, fresh) = trained(bc), built(recorder, network="recurrent")
     state = carry_over(source, run, program, fresh, "run")
     same(state.params.actor, run.params)
-    same(state.params.critic, fresh.params.critic)
-    same(state.moments, fresh.moments)
+    same(getattr(state.params, others), getattr(fresh.params, others))
+    if recorder is mappo:
+        same(state.moments, fresh.moments)
 
 
 @pytest.mark.parametrize(

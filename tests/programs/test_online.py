@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from offmarl import load_policy, tracking, vault
+from offmarl.cli import output
 from offmarl.errors import (
     CheckpointError,
     NotLearnedError,
@@ -300,7 +301,10 @@ def test_evaluations_are_kept_for_comparison(recorded):
     out, _ = recorded
     run = out / "probe" / "observation.run" / "mappo-0"
     found = json.loads((run / tracking.MARL_EVAL_FILE).read_text())
-    (steps,) = found["probe"]["observation"]["mappo (sampled)"].values()
+    algorithms = found["probe"]["observation"]
+    assert set(algorithms) == {"mappo (sampled)", "mappo (greedy)"}
+    ((greedy,), (steps,)) = (algorithms[f"mappo ({x})"].values() for x in ("greedy", "sampled"))
+    assert np.mean(greedy["absolute_metrics"][tracking.RETURN]) > 0.9
     last = steps.pop("absolute_metrics")[tracking.RETURN]
     assert [step["step_count"] for step in steps.values()] == list(range(0, 4097, 512))
     assert steps["step_7"][tracking.RETURN] == last and len(last) == 32
@@ -433,6 +437,13 @@ def test_an_expert_that_did_not_learn_is_no_expert(tmp_path):
     assert record_from_run(run, "random").data["vaults"][0]["steps"] == 400
     with pytest.raises(RunError, match="kept no training data"):
         mappo.main(replace(args, tiers="replay"))
+
+
+def test_a_run_without_tiers_is_summarised_without_a_table(tmp_path, capsys):
+    found = online.summarise(tmp_path, [], "trained")
+    assert found.data["vaults"] == []
+    output.show(output.Report(*found), as_json=False)
+    assert capsys.readouterr().out == f"{tmp_path}: trained\n"
 
 
 def test_an_unknown_tier_or_environment_is_named(tmp_path):

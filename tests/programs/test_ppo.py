@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,12 +66,12 @@ class ValuesOf(Networks):
 
 
 def networks_of(value):
-    return ValuesOf(None, None, None, value)
+    return ValuesOf(None, None, None, value, (0, 0))
 
 
 def state_of(params=NOTHING, moments=None, carry=(), optimiser=()):
     """A state of which the rest is not used."""
-    return State(params, optimiser, moments or Moments.zero(), None, carry, None, None)
+    return State(params, optimiser, moments or Moments.zero(1), None, carry, None, None)
 
 
 # ---------------------------------------------------------------------------------- advantages
@@ -109,7 +110,7 @@ def test_values_are_scaled_and_bootstrap_from_the_true_next_view():
     alive = jnp.ones((4, 1, 2), bool)
     taken = steps(views(alive, [[0.5], [1.0], [2.0], [3.0]]), REWARD, NOBODY, LAST)
     networks = networks_of(lambda view: jnp.broadcast_to(view.state, view.alive.shape))
-    moments = Moments(jnp.array(1e6), jnp.array(1.0), jnp.array(4e6))
+    moments = Moments(jnp.array([1e6]), jnp.array([1.0]), jnp.array([4e6]))
     state = state_of(moments=moments)
     hyper = hyperparameters(mappo.Args(gamma=0.5, gae_lambda=0.25))
     after = views(alive, [[1.0], [4.0], [3.0], [5.0]])
@@ -141,7 +142,7 @@ def test_a_critic_with_memory_at_a_truncation():
     alive = jnp.ones((4, 1, 2), bool)
     taken = steps(views(alive, [[1], [2], [3], [4]]), REWARD, NOBODY, LAST)
     after = views(alive, [[2], [10], [4], [20]])
-    networks = Networks(None, None, Sum(), lambda view: view.observation)
+    networks = Networks(None, None, Sum(), lambda view: view.observation, (0, 0))
     before = jnp.full((1, 2, 1), 100.0)
     state = state_of(carry=before)
     hyper = hyperparameters(mappo.Args(gamma=0.5, gae_lambda=0.25))
@@ -187,7 +188,11 @@ def test_the_loss_of_a_minibatch_by_hand(options, policy, value):
     # A window of two steps of two agents; the last agent is dead in the second step: it has a
     # value, but no action.
     networks = Networks(
-        Outputs(jnp.zeros((2, 1, 2, 2))), categorical, Outputs(jnp.ones((2, 1, 2, 1))), lambda v: v
+        Outputs(jnp.zeros((2, 1, 2, 2))),
+        categorical,
+        Outputs(jnp.ones((2, 1, 2, 1))),
+        lambda v: v,
+        (0, 0),
     )
     batch = Windows(
         view=views(ALIVE),
@@ -210,9 +215,79 @@ def test_the_loss_of_a_minibatch_by_hand(options, policy, value):
     np.testing.assert_allclose(total, policy + 0.5 * value - 0.01 * np.log(2), rtol=1e-5)
 
 
+# ---------------------------------------------------------------------------------- teams
+
+
+def test_advantages_are_normalised_within_each_team():
+    # The first two agents are a team, and the third opposes them. One entry does not count.
+    advantage = jnp.array([[1.0, 3.0, -100.0], [5.0, 1e6, 300.0]])
+    counts = jnp.array([[True, True, True], [True, False, True]])
+    networks = networks_of(None)._replace(teams=(0, 0, 1))
+    found = ppo.normalise(advantage, counts, networks)
+    spread = np.sqrt(8 / 3)
+    wanted = [[-2 / spread, 0, -1], [2 / spread, 0, 1]]
+    np.testing.assert_allclose(found[counts], np.array(wanted)[counts], rtol=1e-5)
+
+
+def test_moments_that_jump_leave_the_values_as_they_are():
+    # Values of the first team had mean 10 and deviation 2 over four targets; the second team has
+    # none so far. Targets are 10 and 40 | 1 and 7.
+    moments = Moments(jnp.array([4.0, 0]), jnp.array([10.0, 0]), jnp.array([16.0, 0]))
+    kernel, bias = jnp.array([[1.0, -2.0], [0.5, 3.0]]), jnp.array([0.25, -1.0])
+    critic = {"params": {"head": {"kernel": kernel, "bias": bias}}}
+    state = state_of(ActorCritic((), critic), moments)
+    networks = networks_of(None)._replace(teams=(0, 1))
+    seen = jnp.array([1.0, 2.0])
+    before = seen @ kernel + bias
+    target = jnp.array([[[10.0, 1.0]], [[40.0, 7.0]]])
+    given = ppo.Estimates(target, target, jnp.broadcast_to(before, (2, 1, 2)), ())
+    after, found = ppo.follow(networks, state, given, jnp.ones((2, 1, 2), bool))
+    mean, std = np.array([15, 4]), np.sqrt([(16 + 450 + 15**2 * 4 * 2 / 6) / 6, 9])
+    np.testing.assert_allclose(after.moments.mean, mean, rtol=1e-6)
+    np.testing.assert_allclose(after.moments.std, std, rtol=1e-6)
+    head = after.params.critic["params"]["head"]
+    values = (seen @ head["kernel"] + head["bias"]) * std + mean
+    # Outputs that had no unit before get the one of the first targets.
+    np.testing.assert_allclose(values, [before[0] * 2 + 10, before[1] * 3 + 4], rtol=1e-6)
+    np.testing.assert_allclose(found.value[0, 0] * std + mean, values, rtol=1e-6)
+    np.testing.assert_allclose(found.target * std + mean, target, rtol=1e-6)
+    assert found.advantage is given.advantage
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """One step, in which two teams of one agent each get 1 and -100 times their action."""
+
+    spec = EnvSpec("rivals", 2, 1, 1, Discrete(2), reward="individual", teams=(1, 0), time_limit=1)
+
+    def reset(self, _key):
+        return jnp.zeros(()), restart(self.view())
+
+    def step(self, _key, state, action):
+        over = jnp.ones(2, bool)
+        reward = jnp.array([1.0, -100.0]) * action
+        return state, transition(self.view(), reward, over, ~over)
+
+    def view(self):
+        return views(jnp.ones(2, bool))
+
+
+@BOTH
+def test_opposing_teams_have_scales_of_their_own(recorder):
+    args = recorder.Args(num_envs=4, num_steps=8, minibatches=1, hidden=4)
+    (after, found), _ = one_update(args, None, Rivals())
+    assert after.moments.mean.shape == (2,)  # in the order of the teams' numbers
+    action = found["batch"].action[0]
+    wanted = -100.0 * action[:, 1].mean(), 1.0 * action[:, 0].mean()
+    np.testing.assert_allclose(after.moments.mean, wanted, rtol=1e-5)
+    targets = found["batch"].target[0]
+    np.testing.assert_allclose(targets.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(targets.std(0), 1, rtol=1e-4)
+
+
 # ---------------------------------------------------------------------------------- the update
 
-STALE = Moments(jnp.array(10.0), jnp.array(3.0), jnp.array(40.0))
+STALE = Moments(jnp.array([10.0]), jnp.array([3.0]), jnp.array([40.0]))
 
 
 def one_update(args, moments=STALE, env="probe/two-step"):
@@ -249,18 +324,19 @@ def updates(args, count, moments=STALE, env="probe/two-step"):
     return results
 
 
-def test_values_are_scaled_by_stale_moments_and_targets_by_new_ones():
+def test_values_are_estimated_by_stale_moments_and_learned_by_new_ones():
     args = mappo.Args(num_envs=2, num_steps=4, minibatches=1, hidden=4)
     (after, found), _ = one_update(args)
     steps = after.capture.buffer.experience.transition
     batch = found["batch"]
     assert batch.first.shape == (1, 8)  # feed-forward networks learn from single steps
-    value = batch.value * STALE.std + STALE.mean
-    target = batch.advantage + value
-    wanted = STALE.update(target, batch.view.alive)
-    np.testing.assert_allclose(after.moments, wanted, rtol=1e-6)
+    wanted = after.moments
+    target = batch.target * wanted.std + wanted.mean
+    chex.assert_trees_all_close(wanted, STALE.update(target, batch.view.alive), rtol=1e-5)
     assert abs(wanted.mean - STALE.mean) > 0.1
-    np.testing.assert_allclose(batch.target, (target - wanted.mean) / wanted.std, atol=1e-5)
+    # The values of the critic are those of before, on which advantages are based.
+    value = batch.value * wanted.std + wanted.mean
+    np.testing.assert_allclose(target, batch.advantage + value, atol=1e-5)
     # In the order of time, then of environments, as they were recorded.
     seen = steps.view.state.swapaxes(0, 1).reshape(1, 8, 5)
     np.testing.assert_array_equal(batch.view.state, seen)
@@ -296,21 +372,25 @@ def test_windows_start_from_the_memory_that_acting_had(recorder, share, length):
         length=length,
         share_parameters=share,
     )
-    (state, _), (after, found), (third, _) = updates(args, 3, env="probe/memory")
+    _, (after, found), (third, _) = updates(args, 3, env="probe/memory")
     # The third rollout ends with an episode, which the critic forgets.
     np.testing.assert_array_equal(third.critic_carry, 0)
     spec = envs.make("probe/memory").spec
     config = policy_config(spec, args)
     networks = Networks(
-        make_network(config, spec, 2, None, output_scale=0.01), categorical, None, lambda view: view
+        make_network(config, spec, 2, None, output_scale=0.01),
+        categorical,
+        None,
+        lambda view: view,
+        (0, 0),
     )
     batch, carry = found["batch"], found["carry"]
     assert batch.first.shape == ((4, 6) if length else (8, 3))
     assert jnp.abs(carry.actor).max() > 0.01  # inside an episode
-    log_prob, _ = jax.jit(networks.log_prob_and_entropy)(state.params, carry, batch)
+    log_prob, _ = jax.jit(networks.log_prob_and_entropy)(after.params, carry, batch)
     np.testing.assert_allclose(log_prob, batch.behaviour_log_prob, rtol=0, atol=2e-7)
     blank = ActorCritic(*jax.tree.map(jnp.zeros_like, carry))
-    forgotten, _ = jax.jit(networks.log_prob_and_entropy)(state.params, blank, batch)
+    forgotten, _ = jax.jit(networks.log_prob_and_entropy)(after.params, blank, batch)
     assert jnp.abs(forgotten - batch.behaviour_log_prob).max() > 1e-5
     # The same holds for the critic's values, and for its memory after the rollout.
     sees = "view" if recorder is mappo else "observation"
@@ -319,7 +399,7 @@ def test_windows_start_from_the_memory_that_acting_had(recorder, share, length):
     networks = networks._replace(
         critic=critic, critic_input=lambda view: view if recorder is mappo else view.observation
     )
-    values, carries = jax.jit(networks.value)(state.params, carry, batch.view, batch.first)
+    values, carries = jax.jit(networks.value)(after.params, carry, batch.view, batch.first)
     np.testing.assert_allclose(values, batch.value, rtol=0, atol=1e-6)
     ended = after.rollout.env_state.time == 0
     np.testing.assert_array_equal((after.critic_carry == 0).all((1, 2)), ended)

@@ -1,12 +1,17 @@
 """Arguments of recorders that learn from the buffer that they record."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from offmarl.config import Fraction, Positive, PositiveInt
+from jaxtyping import PRNGKeyArray
+
+from offmarl.config import Fraction, NonNegativeInt, Positive, PositiveInt
 from offmarl.networks import AgentId
+from offmarl.programs.experience.buffer import Capture
+from offmarl.programs.experience.windows import draw_windows
 from offmarl.programs.learning.optimisers import ScheduleKind
 from offmarl.programs.program import OnlineArgs
+from offmarl.types import Sequence
 
 
 @dataclass(frozen=True)
@@ -16,6 +21,8 @@ class OffPolicyArgs(OnlineArgs):
     default_capacity: ClassVar[int] = 8192
     """The capacity that is chosen where there is memory for it."""
 
+    network: Literal["feedforward", "recurrent"] = "feedforward"
+    """Networks of the policies: without a memory, or with one (a GRU). Critics have none."""
     num_steps: PositiveInt = 25
     """Time steps in each environment between rounds of updates."""
     updates: PositiveInt = 16
@@ -26,6 +33,11 @@ class OffPolicyArgs(OnlineArgs):
     steps on average."""
     batch_size: PositiveInt = 512
     """Steps in a batch."""
+    length: PositiveInt | None = None
+    """Steps in a window, which a batch consists of: by default 1, or 20 for recurrent networks."""
+    burn_in: NonNegativeInt = 0
+    """Steps added before each window's that only fill the memory of recurrent networks: they do not
+    count in losses."""
     learning_rate: Positive = 1e-3
     """Adam's step size, of all networks."""
     schedule: ScheduleKind = "constant"
@@ -49,6 +61,17 @@ class OffPolicyArgs(OnlineArgs):
     none: not at all."""
 
     @property
+    def window(self) -> int:
+        """Steps in a window that count."""
+        return self.length or (20 if self.network == "recurrent" else 1)
+
+    @property
     def replay_steps(self) -> int:
         """Time steps of the replay: at least those between rounds of updates."""
         return max(self.capacity or self.default_capacity, self.num_steps)
+
+
+def draw_steps(args: OffPolicyArgs, capture: Capture, key: PRNGKeyArray) -> Sequence:
+    """Draw windows that hold ``batch_size`` steps together."""
+    count = -(-args.batch_size // args.window)
+    return draw_windows(capture, key, count, args.window, args.burn_in)

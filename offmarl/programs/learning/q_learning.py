@@ -16,7 +16,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import envs
-from offmarl.config import Fraction, NonNegativeInt, PositiveInt
+from offmarl.config import Fraction, PositiveInt
 from offmarl.losses import double_q_values, lookahead_targets, q_lambda_targets
 from offmarl.networks import PolicyConfig, QParams, make_policy
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
@@ -41,7 +41,7 @@ class QArgs(OffPolicyArgs):
     """Arguments of recorders that learn action values."""
 
     default_capacity: ClassVar[int] = 4096
-    network: Literal["recurrent", "feedforward"] = "recurrent"
+    network: Literal["feedforward", "recurrent"] = "recurrent"
     """Network of the agents: with a memory, or without."""
     num_steps: PositiveInt = 32
     """Time steps in each environment between rounds of updates."""
@@ -55,9 +55,6 @@ class QArgs(OffPolicyArgs):
     """Windows in a batch."""
     length: PositiveInt = 10
     """Steps in a window."""
-    burn_in: NonNegativeInt = 0
-    """Steps added before each window's that only fill the memory of recurrent networks: they do not
-    count in losses."""
     prioritise: Fraction | None = None
     """Draw windows by their temporal-difference errors to this power: 0.6 is usual; by default they
     are drawn without regard to errors."""

@@ -31,11 +31,11 @@ from offmarl.networks import (
     make_critics,
     make_policy,
     stochastic_head,
+    unroll_part,
 )
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
-from offmarl.programs.experience.windows import draw_windows
 from offmarl.programs.learning.actor_critic import td_loss
-from offmarl.programs.learning.off_policy import OffPolicyArgs
+from offmarl.programs.learning.off_policy import OffPolicyArgs, draw_steps
 from offmarl.programs.learning.optimisers import (
     Number,
     clipped_adam,
@@ -45,6 +45,7 @@ from offmarl.programs.learning.optimisers import (
 )
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.rollout import RolloutState, init_rollout, rollout
+from offmarl.teams import team_numbers
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
 # ---------------------------------------------------------------------------------- arguments
@@ -118,10 +119,12 @@ class Networks(NamedTuple):
     group: tuple[int, ...]
     """Index of each agent's temperature."""
 
-    def policy(self, params: ArrayTree, view: View) -> Categorical | TanhGaussian:
-        """Return the distribution of each agent's actions."""
-        outputs, _ = self.actor.apply(params, (), view.observation)
-        distribution = self.head(outputs, view.legal_actions)
+    def policy(
+        self, params: ArrayTree, batch: Sequence, slots: slice
+    ) -> Categorical | TanhGaussian:
+        """Return the distribution of each agent's actions in some slots of windows."""
+        outputs = unroll_part(self.actor, params, batch, slots)
+        distribution = self.head(outputs, batch.view.legal_actions[:, slots])
         assert isinstance(distribution, (Categorical, TanhGaussian))
         return distribution
 
@@ -170,7 +173,8 @@ def loss(
     critic_key, actor_key = jax.random.split(key)
     critic, q = _critic_loss(params, target, networks, hyper, batch, critic_key)
     view = batch.view_tm1
-    policy, temperature = networks.policy(params.actor, view), networks.temperature(params)
+    policy = networks.policy(params.actor, batch, slice(None, -1))
+    temperature = networks.temperature(params)
     value, entropy = networks.soft_values(
         jax.lax.stop_gradient(params.critics),
         view,
@@ -209,7 +213,7 @@ def _critic_loss(
     """
     spec, view_t = networks.spec, batch.view_t
     others_key, own_key = jax.random.split(key)
-    policy_t = networks.policy(params.actor, view_t)
+    policy_t = networks.policy(params.actor, batch, slice(1, None))
     temperature = networks.temperature(params)
     others_t = as_vectors(spec, policy_t.sample(others_key))
     v_t, entropy_t = networks.soft_values(
@@ -253,7 +257,7 @@ def make_soft_actor_critic(
         Whether the critics see the state and the actions of all agents, or what their agent sees.
     """
     head = stochastic_head(spec, "soft_gaussian")
-    config = PolicyConfig("feedforward", head, args.hidden, args.agent_id, args.share_parameters)
+    config = PolicyConfig(args.network, head, args.hidden, args.agent_id, args.share_parameters)
     env, policy = envs.autoreset(env), make_policy(config, spec)
     networks = make_networks(spec, args, config, centralised)
     buffer = make_buffer(args.num_envs, args.replay_steps)
@@ -281,7 +285,7 @@ def make_soft_actor_critic(
     ) -> tuple[Learner, dict[str, Array]]:
         draw_key, key = jax.random.split(key)
         params, target, optimiser_state = learner
-        batch = draw_windows(capture, draw_key, args.batch_size)
+        batch = draw_steps(args, capture, draw_key)
         grads, metrics = jax.grad(loss, has_aux=True)(params, target, networks, hyper, batch, key)
         metrics["grad_norm"] = grad_norm(grads)
         if args.fix_temperature:
@@ -326,9 +330,6 @@ def make_networks(
     spec: EnvSpec, args: SoftArgs, config: PolicyConfig, centralised: bool
 ) -> Networks:
     """Build the networks, and number the temperatures."""
-    teams = spec.teams or (0,) * spec.num_agents
-    numbers = {team: index for index, team in enumerate(dict.fromkeys(teams))}
-    agents = tuple(range(spec.num_agents))
     return Networks(
         spec,
         agent_network(config, spec),
@@ -342,5 +343,5 @@ def make_networks(
             share_parameters=args.share_parameters,
             agent_id=args.agent_id,
         ),
-        tuple(numbers[team] for team in teams) if args.temperature_of == "team" else agents,
+        team_numbers(spec) if args.temperature_of == "team" else tuple(range(spec.num_agents)),
     )

@@ -44,6 +44,7 @@ from offmarl.programs.recording.record import (
 )
 from offmarl.programs.recording.recorder import (
     EVALUATE,
+    GREEDY,
     INIT,
     LEARNED,
     RECORD,
@@ -298,7 +299,8 @@ def _recorders(
     keep_compiled_programs()
     blank = slot(env)
     program = build(make, env.spec, args, blank, lambda: cast(Hashable, blank))
-    policy = one_of((program.policy(False), make_policy(PolicyConfig("random"), env.spec)))
+    uniform = make_policy(PolicyConfig("random"), env.spec)
+    policy = one_of((program.policy(False), uniform, program.policy(True)))
     first = Recorder(origin, args, env, program, policy, directory, args.seed, source, layout)
     return [first._replace(seed=seed) for seed in first.seeds]
 
@@ -330,7 +332,7 @@ def _record_all(
             failed.append(str(error))
     if failed:
         raise NotLearnedError("\n\n".join(failed))
-    return _summary(runs, tiers, "recorded")
+    return _summary(runs, tiers, "recorded" if tiers else "trained, without tiers to record")
 
 
 # ---------------------------------------------------------------------------------- training
@@ -405,18 +407,21 @@ class _Training(Training):
         return self.runs[0].by_team()[0].play_ahead((LEARNED, policies[0]))
 
     def evaluate(self, policies: Sequence[ArrayTree], done: int, _last: bool = False) -> Evaluated:
-        """Evaluate the policies, and keep them as a version."""
-        returns = [
-            [one.returns((LEARNED, params), run.key(EVALUATE, done)) for one in run.by_team()]
-            for run, params in zip(self.runs, policies, strict=True)
-        ]
+        """Evaluate the policies, sampled and greedy, and keep them as a version."""
+        found: Evaluated = {}
+        for metric, way in ((tracking.RETURN, LEARNED), (tracking.GREEDY_RETURN, GREEDY)):
+            returns = [
+                [one.returns((way, params), run.key(EVALUATE, done)) for one in run.by_team()]
+                for run, params in zip(self.runs, policies, strict=True)
+            ]
+            by_team = map(np.stack, zip(*returns, strict=True))
+            found |= zip(_metrics(self.runs[0], metric), by_team, strict=True)
         shared = stacked(gathered(policies))
         if is_first() and done not in self._kept.steps():
             self._kept.save(done, {"policy": shared}, {})
         if self._recording is None:
             self._recording = _record_ahead(self.runs[0], self.tiers)
-        by_team = map(np.stack, zip(*returns, strict=True))
-        return dict(zip(_metrics(self.runs[0]), by_team, strict=True))
+        return found
 
     @contextmanager
     def work(self, states: list[ArrayTree], done: int) -> Iterator[Work]:
@@ -472,7 +477,7 @@ def _chosen_capacity(runs: Sequence[Recorder]) -> int:
     if before is not None and "capacity" not in record.get("given", ["capacity"]):
         return cast(int, converted("capacity", PositiveInt, before))
     shapes, room = state_shapes(runs[0].program, args), room_on(runs[0].layout.local_devices) // 2
-    least = max(runs[0].program.num_steps, getattr(args, "length", 1) + getattr(args, "burn_in", 0))
+    least = max(runs[0].program.num_steps, args.window + args.burn_in)
     chosen = min(max(_fitting_capacity(runs, shapes, room), least), args.default_capacity)
     if chosen < args.default_capacity:
         tracking.notice(
@@ -496,9 +501,9 @@ def _fitting_capacity(runs: Sequence[Recorder], shapes: ArrayTree, room: int) ->
     return bisect_right(range(1, capture.capacity + 1), room, key=needed)
 
 
-def _metrics(run: Recorder) -> list[str]:
+def _metrics(run: Recorder, metric: str = tracking.RETURN) -> list[str]:
     """Return the names of the returns of each team."""
-    return names_by_team(tracking.RETURN, teams_of(run.env.spec))
+    return names_by_team(metric, teams_of(run.env.spec))
 
 
 def _saved_versions(runs: Sequence[Recorder], directory: Path) -> list[list[Version]]:
@@ -562,9 +567,6 @@ def elsewhere(path: Path) -> Recorded:
 
 def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> Recorded:
     """Return a summary of vaults from a row for each; see `describe`."""
-    columns = [column for column in [*rows, {}][0] if column != "path"]
-    headings = [column.replace("_", " ") for column in columns]
-    view = table(headings, ([row[column] for column in columns] for row in rows))
     # Users copy paths from here, so these are never broken into lines.
     title, *paths = (
         Text(line, no_wrap=True, overflow="ignore")
@@ -572,6 +574,11 @@ def summarise(directory: Path, rows: Sequence[dict[str, Any]], outcome: str) -> 
     )
     title.stylize("bold")
     data = {"run": str(directory), "outcome": outcome, "vaults": rows}
+    if not rows:
+        return Recorded(data, title)
+    columns = [column for column in rows[0] if column != "path"]
+    headings = [column.replace("_", " ") for column in columns]
+    view = table(headings, ([row[column] for column in columns] for row in rows))
     return Recorded(data, Group(title, view, *paths))
 
 

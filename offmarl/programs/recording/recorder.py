@@ -31,7 +31,7 @@ from offmarl.types import ArrayTree, Policy
 INIT, TRAIN, EVALUATE, EVALUATE_AGAIN, EVALUATE_RANDOM, RECORD, CHOOSE = range(7)
 """Purposes of random keys; see `Recorder.key`."""
 
-LEARNED, UNIFORM = np.int32(0), np.int32(1)
+LEARNED, UNIFORM, GREEDY = np.int32(0), np.int32(1), np.int32(2)
 """Which policy `Recorder.policy` acts by."""
 
 _ROUNDS = 4
@@ -71,8 +71,9 @@ class Recorder(NamedTuple):
     env: Environment
     program: Program
     policy: Policy
-    """The program's policy with sampled actions, or uniform legal actions: parameters say which, so
-    that one compiled program plays both. See `load` and `uniform`."""
+    """The program's policy with sampled actions, uniform legal actions, or the program's with its
+    best actions: parameters say which, so that one compiled program plays all. See `load` and
+    `uniform`."""
     directory: Path
     """Directory of the run, which all of its training seeds share."""
     seed: int

@@ -17,7 +17,7 @@ from offmarl.losses import (
     masked_mean,
     value_error,
 )
-from offmarl.networks import AgentNetwork, Head, Moments
+from offmarl.networks import AgentNetwork, Head, Moments, affine_outputs
 from offmarl.programs.experience.buffer import Capture
 from offmarl.programs.learning.optimisers import clipped_adam, grad_norm, scheduled
 from offmarl.programs.learning.ppo.arguments import PPOArgs
@@ -41,7 +41,7 @@ class State(NamedTuple):
     params: ActorCritic
     optimiser: ArrayTree
     moments: Moments
-    """Moments of the returns, by which values are normalised."""
+    """Moments of the returns of each team, by which values are normalised."""
     rollout: RolloutState
     critic_carry: ArrayTree
     """The critic's memory in the running episodes, ``(E, ...)``; the actor's is in the rollout."""
@@ -60,19 +60,26 @@ class Windows(NamedTuple):
     behaviour_log_prob: Float[Array, "L W N"]
     advantage: Float[Array, "L W N"]
     value: Float[Array, "L W N"]
-    """Outputs of the critic before the update."""
+    """Outputs of the critic before the update, under the new moments."""
     target: Float[Array, "L W N"]
     """λ-returns, normalised."""
 
 
 class Networks(NamedTuple):
-    """The actor, which sees an agent's observation, and the critic."""
+    """The actor, which sees an agent's observation, and the critic, which values each team."""
 
     actor: AgentNetwork
     head: Head
     critic: AgentNetwork
     critic_input: Callable[[View], ArrayTree]
     """Returns what the critic sees of a view."""
+    teams: tuple[int, ...]
+    """The critic's output for each agent: see `offmarl.teams.team_numbers`."""
+
+    @property
+    def members(self) -> Bool[Array, "G N"]:
+        """Who is in each team."""
+        return jnp.arange(max(self.teams) + 1)[:, None] == jnp.array(self.teams)
 
     def log_prob_and_entropy(
         self, params: ActorCritic, carry: ActorCritic, batch: Windows
@@ -92,12 +99,12 @@ class Networks(NamedTuple):
         values, carries = self.critic.apply(
             params.critic, seen, first, carry.critic, method="unroll_states"
         )
-        return values.squeeze(-1), carries
+        return (values * self.members.T).sum(-1), carries
 
     def next_value(self, params: ActorCritic, carries: ArrayTree, next_view: View) -> Array:
         """Return the normalised values of views, each with the memory after the step before it."""
         values, _ = self.critic.apply(params.critic, carries, self.critic_input(next_view))
-        return values.squeeze(-1)
+        return (values * self.members.T).sum(-1)
 
 
 # ---------------------------------------------------------------------------------- losses
@@ -119,7 +126,9 @@ def loss(
     """
     mask = batch.view.alive
     log_prob, entropy = networks.log_prob_and_entropy(params, carry, batch)
-    advantage = normalise(batch.advantage, mask) if args.normalise_advantages else batch.advantage
+    advantage = batch.advantage
+    if args.normalise_advantages:
+        advantage = normalise(advantage, mask, networks)
     surrogate = clipped_surrogate(log_prob, batch.behaviour_log_prob, advantage, hyper.clip)
     value, _ = networks.value(params, carry, batch.view, batch.first)
     behaviour_value = batch.value if args.clip_value else None
@@ -135,10 +144,17 @@ def loss(
     return total + hyper.value_weight * metrics["value_loss"], metrics
 
 
-def normalise(values: Float[Array, "*b"], mask: Bool[Array, "*b"]) -> Float[Array, "*b"]:
-    """Shift and scale values to mean 0 and standard deviation 1 over the mask."""
-    centred = values - masked_mean(values, mask)
-    return centred / (jnp.sqrt(masked_mean(centred**2, mask)) + 1e-8)
+def normalise(
+    values: Float[Array, "*b N"], mask: Bool[Array, "*b N"], networks: Networks
+) -> Float[Array, "*b N"]:
+    """Shift and scale each team's values to mean 0 and standard deviation 1 over the mask."""
+
+    def mean(values: Float[Array, "*b N"]) -> Float[Array, "N"]:
+        of_teams = jax.vmap(lambda own: masked_mean(values, mask & own))(networks.members)
+        return of_teams[jnp.array(networks.teams)]
+
+    centred = values - mean(values)
+    return centred / (jnp.sqrt(mean(centred**2)) + 1e-8)
 
 
 # ---------------------------------------------------------------------------------- advantages
@@ -149,7 +165,7 @@ class Estimates(NamedTuple):
 
     advantage: Float[Array, "T E N"]
     target: Float[Array, "T E N"]
-    """λ-returns. They and advantages have the scale of the rewards."""
+    """λ-returns. They and advantages have the scale of the rewards until `follow`."""
     value: Float[Array, "T E N"]
     """Outputs of the critic: normalised values."""
     carries: ArrayTree
@@ -181,7 +197,8 @@ def estimate(
     carry = ActorCritic((), state.critic_carry)
     value, carries = networks.value(state.params, carry, transitions.view, begins(transitions.last))
     next_value = networks.next_value(state.params, carries, next_views)
-    scale, shift = state.moments.std, state.moments.mean
+    teams = jnp.array(networks.teams)
+    scale, shift = state.moments.std[teams], state.moments.mean[teams]
     value_tm1, value_t = value * scale + shift, next_value * scale + shift
 
     advantages = partial(generalised_advantages, lambda_=hyper.gae_lambda)
@@ -195,6 +212,30 @@ def estimate(
         value_t,
     )
     return Estimates(advantage, advantage + value_tm1, value, carries)
+
+
+def follow(
+    networks: Networks, state: State, found: Estimates, alive: Bool[Array, "T E N"]
+) -> tuple[State, Estimates]:
+    """Add the targets to the moments of the teams, and normalise targets and values by them.
+
+    The critic's last layer is scaled and shifted so that its values stay the same (PopArt, van
+    Hasselt et al. 2016, arXiv 1602.07714); its outputs before the first moments mean nothing yet.
+    """
+
+    def add(moments: Moments, own: Bool[Array, "N"]) -> Moments:
+        return moments.update(found.target, alive & own)
+
+    old, new = state.moments, jax.vmap(add)(state.moments, networks.members)
+    factor = jnp.where(old.weight > 0, old.std / new.std, 1.0)
+    shift = jnp.where(old.weight > 0, (old.mean - new.mean) / new.std, 0.0)
+    critic = affine_outputs(state.params.critic, factor, shift)
+    state = state._replace(moments=new, params=state.params._replace(critic=critic))
+    teams = jnp.array(networks.teams)
+    value = found.value * factor[teams] + shift[teams]
+    return state, found._replace(
+        value=value, target=(found.target - new.mean[teams]) / new.std[teams]
+    )
 
 
 def begins(last: Bool[Array, "T E"]) -> Bool[Array, "T E"]:

@@ -30,11 +30,13 @@ from offmarl.programs.learning.ppo.learning import (
     begins,
     cut,
     estimate,
+    follow,
     learn,
     window_carries,
 )
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.rollout import init_rollout, rollout_shaped
+from offmarl.teams import team_numbers
 from offmarl.types import ArrayTree, EnvSpec, View
 
 
@@ -52,7 +54,7 @@ def make_program(
     spec, args, env
         As given to the program's ``make``.
     critic
-        Network of one output: the value of an agent.
+        Network with an output for each team: the value of an agent of the team.
     critic_input
         Returns what the critic sees of a view.
 
@@ -68,7 +70,8 @@ def make_program(
             f"{spec.name} has no shaped rewards: leave out --shaped-rewards {args.shaped_rewards}."
         )
     env, policy = envs.autoreset(env), make_policy(config, spec)
-    networks = Networks(agent_network(config, spec), agent_head(config), critic, critic_input)
+    actor, teams = agent_network(config, spec), team_numbers(spec)
+    networks = Networks(actor, agent_head(config), critic, critic_input, teams)
     buffer = make_buffer(args.num_envs, args.num_steps)
 
     def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
@@ -81,7 +84,7 @@ def make_program(
         return State(
             params=params,
             optimiser=clipped_adam(0.0, 0.0).init(params),
-            moments=Moments.zero(),
+            moments=Moments.zero(max(teams) + 1),
             rollout=init_rollout(env, policy, env_key, args.num_envs),
             critic_carry=jax.tree.map(
                 lambda leaf: jnp.broadcast_to(leaf, (args.num_envs, *leaf.shape)), fresh
@@ -108,9 +111,9 @@ def make_program(
         )
         reward, metrics = learned_reward(args, hyper, transitions.reward, shaping, progress)
         found = estimate(networks, hyper, spec, state, transitions, reward, next_views)
-        moments = state.moments
+        carry = window_carries(networks, state, transitions, found.carries, length)
         if args.normalise_values:
-            moments = moments.update(found.target, transitions.view.alive)
+            state, found = follow(networks, state, found, transitions.view.alive)
         batch = Windows(
             transitions.view,
             begins(transitions.last),
@@ -118,12 +121,10 @@ def make_program(
             transitions.behaviour_log_prob,
             found.advantage,
             found.value,
-            (found.target - moments.mean) / moments.std,
+            found.target,
         )
-        carry = window_carries(networks, state, transitions, found.carries, length)
         ended = transitions.last[-1][:, None, None]
         state = state._replace(
-            moments=moments,
             rollout=after,
             critic_carry=jax.tree.map(lambda leaf: jnp.where(ended, 0.0, leaf[-1]), found.carries),
             capture=add(buffer, state.capture, transitions, next_views),
