@@ -267,8 +267,9 @@ class OnlineArgs(_Configurable):
     """The first of the seeds."""
     init: Path | None = option(None, Role.FREE)
     """Run to continue from, such as one of an offline baseline: the networks and the optimiser that
-    the programs share start as they ended there. Random exploration is the program's own: qmix, vdn
-    and iql keep to the policy with --exploration 0, maddpg with --random-steps 0."""
+    the programs share start as they ended there, and the discount and the factor of rewards of its
+    values stay. Random exploration is the program's own: qmix, vdn and iql keep to the policy with
+    --exploration 0, maddpg with --random-steps 0. Give --prefill, too."""
     prefill: Path | None = option(None, Role.FREE | Role.RARE)
     """Vault from which half of each batch is drawn, for programs that learn from a replay; the rest
     are the run's own steps."""

@@ -1,6 +1,7 @@
 """QMIX, VDN and IQL against numbers computed by hand."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import chex
 import jax
@@ -11,6 +12,7 @@ import pytest
 
 from offmarl import envs
 from offmarl.networks import MixedParams, MixedValues, MixerWeights
+from offmarl.networks.torsos import FeedForward
 from offmarl.programs import TD_ERRORS, hyperparameters
 from offmarl.programs.learning import q_learning
 from offmarl.programs.program import structure
@@ -274,7 +276,7 @@ def filled(buffer):
     [
         lambda steps: qmix.counterfactuals(NETWORKS, ONLINE, steps),
         lambda steps: q_learning.own_counterfactuals(
-            NETWORKS.agent, vdn.Params(ONLINE.agent), steps
+            Mock(FeedForward, apply=NETWORKS.agent.apply), vdn.Params(ONLINE.agent), steps
         ),
     ],
 )
