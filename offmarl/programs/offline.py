@@ -14,7 +14,6 @@ from jaxtyping import Array, Int, Key, PRNGKeyArray
 
 from offmarl import settings, tracking
 from offmarl._compiling import pinned
-from offmarl.config import changed
 from offmarl.paths import below, local
 from offmarl.programs.cluster import (
     check_same,
@@ -202,7 +201,7 @@ class _Training(Training):
         directory: Path,
     ):
         origins, self._start = settings.used(args).record(), start_of_baseline(args, dataset.spec)
-        args = changed(resolved(args, dataset.spec), **self._start.scale)
+        args = replace(resolved(args, dataset.spec), **self._start.scale)
         self.data, self.evaluator, self.evaluations = dataset, make_evaluator(args, dataset), []
         self.args = args = replace(args, held_out=self.evaluator.fraction)
         kept = data.read(directory / data.STATISTICS_FILE) or self._start.statistics

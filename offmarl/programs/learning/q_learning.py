@@ -171,10 +171,7 @@ def q_program(
     loss: QLoss,
     counterfactuals: Callable[[Any, Sequence], Counterfactuals],
 ) -> Program:
-    """Build a program that learns action values: networks as `q_config` describes, and a loss.
-
-    ``counterfactuals(params, batch)`` are the values that are compared in `counterfactual_gap`.
-    """
+    """Build a program of a loss, its `Counterfactuals`, and networks as `q_config` describes."""
     config = q_config(args)
     env, policy = envs.autoreset(env), make_policy(config, spec)
     buffer = make_buffer(args.num_envs, args.replay_steps)
@@ -192,14 +189,6 @@ def q_program(
             iteration=jnp.zeros((), jnp.int32),
             priorities=begin_priorities(capture) if args.prioritise else None,
         )
-
-    def penalised(
-        params: Any, target: Any, hyper: Hyperparameters, batch: Sequence
-    ) -> tuple[Float[Array, ""], dict[str, Array]]:
-        value, metrics = loss(params, target, hyper, batch)
-        data = jax.tree.map(lambda leaf: leaf[-(args.batch_size // 2) :], batch)
-        gap = counterfactual_gap(counterfactuals(params, data), data)
-        return value + hyper.cql_weight * gap, metrics | {"cql_loss": gap}
 
     def update(
         state: QState, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
@@ -220,8 +209,8 @@ def q_program(
         )
         capture = add(buffer, state.capture, transitions, next_views)
         state = state._replace(rollout=after, capture=capture)
-        minimised = loss if capture.prior is None else penalised
-        state, metrics = _learn(args, minimised, state, learn_key, hyper)
+        own = loss if capture.prior is None else partial(_penalised, args, loss, counterfactuals)
+        state, metrics = _learn(args, own, state, learn_key, hyper)
         return state._replace(iteration=state.iteration + 1), metrics | {"epsilon": epsilon}
 
     return Program(
@@ -237,6 +226,22 @@ def q_program(
 def q_config(args: QArgs) -> PolicyConfig:
     """Return the description of the agents' network."""
     return PolicyConfig(args.network, "q", args.hidden, args.agent_id, args.share_parameters)
+
+
+def _penalised(
+    args: QArgs,
+    loss: QLoss,
+    counterfactuals: Callable[[Any, Sequence], Counterfactuals],
+    params: Any,
+    target: Any,
+    hyper: Hyperparameters,
+    batch: Sequence,
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Add the penalty on the windows of prior data, which are the last ones of a batch."""
+    value, metrics = loss(params, target, hyper, batch)
+    prior = jax.tree.map(lambda leaf: leaf[-(args.batch_size // 2) :], batch)
+    gap = counterfactual_gap(counterfactuals(params, prior), prior)
+    return value + hyper.cql_weight * gap, metrics | {"cql_loss": gap}
 
 
 def _learn(

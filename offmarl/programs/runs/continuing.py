@@ -52,7 +52,7 @@ class Start(NamedTuple):
     """``check(program, shapes)``: raises what ``begin`` would, from the shapes of a fresh state."""
     begin: Callable[[Program, ArrayTree, int], ArrayTree]
     """``begin(program, state, number)``: the state of a seed, from its fresh one and its number."""
-    scale: Mapping[str, float] = {}
+    scale: Mapping[str, Any] = {}
     """Arguments that its values depend on, which the new program takes over."""
     statistics: dict[str, NDArray[Any]] | None = None
     """Statistics of its dataset that a baseline normalises by."""
@@ -170,22 +170,22 @@ class _Source(NamedTuple):
         sizes = ", ".join(f"{name}={x}" for name, x in given.items())
         return cls(str(directory), program, states, about, sizes, _scale(record, directory))
 
-    def taken_over(self, args: Args | OnlineArgs) -> dict[str, float]:
+    def taken_over(self, args: Args | OnlineArgs) -> dict[str, Any]:
         """Return those arguments of its values that a new program does not have yet.
 
         `OptionError` if the new program was given others.
         """
         if not hasattr(args, "reward_scale") and not hasattr(args, "scale_rewards"):
             return {}
-        found: dict[str, float] = {}
+        found: dict[str, Any] = {}
         for name, value in self.scale.items():
             now, option = getattr(args, name, None), f"--{name.replace('_', '-')}"
             if name == "reward_scale" and getattr(args, "scale_rewards", None) is False:
                 now, option = 1.0, "--no-scale-rewards"
             if now is None or np.isclose(now, value, rtol=1e-3):
                 continue
-            penalised = getattr(args, "prefill", None) is not None  # no baseline has one
-            if name == "cql_weight" and (not penalised or _was_given(args, name)):
+            penalty, prefill = name == "cql_weight", getattr(args, "prefill", None)
+            if penalty and (prefill is None or _was_given(args, name)):
                 continue
             what = f"{self.name} has values with {name} {value:.5g}, and not {now:.5g}"
             if option == "--no-scale-rewards" or _was_given(args, name):
@@ -222,10 +222,10 @@ def _scale(record: Mapping[str, Any], directory: Path) -> dict[str, float]:
 
 def _was_given(args: Args | OnlineArgs, name: str) -> bool:
     """Whether an argument is neither its default nor from a packaged file."""
-    used = settings.used(args)
     default = next(field.default for field in fields(args) if field.name == name)
-    packaged = name in used.settings and used.settings[name].packaged
-    return name in used.given or not (packaged or getattr(args, name) == default)
+    used, setting = settings.used(args), settings.used(args).settings.get(name)
+    kept = getattr(args, name) == default if setting is None else setting.packaged
+    return name in used.given or not kept
 
 
 def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[ArrayTree]]:
