@@ -28,7 +28,14 @@ from offmarl.distributions import select
 from offmarl.losses import has_value, masked_mean, reward_ends
 from offmarl.networks import AgentNetwork, agent_network, init_policy, unroll_batch
 from offmarl.programs import TD_ERRORS, Hyperparameters, Program
-from offmarl.programs.learning.q_learning import QArgs, bootstrap, next_values, q_config, q_program
+from offmarl.programs.learning.q_learning import (
+    QArgs,
+    bootstrap,
+    next_values,
+    own_counterfactuals,
+    q_config,
+    q_program,
+)
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
 # ---------------------------------------------------------------------------------- arguments
@@ -91,9 +98,8 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         return Params(init_policy(config, spec, key).network)
 
     network = agent_network(config, spec)
-    return q_program(
-        spec, args, env, init_params, partial(loss, network, args, spec.reward == "team")
-    )
+    loss_of = partial(loss, network, args, spec.reward == "team")
+    return q_program(spec, args, env, init_params, loss_of, partial(own_counterfactuals, network))
 
 
 # ---------------------------------------------------------------------------------- main

@@ -22,9 +22,24 @@ from offmarl import cli, envs, programs
 from offmarl.config import PositiveInt
 from offmarl.distributions import select
 from offmarl.losses import masked_mean
-from offmarl.networks import MixedParams, MixedValues, MixerKind, agent_network, make_mixer, mix
+from offmarl.networks import (
+    MixedParams,
+    MixedValues,
+    MixerKind,
+    agent_network,
+    make_mixer,
+    mix,
+    mix_counterfactuals,
+)
 from offmarl.programs import TD_ERRORS, Hyperparameters, Program
-from offmarl.programs.learning.q_learning import QArgs, bootstrap, next_values, q_config, q_program
+from offmarl.programs.learning.q_learning import (
+    Counterfactuals,
+    QArgs,
+    bootstrap,
+    next_values,
+    q_config,
+    q_program,
+)
 from offmarl.teams import require_one_team
 from offmarl.types import EnvSpec, Sequence
 
@@ -73,6 +88,15 @@ def loss(
     return value, metrics | {TD_ERRORS: error}
 
 
+def counterfactuals(networks: MixedValues, params: MixedParams, batch: Sequence) -> Counterfactuals:
+    """Return Q_tot with the action of one agent at a time replaced by each of its actions."""
+    q, weights = networks.of_all_actions(params, batch)
+    q = q[:, :-1] * batch.view_tm1.alive[..., None]
+    taken, weights_tm1 = select(q, batch.action), jax.tree.map(lambda x: x[:, :-1], weights)
+    q_tot = mix(weights_tm1, taken)[..., None]
+    return Counterfactuals(mix_counterfactuals(weights_tm1, taken, q), q_tot)
+
+
 # ---------------------------------------------------------------------------------- program
 
 
@@ -86,7 +110,8 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     def init_params(key: PRNGKeyArray) -> MixedParams:
         return networks.init(spec, *jax.random.split(key))
 
-    return q_program(spec, args, env, init_params, partial(loss, networks, args))
+    values = partial(counterfactuals, networks)
+    return q_program(spec, args, env, init_params, partial(loss, networks, args), values)
 
 
 # ---------------------------------------------------------------------------------- main

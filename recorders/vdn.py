@@ -21,7 +21,14 @@ from offmarl.distributions import select
 from offmarl.losses import masked_mean
 from offmarl.networks import AgentNetwork, agent_network, init_policy, unroll_batch
 from offmarl.programs import TD_ERRORS, Hyperparameters, Program
-from offmarl.programs.learning.q_learning import QArgs, bootstrap, next_values, q_config, q_program
+from offmarl.programs.learning.q_learning import (
+    QArgs,
+    bootstrap,
+    next_values,
+    own_counterfactuals,
+    q_config,
+    q_program,
+)
 from offmarl.teams import require_one_team
 from offmarl.types import ArrayTree, EnvSpec, Sequence
 
@@ -80,7 +87,8 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         return Params(init_policy(config, spec, key).network)
 
     network = agent_network(config, spec)
-    return q_program(spec, args, env, init_params, partial(loss, network, args))
+    values = partial(own_counterfactuals, network)
+    return q_program(spec, args, env, init_params, partial(loss, network, args), values)
 
 
 # ---------------------------------------------------------------------------------- main

@@ -81,7 +81,6 @@ if TYPE_CHECKING:
     from offmarl.programs.recording.tiers import TIERS as TIERS
     from offmarl.programs.experience.windows import (
         draw_windows as draw_windows,
-        warm_start as warm_start,
     )
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

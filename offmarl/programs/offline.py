@@ -200,11 +200,10 @@ class _Training(Training):
         origin: Origin,
         directory: Path,
     ):
-        origins = settings.used(args).record()
-        args = resolved(args, dataset.spec)
+        origins, self._start = settings.used(args).record(), start_of_baseline(args, dataset.spec)
+        args = replace(resolved(args, dataset.spec), **self._start.scale)
         self.data, self.evaluator, self.evaluations = dataset, make_evaluator(args, dataset), []
         self.args = args = replace(args, held_out=self.evaluator.fraction)
-        self._start = start_of_baseline(args, dataset.spec)
         kept = data.read(directory / data.STATISTICS_FILE) or self._start.statistics
         statistics = DatasetStatistics(dataset, kept, self.evaluator.learned_from)
         self.program = build(make, dataset.spec, args, statistics, statistics.freeze)

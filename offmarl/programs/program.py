@@ -267,10 +267,12 @@ class OnlineArgs(_Configurable):
     """The first of the seeds."""
     init: Path | None = option(None, Role.FREE)
     """Run to continue from, such as one of an offline baseline: the networks and the optimiser that
-    the programs share start as they ended there. Random exploration is the program's own: qmix, vdn
-    and iql keep to the policy with --exploration 0, maddpg with --random-steps 0."""
+    the programs share start as they ended there, and the discount and the factor of rewards of its
+    values stay. Random exploration is the program's own: qmix, vdn and iql keep to the policy with
+    --exploration 0, maddpg with --random-steps 0. Give --prefill, too."""
     prefill: Path | None = option(None, Role.FREE | Role.RARE)
-    """Vault whose newest steps fill the replay at the start, for programs that learn from one."""
+    """Vault from which half of each batch is drawn, for programs that learn from a replay; the rest
+    are the run's own steps."""
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -457,9 +459,6 @@ class Program(NamedTuple):
     num_steps: int = 0
     """Number of time steps that an update takes in each environment and adds to ``state.capture``,
     a `Capture`, which is recorded; 0 for a program that learns from a dataset."""
-    on_replay: Callable[[ArrayTree], ArrayTree] = same_state
-    """Function of a state whose ``capture`` was filled from a vault (`OnlineArgs.prefill`), for
-    what depends on its content, such as priorities. It is not compiled."""
     values: Values | None = None
     """Its critic, which `load_critic` loads; None if it has none."""
     given: tuple[str, ...] = ()

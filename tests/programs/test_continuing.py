@@ -235,33 +235,45 @@ def before(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_recorder_is_told_of_the_unit_of_the_values(before, monkeypatch):
-    said = []
-    monkeypatch.setattr(tracking, "notice", said.append)
-    _, run = before
-    scale = 20 / float(read(run / "dataset.npz")["return_scale"])
-    args = qmix.Args(env="probe/observation", hidden=8, init=run, reward_scale=1.0)
-    start_of(args, ENV)
-    assert f"rewards times {scale:.5g}, and this program learns from rewards times 1:" in said[0]
-    start_of(replace(args, reward_scale=scale), ENV)
-    assert len(said) == 1
-
-
-@pytest.mark.slow
-def test_a_baseline_is_told_of_the_unit_of_the_values(before, tmp_path, monkeypatch):
+def test_a_recorder_takes_over_what_the_values_of_a_run_depend_on(before, monkeypatch):
     said = []
     monkeypatch.setattr(tracking, "notice", said.append)
     data, run = before
+    scale = 20 / float(read(run / "dataset.npz")["return_scale"])
+    args = qmix.Args(env="probe/observation", hidden=8, init=run, prefill=data)
+    wanted = {"gamma": 0.99, "reward_scale": pytest.approx(scale), "cql_weight": 0.3}
+    assert start_of(args, ENV).scale == wanted
+    assert "gamma 0.99, and not 0.95: this run has gamma 0.99, too" in said[0]
+    assert len(said) == 3
+    assert not start_of(replace(args, reward_scale=scale, gamma=0.99, cql_weight=0.1), ENV).scale
+    unpenalised = replace(args, prefill=None, reward_scale=scale, gamma=0.99)
+    assert not start_of(unpenalised, ENV).scale
+    assert not start_of(mappo.Args(env="probe/observation"), ENV).scale
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [{"gamma": 0.9}, {"reward_scale": 7.0}])
+def test_values_of_another_unit_are_refused(before, given):
+    args = qmix.Args(env="probe/observation", hidden=8, init=before[1], **given)
+    with pytest.raises(OptionError, match=rf"leave out --{next(iter(given))[:6]}"):
+        start_of(args, ENV)
+
+
+@pytest.mark.slow
+def test_a_baseline_keeps_the_unit_of_the_values_of_a_run(before, tmp_path):
+    data, run = before
     args = qmix_cql.Args(vault=data, init=run, hidden=8, env="none", updates=1, length=4)
-    start_of_baseline(args, ENV.spec)
-    assert not said
-    unscaled = replace(args, init=None, out=tmp_path / "run", scale_rewards=False)
-    for init, scaled, advice in (
-        (run, False, "leave out --no"),
-        (qmix_cql.main(unscaled), True, "with --no"),
-    ):
-        start_of_baseline(replace(args, init=init, scale_rewards=scaled), ENV.spec)
-        assert f"{advice}-scale-rewards" in said.pop()
+    kept = start_of_baseline(args, ENV.spec)
+    assert kept.scale == {} and kept.statistics["return_scale"] == pytest.approx(
+        float(read(run / "dataset.npz")["return_scale"])
+    )
+    with pytest.raises(OptionError, match="leave out --no-scale-rewards"):
+        start_of_baseline(replace(args, scale_rewards=False), ENV.spec)
+    unscaled = qmix_cql.main(
+        replace(args, init=None, out=tmp_path / "run", scale_rewards=False, gamma=0.9)
+    )
+    kept = start_of_baseline(replace(args, init=unscaled), ENV.spec)
+    assert kept.scale == {"gamma": 0.9} and kept.statistics["return_scale"] == 20
 
 
 @pytest.mark.nightly
@@ -309,5 +321,5 @@ def test_data_of_another_environment_is_refused_before_a_run_begins(tmp_path):
 @pytest.mark.slow
 def test_a_program_without_replay_takes_none(before, tmp_path):
     args = mappo.Args(env="probe/observation", out=tmp_path, num_envs=4, num_steps=8)
-    with pytest.raises(OptionError, match=r"has no replay to fill: leave out --prefill"):
+    with pytest.raises(OptionError, match=r"has no replay .*: leave out --prefill"):
         mappo.main(replace(args, prefill=before[0], tiers="random"))

@@ -10,10 +10,11 @@ from offmarl.cli.policies import load
 from offmarl.envs import registry
 from offmarl.errors import RunError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs import make_buffer, offline, record_policy, warm_start
+from offmarl.programs import offline, record_policy
 from offmarl.programs.recording import online
 from offmarl.programs.runs import training
-from recorders import mappo
+from offmarl.programs.runs.continuing import start_of
+from recorders import mappo, qmix
 from tests import plain
 
 CODE = """
@@ -201,9 +202,7 @@ def test_a_release_is_recorded_and_another_one_refused_alike(installed, tmp_path
         "load_policy": lambda: load_policy(run, env=name),
         "evaluate": lambda: load(run, name, [0], None, None),
         "init": lambda: train(tmp_path / "new", new, env=name, init=run),
-        "replay": lambda: warm_start(
-            make_buffer(2, 2), 2, 2, envs.make(name).spec, vault.open_vault(old)
-        ),
+        "replay": lambda: start_of(qmix.Args(env=name, prefill=old), envs.make(name)),
         "validation": lambda: train(tmp_path / "new", new, env="none", validation=old),
     }
     for attempt in attempts.values():

@@ -1,6 +1,7 @@
 """QMIX, VDN and IQL against numbers computed by hand."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import chex
 import jax
@@ -11,6 +12,7 @@ import pytest
 
 from offmarl import envs
 from offmarl.networks import MixedParams, MixedValues, MixerWeights
+from offmarl.networks.torsos import FeedForward
 from offmarl.programs import TD_ERRORS, hyperparameters
 from offmarl.programs.learning import q_learning
 from offmarl.programs.program import structure
@@ -267,3 +269,25 @@ def test_the_step_size_falls_until_the_last_update_also_if_the_last_round_is_not
 def filled(buffer):
     """Return a buffer that holds steps, all alike."""
     return buffer.replace(is_full=jnp.ones_like(buffer.is_full))
+
+
+@pytest.mark.parametrize(
+    "counterfactuals",
+    [
+        lambda steps: qmix.counterfactuals(NETWORKS, ONLINE, steps),
+        lambda steps: q_learning.own_counterfactuals(
+            Mock(FeedForward, apply=NETWORKS.agent.apply), vdn.Params(ONLINE.agent), steps
+        ),
+    ],
+)
+def test_the_penalty_compares_the_legal_actions_of_one_living_agent_at_a_time(counterfactuals):
+    steps = batch()
+    legal = steps.view.legal_actions.at[0, 0, 0, 2].set(False)
+    steps = steps._replace(view=steps.view._replace(legal_actions=legal))
+    # What the other agents and the state add is in all values, and so in no difference. The first
+    # agent may do two actions in the first step; the second is dead in the second window.
+    first, second = np.logaddexp(1, 2), np.log(np.exp([1, 2, 4]).sum())
+    third = np.log(np.exp([2, 4, 8]).sum())
+    wanted = [first - 1, second - 2, third - 8, third - 8, second - 2]
+    gap = q_learning.counterfactual_gap(counterfactuals(steps), steps)
+    np.testing.assert_allclose(gap, np.mean(wanted), rtol=1e-5)

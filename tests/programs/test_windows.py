@@ -1,7 +1,6 @@
 """Windows drawn from a recorder's buffer: their content, and how likely each step is in them."""
 
 from collections import Counter
-from dataclasses import replace
 from functools import lru_cache
 
 import chex
@@ -10,13 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offmarl import envs, vault
-from offmarl.errors import ShapeError
-from offmarl.programs import Capture, add, draw_windows, init_capture, make_buffer, warm_start
+from offmarl import vault
+from offmarl.programs import Capture, add, draw_windows, init_capture, make_buffer
 from offmarl.programs.experience.prioritised import admit, begin_priorities, learned, sample
 from offmarl.programs.experience.windows import Start, windows_at
 from offmarl.replay import Windows, load
-from offmarl.types import ArraySpec, Discrete, EnvSpec, Transition, View
+from offmarl.types import Discrete, EnvSpec, Transition, View
 
 SPEC = EnvSpec("numbers", 1, 1, 1, Discrete(2))
 CAPACITY = 8
@@ -172,36 +170,10 @@ def test_no_memory_comes_from_outside_the_buffer() -> None:
     assert batch.first[0, 2]
 
 
-@pytest.mark.slow
-def test_a_buffer_warm_started_from_a_vault_holds_its_newest_steps(random_data):
-    env = envs.make("probe/two-step")
-    data = vault.open_vault(random_data("probe/two-step"))
-    buffer = make_buffer(4, capacity=10)
-    capture = warm_start(buffer, 4, 10, env.spec, data)
-    step = capture.buffer.experience
-    assert int(capture.total) == 0  # none of it is the recording's own
-    expected = load(data, Windows(1, 1))
-    expected = jax.device_get(expected.at(jnp.arange(expected.num_slots)))
-    steps = np.flatnonzero(expected.mask[:, 0] & expected.next_known[:, 0])
-    when = data.episodes.start[expected.episode[steps, 0]] + expected.time[steps, 0]
-    steps = np.sort(steps[np.argsort(when, kind="stable")[-40:]])
-    expected = jax.tree.map(lambda x: x[steps], expected)
-    np.testing.assert_array_equal(
-        step.transition.view.observation.reshape(40, 2, 3), expected.view.observation[:, 0]
-    )
-    every = Start(jnp.repeat(jnp.arange(4), 10), jnp.arange(40) % 10, jnp.zeros(40, bool))
-    np.testing.assert_array_equal(
-        UNPACK(capture, every, 1).view_t.observation[:, 0], expected.view.observation[:, 1]
-    )
-    np.testing.assert_array_equal(step.transition.reward.reshape(40, 2), expected.reward[:, 0])
-    ended = np.asarray(step.transition.last)
-    np.testing.assert_array_equal(ended[:, -1], True)  # a stretch's end is an episode's
-    inside = ended[:, :-1] & ~np.asarray(step.transition.terminated[:, :-1]).all(-1)
-    assert not inside.any()
-
-
-def test_the_newest_steps_of_a_vault_are_the_last_ones_of_all_of_its_rows(tmp_path):
-    number = 100 * np.arange(2)[:, None] + np.arange(6)
+@pytest.fixture(scope="module")
+def prior(tmp_path_factory):
+    """Return steps 500 to 505 and 600 to 605, where nothing is known after the last ones."""
+    number = 500 + 100 * np.arange(2)[:, None] + np.arange(6)
     seen = number.astype(np.float32)
     flag, legal = np.zeros((2, 6, 1), bool), np.ones((2, 6, 1, 2), bool)
     steps = Transition(
@@ -214,38 +186,37 @@ def test_the_newest_steps_of_a_vault_are_the_last_ones_of_all_of_its_rows(tmp_pa
         behaviour_log_prob=np.zeros((2, 6, 1), np.float32),
         policy_id=np.zeros((2, 6), np.int32),
     )
-    with vault.create(tmp_path / "numbers.vlt", SPEC, rows=2) as writer:
+    path = tmp_path_factory.mktemp("prior") / "numbers.vlt"
+    with vault.create(path, SPEC, rows=2) as writer:
         writer.append(steps)
-    data = vault.open_vault(tmp_path / "numbers.vlt")
-    # The view after the last step of each row is unknown, so these steps are left out.
-    capture = warm_start(make_buffer(1, 6), 1, 6, SPEC, data)
-    step = capture.buffer.experience
-    assert step.transition.reward.ravel().tolist() == [2, 3, 4, 102, 103, 104]
-    assert step.transition.last.ravel().tolist() == [False, False, True] * 2
-    every = Start(jnp.zeros(6, int), jnp.arange(6), jnp.zeros(6, bool))
-    after = UNPACK(capture, every, 1).view_t.state
-    assert after.ravel().tolist() == [3, 4, 5, 103, 104, 105]
+    return load(vault.open_vault(path), Windows(60, 2, extras=()))
 
 
-@pytest.mark.slow
-def test_warm_started_steps_have_extras_of_zeros(random_data):
-    """The buffer has extras that the vault lacks."""
-    data = vault.open_vault(random_data("probe/two-step"))
-    extra = {"dial": ArraySpec((2,), "int32")}
-    capture = warm_start(make_buffer(4, 10), 4, 10, replace(data.spec, extras=extra), data)
-    extras = capture.buffer.experience.transition.extras
-    np.testing.assert_array_equal(extras["dial"], np.zeros((4, 10, 2), np.int32))
-    plain = warm_start(make_buffer(4, 10), 4, 10, data.spec, data)
-    chex.assert_trees_all_equal(plain.filled, capture.filled)
+def test_half_of_a_batch_is_drawn_from_prior_data_however_many_steps_are_added(prior) -> None:
+    key, plain = jax.random.key(0), capture_of()
+    batch = DRAW(plain._replace(prior=prior), key, 121, 2)
+    chex.assert_trees_all_equal(jax.tree.map(lambda x: x[:61], batch), DRAW(plain, key, 61, 2))
+    counted = np.unique(batch.reward[61:][batch.mask[61:]])
+    assert counted.tolist() == [*range(500, 505), *range(600, 605)]
+    after = batch.view.state[61:, 1:, 0][batch.mask[61:]]
+    np.testing.assert_array_equal(after, batch.reward[61:, :, 0][batch.mask[61:]] + 1)
+    buffer, step = make_buffer(2, CAPACITY), plain.buffer.experience.transition
+    steps = jax.tree.map(lambda x: x.swapaxes(0, 1), step)
+    added = add(buffer, plain._replace(prior=prior), steps, steps.view)
+    assert added.prior is prior
 
 
-def test_a_buffer_cannot_be_warm_started_from_other_data(random_data):
-    data = vault.open_vault(random_data("probe/two-step"))
-    spec = envs.make("classic/bridge").spec
-    with pytest.raises(ShapeError, match=r"classic/bridge differ in observation_size \(3, not 8\)"):
-        warm_start(make_buffer(4, 10), 4, 10, spec, data)
-    with pytest.raises(ShapeError, match="too few to warm-start 5000 environments"):
-        warm_start(make_buffer(5000, 10), 5000, 10, data.spec, data)
+def test_prior_data_have_no_priorities(prior) -> None:
+    capture = capture_of()
+    priorities = begin_priorities(capture)
+    batch, slots = sample(
+        priorities, capture._replace(prior=prior), jax.random.key(1), 120, 2, jnp.float32(0.4)
+    )
+    assert slots.shape == (60,) and batch.weight.shape == batch.mask.shape[:1] == (120,)
+    np.testing.assert_array_equal(batch.weight[60:], 1.0)
+    errors = jnp.where(jnp.arange(120)[:, None] < 60, 1.0, 9.0) * jnp.ones((1, 2))
+    after = learned(priorities, slots, errors, jnp.ones((120, 2), bool), 0.5)
+    np.testing.assert_allclose(after.largest, 1.0, rtol=1e-4)
 
 
 @pytest.mark.slow

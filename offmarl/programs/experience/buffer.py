@@ -20,6 +20,7 @@ from offmarl.envs.outside import faults
 from offmarl.errors import InvalidValueError, ShapeError, VaultError
 from offmarl.networks import blank_view
 from offmarl.programs.cluster import gathered
+from offmarl.replay import Replay
 from offmarl.types import (
     Continuous,
     EnvSpec,
@@ -65,6 +66,8 @@ class Capture(NamedTuple):
     """Total number of time steps added to each row."""
     filled: Int[Array, ""]
     """Number of time steps that each row holds: the newest ones, whose next views are all known."""
+    prior: Replay | None = None
+    """Recorded data from which half of each batch of windows is drawn; see `OnlineArgs.prefill`."""
 
     @property
     def capacity(self) -> int:
@@ -184,7 +187,8 @@ def add(
             f"{num_steps} steps were added to a buffer of {capture.capacity}: add as many steps as "
             "its capacity, or give init_capture sampled=True."
         )
-    return Capture(buffer.add(capture.buffer, Step(by_row, None)), next_views, total, filled)
+    state = buffer.add(capture.buffer, Step(by_row, None))
+    return capture._replace(buffer=state, next_views=next_views, total=total, filled=filled)
 
 
 def _add_sampled(
@@ -208,7 +212,8 @@ def _add_sampled(
     age = (state.current_index - 1 - jnp.arange(capture.capacity)) % capture.capacity
     known = (ended[:, -1:] - state.experience.ends <= room).all(0)
     filled = jnp.sum(known & (age < capture.filled + last.shape[1]), dtype=jnp.int32)
-    return Capture(state, put(capture.next_views, place, next_views), capture.total, filled)
+    finals = put(capture.next_views, place, next_views)
+    return capture._replace(buffer=state, next_views=finals, filled=filled)
 
 
 def _put_views(finals: View, place: Int[Array, "T"], next_views: View) -> View:

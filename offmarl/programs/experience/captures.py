@@ -150,7 +150,8 @@ def _replace(tree: ArrayTree, function: Callable[[Capture], Capture]) -> dict[st
 
 def _without_steps(capture: Capture) -> Capture:
     nothing: Any = ()
-    return capture._replace(buffer=capture.buffer.replace(experience=nothing), next_views=nothing)
+    buffer = capture.buffer.replace(experience=nothing)
+    return capture._replace(buffer=buffer, next_views=nothing, prior=None)
 
 
 def _blank(like: Capture, found: Capture) -> Capture:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.programs.experience.buffer import Capture
-from offmarl.programs.experience.windows import Start, windows_at
+from offmarl.programs.experience.windows import Start, beside_prior, own_windows, windows_at
 from offmarl.replay.priorities import (
     Priorities,
     SumTree,
@@ -57,29 +57,31 @@ def sample(
     length: int,
     exponent: Float[Array, ""],
     burn_in: int = 0,
-) -> tuple[Sequence, Int[Array, "B"]]:
+) -> tuple[Sequence, Int[Array, "own"]]:
     """Draw windows by their priorities, with importance weights; and return where they start.
 
     ``exponent`` is β of the weights.
     """
     tree, unit = priorities.tree, priorities.largest
-    slots = tree.draw(key, batch_size, unit)
+    slots = tree.draw(key, own_windows(capture, batch_size), unit)
     row, index = jnp.divmod(slots // 2, capture.capacity)
     age = (index - capture.buffer.current_index + capture.filled) % capture.capacity
     batch = windows_at(capture, Start(row, age, slots % 2 == 1), length, burn_in)
     ratios = tree.total(unit) / tree.values(slots, unit)
-    return batch._replace(weight=importance(ratios, batch.mask.any(-1), exponent)), slots
+    batch = batch._replace(weight=importance(ratios, batch.mask.any(-1), exponent))
+    return beside_prior(batch, capture, key), slots
 
 
 def learned(
     priorities: Priorities,
-    slots: Int[Array, "B"],
+    slots: Int[Array, "own"],
     errors: Float[Array, "B T"],
     counted: Bool[Array, "B T"],
     exponent: float,
 ) -> Priorities:
     """Return the priorities after an update on some windows; ``exponent`` is α."""
-    found = window_priorities(errors, counted, exponent)
+    own = slice(len(slots))  # prior data have no priorities
+    found = window_priorities(errors[own], counted[own], exponent)
     return priorities._replace(
         tree=priorities.tree.put(slots, found, jnp.zeros_like(found)),
         largest=jnp.maximum(priorities.largest, found.max()),

@@ -1,19 +1,14 @@
 """Windows of steps drawn from the buffer of a recorder, for programs that learn off-policy."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from flashbax.buffers.trajectory_buffer import TrajectoryBuffer
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from offmarl._mesh import divide
-from offmarl.errors import ShapeError
-from offmarl.programs.experience.buffer import Capture, add, init_capture
-from offmarl.replay import Replay, Windows, load
-from offmarl.types import EnvSpec, Sequence, Transition, View
-from offmarl.vault import Dataset
+from offmarl.programs.experience.buffer import Capture
+from offmarl.types import Sequence, Transition, View
 
 _TRIALS = 24
 """Candidates for the start of a window. One that lies on no slot is rejected, at most every second;
@@ -55,6 +50,9 @@ def draw_windows(
         Steps added before each window's that only fill the memory of recurrent networks: they do
         not count.
 
+    Half of the windows are drawn from the data in ``capture.prior``, if there are some, where the
+    loss of a step whose next view is unknown does not count.
+
     Returns
     -------
     Sequence
@@ -62,7 +60,30 @@ def draw_windows(
         and for those outside of the buffer. ``first`` marks the beginnings of episodes, and the
         oldest step, before which there is nothing to remember.
     """
-    return windows_at(capture, _uniform_starts(capture, key, batch_size, length), length, burn_in)
+    own = own_windows(capture, batch_size)
+    starts = _uniform_starts(capture, key, own, length)
+    return beside_prior(windows_at(capture, starts, length, burn_in), capture, key)
+
+
+def own_windows(capture: Capture, batch_size: int) -> int:
+    """Return how many windows of a batch are drawn from the buffer's own steps."""
+    return batch_size if capture.prior is None else batch_size - batch_size // 2
+
+
+def beside_prior(windows: Sequence, capture: Capture, key: PRNGKeyArray) -> Sequence:
+    """Return windows of a buffer, followed by those that are drawn from its prior data."""
+    if capture.prior is None:
+        return windows
+    drawn = capture.prior.sample(jax.random.fold_in(key, 1))
+    drawn = drawn._replace(mask=drawn.mask & drawn.next_known)
+    if windows.weight is not None:
+        drawn = drawn._replace(weight=jnp.ones(len(drawn.mask)))
+    beside = {
+        name: jax.tree.map(lambda *pair: divide(jnp.concatenate(pair)), leaf, getattr(drawn, name))
+        for name, leaf in windows._asdict().items()
+        if leaf is not None
+    }
+    return windows._replace(**beside)
 
 
 def windows_at(capture: Capture, start: Start, length: int, burn_in: int = 0) -> Sequence:
@@ -145,111 +166,3 @@ def _in_slots(
         next_known=jnp.ones_like(is_step[:, :-1]),
         first=counts & take(first, index),
     )
-
-
-def check_warm_start(vault: Dataset, spec: EnvSpec) -> None:
-    """Raise `ShapeError` if a vault has other sizes than an environment."""
-    if difference := vault.spec.difference(spec, extras=False):
-        raise ShapeError(
-            f"{vault.path} and {spec.name} differ in {difference}: give a vault recorded in "
-            f"{spec.name}."
-        )
-
-
-def warm_start(
-    buffer: TrajectoryBuffer,
-    num_envs: int,
-    capacity: int,
-    spec: EnvSpec,
-    vault: Dataset,
-    num_steps: int | None = None,
-) -> Capture:
-    """Return a capture whose buffer holds the newest steps of a vault, with extras of zeros.
-
-    The newest steps are the last ones of each row of the vault. They are divided into one interval
-    for each environment. An episode that crosses the end of an interval is truncated there, with
-    its true next view. Steps without a next view in the vault are left out.
-
-    Parameters
-    ----------
-    buffer, num_envs, capacity
-        The buffer, and its sizes as given to `make_buffer`.
-    spec
-        Spec of the environment.
-    vault
-        A dataset with any number of rows.
-    num_steps
-        As for `init_capture`.
-
-    Raises
-    ------
-    ShapeError
-        The vault has other sizes than the environment, or fewer steps than there are environments.
-    """
-    check_warm_start(vault, spec)
-    replay = load(vault, Windows(batch_size=1, length=1))
-    starts, times = _usable(replay, vault)
-    steps = min(len(starts) // num_envs, capacity)
-    if steps == 0:
-        raise ShapeError(
-            f"{vault.path} holds {len(starts)} steps with a known next view, too few to warm-start "
-            f"{num_envs} environments: give fewer environments with --num-envs, or more data."
-        )
-    newest = np.argsort(times, kind="stable")[-steps * num_envs :]
-    rows = np.sort(starts[newest]).reshape(num_envs, steps)
-    goes_on = np.pad(rows[:, 1:] == rows[:, :-1] + 1, ((0, 0), (0, 1)))
-
-    def fill(replay: Replay, slots: Array, goes_on: Array) -> Capture:
-        step, next_views = jax.tree.map(
-            lambda leaf: leaf.reshape(num_envs, steps, *leaf.shape[1:]).swapaxes(0, 1),
-            _as_step(replay.at(slots), goes_on),
-        )
-        fresh = init_capture(buffer, spec, sampled=True, num_steps=num_steps)
-        # Nothing reads the extras of these steps, which the vault may lack.
-        extras = jax.tree.map(
-            lambda leaf: jnp.zeros((steps, num_envs, *leaf.shape[2:]), leaf.dtype),
-            fresh.buffer.experience.transition.extras,
-        )
-        filled = add(buffer, fresh, step._replace(extras=extras), next_views)
-        return filled._replace(total=fresh.total)  # these steps are not recorded again
-
-    return jax.jit(fill)(replay, rows.ravel(), goes_on.ravel())
-
-
-def _usable(
-    replay: Replay, vault: Dataset
-) -> tuple[Int[np.ndarray, "usable"], Int[np.ndarray, "usable"]]:
-    """Return the slots that hold a step with a known next view, and the time of each in its row."""
-    found: dict[str, np.ndarray] = jax.device_get(jax.jit(_places)(replay))
-    slots = np.flatnonzero(found["usable"])
-    return slots, vault.episodes.start[found["episode"][slots]] + found["time"][slots]
-
-
-def _places(replay: Replay) -> dict[str, Any]:
-    """Return which slots of a replay hold a usable step, in which episode, and when in it."""
-    windows = replay.at(jnp.arange(replay.num_slots))
-    places: dict[str, Any] = {"episode": windows.episode, "time": windows.time}
-    places["usable"] = windows.mask & windows.next_known
-    return {name: leaf[:, 0] for name, leaf in places.items()}
-
-
-def _as_step(sequence: Sequence, goes_on: jax.Array) -> tuple[Transition, View]:
-    """Turn windows of one step, ``(M, 1, ...)``, into steps and next views, ``(M, ...)``."""
-
-    def only(leaf: jax.Array) -> jax.Array:
-        return leaf[:, 0]
-
-    terminated, truncated = only(sequence.terminated), only(sequence.truncated)
-    cut = ~goes_on[:, None] & ~terminated
-    truncated = truncated | cut
-    transition = Transition(
-        view=jax.tree.map(only, sequence.view_tm1),
-        action=only(sequence.action),
-        reward=only(sequence.reward),
-        terminated=terminated,
-        truncated=truncated,
-        last=(terminated | truncated).all(-1),
-        behaviour_log_prob=only(sequence.behaviour_log_prob),
-        policy_id=jnp.full(goes_on.shape, -1, jnp.int32),
-    )
-    return transition, jax.tree.map(only, sequence.view_t)

@@ -16,9 +16,10 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import envs
-from offmarl.config import Fraction, PositiveInt
-from offmarl.losses import double_q_values, lookahead_targets, q_lambda_targets
-from offmarl.networks import PolicyConfig, QParams, make_policy
+from offmarl.config import Fraction, NonNegative, PositiveInt, Role, option
+from offmarl.distributions import mask_illegal, select
+from offmarl.losses import double_q_values, lookahead_targets, masked_mean, q_lambda_targets
+from offmarl.networks import AgentNetwork, PolicyConfig, QParams, make_policy, unroll_batch
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.experience.prioritised import admit, begin_priorities, learned, sample
 from offmarl.programs.experience.windows import draw_windows
@@ -75,6 +76,9 @@ class QArgs(OffPolicyArgs):
     """Updates between steps of the target networks."""
     tau: Fraction = 1.0
     """How far a step brings the target networks to the networks; 1 copies them."""
+    cql_weight: NonNegative = option(0.0, Role.UNTUNED | Role.RARE)
+    """Weight of a conservative penalty on the windows of --prefill: it holds down the values of
+    actions that the data lacks. By default that of the run of --init."""
 
 
 class QState(NamedTuple):
@@ -95,6 +99,14 @@ class QState(NamedTuple):
 
 QLoss = Callable[[Any, Any, Hyperparameters, Sequence], tuple[Float[Array, ""], dict[str, Array]]]
 """``loss(params, target, hyper, batch) -> (loss, metrics)``; the metrics hold `TD_ERRORS`."""
+
+
+class Counterfactuals(NamedTuple):
+    """Values of a batch's steps with one agent's action in place of the one that it took."""
+
+    of_each: Float[Array, "B T N A"]
+    taken: Float[Array, "B T #N"]
+
 
 _Learner = tuple[Any, Any, optax.OptState, Priorities | None]
 """What the updates of a round change."""
@@ -135,14 +147,28 @@ def next_values(
     return values if of_dead else values * view_t.alive
 
 
+def own_counterfactuals(network: AgentNetwork, params: Any, batch: Sequence) -> Counterfactuals:
+    """Return each agent's own values: a value of the team that is their sum differs by as much."""
+    q = unroll_batch(network, params.agent, batch.view.observation, batch.first)[:, :-1]
+    return Counterfactuals(q, select(q, batch.action))
+
+
+def counterfactual_gap(values: Counterfactuals, batch: Sequence) -> Float[Array, ""]:
+    """Return the mean over agents and steps of logsumexp over legal a_i of Q(a_i, a_-i) - Q(a)."""
+    view = batch.view_tm1
+    soft_maximum = jax.nn.logsumexp(mask_illegal(values.of_each, view.legal_actions), axis=-1)
+    return masked_mean(soft_maximum - values.taken, batch.mask[..., None] & view.alive)
+
+
 def q_program(
     spec: EnvSpec,
     args: QArgs,
     env: envs.Environment,
     init_params: Callable[[PRNGKeyArray], Any],
     loss: QLoss,
+    counterfactuals: Callable[[Any, Sequence], Counterfactuals],
 ) -> Program:
-    """Build a program that learns action values: networks as `q_config` describes, and a loss."""
+    """Build a program of a loss, its `Counterfactuals`, and networks as `q_config` describes."""
     config = q_config(args)
     env, policy = envs.autoreset(env), make_policy(config, spec)
     buffer = make_buffer(args.num_envs, args.replay_steps)
@@ -158,11 +184,8 @@ def q_program(
             rollout=init_rollout(env, policy, env_key, args.num_envs),
             capture=capture,
             iteration=jnp.zeros((), jnp.int32),
-            priorities=_fresh_priorities(args, capture),
+            priorities=begin_priorities(capture) if args.prioritise else None,
         )
-
-    def on_replay(state: QState) -> QState:
-        return state._replace(priorities=_fresh_priorities(args, state.capture))
 
     def update(
         state: QState, _batch: None, key: PRNGKeyArray, hyper: Hyperparameters
@@ -183,7 +206,8 @@ def q_program(
         )
         capture = add(buffer, state.capture, transitions, next_views)
         state = state._replace(rollout=after, capture=capture)
-        state, metrics = _learn(args, loss, state, learn_key, hyper)
+        own = loss if capture.prior is None else partial(_penalised, args, loss, counterfactuals)
+        state, metrics = _learn(args, own, state, learn_key, hyper)
         return state._replace(iteration=state.iteration + 1), metrics | {"epsilon": epsilon}
 
     return Program(
@@ -193,7 +217,6 @@ def q_program(
         policy_params=lambda state: QParams(state.params.agent, state.epsilon),
         greedy=False,
         num_steps=args.num_steps,
-        on_replay=on_replay,
     )
 
 
@@ -202,8 +225,20 @@ def q_config(args: QArgs) -> PolicyConfig:
     return PolicyConfig(args.network, "q", args.hidden, args.agent_id, args.share_parameters)
 
 
-def _fresh_priorities(args: QArgs, capture: Capture) -> Priorities | None:
-    return begin_priorities(capture) if args.prioritise else None
+def _penalised(
+    args: QArgs,
+    loss: QLoss,
+    counterfactuals: Callable[[Any, Sequence], Counterfactuals],
+    params: Any,
+    target: Any,
+    hyper: Hyperparameters,
+    batch: Sequence,
+) -> tuple[Float[Array, ""], dict[str, Array]]:
+    """Add the penalty on the windows of prior data, which are the last ones of a batch."""
+    value, metrics = loss(params, target, hyper, batch)
+    prior = jax.tree.map(lambda leaf: leaf[-(args.batch_size // 2) :], batch)
+    gap = counterfactual_gap(counterfactuals(params, prior), prior)
+    return value + hyper.cql_weight * gap, metrics | {"cql_loss": gap}
 
 
 def _learn(
@@ -250,7 +285,7 @@ def _draw(
     capture: Capture,
     key: PRNGKeyArray,
     progress: Float[Array, ""],
-) -> tuple[Sequence, Int[Array, "B"] | None]:
+) -> tuple[Sequence, Int[Array, "own"] | None]:
     """Draw windows, and return where they start if they are drawn by priorities."""
     if priorities is None:
         return draw_windows(capture, key, args.batch_size, args.length, args.burn_in), None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -162,6 +163,7 @@ def _prepared(
     assert isinstance(args, OnlineArgs)
     tiers, env = parse_tiers(args.tiers), learning_environment(args)
     start = start_of(args, env)
+    args = changed(args, **start.scale)
     source = environment_source(env.spec.name) | opponents_of(env) | start.source
     layout = recorder_layout(args.seeds, args.devices)
     check_divisible("--num-envs", args.num_envs, layout)
@@ -377,10 +379,20 @@ class _Training(Training):
         # The buffers are replaced one by one.
         fresh = (init(run.key(INIT), self._hyper) for run in self.runs)
         begun = (self._start.begin(program, state, number) for number, state in enumerate(fresh))
-        return [meet(self.runs[0].env, state) for state in begun]
+        return self._beside_prior([meet(self.runs[0].env, state) for state in begun])
 
     def resume(self, tree: Mapping[str, ArrayTree], _info: Mapping[str, Any]) -> list[ArrayTree]:
-        return list(tree["state"])
+        return self._beside_prior(tree["state"])
+
+    def _beside_prior(self, states: Sequence[ArrayTree]) -> list[ArrayTree]:
+        """Return states with the data of ``--prefill``, which checkpoints do not hold."""
+        if self._start.prior is None:
+            return list(states)
+        prior = self._start.prior()  # of which each seed has a copy, since states are donated
+        return [
+            state._replace(capture=state.capture._replace(prior=jax.tree.map(jnp.copy, prior)))
+            for state in states
+        ]
 
     def checkpoint(
         self, states: Sequence[ArrayTree]

@@ -7,6 +7,8 @@ that they belong to. What the run lacks starts anew.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,19 +17,18 @@ import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
 from numpy.typing import NDArray
 
-from offmarl import tracking
+from offmarl import settings, tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment
 from offmarl.errors import OptionError, RunError, ShapeError
 from offmarl.paths import local
-from offmarl.programs.experience.buffer import make_buffer
-from offmarl.programs.experience.windows import check_warm_start, warm_start
 from offmarl.programs.program import Args, OnlineArgs, Program
 from offmarl.programs.runs import dataset
 from offmarl.programs.runs.finite import require_finite
 from offmarl.programs.runs.identity import fingerprint
 from offmarl.programs.runs.normalisation import UNIT
 from offmarl.programs.runs.trained import builder_of, of_seeds, stacked
+from offmarl.replay import Replay, Windows, load
 from offmarl.types import ArrayTree, EnvSpec
 from offmarl.vault import Dataset, open_vault
 
@@ -51,8 +52,12 @@ class Start(NamedTuple):
     """``check(program, shapes)``: raises what ``begin`` would, from the shapes of a fresh state."""
     begin: Callable[[Program, ArrayTree, int], ArrayTree]
     """``begin(program, state, number)``: the state of a seed, from its fresh one and its number."""
+    scale: Mapping[str, Any] = {}
+    """Arguments that its values depend on, which the new program takes over."""
     statistics: dict[str, NDArray[Any]] | None = None
     """Statistics of its dataset that a baseline normalises by."""
+    prior: Callable[[], Replay] | None = None
+    """Loads the recorded data that a recorder learns from beside its own."""
 
 
 def start_of(args: OnlineArgs, env: Environment) -> Start:
@@ -67,26 +72,34 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
             "--prefill, or --side."
         )
     run = None if args.init is None else _Source.of(args.init, env.spec)
-    if run is not None and (factor := getattr(args, "reward_scale", None)) is not None:
-        run.compare_rewards(factor)
     data = None if args.prefill is None else open_vault(args.prefill)
     source: dict[str, Any] = {} if run is None else {"init": run.about}
     if data is not None:
-        check_warm_start(data, env.spec)
+        if difference := data.spec.difference(env.spec, extras=False):
+            raise ShapeError(
+                f"{data.path} and {env.spec.name} differ in {difference}: give a vault recorded in "
+                f"{env.spec.name}."
+            )
         source["replay"] = {"vault": f"{data.name}/{data.uid}", "digest": data.known_digest()}
 
     def check(program: Program, state: ArrayTree) -> None:
         if run is not None:
             run.check(program, state)
-        if data is not None:
-            _check_replay(state)
+        if data is not None and not state.capture.is_sampled:
+            raise OptionError(
+                "this program learns from its newest steps alone, and has no replay beside which "
+                "others could stand: leave out --prefill."
+            )
 
     def begin(program: Program, state: ArrayTree, number: int) -> ArrayTree:
-        if run is not None:
-            state = run.carry_over(program, state, number)
-        return state if data is None else _filled(program, state, env.spec, data)
+        return state if run is None else run.carry_over(program, state, number)
 
-    return Start(source, check, begin)
+    def prior(data: Dataset) -> Replay:
+        half, length = args.batch_size // 2, getattr(args, "length", 1)  # type: ignore[attr-defined]
+        return load(data, Windows(half, length, getattr(args, "burn_in", 0), extras=()))
+
+    scale = {} if run is None else run.taken_over(args)
+    return Start(source, check, begin, scale, prior=None if data is None else partial(prior, data))
 
 
 def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
@@ -100,16 +113,10 @@ def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
     run = _Source.of(args.init, spec, args.normalise)
     kept = dataset.read(local(args.init) / dataset.STATISTICS_FILE)
     statistics = {name: kept[name] for name in kept if dataset.is_scale(name)}
-    scaled: bool | None = getattr(args, "scale_rewards", None)
-    if scaled is False:
-        run.compare_rewards(1.0, "leave out --no-scale-rewards")
-    if scaled and run.reward_scale is not None and "return_scale" not in statistics:
-        tracking.notice(
-            f"warning: the values of {run.name} are those of rewards times {run.reward_scale:.5g}, "
-            "and this program scales rewards by the returns of its data: with --no-scale-rewards "
-            "it does not."
-        )
-    return Start({"init": run.about}, run.check, run.carry_over, statistics)
+    if "reward_scale" in run.scale and getattr(args, "scale_rewards", False):
+        statistics["return_scale"] = np.asarray(UNIT / run.scale["reward_scale"])
+    scale = run.taken_over(args)
+    return Start({"init": run.about}, run.check, run.carry_over, scale, statistics)
 
 
 def started(start: Start, program: Program, states: ArrayTree) -> ArrayTree:
@@ -117,26 +124,6 @@ def started(start: Start, program: Program, states: ArrayTree) -> ArrayTree:
     seeds = len(jax.tree.leaves(states)[0])
     each = [jax.tree.map(lambda leaf, i=i: leaf[i], states) for i in range(seeds)]
     return stacked([start.begin(program, state, i) for i, state in enumerate(each)])
-
-
-def _filled(program: Program, state: ArrayTree, spec: EnvSpec, data: Dataset) -> ArrayTree:
-    """Fill the buffer of a state from a vault."""
-    _check_replay(state)
-    capture = state.capture
-    num_envs = capture.buffer.experience.transition.last.shape[0]
-    buffer = make_buffer(num_envs, capture.capacity)
-    for leaf in jax.tree.leaves(capture):  # there may be no room for two
-        leaf.delete()
-    filled = warm_start(buffer, num_envs, capture.capacity, spec, data, program.num_steps)
-    return program.on_replay(state._replace(capture=filled))
-
-
-def _check_replay(state: ArrayTree) -> None:
-    if not state.capture.is_sampled:
-        raise OptionError(
-            "this program learns from its newest steps alone, and has no replay to fill: leave out "
-            "--prefill."
-        )
 
 
 # ---------------------------------------------------------------------------------- the run
@@ -152,8 +139,8 @@ class _Source(NamedTuple):
     about: dict[str, Any]
     sizes: str
     """What the network of its policy depends on, for messages."""
-    reward_scale: float | None
-    """Factor of the rewards that its values are of; None if it has no values."""
+    scale: dict[str, float]
+    """Discount, factor of the rewards, and penalty of its values; empty if it has none."""
 
     @classmethod
     def of(cls, path: Path, spec: EnvSpec, normalise: Iterable[str] = ()) -> "_Source":
@@ -181,17 +168,31 @@ class _Source(NamedTuple):
         }
         given = {name: x for name, x in record["args"].items() if name in _SHAPING}
         sizes = ", ".join(f"{name}={x}" for name, x in given.items())
-        return cls(str(directory), program, states, about, sizes, _reward_scale(record, directory))
+        return cls(str(directory), program, states, about, sizes, _scale(record, directory))
 
-    def compare_rewards(self, factor: float, advice: str = "") -> None:
-        """Say so if the new program multiplies rewards by another factor than the run did."""
-        if self.reward_scale is not None and not np.isclose(self.reward_scale, factor, rtol=1e-3):
-            advice = advice or f"give it --reward-scale {self.reward_scale:.5g}"
-            tracking.notice(
-                f"warning: the values of {self.name} are those of rewards times "
-                f"{self.reward_scale:.5g}, and this program learns from rewards times "
-                f"{factor:.5g}: {advice}."
-            )
+    def taken_over(self, args: Args | OnlineArgs) -> dict[str, Any]:
+        """Return those arguments of its values that a new program does not have yet.
+
+        `OptionError` if the new program was given others.
+        """
+        if not hasattr(args, "reward_scale") and not hasattr(args, "scale_rewards"):
+            return {}
+        found: dict[str, Any] = {}
+        for name, value in self.scale.items():
+            now, option = getattr(args, name, None), f"--{name.replace('_', '-')}"
+            if name == "reward_scale" and getattr(args, "scale_rewards", None) is False:
+                now, option = 1.0, "--no-scale-rewards"
+            if now is None or np.isclose(now, value, rtol=1e-3):
+                continue
+            penalty, prefill = name == "cql_weight", getattr(args, "prefill", None)
+            if penalty and (prefill is None or _was_given(args, name)):
+                continue
+            what = f"{self.name} has values with {name} {value:.5g}, and not {now:.5g}"
+            if option == "--no-scale-rewards" or _was_given(args, name):
+                raise OptionError(f"{what}: leave out {option}, or --init.")
+            tracking.notice(f"{what}: this run has {name} {value:.5g}, too.")
+            found[name] = value
+        return found
 
     def check(self, program: Program, state: ArrayTree) -> None:
         """Raise `ShapeError` if a program, with the shapes of its state, cannot continue it."""
@@ -208,13 +209,23 @@ class _Source(NamedTuple):
         return carry_over(self.program, trained, program, state, self.name, self.sizes)
 
 
-def _reward_scale(record: Mapping[str, Any], directory: Path) -> float | None:
+def _scale(record: Mapping[str, Any], directory: Path) -> dict[str, float]:
     args = record["args"]
     if "gamma" not in args:
-        return None
-    if not args.get("scale_rewards"):
-        return float(args.get("reward_scale", 1.0))
-    return UNIT / float(dataset.read(directory / dataset.STATISTICS_FILE)["return_scale"])
+        return {}
+    factor = float(args.get("reward_scale", 1.0))
+    if args.get("scale_rewards"):
+        factor = UNIT / float(dataset.read(directory / dataset.STATISTICS_FILE)["return_scale"])
+    found = {"gamma": float(args["gamma"]), "reward_scale": factor}
+    return found | ({"cql_weight": float(args["cql_weight"])} if "cql_weight" in args else {})
+
+
+def _was_given(args: Args | OnlineArgs, name: str) -> bool:
+    """Whether an argument is neither its default nor from a packaged file."""
+    default = next(field.default for field in fields(args) if field.name == name)
+    used, setting = settings.used(args), settings.used(args).settings.get(name)
+    kept = getattr(args, name) == default if setting is None else setting.packaged
+    return name in used.given or not kept
 
 
 def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[ArrayTree]]:
