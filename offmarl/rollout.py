@@ -169,7 +169,8 @@ def _play(
         return state, (transition, timestep.next_view, timestep.shaping)
 
     state, (transitions, next_views, shaping) = jax.lax.scan(step, state._replace(others=()), keys)
-    return state._replace(others=others), transitions, next_views, shaping
+    transitions = transitions._replace(view=env.spec.shared(transitions.view))
+    return state._replace(others=others), transitions, env.spec.shared(next_views), shaping
 
 
 def _extras(

@@ -271,6 +271,17 @@ class EnvSpec:
             "such as mappo or masac (offline: bc, omar or omiga)."
         )
 
+    def shared(self, view: View) -> View:
+        """Return a view whose state has the memory of the observations, if it is all of them.
+
+        Under `jax.jit` such views take half the memory, and less time to store and draw.
+        """
+        size = self.num_agents * self.observation_size
+        joined = self.state == "concatenated" and self.is_vector and self.state_size == size
+        if not joined or self.observation_sizes is not None:
+            return view
+        return view._replace(state=view.observation.reshape(*view.observation.shape[:-2], size))
+
     def difference(self, other: EnvSpec, extras: bool = True) -> str:
         """Return the first difference in what is recorded, or an empty string.
 

@@ -46,7 +46,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
             "--share-parameters."
         )
     critic = make_network(policy_config(spec, args), spec, 1, encoder, sees="view")
-    return make_program(spec, args, env, critic, critic_input=lambda view: view)
+    return make_program(spec, args, env, critic, critic_input=spec.shared)
 
 
 # ---------------------------------------------------------------------------------- main

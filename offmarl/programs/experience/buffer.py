@@ -184,7 +184,9 @@ def add(
             f"{num_steps} steps were added to a buffer of {capture.capacity}: add as many steps as "
             "its capacity, or give init_capture sampled=True."
         )
-    return Capture(buffer.add(capture.buffer, Step(by_row, None)), next_views, total, filled)
+    # flashbax would copy them once more, step by step.
+    state = capture.buffer.replace(experience=Step(by_row, None), is_full=jnp.array(True))
+    return Capture(state, next_views, total, filled)
 
 
 def _add_sampled(
@@ -257,7 +259,7 @@ def copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> FinalO
     where = np.zeros((2, size), np.int32)
     where[:, : len(row)] = row, (start + time) % capture.capacity
     view = gathered(_copy_views(capture, *where))
-    return FinalObservations(jnp.asarray(row, jnp.int32), jnp.asarray(time, jnp.int32), view)
+    return FinalObservations(row.astype(np.int32), time.astype(np.int32), view)
 
 
 @jit_rarely_run(static_argnames=("num_steps", "wraps"))
