@@ -272,13 +272,9 @@ class EnvSpec:
         )
 
     def shared(self, view: View) -> View:
-        """Return a view whose state has the memory of the observations, if it is all of them.
-
-        Under `jax.jit` such views take half the memory, and less time to store and draw.
-        """
+        """Return a view whose state is a reshape of the observations, if it is all of them."""
         size = self.num_agents * self.observation_size
-        joined = self.state == "concatenated" and self.is_vector and self.state_size == size
-        if not joined or self.observation_sizes is not None:
+        if self.state != "concatenated" or not self.is_vector or self.state_size != size:
             return view
         return view._replace(state=view.observation.reshape(*view.observation.shape[:-2], size))
 

@@ -175,7 +175,6 @@ def add(
     """
     num_steps = transitions.last.shape[0]
     total = capture.total + num_steps
-    filled = jnp.minimum(capture.filled + num_steps, capture.capacity)
     by_row = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), transitions)
     if capture.is_sampled:
         return _add_sampled(buffer, capture, by_row, next_views)._replace(total=total)
@@ -184,9 +183,9 @@ def add(
             f"{num_steps} steps were added to a buffer of {capture.capacity}: add as many steps as "
             "its capacity, or give init_capture sampled=True."
         )
-    # flashbax would copy them once more, step by step.
+    # All steps are new: flashbax would copy them one by one.
     state = capture.buffer.replace(experience=Step(by_row, None), is_full=jnp.array(True))
-    return Capture(state, next_views, total, filled)
+    return Capture(state, next_views, total, jnp.array(num_steps, jnp.int32))
 
 
 def _add_sampled(
