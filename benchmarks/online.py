@@ -105,15 +105,6 @@ PAIRS = {
         "IPPO/config/ippo_ff_mabrax.yaml",
         (("ENV_NAME", "MPE_simple_spread_v3"), ("ENV_KWARGS", {"action_type": "Continuous"})),
     ),
-    "ippo feed-forward, overcooked": Pair(
-        "ippo",
-        "jaxmarl/overcooked/coord_ring",
-        PPO
-        | {"learning_rate": 2.5e-4, "activation": "tanh", "agent_id": "none"}
-        | {"shaped_rewards": 0.5},
-        "IPPO/ippo_ff_overcooked.py",
-        "IPPO/config/ippo_ff_overcooked.yaml",
-    ),
     # The critic of that script sees an agent's own observation, as that of `ippo` does.
     "ippo feed-forward, hanabi": Pair(
         "ippo",
@@ -268,10 +259,6 @@ def their_training(
     update = config["NUM_ENVS"] * config["NUM_STEPS"]
     steps = max(steps // update, 1) * update
     config |= {"TOTAL_TIMESTEPS": steps, "SEED": 0}
-    if "overcooked" in pair.script:
-        from jaxmarl.environments.overcooked import overcooked_layouts
-
-        config["ENV_KWARGS"] = {"layout": overcooked_layouts[config["ENV_KWARGS"]["layout"]]}
     module = import_file(folder / pair.script)
     if "QLearning" in pair.script:
         config |= {"WANDB_MODE": "offline" if logs else "disabled", "TEST_DURING_TRAINING": logs}
