@@ -251,14 +251,15 @@ def whole(capture: Capture) -> Chunk:
 
 def copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> FinalObservations:
     """Copy the next views of steps from ``start`` on that end episodes, or are the newest."""
-    row, time = np.nonzero(last)
+    ends: Any = np.array(np.nonzero(last), np.int32)
+    row, time = ends
     size = capture.buffer.experience.transition.last.shape[0]
     while size < len(row):  # few sizes, so that few programs are compiled
         size *= 4
     where = np.zeros((2, size), np.int32)
     where[:, : len(row)] = row, (start + time) % capture.capacity
     view = gathered(_copy_views(capture, *where))
-    return FinalObservations(row.astype(np.int32), time.astype(np.int32), view)
+    return FinalObservations(row, time, view)
 
 
 @jit_rarely_run(static_argnames=("num_steps", "wraps"))
