@@ -105,6 +105,15 @@ PAIRS = {
         "IPPO/config/ippo_ff_mabrax.yaml",
         (("ENV_NAME", "MPE_simple_spread_v3"), ("ENV_KWARGS", {"action_type": "Continuous"})),
     ),
+    # The critic of that script sees an agent's own observation, as that of `ippo` does.
+    "ippo feed-forward, hanabi": Pair(
+        "ippo",
+        "jaxmarl/hanabi",
+        PPO | {"learning_rate": 5e-4, "hidden": 128, "agent_id": "none"},
+        "MAPPO/mappo_ff_hanabi.py",
+        "MAPPO/config/mappo_homogenous_ff_hanabi.yaml",
+        (("NUM_ENVS", 16),),
+    ),
     "mappo recurrent, simple_spread": Pair(
         "mappo",
         SPREAD,

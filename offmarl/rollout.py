@@ -83,10 +83,7 @@ def rollout(
         The state after the steps; the transitions ``(T, E, ...)``; and the views after the
         actions, ``(T, E, ...)``, which at the end of an episode are its final views.
     """
-    state, transitions, next_views, _ = rollout_shaped(
-        env, policy, params, state, key, num_steps, policy_id, among
-    )
-    return state, transitions, next_views
+    return rollout_shaped(env, policy, params, state, key, num_steps, policy_id, among)[:3]
 
 
 def rollout_shaped(
@@ -143,9 +140,9 @@ def _play(
         number = None
         if policy.number is not None:
             number = jax.vmap(policy.number, axis_size=num_envs)(carry)
-        extras = _extras(env, keys[1], state.env_state)
+        extras = jax.vmap(partial(extras_of, env))(keys[1], state.env_state) or {}
         env_state, timestep = jax.vmap(env.step)(keys[1], state.env_state, action)
-        extras = {**(extras or {}), **(timestep.extras or {})} or None
+        extras = {**extras, **(timestep.extras or {})}
         transition = Transition(
             view=state.view,
             action=action,
@@ -155,13 +152,13 @@ def _play(
             last=timestep.last,
             behaviour_log_prob=log_prob,
             policy_id=policy_ids if number is None else policy_ids + number,
-            extras=extras,
+            extras=extras or None,
         )
         carry = jax.vmap(partial(remember, policy))(
             carry, timestep.reward, timestep.terminated | timestep.truncated
         )
         carry = jax.tree.map(
-            lambda fresh, old: jnp.where(_align(timestep.last, old), fresh, old),
+            lambda fresh, old: jax.vmap(jnp.where)(timestep.last, fresh, old),
             fresh_carry,
             carry,
         )
@@ -169,22 +166,11 @@ def _play(
         return state, (transition, timestep.next_view, timestep.shaping)
 
     state, (transitions, next_views, shaping) = jax.lax.scan(step, state._replace(others=()), keys)
-    return state._replace(others=others), transitions, next_views, shaping
-
-
-def _extras(
-    env: Environment, keys: Key[Array, "num_envs"], states: EnvState
-) -> dict[str, Array] | None:
-    """Return the extras of the steps that are taken next, ``(E, ...)``."""
-    return jax.vmap(partial(extras_of, env))(keys, states) if env.spec.extras else None
+    transitions = transitions._replace(view=env.spec.shared(transitions.view))
+    return state._replace(others=others), transitions, env.spec.shared(next_views), shaping
 
 
 def _initial_carry(policy: Policy, num_envs: int) -> ArrayTree:
     return jax.tree.map(
         lambda leaf: jnp.broadcast_to(leaf, (num_envs, *leaf.shape)), policy.initial_carry()
     )
-
-
-def _align(mask: Array, leaf: Array) -> Array:
-    """Give a mask over environments the rank of a leaf."""
-    return mask.reshape(mask.shape + (1,) * (leaf.ndim - mask.ndim))

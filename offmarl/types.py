@@ -271,6 +271,13 @@ class EnvSpec:
             "such as mappo or masac (offline: bc, omar or omiga)."
         )
 
+    def shared(self, view: View) -> View:
+        """Return a view whose state is a reshape of the observations, if it is all of them."""
+        size = self.num_agents * self.observation_size
+        if self.state != "concatenated" or not self.is_vector or self.state_size != size:
+            return view
+        return view._replace(state=view.observation.reshape(*view.observation.shape[:-2], size))
+
     def difference(self, other: EnvSpec, extras: bool = True) -> str:
         """Return the first difference in what is recorded, or an empty string.
 

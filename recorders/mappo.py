@@ -48,7 +48,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         )
     outputs = len(teams_of(spec))
     critic = make_network(policy_config(spec, args), spec, outputs, encoder, sees="view")
-    return make_program(spec, args, env, critic, critic_input=lambda view: view)
+    return make_program(spec, args, env, critic, critic_input=spec.shared)
 
 
 # ---------------------------------------------------------------------------------- main

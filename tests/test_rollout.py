@@ -135,3 +135,20 @@ def test_shaped_rewards_are_returned_apart_and_not_recorded():
     np.testing.assert_array_equal(shaping, transitions.action)
     assert len(np.unique(shaping)) == 3
     np.testing.assert_array_equal(transitions.reward[:, 0], [[0, 0], [1, 1], [0, 0], [1, 1]])
+
+
+@pytest.mark.parametrize(
+    ("name", "joined"),
+    [
+        ("jaxmarl/mpe/simple_spread_v3", True),
+        ("jaxmarl/mpe/simple_tag_v3", False),  # observations of several sizes are padded
+        ("swarm/coverage-3", False),
+    ],
+)
+def test_a_state_of_all_observations_is_stored_once(name, joined):
+    """A rollout returns the environment's own states, of which only these share memory."""
+    env = envs.make(name)
+    view = env.reset(jax.random.key(0))[1].view
+    again = env.spec.shared(view._replace(state=jnp.full_like(view.state, jnp.nan)))
+    assert np.isnan(again.state).all() != joined
+    chex.assert_trees_all_equal(env.spec.shared(view), view)

@@ -174,6 +174,10 @@ def faults(spec: EnvSpec, steps: Timestep | Transition, after: View) -> Iterator
     for view in (steps.view, after):
         yield from _where(view.alive & ~view.legal_actions.any(-1), "lives without a legal action")
         yield from _where((view.legal_actions & beyond).any(-1), "has actions beyond action_sizes")
+        if spec.is_vector:
+            apart = (view.state != spec.shared(view).state) & ~np.isnan(view.state)
+            what = 'has a state that is not all observations, and the spec says "concatenated"'
+            yield from _where(apart.any(-1, keepdims=True), what)
         if spec.observation_sizes:
             padding = np.arange(spec.observation_size) >= np.array(spec.observation_sizes)[:, None]
             seen = ((view.observation != 0) & padding).any(-1)

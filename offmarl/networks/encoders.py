@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from offmarl.networks.linear import Dense, Inputs
+from offmarl.networks.linear import Dense, Inputs, product
 from offmarl.trees import ArraySpec, flatten_tree
 from offmarl.types import ArrayTree, EnvSpec, View, empty_view
 
@@ -143,7 +143,7 @@ def by_patches(
         [cells[..., i : i + rows, j : j + columns, :] for i, j in np.ndindex(blocks, blocks)], -1
     )
     parts = kernel.reshape(blocks, stride, blocks, stride, channels, -1)
-    return patches @ parts.swapaxes(1, 2).reshape(patches.shape[-1], -1)
+    return product(patches, parts.swapaxes(1, 2).reshape(patches.shape[-1], -1))
 
 
 def _padding(size: int, kernel: int, stride: int) -> tuple[int, int]:

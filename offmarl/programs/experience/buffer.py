@@ -178,7 +178,6 @@ def add(
     """
     num_steps = transitions.last.shape[0]
     total = capture.total + num_steps
-    filled = jnp.minimum(capture.filled + num_steps, capture.capacity)
     by_row = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), transitions)
     if capture.is_sampled:
         return _add_sampled(buffer, capture, by_row, next_views)._replace(total=total)
@@ -187,7 +186,9 @@ def add(
             f"{num_steps} steps were added to a buffer of {capture.capacity}: add as many steps as "
             "its capacity, or give init_capture sampled=True."
         )
-    state = buffer.add(capture.buffer, Step(by_row, None))
+    # All steps are new: flashbax would copy them one by one.
+    state = capture.buffer.replace(experience=Step(by_row, None), is_full=jnp.array(True))
+    filled = jnp.array(num_steps, jnp.int32)
     return capture._replace(buffer=state, next_views=next_views, total=total, filled=filled)
 
 
@@ -255,14 +256,15 @@ def whole(capture: Capture) -> Chunk:
 
 def copy_finals(capture: Capture, last: NDArray[np.bool_], start: int) -> FinalObservations:
     """Copy the next views of steps from ``start`` on that end episodes, or are the newest."""
-    row, time = np.nonzero(last)
+    ends: Any = np.array(np.nonzero(last), np.int32)
+    row, time = ends
     size = capture.buffer.experience.transition.last.shape[0]
     while size < len(row):  # few sizes, so that few programs are compiled
         size *= 4
     where = np.zeros((2, size), np.int32)
     where[:, : len(row)] = row, (start + time) % capture.capacity
     view = gathered(_copy_views(capture, *where))
-    return FinalObservations(jnp.asarray(row, jnp.int32), jnp.asarray(time, jnp.int32), view)
+    return FinalObservations(row, time, view)
 
 
 @jit_rarely_run(static_argnames=("num_steps", "wraps"))
