@@ -75,7 +75,8 @@ def parse(
     options that ``--help-all`` lists, too. A parameter that is a dataclass is built from options of
     its fields. Exits after help; `OptionError` for wrong arguments.
     """
-    groups = {name: x for name, x in get_type_hints(target).items() if is_dataclass(x)}
+    hints = get_type_hints(target).items()
+    groups: dict[str, Any] = {name: hint for name, hint in hints if is_dataclass(hint)}
     targets = [target, *groups.values()]
     given = read(targets, f"offmarl {command}", description, arguments, *more, left_out=groups)
     for name, kind in groups.items():

@@ -206,6 +206,7 @@ def clone(
     init_key, key = jax.random.split(jax.random.key(seed))
     with progress("clone the data's policies", 1) as advance:
         params = init_policy(config, source.spec, init_key)
-        params = jax.block_until_ready(learn(params, load(source, _CLONE, episodes), key))
+        params = learn(params, load(source, _CLONE, episodes), key)
+        jax.tree.leaves(params)[0].block_until_ready()
         advance(1)
     return make_policy(config, source.spec), params
