@@ -48,8 +48,9 @@ def ope(
         Dataset of recorded episodes, best one that the policies did not learn from.
     methods
         Estimates to make, by default those that the data allow. fqe: fitted Q evaluation. wis:
-        per-decision weighted importance sampling; it needs recorded probabilities of actions. dr:
-        doubly robust, the critics of fqe corrected by importance sampling.
+        per-decision weighted importance sampling; a clone of the data's policies gives the
+        probabilities of actions that were not recorded. dr: doubly robust, the critics of fqe
+        corrected by importance sampling.
     act
         How the policies act. greedy: they take the best action. sample: they sample actions.
         as-trained: as in the runs' own evaluations.
