@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 
 from offmarl.cli.output import Report, records, table
 from offmarl.errors import RunError
+from offmarl.ope.options import Options
 from offmarl.paths import distinct
 from offmarl.terminal import interval
 from offmarl.tracking import progress
@@ -29,14 +30,7 @@ def ope(
     methods: tuple[Literal["fqe", "wis", "dr"], ...] = (),
     act: Literal["as-trained", "greedy", "sample"] = "as-trained",
     checkpoints: Literal["last", "all"] = "last",
-    gamma: float = 0.99,
-    horizon: Literal["episode", "infinite"] = "episode",
-    mixer: bool = False,
-    episodes: int | None = None,
-    updates: int = 15_000,
-    members: int = 5,
-    hidden: int = 256,
-    seed: int = 0,
+    options: Options = Options(),  # noqa: B008 - frozen
     time_limit: int | None = None,
     program: Annotated[tuple[Path, ...], arg(metavar="[PATH ...]")] = (),
 ) -> Report:
@@ -54,33 +48,17 @@ def ope(
         Dataset of recorded episodes, best one that the policies did not learn from.
     methods
         Estimates to make, by default those that the data allow. fqe: fitted Q evaluation. wis:
-        per-decision weighted importance sampling; it needs recorded probabilities of actions. dr:
-        doubly robust, the critics of fqe corrected by importance sampling.
+        per-decision weighted importance sampling; a clone of the data's policies gives the
+        probabilities of actions that were not recorded. dr: doubly robust, the critics of fqe
+        corrected by importance sampling.
     act
         How the policies act. greedy: they take the best action. sample: they sample actions.
         as-trained: as in the runs' own evaluations.
     checkpoints
         Which checkpoints of each run are evaluated; all: those of its evaluations that the run kept
         (train --keep all).
-    gamma
-        Discount of rewards.
-    horizon
-        episode: count the rewards up to the time limit, as returns do. infinite: also those that
-        would follow.
-    mixer
-        Factorise the critics of fqe: agents' values, mixed as in QMIX.
-    episodes
-        Largest number of episodes to use, evenly spread over the data; by default all.
-    updates
-        Gradient updates of the critics.
-    members
-        Critics that learn from resampled episodes, for the intervals of fqe; fewer than 3
-        for none.
-    hidden
-        Width of the critics' layers. Narrow critics take policies that differ from the data's for
-        better than they are.
-    seed
-        Random seed.
+    options
+        How they are evaluated.
     time_limit
         For a vault of another program that flags the time limit as a termination: the limit.
     program
@@ -90,33 +68,29 @@ def ope(
     if not runs:
         raise RunError("no runs to evaluate: give the directory of at least one run.")
     from offmarl.hub.policies import run_named  # takes a while to import, as the others do
-    from offmarl.ope import Options, estimate
+    from offmarl.ope import estimate
     from offmarl.ope.ranking import candidates_of, compare_candidates
     from offmarl.vault import open_vault
 
-    options = Options(
-        gamma=gamma,
-        horizon=horizon,
-        episodes=episodes,
-        mixer=mixer,
-        updates=updates,
-        members=members,
-        hidden=hidden,
-        seed=seed,
-    )
     dataset = open_vault(vault, time_limit=time_limit)
     named = distinct(map(run_named, runs))
     candidates = [one for run in named for one in candidates_of(run, checkpoints)]
     policies = _load(candidates, act, program)
-    found = estimate(policies, dataset, options, methods or None, progress)
+    try:
+        found = estimate(policies, dataset, options, methods or None, progress)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            "stopped: nothing is kept of an evaluation that was stopped. The same command starts "
+            "anew; --methods fqe and fewer --updates or --episodes take less time."
+        ) from None
     draws = {label: bool(x.policy.draws(x.params)) for label, x in policies.items()}
     about = {
         "vault": dataset.path,
         "digest": dataset.known_digest(),
-        "gamma": gamma,
-        "horizon": horizon,
+        "gamma": options.gamma,
+        "horizon": options.horizon,
     }
-    data = about | compare_candidates(found, candidates, draws, act, seed)
+    data = about | compare_candidates(found, candidates, draws, act, options.seed)
     return Report(data, Group(*_view(data)))
 
 
@@ -142,9 +116,13 @@ def _load(candidates: Sequence["Candidate"], act: str, programs: Sequence[Path])
 def _view(data: Mapping[str, Any]) -> Iterator[Any]:
     discounted = "" if data["gamma"] == 1 else f", discounted by {data['gamma']:g}"
     title = f"Estimated from {data['episodes']:,} episodes{discounted}; their own return is "
+    checked = data["data_return_by_fqe"]
+    by_fqe = "" if checked is None else f", by fqe {checked:.4g}"
     if directory := directory_of(data["policies"]):
         yield f"Policies in {directory}"
-    yield records(_policies(data, directory), title + interval(*data["data_return"].values()))
+    yield records(
+        _policies(data, directory), title + interval(*data["data_return"].values()) + by_fqe
+    )
     if data["ranking"]:
         rows = [
             {
@@ -152,10 +130,13 @@ def _view(data: Mapping[str, Any]) -> Iterator[Any]:
                 "policies": one["policies"],
                 "rank correlation": one["spearman"],
                 **{f"regret@{k}": one["regret"].get(str(k)) for k in (1, 3, 5)},
+                "regret@1 by chance": one["chance_regret"],
             }
             for method, one in data["ranking"].items()
         ]
         yield records(rows, "Order of the estimates against the returns in the environment")
+    if len(data["policies"]) > 1:
+        yield "Ranks such as 1-3: the policy cannot be told from others, and may have any of these."
     for method, choice in data["chosen"].items():
         yield f"chosen by {method}: {choice['setting']}" + (
             f" (return {choice['true_return']:.4g}; the best has {choice['best_true_return']:.4g})"
@@ -190,6 +171,12 @@ def _policies(data: Mapping[str, Any], directory: str) -> list[dict[str, Any]]:
                 f"{key} [95% interval]": value and interval(*value.values())
                 for key, value in one.items()
                 if key not in optional
+            },
+            **{
+                f"rank by {method}": "-".join(
+                    map(str, dict.fromkeys(order["ranks"].get(label, ())))
+                )
+                for method, order in data["order"].items()
             },
             **{name: one[key] for key, name in optional.items() if key in known},
         }

@@ -7,7 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -72,9 +72,16 @@ def parse(
     """Call a function, or build a dataclass, with arguments from the command line.
 
     ``command`` are the words before the arguments, such as "ls"; ``more`` are dataclasses of
-    options that ``--help-all`` lists, too. Exits after help; `OptionError` for wrong arguments.
+    options that ``--help-all`` lists, too. A parameter that is a dataclass is built from options of
+    its fields. Exits after help; `OptionError` for wrong arguments.
     """
-    given = read([target], f"offmarl {command}", description, arguments, *more)
+    hints = get_type_hints(target).items()
+    groups: dict[str, Any] = {name: hint for name, hint in hints if is_dataclass(hint)}
+    targets = [target, *groups.values()]
+    given = read(targets, f"offmarl {command}", description, arguments, *more, left_out=groups)
+    for name, kind in groups.items():
+        own = inspect.signature(kind).parameters.keys() & given.keys()
+        given[name] = kind(**{one: given.pop(one) for one in own})
     bound = inspect.signature(target).bind(**given)
     bound.apply_defaults()
     return target(*bound.args, **bound.kwargs)
@@ -223,12 +230,15 @@ def options(
     """
     fields: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
-    for target in targets:
+    for target in (every := [*targets]):
         # For a class, the hints of its fields; those of its `__init__` would be the same.
         hints = get_type_hints(target, include_extras=True)
         texts = parameter_texts(target) if has_texts else {}  # takes a tenth of a second
         for name, parameter in inspect.signature(target).parameters.items():
             if name in fields or name in left_out:
+                continue
+            if is_dataclass(hints[name]):
+                every.append(hints[name])  # comes after the others
                 continue
             default = (values or {}).get(name, parameter.default)
             is_repeated = REPEATED in getattr(hints[name], "__metadata__", ())

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
         Target as Target,
         estimate as estimate,
     )
-    from offmarl.ope.fitted import Options as Options
     from offmarl.ope.importance import (
         Ratios as Ratios,
         bootstrap as bootstrap,
         doubly_robust as doubly_robust,
         effective_sample_size as effective_sample_size,
         weighted_importance_sampling as weighted_importance_sampling,
+        with_interval as with_interval,
     )
+    from offmarl.ope.options import Options as Options
     from offmarl.ope.ranking import (
-        Compared as Compared,
         TuningCurve as TuningCurve,
         compare_with_returns as compare_with_returns,
         rank_correlation as rank_correlation,

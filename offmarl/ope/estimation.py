@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from functools import partial
+from itertools import permutations
 from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import jax
@@ -12,14 +13,18 @@ from jaxtyping import Array, Bool, Float
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError, ShapeError
-from offmarl.ope.fitted import FittedQ, Options, Transitions, fit, make_critic
+from offmarl.ope.fitted import FittedQ, Transitions, fit, make_critic
 from offmarl.ope.history import (
+    Followed,
     Histories,
     at_ends,
+    clone,
     follow,
     had_no_choice,
     joint_behaviour,
+    padded,
     was_certain_inside,
+    with_last_slot,
 )
 from offmarl.ope.importance import (
     Ratios,
@@ -27,7 +32,9 @@ from offmarl.ope.importance import (
     doubly_robust,
     effective_sample_size,
     weighted_importance_sampling,
+    with_interval,
 )
+from offmarl.ope.options import Options
 from offmarl.replay import Windows, load
 from offmarl.replay.sampling import are_whole
 from offmarl.statistics import MIN_RUNS, Estimate, mean_interval
@@ -68,14 +75,40 @@ class Estimates(NamedTuple):
 
     values: dict[Method, dict[str, Estimate]]
     """By method and policy. Policies that a method cannot evaluate are left out."""
+    resampled: dict[Method, dict[str, Float[np.ndarray, "_"]]]
+    """The same of resampled episodes, which are equal for all policies of a method."""
     effective: dict[str, float]
     """Effective sample size of importance sampling, by policy."""
     data: Estimate
     """The mean return of the data's complete episodes: the value of the policies that took them."""
+    check: float | None
+    """That value by fqe, from critics that learned as those of the policies do. None without fqe or
+    complete episodes, and beyond a time limit, where it is not known."""
     episodes: int
     """Number of episodes used."""
     notes: tuple[str, ...]
     """What could not be computed, and what to be careful about."""
+
+    def difference(self, method: Method, one: str, other: str) -> Estimate:
+        """Return how much more a policy is worth than another, with a paired interval."""
+        values, resampled = self.values[method], self.resampled[method]
+        value = values[one].value - values[other].value
+        return with_interval(value, resampled[one] - resampled[other])
+
+    def ranks(self, method: Method) -> dict[str, tuple[int, int]]:
+        """Return the best and the worst rank that each policy may have, from 1 on.
+
+        Two policies are ordered if the interval of their difference does not hold 0. Policies whose
+        estimates are not finite are left out.
+        """
+        names = [name for name, value in self.values[method].items() if value.finite]
+        better = dict.fromkeys(names, 0)
+        worse = dict(better)
+        for one, other in permutations(names, 2):
+            if (self.difference(method, one, other).low or 0.0) > 0:
+                better[other] += 1
+                worse[one] += 1
+        return {name: (1 + better[name], len(names) - worse[name]) for name in names}
 
 
 def estimate(
@@ -88,7 +121,8 @@ def estimate(
     """Estimate the values of policies from recorded episodes, without the environment.
 
     The value is the expected discounted return from the data's initial states, averaged over the
-    agents.
+    agents. Where the probabilities of recorded actions are missing, importance sampling uses those
+    of a clone of the data's policies.
 
     Parameters
     ----------
@@ -107,9 +141,8 @@ def estimate(
     Raises
     ------
     OptionError
-        A method in ``methods`` cannot be used: probabilities of actions were not recorded, the
-        data's policies were deterministic, or a policy has no likelihood; or the agents are in
-        several teams.
+        A method in ``methods`` cannot be used: the data's policies were deterministic, or a policy
+        has no likelihood; or the agents are in several teams.
     ShapeError
         A policy acts on other observations or actions than those of the data, or there is no
         policy or no episode.
@@ -118,6 +151,10 @@ def estimate(
     _check(policies, dataset.spec)
     data = _Data.read(dataset, options)
     data.require_finite_values(options)
+    notes = []
+    if {"wis", "dr"} & {*(methods or METHODS)}:
+        data, cloned = _with_clone(dataset, data, options, progress)
+        notes += cloned
     refusals = data.refusals(options)
     for method in methods or ():
         if method in refusals:
@@ -127,25 +164,36 @@ def estimate(
     unlikely = {name for name, one in followed.items() if not (one.log_prob < np.inf).all()}
     if methods and unlikely and {"wis", "dr"} & {*wanted}:
         raise OptionError(f"importance sampling cannot be used: {_no_likelihood(unlikely)}")
-    notes = [f"{method}: {why}" for method, why in refusals.items() if methods is None]
+    notes += [f"{method}: {why}" for method, why in refusals.items() if methods is None]
     if unlikely and {"wis", "dr"} & {*wanted}:
         notes.append(_no_likelihood(unlikely))
-    fitted = None
+    fitted, check = None, None
     if {"fqe", "dr"} & {*wanted}:
+        check = _value_of_data(dataset, data, options, progress)
         fitted = _fit(dataset, data, [*followed.values()], options, "dr" in wanted, progress)
     values: dict[Method, dict[str, Estimate]] = {method: {} for method in wanted}
+    resampled: dict[Method, dict[str, NDArray[Any]]] = {method: {} for method in wanted}
     effective: dict[str, float] = {}
     for number, (name, one) in enumerate(followed.items()):
         if fitted is not None and "fqe" in wanted:
-            values["fqe"][name] = _fitted_value(fitted, number, one, data)
+            value, each = _fitted_value(fitted, number, one, data)
+            values["fqe"][name], resampled["fqe"][name] = with_interval(value, each), each
         if name in unlikely or not {"wis", "dr"} & {*wanted}:
             continue
         effective[name], weighted = _weighted(wanted, fitted, number, one, data, options)
-        for method, value in weighted.items():
-            values[method][name] = value
-    notes += _cautions_of_fqe(values.get("fqe", {}), data, options)
+        for method, (value, each) in weighted.items():
+            values[method][name], resampled[method][name] = with_interval(value, each), each
+    notes += _cautions_of_fqe(values.get("fqe", {}), check, data, options)
     notes += _cautions(effective, followed, data)
-    return Estimates(values, effective, data.behaviour(options), len(data.lengths), tuple(notes))
+    return Estimates(
+        values,
+        resampled,
+        effective,
+        data.behaviour(options),
+        check,
+        len(data.lengths),
+        tuple(notes),
+    )
 
 
 def _check(policies: Mapping[str, Target], spec: EnvSpec) -> None:
@@ -230,18 +278,11 @@ class _Data(NamedTuple):
 
     def refusals(self, options: Options) -> dict[Method, str]:
         """Return the methods that the data do not allow, each with the reason."""
-        steps, unknown = int(self.mask.sum()), int(np.isnan(self.behaviour_log_prob).sum())
-        weighted = "record with offmarl, which stores them, or use fqe."
         reason = ""
-        if unknown:
-            reason = (
-                f"the probabilities of the recorded actions are missing (NaN) at {unknown:,} of "
-                f"{steps:,} steps: {weighted}"
-            )
-        elif not self.weighted.any() and self.complete.any():
+        if not self.weighted.any() and self.complete.any():
             reason = (
                 "each complete episode has an action of which the recorded probability is 0 or "
-                f"infinite: {weighted}"
+                "infinite: record with offmarl, which stores them, or use fqe."
             )
         elif self.certain.any() and (self.behaviour_log_prob[self.weighted] == 0).all():
             reason = (
@@ -318,38 +359,46 @@ def _recorded(part: slice, episodes: Sequence) -> tuple[NDArray[Any], ...]:
     return tuple(np.asarray(x)[:size] for x in (reward, log_prob, mask, *steps))
 
 
+def _with_clone(
+    dataset: Dataset | Mixture, data: _Data, options: Options, progress: Progress
+) -> tuple[_Data, list[str]]:
+    """Return the data with a clone's probabilities where they are missing, and a note on it."""
+    missing = np.isnan(data.behaviour_log_prob)
+    if not missing.any():
+        return data, []
+    policy, params = clone(dataset, data.histories.episodes, options.seed, progress)
+    key, log_prob = jax.random.key(options.seed), data.behaviour_log_prob.copy()
+    for part, episodes in data.histories.blocks():
+        found = np.asarray(follow(policy, True, 1, params, episodes, key).log_prob)
+        log_prob[part] = np.where(missing[part], found[: part.stop - part.start], log_prob[part])
+    likely = np.exp(log_prob[missing].mean())
+    return data._replace(behaviour_log_prob=log_prob), [
+        f"the probabilities of the recorded actions are missing (NaN) at {missing.sum():,} of "
+        f"{data.mask.sum():,} steps: wis and dr use those of a clone of the data's policies "
+        f"(geometric mean {likely:.2g}), and are only as right as the clone is."
+    ]
+
+
 # ---------------------------------------------------------------------------------- policies
 
 
-class _Followed(NamedTuple):
-    """What a policy would do, on the host."""
+def _without_impossible(followed: Followed, data: _Data) -> Followed:
+    """Return it with minus infinity for recorded actions that it takes with probability 0.
 
-    log_prob: Float[np.ndarray, "M T"]
-    action: NDArray[Any]
-    """``(M, T + 1, K, ...)``"""
-
-    @property
-    def reaches_ends(self) -> bool:
-        """Whether it draws continuous actions at an end of the interval: it clips its actions."""
-        return bool((np.abs(self.action) >= 1).any())
-
-    def without_impossible(self, data: _Data) -> "_Followed":
-        """Return it with minus infinity for recorded actions that it takes with probability 0.
-
-        Ratios compare probabilities with probabilities, and densities with densities.
-        """
-        impossible = data.certain_inside
-        if not self.reaches_ends:
-            impossible = impossible | data.at_ends
-        known = impossible & ~np.isnan(self.log_prob)
-        return self._replace(log_prob=np.where(known, -np.inf, self.log_prob))
+    Ratios compare probabilities with probabilities, and densities with densities.
+    """
+    impossible = data.certain_inside
+    if not followed.reaches_ends:
+        impossible = impossible | data.at_ends
+    known = impossible & ~np.isnan(followed.log_prob)
+    return followed._replace(log_prob=np.where(known, -np.inf, followed.log_prob))
 
 
 def _follow_all(
     policies: Mapping[str, Target], data: _Data, options: Options, progress: Progress
-) -> dict[str, _Followed]:
+) -> dict[str, Followed]:
     """Unroll all policies over the episodes; each block of these is read once."""
-    found: dict[str, list[_Followed]] = {name: [] for name in policies}
+    found: dict[str, list[Followed]] = {name: [] for name in policies}
     draws = {name: one.policy.draws(one.params) for name, one in policies.items()}
     samples = options.samples if any(draws.values()) else 1
     with progress("unroll policies", len(data.lengths) * len(policies)) as advance:
@@ -360,15 +409,13 @@ def _follow_all(
                 count = samples if draws[name] else 1
                 done = follow(one.policy, draws[name], count, one.params, episodes, key)
                 action = _small(np.asarray(done.action)[:size])
-                if count < samples:
-                    action = np.repeat(action, samples, axis=2)
-                found[name].append(_Followed(np.asarray(done.log_prob)[:size], action))
+                found[name].append(Followed(np.asarray(done.log_prob)[:size], action))
                 advance(size)
     joined = {
-        name: _Followed(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
+        name: Followed(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
         for name, blocks in found.items()
     }
-    return {name: one.without_impossible(data) for name, one in joined.items()}
+    return {name: _without_impossible(one, data) for name, one in joined.items()}
 
 
 def _small(action: NDArray[Any]) -> NDArray[Any]:
@@ -387,7 +434,7 @@ _MAIN, _FOLDS = 0, (1, 2)
 def _fit(
     dataset: Dataset | Mixture,
     data: _Data,
-    followed: Several[_Followed],
+    followed: Several[Followed],
     options: Options,
     robust: bool,
     progress: Progress,
@@ -395,7 +442,7 @@ def _fit(
     """Learn critics: of all episodes; without each half, for dr; and of resamples."""
     numbers = data.histories.episodes
     slots = np.arange(data.mask.shape[1] + 1) <= data.lengths[:, None]
-    actions = np.stack([one.action[slots] for one in followed])
+    actions = np.stack(np.broadcast_arrays(*(one.action[slots] for one in followed)))
     index = np.zeros(len(dataset.episodes.length), np.int32)
     index[numbers] = np.arange(len(numbers))
     weights = [np.ones(len(numbers), np.float32)]
@@ -420,34 +467,38 @@ def _fit(
     return fit(critic, transitions, options, progress)
 
 
-def _fitted_value(fitted: FittedQ, number: int, followed: _Followed, data: _Data) -> Estimate:
-    """Return the value of a policy at the data's initial states.
+def _fitted_value(
+    fitted: FittedQ, number: int, followed: Followed, data: _Data
+) -> tuple[float, Float[np.ndarray, "_"]]:
+    """Return the value of a policy at the data's initial states, and those of resampled critics.
 
-    The interval is Student's t with the spread of the resampled critics, each of which is applied
-    to the initial states of its own resample.
+    Each of these is applied to the initial states of its own resample.
     """
     parts = [
-        fitted.start_values(number, episodes, _padded(followed.action[part], len(episodes.mask)))[
+        fitted.start_values(number, episodes, padded(followed.action[part], len(episodes.mask)))[
             :, : part.stop - part.start
         ]
         for part, episodes in data.histories.blocks()
     ]
-    starts = np.concatenate(parts, axis=1)
-    value = float(starts[_MAIN].mean())
-    members = len(data.resamples)
-    if not members:
-        return Estimate(value)
-    each = (starts[-members:] * data.resamples).mean(1)
-    centre, low, high = mean_interval(each)
-    assert low is not None and high is not None
-    # The interval of one member, and not of their mean.
-    half = (high - centre) * float(np.sqrt(members))
-    return Estimate(value, value - half, value + half)
+    starts, members = np.concatenate(parts, axis=1), len(data.resamples)
+    resampled = (starts[len(starts) - members :] * data.resamples).mean(1)
+    return float(starts[_MAIN].mean()), resampled
 
 
-def _padded(leaf: NDArray[Any], size: int) -> Array:
-    missing = size - len(leaf)
-    return jnp.asarray(np.pad(leaf, [(0, missing), *[(0, 0)] * (leaf.ndim - 1)]))
+def _value_of_data(
+    dataset: Dataset | Mixture, data: _Data, options: Options, progress: Progress
+) -> float | None:
+    """Return the value by a critic of the data's own policies, whose mean return is known."""
+    if options.horizon == "infinite" or not data.complete.any():
+        return None
+    actions = [
+        np.asarray(jax.vmap(with_last_slot)(episodes.action))[: part.stop - part.start, :, None]
+        for part, episodes in data.histories.blocks()
+    ]
+    recorded = Followed(np.zeros(data.mask.shape), _small(np.concatenate(actions)))
+    alone = data._replace(resamples=data.resamples[:0])
+    fitted = _fit(dataset, alone, [recorded], options, False, progress)
+    return _fitted_value(fitted, 0, recorded, alone)[0]
 
 
 # ---------------------------------------------------------------------------------- ratios
@@ -457,58 +508,82 @@ def _weighted(
     wanted: Several[Method],
     fitted: FittedQ | None,
     number: int,
-    followed: _Followed,
+    followed: Followed,
     data: _Data,
     options: Options,
-) -> tuple[float, dict[Method, Estimate]]:
-    """Return the effective sample size and the estimates by ratios."""
+) -> tuple[float, dict[Method, tuple[float, Float[np.ndarray, "_"]]]]:
+    """Return the effective sample size, and the estimates by ratios with those of resamples."""
     kept = data.weighted
     arrays = (followed.log_prob, data.behaviour_log_prob, data.mask)
     ratios = Ratios.of(*(jnp.asarray(x[kept]) for x in arrays))
-    size, found = float(effective_sample_size(ratios)), dict[Method, Estimate]()
+    size, found = float(effective_sample_size(ratios)), dict[Method, tuple[float, Any]]()
     if size == 0:
         return size, found
-    reward = jnp.asarray(data.reward[kept])
-    key = np.random.default_rng(options.seed)
+    reward, every = jnp.asarray(data.reward[kept]), jnp.ones(int(kept.sum()))
+    draw = np.random.default_rng(options.seed)  # the same for all policies
     if "wis" in wanted:
         sampling = partial(weighted_importance_sampling, ratios, reward, options.gamma)
-        found["wis"] = bootstrap(sampling, int(kept.sum()), key, options.resamples)
+        resampled = bootstrap(sampling, len(every), draw, options.resamples)
+        found["wis"] = float(sampling(every)), resampled
     if "dr" in wanted and fitted is not None:
-        q, v = (x[kept] for x in _critic_values(fitted, number, followed, data, options))
-        robust = partial(doubly_robust, ratios, reward, jnp.asarray(q), jnp.asarray(v))
-        estimator = partial(robust, options.gamma)
-        found["dr"] = bootstrap(estimator, int(kept.sum()), key, options.resamples)
+        q, v = (x[:, kept] for x in _critic_values(fitted, number, followed, data, options))
+
+        def robust(q: Any, v: Any, counts: Array) -> Array:
+            return doubly_robust(ratios, reward, q, v, options.gamma, counts)
+
+        # Resamples take turns in the critics, whose spread is that of critics that are refitted.
+        spread = [(x[1:] - x[1:].mean(0) if len(x) > 1 else np.zeros_like(x)) for x in (q, v)]
+        part = -(-options.resamples // len(spread[0]))
+        parts = [
+            bootstrap(partial(robust, q[0] + dq, v[0] + dv), len(every), draw, part)
+            for dq, dv in zip(*spread, strict=True)
+        ]
+        found["dr"] = float(robust(q[0], v[0], every)), np.concatenate(parts)
     return size, found
 
 
 def _critic_values(
-    fitted: FittedQ, number: int, followed: _Followed, data: _Data, options: Options
-) -> tuple[Float[np.ndarray, "M T"], Float[np.ndarray, "M slots"]]:
-    """Return Q of the recorded actions and V of the policy, by the other half's critics."""
-    q, v = (
-        np.zeros(data.mask.shape, np.float32),
-        np.zeros((len(data.mask), data.mask.shape[1] + 1), np.float32),
-    )
+    fitted: FittedQ, number: int, followed: Followed, data: _Data, options: Options
+) -> tuple[Float[np.ndarray, "K M T"], Float[np.ndarray, "K M slots"]]:
+    """Return Q of the recorded actions and V of the policy.
+
+    First those of the critic that learned from the other half of the episodes, then those of each
+    critic of resampled ones.
+    """
+    critics = len(_FOLDS) + len(data.resamples)
+    q = np.zeros((critics, *data.mask.shape), np.float32)
+    v = np.zeros((critics, len(data.mask), data.mask.shape[1] + 1), np.float32)
     for part, episodes in data.histories.blocks():
-        size = part.stop - part.start
-        action = _padded(followed.action[part], len(episodes.mask))
-        for fold, member in enumerate(_FOLDS):
-            own = np.flatnonzero(data.folds[part] == fold)
-            q_fold, v_fold = fitted.step_values(number, member, episodes, action)
-            q[part.start + own], v[part.start + own] = q_fold[:size][own], v_fold[:size][own]
-    slots = np.arange(v.shape[1])
+        action = padded(followed.action[part], len(episodes.mask))
+        for critic in range(critics):
+            found = fitted.step_values(number, _MAIN + 1 + critic, episodes, action)
+            q[critic, part], v[critic, part] = (x[: part.stop - part.start] for x in found)
+    slots = np.arange(v.shape[2])
     goes_on = data.truncated & (options.horizon == "infinite")
     exists = (slots < data.lengths[:, None]) | (goes_on[:, None] & (slots == data.lengths[:, None]))
-    return np.where(data.mask, q, 0), np.where(exists, v, 0)
+    q, v = np.where(data.mask, q, 0), np.where(exists, v, 0)
+    half = data.folds, np.arange(len(data.folds))
+    q, v = (np.concatenate([x[half][None], x[len(_FOLDS) :]]) for x in (q, v))
+    return q, v
 
 
-def _cautions_of_fqe(values: Mapping[str, Estimate], data: _Data, options: Options) -> list[str]:
+def _cautions_of_fqe(
+    values: Mapping[str, Estimate], check: float | None, data: _Data, options: Options
+) -> list[str]:
     """Return notes on estimates by critics: impossible ones, and those without an interval."""
     notes, returns = [], data.returns(options)
     if values and not len(data.resamples):
         notes.append(f"fqe has no intervals with fewer than {MIN_RUNS} members.")
     if options.horizon == "infinite" or not len(returns):
         return notes
+    mean, _, high = data.behaviour(options)
+    allowed = max((high or mean) - mean, returns.std() / 10, abs(mean) / 100)
+    if check is not None and abs(check - mean) > allowed:
+        notes.append(
+            f"fqe values the data's own policies at {check:.4g}, and their mean return is "
+            f"{mean:.4g}: its critics have not converged. Do not rely on fqe and dr: more updates "
+            "may help."
+        )
     low, high = float(returns.min()), float(returns.max())
     beyond = [name for name, one in values.items() if not low <= one.value <= high]
     if beyond:
@@ -521,7 +596,7 @@ def _cautions_of_fqe(values: Mapping[str, Estimate], data: _Data, options: Optio
 
 
 def _cautions(
-    effective: Mapping[str, float], followed: Mapping[str, _Followed], data: _Data
+    effective: Mapping[str, float], followed: Mapping[str, Followed], data: _Data
 ) -> list[str]:
     """Return notes on estimates by ratios, for the policies with an effective sample size."""
     notes = []

@@ -13,7 +13,8 @@ the episode it is applied to.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from math import ceil
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,6 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.config import Fraction, Positive, PositiveInt, Seed, Validated
 from offmarl.losses import masked_mean, td_targets
 from offmarl.networks import (
     ActionValue,
@@ -34,51 +34,13 @@ from offmarl.networks import (
     observation_encoder,
     state_encoder,
 )
+from offmarl.ope.options import Options
 from offmarl.replay import Replay
 from offmarl.terminal import Progress, quiet
 from offmarl.types import ArrayTree, EnvSpec, Sequence, View
 
 _CALLS = 20
 """Calls of the compiled loop: progress is shown between them."""
-
-
-@dataclass(frozen=True)
-class Options(Validated):
-    """How policies are evaluated from data."""
-
-    gamma: Fraction = 0.99
-    """Discount of rewards."""
-    horizon: Literal["episode", "infinite"] = "episode"
-    """What the value holds. episode: the rewards up to the episode's end, as returns do, so the
-    time limit ends it. infinite: also those that would follow beyond the time limit."""
-    episodes: PositiveInt | None = None
-    """Largest number of episodes to use, evenly spread over the data; by default all."""
-    samples: PositiveInt = 8
-    """Joint actions that a stochastic policy draws in each recorded view."""
-    mixer: bool = False
-    """Factorise the critic: agents' values, mixed monotonically as in QMIX. By default the critic
-    sees the joint action."""
-    hidden: PositiveInt = 256
-    """Width of the critic's layers. Narrow critics take policies that differ from the data's for
-    better than they are."""
-    updates: PositiveInt = 15_000
-    """Gradient updates of the critics. With fewer, policies that differ from the data's seem better
-    than they are."""
-    pretrain: Fraction = 0.2
-    """Fraction of the updates in which critics learn the returns of the data, which they start
-    from."""
-    batch_size: PositiveInt = 256
-    """Steps in a batch."""
-    learning_rate: Positive = 1e-3
-    """Adam's step size at first; it decreases linearly to 0."""
-    tau: Positive = 0.01
-    """How far each update brings the target critics to the critics."""
-    members: PositiveInt = 5
-    """Critics that learn from resampled episodes, for the interval; fewer than 3 for none."""
-    resamples: PositiveInt = 2000
-    """Resamples of the episodes for the intervals of importance sampling."""
-    seed: Seed = 0
-    """Random seed."""
 
 
 class Critic(NamedTuple):
@@ -243,30 +205,36 @@ def fit(critic: Critic, data: Transitions, options: Options, progress: Progress 
     cannot diverge.
     """
     key = jax.random.key(options.seed)
-    learner = _begin(critic, len(data.actions), len(data.weights), key)
-    done, part = 0, max(options.updates // _CALLS, 1)
+    learner = _begin(critic, len(data.weights), key)
+    pretrained, part = ceil(options.pretrain * options.updates), max(options.updates // _CALLS, 1)
     with progress("fit critics", options.updates) as advance:
-        while done < options.updates:
-            count = min(part, options.updates - done)
-            learner = _learn(critic, options, learner, data, key, done, count)
-            jax.tree.leaves(learner)[0].block_until_ready()
-            advance(count)
-            done += count
+        for pretraining, first, end in (
+            (True, 0, pretrained),
+            (False, pretrained, options.updates),
+        ):
+            if not pretraining:  # until here, the critics of all policies are equal
+                learner = jax.tree.map(lambda leaf: leaf.repeat(len(data.actions), 0), learner)
+            for done in range(first, end, part):
+                count = min(part, end - done)
+                learner = _learn(critic, options, pretraining, learner, data, key, done, count)
+                jax.tree.leaves(learner)[0].block_until_ready()
+                advance(count)
     return FittedQ(critic, learner.params, data.scale, data.longest)
 
 
-def _begin(critic: Critic, policies: int, members: int, key: PRNGKeyArray) -> _Learner:
-    """Draw the parameters of each member, the same for all policies."""
+def _begin(critic: Critic, members: int, key: PRNGKeyArray) -> _Learner:
+    """Draw the parameters of each member, ``(1, C, ...)``: they are the same for all policies."""
     # One after another: vmapped orthogonal initialisation can deadlock on a CPU with few cores.
     drawn = jax.jit(partial(jax.lax.map, critic.init))(jax.random.split(key, members))
-    params = jax.tree.map(lambda leaf: jnp.stack([leaf] * policies), drawn)
+    params = jax.tree.map(lambda leaf: leaf[None], drawn)
     return _Learner(params, params, jax.vmap(jax.vmap(optax.adam(0.0).init))(params))
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(jax.jit, static_argnums=(0, 1, 2))
 def _learn(
     critic: Critic,
     options: Options,
+    pretraining: bool,
     learner: _Learner,
     data: Transitions,
     key: PRNGKeyArray,
@@ -282,7 +250,6 @@ def _learn(
         rate = options.learning_rate * (1 - progress)
 
         def of_member(learner: _Learner, weight: Array, next_action: Array) -> _Learner:
-            pretraining = progress < options.pretrain
             loss = partial(_loss, critic, batch, bounds, weight, next_action, pretraining)
             gradient = jax.grad(loss)(learner.params, learner.target)
             step, optimiser = optax.adam(rate).update(gradient, learner.optimiser)
@@ -292,7 +259,8 @@ def _learn(
 
         weights = data.weights[:, batch.episode]
         of_policy = jax.vmap(of_member, in_axes=(0, 0, None))
-        return jax.vmap(of_policy, in_axes=(0, None, 0))(learner, weights, batch.next_action)
+        next_action = batch.next_action[:1] if pretraining else batch.next_action
+        return jax.vmap(of_policy, in_axes=(0, None, 0))(learner, weights, next_action)
 
     return jax.lax.fori_loop(first, first + count, update, learner)
 
@@ -312,15 +280,17 @@ def _loss(
     bounds: Float[Array, "2 B"],
     weight: Float[Array, "B"],
     next_action: Array,
-    pretraining: Bool[Array, ""],
+    pretraining: bool,
     params: ArrayTree,
     target: ArrayTree,
 ) -> Float[Array, ""]:
-    v_t = critic.values(target, batch.view_t, batch.time_t, next_action)
-    v_t = jnp.clip(v_t, *bounds)
-    y = jnp.where(pretraining, batch.to_go, td_targets(batch.reward, batch.discount, v_t))
+    if pretraining:
+        y, known = batch.to_go, batch.counts
+    else:
+        v_t = critic.values(target, batch.view_t, batch.time_t, next_action)
+        y = td_targets(batch.reward, batch.discount, jnp.clip(v_t, *bounds))
+        known = batch.known
     error = critic.values(params, batch.view_tm1, batch.time_tm1, batch.action) - y
-    known = jnp.where(pretraining, batch.counts, batch.known)
     return masked_mean(error**2, known, weight)
 
 

@@ -1,4 +1,7 @@
-"""What policies would do in recorded episodes, unrolled over each episode's own history."""
+"""What policies would do in recorded episodes, unrolled over each episode's own history.
+
+Also a clone of the policies that recorded them, where the probabilities of actions are missing.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -7,27 +10,49 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array, Bool, Float, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
-from offmarl.replay import Windows, WindowSource
+from offmarl.losses import masked_mean
+from offmarl.networks import (
+    PolicyConfig,
+    agent_head,
+    agent_network,
+    init_policy,
+    make_policy,
+    stochastic_head,
+    unroll_batch,
+)
+from offmarl.replay import Replay, Windows, WindowSource, load
 from offmarl.replay.circles import Mixed
 from offmarl.replay.sampling import Source
+from offmarl.terminal import Progress
 from offmarl.types import ArrayTree, Policy, Sequence, empty_view, remember
 
 _BLOCK_BYTES = 2**26
 """Approximate size of the episodes that are on the device at once."""
 
 
+_CLONE = Windows(batch_size=32, length=20, extras=())
+_CLONING = 1000
+"""Batches of a clone, and their number."""
+
+
 class Followed(NamedTuple):
     """What a policy would do in M episodes of at most T steps."""
 
-    log_prob: Float[Array, "M T"]
+    log_prob: Float[Array | np.ndarray, "M T"]
     """Log-probability (density) of the recorded joint action: the sum over live agents, given the
     episode up to then. Minus infinity if the policy would not take it, NaN if that is unknown."""
-    action: Array
+    action: Array | NDArray[Any]
     """Actions that the policy draws, ``(M, T + 1, K, N)`` or ``(M, T + 1, K, N, A)``; the last slot
-    of an episode is the view that it ended with."""
+    of an episode is the view that it ended with. K is 1 for a policy that does not draw."""
+
+    @property
+    def reaches_ends(self) -> bool:
+        """Whether it draws continuous actions at an end of the interval: it clips its actions."""
+        return bool((np.abs(self.action) >= 1).any())
 
 
 class Histories:
@@ -54,12 +79,12 @@ class Histories:
             chosen = slice(start, min(start + self.size, len(self.episodes)))
             windows = Windows(1, self.longest, extras=())
             found = WindowSource(self._source, windows, self.episodes[chosen]).beginnings()
-            missing = self.size - (chosen.stop - chosen.start)
-            yield chosen, jax.tree.map(partial(_padded, missing), found) if missing else found
+            yield chosen, jax.tree.map(partial(padded, size=self.size), found)
 
 
-def _padded(missing: int, leaf: Array) -> Array:
-    return jnp.pad(leaf, [(0, missing), *[(0, 0)] * (leaf.ndim - 1)])
+def padded(leaf: Array | NDArray[Any], size: int) -> Array:
+    """Return an array with zeros up to a number of episodes."""
+    return jnp.pad(leaf, [(0, size - len(leaf)), *[(0, 0)] * (leaf.ndim - 1)])
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
@@ -95,7 +120,7 @@ def follow(
     def of_episode(episode: Sequence, key: PRNGKeyArray) -> Followed:
         slots = len(episode.mask) + 1
         done = episode.terminated | episode.truncated
-        taken = jax.tree.map(_with_last_slot, (episode.action, episode.reward, done))
+        taken = jax.tree.map(with_last_slot, (episode.action, episode.reward, done))
         keys = jax.random.split(key, (slots, samples))
         _, (log_prob, drawn) = jax.lax.scan(
             step, policy.initial_carry(), ((episode.view, *taken), keys)
@@ -105,7 +130,7 @@ def follow(
     return jax.vmap(of_episode)(episodes, jax.random.split(key, len(episodes.mask)))
 
 
-def _with_last_slot(steps: Array) -> Array:
+def with_last_slot(steps: Array) -> Array:
     """Repeat the last step in the slot after it, where nothing is done any more."""
     return jnp.concatenate([steps, steps[-1:]])
 
@@ -149,3 +174,39 @@ def had_no_choice(episodes: Sequence) -> Bool[Array, "M T"]:
     """
     view, discrete = episodes.view_tm1, jnp.issubdtype(episodes.action.dtype, jnp.integer)
     return ((view.legal_actions.sum(-1) <= int(discrete)) | ~view.alive).all(-1)
+
+
+def clone(
+    source: Source | Mixed, episodes: NDArray[np.int64], seed: int, progress: Progress
+) -> tuple[Policy, ArrayTree]:
+    """Fit a recurrent policy, shared by all agents, to recorded actions by maximum likelihood.
+
+    This is `bc` with its defaults, but for a step size that decreases to 0, which lets the clone
+    follow the frequencies of the whole data.
+    """
+    config = PolicyConfig("recurrent", stochastic_head(source.spec))
+    network, head = agent_network(config, source.spec), agent_head(config)
+    adam = optax.adam(optax.linear_schedule(1e-3, 0.0, _CLONING))
+
+    def loss(params: ArrayTree, batch: Sequence) -> Float[Array, ""]:
+        view = batch.view_tm1
+        outputs = unroll_batch(network, params, view.observation, batch.first[:, :-1])
+        log_prob = head(outputs, view.legal_actions).log_prob(batch.action)
+        return -masked_mean(log_prob, batch.mask[..., None] & view.alive)
+
+    @jax.jit
+    def learn(params: ArrayTree, replay: Replay, key: PRNGKeyArray) -> ArrayTree:
+        def update(number: Array, learner: tuple[Any, Any]) -> tuple[Any, Any]:
+            batch = replay.sample(jax.random.fold_in(key, number))
+            step, optimiser = adam.update(jax.grad(loss)(learner[0], batch), learner[1])
+            return optax.apply_updates(learner[0], step), optimiser
+
+        return jax.lax.fori_loop(0, _CLONING, update, (params, adam.init(params)))[0]
+
+    init_key, key = jax.random.split(jax.random.key(seed))
+    with progress("clone the data's policies", 1) as advance:
+        params = init_policy(config, source.spec, init_key)
+        params = learn(params, load(source, _CLONE, episodes), key)
+        jax.tree.leaves(params)[0].block_until_ready()
+        advance(1)
+    return make_policy(config, source.spec), params

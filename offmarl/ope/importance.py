@@ -16,10 +16,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from offmarl.losses import Scalar
-from offmarl.statistics import MIN_RUNS, Estimate
+from offmarl.statistics import MIN_RUNS, Estimate, mean_interval
 
 _RESAMPLED = 2**24
 """Largest number of entries of an array of resamples."""
+
+_ENOUGH_RESAMPLES = 100
+"""Number of resamples from which percentiles are the ends of an interval."""
 
 
 class Ratios(NamedTuple):
@@ -156,11 +159,11 @@ def bootstrap(
     episodes: int,
     draw: np.random.Generator,
     resamples: int = 2000,
-    confidence: float = 0.95,
-) -> Estimate:
-    """Return an estimate and its percentile interval over resampled episodes.
+) -> Float[np.ndarray, "resamples"]:
+    """Return the estimates of resampled episodes.
 
-    Fewer episodes than `offmarl.statistics.MIN_RUNS` have no interval: its ends are None.
+    Equal generators draw equal resamples, so estimates of several policies are paired. Fewer
+    episodes than `offmarl.statistics.MIN_RUNS` have no resamples.
 
     Parameters
     ----------
@@ -172,20 +175,34 @@ def bootstrap(
         Random generator.
     resamples
         Number of resamples.
-    confidence
-        The interval's coverage.
     """
-    found = []
-    value = float(estimator(jnp.ones(episodes)))
-    if episodes < MIN_RUNS:
-        return Estimate(value)
+    found = [np.zeros(0)]
     block = max(min(_RESAMPLED // episodes, resamples), 1)
-    for start in range(0, resamples, block):
+    for start in range(0, resamples if episodes >= MIN_RUNS else 0, block):
         count = min(block, resamples - start)
         places = draw.integers(episodes, size=(count, episodes))
         places += episodes * np.arange(count)[:, None]
         counts = np.bincount(places.ravel(), minlength=count * episodes).reshape(count, episodes)
         found.append(np.asarray(estimator(jnp.asarray(counts, jnp.float32))))
+    return np.concatenate(found)
+
+
+def with_interval(
+    value: float, resampled: Float[np.ndarray, "resamples"], confidence: float = 0.95
+) -> Estimate:
+    """Return a value with the interval that the values of resamples give.
+
+    From 100 resamples on, its ends are their percentiles. Of fewer, such as those of a few critics,
+    it is Student's t interval of one of them; below `offmarl.statistics.MIN_RUNS` there is none.
+    """
+    if len(resampled) < MIN_RUNS:
+        return Estimate(value)
+    if len(resampled) < _ENOUGH_RESAMPLES:
+        # The interval of one resample, and not of their mean.
+        centre, _, high = mean_interval(resampled, confidence)
+        half = (high or centre) - centre
+        half *= len(resampled) ** 0.5
+        return Estimate(value, value - half, value + half)
     tail = (1 - confidence) / 2
-    low, high = np.quantile(np.concatenate(found), [tail, 1 - tail])
+    low, high = np.quantile(resampled, [tail, 1 - tail])
     return Estimate(value, float(low), float(high))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,6 +109,7 @@ def compare_candidates(
     return {
         "episodes": found.episodes,
         "data_return": as_dicts(found.data),
+        "data_return_by_fqe": found.check,
         "policies": {
             one.label: {
                 **{name: as_dicts(own.get(one.label)) for name, own in found.values.items()},
@@ -116,11 +118,21 @@ def compare_candidates(
             }
             for one in candidates
         },
-        "chosen": compared.chosen,
-        "ranking": compared.ranking,
-        "tuning": as_dicts(compared.tuning),
-        "notes": (*found.notes, *notes(candidates, draws, returns), *compared.notes),
+        "order": {method: _order(found, method) for method in found.values},
+        **compared,
+        "notes": (*found.notes, *notes(candidates, draws, returns), *compared["notes"]),
     }
+
+
+def _order(found: Estimates, method: Method) -> dict[str, Any]:
+    """Return the ranks that policies may have, and the differences of the better to the worse."""
+    ranks = found.ranks(method)
+    labels = sorted(ranks, key=lambda label: -found.values[method][label].value)
+    differences = [
+        {"policies": pair, **as_dicts(found.difference(method, *pair))}
+        for pair in combinations(labels, 2)
+    ]
+    return {"ranks": ranks, "differences": differences}
 
 
 def notes(
@@ -141,31 +153,23 @@ def notes(
             )
 
 
-class Compared(NamedTuple):
-    """Estimates of policies beside their returns in the environment."""
-
-    chosen: dict[Method, dict[str, Any]]
-    """By method: the ``setting`` with the best mean ``estimate`` over its policies. Where all
-    returns are known, also the ``true_return`` that it has and the ``best_true_return``. Methods
-    that did not evaluate all policies are left out."""
-    ranking: dict[Method, dict[str, Any]]
-    """By method: the number of ``policies``, their rank correlation ``spearman``, and ``regret`` by
-    k. Empty if fewer than two returns are known."""
-    tuning: "TuningCurve | None"
-    """What a search in the environment among the policies would find."""
-    notes: tuple[str, ...]
-    """Policies that are left out."""
-
-
 def compare_with_returns(
     values: Estimated,
     settings: Mapping[str, Sequence[str]],
     returns: Mapping[str, Float[np.ndarray, "_"]],
     seed: int = 0,
-) -> Compared:
-    """Choose between settings by estimates, and compare the estimates with known returns.
+) -> dict[str, Any]:
+    """Choose between settings by estimates, and compare the estimates with known returns, for JSON.
 
-    Policies whose estimates or returns are not finite are left out.
+    Policies whose estimates or returns are not finite are left out; ``notes`` name them.
+
+    - ``chosen``, by method: the ``setting`` with the best mean ``estimate`` over its policies.
+      Where all returns are known, also the ``true_return`` that it has and the
+      ``best_true_return``. Methods that did not evaluate all policies are left out.
+    - ``ranking``, by method: the number of ``policies``, their rank correlation ``spearman``,
+      ``regret`` by k, and the mean ``chance_regret`` of a random policy. Empty if fewer than two
+      returns are known.
+    - ``tuning``: the `TuningCurve` of a search in the environment among the policies.
 
     Parameters
     ----------
@@ -187,12 +191,12 @@ def compare_with_returns(
         count = min(map(len, finite.values()))
         played = np.stack([own[:count] for own in finite.values()])
         tuning = tuning_curve(played, jax.random.key(seed))
-    return Compared(
-        {method: choice for method, choice in choices.items() if choice},
-        ranking,
-        tuning,
-        (*_not_finite(values, sorted(returns.keys() - finite.keys())),),
-    )
+    return {
+        "chosen": {method: choice for method, choice in choices.items() if choice},
+        "ranking": ranking,
+        "tuning": as_dicts(tuning),
+        "notes": (*_not_finite(values, sorted(returns.keys() - finite.keys())),),
+    }
 
 
 def _choice(
@@ -234,6 +238,7 @@ def _ranking(values: Mapping[str, Estimate], means: Mapping[str, float]) -> dict
         "policies": len(labels),
         "spearman": rank_correlation(estimates, returns),
         "regret": {str(k): regret(estimates, returns, k) for k in _RANKS if k <= len(labels)},
+        "chance_regret": float(returns.max() - returns.mean()) if labels else None,
     }
 
 

@@ -48,6 +48,12 @@ def test_estimates_without_returns(offmarl, runs, random_data):
     # Both runs have the same parameters, so their estimates are equal: the first is chosen.
     assert found["chosen"]["wis"]["setting"] == str(runs[0])
     assert found["ranking"] == {} and found["tuning"] is None
+    assert 0 < found["data_return_by_fqe"] < 1.2
+    assert found["order"]["fqe"]["ranks"] == {key: [1, 4] for key in labels}  # without intervals
+    same = [
+        x for x in found["order"]["wis"]["differences"] if len({y[-1] for y in x["policies"]}) < 2
+    ]
+    assert len(same) == 2 and all(x["value"] == x["low"] == x["high"] == 0 for x in same)
 
 
 @pytest.mark.slow
@@ -64,10 +70,12 @@ def test_estimates_beside_returns(offmarl, runs, random_data):
     estimates = [one["wis"]["value"] for one in found["policies"].values()]
     lost = 0.9 - [0.6, 0.3][int(np.argmax(estimates[:2]))]
     assert ranking["policies"] == 4 and ranking["regret"]["1"] == pytest.approx(lost)
+    assert ranking["chance_regret"] == pytest.approx(0.9 - np.mean([0.6, 0.3, 0.9, 0.9]))
     assert len(found["tuning"]["mean"]) == 200
     text = offmarl(*given).out
     assert "\nfirst, seed 0" in text  # the directory stands in the heading
     assert "chosen by wis" in text and "rank correlation" in text and "episodes played" in text
+    assert "rank by wis" in text and "cannot be told from others" in text
 
 
 def test_a_ranking_of_policies_that_act_in_different_ways_says_so():

@@ -16,8 +16,9 @@ from offmarl.distributions import ClippedGaussian, TanhGaussian
 from offmarl.envs.base import restart, transition
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.ope import Options, estimate, estimation, fitted, history
+from offmarl.ope import Estimates, Options, estimate, estimation, fitted, history
 from offmarl.ope.history import follow
+from offmarl.ope.importance import with_interval
 from offmarl.programs import record_policy
 from offmarl.replay.sampling import are_whole
 from offmarl.statistics import Estimate
@@ -103,26 +104,30 @@ def observed(random_data):
     data = estimation._Data.read(dataset, options)
     slots = data.mask.shape[1] + 1
     action = np.zeros((12, slots, 1, dataset.spec.num_agents), np.int32)
-    return data, estimation._Followed(np.zeros(data.mask.shape), action), options
+    return data, history.Followed(np.zeros(data.mask.shape), action), options
 
 
 def test_the_interval_of_critics_is_that_of_one_member(observed):
     data, followed, _ = observed
     data = data._replace(resamples=np.ones((3, 12), np.float32))
     starts = np.repeat([[5.0], [0.0], [2.0], [7.0]], 12, axis=1)  # the first one has all episodes
-    value, low, high = estimation._fitted_value(Chosen(starts), 0, followed, data)
+    value, resampled = estimation._fitted_value(Chosen(starts), 0, followed, data)
+    value, low, high = with_interval(value, resampled)
     half = 4.302653 * np.std([0, 2, 7], ddof=1)  # Student's t with two degrees of freedom
     assert [value, low, high] == pytest.approx([5, 5 - half, 5 + half])
 
 
 def test_each_episode_is_valued_by_the_critics_of_the_other_half(observed):
-    """Member 1 learned from the episodes outside half 0, member 2 from those outside half 1."""
+    """Critic 1 learned from the episodes outside half 0, critic 2 from those outside half 1.
+
+    The critics of resamples, from 3 on, value all of them.
+    """
     data, followed, options = observed
     q, v = estimation._critic_values(Chosen(np.zeros((3, 12))), 0, followed, data, options)
-    assert {*data.folds} == {0, 1}
-    for fold in (0, 1):
-        own = data.folds == fold
-        assert (q[own][data.mask[own]] == fold + 1).all() and (v[own][:, 0] == fold + 1).all()
+    assert {*data.folds} == {0, 1} and len(q) == len(v) == 1 + FAST.members
+    expected = np.array([data.folds + 1, *([critic] * 12 for critic in (3, 4, 5))])
+    np.testing.assert_array_equal(q, expected[..., None] * data.mask)
+    np.testing.assert_array_equal(v[..., 0], expected)
 
 
 @pytest.mark.parametrize("horizon", ["episode", "infinite"])
@@ -137,6 +142,7 @@ def test_only_a_truncated_episode_goes_on_after_its_last_step(observed, monkeypa
     )
     options = replace(options, horizon=horizon)
     q, v = estimation._critic_values(Chosen(np.zeros((3, 12))), 0, followed, data, options)
+    q, v = q[0], v[0]
     goes_on = number % 2 * (horizon == "infinite")
     np.testing.assert_array_equal((v != 0).sum(1), lengths + goes_on)
     np.testing.assert_array_equal(v != 0, slots < (lengths + goes_on)[:, None])
@@ -261,7 +267,7 @@ def test_what_critics_learn_from_by_hand(ended, monkeypatch, horizon):
     monkeypatch.setattr(estimation, "fit", lambda critic, data, options, progress: data)
     action = 100 * np.arange(4)[:, None, None, None] + np.arange(4)[:, None, None]
     action = np.broadcast_to(action, (4, 4, 1, 2))
-    followed = [estimation._Followed(data.mask, action + 1000 * policy) for policy in (0, 1)]
+    followed = [history.Followed(data.mask, action + 1000 * policy) for policy in (0, 1)]
     found = estimation._fit(ended, data, followed, options, True, quiet)
     limited = horizon == "episode"
     np.testing.assert_array_equal(found.ends, data.complete & limited)
@@ -289,19 +295,20 @@ def test_only_complete_episodes_are_weighed(ended):
     options = Options(gamma=0.5, members=2, resamples=10)
     data = estimation._Data.read(ended, options)
     log_prob = data.behaviour_log_prob + np.log([[1.0], [2.0], [1.0], [1e6]]) * (np.arange(3) == 0)
-    followed = estimation._Followed(log_prob * data.mask, np.zeros((4, 4, 1, 2)))
+    followed = history.Followed(log_prob * data.mask, np.zeros((4, 4, 1, 2)))
     chosen = Chosen(np.zeros((3, 4)))
     size, found = estimation._weighted(["wis", "dr"], chosen, 0, followed, data, options)
     assert size == pytest.approx(4**2 / (1 + 4 + 1), rel=1e-5)
     mean = (np.array([[1, 2, 0], [3, 4, 5], [6, 7, 8]]) * [[1], [2], [1]]).sum(0) / 4
-    assert found["wis"].value == pytest.approx(mean @ [1, 0.5, 0.25], rel=1e-5)
-    assert found["wis"].low <= found["wis"].value <= found["wis"].high
-    q, v = estimation._critic_values(chosen, 0, followed, data, options)
+    value, resampled = found["wis"]
+    assert value == pytest.approx(mean @ [1, 0.5, 0.25], rel=1e-5)
+    assert resampled.min() <= value <= resampled.max() and resampled.shape == (10,)
+    (q,), (v,) = estimation._critic_values(chosen, 0, followed, data, options)
     weight, before = np.array([[1], [2], [1]]), np.array([[1, 1, 1, 1], [1, 2, 2, 2], [1, 1, 1, 1]])
     correction = (weight * (data.reward - q)[:3]).sum(0) / 4
     baseline = (before * v[:3]).sum(0) / before.sum(0)
     robust = correction @ [1, 0.5, 0.25] + baseline @ [1, 0.5, 0.25, 0.125]
-    assert found["dr"].value == pytest.approx(robust, rel=1e-5)
+    assert found["dr"][0] == pytest.approx(robust, rel=1e-5)
     for wanted, critics in ((["wis"], chosen), (["wis", "dr"], None)):
         _, alone = estimation._weighted(wanted, critics, 0, followed, data, options)
         assert list(alone) == ["wis"]
@@ -409,17 +416,11 @@ def test_targets_bootstrap_from_bounded_values():
     some = {"discount": jnp.array([0.5, 0.5, 0.0]), **truths}
     batch = fitted._Batch(**(blank | ones | some))
     bounds = jnp.array([[-3.0] * 3, [5.0, 4.0, 5.0]])
-    found = fitted._loss(
-        critic, batch, bounds, jnp.ones(3), jnp.zeros(()), jnp.array(False), 0.0, 1e6
-    )
+    found = fitted._loss(critic, batch, bounds, jnp.ones(3), jnp.zeros(()), False, 0.0, 1e6)
     assert found == pytest.approx(np.mean(np.square([1 + 2.5, 1 + 2.0, 1])))
-    other = fitted._loss(
-        critic, batch, bounds, jnp.ones(3), jnp.zeros(()), jnp.array(False), 0.5, 1e6
-    )
+    other = fitted._loss(critic, batch, bounds, jnp.ones(3), jnp.zeros(()), False, 0.5, 1e6)
     assert other == pytest.approx(np.mean(np.square([0.5 - 3.5, 0.5 - 3.0, 0.5 - 1])))
-    low = fitted._loss(
-        critic, batch, bounds, jnp.ones(3), jnp.zeros(()), jnp.array(False), 0.0, -1e6
-    )
+    low = fitted._loss(critic, batch, bounds, jnp.ones(3), jnp.zeros(()), False, 0.0, -1e6)
     assert low == pytest.approx(np.mean(np.square([1 - 1.5, 1 - 1.5, 1])))
 
 
@@ -438,6 +439,9 @@ def test_two_steps_by_all_methods(random_data):
     assert found.effective["0.3"] > found.effective["0.8"] > 100
     assert found.data.value == pytest.approx(0.5 * 0.5 + GAMMA * 0.5, abs=0.02)
     assert found.data.low < found.data.value < found.data.high
+    assert found.check == pytest.approx(found.data.value, abs=0.03)
+    for method in found.values:
+        assert found.ranks(method) == {"0.3": (2, 2), "0.8": (1, 1)}
 
 
 @pytest.mark.nightly
@@ -584,12 +588,13 @@ def test_a_certain_action_inside_the_interval_has_no_ratio(observed):
     actions = np.full((*followed.action.shape, 1), 1.0)
     steps = np.arange(data.mask.size).reshape(data.mask.shape)
     mixed = data._replace(certain_inside=steps == 0, at_ends=steps == 1)
-    reaching = followed._replace(action=actions).without_impossible(mixed).log_prob
+    reaching = estimation._without_impossible(followed._replace(action=actions), mixed).log_prob
     assert (reaching == -np.inf).sum() == 1 and reaching[0, 0] == -np.inf
-    inside = followed._replace(action=0.9 * actions).without_impossible(mixed).log_prob
+    short = followed._replace(action=0.9 * actions)
+    inside = estimation._without_impossible(short, mixed).log_prob
     assert (inside == -np.inf).sum() == 2
     unknown = followed._replace(log_prob=np.full(data.mask.shape, np.nan), action=actions)
-    assert np.isnan(unknown.without_impossible(mixed).log_prob).all()
+    assert np.isnan(estimation._without_impossible(unknown, mixed).log_prob).all()
 
 
 @pytest.mark.slow
@@ -616,11 +621,11 @@ def test_values_outside_the_returns_of_all_episodes_are_pointed_out(random_data)
         "right": Estimate((low + high) / 2),
         "high": Estimate(high + 0.1),
     }
-    members, beyond = estimation._cautions_of_fqe(values, found, Options())
+    members, beyond = estimation._cautions_of_fqe(values, None, found, Options())
     assert "no intervals with fewer than 3 members" in members
     assert "fqe of low, high is outside the returns" in beyond
-    assert len(estimation._cautions_of_fqe(values, found, Options(horizon="infinite"))) == 1
-    assert not estimation._cautions_of_fqe({}, found, Options())
+    assert len(estimation._cautions_of_fqe(values, None, found, Options(horizon="infinite"))) == 1
+    assert not estimation._cautions_of_fqe({}, None, found, Options())
 
 
 def test_deterministic_data_say_nothing_of_other_actions(deterministic):
@@ -635,8 +640,46 @@ def test_data_without_probabilities(tmp_path, deterministic):
         steps = deterministic.transitions()
         writer.append(steps._replace(behaviour_log_prob=np.full_like(steps.reward, np.nan)))
     data = vault.open_vault(unknown)
-    with pytest.raises(OptionError, match=r"missing \(NaN\) at 64 of 64 steps: .* or use fqe"):
-        estimate({"coin": coin(data.spec, 0.5)}, data, FAST, methods=("wis",))
+    found = estimate({"coin": coin(data.spec, 0.5)}, data, FAST, methods=("wis",))
+    note, *_ = found.notes
+    assert "missing (NaN) at 64 of 64 steps: wis and dr use those of a clone" in note
+    # The clone has learned that both agents always take action 1.
+    assert found.effective["coin"] == pytest.approx(64, rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_clone_gives_the_probabilities_that_data_lack(random_data):
+    """The data choose at random, so that each joint action has a probability of a quarter."""
+    dataset = vault.open_vault(random_data("probe/two-step"))
+    data = estimation._Data.read(dataset, FAST)
+    some = data.mask & (np.arange(len(data.mask)) > 2)[:, None]
+    lacking = data._replace(behaviour_log_prob=np.where(some, np.nan, 2 * data.behaviour_log_prob))
+    found, (note,) = estimation._with_clone(dataset, lacking, FAST, quiet)
+    expected = np.where(some, data.behaviour_log_prob, 2 * data.behaviour_log_prob)
+    np.testing.assert_allclose(found.behaviour_log_prob, expected, atol=0.15)
+    assert "(geometric mean 0.25)" in note
+    assert estimation._with_clone(dataset, data, FAST, quiet) == (data, [])
+
+
+def test_policies_are_ordered_by_paired_differences():
+    """What resamples have in common cancels, so `b` is better than `a`; `c` may equal either."""
+    noise, own = np.random.default_rng(0).normal(size=(2, 500))
+    resampled = {"a": 1 + noise, "b": 2 + noise, "c": 2.5 + own, "d": np.full(500, np.nan)}
+    values = {"a": Estimate(1.0), "b": Estimate(2.0), "c": Estimate(2.5), "d": Estimate(np.nan)}
+    found = Estimates({"wis": values}, {"wis": resampled}, {}, Estimate(0.0), None, 9, ())
+    assert found.difference("wis", "b", "a") == pytest.approx((1, 1, 1))
+    assert found.ranks("wis") == {"a": (2, 3), "b": (1, 2), "c": (1, 3)}
+    single = found._replace(resampled={"wis": dict.fromkeys(values, np.zeros(0))})
+    assert single.ranks("wis") == dict.fromkeys("abc", (1, 3))
+
+
+def test_critics_that_miss_the_value_of_the_data_are_pointed_out(observed):
+    data, _, options = observed
+    value = data.behaviour(options).value
+    (note,) = estimation._cautions_of_fqe({}, value + 1, data, options)
+    assert note.startswith("fqe values the data's own policies at")
+    assert not estimation._cautions_of_fqe({}, value, data, options)
+    assert not estimation._cautions_of_fqe({}, None, data, options)
 
 
 def test_policies_that_do_not_fit_the_data(deterministic):
@@ -685,7 +728,9 @@ def test_an_episode_with_an_impossible_recorded_action_is_left_out(observed, rec
     found, wanted = (
         estimation._weighted(["wis"], None, 0, followed, one, options) for one in (broken, known)
     )
-    assert found == wanted and found[1]["wis"].finite
+    assert found[0] == wanted[0] and found[1]["wis"][0] == wanted[1]["wis"][0]
+    np.testing.assert_array_equal(found[1]["wis"][1], wanted[1]["wis"][1])
+    assert np.isfinite(found[1]["wis"][1]).all()
     notes = estimation._cautions({"a": 100.0}, {"a": followed}, broken)
     assert any("1 episodes are left out of wis and dr: the recorded pro" in note for note in notes)
     none = np.where(data.mask, recorded, 0)

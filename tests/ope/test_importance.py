@@ -12,7 +12,7 @@ from offmarl.ope import (
     weighted_importance_sampling,
 )
 from offmarl.ope.history import at_ends, had_no_choice, was_certain_inside
-from offmarl.ope.importance import bootstrap
+from offmarl.ope.importance import bootstrap, with_interval
 from offmarl.types import Sequence, View
 
 
@@ -159,12 +159,13 @@ def test_the_bootstrap_of_a_mean_is_as_wide_as_its_standard_error():
         return (counts * values).sum(-1) / counts.sum(-1)
 
     for confidence in (0.95, 0.5):
-        draw = np.random.default_rng(1)
-        value, low, high = bootstrap(mean, 400, draw, confidence=confidence)
+        resampled = bootstrap(mean, 400, np.random.default_rng(1))
+        value, low, high = with_interval(values.mean(), resampled, confidence)
         half = norm.ppf((1 + confidence) / 2) * values.std() / 400**0.5
         assert value == pytest.approx(values.mean(), rel=1e-5)
         assert [value - low, high - value] == pytest.approx([half, half], rel=0.1)
 
 
 def test_two_episodes_have_no_interval():
-    assert bootstrap(lambda counts: counts.sum(-1), 2, np.random.default_rng(0)) == (2, None, None)
+    resampled = bootstrap(lambda counts: counts.sum(-1), 2, np.random.default_rng(0))
+    assert with_interval(2.0, resampled) == (2, None, None)

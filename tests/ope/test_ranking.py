@@ -60,16 +60,18 @@ def test_the_choice_is_the_best_mean_over_seeds():
         name: Estimate(x) for name, x in zip("abcde", (2.0, 3.0, 4.0, 0.0, np.nan), strict=True)
     }
     found = compare_with_returns({"fqe": values}, settings, {})
-    assert found.chosen == {"fqe": {"setting": "even", "estimate": 2.5}}
-    assert found.notes == (
+    assert found["chosen"] == {"fqe": {"setting": "even", "estimate": 2.5}}
+    assert found["notes"] == (
         "e is left out of choices and rankings: its estimate by fqe is not finite.",
     )
     returns = {"a": [1.0], "b": [2.0], "c": [3.0], "d": [2.0], "e": [0.0]}
     returns = {name: np.array(own) for name, own in returns.items()}
     known = {"true_return": 1.5, "best_true_return": 2.5}
     found = compare_with_returns({"fqe": values}, settings, returns)
-    assert found.chosen == {"fqe": {"setting": "even", "estimate": 2.5} | known}
-    assert found.ranking["fqe"]["policies"] == 4
+    assert found["chosen"] == {"fqe": {"setting": "even", "estimate": 2.5} | known}
+    assert (
+        found["ranking"]["fqe"]["policies"] == 4 and found["ranking"]["fqe"]["chance_regret"] == 1
+    )
 
 
 @pytest.mark.slow
