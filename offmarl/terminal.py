@@ -97,10 +97,10 @@ def _table(
     most = [max(cell_len(_shown(cell)) for cell in one) for one in by_column]
     least = [most[0], *(max(map(_longest_word, map(_text, one))) for one in by_column[1:])]
     room = width - _GAP * (len(columns) - 1)
-    first = max(cell_len(columns[0]), room - sum(least[1:]))
-    if first < most[0]:  # long names have lines of their own, so the other columns take the room
-        first = max(cell_len(columns[0]), min(first, room - sum(most[1:])))
-    least[0] = most[0] = min(most[0], first)
+    left = max(cell_len(columns[0]), room - sum(least[1:]))
+    if left < most[0]:  # long names have lines of their own, so the other columns take the room
+        left = max(cell_len(columns[0]), min(left, room - sum(most[1:])))
+    least[0] = most[0] = min(most[0], left)
     if title:
         yield Text(printable(title), style="bold")
     yield Text()
