@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         read_results as read_results,
         score_tables as score_tables,
         sections_of as sections_of,
+        spread as spread,
         write_results as write_results,
     )
     from offmarl.benchmark.tasks import CellsWork as CellsWork, require_vaults as require_vaults

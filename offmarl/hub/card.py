@@ -70,6 +70,8 @@ class Uid:
     """Distinct joint state-action pairs per step, in [0, 1]."""
     digest: str | None = None
     """Digest of its logical content; see `offmarl.vault.check.digest`."""
+    spread: float | None = None
+    """How far methods are apart on it, if that was measured; see `offmarl.benchmark.spread`."""
     origin: str | None = None
     """Where its data comes from, in a sentence or two."""
     files: tuple[File, ...] = ()

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from offmarl import benchmark, report, tracking, vault
-from offmarl.benchmark import CellsWork
+from offmarl.benchmark import CellsWork, spread
 from offmarl.benchmark.cells import is_current, pack
-from offmarl.benchmark.results import spread
 from offmarl.benchmark.tasks import cell_file, note_vaults, noted_vaults, preparation, run_of
 from offmarl.cli.output import Report
 from offmarl.errors import RunError, VaultError
