@@ -301,7 +301,10 @@ def test_references_are_those_of_the_recipes():
     known = references()
     assert known["swarm/coverage-3"] == (9.2561, 19.6055)
     assert known["classic/bridge"] == (-17.7362, -1.2606)
-    assert len(known) == 2  # no card of another's data holds returns of random and expert play
+    tiny = "jumanji/robot_warehouse:request_queue_size=4,shelf_rows=1"
+    assert known[tiny] == (0.0153, 21.9922)  # the card's name is not the environment's
+    # No card of another's data holds returns of random and expert play.
+    assert len(known) == 4 and "jumanji/lbf" in known
 
 
 PAIRED = np.array([[1.0, 2.0], [3.0, 5.0], [2.0, 5.0], [4.0, 8.0]])
