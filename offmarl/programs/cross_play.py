@@ -219,7 +219,11 @@ def _environment(
 
 
 def _code(policy: Policy, params: ArrayTree, spec: EnvSpec) -> str:
-    """Return what a policy computes, on all machines; policies that were built apart may agree."""
+    """Return what a policy computes, on all machines, and what its parameters are.
+
+    Policies that were built apart may agree. Parameters that are not used, such as those of
+    exploration by a greedy policy, leave no trace in what is computed.
+    """
     view, none, carry = empty_view(spec), jnp.zeros(spec.num_agents), policy.initial_carry()
 
     def step(params: ArrayTree, carry: ArrayTree, *seen: Any) -> Any:
@@ -228,7 +232,10 @@ def _code(policy: Policy, params: ArrayTree, spec: EnvSpec) -> str:
 
     seen = view.observation, view.legal_actions, jax.random.key(0)
     lowered = jax.jit(step).trace(params, carry, *seen).lower(lowering_platforms=("cpu",))
-    return lowered.as_text() + fingerprint(carry)
+    shapes = [
+        (np.shape(leaf), str(leaf.dtype)) for leaf in map(np.asarray, jax.tree.leaves(params))
+    ]
+    return f"{lowered.as_text()}{fingerprint(carry)}{jax.tree.structure(params)}{shapes}"
 
 
 def _sha256(content: Any) -> str:
