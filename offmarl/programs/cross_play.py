@@ -191,9 +191,18 @@ class CrossPlayWork(Work):
 
         Rows are policies that act for the side, columns those that act for the rest.
         """
-        files = map(self.row, range(len(self.members)))
-        rows = [records.parse(file.read_bytes(), str(file), RunError) for file in files]
-        return {acting: np.array([row[acting] for row in rows], float) for acting in self.modes}
+        rows = [self._read(self.row(block)) for block in range(len(self.members))]
+        return {acting: np.stack([row[acting] for row in rows]) for acting in self.modes}
+
+    def _read(self, file: Path) -> dict[Acting, Float[np.ndarray, "M 2"]]:
+        data = records.parse(file.read_bytes(), str(file), RunError)
+        try:
+            row = {acting: np.array(data[acting], float) for acting in self.modes}
+        except (KeyError, TypeError, ValueError):
+            row = {}
+        if any(own.shape != (len(self.members), 2) for own in row.values()) or not row:
+            raise RunError(f"{file} is not the row of a table of these policies: delete it.")
+        return row
 
 
 def _environment(

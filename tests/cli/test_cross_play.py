@@ -119,6 +119,16 @@ def test_a_table_does_not_depend_on_how_it_was_divided(here):
     assert CrossPlayWork(["five"], seed=1, **FEW).path != again.path
 
 
+@pytest.mark.parametrize("text", ["{}", '{"greedy": [[0, 0]]}', '{"greedy": "x"}', "[]", "kept"])
+def test_the_file_of_another_row_is_named(here, text):
+    work = CrossPlayWork(["two@9"], ["random"], **FEW)
+    work.path.mkdir(parents=True)
+    for block in range(2):
+        work.row(block).write_text(text)
+    with pytest.raises(RunError, match=r"row-0.json (is not the row|is damaged|holds no JSON)"):
+        work.tables()
+
+
 @pytest.mark.slow
 def test_a_killed_table_ends_with_the_same_bits(here):
     work = CrossPlayWork(["more"], episodes=16)
