@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -14,6 +15,7 @@ from offmarl import envs, load_policy, tracking, vault
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import hyperparameters, record_policy
+from offmarl.programs.recording import online
 from offmarl.programs.runs import training
 from offmarl.programs.runs.continuing import (
     _common_parts,
@@ -333,6 +335,20 @@ def test_half_of_the_windows_are_those_of_prior_data(before, program, options, w
     prior = start_of(args, ENV).prior().windows
     burn_in = options.get("burn_in", 0)
     assert (prior.batch_size, prior.length, prior.burn_in) == (windows, length, burn_in)
+
+
+@pytest.mark.slow
+def test_each_seed_has_prior_data_of_its_own_if_there_is_room(before, monkeypatch):
+    args = qmix.Args(env=ENV.spec.name, prefill=before[0])
+    own = SimpleNamespace(_start=start_of(args, ENV), args=args)
+    states = [built(qmix)[1]] * 3
+    monkeypatch.setattr(online, "free_bytes", lambda: 2 * own._start.prior().nbytes)
+    found = [state.capture.prior for state in online._Training._beside_prior(own, states)]
+    same(*(prior.rows for prior in found[:2]))
+    places = {leaf.unsafe_buffer_pointer() for one in found for leaf in jax.tree.leaves(one.rows)}
+    assert len(places) == len(jax.tree.leaves([one.rows for one in found]))
+    with pytest.raises(OptionError, match="once for each of 4 seeds"):
+        online._Training._beside_prior(own, [*states, states[0]])
 
 
 @pytest.mark.slow
