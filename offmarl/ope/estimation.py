@@ -532,7 +532,7 @@ def _weighted(
             return doubly_robust(ratios, reward, q, v, options.gamma, counts)
 
         # Resamples take turns in the critics, whose spread is that of critics that are refitted.
-        spread = [(x[1:] - x[1:].mean(0) if len(x) > 1 else np.zeros_like(x)) for x in (q, v)]
+        spread = [_around_mean(x[1:]) if len(x) > 1 else np.zeros_like(x) for x in (q, v)]
         part = -(-options.resamples // len(spread[0]))
         parts = [
             bootstrap(partial(robust, q[0] + dq, v[0] + dv), len(every), draw, part)
@@ -540,6 +540,15 @@ def _weighted(
         ]
         found["dr"] = float(robust(q[0], v[0], every)), np.concatenate(parts)
     return size, found
+
+
+def _around_mean(values: Float[np.ndarray, "K *b"]) -> Float[np.ndarray, "K *b"]:
+    """Return differences from the mean, with the variance of the critics they were drawn from.
+
+    The mean is that of the same few critics, around which they vary less.
+    """
+    number = len(values)
+    return (values - values.mean(0)) * np.float32(number / (number - 1)) ** 0.5
 
 
 def _critic_values(

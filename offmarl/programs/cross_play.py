@@ -191,9 +191,18 @@ class CrossPlayWork(Work):
 
         Rows are policies that act for the side, columns those that act for the rest.
         """
-        files = map(self.row, range(len(self.members)))
-        rows = [records.parse(file.read_bytes(), str(file), RunError) for file in files]
-        return {acting: np.array([row[acting] for row in rows], float) for acting in self.modes}
+        rows = [self._read(self.row(block)) for block in range(len(self.members))]
+        return {acting: np.stack([row[acting] for row in rows]) for acting in self.modes}
+
+    def _read(self, file: Path) -> dict[Acting, Float[np.ndarray, "M 2"]]:
+        data = records.parse(file.read_bytes(), str(file), RunError)
+        try:
+            row = {acting: np.array(data[acting], float) for acting in self.modes}
+        except (KeyError, TypeError, ValueError):
+            row = {}
+        if any(own.shape != (len(self.members), 2) for own in row.values()) or not row:
+            raise RunError(f"{file} is not the row of a table of these policies: delete it.")
+        return row
 
 
 def _environment(
@@ -219,7 +228,11 @@ def _environment(
 
 
 def _code(policy: Policy, params: ArrayTree, spec: EnvSpec) -> str:
-    """Return what a policy computes, on all machines; policies that were built apart may agree."""
+    """Return what a policy computes, on all machines, and what its parameters are.
+
+    Policies that were built apart may agree. Parameters that are not used, such as those of
+    exploration by a greedy policy, leave no trace in what is computed.
+    """
     view, none, carry = empty_view(spec), jnp.zeros(spec.num_agents), policy.initial_carry()
 
     def step(params: ArrayTree, carry: ArrayTree, *seen: Any) -> Any:
@@ -228,7 +241,10 @@ def _code(policy: Policy, params: ArrayTree, spec: EnvSpec) -> str:
 
     seen = view.observation, view.legal_actions, jax.random.key(0)
     lowered = jax.jit(step).trace(params, carry, *seen).lower(lowering_platforms=("cpu",))
-    return lowered.as_text() + fingerprint(carry)
+    shapes = [
+        (np.shape(leaf), str(leaf.dtype)) for leaf in map(np.asarray, jax.tree.leaves(params))
+    ]
+    return f"{lowered.as_text()}{fingerprint(carry)}{jax.tree.structure(params)}{shapes}"
 
 
 def _sha256(content: Any) -> str:

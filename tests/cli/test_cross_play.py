@@ -89,6 +89,17 @@ def test_partners_are_met_in_both_seats_and_policies_have_self_play(here):
     np.testing.assert_array_equal(np.isfinite(table), met | met.T)
 
 
+@pytest.mark.slow
+def test_policies_that_compute_the_same_of_other_parameters_meet(here):
+    """The best action is the same function of values and of logits; only values have epsilon."""
+    write_policy(here / "values", PolicyConfig("feedforward", "q"), XOR, [0, 1])
+    work = CrossPlayWork(["two", "values"], **FEW)
+    joint = [actions("two", 3), actions("two", 9), actions("values", 0), actions("values", 1)]
+    first, second = np.array(joint).T
+    expected = np.array([[0, 50], [50, -100]])[first[:, None], second]
+    np.testing.assert_array_equal(played(work)["greedy"][..., 0], expected)
+
+
 def test_the_same_policy_counts_once(here):
     assert len(CrossPlayWork(["five", "five@2", "two"], **FEW).members) == 6  # both have seed 3
 
@@ -106,6 +117,16 @@ def test_a_table_does_not_depend_on_how_it_was_divided(here):
         run_share(again, Share(number, 5))
     chex.assert_trees_all_equal(again.tables(), whole)
     assert CrossPlayWork(["five"], seed=1, **FEW).path != again.path
+
+
+@pytest.mark.parametrize("text", ["{}", '{"greedy": [[0, 0]]}', '{"greedy": "x"}', "[]", "kept"])
+def test_the_file_of_another_row_is_named(here, text):
+    work = CrossPlayWork(["two@9"], ["random"], **FEW)
+    work.path.mkdir(parents=True)
+    for block in range(2):
+        work.row(block).write_text(text)
+    with pytest.raises(RunError, match=r"row-0.json (is not the row|is damaged|holds no JSON)"):
+        work.tables()
 
 
 @pytest.mark.slow

@@ -316,6 +316,13 @@ def test_only_complete_episodes_are_weighed(ended):
     assert estimation._weighted(["wis"], chosen, 0, nothing, data, options) == (0, {})
 
 
+def test_critics_around_their_mean_vary_as_critics_do():
+    critics = np.random.default_rng(0).normal(size=(5, 2, 3))
+    around = estimation._around_mean(critics)
+    np.testing.assert_allclose(around.mean(0), 0.0, atol=1e-7)
+    np.testing.assert_allclose(around.var(0), critics.var(0, ddof=1), rtol=1e-6)
+
+
 def test_which_methods_data_refuse(ended):
     """A method needs probabilities, a choice, and a complete episode; wis also the value's end."""
     data = estimation._Data.read(ended, Options())

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import chex
 import jax
@@ -14,6 +15,7 @@ from offmarl import envs, load_policy, tracking, vault
 from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import hyperparameters, record_policy
+from offmarl.programs.recording import online
 from offmarl.programs.runs import training
 from offmarl.programs.runs.continuing import (
     _common_parts,
@@ -252,7 +254,7 @@ def test_a_recorder_takes_over_what_the_values_of_a_run_depend_on(before, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [{"gamma": 0.9}, {"reward_scale": 7.0}])
+@pytest.mark.parametrize("given", [{"gamma": 0.9}, {"gamma": 0.9905}, {"reward_scale": 7.0}])
 def test_values_of_another_unit_are_refused(before, given):
     args = qmix.Args(env="probe/observation", hidden=8, init=before[1], **given)
     with pytest.raises(OptionError, match=rf"leave out --{next(iter(given))[:6]}"):
@@ -316,6 +318,44 @@ def test_data_of_another_environment_is_refused_before_a_run_begins(tmp_path):
     with pytest.raises(ShapeError, match=r"a\.vlt.* and probe/observation differ in action"):
         qmix.main(args)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "options", "windows", "length"),
+    [
+        (qmix, {"length": 4}, 16, 4),
+        (maddpg, {}, 16, 1),
+        (masac, {"network": "recurrent"}, 1, 20),
+        (isac, {"network": "recurrent", "length": 5, "burn_in": 2}, 3, 5),
+    ],
+)
+def test_half_of_the_windows_are_those_of_prior_data(before, program, options, windows, length):
+    args = program.Args(env=ENV.spec.name, prefill=before[0], batch_size=32, **options)
+    prior = start_of(args, ENV).prior().windows
+    burn_in = options.get("burn_in", 0)
+    assert (prior.batch_size, prior.length, prior.burn_in) == (windows, length, burn_in)
+
+
+@pytest.mark.slow
+def test_each_seed_has_prior_data_of_its_own_if_there_is_room(before, monkeypatch):
+    args = qmix.Args(env=ENV.spec.name, prefill=before[0])
+    own = SimpleNamespace(_start=start_of(args, ENV), args=args)
+    states = [built(qmix)[1]] * 3
+    monkeypatch.setattr(online, "free_bytes", lambda: 2 * own._start.prior().nbytes)
+    found = [state.capture.prior for state in online._Training._beside_prior(own, states)]
+    same(*(prior.rows for prior in found[:2]))
+    places = {leaf.unsafe_buffer_pointer() for one in found for leaf in jax.tree.leaves(one.rows)}
+    assert len(places) == len(jax.tree.leaves([one.rows for one in found]))
+    with pytest.raises(OptionError, match="once for each of 4 seeds"):
+        online._Training._beside_prior(own, [*states, states[0]])
+
+
+@pytest.mark.slow
+def test_one_window_has_no_half(before):
+    args = masac.Args(env=ENV.spec.name, prefill=before[0], batch_size=20, network="recurrent")
+    with pytest.raises(OptionError, match="give a larger --batch-size"):
+        start_of(args, ENV).check(*built(masac))
 
 
 @pytest.mark.slow

@@ -206,6 +206,14 @@ def test_half_of_a_batch_is_drawn_from_prior_data_however_many_steps_are_added(p
     assert added.prior is prior
 
 
+def test_prior_data_are_drawn_apart_from_the_own_steps(prior) -> None:
+    """Own windows of one step are drawn by the second part of the key."""
+    capture, key = capture_of()._replace(prior=prior), jax.random.key(0)
+    batch = DRAW(capture, key, 120, 2)
+    alike = prior.sample(jax.random.split(key, 3)[1])
+    assert not np.array_equal(batch.reward[60:], alike.reward)
+
+
 def test_prior_data_have_no_priorities(prior) -> None:
     capture = capture_of()
     priorities = begin_priorities(capture)

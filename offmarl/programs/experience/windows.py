@@ -15,6 +15,10 @@ _TRIALS = 24
 that all are, which would favour the last one, has a probability of at most 2^-24."""
 
 
+_PRIOR = 2**31
+"""Number of the key for prior data."""
+
+
 class Start(NamedTuple):
     """Where windows start: at a step, or at the slot after it if the step ends an episode."""
 
@@ -74,7 +78,8 @@ def beside_prior(windows: Sequence, capture: Capture, key: PRNGKeyArray) -> Sequ
     """Return windows of a buffer, followed by those that are drawn from its prior data."""
     if capture.prior is None:
         return windows
-    drawn = capture.prior.sample(jax.random.fold_in(key, 1))
+    # Numbers from 0 on give the keys into which `_uniform_starts` splits the same key.
+    drawn = capture.prior.sample(jax.random.fold_in(key, _PRIOR))
     drawn = drawn._replace(mask=drawn.mask & drawn.next_known)
     if windows.weight is not None:
         drawn = drawn._replace(weight=jnp.ones(len(drawn.mask)))

@@ -92,7 +92,7 @@ from offmarl.programs.runs.training import (
     more_to_come,
     named_seeds,
 )
-from offmarl.replay.device import bytes_of, require_room, room_on
+from offmarl.replay.device import bytes_of, free_bytes, require_room, room_on
 from offmarl.rollout import meet
 from offmarl.teams import names_by_team, only_or_all, teams_of
 from offmarl.terminal import table
@@ -388,10 +388,19 @@ class _Training(Training):
         """Return states with the data of ``--prefill``, which checkpoints do not hold."""
         if self._start.prior is None:
             return list(states)
-        prior = self._start.prior()  # of which each seed has a copy, since states are donated
+        prior = self._start.prior()
+        # Each seed has data of its own, since states are donated; the last one takes the original.
+        more = len(states) - 1
+        if more * prior.nbytes > free_bytes():
+            raise OptionError(
+                f"{self.args.prefill} is on the device once for each of {len(states)} seeds, and "
+                f"{more * prior.nbytes / 1e9:,.1f} GB beside the first are too many: give fewer "
+                "--seeds, or a smaller vault."
+            )
+        each = [*(jax.tree.map(jnp.copy, prior) for _ in range(more)), prior]
         return [
-            state._replace(capture=state.capture._replace(prior=jax.tree.map(jnp.copy, prior)))
-            for state in states
+            state._replace(capture=state.capture._replace(prior=own))
+            for state, own in zip(states, each, strict=True)
         ]
 
     def checkpoint(

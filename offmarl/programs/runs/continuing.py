@@ -90,16 +90,27 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
                 "this program learns from its newest steps alone, and has no replay beside which "
                 "others could stand: leave out --prefill."
             )
+        if data is not None and _windows(args) < 2:
+            raise OptionError(
+                "half of a batch of one window cannot be drawn from --prefill: give a larger "
+                "--batch-size."
+            )
 
     def begin(program: Program, state: ArrayTree, number: int) -> ArrayTree:
         return state if run is None else run.carry_over(program, state, number)
 
     def prior(data: Dataset) -> Replay:
-        half, length = args.batch_size // 2, getattr(args, "length", 1)  # type: ignore[attr-defined]
-        return load(data, Windows(half, length, getattr(args, "burn_in", 0), extras=()))
+        length, burn_in = getattr(args, "window", 1), getattr(args, "burn_in", 0)
+        return load(data, Windows(_windows(args) // 2, length, burn_in, extras=()))
 
     scale = {} if run is None else run.taken_over(args)
     return Start(source, check, begin, scale, prior=None if data is None else partial(prior, data))
+
+
+def _windows(args: OnlineArgs) -> int:
+    """Return how many windows a batch of a recorder with a replay has."""
+    found: int = getattr(args, "windows", None) or args.batch_size  # type: ignore[attr-defined]
+    return found
 
 
 def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
@@ -182,7 +193,8 @@ class _Source(NamedTuple):
             now, option = getattr(args, name, None), f"--{name.replace('_', '-')}"
             if name == "reward_scale" and getattr(args, "scale_rewards", None) is False:
                 now, option = 1.0, "--no-scale-rewards"
-            if now is None or np.isclose(now, value, rtol=1e-3):
+            # Discounts of 0.999 and 1 are as far apart as 1000 steps are from all.
+            if now is None or np.isclose(now, value, rtol=1e-9 if name == "gamma" else 1e-3):
                 continue
             penalty, prefill = name == "cql_weight", getattr(args, "prefill", None)
             if penalty and (prefill is None or _was_given(args, name)):
