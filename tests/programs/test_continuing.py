@@ -310,6 +310,23 @@ def test_a_recorder_continues_from_a_run_and_its_data_and_resumes(before, tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "given", "count", "length"),
+    [
+        (qmix, {"batch_size": 8, "length": 4}, 4, 4),
+        (masac, {"batch_size": 8}, 4, 1),
+        (maddpg, {"batch_size": 8}, 4, 1),
+        (maddpg, {"batch_size": 30, "network": "recurrent"}, 1, 20),
+        (maddpg, {"batch_size": 30, "length": 5}, 3, 5),
+    ],
+)
+def test_half_of_the_windows_are_drawn_from_the_data(before, program, given, count, length):
+    args = program.Args(env="probe/observation", prefill=before[0], **given)
+    drawn = start_of(args, ENV).prior().sample(jax.random.key(0))
+    assert drawn.mask.shape == (count, length)
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_a_finished_run_with_a_buffer_records_tiers_without_training_again(tmp_path):
     sizes = {"env": "probe/observation", "total_steps": 128, "evaluations": 2, "eval_episodes": 4}

@@ -66,6 +66,11 @@ class OffPolicyArgs(OnlineArgs):
         return self.length or (20 if self.network == "recurrent" else 1)
 
     @property
+    def windows(self) -> int:
+        """Windows in a batch."""
+        return -(-self.batch_size // self.window)
+
+    @property
     def replay_steps(self) -> int:
         """Time steps of the replay: at least those between rounds of updates."""
         return max(self.capacity or self.default_capacity, self.num_steps)
@@ -73,5 +78,4 @@ class OffPolicyArgs(OnlineArgs):
 
 def draw_steps(args: OffPolicyArgs, capture: Capture, key: PRNGKeyArray) -> Sequence:
     """Draw windows that hold ``batch_size`` steps together."""
-    count = -(-args.batch_size // args.window)
-    return draw_windows(capture, key, count, args.window, args.burn_in)
+    return draw_windows(capture, key, args.windows, args.window, args.burn_in)

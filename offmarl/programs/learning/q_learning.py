@@ -80,6 +80,11 @@ class QArgs(OffPolicyArgs):
     """Weight of a conservative penalty on the windows of --prefill: it holds down the values of
     actions that the data lacks. By default that of the run of --init."""
 
+    @property
+    def windows(self) -> int:
+        """Windows in a batch."""
+        return self.batch_size
+
 
 class QState(NamedTuple):
     """Everything that changes during training."""

@@ -95,8 +95,10 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
         return state if run is None else run.carry_over(program, state, number)
 
     def prior(data: Dataset) -> Replay:
-        half, length = args.batch_size // 2, getattr(args, "length", 1)  # type: ignore[attr-defined]
-        return load(data, Windows(half, length, getattr(args, "burn_in", 0), extras=()))
+        given: Any = args  # of a program of the user's, maybe without some of these
+        count = getattr(args, "windows", None) or given.batch_size
+        length = getattr(args, "window", None) or getattr(args, "length", 1)
+        return load(data, Windows(count // 2, length, getattr(args, "burn_in", 0), extras=()))
 
     scale = {} if run is None else run.taken_over(args)
     return Start(source, check, begin, scale, prior=None if data is None else partial(prior, data))
