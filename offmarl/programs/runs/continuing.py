@@ -96,8 +96,8 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
 
     def prior(data: Dataset) -> Replay:
         given: Any = args  # of a program of the user's, maybe without some of these
-        count = getattr(args, "windows", None) or given.batch_size
-        length = getattr(args, "window", None) or getattr(args, "length", 1)
+        count: int = given.windows if hasattr(given, "windows") else given.batch_size
+        length: int = given.window if hasattr(given, "window") else getattr(given, "length", 1)
         return load(data, Windows(count // 2, length, getattr(args, "burn_in", 0), extras=()))
 
     scale = {} if run is None else run.taken_over(args)
