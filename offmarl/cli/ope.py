@@ -164,8 +164,8 @@ def _policies(data: Mapping[str, Any], directory: str) -> list[dict[str, Any]]:
     known = {
         key for key in optional if any(one[key] is not None for one in data["policies"].values())
     }
-    first = next(iter(data["policies"].values()), {})
-    empty = {key for key in first if all(one[key] is None for one in data["policies"].values())}
+    rows = [*data["policies"].values()]
+    empty = {key for key in rows[0] if all(one[key] is None for one in rows)}
     return [
         {
             "policy": label.removeprefix(f"{directory}/" if directory else ""),
