@@ -405,14 +405,15 @@ def notes(results: Results, failed: Mapping[str, Path]) -> Iterator[str]:
     fewest = min((row.runs for row in rows), default=ENOUGH_RUNS)
     if any(row.runs >= MIN_RUNS for row in rows):
         yield (
-            "Bold (* on the page): the best method of a dataset, and every method whose "
-            "probability of improvement over it has a 95% interval that is not entirely below one "
-            "half."
+            "Bold (* in the terminal and on the page): the best method of a dataset, and every "
+            "method whose probability of improvement over it has a 95% interval that is not "
+            "entirely below one half."
         )
     if fewest < MIN_RUNS:
         yield (
-            f"Intervals need at least {MIN_RUNS} seeds: a method with fewer is bold (* on the page)"
-            " only if it has the highest score, and so are the others if that method has fewer."
+            f"Intervals need at least {MIN_RUNS} seeds: a method with fewer is bold (* in the "
+            "terminal and on the page) only if it has the highest score; if that method has fewer, "
+            "no other one is bold."
         )
     if fewest < ENOUGH_RUNS:
         yield few_seeds("some cells", fewest)

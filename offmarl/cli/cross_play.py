@@ -146,9 +146,11 @@ def _map(data: Mapping[str, Any], acting: str) -> Section:
     shown = orders[:1] if data["policies"] == data["partners"] else orders
     few = len(data["partners"]) * len(shown) <= _FEW
 
+    width = max(len(number(x)) for x in known)
+
     def cell(x: float | None) -> str:
         shade = " " if x is None else bars([x], low, high)
-        return f"{number(x):>6} {shade}  " if few else shade
+        return f"{number(x):>{width}} {shade}  " if few else shade
 
     ends = [f"{bars([x], low, high)} {number(x)}" for x in (low, high)]
     title = f"Returns, {_WAYS[acting]}, beside each partner in order: {' to '.join(ends)}"

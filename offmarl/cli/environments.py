@@ -1,5 +1,6 @@
 """``offmarl envs``."""
 
+import json
 import re
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from tyro.conf import Positional, arg
 from offmarl import envs as registry
 from offmarl.cli.output import Report, check_file, grid, table
 from offmarl.envs.catalogue import EnvInfo
+from offmarl.envs.registry import options_of
 from offmarl.paths import cache
 from offmarl.terminal import number
 from offmarl.types import Discrete, EnvSpec
@@ -38,7 +40,8 @@ continuous actions. P: partial observability, A: adversarial, H: heterogeneous a
 communication, M: action mask. state: the environment's own, or all observations jointly. ?: \
 unknown. needs: pip install 'offmarl[envs]' or [mabrax].
 A capital letter in a name stands for a number of your choice, a word in capitals for one of the \
-values that `offmarl envs NAME` lists. Options follow a colon, as in swarm/coverage-8:time_limit=20.
+values that `offmarl envs NAME` lists. Options follow a colon, as in \
+swarm/coverage-8:time_limit=20, and `offmarl envs swarm/coverage-8` lists them.
 Your own environments: path/to/file.py:FACTORY or package.module:FACTORY; `offmarl new env NAME` \
 writes a file to start from."""
 
@@ -98,6 +101,7 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
         "traits": ", ".join(about.traits) or ("none" if about.action else "unknown"),
         "speed": f"{speed} with random actions",
         "picture": drawn or _no_picture(env),
+        "options": _options(name),
     }
     data = {
         "spec": env.spec.to_json(),
@@ -106,6 +110,18 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
         "picture": drawn,
     }
     return Report(data, grid(view))
+
+
+def _options(name: str) -> str:
+    """Return the options that may follow the name, with their defaults."""
+    simple = (bool, int, float, str)
+    options = (
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        if isinstance(value, simple)
+        else key
+        for key, value in options_of(name).items()
+    )
+    return ", ".join(options) or "none"
 
 
 def _no_picture(env: Any) -> str:

@@ -164,19 +164,22 @@ def _policies(data: Mapping[str, Any], directory: str) -> list[dict[str, Any]]:
     known = {
         key for key in optional if any(one[key] is not None for one in data["policies"].values())
     }
+    rows = [*data["policies"].values()]
+    empty = {key for key in rows[0] if all(one[key] is None for one in rows)}
     return [
         {
             "policy": label.removeprefix(f"{directory}/" if directory else ""),
             **{
                 f"{key} [95% interval]": value and interval(*value.values())
                 for key, value in one.items()
-                if key not in optional
+                if key not in optional and key not in empty
             },
             **{
                 f"rank by {method}": "-".join(
                     map(str, dict.fromkeys(order["ranks"].get(label, ())))
                 )
                 for method, order in data["order"].items()
+                if method not in empty
             },
             **{name: one[key] for key, name in optional.items() if key in known},
         }

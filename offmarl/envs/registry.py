@@ -136,6 +136,13 @@ def info(name: str) -> EnvInfo:
     return about if known else _info_of(found.load())
 
 
+def options_of(name: str) -> dict[str, Any]:
+    """Return the options of an environment and their defaults; see `make`."""
+    found = _resolve(name)
+    _, known = _arguments(found, found.load())
+    return {key: None if value is _REQUIRED else value for key, value in known.items()}
+
+
 def make(name: str, **options: Option) -> "Environment":
     """Create an environment.
 
@@ -305,8 +312,8 @@ def _not_found(base: str) -> UnknownNameError:
     for family in _families():
         if re.sub(r"(-[A-Z])+$", "", family.name) == re.sub(r"-[^/]*$", "", base):
             return UnknownNameError(
-                f"there is no environment named {base!r}: write it {family.name}, with a whole "
-                "number for each capital letter."
+                f"there is no environment named {base!r}: write {family.name} with a whole number "
+                f"in place of each capital letter, such as {re.sub('-[A-Z]+', '-3', family.name)}."
             )
         if family.about.choices and family.stem == base.rpartition("/")[0]:
             kind = f"{family.stem} environment"

@@ -596,8 +596,9 @@ def rest_of(spec: EnvSpec, side: Team) -> tuple[int, ...]:
     """Return the agents that are not of a side, in order; `OptionError` if there are none."""
     if len(side.agents) == spec.num_agents:
         raise OptionError(
-            f"{side.name} are all agents of {spec.name or 'the environment'}, and a side leaves "
-            f"others: give a team of several, or agents such as {name_of_side(spec, (0,))}."
+            f"{side.name}: these are all agents of {spec.name or 'the environment'}, and a side "
+            "is a part of them: name one team of several, or agents such as "
+            f"{name_of_side(spec, (0,))}."
         )
     return tuple(agent for agent in range(spec.num_agents) if agent not in side.agents)
 

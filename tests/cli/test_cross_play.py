@@ -196,7 +196,7 @@ def joint(env):
         (["five@*/x"], {}, OptionError, "step is 'x'"),
         (["five@x"], {}, OptionError, "names no seed: write RUN@SEED"),
         (["five"], {"side": "agent_2"}, UnknownNameError, "agent of classic/xor.* 'agent_2'"),
-        (["five"], {"side": "all"}, OptionError, "are all agents of classic/xor"),
+        (["five"], {"side": "all"}, OptionError, "these are all agents of classic/xor"),
         (["five:2"], {}, OptionError, "^five:2 has a weight, but pairs count alike: leave it out"),
         (["five:-1+two"], {}, OptionError, "has a weight"),
         (["five:0"], {}, OptionError, "has a weight"),

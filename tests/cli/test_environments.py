@@ -2,6 +2,8 @@ import sys
 
 import pytest
 
+from offmarl.envs.registry import options_of
+
 
 def test_environments_are_listed_with_their_traits(offmarl):
     done = offmarl("envs", "--json")
@@ -33,6 +35,12 @@ def test_one_environment_is_described_and_measured(offmarl):
     assert data["steps_per_second"] > 0
 
 
+def test_the_options_of_an_environment_are_listed_with_their_defaults():
+    options = options_of("swarm/coverage-3:action=continuous")
+    assert options["time_limit"] == 50 and options["action"] == "discrete"
+    assert options_of("classic/bridge") == {"time_limit": 50}
+
+
 def test_the_leaves_of_images_and_trees_are_described(offmarl, tmp_path):
     (tmp_path / "pixels.py").write_text(
         "from dataclasses import dataclass\nfrom typing import Any\n"
@@ -46,6 +54,7 @@ def test_the_leaves_of_images_and_trees_are_described(offmarl, tmp_path):
     text = " ".join(offmarl("envs", name, "--seconds", "0").out.split())
     assert "left uint8 (4, 5, 3), speed float32 (2,)" in text
     assert "none: programs use the observations of all agents" in text
+    assert text.endswith("options none")
     spec = offmarl("envs", name, "--seconds", "0", "--json").json["spec"]
     assert spec["observation"]["left"] == {"shape": [4, 5, 3], "dtype": "uint8"}
 

@@ -57,7 +57,11 @@ def test_keywords_win_over_the_name():
         ("simple_spread_v3", UnknownNameError, r"did you mean jaxmarl/mpe/simple_spread_v3\?"),
         ("swarm/swarm/coverage-8", UnknownNameError, "did you mean swarm/coverage-N"),
         ("nothing", UnknownNameError, "offmarl envs"),
-        ("swarm/coverage", UnknownNameError, "write it swarm/coverage-N"),
+        (
+            "swarm/coverage",
+            UnknownNameError,
+            "write swarm/coverage-N with a .* such as swarm/coverage-3",
+        ),
         ("swarm/coverage-0", OptionError, "num_agents must be above 0, not 0"),
         ("swarm/coverage-3:time_limits=9", UnknownNameError, "did you mean time_limit"),
         ("swarm/coverage-3:num_agents=9", UnknownNameError, "no option of swarm/coverage-N"),

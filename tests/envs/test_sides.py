@@ -196,7 +196,7 @@ def test_a_side_needs_opponents(team, opponents, error, message):
 
 
 def test_one_team_has_no_sides():
-    with pytest.raises(OptionError, match="all are all agents"):
+    with pytest.raises(OptionError, match="these are all agents"):
         play_side(envs.make("probe/match"), "all", {})
 
 

@@ -264,3 +264,17 @@ def test_checkpoints_whose_buffers_are_removed_are_removed_too(
         (tmp_path / "buffer" / "0").mkdir(parents=True)
     remove_buffers(tmp_path)
     assert checkpoints.steps() == left and not (tmp_path / "buffer").exists()
+
+
+def test_the_last_checkpoint_of_a_finished_run_is_read_without_its_buffers(tmp_path: Path) -> None:
+    state = grow(begin(VECTORS), VECTORS, 5, 1)
+    checkpoints = CaptureCheckpoints(tmp_path, keep=2)
+    checkpoints.save(1, {"state": state}, {})
+    remove_buffers(tmp_path)
+    finished = CaptureCheckpoints(tmp_path, keep=2, last=1)
+    found = finished.resume({"state": jax.eval_shape(lambda: state)})
+    assert found is not None and found.step == 1
+    assert_same(found.tree["state"].params, state.params)
+    with pytest.warns(UserWarning, match=r"lacks a part of the buffer.*starts from the beginning"):
+        other = CaptureCheckpoints(tmp_path, keep=2, last=2)
+        assert other.resume({"state": jax.eval_shape(lambda: state)}) is None

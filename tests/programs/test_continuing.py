@@ -311,6 +311,41 @@ def test_a_recorder_continues_from_a_run_and_its_data_and_resumes(before, tmp_pa
     assert vault.open_vault(path).provenance["recipe"]["init"] == record["init"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "given", "count", "length"),
+    [
+        (qmix, {"batch_size": 8, "length": 4}, 4, 4),
+        (masac, {"batch_size": 8}, 4, 1),
+        (maddpg, {"batch_size": 8}, 4, 1),
+        (maddpg, {"batch_size": 30, "network": "recurrent"}, 1, 20),
+        (maddpg, {"batch_size": 30, "length": 5}, 3, 5),
+    ],
+)
+def test_half_of_the_windows_are_drawn_from_the_data(before, program, given, count, length):
+    args = program.Args(env="probe/observation", prefill=before[0], **given)
+    drawn = start_of(args, ENV).prior().sample(jax.random.key(0))
+    assert drawn.mask.shape == (count, length)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_finished_run_with_a_buffer_records_tiers_without_training_again(tmp_path):
+    sizes = {"env": "probe/observation", "total_steps": 128, "evaluations": 2, "eval_episodes": 4}
+    args = qmix.Args(**SIZES[qmix] | sizes, hidden=8, tiers="", steps=16, out=tmp_path)
+    qmix.main(args)
+    run = tmp_path / "probe" / "observation.run" / "qmix-0"
+    checkpoints, metrics = (
+        sorted(run.glob("checkpoints/*")),
+        (run / tracking.METRICS_FILE).read_bytes(),
+    )
+    assert len(checkpoints) == 1  # and no buffer
+    found = qmix.main(replace(args, tiers="random"))
+    assert [vault["tier"] for vault in found.data["vaults"]] == ["random"]
+    assert sorted(run.glob("checkpoints/*")) == checkpoints
+    assert (run / tracking.METRICS_FILE).read_bytes() == metrics
+
+
 def test_data_of_another_environment_is_refused_before_a_run_begins(tmp_path):
     with vault.create(tmp_path / "a.vlt", SPEC, rows=2) as writer:
         writer.append(*make(rows=2, steps=4))

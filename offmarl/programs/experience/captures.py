@@ -45,11 +45,13 @@ class CaptureCheckpoints(Checkpoints):
     """Checkpoints of trees that hold a `Capture` anywhere; see the module.
 
     One process saves to a directory at a time. Before it saves, it restores the checkpoint that it
-    goes on from, if there is one.
+    goes on from, if there is one. ``last`` is the last checkpoint of a finished run, whose buffers
+    `remove_buffers` has deleted: it is restored with blank ones.
     """
 
-    def __init__(self, directory: str | Path, keep: int | None = None):
+    def __init__(self, directory: str | Path, keep: int | None = None, last: int | None = None):
         super().__init__(directory, keep)
+        self._last = last
         self._saved: tuple[int, list[int]] | None = None
         """The last checkpoint, saved or restored, and the time steps added to its buffers."""
 
@@ -105,6 +107,8 @@ class CaptureCheckpoints(Checkpoints):
         found = _captures(tree)
         sampled = [place for place, capture in enumerate(wanted) if capture.is_sampled]
         files = {place: self._files(number) for number, place in enumerate(sampled)}
+        if step == self._last:
+            files = {}
         filled = iter(
             files[place].fill(step, like, capture) if place in files else _blank(like, capture)
             for place, (like, capture) in enumerate(zip(wanted, found, strict=True))
@@ -155,7 +159,7 @@ def _without_steps(capture: Capture) -> Capture:
 
 
 def _blank(like: Capture, found: Capture) -> Capture:
-    """Return a buffer without steps, which the next update replaces."""
+    """Return a buffer without steps, which the next update replaces if there is one."""
     blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
     buffer = found.buffer.replace(experience=blank.buffer.experience)
     return found._replace(buffer=buffer, next_views=blank.next_views)

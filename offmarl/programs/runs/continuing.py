@@ -100,7 +100,8 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
         return state if run is None else run.carry_over(program, state, number)
 
     def prior(data: Dataset) -> Replay:
-        length, burn_in = getattr(args, "window", 1), getattr(args, "burn_in", 0)
+        length = getattr(args, "window", None) or getattr(args, "length", 1)
+        burn_in = getattr(args, "burn_in", 0)
         return load(data, Windows(_windows(args) // 2, length, burn_in, extras=()))
 
     scale = {} if run is None else run.taken_over(args)

@@ -55,9 +55,10 @@ class Run:
         """The file of JSON lines."""
         return self.directory / tracking.METRICS_FILE
 
-    def checkpoints(self, keep: int | None = None) -> CaptureCheckpoints:
-        """Return the run's checkpoints."""
-        return CaptureCheckpoints(self.directory / tracking.CHECKPOINTS, keep=keep)
+    def checkpoints(self, keep: int | None = None, last: int | None = None) -> CaptureCheckpoints:
+        """Return the run's checkpoints; ``last`` is the step at which the run ends."""
+        last = last if self.complete else None
+        return CaptureCheckpoints(self.directory / tracking.CHECKPOINTS, keep=keep, last=last)
 
     def lacks_checkpoint(self, last: int) -> bool:
         """Whether the last checkpoint is missing; users delete damaged ones."""

@@ -295,7 +295,7 @@ class _Journal:
 
     def __init__(self, training: Training, run: Run):
         self._training, self._run, self._schedule = training, run, training.schedule
-        self.checkpoints = run.checkpoints(keep=2)
+        self.checkpoints = run.checkpoints(keep=2, last=training.schedule.updates)
         self._means = Means()
         self._untrained: Any = None
         self._playable: Future[None] | None = None
