@@ -100,7 +100,7 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
         return state if run is None else run.carry_over(program, state, number)
 
     def prior(data: Dataset) -> Replay:
-        length = getattr(args, "window", None) or getattr(args, "length", 1)
+        length: int = getattr(args, "window", 0) or getattr(args, "length", 1)
         burn_in = getattr(args, "burn_in", 0)
         return load(data, Windows(_windows(args) // 2, length, burn_in, extras=()))
 
