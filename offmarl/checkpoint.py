@@ -346,7 +346,8 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         # For good, because the threads of a save go on after it has failed.
-        logging.getLogger("absl").addFilter(_is_news)
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).addFilter(_is_news)
         if jax.process_count() == 1:
             return ocp.Checkpointer(ocp.CompositeCheckpointHandler())
         own = jax.process_index()  # otherwise orbax waits for the other processes
@@ -397,8 +398,10 @@ def _is_of_system(error: BaseException) -> bool:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a log is not the traceback in a thread of orbax of an error that it raises, too."""
-    return "_SignalingThread" not in str(record.msg)
+    """Whether a log is not of another thread or task of orbax about an error that it raises."""
+    _, error, _ = record.exc_info or (None, None, None)
+    late = "was never retrieved" in str(record.msg) and _OS_ERROR.search(str(error))
+    return not late and "_SignalingThread" not in str(record.msg)
 
 
 def _of_system(error: ValueError, path: Path) -> OSError | None:

@@ -152,7 +152,7 @@ def test_a_registered_environment(folder, monkeypatch):
     assert envs.make("mine/sized-5:time_limit=2").spec == EnvSpec(
         "mine/sized-5:time_limit=2", 5, 1, 1, offmarl.Discrete(2), 2
     )
-    with pytest.raises(UnknownNameError, match="write it mine/sized-N"):
+    with pytest.raises(UnknownNameError, match="write mine/sized-N"):
         envs.make("mine/sized")
     envs.register("mine/plain", lambda *, name: Match(name=name))
     with pytest.raises(UnknownNameError, match="mine/plain takes no options"):
