@@ -400,8 +400,9 @@ def _is_of_system(error: BaseException) -> bool:
 def _is_news(record: logging.LogRecord) -> bool:
     """Whether a log is not of another thread or task of orbax about an error that it raises."""
     _, error, _ = record.exc_info or (None, None, None)
-    late = "was never retrieved" in str(record.msg) and _OS_ERROR.search(str(error))
-    return not late and "_SignalingThread" not in str(record.msg)
+    text = str(record.msg)
+    late = "was never retrieved" in text and re.search("orbax|OCDBT", f"{text} {error}")
+    return not late and "_SignalingThread" not in text
 
 
 def _of_system(error: ValueError, path: Path) -> OSError | None:
