@@ -90,7 +90,6 @@ if TYPE_CHECKING:
         Moments as Moments,
         Recurrent as Recurrent,
         Unshared as Unshared,
-        affine_outputs as affine_outputs,
         unroll_batch as unroll_batch,
         unroll_part as unroll_part,
     )

@@ -233,21 +233,6 @@ MIN_VARIANCE = 1e-2
 """Lower bound of the variance by which values are normalised."""
 
 
-def affine_outputs(
-    params: ArrayTree, factor: Float[Array, "outputs"], shift: Float[Array, "outputs"]
-) -> ArrayTree:
-    """Return parameters with which a torso's outputs are multiplied and shifted.
-
-    The torso has no constants. It may be of each agent: see `Unshared`.
-    """
-    layers = params["params"]
-    numbers = [int(name.removeprefix("Dense_")) for name in layers if name.startswith("Dense_")]
-    last = f"Dense_{max(numbers)}" if numbers else "head"
-    head = layers[last]
-    head = head | {"kernel": head["kernel"] * factor, "bias": head["bias"] * factor + shift}
-    return params | {"params": layers | {last: head}}
-
-
 class Moments(NamedTuple):
     """Running mean and variance of one or several streams of batches of numbers."""
 

@@ -1,12 +1,9 @@
-"""Running statistics of what networks see, and outputs in another unit."""
+"""Running statistics of what networks see."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from offmarl.networks import Moments, PolicyConfig, affine_outputs, make_network
-from offmarl.types import Discrete, EnvSpec
+from offmarl.networks import Moments
 
 
 def test_moments_of_two_batches_by_hand():
@@ -23,17 +20,3 @@ def test_the_deviation_of_values_that_hardly_differ_is_a_tenth():
     found = Moments.zero().update(jnp.zeros(4096).at[0].set(1.0), jnp.ones(4096, bool))
     assert found.squares / found.weight < 1e-3
     np.testing.assert_allclose(found.std, 0.1, rtol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["feedforward", "recurrent"])
-@pytest.mark.parametrize("share", [True, False])
-def test_outputs_are_multiplied_and_shifted_in_the_last_layer(kind, share):
-    spec = EnvSpec("", 2, 3, 1, Discrete(2))
-    config = PolicyConfig(kind, hidden=4, share_parameters=share)
-    network = make_network(config, spec, 2, None)
-    carry, seen = network.initial_carry(2), jnp.ones((2, 3))
-    params = network.init(jax.random.key(0), carry, seen)
-    factor, shift = jnp.array([2.0, -1.0]), jnp.array([0.5, 3.0])
-    before, _ = network.apply(params, carry, seen)
-    after, _ = network.apply(affine_outputs(params, factor, shift), carry, seen)
-    np.testing.assert_allclose(after, before * factor + shift, rtol=1e-6)

@@ -17,7 +17,7 @@ from offmarl.losses import (
     masked_mean,
     value_error,
 )
-from offmarl.networks import AgentNetwork, Head, Moments, affine_outputs
+from offmarl.networks import AgentNetwork, Head, Moments
 from offmarl.programs.experience.buffer import Capture
 from offmarl.programs.learning.optimisers import clipped_adam, grad_norm, scheduled
 from offmarl.programs.learning.ppo.arguments import PPOArgs
@@ -60,7 +60,7 @@ class Windows(NamedTuple):
     behaviour_log_prob: Float[Array, "L W N"]
     advantage: Float[Array, "L W N"]
     value: Float[Array, "L W N"]
-    """Outputs of the critic before the update, under the new moments."""
+    """Outputs of the critic before the update."""
     target: Float[Array, "L W N"]
     """λ-returns, normalised."""
 
@@ -165,7 +165,7 @@ class Estimates(NamedTuple):
 
     advantage: Float[Array, "T E N"]
     target: Float[Array, "T E N"]
-    """λ-returns. They and advantages have the scale of the rewards until `follow`."""
+    """λ-returns. They and advantages have the scale of the rewards, targets until `follow`."""
     value: Float[Array, "T E N"]
     """Outputs of the critic: normalised values."""
     carries: ArrayTree
@@ -217,25 +217,17 @@ def estimate(
 def follow(
     networks: Networks, state: State, found: Estimates, alive: Bool[Array, "T E N"]
 ) -> tuple[State, Estimates]:
-    """Add the targets to the moments of the teams, and normalise targets and values by them.
+    """Add the targets to the moments of the teams, and normalise the targets by them.
 
-    The critic's last layer is scaled and shifted so that its values stay the same (PopArt, van
-    Hasselt et al. 2016, arXiv 1602.07714); its outputs before the first moments mean nothing yet.
+    The critic is not rescaled so that its values stay (PopArt): on coverage-3 that slows learning.
     """
 
     def add(moments: Moments, own: Bool[Array, "N"]) -> Moments:
         return moments.update(found.target, alive & own)
 
-    old, new = state.moments, jax.vmap(add)(state.moments, networks.members)
-    factor = jnp.where(old.weight > 0, old.std / new.std, 1.0)
-    shift = jnp.where(old.weight > 0, (old.mean - new.mean) / new.std, 0.0)
-    critic = affine_outputs(state.params.critic, factor, shift)
-    state = state._replace(moments=new, params=state.params._replace(critic=critic))
-    teams = jnp.array(networks.teams)
-    value = found.value * factor[teams] + shift[teams]
-    return state, found._replace(
-        value=value, target=(found.target - new.mean[teams]) / new.std[teams]
-    )
+    moments, teams = jax.vmap(add)(state.moments, networks.members), jnp.array(networks.teams)
+    target = (found.target - moments.mean[teams]) / moments.std[teams]
+    return state._replace(moments=moments), found._replace(target=target)
 
 
 def begins(last: Bool[Array, "T E"]) -> Bool[Array, "T E"]:
