@@ -237,7 +237,7 @@ def test_targets_are_normalised_by_the_moments_of_each_team():
     target = jnp.array([[[10.0, 1.0]], [[40.0, 7.0]]])
     given = ppo.Estimates(target, target, jnp.zeros((2, 1, 2)), ())
     alive = jnp.ones((2, 1, 2), bool)
-    after, found = ppo.follow(networks, state_of(moments=moments), given, alive)
+    after, found = ppo.normalise_targets(networks, state_of(moments=moments), given, alive)
     mean, std = np.array([15, 4]), np.sqrt([(16 + 450 + 15**2 * 4 * 2 / 6) / 6, 9])
     np.testing.assert_allclose(after.moments.mean, mean, rtol=1e-6)
     np.testing.assert_allclose(after.moments.std, std, rtol=1e-6)

@@ -165,7 +165,7 @@ class Estimates(NamedTuple):
 
     advantage: Float[Array, "T E N"]
     target: Float[Array, "T E N"]
-    """λ-returns. They and advantages have the scale of the rewards, targets until `follow`."""
+    """λ-returns in the scale of the rewards, as advantages are, until `normalise_targets`."""
     value: Float[Array, "T E N"]
     """Outputs of the critic: normalised values."""
     carries: ArrayTree
@@ -214,7 +214,7 @@ def estimate(
     return Estimates(advantage, advantage + value_tm1, value, carries)
 
 
-def follow(
+def normalise_targets(
     networks: Networks, state: State, found: Estimates, alive: Bool[Array, "T E N"]
 ) -> tuple[State, Estimates]:
     """Add the targets to the moments of the teams, and normalise the targets by them.

@@ -30,8 +30,8 @@ from offmarl.programs.learning.ppo.learning import (
     begins,
     cut,
     estimate,
-    follow,
     learn,
+    normalise_targets,
     window_carries,
 )
 from offmarl.programs.program import Hyperparameters, Program, Stage
@@ -113,7 +113,7 @@ def make_program(
         found = estimate(networks, hyper, spec, state, transitions, reward, next_views)
         carry = window_carries(networks, state, transitions, found.carries, length)
         if args.normalise_values:
-            state, found = follow(networks, state, found, transitions.view.alive)
+            state, found = normalise_targets(networks, state, found, transitions.view.alive)
         batch = Windows(
             transitions.view,
             begins(transitions.last),
