@@ -40,6 +40,9 @@ def draw_windows(
     that it led to. A window starts at any slot with the same probability, and also before the
     oldest step, so that it may hold fewer steps than ``length`` and run past the newest step.
 
+    Half of the windows are drawn from the data in ``capture.prior``, if there are some, where the
+    loss of a step whose next view is unknown does not count.
+
     Parameters
     ----------
     capture
@@ -53,9 +56,6 @@ def draw_windows(
     burn_in
         Steps added before each window's that only fill the memory of recurrent networks: they do
         not count.
-
-    Half of the windows are drawn from the data in ``capture.prior``, if there are some, where the
-    loss of a step whose next view is unknown does not count.
 
     Returns
     -------
