@@ -32,7 +32,6 @@ from offmarl.programs.learning.q_learning import (
     QArgs,
     bootstrap,
     next_values,
-    own_counterfactuals,
     q_config,
     q_program,
 )
@@ -99,7 +98,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
 
     network = agent_network(config, spec)
     loss_of = partial(loss, network, args, spec.reward == "team")
-    return q_program(spec, args, env, init_params, loss_of, partial(own_counterfactuals, network))
+    return q_program(spec, args, env, init_params, loss_of)
 
 
 # ---------------------------------------------------------------------------------- main

@@ -7,8 +7,7 @@ from the mean of the agents' rewards, with ε-greedy exploration:
 
     L = E[ ½ (Q_tot(s, a) - y)² ],     y = r + γ (1 - terminated) Q̄_tot(s', argmax Q_i).
 
-TD(λ) and n-step targets are options. The replay is the buffer that is recorded, whose initial
-content can come from a vault.
+TD(λ) and n-step targets are options. The replay is the buffer that is recorded.
 """
 
 from dataclasses import dataclass
@@ -29,11 +28,9 @@ from offmarl.networks import (
     agent_network,
     make_mixer,
     mix,
-    mix_counterfactuals,
 )
 from offmarl.programs import TD_ERRORS, Hyperparameters, Program
 from offmarl.programs.learning.q_learning import (
-    Counterfactuals,
     QArgs,
     bootstrap,
     next_values,
@@ -88,15 +85,6 @@ def loss(
     return value, metrics | {TD_ERRORS: error}
 
 
-def counterfactuals(networks: MixedValues, params: MixedParams, batch: Sequence) -> Counterfactuals:
-    """Return Q_tot with the action of one agent at a time replaced by each of its actions."""
-    q, weights = networks.of_all_actions(params, batch)
-    q = q[:, :-1] * batch.view_tm1.alive[..., None]
-    taken, weights_tm1 = select(q, batch.action), jax.tree.map(lambda x: x[:, :-1], weights)
-    q_tot = mix(weights_tm1, taken)[..., None]
-    return Counterfactuals(mix_counterfactuals(weights_tm1, taken, q), q_tot)
-
-
 # ---------------------------------------------------------------------------------- program
 
 
@@ -110,8 +98,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
     def init_params(key: PRNGKeyArray) -> MixedParams:
         return networks.init(spec, *jax.random.split(key))
 
-    values = partial(counterfactuals, networks)
-    return q_program(spec, args, env, init_params, partial(loss, networks, args), values)
+    return q_program(spec, args, env, init_params, partial(loss, networks, args))
 
 
 # ---------------------------------------------------------------------------------- main

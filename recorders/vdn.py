@@ -25,7 +25,6 @@ from offmarl.programs.learning.q_learning import (
     QArgs,
     bootstrap,
     next_values,
-    own_counterfactuals,
     q_config,
     q_program,
 )
@@ -87,8 +86,7 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:
         return Params(init_policy(config, spec, key).network)
 
     network = agent_network(config, spec)
-    values = partial(own_counterfactuals, network)
-    return q_program(spec, args, env, init_params, partial(loss, network, args), values)
+    return q_program(spec, args, env, init_params, partial(loss, network, args))
 
 
 # ---------------------------------------------------------------------------------- main

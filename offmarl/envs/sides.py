@@ -237,7 +237,7 @@ class Population(NamedTuple):
 
     members: tuple[ArrayTree, ...]
     """Of each policy the parameters of the members that have it, ``(M, ...)``."""
-    weights: Float[np.ndarray, "members"]
+    weights: Float[Array | np.ndarray, "members"]
     """What the members weigh, in order."""
 
 

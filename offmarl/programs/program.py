@@ -65,7 +65,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partialmethod
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -266,13 +266,15 @@ class OnlineArgs(_Configurable):
     seed: Seed = option(0, Role.CASE)
     """The first of the seeds."""
     init: Path | None = option(None, Role.FREE)
-    """Run to continue from, such as one of an offline baseline: the networks and the optimiser that
-    the programs share start as they ended there, and the discount and the factor of rewards of its
-    values stay. Random exploration is the program's own: qmix, vdn and iql keep to the policy with
-    --exploration 0, maddpg with --random-steps 0. Give --prefill, too."""
+    """Run to continue from, such as one of an offline baseline. In qmix, vdn and iql its policy
+    plays half of the episodes until a learner that starts anew is better. In others the networks
+    and the optimiser that the programs share start as they ended there, and the discount and the
+    factor of rewards of its values stay. Give --prefill, too."""
     prefill: Path | None = option(None, Role.FREE | Role.RARE)
     """Vault from which half of each batch is drawn, for programs that learn from a replay; the rest
     are the run's own steps."""
+    init_acts: ClassVar[bool] = False
+    """Whether the policy of --init acts beside a learner that starts anew."""
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -461,6 +463,9 @@ class Program(NamedTuple):
     a `Capture`, which is recorded; 0 for a program that learns from a dataset."""
     values: Values | None = None
     """Its critic, which `load_critic` loads; None if it has none."""
+    guided: Callable[[ArrayTree, ArrayTree], ArrayTree] | None = None
+    """``guided(state, params)``: a fresh state of a recorder in which another policy with these
+    parameters acts until the learner is better; None if it starts from what the other learned."""
     given: tuple[str, ...] = ()
     """Fields of its state that are not learned, but come from the arguments or the data. A run that
     continues from another has its own."""

@@ -19,6 +19,7 @@ from offmarl.programs.recording import online
 from offmarl.programs.runs import training
 from offmarl.programs.runs.continuing import (
     _common_parts,
+    _Source,
     carry_over,
     learned,
     start_of,
@@ -242,21 +243,20 @@ def test_a_recorder_takes_over_what_the_values_of_a_run_depend_on(before, monkey
     monkeypatch.setattr(tracking, "notice", said.append)
     data, run = before
     scale = 20 / float(read(run / "dataset.npz")["return_scale"])
-    args = qmix.Args(env="probe/observation", hidden=8, init=run, prefill=data)
-    wanted = {"gamma": 0.99, "reward_scale": pytest.approx(scale), "cql_weight": 0.3}
+    args = masac.Args(env="probe/observation", hidden=8, init=run, prefill=data)
+    wanted = {"gamma": 0.99, "reward_scale": pytest.approx(scale)}
     assert start_of(args, ENV).scale == wanted
     assert "gamma 0.99, and not 0.95: this run has gamma 0.99, too" in said[0]
-    assert len(said) == 3
-    assert not start_of(replace(args, reward_scale=scale, gamma=0.99, cql_weight=0.1), ENV).scale
-    unpenalised = replace(args, prefill=None, reward_scale=scale, gamma=0.99)
-    assert not start_of(unpenalised, ENV).scale
+    assert len(said) == 2
+    assert not start_of(replace(args, reward_scale=scale, gamma=0.99), ENV).scale
+    assert not start_of(qmix.Args(env="probe/observation", init=run), ENV).scale  # starts anew
     assert not start_of(mappo.Args(env="probe/observation"), ENV).scale
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [{"gamma": 0.9}, {"gamma": 0.9905}, {"reward_scale": 7.0}])
 def test_values_of_another_unit_are_refused(before, given):
-    args = qmix.Args(env="probe/observation", hidden=8, init=before[1], **given)
+    args = masac.Args(env="probe/observation", hidden=8, init=before[1], **given)
     with pytest.raises(OptionError, match=rf"leave out --{next(iter(given))[:6]}"):
         start_of(args, ENV)
 
@@ -276,6 +276,16 @@ def test_a_baseline_keeps_the_unit_of_the_values_of_a_run(before, tmp_path):
     )
     kept = start_of_baseline(replace(args, init=unscaled), ENV.spec)
     assert kept.scale == {"gamma": 0.9} and kept.statistics["return_scale"] == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [qmix_cql, iql_cql, qmix_bcq])
+def test_the_policy_of_a_run_is_the_guide_of_a_learner_that_starts_anew(source):
+    (theirs, run), (made, fresh) = trained(source), built(qmix)
+    begun = _Source("run", theirs, [run], {}, "", {}).begin(made, fresh, 0)
+    same(begun._replace(rollout=None, guide=None), fresh._replace(rollout=None))
+    same(made.policy_params(begun).network, theirs.policy_params(run).network)
+    same(begun.guide.agent, theirs.policy_params(run).network)
 
 
 @pytest.mark.nightly

@@ -1,7 +1,6 @@
 """QMIX, VDN and IQL against numbers computed by hand."""
 
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import chex
 import jax
@@ -11,12 +10,11 @@ import optax
 import pytest
 
 from offmarl import envs
-from offmarl.networks import MixedParams, MixedValues, MixerWeights
-from offmarl.networks.torsos import FeedForward
-from offmarl.programs import TD_ERRORS, hyperparameters
+from offmarl.networks import MixedParams, MixedValues, MixerWeights, QParams
+from offmarl.programs import TD_ERRORS, Hyperparameters, hyperparameters
 from offmarl.programs.learning import q_learning
 from offmarl.programs.program import structure
-from offmarl.types import Sequence, View
+from offmarl.types import Sequence, Transition, View
 from recorders import iql, qmix, vdn
 
 # An agent values action a in the slot that shows the number n at n times entry a of its
@@ -271,23 +269,45 @@ def filled(buffer):
     return buffer.replace(is_full=jnp.ones_like(buffer.is_full))
 
 
-@pytest.mark.parametrize(
-    "counterfactuals",
-    [
-        lambda steps: qmix.counterfactuals(NETWORKS, ONLINE, steps),
-        lambda steps: q_learning.own_counterfactuals(
-            Mock(FeedForward, apply=NETWORKS.agent.apply), vdn.Params(ONLINE.agent), steps
-        ),
-    ],
-)
-def test_the_penalty_compares_the_legal_actions_of_one_living_agent_at_a_time(counterfactuals):
-    steps = batch()
-    legal = steps.view.legal_actions.at[0, 0, 0, 2].set(False)
-    steps = steps._replace(view=steps.view._replace(legal_actions=legal))
-    # What the other agents and the state add is in all values, and so in no difference. The first
-    # agent may do two actions in the first step; the second is dead in the second window.
-    first, second = np.logaddexp(1, 2), np.log(np.exp([1, 2, 4]).sum())
-    third = np.log(np.exp([2, 4, 8]).sum())
-    wanted = [first - 1, second - 2, third - 8, third - 8, second - 2]
-    gap = q_learning.counterfactual_gap(counterfactuals(steps), steps)
-    np.testing.assert_allclose(gap, np.mean(wanted), rtol=1e-5)
+def played(rewards, last, number):
+    """Return the rewards, ends and members of three steps in two environments."""
+    fields = dict.fromkeys(Transition._fields)
+    return Transition(**fields)._replace(
+        reward=jnp.array(rewards)[..., None],
+        last=jnp.array(last, bool),
+        policy_id=jnp.array(number, jnp.int32)[..., None],
+    )
+
+
+def test_a_guide_acts_until_the_learner_returns_more():
+    guide = q_learning.Guide((), jnp.array([1.0, 0.0]), jnp.zeros((2, 2)))
+    assert not guide.is_worse
+    # The learner ends an episode of 1 + 2, with a step before; the guide's goes on with 3 + 4 + 5.
+    steps = played([[2.0, 3], [8, 4], [9, 5]], [[1, 0], [0, 0], [0, 0]], [[0, 1]] * 3)
+    guide, steps = q_learning._judged(guide, steps, jnp.int32(7))
+    np.testing.assert_allclose(guide.scores, [[3, 1], [0, 0]])
+    np.testing.assert_allclose(guide.totals, [17, 12])
+    np.testing.assert_array_equal(steps.policy_id, [[-1, 7]] * 3)  # the version is the guide
+    ends = played([[0.0, 1], [1, 2], [0, 0]], [[0, 1], [1, 1], [0, 0]], [[0, 1], [0, 1], [1, 0]])
+    guide, _ = q_learning._judged(guide, ends, jnp.int32(8))
+    np.testing.assert_allclose(guide.scores, [[3 * 0.98 + 18, 0.98 + 1], [13 + 2, 2]])
+    assert not guide.is_worse  # 10.6 and 7.5 on average, of too few episodes
+    guide = guide._replace(scores=15 * guide.scores)
+    assert guide.is_worse
+    _, steps = q_learning._judged(guide, ends, jnp.int32(9))
+    np.testing.assert_array_equal(steps.policy_id, [[9, -1], [9, -1], [-1, 9]])
+
+
+def test_the_better_of_guide_and_learner_is_the_policy():
+    state = q_learning.QState(ONLINE, *[None] * 6)
+    assert q_learning._best(state) is ONLINE.agent
+    for learner, best in ((1.0, TARGET.agent), (3.0, ONLINE.agent)):
+        guide = q_learning.Guide(
+            TARGET.agent, jnp.zeros(2), 30 * jnp.array([[learner, 1], [2.0, 1]])
+        )
+        chex.assert_trees_all_equal(q_learning._best(state._replace(guide=guide)), best)
+        own = QParams(ONLINE.agent, jnp.ones(()))
+        weights = q_learning._members(
+            own, guide, Hyperparameters({"epsilon": jnp.float32(0.05)})
+        ).weights
+        np.testing.assert_array_equal(weights, [1, 0 if best is ONLINE.agent else 1])

@@ -16,10 +16,10 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl import envs
-from offmarl.config import Fraction, NonNegative, PositiveInt, Role, option
-from offmarl.distributions import mask_illegal, select
-from offmarl.losses import double_q_values, lookahead_targets, masked_mean, q_lambda_targets
-from offmarl.networks import AgentNetwork, PolicyConfig, QParams, make_policy, unroll_batch
+from offmarl.config import Fraction, PositiveInt
+from offmarl.envs.sides import Population, TeamPolicy, population
+from offmarl.losses import double_q_values, lookahead_targets, q_lambda_targets
+from offmarl.networks import PolicyConfig, QParams, make_policy
 from offmarl.programs.experience.buffer import Capture, add, init_capture, make_buffer
 from offmarl.programs.experience.prioritised import admit, begin_priorities, learned, sample
 from offmarl.programs.experience.windows import draw_windows
@@ -34,7 +34,8 @@ from offmarl.programs.learning.optimisers import (
 from offmarl.programs.program import TD_ERRORS, Hyperparameters, Program, Stage
 from offmarl.replay.priorities import IMPORTANCE, Priorities
 from offmarl.rollout import RolloutState, init_rollout, rollout
-from offmarl.types import EnvSpec, Sequence
+from offmarl.teams import require_one_team
+from offmarl.types import EnvSpec, Policy, Sequence, Transition
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,35 @@ class QArgs(OffPolicyArgs):
     """Updates between steps of the target networks."""
     tau: Fraction = 1.0
     """How far a step brings the target networks to the networks; 1 copies them."""
-    cql_weight: NonNegative = option(0.0, Role.UNTUNED | Role.RARE)
-    """Weight of a conservative penalty on the windows of --prefill: it holds down the values of
-    actions that the data lacks. By default that of the run of --init."""
+    init_acts: ClassVar[bool] = True
 
     @property
     def windows(self) -> int:
         """Windows in a batch."""
         return self.batch_size
+
+
+class Guide(NamedTuple):
+    """The policy of another run, and how it and the learner do.
+
+    It plays half of the episodes, and is evaluated and recorded, until the learner's recent ones
+    return more: jump-start learning (Uchendu et al. 2023, arXiv 2204.02372) by whole episodes.
+    """
+
+    agent: Any
+    """The parameters of its agents' network, which stay as they are."""
+    totals: Float[Array, "E"]
+    """Rewards of the running episodes so far, the mean over agents."""
+    scores: Float[Array, "2 2"]
+    """Of the learner and of the guide: the sum of their episodes' returns, and their number, where
+    about the last `_REMEMBERED` episodes count."""
+
+    @property
+    def is_worse(self) -> Bool[Array, ""]:
+        """Whether the learner returns more on average; false before both have enough episodes."""
+        (learner, episodes), (guide, others) = self.scores
+        enough = jnp.minimum(episodes, others) > _REMEMBERED / 2
+        return enough & (learner * others > guide * episodes)
 
 
 class QState(NamedTuple):
@@ -100,21 +122,18 @@ class QState(NamedTuple):
     iteration: Int[Array, ""]
     priorities: Priorities | None = None
     """Of the buffer's windows; None if they are drawn without regard to errors."""
+    guide: Guide | None = None
+    """None if training starts from nothing."""
 
 
 QLoss = Callable[[Any, Any, Hyperparameters, Sequence], tuple[Float[Array, ""], dict[str, Array]]]
 """``loss(params, target, hyper, batch) -> (loss, metrics)``; the metrics hold `TD_ERRORS`."""
 
 
-class Counterfactuals(NamedTuple):
-    """Values of a batch's steps with one agent's action in place of the one that it took."""
-
-    of_each: Float[Array, "B T N A"]
-    taken: Float[Array, "B T #N"]
-
-
 _Learner = tuple[Any, Any, optax.OptState, Priorities | None]
 """What the updates of a round change."""
+
+_REMEMBERED = 50
 
 
 def bootstrap(
@@ -152,30 +171,17 @@ def next_values(
     return values if of_dead else values * view_t.alive
 
 
-def own_counterfactuals(network: AgentNetwork, params: Any, batch: Sequence) -> Counterfactuals:
-    """Return each agent's own values: a value of the team that is their sum differs by as much."""
-    q = unroll_batch(network, params.agent, batch.view.observation, batch.first)[:, :-1]
-    return Counterfactuals(q, select(q, batch.action))
-
-
-def counterfactual_gap(values: Counterfactuals, batch: Sequence) -> Float[Array, ""]:
-    """Return the mean over agents and steps of logsumexp over legal a_i of Q(a_i, a_-i) - Q(a)."""
-    view = batch.view_tm1
-    soft_maximum = jax.nn.logsumexp(mask_illegal(values.of_each, view.legal_actions), axis=-1)
-    return masked_mean(soft_maximum - values.taken, batch.mask[..., None] & view.alive)
-
-
 def q_program(
     spec: EnvSpec,
     args: QArgs,
     env: envs.Environment,
     init_params: Callable[[PRNGKeyArray], Any],
     loss: QLoss,
-    counterfactuals: Callable[[Any, Sequence], Counterfactuals],
 ) -> Program:
-    """Build a program of a loss, its `Counterfactuals`, and networks as `q_config` describes."""
+    """Build a program of a loss, and networks as `q_config` describes."""
     config = q_config(args)
     env, policy = envs.autoreset(env), make_policy(config, spec)
+    either = population(spec, [TeamPolicy(policy, (), tuple(range(spec.num_agents)))] * 2).policy
     buffer = make_buffer(args.num_envs, args.replay_steps)
 
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> QState:
@@ -200,50 +206,73 @@ def q_program(
             state.iteration, args.total_steps, args.num_envs, args.num_steps
         )
         epsilon = linear_schedule(progress, 1.0, hyper.epsilon, hyper.exploration)
+        acting, params, number = policy, QParams(state.params.agent, epsilon), state.iteration
+        if state.guide is not None:
+            acting, params, number = either, _members(params, state.guide, hyper), jnp.int32(0)
         after, transitions, next_views = rollout(
-            env,
-            policy,
-            QParams(state.params.agent, epsilon),
-            state.rollout,
-            rollout_key,
-            args.num_steps,
-            state.iteration,
+            env, acting, params, state.rollout, rollout_key, args.num_steps, number
         )
+        more = {"epsilon": epsilon}
+        if state.guide is not None:
+            guide, transitions = _judged(state.guide, transitions, state.iteration)
+            state, more = state._replace(guide=guide), more | {"guided": 1.0 - guide.is_worse}
         capture = add(buffer, state.capture, transitions, next_views)
         state = state._replace(rollout=after, capture=capture)
-        own = loss if capture.prior is None else partial(_penalised, args, loss, counterfactuals)
-        state, metrics = _learn(args, own, state, learn_key, hyper)
-        return state._replace(iteration=state.iteration + 1), metrics | {"epsilon": epsilon}
+        state, metrics = _learn(args, loss, state, learn_key, hyper)
+        return state._replace(iteration=state.iteration + 1), metrics | more
 
     return Program(
         init,
         stages=(Stage(update),),
         policy=partial(make_policy, config, spec),
-        policy_params=lambda state: QParams(state.params.agent, state.epsilon),
+        policy_params=lambda state: QParams(_best(state), state.epsilon),
         greedy=False,
         num_steps=args.num_steps,
+        guided=partial(_guided, spec, either),
     )
+
+
+def _guided(spec: EnvSpec, either: Policy, state: QState, params: QParams) -> QState:
+    """Return a fresh state in which either the learner or a policy with ``params`` acts."""
+    require_one_team(spec, "--init", "recorder")
+    alive = state.rollout.view.alive
+    carry = jax.vmap(lambda _alive: either.initial_carry())(alive)
+    guide = Guide(params.network, jnp.zeros(len(alive)), jnp.zeros((2, 2)))
+    return state._replace(rollout=state.rollout._replace(carry=carry), guide=guide)
+
+
+def _best(state: QState) -> Any:
+    """Return the parameters of the network that acts best, the learner's or the guide's."""
+    if (guide := state.guide) is None:
+        return state.params.agent
+    return jax.tree.map(partial(jnp.where, guide.is_worse), state.params.agent, guide.agent)
+
+
+def _members(own: QParams, guide: Guide, hyper: Hyperparameters) -> Any:
+    """Return the learner, and the guide unless it is worse, of which each episode draws one."""
+    both = jax.tree.map(lambda *pair: jnp.stack(pair), own, QParams(guide.agent, hyper.epsilon))
+    return Population((both,), jnp.stack([jnp.ones(()), 1.0 - guide.is_worse]))
+
+
+def _judged(guide: Guide, steps: Transition, number: Int[Array, ""]) -> tuple[Guide, Transition]:
+    """Score the episodes that ended in a round, and number its steps by their policy.
+
+    The version of an iteration is the better of the two; the other's steps have no known policy.
+    """
+    by_guide, outcomes = steps.policy_id[..., 0], (steps.reward.mean(-1), steps.last)
+    totals, returns = jax.lax.scan(
+        lambda total, x: (jnp.where(x[1], 0.0, total + x[0]), total + x[0]), guide.totals, outcomes
+    )
+    ended = jax.nn.one_hot(by_guide, 2) * steps.last[..., None]
+    new = jnp.stack([(ended * returns[..., None]).sum((0, 1)), ended.sum((0, 1))], axis=-1)
+    scores = (1 - 1 / _REMEMBERED) ** new[:, 1:] * guide.scores + new
+    steps = steps._replace(policy_id=jnp.where(by_guide == ~guide.is_worse, number, -1))
+    return guide._replace(totals=totals, scores=scores), steps
 
 
 def q_config(args: QArgs) -> PolicyConfig:
     """Return the description of the agents' network."""
     return PolicyConfig(args.network, "q", args.hidden, args.agent_id, args.share_parameters)
-
-
-def _penalised(
-    args: QArgs,
-    loss: QLoss,
-    counterfactuals: Callable[[Any, Sequence], Counterfactuals],
-    params: Any,
-    target: Any,
-    hyper: Hyperparameters,
-    batch: Sequence,
-) -> tuple[Float[Array, ""], dict[str, Array]]:
-    """Add the penalty on the windows of prior data, which are the last ones of a batch."""
-    value, metrics = loss(params, target, hyper, batch)
-    prior = jax.tree.map(lambda leaf: leaf[-(args.batch_size // 2) :], batch)
-    gap = counterfactual_gap(counterfactuals(params, prior), prior)
-    return value + hyper.cql_weight * gap, metrics | {"cql_loss": gap}
 
 
 def _learn(

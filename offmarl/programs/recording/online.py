@@ -369,7 +369,10 @@ class _Training(Training):
         return _versions(self.runs, self.evaluations)
 
     def shapes(self) -> dict[str, ArrayTree]:
-        shapes = state_shapes(self.runs[0].program, self.args)
+        program = self.runs[0].program
+        shapes = state_shapes(program, self.args)
+        if program.guided is not None:
+            shapes = jax.eval_shape(lambda state: self._start.begin(program, state, 0), shapes)
         _check_room(self.runs, shapes)
         return {"state": [shapes] * len(self.runs)}
 

@@ -97,14 +97,14 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
             )
 
     def begin(program: Program, state: ArrayTree, number: int) -> ArrayTree:
-        return state if run is None else run.carry_over(program, state, number)
+        return state if run is None else run.begin(program, state, number)
 
     def prior(data: Dataset) -> Replay:
         length: int = getattr(args, "window", 0) or getattr(args, "length", 1)
         burn_in = getattr(args, "burn_in", 0)
         return load(data, Windows(_windows(args) // 2, length, burn_in, extras=()))
 
-    scale = {} if run is None else run.taken_over(args)
+    scale = {} if run is None or args.init_acts else run.taken_over(args)
     return Start(source, check, begin, scale, prior=None if data is None else partial(prior, data))
 
 
@@ -152,7 +152,7 @@ class _Source(NamedTuple):
     sizes: str
     """What the network of its policy depends on, for messages."""
     scale: dict[str, float]
-    """Discount, factor of the rewards, and penalty of its values; empty if it has none."""
+    """Discount and factor of the rewards of its values; empty if it has none."""
 
     @classmethod
     def of(cls, path: Path, spec: EnvSpec, normalise: Iterable[str] = ()) -> "_Source":
@@ -197,9 +197,6 @@ class _Source(NamedTuple):
             # Discounts of 0.999 and 1 are as far apart as 1000 steps are from all.
             if now is None or np.isclose(now, value, rtol=1e-9 if name == "gamma" else 1e-3):
                 continue
-            penalty, prefill = name == "cql_weight", getattr(args, "prefill", None)
-            if penalty and (prefill is None or _was_given(args, name)):
-                continue
             what = f"{self.name} has values with {name} {value:.5g}, and not {now:.5g}"
             if option == "--no-scale-rewards" or _was_given(args, name):
                 raise OptionError(f"{what}: leave out {option}, or --init.")
@@ -212,6 +209,17 @@ class _Source(NamedTuple):
         if not _alike(self.states[0], state):
             theirs, ours = _named(self.program, self.states[0]), _named(program, state)
             _common_parts(theirs, ours, self.name, self.sizes)
+
+    def begin(self, program: Program, state: ArrayTree, number: int) -> ArrayTree:
+        """Return the state of a recorder's seed, guided by the run or with its networks."""
+        if program.guided is None:
+            return self.carry_over(program, state, number)
+        theirs = _named(self.program, self.states[number % len(self.states)])
+        params = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: theirs.get(f"{_POLICY}/{_name(path)}", leaf),
+            program.policy_params(state),
+        )
+        return program.guided(state, params)
 
     def carry_over(self, program: Program, state: ArrayTree, number: int) -> ArrayTree:
         """Return the state of a training seed, with what the run has learned.
@@ -229,8 +237,7 @@ def _scale(record: Mapping[str, Any], directory: Path) -> dict[str, float]:
     factor = float(args.get("reward_scale", 1.0))
     if args.get("scale_rewards"):
         factor = UNIT / float(dataset.read(directory / dataset.STATISTICS_FILE)["return_scale"])
-    found = {"gamma": float(args["gamma"]), "reward_scale": factor}
-    return found | ({"cql_weight": float(args["cql_weight"])} if "cql_weight" in args else {})
+    return {"gamma": float(args["gamma"]), "reward_scale": factor}
 
 
 def _was_given(args: Args | OnlineArgs, name: str) -> bool:
