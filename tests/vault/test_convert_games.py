@@ -154,6 +154,7 @@ def test_a_game_is_played_again_step_by_step(convert, table, tmp_path):
     assert kept.num_steps == 46
 
 
+@pytest.mark.slow
 def test_archives_and_folders_are_searched_for_pickles(convert, table, tmp_path, monkeypatch):
     data = Frame(table).pickled(monkeypatch)
     (tmp_path / "package" / "data").mkdir(parents=True)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.errors import VaultError
-from offmarl.types import FinalObservations, Transition
+from offmarl.types import Transition
 from offmarl.vault.convert.admission import Record
 from offmarl.vault.convert.common import blocks
 from offmarl.vault.format import layout
@@ -74,11 +74,8 @@ def _record(game: Game, first: Any, played: Any) -> Record:
         behaviour_log_prob=unknown,
         policy_id=ids,
     )
-    end: NumpyArray = np.zeros(1, np.int64)
-    final = FinalObservations(
-        end, end + length - 1, jax.tree.map(lambda x: x[-1:], after.next_view)
-    )
-    return Record(jax.tree.map(lambda x: x[None], steps), final, cut[None])
+    steps, after = jax.tree.map(lambda x: x[None], (steps, after.next_view))
+    return Record(steps, cut=cut[None], after=after)
 
 
 def compare(game: Game, what: str, played: NumpyArray, recorded: NumpyArray) -> None:

@@ -11,6 +11,7 @@ import pickle
 import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -162,23 +163,21 @@ def _parse(texts: Iterable[str]) -> Any:
 def _begin(env: Any, start: Any) -> Any:
     """Start an episode where the players stood, which in some kitchens is not where cooks do."""
     import jax
-    from jaxmarl.environments.overcooked.common import DIR_TO_VEC, OBJECT_INDEX_TO_VEC
+    from jaxmarl.environments.overcooked.common import DIR_TO_VEC
 
-    (x, y), ways = start[0].T, start[1]
-    _, state = env.wrapped.reset(jax.random.key(0))
-    pad = (state.maze_map.shape[0] - env.wrapped.height) // 2
-    was_x, was_y = pad + state.agent_pos.T
-    cooks = state.maze_map[was_y, was_x].at[:, 2].set(ways.astype(state.maze_map.dtype))
-    cells = state.maze_map.at[was_y, was_x].set(OBJECT_INDEX_TO_VEC[1])  # empty
-    state = state.replace(agent_pos=start[0], maze_map=cells.at[pad + y, pad + x].set(cooks))
-    state = state.replace(agent_dir_idx=ways, agent_dir=DIR_TO_VEC[ways])
-    return env.begin(env.wrapped.get_obs(state), state)
+    (x, y), ways, cooks = start[0].T, start[1], copy(env.wrapped)
+    cooks.layout = {**cooks.layout, "agent_idx": y * cooks.width + x}
+    _, state = cooks.reset(jax.random.key(0))
+    pad = (state.maze_map.shape[0] - cooks.height) // 2
+    cells = state.maze_map.at[pad + y, pad + x, 2].set(ways.astype(state.maze_map.dtype))
+    state = state.replace(agent_dir_idx=ways, agent_dir=DIR_TO_VEC[ways], maze_map=cells)
+    return env.begin(cooks.get_obs(state), state)
 
 
 def _check(game: Game, record: Record, states: list[Any], rewards: NumpyArray) -> None:
     """Compare what agent_0 observes, and the rewards, with what was recorded."""
-    final: Any = record.finals
-    seen = np.concatenate([record.steps.view.observation[0], final.view.observation])[:, 0]
+    after: Any = record.after
+    seen = np.concatenate([record.steps.view.observation[0, :1], after.observation[0]])[:, 0]
     recorded = seen.copy()
     recorded[..., _CHANNELS] = 0
     for cells, state in zip(recorded, states, strict=True):
