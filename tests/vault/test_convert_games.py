@@ -246,8 +246,8 @@ def test_the_environment_is_that_of_the_games_and_lasts_as_long(convert, table, 
         convert(table, env)
 
 
-def test_a_kitchen_that_jaxmarl_lacks_is_not_offered_as_another(convert, table):
-    with pytest.raises(OptionError, match="overcooked/marshmallow:max_steps=46"):
+def test_a_kitchen_that_jaxmarl_lacks_is_named(convert, table):
+    with pytest.raises(VaultError, match="no kitchen 'marshmallow': give games in asymmetric"):
         convert(table | {"layout_name": np.array(["marshmallow"] * 46, object)})
 
 

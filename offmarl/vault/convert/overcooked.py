@@ -141,7 +141,10 @@ def _choose(
     """Return an environment and the rows of each game in it, by the pair that played."""
     kitchens: dict[str, dict[str, list[int]]] = {}
     for row, (kitchen, run, pair) in enumerate(zip(*(rows[key] for key in _KEYS), strict=True)):
-        name = f"jaxmarl/overcooked/{_KITCHENS.get(kitchen, kitchen)}"
+        if kitchen not in _KITCHENS:
+            known = ", ".join(_KITCHENS)
+            raise VaultError(f"JaxMARL has no kitchen {kitchen!r}: give games in {known} alone.")
+        name = f"jaxmarl/overcooked/{_KITCHENS[kitchen]}"
         kitchens.setdefault(name, {}).setdefault(f"{run}/pair-{pair}", []).append(row)
     limits = {name: max(map(len, games.values())) for name, games in sorted(kitchens.items())}
     wanted = spec.name if spec else ""
