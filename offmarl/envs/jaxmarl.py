@@ -289,8 +289,11 @@ class JaxMarl:
         """Start an episode."""
         wrapped = _wrap(self)
         with quiet(*_WARNINGS):
-            observations, inner = wrapped.env.reset(key)
-            view = _view(wrapped, observations, inner)
+            return self.begin(*wrapped.env.reset(key))
+
+    def begin(self, observations: Observations, inner: State) -> tuple[JaxMarlState, Timestep]:
+        """Start an episode in a state of the wrapped environment, given what is observed there."""
+        view = _view(_wrap(self), observations, inner)
         return JaxMarlState(strongly_typed(inner), jnp.zeros((), jnp.int32)), restart(view)
 
     def step(

@@ -15,6 +15,7 @@ from offmarl.errors import OptionError, unknown_name
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec
 from offmarl.vault.convert.admission import Treatment
+from offmarl.vault.convert.ah2ac2 import read_ah2ac2
 from offmarl.vault.convert.arrays import from_arrays
 from offmarl.vault.convert.columns import read_numpy, read_zarr, write_numpy, write_zarr
 from offmarl.vault.convert.common import Imported, write_vault
@@ -23,6 +24,7 @@ from offmarl.vault.convert.d4rl import read_d4rl
 from offmarl.vault.convert.minari import read_minari, write_minari
 from offmarl.vault.convert.omar import read_omar
 from offmarl.vault.convert.omiga import read_omiga
+from offmarl.vault.convert.overcooked import read_overcooked
 from offmarl.vault.convert.pymarl import read_pymarl, write_pymarl
 from offmarl.vault.dataset import Dataset, open_source, open_vault
 from offmarl.vault.format.layout import Codec
@@ -37,6 +39,8 @@ READERS: dict[str, Callable[..., AbstractContextManager[Imported]]] = {
     "minari": read_minari,
     "numpy": read_numpy,
     "zarr": read_zarr,
+    "overcooked-ai": read_overcooked,
+    "ah2ac2": read_ah2ac2,
 }
 """Readers by the name of their layout. The first line of a docstring is the layout's summary."""
 
@@ -111,7 +115,8 @@ def import_dataset(
     read = _named(READERS, layout)
     options = _accepted(read, layout, env_spec=env_spec, time_limit=time_limit)
     with read(source, **options) as found:
-        about = {"source": found.origin | dict(terms or {})}
+        about: dict[str, Any] = {"source": found.origin | dict(terms or {})}
+        about |= {"policies": [*found.policies]} if found.policies else {}
         write_vault(path, found, about, codec, on_invalid, progress, source)
     return open_vault(path)
 

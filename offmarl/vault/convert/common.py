@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -41,6 +41,8 @@ class Imported(NamedTuple):
     """The number of records."""
     digest: str | None = None
     """The digest that the vault must have, if the dataset records it."""
+    policies: Sequence[Mapping[str, Any]] = ()
+    """What is known of the policies, by their ``policy_id``, for the provenance."""
 
 
 def check_spec(found: EnvSpec, wanted: EnvSpec | None) -> EnvSpec:

@@ -57,8 +57,8 @@ def require(module: str) -> Any:
 
 
 @contextmanager
-def readable(what: object) -> Iterator[None]:
-    """Turn the errors of reading a damaged file into `VaultError`."""
+def readable(what: object, *more: type[Exception]) -> Iterator[None]:
+    """Turn the errors of reading a damaged file, and ``more`` of them, into `VaultError`."""
     try:
         yield
     except FileNotFoundError as error:
@@ -70,8 +70,9 @@ def readable(what: object) -> Iterator[None]:
         ValueError,
         OSError,
         RuntimeError,  # of the HDF5 library, and of JSON that is nested too deep
-    ) as error:
-        reason = _reason(what, error)
+        *more,
+    ) as error:  # type: ignore[misc]  # a tuple of unknown length
+        reason = f"{error!r:.200}" if isinstance(error, more) else _reason(what, error)
         raise VaultError(f"{what} is damaged, incomplete or of another format: {reason}") from error
 
 
