@@ -65,7 +65,7 @@ def ls(
     unread = [f"{entry['path']}: {entry['error']}" for entry in short if entry["error"]]
     where = "this directory" if directory == "." else hide_credentials(directory)
     hint = "`offmarl record` makes some, and `offmarl ls --remote` lists published ones"
-    text = _listed(short) if short else f"no such vaults in {where}: {hint}."
+    text = _listed(short) if short else f"no vaults in {where}: {hint}."
     return Report({"vaults": vaults}, Group(text, *unread))
 
 
