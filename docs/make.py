@@ -69,6 +69,8 @@ def stage(out: Path, with_extras: bool = True) -> Path:
     target = out / "docs"
     pictures = target / "catalogue/environments/pictures"
     pictures.mkdir(parents=True, exist_ok=True)
+    for page in target.rglob("*.md"):  # of an earlier build
+        page.unlink()
     for folder in ASSETS:
         shutil.copytree(DOCS / folder, target / folder, dirs_exist_ok=True)
     drawn = draw_environments(DRAWN, pictures)

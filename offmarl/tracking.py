@@ -28,6 +28,7 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.table import Column
 from rich.text import Text
 
 from offmarl import records
@@ -386,7 +387,7 @@ def _bar(unit: str) -> Progress:
     if unit == "steps":
         counts = (TextColumn("{task.completed:,}/{task.total:,}"), _RateColumn())
     return Progress(
-        TextColumn("{task.description}", markup=False),
+        _Shortened(table_column=Column()),
         BarColumn(bar_width=None),
         *counts,
         TimeRemainingColumn(compact=True),
@@ -396,6 +397,13 @@ def _bar(unit: str) -> Progress:
         transient=True,
         expand=True,
     )
+
+
+class _Shortened(ProgressColumn):
+    """The description, which gives way to the numbers on a narrow terminal."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
 
 
 class _RateColumn(ProgressColumn):

@@ -63,7 +63,9 @@ def ls(
     ]
     short = [{**entry, "path": _as_given(entry["path"], directory)} for entry in vaults]
     unread = [f"{entry['path']}: {entry['error']}" for entry in short if entry["error"]]
-    text = _listed(short) if short else f"no vaults in {hide_credentials(directory)}."
+    where = "this directory" if directory == "." else hide_credentials(directory)
+    hint = "`offmarl record` makes some, and `offmarl ls --remote` lists published ones"
+    text = _listed(short) if short else f"no vaults in {where}: {hint}."
     return Report({"vaults": vaults}, Group(text, *unread))
 
 

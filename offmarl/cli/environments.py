@@ -1,7 +1,6 @@
 """``offmarl envs``."""
 
 import json
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -15,7 +14,6 @@ from offmarl import envs as registry
 from offmarl.cli.output import Report, check_file, grid, table
 from offmarl.envs.catalogue import EnvInfo
 from offmarl.envs.registry import options_of
-from offmarl.paths import cache
 from offmarl.terminal import number
 from offmarl.types import Discrete, EnvSpec
 
@@ -63,7 +61,7 @@ def envs(
     picture
         File for a picture, if the environment can be drawn; the agents follow its scripted
         controller if it has one, and act at random otherwise. A .png shows one instant, a .gif or
-        .mp4 an episode. By default a .png in ~/.cache/offmarl/pictures.
+        .mp4 an episode.
     """
     known = registry.describe()
     listed = {family: about for family, about in known.items() if family.startswith(name)}
@@ -85,13 +83,14 @@ def _list(listed: Mapping[str, EnvInfo]) -> Report:
     (only, *others) = listed.values()
     tail = _HINT if others or not only.choices else f"one of: {', '.join(only.choices)}"
     described = {name: asdict(about) for name, about in listed.items()}
-    return Report({"environments": described}, Group(table(columns, rows), tail))
+    return Report({"environments": described}, Group(tail, "", table(columns, rows)))
 
 
 def _describe(name: str, seconds: float, picture: Path | None) -> Report:
     about = registry.info(name)
     env = registry.make(name)
-    drawn = _draw(env, picture)
+    if picture is not None:
+        _draw(env, picture)
     steps = _speed(env, seconds)
     speed = f"{number(round(steps))} steps per second, in {_NUM_ENVS} environments"
     view = {
@@ -100,14 +99,14 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
         **_in_words(env.spec),
         "traits": ", ".join(about.traits) or ("none" if about.action else "unknown"),
         "speed": f"{speed} with random actions",
-        "picture": drawn or _no_picture(env),
+        "picture": picture or _no_picture(env),
         "options": _options(name),
     }
     data = {
         "spec": env.spec.to_json(),
         "about": asdict(about),
         "steps_per_second": steps,
-        "picture": drawn,
+        "picture": picture,
     }
     return Report(data, grid(view))
 
@@ -125,36 +124,18 @@ def _options(name: str) -> str:
 
 
 def _no_picture(env: Any) -> str:
-    if hasattr(env, "scene"):
-        return "none: the home directory cannot be written; give --picture FILE"
-    return "none: it cannot be drawn"
+    return "--picture FILE.gif draws an episode" if hasattr(env, "scene") else "it cannot be drawn"
 
 
-def _default_picture(env: Any) -> Path | None:
-    """Return where an environment is drawn; None if it cannot be, or without a home directory."""
-    directory = cache("pictures") if hasattr(env, "scene") else None
-    return directory and directory / (re.sub(r"[^\w=.]+", "-", env.spec.name) + ".png")
-
-
-def _draw(env: Any, picture: Path | None) -> Path | None:
-    """Draw an environment if it can be drawn; raise an error only for an explicit picture."""
+def _draw(env: Any, picture: Path) -> None:
     import jax
 
     from offmarl.networks import PolicyConfig, make_policy
     from offmarl.report import render
 
-    path = picture or _default_picture(env)
-    if path is None:
-        return None
     scripted = hasattr(env, "scripted")
     policy = env.scripted() if scripted else make_policy(PolicyConfig("random"), env.spec)
-    try:
-        render.save(render.play(env, policy, (), jax.random.key(0)), path)
-    except OSError:  # a home directory that cannot be written
-        if picture is not None:
-            raise
-        return None
-    return path
+    render.save(render.play(env, policy, (), jax.random.key(0)), picture)
 
 
 def _in_words(spec: EnvSpec) -> dict[str, str]:

@@ -5,7 +5,9 @@ import inspect
 import io
 import math
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -194,12 +196,24 @@ def read(
             hidden |= {name for kind in more for name in inspect.signature(kind).parameters}
     if hidden:
         description = f"{description.rstrip()}\n\n--help-all lists all options."
+    if asked:  # tyro would not fit it into the terminal
+        sys.stdout.write(f"{_fitted(description)}\n\n")
     kind, defaults = options(targets, values, {*hidden, *left_out}, bool(asked))
-    typed = _run_tyro(kind, defaults, arguments, prog=prog, description=description)
+    typed = _run_tyro(kind, defaults, arguments, prog=prog, description="")
     given = {name: x for name, x in typed.items() if name not in defaults or x != defaults[name]}
     if "seed" in given:  # of commands; the arguments of programs have rules of their own
         check_seed(given["seed"], "--seed")
     return given
+
+
+def _fitted(description: str) -> str:
+    """Return a description in lines that fit the terminal; indented lines are kept."""
+    width = shutil.get_terminal_size().columns
+    paragraphs = re.split(r"\n\s*\n", description.strip().replace("``", "`"))
+    return "\n\n".join(
+        part if part.startswith("    ") else textwrap.fill(" ".join(part.split()), width)
+        for part in paragraphs
+    )
 
 
 def split(target: type, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

@@ -25,9 +25,11 @@ class Environment(Protocol):
     One environment, no batch axis. The environment never resets itself: after a step with ``last``
     true, `autoreset` (or the caller) starts a new episode. An environment must be hashable, since
     it is a static argument of compiled programs: a frozen dataclass is. If it also has a method
-    ``scene(state) -> Scene``, its episodes can be drawn. If its spec names extras, it has a method
-    ``extras(key, state)``, which returns those of the step that ``step(key, state, action)`` takes,
-    unless they are all in the timesteps (`Timestep.extras`).
+    ``scene(state) -> Scene``, its episodes can be drawn. One that draws by itself returns any
+    arrays from ``scene``, and has a method ``pictures(scenes)``, which returns an RGB image,
+    ``(height, width, 3)`` uint8, of each of several consecutive scenes. If its spec names extras,
+    it has a method ``extras(key, state)``, which returns those of the step that ``step(key, state,
+    action)`` takes, unless they are all in the timesteps (`Timestep.extras`).
     """
 
     @property
@@ -111,6 +113,24 @@ class Scene(NamedTuple):
     """A map of the arena with values in [0, 1]; of size 0 if there is none."""
     attitude: Float[Array, "P 4"] | None = None
     """Unit quaternions (w, x, y, z) from the body of a quadrotor to the arena; None for points."""
+
+
+def plain_scene(side: int, drones: Float[Array, "P D"], **more: Array) -> Scene:
+    """Return a scene of agents of one kind; by default all are alive and of one team."""
+    count, dims = drones.shape
+    empty = {
+        "alive": jnp.ones(count, bool),
+        "team": jnp.zeros(count, jnp.int32),
+        "kind": jnp.zeros(count, jnp.int32),
+        "velocity": jnp.zeros((count, dims)),
+        "heading": jnp.zeros(count),
+        "links": jnp.zeros((count, 0), jnp.int32),
+        "obstacles": jnp.zeros((0, dims)),
+        "marks": jnp.zeros((0, dims)),
+        "mark": jnp.zeros(0, jnp.int32),
+        "cells": jnp.zeros(0),
+    }
+    return Scene(side, drones, **(empty | more))
 
 
 @dataclass(frozen=True)

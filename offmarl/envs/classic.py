@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.base import MARKS, Scene, require_positive, restart, transition
+from offmarl.envs.base import MARKS, Scene, plain_scene, require_positive, restart, transition
 from offmarl.types import Discrete, EnvSpec, Timestep, View
 
 _XOR_PAYOFF = np.array([[0.0, 1.0], [1.0, -2.0]], np.float32)
@@ -147,16 +147,10 @@ class Bridge:
         def place(cell: Int[Array, "2 2"]) -> Float[Array, "2 2"]:
             return jnp.stack([cell[:, 1] + 0.5, rows - cell[:, 0] - 0.5], -1)
 
-        return Scene(
-            side=columns,
-            drones=place(state.position),
-            alive=jnp.ones(2, bool),
+        return plain_scene(
+            columns,
+            place(state.position),
             team=jnp.arange(2),
-            kind=jnp.zeros(2, jnp.int32),
-            velocity=jnp.zeros((2, 2)),
-            heading=jnp.zeros(2),
-            links=jnp.zeros((2, 0), jnp.int32),
-            obstacles=jnp.zeros((0, 2)),
             marks=place(jnp.asarray(_BRIDGE_GOAL)),
             mark=jnp.full(2, MARKS.index("site")),
             cells=jnp.asarray(~_BRIDGE_FREE[::-1].T, jnp.float32),

@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
@@ -26,9 +26,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from numpy.typing import NDArray
 
 from offmarl._imports import import_optional, quiet
-from offmarl.envs.base import restart, transition
+from offmarl.envs.base import MARKS, Scene, plain_scene, restart, transition
 from offmarl.envs.catalogue import Option
 from offmarl.envs.registry import release
 from offmarl.envs.spaces import (
@@ -107,6 +108,10 @@ class Compat(NamedTuple):
     """The name of an agent's team by the agent's name; the same for all if they are one team."""
     tuple_of_actions: bool = False
     """Whether ``step_env`` takes a tuple of actions, not a dict."""
+    scene: Callable[[Any, State], Any] | None = None
+    """What to draw of a state, if it can be drawn."""
+    pictures: Callable[[Any, Sequence[Any]], list[NDArray[np.uint8]]] | None = None
+    """Pictures of what ``scene`` returned, if it is not a `Scene`."""
 
 
 def _max_steps(env: Any) -> int:
@@ -161,6 +166,66 @@ def _robots_alive(env: Any, state: State) -> Bool[Array, "N"]:
     return ~(state.move_term | vanished)
 
 
+def _points(env: Any, state: State) -> Scene:
+    """Show MPE's agents, by team, and its landmarks as targets; the middle is at (2, 2) of 4."""
+    places, count = state.p_pos + 2.0, len(env.agents)
+    x, y = state.p_vel[:count].T
+    sides = [_side(agent) for agent in env.agents]
+    return plain_scene(
+        4,
+        places[:count],
+        team=jnp.asarray([sorted(set(sides)).index(side) for side in sides]),
+        heading=jnp.arctan2(y, x),
+        marks=places[count:],
+        mark=jnp.full(len(places) - count, MARKS.index("target")),
+    )
+
+
+def _units(env: Any, state: State) -> Scene:
+    """Show the units of both armies of SMAX; those that died are crossed out."""
+    battle = _battle(state)
+    army = (jnp.arange(env.num_allies + env.num_enemies) >= env.num_allies).astype(jnp.int32)
+    return plain_scene(
+        int(env.map_width),
+        battle.unit_positions,
+        alive=battle.unit_alive,
+        team=army,
+        heading=jnp.pi * army,
+    )
+
+
+def _robots(env: Any, state: State) -> Scene:
+    """Show JaxNav's robots, their goals, and the walls."""
+    return plain_scene(
+        max(state.map_data.shape),
+        state.pos[:, :2],
+        alive=_robots_alive(env, state),
+        heading=state.theta.reshape(-1),
+        marks=state.goal,
+        mark=jnp.full(len(state.goal), MARKS.index("site")),
+        cells=state.map_data.T.astype(jnp.float32),
+    )
+
+
+class _Frames:
+    """What JaxMARL's visualizer of Overcooked takes for a window: it keeps the images."""
+
+    def __init__(self) -> None:
+        self.images: list[NDArray[np.uint8]] = []
+
+    def show_img(self, image: NDArray[np.uint8]) -> None:
+        self.images.append(image)
+
+
+def _kitchen(env: Any, states: Sequence[Any]) -> list[NDArray[np.uint8]]:
+    module: Any = import_optional("jaxmarl.viz.overcooked_visualizer", "envs")
+    visualizer, frames = module.OvercookedVisualizer(), _Frames()
+    visualizer.window = frames
+    for state in states:
+        visualizer.render(env.agent_view_size, state, highlight=False)
+    return frames.images
+
+
 def _longest_game(env: Any) -> int:
     """Return an upper bound of the turns in a game of Hanabi.
 
@@ -206,19 +271,32 @@ _SMAX = Compat(
     state=lambda env, observations, state: observations["world_state"],
     legal=lambda env, state: env.get_avail_actions(state),
     alive=_units_alive,
+    scene=_units,
 )
+_MPE = Compat("mpe", _one_more, scene=_points)
 
 COMPAT = {
-    "mpe": Compat("mpe", _one_more),
-    "mpe_team": Compat("mpe", _one_more, reward="team"),
-    "mpe_rivals": Compat("mpe", _one_more, team_of=_side),
-    "mpe_facmac": Compat("mpe", _one_more, state=_predators_and_prey, team_of=_side),
+    "mpe": _MPE,
+    "mpe_team": _MPE._replace(reward="team"),
+    "mpe_rivals": _MPE._replace(team_of=_side),
+    "mpe_facmac": _MPE._replace(state=_predators_and_prey, team_of=_side),
     "smax": _SMAX,
     "smax_self_play": _SMAX._replace(reward="individual", team_of=_army),
-    "overcooked": Compat("overcooked", _max_steps, reward="team"),
+    "overcooked": Compat(
+        "overcooked",
+        _max_steps,
+        reward="team",
+        scene=lambda env, state: state,
+        pictures=_kitchen,
+    ),
     "overcooked_v2": Compat("overcooked_v2", _max_steps, reward="team"),
     "jaxnav": Compat(
-        "jaxnav", _max_steps, _robots_are_done, state=_map_and_robots, alive=_robots_alive
+        "jaxnav",
+        _max_steps,
+        _robots_are_done,
+        state=_map_and_robots,
+        alive=_robots_alive,
+        scene=_robots,
     ),
     "hanabi": Compat(
         "hanabi",
@@ -284,6 +362,20 @@ class JaxMarl:
     def spec(self) -> EnvSpec:
         """Sizes, names and limits."""
         return _spec(self)
+
+    @property
+    def scene(self) -> Callable[[JaxMarlState], Any]:
+        """What to draw of a state, if the environment can be drawn."""
+        if (scene := COMPAT[self.compat].scene) is None:
+            raise AttributeError(f"{self.name} cannot be drawn")
+        return lambda state: scene(self.wrapped, state.inner)
+
+    @property
+    def pictures(self) -> Callable[[Sequence[Any]], list[NDArray[np.uint8]]]:
+        """Pictures of an episode, if JaxMARL draws them."""
+        if (pictures := COMPAT[self.compat].pictures) is None:
+            raise AttributeError(f"{self.name} does not draw by itself")
+        return partial(pictures, self.wrapped)
 
     def reset(self, key: PRNGKeyArray) -> tuple[JaxMarlState, Timestep]:
         """Start an episode."""

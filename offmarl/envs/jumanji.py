@@ -7,7 +7,8 @@ from the state. Where Jumanji has one observation for all agents, the adapter gi
 own perspective. Grids are images of booleans, with the channels last.
 """
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Num, PRNGKeyArray
+from numpy.typing import NDArray
 
 from offmarl._imports import import_optional
 from offmarl.envs.base import require_positive, restart, transition
@@ -26,6 +28,9 @@ from offmarl.types import Continuous, Discrete, EnvSpec, Timestep, View
 
 State = Any
 """A state of a Jumanji environment."""
+
+_PIXELS = 420
+"""Longer side of pictures."""
 
 Observation = Any
 """The observation of all agents as a Jumanji environment returns it."""
@@ -87,6 +92,36 @@ class Jumanji:
         reward = jnp.broadcast_to(timestep.reward, everyone.shape).astype(jnp.float32)
         view = _view(wrapped, timestep.observation)
         return strongly_typed(state), transition(view, reward, over & terminal, over & ~terminal)
+
+    @property
+    def scene(self) -> Callable[[State], State]:
+        """The state, which `pictures` draws; matrix games cannot be drawn."""
+        if _wrap(self).package != "jumanji":
+            raise AttributeError(f"{self.name} cannot be drawn")
+        return lambda state: state
+
+    def pictures(self, scenes: Sequence[State]) -> list[NDArray[np.uint8]]:
+        """Return Jumanji's own pictures of states, ``(420, 420, 3)`` or of another shape."""
+        from matplotlib.animation import AbstractMovieWriter
+
+        images = []
+
+        class Frames(AbstractMovieWriter):
+            def setup(self, fig: Any, outfile: Any, dpi: float | None = None) -> None:  # noqa: ARG002
+                super().setup(fig, outfile, _PIXELS / max(fig.get_size_inches()))
+
+            def grab_frame(self, **options: Any) -> None:
+                file = io.BytesIO()
+                self.fig.savefig(file, format="rgba", dpi=self.dpi, **options)
+                width, height = self.frame_size
+                image = np.frombuffer(file.getvalue(), np.uint8).reshape(height, width, 4)
+                images.append(image[..., :3])
+
+            def finish(self) -> None:
+                pass
+
+        self.wrapped.animate(scenes).save("", writer=Frames())
+        return images[: len(scenes) - len(images)] + images  # ways between states are one fewer
 
     def _build(self) -> Wrapped:
         raise NotImplementedError

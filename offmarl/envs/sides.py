@@ -6,7 +6,7 @@ policy of several, each of which acts for some of the agents, and `population` o
 member for each episode.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from numpy.typing import NDArray
 
-from offmarl.envs.base import Environment, EnvState, Scene, Wrapper, extras_of, restart
+from offmarl.envs.base import Environment, EnvState, Wrapper, extras_of, restart
 from offmarl.errors import OptionError, ShapeError
 from offmarl.teams import Team, find_side, name_of_side, spec_of
 from offmarl.types import (
@@ -455,10 +455,17 @@ class Side:
         _, step_key = jax.random.split(key)
         return extras_of(self.env, step_key, state.inner) or {}
 
-    def scene(self, state: SideState) -> Scene:
-        """Return the positions to draw, if the environment has them."""
-        drawn: Any = self.env
-        return drawn.scene(state.inner)
+    @property
+    def scene(self) -> Callable[[SideState], Any]:
+        """What to draw of a state, if the environment can be drawn."""
+        inner: Callable[[EnvState], Any] = self.env.scene
+        return lambda state: inner(state.inner)
+
+    @property
+    def pictures(self) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """The environment's own pictures, if it draws by itself."""
+        pictures: Callable[[Sequence[Any]], Sequence[Any]] = self.env.pictures
+        return pictures
 
     def whole(
         self, transition: Transition, finals: FinalObservations, first_id: int

@@ -1,7 +1,8 @@
 """Pictures and animations of episodes, for environments that can be drawn.
 
-An environment can be drawn if it has a method ``scene(state)`` that returns a `Scene`. A scene with
-three dimensions is shown from an oblique angle, with a line from each drone to the floor.
+An environment can be drawn if it has a method ``scene(state)`` that returns a `Scene`. With a
+method ``pictures(scenes)`` it draws by itself, as Overcooked and Jumanji's environments do. A scene
+with three dimensions is shown from an oblique angle, with a line from each drone to the floor.
 Quadrotors show their attitude: two arms with a rotor at each end.
 
 Recorded episodes are played again in their environment to be drawn.
@@ -11,14 +12,14 @@ from __future__ import annotations
 
 import io
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 
 from offmarl.envs.base import MARKS, Scene
 from offmarl.envs.swarm.dynamics import KINDS as DRONES
@@ -44,7 +45,7 @@ KINDS = ("gif", "mp4", "png")
 _FRAMES_PER_SECOND = 10
 _PIXELS = 420
 _TRAIL = 6
-_TITLE = 68
+_TITLE = 60
 """Characters of a title that fit; longer ones are smaller."""
 _COLOURS = 64
 """Colours of a GIF; few make a small file."""
@@ -56,9 +57,11 @@ class Playback(NamedTuple):
     name: str
     """The environment's name."""
     scenes: list[Scene]
-    """T scenes."""
+    """T scenes, or what the environment draws by itself."""
     score: Float[np.ndarray, "T"]
     """Return up to each scene, mean over agents."""
+    pictures: Callable[[Sequence[Any]], Sequence[UInt8[np.ndarray, "height width 3"]]] | None = None
+    """Draws consecutive scenes, if the environment does this by itself."""
 
 
 def play(env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray) -> Playback:
@@ -69,8 +72,8 @@ def play(env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray)
 
     if not hasattr(env, "scene") or env.spec.time_limit is None:
         raise OptionError(
-            f"{env.spec.name} cannot be drawn: choose a swarm/ task or classic/bridge, or give "
-            "your environment a method scene(state) and a time limit."
+            f"{env.spec.name} cannot be drawn: choose a task of swarm/, jumanji/, MPE, SMAX or "
+            "Overcooked, or give your environment a method scene(state) and a time limit."
         )
     scenes, reward, last = jax.device_get(jax.jit(partial(_episode, env, policy))(params, key))
     require_ended(env.spec, last.any())
@@ -78,13 +81,13 @@ def play(env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray)
     return _playback(env, scenes, reward[1:stop])
 
 
-def _playback(env: Environment, scenes: Any, reward: Any) -> Playback:
+def _playback(env: Any, scenes: Any, reward: Any) -> Playback:
     """Return an episode; the leaves of ``scenes`` have an entry more than the rewards."""
     import jax
 
     score = np.concatenate([[0.0], np.cumsum(reward, dtype=float)])
     steps = [jax.tree.map(lambda leaf, t=t: leaf[t], scenes) for t in range(len(score))]
-    return Playback(env.spec.name, steps, score)
+    return Playback(env.spec.name, steps, score, getattr(env, "pictures", None))
 
 
 def _episode(
@@ -173,7 +176,8 @@ def _palette(playback: Playback, images: Sequence[Picture]) -> Picture:
     from matplotlib.colors import to_rgb
     from PIL import Image
 
-    entries = [entry for scene in playback.scenes for entry in legend(scene)]
+    scenes = [] if playback.pictures else playback.scenes
+    entries = [entry for scene in scenes for entry in legend(scene)]
     named = sorted({to_rgb(entry.get_color()) for entry in entries})
     kept = [round(255 * part) for colour in named for part in colour]
     some = np.concatenate([np.asarray(images[at]) for at in (0, len(images) // 2, -1)])
@@ -186,25 +190,36 @@ def _palette(playback: Playback, images: Sequence[Picture]) -> Picture:
 def frames(playback: Playback, every: int = 1) -> Iterator[Picture]:
     """Draw every n-th scene, and the last one."""
     last = len(playback.scenes) - 1
-    return (frame(playback, time) for time in (*range(0, last, every), last))
+    images = playback.pictures(playback.scenes) if playback.pictures else None
+    return (_frame(playback, t, images and images[t]) for t in (*range(0, last, every), last))
 
 
 def frame(playback: Playback, time: int) -> Picture:
     """Draw the scene after ``time`` steps."""
+    if playback.pictures is None:
+        return _frame(playback, time, None)
+    start = max(time - 1, 0)  # what moves may be drawn between two scenes
+    return _frame(playback, time, playback.pictures(playback.scenes[start:][:2])[time - start])
+
+
+def _frame(playback: Playback, time: int, image: Any) -> Picture:
+    """Draw a scene, or frame the environment's own picture of it."""
     from matplotlib.figure import Figure
     from PIL import Image
 
     scene = playback.scenes[time]
     figure = Figure(figsize=(_PIXELS / 100, _PIXELS / 100 + 0.6), dpi=100)
-    draw_scene(
-        figure.add_axes((0.02, 0.07, 0.96, 0.85)),
-        scene,
-        playback.scenes[max(0, time - _TRAIL) : time],
-    )
+    axes = figure.add_axes((0.02, 0.07, 0.96, 0.85))
+    if image is None:
+        draw_scene(axes, scene, playback.scenes[max(0, time - _TRAIL) : time])
+        entries = legend(scene)
+    else:
+        axes.imshow(image)
+        axes.axis("off")
+        entries = []
     title = f"{playback.name}   step {time}   return {round(playback.score[time], 1) + 0.0}"
     size = 9 * min(1.0, _TITLE / len(title))
     figure.text(0.03, 0.955, title, fontsize=size, color="#374151")
-    entries = legend(scene)
     figure.legend(
         handles=entries,
         loc="lower center",
@@ -459,6 +474,9 @@ def legend(scene: Scene) -> list[Any]:
         }
         return Line2D([], [], label=label, marker=look.marker, linestyle="", **style)
 
+    def name(kind: int) -> str:
+        return DRONES[kind].name if len(set(kinds)) > 1 else "agent"
+
     kinds, teams = np.asarray(scene.kind).tolist(), np.asarray(scene.team).tolist()
     drones = sorted(set(zip(kinds, teams, strict=True)))
     alike = len({kind for kind, _ in drones}) < len(drones)
@@ -466,7 +484,7 @@ def legend(scene: Scene) -> list[Any]:
     return [
         *(
             entry(
-                DRONES[kind].name + (f", team {team + 1}" if alike else ""),
+                name(kind) + (f", team {team + 1}" if alike else ""),
                 _Look((3, 0, -90), _TEAMS[team % len(_TEAMS)], 7 * _SIZES[kind]),
             )
             for kind, team in drones

@@ -10,9 +10,11 @@ import pytest
 from PIL import Image
 
 from offmarl import envs, vault
+from offmarl.envs import sides
 from offmarl.errors import OptionError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.report import render
+from offmarl.teams import Team
 from offmarl.types import Policy
 
 BLUE, ORANGE = (0x00, 0x72, 0xB2), (0xD5, 0x5E, 0x00)
@@ -179,3 +181,43 @@ def test_what_has_no_scene_is_not_drawn(random_data):
     data = vault.open_vault(random_data(NAME))
     with pytest.raises(OptionError, match="episodes of probe/one-step cannot be drawn"):
         render.replay(envs.make("probe/one-step"), data, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "agents"), [("mpe/simple_tag_v3", 4), ("smax/3m", 6), ("jaxnav:max_steps=2", 2)]
+)
+def test_environments_of_jaxmarl_have_scenes(name, agents):
+    env = envs.make(f"jaxmarl/{name}")
+    state, _ = jax.jit(env.reset)(jax.random.key(0))
+    scene = jax.device_get(env.scene(state))
+    assert scene.drones.shape == (agents, 2) and scene.alive.all()
+    assert ((scene.drones >= 0) & (scene.drones <= scene.side)).all()
+    assert sorted(set(scene.team.tolist())) == ([0] if "jaxnav" in name else [0, 1])
+    picture = render.frame(render.Playback(name, [scene], np.zeros(1)), 0)
+    assert len(picture.getcolors(1 << 20)) > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["jumanji/lbf:time_limit=3", "jumanji/multi_cvrp", "jaxmarl/overcooked/coord_ring"]
+)
+def test_environments_that_draw_by_themselves_have_a_picture_of_every_state(name, tmp_path):
+    env = envs.make(name)
+    states = [jax.jit(env.reset)(jax.random.key(seed))[0] for seed in (0, 1, 1)]
+    scenes = [jax.device_get(env.scene(state)) for state in states]
+    images = env.pictures(scenes)
+    assert len(images) == 3 and {image.shape for image in images} == {images[0].shape}
+    assert images[0].dtype == np.uint8 and images[0].shape[-1] == 3
+    np.testing.assert_array_equal(images[1], images[2])
+    film = render.Playback(name, scenes, np.zeros(3), env.pictures)
+    assert render.frame(film, 0) != render.frame(film, 1) == render.frame(film, 1)
+    render.save(film, tmp_path / "film.gif")
+    with Image.open(tmp_path / "film.gif") as shown:
+        assert np.asarray(shown.convert("RGB")).std() > 5
+
+
+def test_a_side_is_drawn_if_its_environment_is():
+    for name, drawn in (("classic/bridge", True), ("probe/match", False)):
+        env = envs.make(name)
+        side = sides.Side(env, Team("agent_0", (0,)), (), ())
+        assert hasattr(side, "scene") is drawn and not hasattr(side, "pictures")
