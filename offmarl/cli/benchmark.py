@@ -90,8 +90,7 @@ def _results(plan: "Plan", failed: Mapping[str, Path]) -> Report:
     results = benchmarks.read_results(plan)
     written = benchmarks.write_results(results, failed) if results.files else []
     notes = list(benchmarks.notes(results, failed))
-    tables = benchmarks.score_tables(results)
-    shown = [one for table in tables for one in benchmarks.sections_of(table, best=False)]
+    shown = [one for tables in benchmarks.score_tables(results).values() for one in tables]
     data = {
         "out": plan.out,
         "cells": len(plan.cells),

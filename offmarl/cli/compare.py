@@ -7,7 +7,7 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl import report as reports
-from offmarl.cli.output import Report, check_file, write_page
+from offmarl.cli.output import Report, as_is, check_file, write_page
 from offmarl.errors import RunError
 from offmarl.report.figures import KINDS
 from offmarl.statistics import Reference
@@ -17,6 +17,9 @@ def compare(
     runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN...")] = (),
     html: Path | None = None,
     figure: Path | None = None,
+    latex: Path | None = None,
+    markdown: Path | None = None,
+    csv: Path | None = None,
     references: Annotated[
         tuple[tuple[str, float, float], ...], arg(metavar="[ENV RANDOM EXPERT ...]")
     ] = (),
@@ -41,6 +44,13 @@ def compare(
         drawn.
     figure
         Write the figure here, as PNG, PDF or SVG.
+    latex
+        Write the tables of scores and differences here, for the package booktabs; - prints them in
+        place of the report, as for the next two.
+    markdown
+        Write the same tables here in Markdown.
+    csv
+        Write the scores here: a line for each dataset, method and way to act.
     references
         Mean returns of random play and of an expert in an environment; returns are normalised so
         that these are 0 and 1. By default those of the datasets that offmarl can record again.
@@ -58,6 +68,10 @@ def compare(
         raise RunError("no runs to compare: give the directory of at least one run.")
     check_file(html, "--html", "comparison.html")
     check_file(figure, "--figure", "comparison.png", KINDS)
+    files = {"latex": latex, "markdown": markdown, "csv": csv}
+    written = {name: path for name, path in files.items() if path and str(path) != "-"}
+    for name, path in written.items():
+        check_file(path, f"--{name}", f"table.{name}")
     from offmarl.hub.card import references as recorded  # takes a while to import
 
     given = {env: Reference(random, expert) for env, random, expert in references}
@@ -68,5 +82,10 @@ def compare(
         from offmarl.report import pages
 
         write_page(html, pages.comparison_page(compared, program))
-    written = [f"wrote {path}" for path in (html, figure) if path]
-    return Report(compared.data(), Group(*compared.sections, *compared.notes, *written))
+    texts = {name: getattr(compared, name)() for name, path in files.items() if path}
+    for name, path in written.items():
+        write_page(path, texts.pop(name))
+    if texts:
+        return Report(compared.data(), as_is("\n".join(texts.values()).rstrip("\n")))
+    said = [f"wrote {path}" for path in (html, figure, *written.values()) if path]
+    return Report(compared.data(), Group(*compared.sections, *compared.notes, *said))
