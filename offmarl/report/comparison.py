@@ -39,7 +39,7 @@ from offmarl.statistics import (
 )
 from offmarl.statistics import estimate as estimated
 from offmarl.terminal import number
-from offmarl.tracking import MARL_EVAL_FILE, RETURN, RUN_FILE, is_run, labelled, read_run
+from offmarl.tracking import MARL_EVAL_FILE, RETURN, RUN_FILE, as_dicts, is_run, labelled, read_run
 
 BASELINE = "bc"
 """The program that others are compared with in pairs, unless another is named."""
@@ -562,6 +562,9 @@ class ComparedRuns(NamedTuple):
     unfinished: list[Path]
     """Runs that are left out."""
 
+    def _repr_html_(self) -> str:
+        return "".join(section._repr_html_() for section in self.sections)
+
     def latex(self) -> str:
         r"""Return the tables of scores and differences in LaTeX, for the package booktabs."""
         return to_latex(comparison_tables(self.comparison))
@@ -583,7 +586,7 @@ class ComparedRuns(NamedTuple):
                 for dataset, rows in comparison.datasets.items()
             },
             "data": {
-                name: {**one._asdict(), "references": _as_dict(comparison.references.get(name))}
+                name: {**one._asdict(), "references": as_dicts(comparison.references.get(name))}
                 for name, one in self.found.data.items()
             },
             "baseline": comparison.baseline,
@@ -602,22 +605,12 @@ class ComparedRuns(NamedTuple):
 
 
 def _row_data(row: Row) -> Mapping[str, Any]:
-    return {
-        "algorithm": row.entry.algorithm,
-        "acting": row.entry.acting,
-        "runs": row.runs,
-        "iqm": row.iqm._asdict(),
-        "normalised": _as_dict(row.normalised),
-        "mean": row.mean,
-        "median": row.median,
-        "headline": row.headline,
-        "best_checkpoint": _as_dict(row.best),
-        "difference": _as_dict(row.difference),
+    found: dict[str, Any] = as_dicts(row)
+    entry, best = found.pop("entry"), found.pop("best")
+    del found["bold"], found["scores"]
+    return {"algorithm": entry["algorithm"], "acting": entry["acting"], **found} | {
+        "best_checkpoint": best
     }
-
-
-def _as_dict(one: Estimate | Reference | None) -> dict[str, Any] | None:
-    return one._asdict() if one else None
 
 
 def compare_runs(

@@ -104,6 +104,9 @@ class RunReport(NamedTuple):
     broken: Mapping[str, list[int]]
     """The seeds whose last number of a metric is not finite, by metric."""
 
+    def _repr_html_(self) -> str:
+        return "".join(section._repr_html_() for section in self.sections())
+
     @property
     def title(self) -> str:
         """The program and what it learned in or from."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import RenderableType
 
+from offmarl._html import html_table
 from offmarl.report.accumulators import ContinuousActions, DiscreteActions
 from offmarl.report.contents import LENGTHS, Survey, Surveys
 from offmarl.statistics import spread
@@ -51,6 +52,9 @@ class Section(NamedTuple):
     def __rich__(self) -> RenderableType:
         """Return it for the terminal."""
         return table(self.columns, self.rows, self.title)
+
+    def _repr_html_(self) -> str:
+        return html_table(self.columns, (map(number, row) for row in self.rows), self.title)
 
 
 def to_markdown(sections: Iterable[Section]) -> str:
