@@ -77,7 +77,7 @@ def compare(
     given = {env: Reference(random, expert) for env, random, expert in references}
     compared = reports.compare_runs(runs, recorded(), given, pool_settings, baseline)
     if figure:
-        reports.save(reports.figure_comparison(compared.comparison), figure)
+        reports.save(reports.figure_comparison(compared.comparison, compared.curves), figure)
     if html:
         from offmarl.report import pages
 

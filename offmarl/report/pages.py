@@ -206,7 +206,7 @@ def comparison_page(compared: ComparedRuns, programs: Sequence[Path] = ()) -> st
     curves = compared.curves
     return render(
         "comparison.html",
-        scores=figure_comparison(compared.comparison),
+        scores=figure_comparison(compared.comparison, curves),
         curves=figure_curves(curves, compared.comparison.unit) if curves else None,
         sections=compared.sections,
         notes=compared.notes,
