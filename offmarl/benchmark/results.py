@@ -5,9 +5,8 @@ A method is bold on a dataset if it may be the best one there; see `offmarl.repo
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,28 +21,19 @@ from offmarl.errors import RunError
 from offmarl.hub.card import references
 from offmarl.report import pages
 from offmarl.report.comparison import (
-    BASELINE,
     Comparison,
     Row,
-    about_best,
-    about_pairs,
     about_scores,
-    dataset_table,
-    difference_cell,
-    pooled_tables,
+    comparison_tables,
+    dataset_tables,
     score_list,
 )
 from offmarl.report.curves import Curve, Curves
 from offmarl.report.run_scores import UNITS, Entry, entry_of, gather
-from offmarl.report.tables import Score, Section, to_csv, to_latex, to_markdown
-from offmarl.tracking import RETURN, Acting
+from offmarl.report.tables import Section, to_csv, to_latex, to_markdown
+from offmarl.tracking import RETURN
 
 _WRITTEN = "written.json"
-_WAYS: dict[Acting | None, str] = {
-    "greedy": "best actions",
-    "sampled": "sampled actions",
-    None: "no environment",
-}
 
 
 class Results(NamedTuple):
@@ -134,37 +124,9 @@ def _environment(cell: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------------------------- tables
 
 
-def score_tables(results: Results) -> dict[Acting | None, list[Section]]:
-    """Return the tables of policies that acted in one way, the best actions first.
-
-    They are the scores, and if known the differences to the baseline and the best checkpoints. The
-    cells of what was not run are empty.
-    """
-    found = {}
-    for acting, way in _WAYS.items():
-        rows = {
-            label: [row for row in results.datasets.get(label, ()) if row.entry.acting == acting]
-            for label in results.plan.datasets
-        }
-        if any(rows.values()):
-            # A dataset that has no result at all is a column, too.
-            columns = {x: one for x, one in rows.items() if one or x not in results.datasets}
-            found[acting] = [*_score_tables(columns, way, results.plan.baselines)]
-    return found
-
-
-def _score_tables(
-    rows: Mapping[str, Sequence[Row]], way: str, methods: Iterable[str]
-) -> Iterator[Section]:
-    title = f"IQM over seeds [95% interval], {way}"
-    cells: dict[str, Callable[[Row], Score | None]] = {
-        title: lambda row: Score(*row.iqm, row.bold),
-        f"Minus {BASELINE}, in pairs of one seed [95% interval], {way}": difference_cell,
-        f"{title}, of the best checkpoint of each seed": lambda row: row.best and Score(*row.best),
-    }
-    for name, cell in cells.items():
-        if any(cell(row) for one in rows.values() for row in one):
-            yield dataset_table(name, rows, cell, lambda entry: entry.algorithm, methods)
+def score_tables(results: Results) -> list[Section]:
+    """Return the scores by methods and datasets, and the differences to the baseline."""
+    return [one for found in results.comparisons.values() for one in dataset_tables(found)]
 
 
 def spread(rows: Sequence[Row]) -> float | None:
@@ -195,22 +157,17 @@ def write_results(results: Results, failed: Mapping[str, Path] | None = None) ->
         The logs of what has failed, by name.
     """
     out = results.plan.out
-    written = []
-    for acting, (scores, *_) in score_tables(results).items():
-        rows = {
-            label: [row for row in found if row.entry.acting == acting]
-            for label, found in results.datasets.items()
-        }
-        texts = {"md": to_markdown([scores]), "tex": to_latex([scores])}
-        for kind, text in {**texts, "csv": to_csv(score_list(rows))}.items():
-            path = out / "tables" / f"{acting or 'agreement'}.{kind}"
-            written.append(_write(path, text))
+    tables = score_tables(results)
+    texts = {"md": to_markdown(tables), "tex": to_latex(tables)}
+    texts["csv"] = to_csv(score_list(results.datasets))
+    written = [_write(out / "tables" / f"scores.{kind}", text) for kind, text in texts.items()]
     returns = results.comparisons.get(RETURN)
     curves = {
         dataset: reports.figure_curves({dataset: found}, UNITS[results.metric(dataset)])
         for dataset, found in results.curves.items()
     }
-    whole = reports.figure_comparison(returns) if returns else None
+    known = {x: one for x, one in results.curves.items() if returns and x in returns.datasets}
+    whole = reports.figure_comparison(returns, known) if returns else None
     figures = {out / "scores.svg": whole} if whole else {}
     figures |= {out / "curves" / f"{slug(x)}.svg": one for x, one in curves.items()}
     for path, figure in figures.items():
@@ -255,16 +212,13 @@ def _marl_eval(results: Results) -> str:
 
 
 def _page(results: Results, failed: Mapping[str, Path], scores: Any, curves: Sequence[Any]) -> str:
-    returns = results.comparisons.get(RETURN)
     return pages.render(
         "benchmark.html",
         name=results.plan.name,
         planned=len(results.plan.cells),
         notes=[*notes(results, failed)],
-        tables=[*chain(*score_tables(results).values())],
+        tables=[one for found in results.comparisons.values() for one in comparison_tables(found)],
         scores=scores,
-        # Those over all datasets: normalised scores, and who beats whom.
-        summaries=[*pooled_tables(returns)] if returns else [],
         curves=curves,
         cells=[
             [
@@ -287,34 +241,31 @@ def _page(results: Results, failed: Mapping[str, Path], scores: Any, curves: Seq
 
 def notes(results: Results, failed: Mapping[str, Path]) -> Iterator[str]:
     """Say what * means, and name what is missing, failed or not comparable."""
-    rows = [row for found in results.datasets.values() for row in found]
     for comparison in results.comparisons.values():
         yield from about_scores(comparison, "some cells")
     yield from _spreads(results)
-    for comparison in results.comparisons.values():
-        yield from about_pairs(comparison)
-    if any(row.best for row in rows):
-        yield about_best(RETURN in results.comparisons)
     for name, why in results.broken.items():
-        yield f"{name} is empty in the tables: {why}."
+        yield f"{name} is not in the tables: {why}."
     for name, log in failed.items():
         yield f"{name} failed: see {log}."
     if missing := [name for name in results.missing if name not in failed]:
-        yield f"Not run, and empty in the tables: {', '.join(missing)}."
+        yield f"Not run: {', '.join(missing)}."
     yield from _differences(results.cells)
 
 
 def _spreads(results: Results) -> Iterator[str]:
     """Say for each dataset how far the methods are apart on it."""
-    for acting, way in _WAYS.items():
+    rows_of_all = [row for rows in results.datasets.values() for row in rows]
+    for acting in dict.fromkeys(row.entry.acting for row in rows_of_all):
         found = {
             label: spread([row for row in rows if row.entry.acting == acting])
             for label, rows in results.datasets.items()
         }
         if known := [f"{label} {value:.1f}" for label, value in found.items() if value is not None]:
             yield (
-                f"Spread, {way}: {', '.join(known)}. It is the best method minus the worst, in "
-                "mean widths of the intervals; below 2, a dataset hardly tells methods apart."
+                f"Spread, {acting or 'no environment'}: {', '.join(known)}. It is the best method "
+                "minus the worst, in mean widths of the intervals; below 2, a dataset hardly "
+                "tells methods apart."
             )
 
 

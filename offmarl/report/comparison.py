@@ -327,12 +327,10 @@ def notes(comparison: Comparison, found: Runs, metric: str, pool_settings: bool)
             f"normalised: give them with --references {given}."
             + ("" if comparison.pooled else " Without them the datasets are not summarised.")
         )
-    yield from _caveats(comparison, found, metric, pool_settings)
+    yield from _caveats(comparison, found, pool_settings)
 
 
-def _caveats(
-    comparison: Comparison, found: Runs, metric: str, pool_settings: bool
-) -> Iterator[str]:
+def _caveats(comparison: Comparison, found: Runs, pool_settings: bool) -> Iterator[str]:
     """Point out equal names, other settings, how policies acted, and too few seeds."""
     names = [data.name for data in found.data.values()]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
@@ -349,9 +347,6 @@ def _caveats(
         )
     yield from _left_out(comparison)
     yield from _about_acting(comparison)
-    yield from about_pairs(comparison)
-    if any(row.best for rows in comparison.datasets.values() for row in rows):
-        yield about_best(metric == RETURN)
     yield from about_scores(comparison, "some runs")
 
 
@@ -389,9 +384,8 @@ def _about_acting(comparison: Comparison) -> Iterator[str]:
             )
 
 
-def about_pairs(comparison: Comparison) -> Iterator[str]:
+def _about_pairs(comparison: Comparison, rows: Iterable[Row]) -> Iterator[str]:
     """Say what differences are, and which runs cannot be paired."""
-    rows = [row for found in comparison.datasets.values() for row in found]
     if any(row.difference for row in rows):
         yield (
             f"Minus {comparison.baseline}: the mean difference between runs of one seed, with "
@@ -405,21 +399,19 @@ def about_pairs(comparison: Comparison) -> Iterator[str]:
     yield from (f"{text} ({', '.join(datasets)})." for text, datasets in texts.items())
 
 
-def about_best(in_environment: bool) -> str:
-    """Return what the scores of best checkpoints are; see `offmarl.report.best_scores`."""
-    return (
-        "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes and "
-        "scored by the other half."
-    ) + (
-        " To choose it takes the environment, so it is no result of offline training."
-        if in_environment
-        else ""
-    )
-
-
 def about_scores(comparison: Comparison, what: str) -> Iterator[str]:
-    """Say what bold means, and warn of fewer seeds than `offmarl.statistics.ENOUGH_RUNS`."""
+    """Say what differences, best checkpoints and * are, and warn of few seeds."""
     rows = [row for found in comparison.datasets.values() for row in found]
+    yield from _about_pairs(comparison, rows)
+    if any(row.best for row in rows):
+        yield (
+            "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes and "
+            "scored by the other half."
+        ) + (
+            " To choose it takes the environment, so it is no result of offline training."
+            if comparison.unit == UNITS[RETURN]
+            else ""
+        )
     fewest = min(row.runs for row in rows)
     if any(row.bold for row in rows):
         yield (
@@ -455,18 +447,7 @@ def comparison_tables(comparison: Comparison) -> Iterator[Section]:
     """Return a comparison as tables, as the terminal, pages and files have them."""
     for dataset, rows in comparison.datasets.items():
         yield _summary(f"{comparison.unit.capitalize()}: {dataset}", rows)
-    if len(comparison.datasets) > 1:
-        yield dataset_table(f"IQM of {comparison.unit}", comparison.datasets, _COLUMNS["IQM"])
-    datasets = comparison.datasets | ({"all": comparison.overall} if comparison.overall else {})
-    datasets = {x: rows for x, rows in datasets.items() if any(row.difference for row in rows)}
-    if datasets:
-        title = f"Minus {comparison.baseline}, in pairs of runs of one seed [95% interval]"
-        yield dataset_table(title, datasets, difference_cell)
-    yield from pooled_tables(comparison)
-
-
-def pooled_tables(comparison: Comparison) -> Iterator[Section]:
-    """Return the scores over all datasets, and the probabilities of improvement."""
+    yield from [*dataset_tables(comparison)][len(comparison.datasets) == 1 :]
     if comparison.overall:
         scale = "normalised from random (0) to expert (1)"
         title = f"All datasets, {scale if comparison.normalised else comparison.unit}"
@@ -486,24 +467,30 @@ def pooled_tables(comparison: Comparison) -> Iterator[Section]:
         )
 
 
-def dataset_table(
-    title: str,
-    datasets: Mapping[str, Sequence[Row]],
-    cell: Callable[[Row], Any],
-    name: Callable[[Entry], str] = lambda entry: entry.label,
-    methods: Iterable[str] = (),
+def dataset_tables(comparison: Comparison) -> Iterator[Section]:
+    """Return scores by methods and datasets, and differences to the baseline if there are some."""
+    title = f"IQM over seeds [95% interval], {comparison.unit}"
+    yield _by_dataset(title, comparison.datasets, _COLUMNS["IQM"])
+    datasets = comparison.datasets | ({"all": comparison.overall} if comparison.overall else {})
+    datasets = {x: rows for x, rows in datasets.items() if any(row.difference for row in rows)}
+    if datasets:
+        title = f"Minus {comparison.baseline}, in pairs of runs of one seed [95% interval]"
+        yield _by_dataset(title, datasets, _difference)
+
+
+def _by_dataset(
+    title: str, datasets: Mapping[str, Sequence[Row]], cell: Callable[[Row], Any]
 ) -> Section:
-    """Return one number of each method on each dataset; ``methods`` come first, run or not."""
     cells = {
-        dataset: {name(row.entry): found for row in rows if (found := cell(row)) is not None}
+        dataset: {row.entry.label: found for row in rows if (found := cell(row)) is not None}
         for dataset, rows in datasets.items()
     }
-    names = dict.fromkeys([*methods, *(one for found in cells.values() for one in found)])
-    rows = [[one, *(found.get(one) for found in cells.values())] for one in names]
+    labels = dict.fromkeys(label for found in cells.values() for label in found)
+    rows = [[label, *(found.get(label) for found in cells.values())] for label in labels]
     return Section(title, ["method", *cells], rows)
 
 
-def difference_cell(row: Row) -> Score | None:
+def _difference(row: Row) -> Score | None:
     """Return the difference to the baseline; None without one."""
     return row.difference and Score(*row.difference, signed=True)
 
@@ -514,7 +501,7 @@ def score_list(datasets: Mapping[str, Sequence[Row]]) -> Section:
         "method": lambda row: labelled(row.entry.algorithm, row.entry.run),
         "acting": lambda row: row.entry.acting,
         **_COLUMNS,
-        "difference": difference_cell,
+        "difference": _difference,
         "bold": lambda row: int(row.bold),
         "runs": lambda row: " ".join(map(repr, row.scores)),
     }

@@ -13,7 +13,7 @@ from offmarl.report.accumulators import ContinuousActions, DiscreteActions
 from offmarl.report.contents import LENGTHS, Survey, Surveys
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
-from offmarl.terminal import number, one_line, table
+from offmarl.terminal import interval, number, one_line, table
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault.format.column_statistics import Ranges
 
@@ -32,8 +32,8 @@ class Score(NamedTuple):
     @property
     def texts(self) -> tuple[str, str]:
         """The value and its interval as text; the latter is empty without one."""
-        value = "+" * (self.signed and self.value > 0) + number(self.value)
-        return value, "" if self.low is None else f"[{number(self.low)}, {number(self.high)}]"
+        value, _, ends = interval(self.value, self.low, self.high).partition(" ")
+        return "+" * (self.signed and self.value > 0) + value, ends
 
     def __str__(self) -> str:
         return " ".join(filter(None, [*self.texts, "*" * self.bold]))
@@ -95,11 +95,11 @@ def to_latex(sections: Iterable[Section]) -> str:
 
 _SPECIAL = {**{one: f"\\{one}" for one in "&%$#_{}"}, "\\": r"\textbackslash{}"}
 _SPECIAL |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi o pi rho"
+_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau"
 _SPECIAL |= {  # pdflatex has no Greek letters in text
-    chr(ord("α") + number): f"\\ensuremath{{\\{name}}}" if name != "o" else "o"
-    for number, name in enumerate(
-        [*_GREEK.split(), "varsigma", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega"]
+    letter: f"\\ensuremath{{\\{name}}}"
+    for letter, name in zip(
+        "αβγδεζηθικλμνξπρστυφχψω", f"{_GREEK} upsilon phi chi psi omega".split(), strict=True
     )
 }
 

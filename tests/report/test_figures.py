@@ -145,12 +145,11 @@ def test_a_page_is_self_contained_and_reproducible_and_escapes_what_it_shows():
             notes=[OUTSIDE, (OUTSIDE, OUTSIDE)],
             tables=[section],
             scores=figure,
-            summaries=[section],
             curves=[figure],
             cells=[[OUTSIDE] * 7],
         )
 
     text = write()
     assert text == write()
-    assert text.count("&lt;script&gt;&#39;&#34;&amp;") == 18 and "<script" not in text
+    assert text.count("&lt;script&gt;&#39;&#34;&amp;") == 15 and "<script" not in text
     assert set(re.findall(r'(?:src|href)="([a-z]+:)', text)) == {"data:"}
