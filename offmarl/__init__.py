@@ -2,26 +2,21 @@
 
 | area | names |
 |---|---|
-| data | `open`, `load_dataset`, `from_arrays`, `Dataset`, `vault` (create, read, ...), `hub` |
+| data | `open`, `list_datasets`, `load_dataset`, `from_arrays`, `Dataset`, `hub` |
+| | `vault` (create, read, ...) |
 | replay | `mix` (of vaults), `replay` (windows on the device, or streamed from disk) |
 | environments | `envs` (`envs.make`, `envs.register`), `rollout` |
 | networks | `networks`, `distributions` |
 | losses | `losses` |
-| training | `programs`, `config` (arguments of programs), `checkpoint`, `tracking` |
+| training | `train`, `programs`, `config` (arguments of programs), `checkpoint`, `tracking` |
 | recording | `record` (Python environments), `record_episodes` (the same, in processes) |
-| | `replay_episode` (recorded episodes, played again) |
+| | `record_tiers` (one's own policies), `replay_episode` (recorded episodes, played again) |
 | evaluation | `evaluation`, `load_policy`, `load_critic`, `ope` (from data alone) |
-| statistics | `statistics` (intervals, profiles), `report` (tables, figures, pages) |
+| statistics | `compare`, `statistics` (intervals, profiles), `report` (tables, figures, pages) |
 | testing | `testing` (conformance tests for storage drivers and environments) |
 | records | `View`, `Timestep`, `Transition`, `Sequence`, `FinalObservations` |
 | specifications | `EnvSpec`, `ArraySpec`, `Discrete`, `Continuous` |
-| errors | `OffmarlError`, `OptionError`, `UnknownNameError`, `ShapeError`, `InvalidValueError` |
-| | `VaultError`, `VaultNotFoundError`, `VaultExistsError`, `VaultFormatError`, `VaultFullError` |
-| | `VaultLayoutError`, `VaultLockedError`, `VaultConflictError`, `ExpressionError` |
-| | `ChecksumError`, `VaultChecksumError`, `HubChecksumError` |
-| | `HubError`, `HubUnreachableError`, `CardError` |
-| | `RunError`, `CheckpointError`, `NotLearnedError`, `MissingExtraError`, `PluginError` |
-| | `NotFiniteError`, `ProcessLostError` |
+| errors | `OffmarlError`, the base of those in `errors` |
 
 Names are imported on first use, so ``import offmarl`` is fast and imports neither JAX nor
 TensorStore.
@@ -40,6 +35,7 @@ if TYPE_CHECKING:
         config as config,
         distributions as distributions,
         envs as envs,
+        errors as errors,
         evaluation as evaluation,
         hub as hub,
         losses as losses,
@@ -55,41 +51,19 @@ if TYPE_CHECKING:
         vault as vault,
     )
     from offmarl._version import __version__ as __version__
-    from offmarl.errors import (
-        CardError as CardError,
-        CheckpointError as CheckpointError,
-        ChecksumError as ChecksumError,
-        ExpressionError as ExpressionError,
-        HubChecksumError as HubChecksumError,
-        HubError as HubError,
-        HubUnreachableError as HubUnreachableError,
-        InvalidValueError as InvalidValueError,
-        MissingExtraError as MissingExtraError,
-        NotFiniteError as NotFiniteError,
-        NotLearnedError as NotLearnedError,
-        OffmarlError as OffmarlError,
-        OptionError as OptionError,
-        PluginError as PluginError,
-        ProcessLostError as ProcessLostError,
-        RunError as RunError,
-        ShapeError as ShapeError,
-        UnknownNameError as UnknownNameError,
-        VaultChecksumError as VaultChecksumError,
-        VaultConflictError as VaultConflictError,
-        VaultError as VaultError,
-        VaultExistsError as VaultExistsError,
-        VaultFormatError as VaultFormatError,
-        VaultFullError as VaultFullError,
-        VaultLayoutError as VaultLayoutError,
-        VaultLockedError as VaultLockedError,
-        VaultNotFoundError as VaultNotFoundError,
+    from offmarl.api import (
+        compare as compare,
+        list_datasets as list_datasets,
+        train as train,
     )
+    from offmarl.errors import OffmarlError as OffmarlError
     from offmarl.hub.pulling import load_dataset as load_dataset
     from offmarl.hub.remote import HubDriver
     from offmarl.programs.runs.critic import load_critic as load_critic
     from offmarl.programs.runs.policy import load_policy as load_policy
     from offmarl.programs.recording.python import record_episodes as record_episodes
     from offmarl.programs.recording.python import record as record
+    from offmarl.programs.recording.record import record_tiers as record_tiers
     from offmarl.programs.recording.replaying import replay_episode as replay_episode
     from offmarl.types import (
         ArraySpec as ArraySpec,

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -344,14 +345,14 @@ def progress(
 ) -> Iterator[Advance]:
     """Show progress on standard error while the block runs; ``completed`` steps were done before.
 
-    A terminal shows a bar in its last line, with the rate of the last seconds and the remaining
-    time; other outputs get a line every few seconds. ``note`` is shown until the first step is
-    done. ``OFFMARL_QUIET=1`` in the environment turns it off.
+    A terminal shows a bar in its last line, and so does a notebook with ipywidgets: with the rate
+    of the last seconds and the remaining time. Other outputs get a line every few seconds. ``note``
+    is shown until the first step is done. ``OFFMARL_QUIET=1`` in the environment turns it off.
     """
     description = one_line(description)
     if is_quiet():
         yield _silent
-    elif _console.is_terminal:
+    elif _console.is_terminal or (_console.is_jupyter and find_spec("ipywidgets")):
         with _bar(unit) as bar:
             task = bar.add_task(description, total=total, completed=completed, note=note)
             yield lambda steps=1, note="": bar.update(task, advance=steps, note=note)

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from offmarl import records
+from offmarl._html import html_table
 from offmarl.errors import ShapeError
 from offmarl.trees import (
     DTYPES,
@@ -439,6 +440,13 @@ class Episode(NamedTuple):
     """``(T, ...)``"""
     final: View | None
     """The view after the last step; None if unknown."""
+
+    def _repr_html_(self) -> str:
+        leaves = self.transition._asdict() | self.transition.view._asdict()
+        rows = [[name, x.dtype, x.shape] for name, x in leaves.items() if hasattr(x, "shape")]
+        returns = ", ".join(f"{x:.4g}" for x in np.sum(self.transition.reward, 0))
+        title = f"Episode of {len(self.transition.reward):,} steps, returns {returns}"
+        return html_table(["array", "type", "shape"], rows, title)
 
 
 class Sequence(NamedTuple):

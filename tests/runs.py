@@ -1,5 +1,6 @@
 """Directories of runs with chosen returns or policies, as training writes them."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -99,6 +100,12 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
         {name: value for name, value in row.items() if name not in tracking.TIMES}
         for row in tracking.read(run / tracking.METRICS_FILE)
     ]
+
+
+def scores_of(run: Path) -> str:
+    """Return a run's ``marl_eval.json`` without the times, which differ between equal runs."""
+    text = (run / tracking.MARL_EVAL_FILE).read_text()
+    return re.sub(r'\s*"(elapsed_time|steps_per_second)": [^,]*,', "", text)
 
 
 SIDE_ENV = "swarm/pursuit-2-1:evaders=learned,time_limit=3"

@@ -58,11 +58,9 @@ def test_the_table_names_the_areas_and_only_what_there_is():
                 found = getattr(found, part)
 
 
-def test_every_error_is_a_name_of_the_package():
-    from offmarl import errors
-
-    kinds = {name for name in vars(errors) if name.endswith("Error")}
-    assert kinds <= set(offmarl.__all__)
+def test_errors_are_below_their_module_and_their_base_beside_it():
+    assert [name for name in dir(offmarl) if name.endswith("Error")] == ["OffmarlError"]
+    assert issubclass(offmarl.errors.VaultError, offmarl.OffmarlError)
 
 
 def test_other_names_are_not():

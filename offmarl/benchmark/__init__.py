@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         notes as notes,
         read_results as read_results,
         score_tables as score_tables,
-        sections_of as sections_of,
         spread as spread,
         write_results as write_results,
     )

@@ -3,14 +3,12 @@
 A method is bold on a dataset if it may be the best one there; see `offmarl.report.Row`.
 """
 
-import csv
-import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,51 +21,19 @@ from offmarl.errors import RunError
 from offmarl.hub.card import references
 from offmarl.report import pages
 from offmarl.report.comparison import (
-    BASELINE,
     Comparison,
     Row,
-    about_best,
-    about_pairs,
+    about_scores,
     comparison_tables,
-    difference_text,
-    few_seeds,
+    dataset_tables,
+    score_list,
 )
 from offmarl.report.curves import Curve, Curves
 from offmarl.report.run_scores import UNITS, Entry, entry_of, gather
-from offmarl.report.tables import Section
-from offmarl.statistics import (
-    ENOUGH_RUNS,
-    MIN_RUNS,
-    Estimate,
-    estimate,
-    probability_of_improvement,
-)
-from offmarl.terminal import interval
-from offmarl.tracking import RETURN, Acting
-
-Kind = Literal["md", "tex", "csv"]
+from offmarl.report.tables import Section, to_csv, to_latex, to_markdown
+from offmarl.tracking import RETURN
 
 _WRITTEN = "written.json"
-_WAYS: dict[Acting | None, str] = {
-    "greedy": "best actions",
-    "sampled": "sampled actions",
-    None: "no environment",
-}
-
-
-class ScoreTable(NamedTuple):
-    """Methods by datasets, of policies that acted in one way."""
-
-    acting: Acting | None
-    columns: list[str]
-    """The datasets."""
-    rows: dict[str, list[Row | None]]
-    """Scores by method; None for a cell that was not run."""
-
-    @property
-    def title(self) -> str:
-        """How the policies acted."""
-        return f"IQM over seeds [95% interval], {_WAYS[self.acting]}"
 
 
 class Results(NamedTuple):
@@ -158,41 +124,9 @@ def _environment(cell: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------------------------- tables
 
 
-def score_tables(results: Results) -> list[ScoreTable]:
-    """Return the tables, that of the best actions first."""
-    ways = {row.entry.acting for rows in results.datasets.values() for row in rows}
-    return [_score_table(results, acting) for acting in _WAYS if acting in ways]
-
-
-def _score_table(results: Results, acting: Acting | None) -> ScoreTable:
-    found = {
-        label: {row.entry.algorithm: row for row in _marked(rows, acting)}
-        for label, rows in results.datasets.items()
-    }
-    columns = [label for label in results.plan.datasets if found.get(label, True)]
-    return ScoreTable(
-        acting,
-        columns,
-        {
-            method: [found.get(label, {}).get(method) for label in columns]
-            for method in results.plan.baselines
-        },
-    )
-
-
-def _marked(rows: Sequence[Row], acting: Acting | None) -> list[Row]:
-    """Return the rows of one way of acting, with those that may be the best in bold."""
-    alike = [row for row in rows if row.entry.acting == acting]
-    best = max(alike, key=lambda row: row.iqm.value, default=None)
-    return [row._replace(bold=best is not None and _may_beat(row, best)) for row in alike]
-
-
-def _may_beat(row: Row, best: Row) -> bool:
-    if row.iqm.value == best.iqm.value:
-        return True
-    runs = (np.array(one.scores)[:, None] for one in (row, best))
-    high = estimate(probability_of_improvement, *runs).high
-    return high is not None and high >= 0.5  # a probability above one half is no reason against it
+def score_tables(results: Results) -> list[Section]:
+    """Return the scores by methods and datasets, and the differences to the baseline."""
+    return [one for found in results.comparisons.values() for one in dataset_tables(found)]
 
 
 def spread(rows: Sequence[Row]) -> float | None:
@@ -209,97 +143,6 @@ def spread(rows: Sequence[Row]) -> float | None:
     return float((max(values) - min(values)) / np.mean(widths))
 
 
-def rows_of(
-    table: ScoreTable,
-    words: Callable[[Row], str] = lambda row: interval(*row.iqm) + " *" * row.bold,
-) -> list[list[str]]:
-    """Return the rows as text, in which * stands for bold; cells that were not run are empty."""
-    return [
-        [method, *("" if row is None else words(row) for row in rows)]
-        for method, rows in table.rows.items()
-    ]
-
-
-def sections_of(table: ScoreTable, best: bool = True) -> list[Section]:
-    """Return the scores as text, and differences to the baseline and best checkpoints if known."""
-    minus = f"Minus {BASELINE}, in pairs of one seed [95% interval], {_WAYS[table.acting]}"
-    found = {table.title: rows_of(table), minus: rows_of(table, difference_text)}
-    if best:
-        title = f"{table.title}, of the best checkpoint of each seed"
-        found[title] = rows_of(table, lambda row: interval(*row.best) if row.best else "")
-    columns = ["method", *table.columns]
-    known = {title: rows for title, rows in found.items() if any(any(x[1:]) for x in rows)}
-    return [Section(title, columns, rows) for title, rows in known.items()]
-
-
-def to_text(table: ScoreTable, kind: Kind) -> str:
-    """Return a table in Markdown, LaTeX or CSV."""
-    return {"md": _markdown, "tex": _latex, "csv": _csv}[kind](table)
-
-
-def _markdown(table: ScoreTable) -> str:
-    lines = [["method", *table.columns], ["---"] + ["---:"] * len(table.columns)]
-    lines += rows_of(table, lambda row: ("**{}**" if row.bold else "{}").format(interval(*row.iqm)))
-    escaped = [[text.replace("|", "\\|") for text in line] for line in lines]
-    return "".join(f"| {' | '.join(line)} |\n" for line in escaped)
-
-
-def _latex(table: ScoreTable) -> str:
-    """Return a table for the package booktabs."""
-
-    def words(row: Row) -> str:
-        value, space, ends = interval(*row.iqm).partition(" ")
-        value = f"\\textbf{{{value}}}" if row.bold else value
-        return f"{value} {{\\scriptsize {ends}}}" if space else value
-
-    head = " & ".join(["", *map(_escaped, table.columns)])
-    body = "".join(
-        " & ".join([_escaped(method), *cells]) + " \\\\\n"
-        for method, *cells in rows_of(table, words)
-    )
-    return (
-        f"\\begin{{tabular}}{{l{'r' * len(table.columns)}}}\n\\toprule\n{head} \\\\\n\\midrule\n"
-        f"{body}\\bottomrule\n\\end{{tabular}}\n"
-    )
-
-
-_SPECIAL = {**{one: f"\\{one}" for one in "&%$#_{}"}, "\\": r"\textbackslash{}"}
-_SPECIAL |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi o pi rho"
-_SPECIAL |= {  # pdflatex has no Greek letters in text
-    chr(ord("α") + number): f"\\ensuremath{{\\{name}}}" if name != "o" else "o"
-    for number, name in enumerate(
-        [*_GREEK.split(), "varsigma", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega"]
-    )
-}
-
-
-def _escaped(text: str) -> str:
-    return "".join(_SPECIAL.get(one, one) for one in text)
-
-
-def _csv(table: ScoreTable) -> str:
-    """Return a line for each cell, with the score of each seed."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    head = ["dataset", "method", "acting", "seeds", "iqm", "low", "high", "bold", "runs"]
-    head += [f"best_checkpoint_{name}" for name in ("iqm", "low", "high")]
-    writer.writerow([*head, *(f"difference{name}" for name in ("", "_low", "_high"))])
-    for method, row in table.rows.items():
-        for dataset, score in zip(table.columns, row, strict=True):
-            cells = [""] * 12
-            if score is not None:
-                runs = " ".join(map(repr, score.scores))
-                cells = [str(score.runs), *_ends(score.iqm), str(int(score.bold)), runs]
-                cells += [*_ends(score.best), *_ends(score.difference)]
-            writer.writerow([dataset, method, table.acting or "", *cells])
-    return file.getvalue()
-
-
-def _ends(estimate: Estimate | None) -> list[str]:
-    return ["" if one is None else repr(one) for one in estimate or [None] * 3]
-
-
 # ---------------------------------------------------------------------------------- files
 
 
@@ -314,23 +157,23 @@ def write_results(results: Results, failed: Mapping[str, Path] | None = None) ->
         The logs of what has failed, by name.
     """
     out = results.plan.out
-    written = []
-    for table in score_tables(results):
-        for kind in ("md", "tex", "csv"):
-            path = out / "tables" / f"{table.acting or 'agreement'}.{kind}"
-            written.append(_write(path, to_text(table, kind)))
+    tables = score_tables(results)
+    texts = {"md": to_markdown(tables), "tex": to_latex(tables)}
+    texts["csv"] = to_csv(score_list(results.datasets))
+    written = [_write(out / "tables" / f"scores.{kind}", text) for kind, text in texts.items()]
     returns = results.comparisons.get(RETURN)
     curves = {
         dataset: reports.figure_curves({dataset: found}, UNITS[results.metric(dataset)])
         for dataset, found in results.curves.items()
     }
-    scores = reports.figure_comparison(returns) if returns else None
-    figures = {out / "scores.svg": scores} if scores else {}
+    known = {x: one for x, one in results.curves.items() if returns and x in returns.datasets}
+    whole = reports.figure_comparison(returns, known) if returns else None
+    figures = {out / "scores.svg": whole} if whole else {}
     figures |= {out / "curves" / f"{slug(x)}.svg": one for x, one in curves.items()}
     for path, figure in figures.items():
         reports.save(figure, path)
     written += [*figures, _write(out / tracking.MARL_EVAL_FILE, _marl_eval(results))]
-    page = _page(results, failed or {}, scores, [*curves.values()])
+    page = _page(results, failed or {}, whole, [*curves.values()])
     written.append(_write(out / "page.html", page))
     _remove_others(out, written)
     return written
@@ -369,16 +212,13 @@ def _marl_eval(results: Results) -> str:
 
 
 def _page(results: Results, failed: Mapping[str, Path], scores: Any, curves: Sequence[Any]) -> str:
-    returns = results.comparisons.get(RETURN)
     return pages.render(
         "benchmark.html",
         name=results.plan.name,
         planned=len(results.plan.cells),
         notes=[*notes(results, failed)],
-        tables=[one for table in score_tables(results) for one in sections_of(table)],
+        tables=[one for found in results.comparisons.values() for one in comparison_tables(found)],
         scores=scores,
-        # Those over all datasets: normalised scores, and who beats whom.
-        summaries=[*comparison_tables(returns)][len(returns.datasets) :] if returns else [],
         curves=curves,
         cells=[
             [
@@ -400,48 +240,32 @@ def _page(results: Results, failed: Mapping[str, Path], scores: Any, curves: Seq
 
 
 def notes(results: Results, failed: Mapping[str, Path]) -> Iterator[str]:
-    """Say what bold means, and name what is missing, failed or not comparable."""
-    rows = [row for found in results.datasets.values() for row in found]
-    fewest = min((row.runs for row in rows), default=ENOUGH_RUNS)
-    if any(row.runs >= MIN_RUNS for row in rows):
-        yield (
-            "Bold (* in the terminal and on the page): the best method of a dataset, and every "
-            "method whose probability of improvement over it has a 95% interval that is not "
-            "entirely below one half."
-        )
-    if fewest < MIN_RUNS:
-        yield (
-            f"Intervals need at least {MIN_RUNS} seeds: a method with fewer is bold (* in the "
-            "terminal and on the page) only if it has the highest score; if that method has fewer, "
-            "no other one is bold."
-        )
-    if fewest < ENOUGH_RUNS:
-        yield few_seeds("some cells", fewest)
-    yield from _spreads(results)
+    """Say what * means, and name what is missing, failed or not comparable."""
     for comparison in results.comparisons.values():
-        yield from about_pairs(comparison)
-    if any(row.best for row in rows):
-        explained = about_best(RETURN in results.comparisons)
-        yield f"The best checkpoints are on the page and in the CSV. {explained}"
+        yield from about_scores(comparison, "some cells")
+    yield from _spreads(results)
     for name, why in results.broken.items():
-        yield f"{name} is empty in the tables: {why}."
+        yield f"{name} is not in the tables: {why}."
     for name, log in failed.items():
         yield f"{name} failed: see {log}."
     if missing := [name for name in results.missing if name not in failed]:
-        yield f"Not run, and empty in the tables: {', '.join(missing)}."
+        yield f"Not run: {', '.join(missing)}."
     yield from _differences(results.cells)
 
 
 def _spreads(results: Results) -> Iterator[str]:
     """Say for each dataset how far the methods are apart on it."""
-    for table in score_tables(results):
-        by_dataset = zip(table.columns, zip(*table.rows.values(), strict=True), strict=True)
-        found = {label: spread([row for row in rows if row]) for label, rows in by_dataset}
+    rows_of_all = [row for rows in results.datasets.values() for row in rows]
+    for acting in dict.fromkeys(row.entry.acting for row in rows_of_all):
+        found = {
+            label: spread([row for row in rows if row.entry.acting == acting])
+            for label, rows in results.datasets.items()
+        }
         if known := [f"{label} {value:.1f}" for label, value in found.items() if value is not None]:
             yield (
-                f"Spread, {_WAYS[table.acting]}: {', '.join(known)}. It is the best method minus "
-                "the worst, in mean widths of the intervals; below 2, a dataset hardly tells "
-                "methods apart."
+                f"Spread, {acting or 'no environment'}: {', '.join(known)}. It is the best method "
+                "minus the worst, in mean widths of the intervals; below 2, a dataset hardly "
+                "tells methods apart."
             )
 
 

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from offmarl import records, tracking
+from offmarl import report as reports
 from offmarl.benchmark.cells import checksum, fingerprint, identity, is_current, pack, sources
 from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, records_tiers, slug
 from offmarl.errors import RunError
 from offmarl.launch import Work
 from offmarl.paths import local
+from offmarl.terminal import number
 from offmarl.vault import open_vault
 
 
@@ -211,6 +213,18 @@ class CellsWork(Work):
         """Return the name of a dataset, or of a cell."""
         cell = self._cell(block)
         return self._jobs[block].name if cell is None else cell.label
+
+    def result(self, block: int) -> str:
+        """Return the mean score of a cell over its seeds."""
+        if (cell := self._cell(block)) is None:
+            return ""
+        path = cell_file(self.benchmark_plan, cell)
+        try:
+            metric = reports.metric_of([path])
+        except RunError as error:
+            return str(error)
+        scores = [float(own.mean()) for own in reports.final_returns(path, metric).values()]
+        return f"{reports.UNITS[metric]} {number(sum(scores) / len(scores))}"
 
     def needs(self, block: int) -> list[int]:
         """Return the block that prepares the dataset of a cell."""

@@ -90,8 +90,6 @@ def _results(plan: "Plan", failed: Mapping[str, Path]) -> Report:
     results = benchmarks.read_results(plan)
     written = benchmarks.write_results(results, failed) if results.files else []
     notes = list(benchmarks.notes(results, failed))
-    tables = benchmarks.score_tables(results)
-    shown = [one for table in tables for one in benchmarks.sections_of(table, best=False)]
     data = {
         "out": plan.out,
         "cells": len(plan.cells),
@@ -102,7 +100,9 @@ def _results(plan: "Plan", failed: Mapping[str, Path]) -> Report:
         "notes": notes,
     }
     text = Group(
-        *shown, *notes, as_is(f"\n{plan.out}: {data['finished']} of {data['cells']} cells")
+        *benchmarks.score_tables(results),
+        *notes,
+        as_is(f"\n{plan.out}: {data['finished']} of {data['cells']} cells"),
     )
     return Report(data, text, sound=not failed)
 

@@ -1,5 +1,7 @@
 """``offmarl compare``: compare the results of runs."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -7,22 +9,71 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl import report as reports
-from offmarl.cli.output import Report, check_file, write_page
+from offmarl.cli.output import Report, as_is, check_file, write_page
 from offmarl.errors import RunError
 from offmarl.report.figures import KINDS
 from offmarl.statistics import Reference
 
 
+@dataclass(frozen=True)
+class Files:
+    """Files that a comparison is written to."""
+
+    html: Path | None = None
+    """Write a self-contained page here, with an episode of each run whose environment can be drawn.
+    """
+    figure: Path | None = None
+    """Write the figure here, as PNG, PDF or SVG."""
+    latex: Path | None = None
+    """Write the tables of scores and differences here, for the package booktabs; - prints them in
+    place of the report, as for the next two."""
+    markdown: Path | None = None
+    """Write the same tables here in Markdown."""
+    csv: Path | None = None
+    """Write the scores here: a line for each dataset, method and way to act."""
+
+    def check(self) -> None:
+        """Raise `OptionError` for the first file that cannot be written."""
+        check_file(self.html, "--html", "comparison.html")
+        check_file(self.figure, "--figure", "comparison.png", KINDS)
+        for name, path in self._tables().items():
+            if str(path) != "-":
+                check_file(path, f"--{name}", f"table.{name}")
+
+    def write(self, compared: reports.ComparedRuns, program: Sequence[Path]) -> Report:
+        """Write the files, and report the comparison or the tables that are printed instead."""
+        if self.figure:
+            figure = reports.figure_comparison(compared.comparison, compared.curves)
+            reports.save(figure, self.figure)
+        if self.html:
+            from offmarl.report import pages
+
+            write_page(self.html, pages.comparison_page(compared, program))
+        said, printed = [f"wrote {path}" for path in (self.html, self.figure) if path], []
+        for name, path in self._tables().items():
+            text = getattr(compared, name)()
+            if str(path) == "-":
+                printed.append(as_is(text.rstrip("\n")))
+            else:
+                write_page(path, text)
+                said.append(f"wrote {path}")
+        shown = printed or [*compared.sections, *compared.notes, *said]
+        return Report(compared.data(), Group(*shown))
+
+    def _tables(self) -> dict[str, Path]:
+        found = {"latex": self.latex, "markdown": self.markdown, "csv": self.csv}
+        return {name: path for name, path in found.items() if path}
+
+
 def compare(
     runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN...")] = (),
-    html: Path | None = None,
-    figure: Path | None = None,
     references: Annotated[
         tuple[tuple[str, float, float], ...], arg(metavar="[ENV RANDOM EXPERT ...]")
     ] = (),
     program: Annotated[tuple[Path, ...], arg(metavar="[PATH ...]")] = (),
     pool_settings: bool = False,
     baseline: str | None = None,
+    files: Files = Files(),
 ) -> Report:
     """Compare runs: IQM with intervals, profiles, a figure, a page.
 
@@ -36,11 +87,6 @@ def compare(
         Directories of runs, as `offmarl train` writes them; or the directory of a benchmark, which
         stands for all of its finished cells. Also JSON files of marl-eval's layout, as Mava,
         OG-MARL and BenchMARL write them.
-    html
-        Write a self-contained page here, with an episode of each run whose environment can be
-        drawn.
-    figure
-        Write the figure here, as PNG, PDF or SVG.
     references
         Mean returns of random play and of an expert in an environment; returns are normalised so
         that these are 0 and 1. By default those of the datasets that offmarl can record again.
@@ -53,20 +99,14 @@ def compare(
     baseline
         The program, or the name of a run in the tables, that others are compared with in pairs of
         runs of one seed; by default bc. Greedy policies are compared with greedy ones.
+    files
+        Where to write the comparison.
     """
     if not runs:
         raise RunError("no runs to compare: give the directory of at least one run.")
-    check_file(html, "--html", "comparison.html")
-    check_file(figure, "--figure", "comparison.png", KINDS)
+    files.check()
     from offmarl.hub.card import references as recorded  # takes a while to import
 
     given = {env: Reference(random, expert) for env, random, expert in references}
     compared = reports.compare_runs(runs, recorded(), given, pool_settings, baseline)
-    if figure:
-        reports.save(reports.figure_comparison(compared.comparison), figure)
-    if html:
-        from offmarl.report import pages
-
-        write_page(html, pages.comparison_page(compared, program))
-    written = [f"wrote {path}" for path in (html, figure) if path]
-    return Report(compared.data(), Group(*compared.sections, *compared.notes, *written))
+    return files.write(compared, program)

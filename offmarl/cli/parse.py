@@ -129,11 +129,15 @@ def parse_program(
     given = read(targets, prog, description or "", arguments, *more, values=values)
     given.pop("config", None)
     file = given.pop("settings", None)
-    given = {**values, **given}
+    return program_arguments(target, {**values, **given}, file)
+
+
+def program_arguments(target: type[T], given: Mapping[str, Any], settings: Path | None = None) -> T:
+    """Return a program's arguments: those given, and for the others settings from files."""
     args: Any
     if hasattr(target, "for_env"):
         kind: Any = target
-        args = kind.for_env(settings_environment(kind, given), settings=file, **given)
+        args = kind.for_env(settings_environment(kind, given), settings=settings, **given)
     else:
         args = target(**given)
     use_cores_for(args)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, Protocol
@@ -33,9 +34,9 @@ MOST_DEATHS = 3
 _POLL_SECONDS = 0.1
 _SECONDS_BETWEEN_READS = 1.0
 _SECONDS_BETWEEN_LINES = 10.0
-_ROWS = 12
-"""Tasks that are shown in a terminal; the others are counted."""
-_ORDER: tuple[State, ...] = ("failed", "crashed", "running", "stopped", "waiting", "done")
+_ROWS, _NAMED = 12, 4
+"""Tasks that are shown in a terminal and in a line; the others are counted."""
+_ORDER: tuple[State, ...] = ("failed", "crashed", "running", "stopped", "done", "waiting")
 """The order in which the table shows tasks."""
 
 
@@ -146,6 +147,10 @@ class Task:
     deaths: int = 0
     reason: str = ""
     """Why it was given up, if it was."""
+    result: str = ""
+    """What it made, if its work says so."""
+    ended: float = 0.0
+    """When it was done, in seconds since 1970."""
     status: Status = Status()  # noqa: RUF009 - a named tuple cannot be changed
 
     def read_status(self) -> None:
@@ -228,6 +233,10 @@ class _Launch:
         status = read_status(task.call)
         state = "died" if died is not None else status.state
         if state == "done":
+            task.result, task.ended = self._work.result(task.call.number), time.time()
+            if task.result and not tracking.console().is_terminal:  # which has a table
+                took = timedelta(seconds=round(task.ended - status.since))
+                tracking.notice(f"{task.name}: {task.result} after {took}")
             return
         if state == "failed" or (state == "crashed" and self._work.goes_on):
             self._give_up(task, status.error)
@@ -298,7 +307,9 @@ def task_table(name: str, tasks: Sequence[Task]) -> Iterator[Callable[[bool], No
             live.update(Group(rows_of(tasks), _summary(tasks)), refresh=True)
         elif over or now - printed >= _SECONDS_BETWEEN_LINES:
             printed = now
-            tracking.notice(f"{name}: {_summary(tasks)}")
+            running = [task.name for task in tasks if task.status.state == "running"]
+            now_running = f"; now {', '.join(running[:_NAMED])}" if running else ""
+            tracking.notice(f"{name}: {_summary(tasks)}{now_running}")
 
     with live if in_terminal else nullcontext():
         yield show
@@ -310,25 +321,39 @@ def _summary(tasks: Sequence[Task]) -> str:
     done = sum(task.status.done for task in tasks)
     unit = "task" if len(tasks) == 1 else "tasks"
     blocks = "block" if done == 1 else "blocks"
-    return f"{len(tasks)} {unit}: {counts}; {done} {blocks} done"
+    return f"{len(tasks)} {unit}: {counts}; {done} {blocks} done{_time_left(tasks)}"
+
+
+def _time_left(tasks: Sequence[Task]) -> str:
+    """Return when the tasks will end, if those that are left take the mean of those with results.
+
+    As many run side by side as now.
+    """
+    took = [task.ended - task.status.since for task in tasks if task.result]
+    begun = [task.status.since for task in tasks if task.status.state == "running"]
+    if not took or not begun:
+        return ""
+    mean, waiting = sum(took) / len(took), sum(task.status.state == "waiting" for task in tasks)
+    left = waiting * mean + sum(max(since + mean - time.time(), 0) for since in begun)
+    return f"; about {timedelta(seconds=round(left / len(begun)))} left"
 
 
 def rows_of(tasks: Sequence[Task]) -> RenderableType:
     """Return a table of the tasks that matter most now."""
-    order = sorted(tasks, key=lambda task: _ORDER.index(task.status.state))
-    columns = "task", "state", "blocks", "time", "host", "last line of the log"
+    order = sorted(tasks, key=lambda task: (_ORDER.index(task.status.state), -task.ended))
+    columns = "task", "state", "blocks", "time", "host", "result, or last line of the log"
     return table(columns, map(_row, order[:_ROWS]))
 
 
 def _row(task: Task) -> list[str]:
-    status = task.status
+    status, running = task.status, task.status.state == "running"
     return [
         task.name,
         status.state,
         f"{status.done}/{status.total}" if status.total else "",
-        f"{time.time() - status.since:,.0f} s" if status.state == "running" else "",
+        f"{(task.ended or time.time()) - status.since:,.0f} s" if running or task.ended else "",
         status.host,
-        _last_line(task.call.log) if status.state != "waiting" else "",
+        task.result or (_last_line(task.call.log) if status.state != "waiting" else ""),
     ]
 
 

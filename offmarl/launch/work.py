@@ -96,6 +96,11 @@ class Work(ABC):
         """Return the name of a block in messages."""
         return f"block {block}"
 
+    def result(self, block: int) -> str:
+        """Return what a block made, for messages; empty if there is nothing to say."""
+        del block
+        return ""
+
     def needs(self, block: int) -> Sequence[int]:
         """Return the blocks that must be complete before a block is run; they precede it."""
         del block

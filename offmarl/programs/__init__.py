@@ -68,7 +68,10 @@ if TYPE_CHECKING:
         Values as Values,
         hyperparameters as hyperparameters,
     )
-    from offmarl.programs.recording.record import record_policy as record_policy
+    from offmarl.programs.recording.record import (
+        record_policy as record_policy,
+        record_tiers as record_tiers,
+    )
     from offmarl.programs.recording.replaying import (
         ReplayedEpisode as ReplayedEpisode,
         replay_episode as replay_episode,

@@ -28,7 +28,15 @@ _ALIGNMENT = 64
 
 
 def to_tensors(tree: Any) -> Any:
-    """Return a tree of NumPy arrays as tensors that share their memory."""
+    """Return a tree of NumPy or JAX arrays as tensors that share their memory.
+
+    Arrays of JAX stay on their device (DLPack). Do not write to their tensors: JAX takes them for
+    constant.
+
+    Examples
+    --------
+    >>> batch = to_tensors(replay.sample(key))
+    """
     return map_tree(_tensor, tree)
 
 
@@ -37,7 +45,9 @@ def each_tensor(reader: WindowReader, starts: NDArray[np.int64]) -> list[Sequenc
     return [*map(to_tensors, reader.each_array(starts))]
 
 
-def _tensor(array: NDArray[Any]) -> Any:
+def _tensor(array: Any) -> Any:
+    if not isinstance(array, np.ndarray):
+        return torch.from_dlpack(array)
     if array.dtype.name == "bfloat16":  # torch does not know NumPy's
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)

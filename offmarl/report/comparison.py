@@ -1,6 +1,6 @@
 """Comparison of runs: which algorithm is better, on what data, and with what confidence."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from offmarl.report.run_scores import (
     read_runs,
     with_foreign,
 )
-from offmarl.report.tables import Section
+from offmarl.report.tables import Score, Section, to_csv, to_latex, to_markdown
 from offmarl.statistics import (
     ENOUGH_RUNS,
     MIN_RUNS,
@@ -38,8 +38,8 @@ from offmarl.statistics import (
     probability_of_improvement,
 )
 from offmarl.statistics import estimate as estimated
-from offmarl.terminal import interval, number
-from offmarl.tracking import MARL_EVAL_FILE, RETURN, RUN_FILE, is_run, read_run
+from offmarl.terminal import number
+from offmarl.tracking import MARL_EVAL_FILE, RETURN, RUN_FILE, as_dicts, is_run, labelled, read_run
 
 BASELINE = "bc"
 """The program that others are compared with in pairs, unless another is named."""
@@ -63,9 +63,9 @@ class Row(NamedTuple):
     """IQM of the best checkpoint of each seed, which is online tuning; see
     `offmarl.report.run_scores.best_scores`. None where it is unknown."""
     bold: bool = False
-    """In a benchmark's tables: whether it may be the best of those that acted alike on the dataset.
-    The interval of the probability that one of its runs beats one of the highest IQM is not
-    entirely below one half. With fewer seeds than an interval needs, only the highest."""
+    """Whether it may be the best of several that acted alike on the dataset: the interval of the
+    probability that one of its runs beats one of the highest IQM is not entirely below one half.
+    With fewer seeds than an interval needs, only the highest."""
     scores: tuple[float, ...] = ()
     """Of the runs on one dataset."""
     difference: Estimate | None = None
@@ -148,6 +148,7 @@ def compare(
         pairs = _pairs(found, (evaluations or {}).get(dataset, {}), baseline)
         apart[dataset], unpaired[dataset] = pairs
         rows = _dataset_rows(found, (best or {}).get(dataset, {}), known.get(dataset))
+        rows = [row._replace(bold=_may_be_best(row, rows)) for row in rows]
         datasets[dataset] = [_with_difference(row, [apart[dataset].get(row.entry)]) for row in rows]
     scales = {name: x.expert - x.random for name, x in known.items()} if normalised else {}
     return Comparison(
@@ -270,6 +271,16 @@ def _dataset_rows(
     ]
 
 
+def _may_be_best(row: Row, rows: Sequence[Row]) -> bool:
+    alike = [other for other in rows if other.entry.acting == row.entry.acting]
+    best = max(alike, key=lambda other: other.iqm.value)
+    if row.iqm.value == best.iqm.value:
+        return len(alike) > 1
+    runs = (np.array(one.scores)[:, None] for one in (row, best))
+    high = estimated(probability_of_improvement, *runs).high
+    return high is not None and high >= 0.5  # a probability above one half is no reason against it
+
+
 def is_headline(entry: Entry, entries: Container[Entry]) -> bool:
     """Whether an entry is the result of its run; see `Row.headline`."""
     return entry.acting != "sampled" or entry._replace(acting="greedy") not in entries
@@ -316,12 +327,10 @@ def notes(comparison: Comparison, found: Runs, metric: str, pool_settings: bool)
             f"normalised: give them with --references {given}."
             + ("" if comparison.pooled else " Without them the datasets are not summarised.")
         )
-    yield from _caveats(comparison, found, metric, pool_settings)
+    yield from _caveats(comparison, found, pool_settings)
 
 
-def _caveats(
-    comparison: Comparison, found: Runs, metric: str, pool_settings: bool
-) -> Iterator[str]:
+def _caveats(comparison: Comparison, found: Runs, pool_settings: bool) -> Iterator[str]:
     """Point out equal names, other settings, how policies acted, and too few seeds."""
     names = [data.name for data in found.data.values()]
     for name in dict.fromkeys(name for name in names if names.count(name) > 1):
@@ -338,14 +347,7 @@ def _caveats(
         )
     yield from _left_out(comparison)
     yield from _about_acting(comparison)
-    yield from about_pairs(comparison)
-    if any(row.best for rows in comparison.datasets.values() for row in rows):
-        yield about_best(metric == RETURN)
-    few = min(len(runs) for one in comparison.scores.values() for runs in one.values())
-    if few < MIN_RUNS:
-        yield f"Intervals need at least {MIN_RUNS} seeds."
-    if few < ENOUGH_RUNS:
-        yield few_seeds("some runs", few)
+    yield from about_scores(comparison, "some runs")
 
 
 def _left_out(comparison: Comparison) -> Iterator[str]:
@@ -382,9 +384,8 @@ def _about_acting(comparison: Comparison) -> Iterator[str]:
             )
 
 
-def about_pairs(comparison: Comparison) -> Iterator[str]:
+def _about_pairs(comparison: Comparison, rows: Iterable[Row]) -> Iterator[str]:
     """Say what differences are, and which runs cannot be paired."""
-    rows = [row for found in comparison.datasets.values() for row in found]
     if any(row.difference for row in rows):
         yield (
             f"Minus {comparison.baseline}: the mean difference between runs of one seed, with "
@@ -398,38 +399,59 @@ def about_pairs(comparison: Comparison) -> Iterator[str]:
     yield from (f"{text} ({', '.join(datasets)})." for text, datasets in texts.items())
 
 
-def about_best(in_environment: bool) -> str:
-    """Return what the scores of best checkpoints are; see `offmarl.report.best_scores`."""
-    return (
-        "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes and "
-        "scored by the other half."
-    ) + (
-        " To choose it takes the environment, so it is no result of offline training."
-        if in_environment
-        else ""
-    )
-
-
-def few_seeds(what: str, count: int) -> str:
-    """Return the warning that fewer than `offmarl.statistics.ENOUGH_RUNS` seeds ask for."""
-    return (
-        f"warning: {what} have {count} seed{'s' if count > 1 else ''}. Below {ENOUGH_RUNS} seeds, "
-        "intervals cover less often than 95%, and a difference may be chance."
-    )
+def about_scores(comparison: Comparison, what: str) -> Iterator[str]:
+    """Say what differences, best checkpoints and * are, and warn of few seeds."""
+    rows = [row for found in comparison.datasets.values() for row in found]
+    yield from _about_pairs(comparison, rows)
+    if any(row.best for row in rows):
+        yield (
+            "Best checkpoint: the best evaluation of each seed, chosen by half of its episodes and "
+            "scored by the other half."
+        ) + (
+            " To choose it takes the environment, so it is no result of offline training."
+            if comparison.unit == UNITS[RETURN]
+            else ""
+        )
+    fewest = min(row.runs for row in rows)
+    if any(row.bold for row in rows):
+        yield (
+            "* (bold in files): the best of those that acted alike on a dataset, and all whose "
+            "probability of improvement over it has a 95% interval that is not entirely below one "
+            "half."
+        )
+    if fewest < MIN_RUNS:
+        yield f"Intervals need at least {MIN_RUNS} seeds; without them only the best has a *."
+    if fewest < ENOUGH_RUNS:
+        yield (
+            f"warning: {what} have {fewest} seed{'s' if fewest > 1 else ''}. Below {ENOUGH_RUNS} "
+            "seeds, intervals cover less often than 95%, and a difference may be chance."
+        )
 
 
 # ---------------------------------------------------------------------------------- tables
 
 
+_COLUMNS: Mapping[str, Callable[[Row], Any]] = {
+    "seeds": lambda row: row.runs,
+    "IQM": lambda row: Score(*row.iqm, row.bold),
+    # The JSON also has its interval, which is that of the IQM on another scale.
+    "normalised IQM": lambda row: row.normalised and row.normalised.value,
+    "mean": lambda row: row.mean,
+    "median": lambda row: row.median,
+    "best checkpoint": lambda row: row.best and Score(*row.best),
+}
+"""Columns of a dataset's table, by what their cells are of a row; empty ones are left out."""
+
+
 def comparison_tables(comparison: Comparison) -> Iterator[Section]:
-    """Return a comparison as tables."""
+    """Return a comparison as tables, as the terminal, pages and files have them."""
     for dataset, rows in comparison.datasets.items():
         yield _summary(f"{comparison.unit.capitalize()}: {dataset}", rows)
+    yield from [*dataset_tables(comparison)][len(comparison.datasets) == 1 :]
     if comparison.overall:
         scale = "normalised from random (0) to expert (1)"
         title = f"All datasets, {scale if comparison.normalised else comparison.unit}"
         yield _summary(title, comparison.overall)
-    yield from _difference_table(comparison)
     for acting in dict.fromkeys(entry.acting for entry in comparison.improvement):
         entries = [entry for entry in comparison.improvement if entry.acting == acting]
         estimates = [one for entry in entries for one in comparison.improvement[entry].values()]
@@ -445,49 +467,58 @@ def comparison_tables(comparison: Comparison) -> Iterator[Section]:
         )
 
 
-def _difference_table(comparison: Comparison) -> Iterator[Section]:
-    """Return the differences to the baseline on each dataset, and on all."""
-    columns = comparison.datasets | ({"all": comparison.overall} if comparison.overall else {})
-    found = {
-        title: {row.entry.label: difference_text(row) for row in rows if row.difference}
-        for title, rows in columns.items()
-    }
-    found = {title: cells for title, cells in found.items() if cells}
-    labels = dict.fromkeys(label for cells in found.values() for label in cells)
-    rows = [[label, *(cells.get(label, "") for cells in found.values())] for label in labels]
-    if rows:
+def dataset_tables(comparison: Comparison) -> Iterator[Section]:
+    """Return scores by methods and datasets, and differences to the baseline if there are some."""
+    title = f"IQM over seeds [95% interval], {comparison.unit}"
+    yield _by_dataset(title, comparison.datasets, _COLUMNS["IQM"])
+    datasets = comparison.datasets | ({"all": comparison.overall} if comparison.overall else {})
+    datasets = {x: rows for x, rows in datasets.items() if any(row.difference for row in rows)}
+    if datasets:
         title = f"Minus {comparison.baseline}, in pairs of runs of one seed [95% interval]"
-        yield Section(title, ["", *found], rows)
+        yield _by_dataset(title, datasets, _difference)
+
+
+def _by_dataset(
+    title: str, datasets: Mapping[str, Sequence[Row]], cell: Callable[[Row], Any]
+) -> Section:
+    cells = {
+        dataset: {row.entry.label: found for row in rows if (found := cell(row)) is not None}
+        for dataset, rows in datasets.items()
+    }
+    labels = dict.fromkeys(label for found in cells.values() for label in found)
+    rows = [[label, *(found.get(label) for found in cells.values())] for label in labels]
+    return Section(title, ["method", *cells], rows)
+
+
+def _difference(row: Row) -> Score | None:
+    """Return the difference to the baseline; None without one."""
+    return row.difference and Score(*row.difference, signed=True)
+
+
+def score_list(datasets: Mapping[str, Sequence[Row]]) -> Section:
+    """Return all numbers of the tables with a line for each row, for CSV."""
+    columns: dict[str, Callable[[Row], Any]] = {
+        "method": lambda row: labelled(row.entry.algorithm, row.entry.run),
+        "acting": lambda row: row.entry.acting,
+        **_COLUMNS,
+        "difference": _difference,
+        "bold": lambda row: int(row.bold),
+        "runs": lambda row: " ".join(map(repr, row.scores)),
+    }
+    rows = [
+        [x, *(of(row) for of in columns.values())] for x, one in datasets.items() for row in one
+    ]
+    return Section("Scores", ["dataset", *columns], rows)
 
 
 def _summary(title: str, rows: Sequence[Row]) -> Section:
-    """Return the rows of one dataset, or of all, with normalised scores if they are known."""
-    normalised = any(row.normalised for row in rows)
-    best = any(row.best for row in rows)
-    iqm = "IQM [95% interval]" if _any_interval(row.iqm for row in rows) else "IQM"
-    columns = ["algorithm", "seeds", iqm, *(["normalised IQM"] if normalised else [])]
-    columns += ["mean", "median", *(["best checkpoint"] if best else [])]
-    cells = [
-        [
-            row.entry.label,
-            row.runs,
-            interval(*row.iqm),
-            # The JSON also has its interval, which is that of the IQM on another scale.
-            *([row.normalised and row.normalised.value] if normalised else []),
-            row.mean,
-            row.median,
-            *([row.best and interval(*row.best)] if best else []),
-        ]
-        for row in rows
-    ]
-    return Section(title, columns, cells)
-
-
-def difference_text(row: Row) -> str:
-    """Return the difference to the baseline with its sign and interval; empty without one."""
-    if row.difference is None:
-        return ""
-    return "+" * (row.difference.value > 0) + interval(*row.difference)
+    """Return the rows of one dataset, or of all."""
+    cells = {name: [of(row) for row in rows] for name, of in _COLUMNS.items()}
+    cells = {name: found for name, found in cells.items() if any(x is not None for x in found)}
+    headings = {"IQM": "IQM [95% interval]"} if _any_interval(row.iqm for row in rows) else {}
+    columns = ["algorithm", *(headings.get(name, name) for name in cells)]
+    labels = [row.entry.label for row in rows]
+    return Section(title, columns, [[*row] for row in zip(labels, *cells.values(), strict=True)])
 
 
 def _any_interval(estimates: Iterable[Estimate]) -> bool:
@@ -518,6 +549,21 @@ class ComparedRuns(NamedTuple):
     unfinished: list[Path]
     """Runs that are left out."""
 
+    def _repr_html_(self) -> str:
+        return "".join(section._repr_html_() for section in self.sections)
+
+    def latex(self) -> str:
+        r"""Return the tables of scores and differences in LaTeX, for the package booktabs."""
+        return to_latex(comparison_tables(self.comparison))
+
+    def markdown(self) -> str:
+        """Return the tables of scores and differences in Markdown."""
+        return to_markdown(comparison_tables(self.comparison))
+
+    def csv(self) -> str:
+        """Return the scores in CSV: a line for each dataset, method and way to act."""
+        return to_csv(score_list(self.comparison.datasets))
+
     def data(self) -> dict[str, Any]:
         """Return the comparison for JSON."""
         comparison = self.comparison
@@ -527,7 +573,7 @@ class ComparedRuns(NamedTuple):
                 for dataset, rows in comparison.datasets.items()
             },
             "data": {
-                name: {**one._asdict(), "references": _as_dict(comparison.references.get(name))}
+                name: {**one._asdict(), "references": as_dicts(comparison.references.get(name))}
                 for name, one in self.found.data.items()
             },
             "baseline": comparison.baseline,
@@ -546,22 +592,12 @@ class ComparedRuns(NamedTuple):
 
 
 def _row_data(row: Row) -> Mapping[str, Any]:
-    return {
-        "algorithm": row.entry.algorithm,
-        "acting": row.entry.acting,
-        "runs": row.runs,
-        "iqm": row.iqm._asdict(),
-        "normalised": _as_dict(row.normalised),
-        "mean": row.mean,
-        "median": row.median,
-        "headline": row.headline,
-        "best_checkpoint": _as_dict(row.best),
-        "difference": _as_dict(row.difference),
+    found: dict[str, Any] = as_dicts(row)
+    entry, best = found.pop("entry"), found.pop("best")
+    del found["bold"], found["scores"]
+    return {"algorithm": entry["algorithm"], "acting": entry["acting"], **found} | {
+        "best_checkpoint": best
     }
-
-
-def _as_dict(one: Estimate | Reference | None) -> dict[str, Any] | None:
-    return one._asdict() if one else None
 
 
 def compare_runs(

@@ -1,6 +1,7 @@
 """Learning curves: evaluations and training metrics of runs over their steps."""
 
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ from jaxtyping import Float, Int
 
 from offmarl.report.run_scores import Entry, metrics_of
 from offmarl.report.tables import Section
-from offmarl.statistics import MIN_RUNS, bootstrap_interval
+from offmarl.statistics import MIN_RUNS, Reference, bootstrap_interval, normalise
 from offmarl.terminal import bars, interval
 from offmarl.tracking import METRICS_FILE, read, read_run
 
@@ -72,6 +73,30 @@ def read_curves(runs: Mapping[str, Mapping[Entry, Path]], metric: str) -> Curves
                 if ways[one] in curves:
                     found.setdefault(dataset, {})[one] = curves[ways[one]]
                     break
+    return found
+
+
+def common_curves(
+    curves: Curves, references: Mapping[str, Reference]
+) -> dict[Entry, tuple[Int[np.ndarray, "points"], Float[np.ndarray, "points runs datasets"]]]:
+    """Return the steps and scores of the entries that have a curve on every dataset.
+
+    The numbers of seeds must be equal, and two steps or more in common. With references, scores are
+    normalised.
+    """
+    found = {}
+    for entry in next(iter(curves.values()), {}):
+        own = {name: entries[entry] for name, entries in curves.items() if entry in entries}
+        steps = reduce(np.intersect1d, (curve.steps for curve in own.values()))
+        if len(own) < len(curves) or len({len(one.values) for one in own.values()}) > 1:
+            continue
+        shared = {name: one.values[:, np.isin(one.steps, steps)].T for name, one in own.items()}
+        scaled = [
+            normalise(values, references[name]) if references else values
+            for name, values in shared.items()
+        ]
+        if len(steps) > 1:
+            found[entry] = steps, np.stack(scaled, axis=-1)
     return found
 
 

@@ -18,9 +18,9 @@ from jaxtyping import Float
 
 from offmarl.paths import kind_of
 from offmarl.report.comparison import Comparison, estimate
-from offmarl.report.curves import Curve, Curves
+from offmarl.report.curves import Curve, Curves, common_curves
 from offmarl.report.run_scores import Entry, RunScores, Scores
-from offmarl.statistics import MIN_RUNS, bootstrap_interval, performance_profile
+from offmarl.statistics import MIN_RUNS, bootstrap_interval, iqm, performance_profile
 from offmarl.tracking import replace_file
 
 if TYPE_CHECKING:
@@ -86,18 +86,27 @@ def figure_demo(tiers: Mapping[str, Sequence[float]], scores: Scores, path: Path
     save(make_figure(draw, (11, 4.4)), path)
 
 
-def figure_comparison(comparison: Comparison) -> Figure:
-    """Draw scores with intervals, performance profiles and probabilities of improvement."""
+def figure_comparison(comparison: Comparison, curves: Curves | None = None) -> Figure:
+    """Draw scores with intervals, performance profiles, probabilities of improvement.
+
+    With ``curves`` of all datasets on one scale, also the IQM over them against the steps.
+    """
+    whole = comparison.pooled and curves is not None and curves.keys() == comparison.scores.keys()
+    scales = comparison.references if comparison.normalised else {}
+    pooled = common_curves(curves, scales) if curves and whole else {}
 
     def draw(figure: Figure) -> None:
-        left, middle, right = figure.subplots(1, 3, width_ratios=[1.25, 1, 1])
+        ratios = [1.25, 1, 1, *([1] if pooled else [])]
+        left, middle, right, *more = figure.subplots(1, len(ratios), width_ratios=ratios)
         _draw_scores(figure, left, comparison.scores, {})
         left.set_title(_iqm_title(comparison.scores))
         left.set_ylabel(comparison.unit)
         _draw_profiles(middle, comparison)
         _draw_improvement(right, comparison)
+        for axes in more:
+            _draw_efficiency(axes, comparison, pooled)
 
-    return make_figure(draw, (15, 4.4))
+    return make_figure(draw, (19 if pooled else 15, 4.4))
 
 
 def figure_curves(curves: Curves, unit: str) -> Figure:
@@ -316,6 +325,24 @@ def _draw_profiles(axes: Axes, comparison: Comparison) -> None:
                 partial(performance_profile, thresholds=taus), runs, seed=0, resamples=1000
             )
             axes.fill_between(taus, low, high, step="post", color=colour, alpha=0.15, linewidth=0)
+
+
+def _draw_efficiency(
+    axes: Axes, comparison: Comparison, pooled: Mapping[Entry, tuple[Any, Any]]
+) -> None:
+    """Draw the IQM over the runs of all datasets against the steps, with pointwise intervals."""
+    axes.set_title("Sample efficiency: IQM")
+    axes.set_xlabel("steps")
+    axes.set_ylabel(f"{'normalised ' * comparison.normalised}{comparison.unit}")
+    looks = _looks(comparison.scores)
+    for entry, (steps, scores) in pooled.items():
+        look = looks[entry]
+        axes.plot(steps, iqm(scores), ls=look.line, color=look.colour, linewidth=1.6)
+        if scores.shape[1] >= MIN_RUNS:
+            ends = [bootstrap_interval(iqm, one, seed=0, resamples=1000) for one in scores]
+            axes.fill_between(
+                steps, *np.transpose(ends), color=look.colour, alpha=0.15, linewidth=0
+            )
 
 
 def _draw_improvement(axes: Axes, comparison: Comparison) -> None:

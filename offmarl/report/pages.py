@@ -104,6 +104,9 @@ class RunReport(NamedTuple):
     broken: Mapping[str, list[int]]
     """The seeds whose last number of a metric is not finite, by metric."""
 
+    def _repr_html_(self) -> str:
+        return "".join(section._repr_html_() for section in self.sections())
+
     @property
     def title(self) -> str:
         """The program and what it learned in or from."""
@@ -203,7 +206,7 @@ def comparison_page(compared: ComparedRuns, programs: Sequence[Path] = ()) -> st
     curves = compared.curves
     return render(
         "comparison.html",
-        scores=figure_comparison(compared.comparison),
+        scores=figure_comparison(compared.comparison, curves),
         curves=figure_curves(curves, compared.comparison.unit) if curves else None,
         sections=compared.sections,
         notes=compared.notes,

@@ -1,22 +1,49 @@
 """Tables for the terminal and for pages, and those of datasets."""
 
-from collections.abc import Callable, Iterator, Sequence
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import RenderableType
 
+from offmarl._html import html_table
 from offmarl.report.accumulators import ContinuousActions, DiscreteActions
 from offmarl.report.contents import LENGTHS, Survey, Surveys
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
-from offmarl.terminal import number, table
+from offmarl.terminal import interval, number, one_line, table
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault.format.column_statistics import Ranges
 
 
+class Score(NamedTuple):
+    """An estimate in a cell, with its interval if it has one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    bold: bool = False
+    """Shown as * in the terminal and on pages."""
+    signed: bool = False
+    """Whether a value above 0 has its sign."""
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The value and its interval as text; the latter is empty without one."""
+        value, _, ends = interval(self.value, self.low, self.high).partition(" ")
+        return "+" * (self.signed and self.value > 0) + value, ends
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, [*self.texts, "*" * self.bold]))
+
+
 class Section(NamedTuple):
-    """A table with its title; its first column names the rows."""
+    """A table with its title; its first column names the rows.
+
+    Cells are numbers, texts, `Score`, and None for an empty one.
+    """
 
     title: str
     columns: Sequence[str]
@@ -25,6 +52,79 @@ class Section(NamedTuple):
     def __rich__(self) -> RenderableType:
         """Return it for the terminal."""
         return table(self.columns, self.rows, self.title)
+
+    def _repr_html_(self) -> str:
+        return html_table(self.columns, (map(number, row) for row in self.rows), self.title)
+
+
+def to_markdown(sections: Iterable[Section]) -> str:
+    """Return tables in Markdown, under their titles if there are several."""
+
+    def cell(found: Any) -> str:
+        if isinstance(found, Score) and found.bold:
+            value, ends = found.texts
+            return f"**{value} {ends}**" if ends else f"**{value}**"
+        return one_line(number(found)).replace("|", "\\|")
+
+    def lines(one: Section) -> Iterator[str]:
+        rows = [one.columns, ["---"] + ["---:"] * (len(one.columns) - 1), *one.rows]
+        yield from (f"| {' | '.join(map(cell, row))} |\n" for row in rows)
+
+    return _joined(sections, lambda one: "".join(lines(one)), lambda title: f"**{title}**\n\n")
+
+
+def to_latex(sections: Iterable[Section]) -> str:
+    """Return tables for the package booktabs, under comments if there are several."""
+
+    def cell(found: Any) -> str:
+        if not isinstance(found, Score):
+            return "".join(_SPECIAL.get(one, one) for one in one_line(number(found)))
+        value, ends = found.texts
+        value = f"\\textbf{{{value}}}" if found.bold else value
+        return f"{value} {{\\scriptsize {ends}}}" if ends else value
+
+    def tabular(one: Section) -> str:
+        head, *body = (" & ".join(map(cell, row)) + " \\\\\n" for row in [one.columns, *one.rows])
+        return (
+            f"\\begin{{tabular}}{{l{'r' * (len(one.columns) - 1)}}}\n\\toprule\n{head}\\midrule\n"
+            f"{''.join(body)}\\bottomrule\n\\end{{tabular}}\n"
+        )
+
+    return _joined(sections, tabular, lambda title: f"% {title}\n")
+
+
+_SPECIAL = {**{one: f"\\{one}" for one in "&%$#_{}"}, "\\": r"\textbackslash{}"}
+_SPECIAL |= {"~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+_GREEK = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau"
+_SPECIAL |= {  # pdflatex has no Greek letters in text
+    letter: f"\\ensuremath{{\\{name}}}"
+    for letter, name in zip(
+        "αβγδεζηθικλμνξπρστυφχψω", f"{_GREEK} upsilon phi chi psi omega".split(), strict=True
+    )
+}
+
+
+def _joined(
+    sections: Iterable[Section], write: Callable[[Section], str], title: Callable[[str], str]
+) -> str:
+    found = [*sections]
+    return "\n".join(title(one_line(x.title)) * (len(found) > 1) + write(x) for x in found)
+
+
+def to_csv(section: Section) -> str:
+    """Return a table in CSV; a column of scores has two more, of the ends of their intervals."""
+    columns: dict[str, list[Any]] = {}
+    cells = [[row[place] for row in section.rows] for place in range(len(section.columns))]
+    for name, found in zip(section.columns, cells, strict=True):
+        scored = any(isinstance(one, Score) for one in found)
+        for place, end in enumerate(("", "_low", "_high")[: 3 if scored else 1]):
+            columns[name.lower().replace(" ", "_") + end] = [
+                one[place] if isinstance(one, Score) else one for one in found
+            ]
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerows([columns, *zip(*columns.values(), strict=True)])
+    return file.getvalue()
 
 
 def glance(surveys: Surveys) -> Section:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -70,8 +71,11 @@ def record_of(tmp_path, cell):
 
 
 @pytest.mark.slow
-def test_all_cells_run_once_with_their_options_and_vaults(run, tmp_path):
+def test_all_cells_run_once_with_their_options_and_vaults(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("OFFMARL_QUIET", raising=False)
     assert run() == (True, {})
+    said = re.findall(r"^bc on (\w+): episode return 3.200 after", capsys.readouterr().err, re.M)
+    assert sorted(said) == ["one", "two"]
     assert record_of(tmp_path, "two--deep_wide")["args"] == {
         "program": "iql_cql",
         "seeds": 5,
@@ -134,8 +138,8 @@ def test_a_cell_that_fails_is_named_with_its_log_and_the_others_go_on(run, read)
     results = benchmark.read_results(read(hidden=stub.FAILS))
     assert results.missing == ["deep & wide on one", "deep & wide on two"]
     paths = benchmark.write_results(results, launched.failed)
-    text = (results.plan.out / "tables" / "greedy.md").read_text()
-    assert "| deep & wide |  |  |" in text and all(path.is_file() for path in paths)
+    text = (results.plan.out / "tables" / "scores.md").read_text()
+    assert "deep & wide" not in text and all(path.is_file() for path in paths)
     assert "deep &amp; wide on one failed" in (results.plan.out / "page.html").read_text()
     # With other options, what failed runs again, and only that.
     again = CellsWork(read(hidden=8), stub.call)
@@ -178,42 +182,47 @@ SCORES = {
 }
 
 
+def scores(results):
+    """Return the table of scores, by method; all act greedily."""
+    table, *_ = benchmark.score_tables(results)
+    return {method.removesuffix(" (greedy)"): row for method, *row in table.rows}
+
+
 def test_bold_is_the_best_and_what_may_be_as_good(read, tmp_path):
-    (table,) = benchmark.score_tables(cells(read(), tmp_path, SCORES))
-    assert {method: [one.bold for one in row] for method, row in table.rows.items()} == {
+    table = scores(cells(read(), tmp_path, SCORES))
+    assert {method: [one.bold for one in row] for method, row in table.items()} == {
         "bc": [True, False],  # on the second, every run of the other is better
         "deep & wide": [True, True],
     }
-    assert table.rows["bc"][0].iqm.value == 12.0
+    assert table["bc"][0].value == 12.0
 
 
 def test_a_method_is_bold_whose_interval_of_beating_the_best_includes_one_half(read, tmp_path):
     close = {("one", "bc"): [10.0, 11, 12, 13, 14], ("one", "deep & wide"): [11.0, 12, 13, 14, 15]}
     apart = {("two", "bc"): [1.0, 2, 3, 4, 6.5], ("two", "deep & wide"): [6.0, 7, 8, 8.5, 10]}
-    (table,) = benchmark.score_tables(cells(read(), tmp_path, close | apart))
-    assert [one.bold for one in table.rows["deep & wide"]] == [True, True]
+    table = scores(cells(read(), tmp_path, close | apart))
+    assert [one.bold for one in table["deep & wide"]] == [True, True]
     # It wins 6 and draws 4 of 25 pairs, which is 0.32, and on the second 1, which is 0.04.
-    assert [one.bold for one in table.rows["bc"]] == [True, False]
+    assert [one.bold for one in table["bc"]] == [True, False]
 
 
 def test_the_spread_is_the_best_minus_the_worst_in_widths_of_intervals(read, tmp_path):
     results = cells(read(), tmp_path, SCORES)
-    (table,) = benchmark.score_tables(results)
-    one, two = zip(*table.rows.values(), strict=True)
+    one, two = results.datasets.values()
     width = np.mean([row.iqm.high - row.iqm.low for row in two])
     assert spread(one) == 0 and spread(two) == pytest.approx(10 / width)
     assert spread(two[:1]) is None
     said = next(note for note in benchmark.notes(results, {}) if note.startswith("Spread"))
-    assert f"best actions: one 0.0, two {10 / width:.1f}." in said
+    assert f"greedy: one 0.0, two {10 / width:.1f}." in said
 
 
 def test_a_cell_whose_evaluation_is_not_finite_is_empty_and_named(read, tmp_path):
     diverged = SCORES | {("one", "bc"): [10.0, float("nan"), 12, float("inf"), 14]}
     results = cells(read(), tmp_path, diverged)
-    (table,) = benchmark.score_tables(results)
-    assert table.rows["bc"][0] is None and table.rows["deep & wide"][0].bold
+    table = scores(results)
+    assert table["bc"][0] is None and table["deep & wide"][0].value == 12.0
     text = " ".join(benchmark.notes(results, {}))
-    assert "bc on one is empty in the tables: the final evaluation of seed 1, 3 is not" in text
+    assert "bc on one is not in the tables: the final evaluation of seed 1, 3 is not" in text
     assert not results.missing and "Not run" not in text
     assert benchmark.write_results(results)
 
@@ -227,9 +236,9 @@ def test_a_dataset_without_a_common_score_leaves_the_others(read, tmp_path):
             (run / "marl_eval.json").write_text(text.replace("episode_return", "episode_return_a"))
         pack(cell, run, cell_file(plan, cell))
     results = benchmark.read_results(plan)
-    (table,) = benchmark.score_tables(results)
-    assert table.rows["bc"][table.columns.index("one")] is not None
-    note = "bc on two is empty in the tables: these runs have a return for each team"
+    (one,) = scores(results)["bc"]
+    assert one.value == pytest.approx(8 / 3)
+    note = "bc on two is not in the tables: these runs have a return for each team"
     assert note in " ".join(benchmark.notes(results, {}))
 
 
@@ -259,23 +268,23 @@ def test_labels_are_escaped_and_drawn_as_they_are(read, tmp_path):
     plan = benchmark.read_plan(tmp_path / "plan.toml", tmp_path / "out")
     scores = {("cost $x^$ | a_b", "bc"): [1.0, 2, 3], ("two", "λ_1 $"): [1.0, 2, 3]}
     benchmark.write_results(cells(plan, tmp_path, scores))
-    latex = (tmp_path / "out" / "tables" / "greedy.tex").read_text()
+    latex = (tmp_path / "out" / "tables" / "scores.tex").read_text()
     assert r" & cost \$x\textasciicircum{}\$ | a\_b & two \\" in latex
-    assert r"\ensuremath{\lambda}\_1 \$ & " in latex
-    markdown = (tmp_path / "out" / "tables" / "greedy.md").read_text()
+    assert r"\ensuremath{\lambda}\_1 \$ (greedy) & " in latex
+    markdown = (tmp_path / "out" / "tables" / "scores.md").read_text()
     assert r"| method | cost $x^$ \| a_b | two |" in markdown
 
 
 def test_of_equal_scores_all_are_bold(read, tmp_path):
     equal = {key: [3.0, 4.0] for key in SCORES}  # too few for intervals
-    (table,) = benchmark.score_tables(cells(read(), tmp_path, equal))
-    assert all(one.bold for row in table.rows.values() for one in row)
+    table = scores(cells(read(), tmp_path, equal))
+    assert all(one.bold for row in table.values() for one in row)
 
 
 def test_tables_and_figures_of_other_data_are_removed(read, tmp_path):
     written = benchmark.write_results(cells(read(), tmp_path, SCORES))
-    assert (tmp_path / "out" / "tables" / "greedy.csv") in written
-    own = [tmp_path / "out" / name for name in ("curves/mine.svg", "tables/greedy.xlsx")]
+    assert (tmp_path / "out" / "tables" / "scores.csv") in written
+    own = [tmp_path / "out" / name for name in ("curves/mine.svg", "tables/scores.xlsx")]
     for path in own:
         path.touch()
     others = benchmark.write_results(benchmark.read_results(read(seed=5, name="some/name/Poor")))
@@ -310,8 +319,7 @@ def test_compare_names_the_runs_of_a_plan_as_the_plan_does(read, tmp_path):
 def test_without_enough_seeds_only_the_best_is_bold(read, tmp_path):
     few = {key: values[:2] for key, values in SCORES.items()}
     results = cells(read(), tmp_path, few)
-    (table,) = benchmark.score_tables(results)
-    assert [row[0].bold for row in table.rows.values()] == [False, True]
+    assert [row[0].bold for row in scores(results).values()] == [False, True]
     assert "Intervals need at least 3 seeds" in " ".join(benchmark.notes(results, {}))
 
 
@@ -319,15 +327,15 @@ def test_without_enough_seeds_only_the_best_is_bold(read, tmp_path):
 def test_the_three_forms_of_a_table_hold_the_same_numbers(read, tmp_path):
     results = cells(read(), tmp_path, SCORES)
     benchmark.write_results(results)
-    tables = {kind: results.plan.out / "tables" / f"greedy.{kind}" for kind in ("md", "tex", "csv")}
+    tables = {kind: results.plan.out / "tables" / f"scores.{kind}" for kind in ("md", "tex", "csv")}
     markdown, latex = tables["md"].read_text(), tables["tex"].read_text()
-    assert markdown.startswith("| method | one | two |\n| --- | ---: | ---: |\n| bc | **12.00 [")
-    assert r"\textbf{12.00} {\scriptsize [" in latex and r"deep \& wide &" in latex
-    assert latex.count(r"\\") == 3 and r"\begin{tabular}{lrr}" in latex
+    assert "| method | one | two |\n| --- | ---: | ---: |\n| bc (greedy) | **12.00 [" in markdown
+    assert r"\textbf{12.00} {\scriptsize [" in latex and r"deep \& wide (greedy) &" in latex
+    assert latex.count(r"\\") == 3 + 2 and r"\begin{tabular}{lrr}" in latex
     rows = list(csv.DictReader(tables["csv"].read_text().splitlines()))
-    assert [float(row["iqm"]) for row in rows] == [12, 3, 12, 13]
-    assert [row["bold"] for row in rows] == ["1", "0", "1", "1"]
-    assert all(float(row["low"]) < float(row["iqm"]) < float(row["high"]) for row in rows)
+    assert [float(row["iqm"]) for row in rows] == [12, 12, 3, 13]
+    assert [row["bold"] for row in rows] == ["1", "1", "0", "1"]
+    assert all(float(row["iqm_low"]) < float(row["iqm"]) < float(row["iqm_high"]) for row in rows)
     assert [float(x) for x in rows[0]["runs"].split()] == SCORES["one", "bc"]
     whole = json.loads((results.plan.out / "marl_eval.json").read_text())
     assert set(whole["classic"]) == {"one", "two"}
@@ -578,9 +586,9 @@ def test_the_command_from_the_recording_to_the_page(offmarl, tmp_path):
     assert outcome.code == 1
     assert outcome.json["finished"] == 1 and set(outcome.json["failed"]) == {"broken on random"}
     out = tmp_path / "runs" / "whole"
-    assert "bc" in (out / "tables" / "greedy.md").read_text()
+    assert "bc" in (out / "tables" / "scores.md").read_text()
     found = json.loads((out / "cells" / "random--bc.json").read_text())
     assert found["digest"] and found["hardware"]["cores"] and found["versions"]["jax"]
     assert offmarl("compare", *(out / "cells").glob("*.json")).code == 0
     shown = offmarl("benchmark", "whole.toml", "--dry-run")
-    assert shown.code == 0 and "Not run, and empty in the tables: broken on random" in shown.out
+    assert shown.code == 0 and "Not run: broken on random" in shown.out

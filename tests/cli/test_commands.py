@@ -1,5 +1,6 @@
 """Help, errors, exit codes and JSON of all commands, and commands that need no training."""
 
+import csv
 import io
 import json
 import os
@@ -175,6 +176,22 @@ def test_compare(offmarl, tmp_path):
     assert improvement["bc (greedy)"]["maicq (greedy)"]["value"] == 1.0
     assert "bc (sampled)" not in improvement  # nothing else was sampled
     assert data["data"][name]["digest"] == "a" * 64
+
+
+def test_compare_writes_tables_to_files_and_to_standard_output(offmarl, tmp_path):
+    write_run(tmp_path / "bc", "bc", "a/b", [[1, 3], [3, 3]])
+    write_run(tmp_path / "maicq", "maicq", "a/b", [[4, 4], [6, 6]])
+    printed = offmarl("compare", "bc", "maicq", "--latex", "out/t.tex", "--csv", "-")
+    assert printed.code == 0
+    (bc, maicq) = csv.DictReader(printed.out.splitlines())
+    assert (bc["iqm"], bc["bold"], bc["difference"]) == ("2.5", "0", "")
+    assert (maicq["iqm"], maicq["bold"], maicq["difference"]) == ("5.0", "1", "2.5")
+    latex = (tmp_path / "out" / "t.tex").read_text()
+    assert "% Episode return: a/b\n" in latex and "maicq (greedy) & 2 & \\textbf{5.000} & " in latex
+    assert "% Minus bc, in pairs" in latex and "maicq (greedy) & +2.500 \\\\\n" in latex
+    told = offmarl("compare", "bc", "maicq", "--markdown", "t.md")
+    assert "wrote t.md" in told.out and "| +2.500 |" in (tmp_path / "t.md").read_text()
+    assert "--latex" in offmarl("compare", "bc", "--latex", ".").err
 
 
 def test_compare_names_what_the_summary_leaves_out(offmarl, tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from rich.console import Console, Group
 
 from offmarl import terminal
 from offmarl.cli import output
-from offmarl.launch.launching import Task, rows_of
+from offmarl.launch.launching import Task, _summary, rows_of
 from offmarl.launch.task import Call, Status
 from offmarl.programs.recording.online import summarise
 
@@ -133,6 +134,25 @@ def test_the_table_of_tasks_keeps_its_numbers(width, tmp_path):
     console = Console(file=io.StringIO(), width=width)
     console.print(rows_of(tasks))
     assert "123456/7654321" in console.file.getvalue().split()
+
+
+def test_tasks_tell_their_results_and_when_they_end(tmp_path, monkeypatch):
+    """Two took 10 s; of three that are left one has run for 4 s, and one runs at a time."""
+    monkeypatch.setattr(time, "time", lambda: 1_014.0)
+    tasks = [
+        Task(Call("e", (), n, 5, str(tmp_path), "."), f"cell {n}", [n], status=status)
+        for n, status in enumerate([Status("done", since=990.0)] * 2 + [Status()] * 3)
+    ]
+    tasks[2].status = Status("running", since=1_010.0)
+    assert "left" not in _summary(tasks)
+    for one in tasks[:2]:
+        one.result, one.ended = "episode return 3.200", 1_000.0
+    assert _summary(tasks).endswith("1 running; 0 blocks done; about 0:00:26 left")
+    console = Console(file=io.StringIO(), width=120)
+    console.print(rows_of(tasks))
+    rows = [line.split() for line in console.file.getvalue().splitlines() if "cell" in line]
+    assert [row[:3] for row in rows[:2]] == [["cell", "2", "running"], ["cell", "0", "done"]]
+    assert rows[1][3:] == ["10", "s", "episode", "return", "3.200"]
 
 
 def test_rows_that_are_listed_keep_empty_cells_addresses_and_equal_headings():

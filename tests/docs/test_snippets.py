@@ -43,6 +43,7 @@ SMALLER = {
 SMALLER_NUMBERS = {
     "episodes=1000": "episodes=4",
     "processes=4": "processes=1",
+    "updates=20_000": "updates=4, eval_every=2, eval_episodes=2, final_episodes=2",
     "--steps 1e5": "--steps 500",
     "--episodes 500": "--episodes 5",
 }

@@ -13,6 +13,7 @@ from offmarl.launch import Share, join_work, run_share
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import load_policy, record_policy, registry
 from offmarl.programs.runs.gathering import SeedsWork
+from tests.runs import scores_of
 
 BC = registry.load("baseline", "bc")
 
@@ -43,8 +44,7 @@ def test_a_run_of_tasks_is_that_of_one_process(args, options, tmp_path):
     rows = [tracking.read(run / tracking.METRICS_FILE) for run in (one, work.path)]
     timeless = [[{k: x for k, x in r.items() if k not in tracking.TIMES} for r in y] for y in rows]
     assert timeless[0] == timeless[1]
-    name = tracking.MARL_EVAL_FILE
-    assert (one / name).read_text() == (work.path / name).read_text()
+    assert scores_of(one) == scores_of(work.path)
     steps = [Checkpoints(run / tracking.CHECKPOINTS).steps() for run in (one, work.path)]
     assert steps[0][-1] == steps[1][-1] == 6 and {*steps[1]} <= {*steps[0]}
     for seed in (4, 5, 6):
@@ -67,8 +67,7 @@ def test_seeds_that_stop_early_are_evaluated_to_the_end(args, tmp_path):
     rows = [tracking.read(run / tracking.METRICS_FILE) for run in (one, work.path)]
     evaluations = [[row for row in found if tracking.RETURN in row] for found in rows]
     assert evaluations[0] == evaluations[1]
-    name = tracking.MARL_EVAL_FILE
-    assert (one / name).read_text() == (work.path / name).read_text()
+    assert scores_of(one) == scores_of(work.path)
     for seed in (4, 5, 6):
         params = [load_policy(run, seed).params for run in (one, work.path)]
         chex.assert_trees_all_equal(*params)

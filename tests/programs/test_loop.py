@@ -29,7 +29,7 @@ from offmarl.programs.runs.sharding import Layout
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault import open_vault
 from tests.children import python, run
-from tests.runs import metrics_of
+from tests.runs import metrics_of, scores_of
 
 bc = registry.load("baseline", "bc")
 
@@ -59,8 +59,8 @@ def settings(data: Path, out: Path) -> bc.Args:
 
 
 def content(run: Path) -> dict[str, Any]:
-    names = (tracking.MARL_EVAL_FILE, tracking.RUN_FILE)
-    return {name: (run / name).read_text() for name in names} | {"metrics": metrics_of(run)}
+    record = (run / tracking.RUN_FILE).read_text()
+    return {"scores": scores_of(run), "record": record, "metrics": metrics_of(run)}
 
 
 def same_run(run: Path, other: Path) -> None:
@@ -103,6 +103,8 @@ def test_what_a_run_leaves_behind(args: bc.Args, whole: Path) -> None:
     assert [*runs["seed_0"]] == [*other["seed_0"]]  # marl-eval's reader expects the same steps
     assert set(runs) == set(other) == {"seed_0", "seed_1"}
     *_, last = [row for row in rows if tracking.SAMPLED_RETURN in row and row["seed"] == 1]
+    times = [step.get("elapsed_time") for step in [*runs["seed_0"].values()][:-1]]
+    assert times == sorted(times) and times[0] > 0 and runs["seed_1"]["step_1"]["steps_per_second"]
     assert other["seed_1"]["absolute_metrics"] == {tracking.RETURN: last[tracking.SAMPLED_RETURN]}
     assert runs["seed_1"]["absolute_metrics"][tracking.RETURN] == evaluations[-1][tracking.RETURN]
 

@@ -36,7 +36,7 @@ from offmarl.replay import Windows
 from offmarl.report import final_returns
 from tests.children import python
 from tests.programs import two_stage
-from tests.runs import metrics_of
+from tests.runs import metrics_of, scores_of
 
 ENV = "probe/observation"
 SOURCE = Path(two_stage.__file__)
@@ -132,8 +132,7 @@ def test_stopped_in_any_stage_it_goes_on_to_the_same_bits(
     assert Checkpoints(args.out / "checkpoints").latest() == calls
     two_stage.main(args)
     assert metrics_of(args.out) == metrics_of(trained)
-    name = tracking.MARL_EVAL_FILE
-    assert (args.out / name).read_text() == (trained / name).read_text()
+    assert scores_of(args.out) == scores_of(trained)
     np.testing.assert_array_equal(weights(args.out, 1), weights(trained, 1))
 
 
@@ -638,8 +637,7 @@ def test_an_evaluation_that_was_lost_is_repeated(trained, random_data, tmp_path)
     path.write_bytes(b"".join(lines[:-1]) + b"\0" * 64 + b"\n")
     with pytest.warns(UserWarning, match="is damaged"):
         two_stage.main(arguments(random_data(ENV), run))
-    name = tracking.MARL_EVAL_FILE
-    assert (run / name).read_text() == (trained / name).read_text()
+    assert scores_of(run) == scores_of(trained)
 
 
 @pytest.mark.parametrize("setting", ["rbg", "whole", "wide"])

@@ -76,7 +76,7 @@ def play(name: str) -> bool:
     _, timestep = env.reset(jax.random.key(0))
     try:
         offmarl.load_policy("runs/none")
-    except offmarl.RunError as error:
+    except offmarl.errors.RunError as error:
         print(error)
     return bool(timestep.last)
 '''

@@ -1,5 +1,6 @@
 """Reading and comparing runs."""
 
+import csv
 import json
 
 import numpy as np
@@ -9,10 +10,11 @@ from offmarl import report, tracking
 from offmarl.errors import OptionError, RunError
 from offmarl.hub.card import references
 from offmarl.report import Entry
-from offmarl.report.comparison import comparison_tables, notes
+from offmarl.report.comparison import comparison_tables, notes, score_list
 from offmarl.report.run_scores import Evaluation
+from offmarl.report.tables import Section, to_csv, to_latex, to_markdown
 from offmarl.statistics import Reference, mean_interval
-from offmarl.terminal import interval
+from offmarl.terminal import interval, number
 from offmarl.tracking import AGREEMENT, RETURN
 from tests.runs import write_run
 
@@ -39,7 +41,7 @@ def test_the_numbers_of_the_table():
     assert (bc["algorithm"], bc["seeds"], bc["mean"], bc["median"]) == ("bc (greedy)", 5, 3, 1)
     assert (maicq["mean"], maicq["median"]) == (7, 5)
     value = interval(*report.estimate(runs))
-    assert bc["IQM [95% interval]"] == value and value.startswith("1.333 [")
+    assert str(bc["IQM [95% interval]"]) == f"{value} *" and value.startswith("1.333 [")
     assert [row[0] for row in beats.rows] == ["bc (greedy)", "maicq (greedy)"]
     assert beats.rows[0][2].startswith("0.16 [") and beats.rows[1][1].startswith("0.84 [")
 
@@ -307,6 +309,57 @@ def test_references_are_those_of_the_recipes():
     assert len(known) == 4 and "jumanji/lbf" in known
 
 
+TWO = {
+    "a|b_1": {BC: np.array([0.0, 0.0, 1.0, 3.0, 11.0]), MAICQ: np.full(5, 20.0), SAMPLED: LOW},
+    "c": {BC: np.array([1.0]), MAICQ: np.array([5.0])},
+}
+"""The IQM of the first is 4/3, and the whole of its interval is below the second's."""
+
+
+def test_tables_of_methods_by_datasets_in_every_form():
+    found = report.compare(TWO)
+    table = next(one for one in comparison_tables(found) if one.columns == ["method", "a|b_1", "c"])
+    texts = [[*map(number, row)] for row in table.rows]
+    assert texts == [
+        ["bc (greedy)", "1.333 [0.000, 11.00]", "1.000"],
+        ["maicq (greedy)", "20.00 [20.00, 20.00] *", "5.000 *"],
+        ["bc (sampled)", "1.500 [0.000, 3.000]", ""],
+    ]
+    assert to_markdown([table]) == (
+        "| method | a\\|b_1 | c |\n"
+        "| --- | ---: | ---: |\n"
+        "| bc (greedy) | 1.333 [0.000, 11.00] | 1.000 |\n"
+        "| maicq (greedy) | **20.00 [20.00, 20.00]** | **5.000** |\n"
+        "| bc (sampled) | 1.500 [0.000, 3.000] |  |\n"
+    )
+    assert to_latex([table]) == (
+        "\\begin{tabular}{lrr}\n\\toprule\nmethod & a|b\\_1 & c \\\\\n\\midrule\n"
+        "bc (greedy) & 1.333 {\\scriptsize [0.000, 11.00]} & 1.000 \\\\\n"
+        "maicq (greedy) & \\textbf{20.00} {\\scriptsize [20.00, 20.00]} & \\textbf{5.000} \\\\\n"
+        "bc (sampled) & 1.500 {\\scriptsize [0.000, 3.000]} &  \\\\\n"
+        "\\bottomrule\n\\end{tabular}\n"
+    )
+    rows = [*csv.DictReader(to_csv(score_list(found.datasets)).splitlines())]
+    assert [(row["dataset"], row["method"], row["acting"], row["bold"]) for row in rows] == [
+        ("a|b_1", "bc", "greedy", "0"),
+        ("a|b_1", "maicq", "greedy", "1"),
+        ("a|b_1", "bc", "sampled", "0"),
+        ("c", "bc", "greedy", "0"),
+        ("c", "maicq", "greedy", "1"),
+    ]
+    assert float(rows[0]["iqm"]) == 4 / 3 and rows[0]["iqm_high"] == "11.0"
+    assert (rows[3]["iqm"], rows[3]["iqm_low"], rows[3]["best_checkpoint"]) == ("1.0", "", "")
+    assert rows[0]["runs"] == "0.0 0.0 1.0 3.0 11.0" and rows[0]["seeds"] == "5"
+
+
+def test_names_in_tables_are_text():
+    section = Section("a\nb", ["x&y", "50%"], [["\\input{z}\n", None], ["λ_1 ~", 3]])
+    latex = to_latex([section, section])
+    assert latex.startswith("% a\\nb\n\\begin{tabular}{lr}\n\\toprule\nx\\&y & 50\\% ")
+    assert "\\textbackslash{}input\\{z\\}\\textbackslash{}n & " in latex
+    assert "\\ensuremath{\\lambda}\\_1 \\textasciitilde{} & 3" in latex
+
+
 PAIRED = np.array([[1.0, 2.0], [3.0, 5.0], [2.0, 5.0], [4.0, 8.0]])
 """Returns of two programs by seed: the differences are 1, 2, 3 and 4."""
 
@@ -332,7 +385,9 @@ def test_runs_of_one_seed_are_compared_in_pairs(tmp_path):
     half = 3.182446 * np.sqrt(5 / 3) / 2
     assert differences["maicq"] == pytest.approx((2.5, 2.5 - half, 2.5 + half), rel=1e-6)
     (table,) = (one for one in found.sections if one.title.startswith("Minus bc"))
-    assert table.rows == [["maicq (greedy)", "+2.500 [0.4457, 4.554]"]]
+    assert [[*map(str, row)] for row in table.rows] == [
+        ["maicq (greedy)", "+2.500 [0.4457, 4.554]"]
+    ]
     data = found.data()
     assert data["baseline"] == "bc"
     assert data["datasets"]["a/b"]["maicq (greedy)"]["difference"]["value"] == 2.5

@@ -9,6 +9,7 @@ from offmarl import report
 from offmarl.errors import OptionError
 from offmarl.report import Entry, pages
 from offmarl.report.tables import Section
+from offmarl.statistics import Reference
 
 BC, SAMPLED, MAICQ = Entry("bc", "greedy"), Entry("bc", "sampled"), Entry("maicq", "greedy")
 SCORES = {
@@ -64,6 +65,23 @@ def test_intervals_are_drawn_from_three_seeds_on():
         assert sum(one.has_yerr for one in left.containers) == bars
         assert len(middle.collections) == bars  # the band of the performance profile
         assert ("interval" in left.get_title("left")) == bool(bars)
+
+
+def test_sample_efficiency_is_the_iqm_over_all_datasets_on_one_scale():
+    """At the steps that both datasets have: of eight normalised scores, the middle four count."""
+    runs = np.array([0.0, 1.0, 2.0, 3.0])
+    curve = report.Curve(np.array([0, 5, 10]), np.stack([runs, runs, runs + 4], axis=1))
+    sparse = report.Curve(np.array([0, 10]), 10 * np.stack([runs + 1, runs + 5], axis=1))
+    curves = {"a": {BC: curve, MAICQ: curve}, "b": {BC: sparse}}
+    scores = {"a": {BC: runs, MAICQ: runs}, "b": {BC: 10 * runs}}
+    references = {"a": Reference(0.0, 1.0), "b": Reference(0.0, 10.0)}
+    figure = report.figure_comparison(report.compare(scores, references), curves)
+    (line,), (band,) = figure.axes[3].get_lines(), figure.axes[3].collections
+    assert line.get_xdata().tolist() == [0, 10] and line.get_ydata().tolist() == [2.0, 6.0]
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert heights.min() < 2 and heights.max() > 6
+    for unknown in ({}, {"a": references["a"]}):  # no common scale
+        assert len(report.figure_comparison(report.compare(scores, unknown), curves).axes) == 3
 
 
 def test_sampled_entries_are_hollow_and_dashed_in_their_algorithms_colour():
@@ -127,12 +145,11 @@ def test_a_page_is_self_contained_and_reproducible_and_escapes_what_it_shows():
             notes=[OUTSIDE, (OUTSIDE, OUTSIDE)],
             tables=[section],
             scores=figure,
-            summaries=[section],
             curves=[figure],
             cells=[[OUTSIDE] * 7],
         )
 
     text = write()
     assert text == write()
-    assert text.count("&lt;script&gt;&#39;&#34;&amp;") == 18 and "<script" not in text
+    assert text.count("&lt;script&gt;&#39;&#34;&amp;") == 15 and "<script" not in text
     assert set(re.findall(r'(?:src|href)="([a-z]+:)', text)) == {"data:"}

@@ -67,7 +67,7 @@ from offmarl.programs.recording.tiers import (
     are_complete,
     check_vaults,
     parse_tiers,
-    record_tiers,
+    record_ladders,
 )
 from offmarl.programs.registry import origin_of
 from offmarl.programs.runs.compiling import keep_compiled_programs
@@ -329,7 +329,7 @@ def _record_all(
     for run, own in zip(runs, versions, strict=True):
         try:
             with more_to_come(run is not runs[-1]):
-                record_tiers(run, own, tiers)
+                record_ladders(run, own, tiers)
         except NotLearnedError as error:
             failed.append(str(error))
     if failed:

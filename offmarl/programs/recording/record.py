@@ -22,7 +22,7 @@ from offmarl.envs import Environment, autoreset
 from offmarl.envs.base import require_positive
 from offmarl.envs.sides import Side, slot
 from offmarl.errors import RunError
-from offmarl.paths import local
+from offmarl.paths import below, local
 from offmarl.programs.cluster import any_process, ends_with_others, is_first, on_first
 from offmarl.programs.experience.buffer import (
     Capture,
@@ -138,6 +138,33 @@ def record_policy(
     return record_players(
         env, [player], path, steps, key, identity, about, checkpoint_seconds, devices
     )
+
+
+def record_tiers(
+    env: Environment,
+    policy: Policy,
+    tiers: Mapping[str, ArrayTree],
+    steps: int,
+    out: str | Path = "vaults",
+    num_envs: int = 64,
+    seed: int = 0,
+    provenance: Mapping[str, Any] | None = None,
+) -> dict[str, Path]:
+    """Record a policy of one's own at several tiers; return the path of each tier's vault.
+
+    ``tiers`` holds the policy's parameters by the name of the tier. ``steps`` and the rest are of
+    each tier, as for `record_policy`. The vaults are ``ENV.vlt/TIER`` in the directory ``out``.
+
+    Examples
+    --------
+    >>> offmarl.record_tiers(env, policy, {"medium": halfway, "expert": last}, steps=100_000)
+    """
+    place = local(out) / below(f"{env.spec.name}.vlt", option="out")
+    paths = {tier: place / below(tier, option="tiers") for tier in tiers}
+    for tier, path in paths.items():
+        about = {**(provenance or {}), "tier": tier}
+        record_policy(env, policy, tiers[tier], path, steps, num_envs, seed, about)
+    return paths
 
 
 class Player(NamedTuple):

@@ -302,7 +302,7 @@ def _recipe(run: Recorder, tier: Tier) -> dict[str, Any]:
     return {"tier": tier.name, "training": run.recipe, **shares}
 
 
-def record_tiers(run: Recorder, versions: Sequence[Version], tiers: Sequence[Tier]) -> None:
+def record_ladders(run: Recorder, versions: Sequence[Version], tiers: Sequence[Tier]) -> None:
     """Record all tiers of a training seed but replay, which the training has recorded.
 
     Then raise `NotLearnedError` if `Ladder.check` refused some.

@@ -256,19 +256,31 @@ def _of_seeds(
     left out: their lines were damaged.
     """
     found: dict[int, dict[int, dict[str, Any]]] = {seed: {} for seed in seeds}
+    timed: dict[int, list[dict[str, Any]]] = {seed: [] for seed in seeds}
     for row in rows:
+        if tracking.WALL_TIME in row and row["seed"] in timed:
+            timed[row["seed"]].append(row)
         values = {shown: row[name] for shown, name in names.items() if name in row}
         if values and row["seed"] in found:
             found[row["seed"]].setdefault(row["step"], {}).update(values)
     steps = sorted(set.intersection(*({*of_seed} for of_seed in found.values())))
     return {
         f"seed_{seed}": {
-            f"step_{k}": {"step_count": step, **of_seed[step]} for k, step in enumerate(steps)
+            f"step_{k}": {"step_count": step, **_times(timed[seed], step), **of_seed[step]}
+            for k, step in enumerate(steps)
         }
         | {"absolute_metrics": of_seed[steps[-1]]}
         for seed, of_seed in found.items()
         if steps
     }
+
+
+def _times(timed: list[dict[str, Any]], step: int) -> dict[str, float]:
+    """Return the times that a seed logged last up to a step, or first; as marl-eval names them."""
+    first = timed[0] if timed else {}
+    row = next((row for row in reversed(timed) if row["step"] <= step), first)
+    names = {"elapsed_time": tracking.WALL_TIME, "steps_per_second": tracking.SPEED}
+    return {shown: row[name] for shown, name in names.items() if name in row}
 
 
 def _evaluated(rows: list[dict[str, Any]]) -> list[str]:

@@ -9,8 +9,10 @@ from typing import Any, SupportsIndex, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from offmarl._html import html_table
 from offmarl.errors import ShapeError, VaultError
-from offmarl.teams import teams_of
+from offmarl.teams import only_or_all, teams_of
+from offmarl.terminal import number
 from offmarl.types import EnvSpec, Episode, Transition, View, map_tree
 from offmarl.vault.format import compat, encoding, layout, tables
 from offmarl.vault.format.layout import NumpyArray
@@ -73,6 +75,14 @@ class Reader:
             spec = self.manifest.schema.spec
             text = f"{spec.name}, {spec.num_agents} agents, {text}"
         return f"<{type(self).__name__} {str(self.path)!r}: {text}>"
+
+    def _repr_html_(self) -> str:
+        facts: dict[str, Any] = {"steps": self.num_steps, "rows": self.rows}
+        if self.manifest:  # to find the episodes of other vaults, all of the data is read
+            spec, mean = self.spec, only_or_all(self.episodes.mean_returns)
+            facts = {"environment": spec.name, "agents": spec.num_agents, **facts}
+            facts |= {"episodes": len(self), "mean return": mean}
+        return html_table((), ((name, number(x)) for name, x in facts.items()), str(self.path))
 
     @property
     def native(self) -> bool:

@@ -1,0 +1,74 @@
+"""What commands do, for Python and notebooks: the same arguments, and objects as results."""
+
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from offmarl import report
+from offmarl.cli.data import ls
+from offmarl.cli.parse import program_arguments
+from offmarl.config import Vaults, read_values
+from offmarl.hub.card import references as recorded
+from offmarl.programs.registry import load
+from offmarl.report.comparison import ComparedRuns
+from offmarl.report.pages import RunReport, describe_run
+from offmarl.statistics import Reference
+
+
+def list_datasets(
+    directory: str | PathLike[str] = ".",
+    *,
+    remote: bool = False,
+    env: str | None = None,
+    agents: int | None = None,
+) -> list[dict[str, Any]]:
+    """Return the vaults below a directory, as ``offmarl ls`` lists them.
+
+    With ``remote`` it returns the catalogue's cards, whose data `offmarl.load_dataset` downloads.
+    ``env`` and ``agents`` select by the environment's name and the number of agents.
+
+    Examples
+    --------
+    >>> [one["path"] for one in offmarl.list_datasets("vaults", agents=3)]
+    """
+    found = ls(str(directory), remote, env, agents).data
+    return [dict(one) for one in found["datasets" if remote else "vaults"]]
+
+
+def train(program: str, vault: Vaults, **options: Any) -> RunReport:
+    """Train a baseline as ``offmarl train`` does, and return its run.
+
+    The same call continues a run that was stopped. ``program`` is a name, or the path of a Python
+    file; ``vault`` a path, the name of a pulled dataset, or a mapping of several to their shares;
+    ``options`` are fields of the program's ``Args``. `OptionError` for an option that does not
+    exist or is invalid; the other errors are those of `offmarl.programs.train`.
+
+    Examples
+    --------
+    >>> run = offmarl.train("bc", "vaults/swarm/coverage-3.vlt/mappo-0-medium", seeds=5)
+    >>> run.curves["policy_loss"].mean
+    """
+    module = load("baseline", program)
+    given = read_values(module.Args, {"vault": vault, **options}, f"train({program!r})")
+    return describe_run(module.main(program_arguments(module.Args, given)))
+
+
+def compare(
+    *runs: str | PathLike[str] | RunReport,
+    references: Mapping[str, tuple[float, float]] | None = None,
+    pool_settings: bool = False,
+    baseline: str | None = None,
+) -> ComparedRuns:
+    """Compare runs as ``offmarl compare`` does; see `offmarl.report.compare_runs`.
+
+    ``runs`` are directories, or what `train` returned; ``references`` the mean returns of random
+    play and of an expert, by environment.
+
+    Examples
+    --------
+    >>> print(offmarl.compare("runs/bc", "runs/maicq").latex())
+    """
+    paths = [run.directory if isinstance(run, RunReport) else Path(run) for run in runs]
+    given = {env: Reference(*ends) for env, ends in (references or {}).items()}
+    return report.compare_runs(paths, recorded(), given, pool_settings, baseline)
