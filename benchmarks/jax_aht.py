@@ -34,7 +34,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ENV = "jumanji/lbf:grid_size=7,fov=7,num_food=3"
 TIME_LIMIT = 100
 MODES = ("greedy", "sampled")
 PEERS = ("matrix", "stacked", "once")
