@@ -42,7 +42,7 @@ class Options:
     runs: Annotated[tuple[str, ...], Positional, arg(metavar="RUN...")] = ()
     """Policies: a run's directory for all of its seeds, RUN@SEED, RUN@SEED/STEP, the name of a
     pulled policy, random, scripted, or path/to/file.py:FUNCTION."""
-    partners: tuple[str, ...] = ()
+    partners: tuple[str, ...] | None = None
     """Policies that they meet, named likewise; by default they meet one another."""
     env: str | None = None
     """Environment to play in; by default that of the first run."""
@@ -86,12 +86,14 @@ def _work(given: Options) -> "CrossPlayWork":
     check_file(given.html, "--html", "page.html")
     if not given.runs:
         raise OptionError("no policies to play: give the directory of at least one run.")
+    if given.partners == ():
+        raise OptionError("--partners names no policy: give at least one, or leave it out.")
 
     def located(name: str) -> str:
         run, at, which = name.rpartition("@") if "@" in name else (name, "", "")
         return name if local(name).exists() else f"{run_named(run)}{at}{which}"
 
-    policies, partners = ([*map(located, names)] for names in (given.runs, given.partners))
+    policies, partners = ([*map(located, names)] for names in (given.runs, given.partners or ()))
     where = given.env, given.side
     return CrossPlayWork(policies, partners, *where, given.eval_episodes, given.seed, given.program)
 

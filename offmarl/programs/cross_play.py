@@ -145,8 +145,8 @@ class CrossPlayWork(Work):
         meet = (meet | meet.T) & side[:, None] & rest
         if not (meet & ~itself).any():
             raise OptionError(
-                f"{', '.join(one.name for one in self.members)} meet no partner: give several "
-                "runs, a run of several seeds, or --partners."
+                f"there is no pair to play among {', '.join(one.name for one in self.members)}: "
+                "give several runs, a run of several seeds, or --partners."
             )
         return meet
 
@@ -165,7 +165,8 @@ class CrossPlayWork(Work):
             return np.nan, np.nan
         policy = _pair(self.env.spec, self.side.agents, self.rest.agents, self._policies)
         given = tuple(self._given(self.members[number], acting) for number in (own, other))
-        key = jax.random.key(self._seed)  # all pairs begin in the same states
+        # Episodes are drawn anew for each policy of the side, so that intervals hold their chance.
+        key = jax.random.fold_in(jax.random.key(self._seed), own)
         played = play_against(*placed(self.env, policy, self.episodes, None, given, key))
         returns = returns_by_team(self.env.spec, played)[:, 0].astype(float)
         return returns.mean(), returns.std() / max(len(returns) - 1, 1) ** 0.5
@@ -292,8 +293,8 @@ def scores(
 
     def play(left_out: int | None) -> Float[np.ndarray, "3"]:
         own, others = ([x for x in some if x != left_out] for some in (scored, partners))
-        itself, crossed = _mean(pair[own, own]), _mean([_mean(apart[x, others]) for x in own])
-        return np.array([itself, crossed, itself - crossed])
+        itself, crossed = pair[own, own], np.array([_mean(apart[x, others]) for x in own])
+        return np.array([_mean(itself), _mean(crossed), _mean(itself - crossed)])
 
     def row(own: int) -> dict[str, Any]:
         met = [x for x in partners if np.isfinite(apart[own, x])]

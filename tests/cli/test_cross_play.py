@@ -158,8 +158,28 @@ def test_a_response_that_acts_for_one_agent_meets_partners_in_its_seat(here):
     np.testing.assert_array_equal(np.isfinite(table), met | np.diag([False, *[True] * 5]))
     response = played(CrossPlayWork(["five"], [str(run)], side="agent_0", **FEW))["greedy"]
     np.testing.assert_array_equal(response[:5, 5, 0], table[0, 1:])
-    with pytest.raises(OptionError, match="meet no partner"):
+    with pytest.raises(OptionError, match="no pair to play"):
         CrossPlayWork([str(run)], **FEW)
+
+
+@pytest.mark.slow
+def test_each_policy_plays_episodes_of_its_own_so_that_intervals_hold_their_chance(here):
+    """Two names of the uniform policy: with the same episodes, all cells would be equal."""
+    (here / "mine.py").write_text(UNIFORM)
+    work = CrossPlayWork(["mine.py:one", "mine.py:other"], env="classic/xor", **FEW)
+    table = played(work)["greedy"][..., 0]
+    np.testing.assert_array_equal(table[:, 0], table[:, 1])
+    assert table[0, 0] != table[1, 0]
+
+
+UNIFORM = """
+from offmarl.networks import PolicyConfig, make_policy
+
+def one(env):
+    return make_policy(PolicyConfig("random"), env.spec)
+
+other = one
+"""
 
 
 def test_a_policy_whose_code_has_changed_is_played_again(here):
@@ -189,8 +209,8 @@ def joint(env):
 @pytest.mark.parametrize(
     ("policies", "options", "error", "message"),
     [
-        (["two@9"], {}, OptionError, "^two@9 meet no partner: give several runs"),
-        (["two@9"], {"partners": ["two@9"]}, OptionError, "meet no partner"),
+        (["two@9"], {}, OptionError, "no pair to play among two@9: give several runs"),
+        (["two@9"], {"partners": ["two@9"]}, OptionError, "no pair to play"),
         (["five@7"], {}, RunError, r"has no seed 7: its seeds are \[0, 1, 2, 3, 4\]"),
         (["five@1/9"], {}, RunError, r"no checkpoint of step 9, but of \[1\]"),
         (["five@*/x"], {}, OptionError, "step is 'x'"),
@@ -263,6 +283,8 @@ def test_scores_beside_partners_and_in_one_seat():
     only = scores(np.array([[NONE, 3.0], [NONE, -1]]), NAMES, [0], [1])
     assert only["policies"][0]["self_play"] is None and only["gap"]["value"] is None
     assert only["cross_play"]["value"] == 3 and only["best_response_share"] == 1
+    mixed = scores(np.array([[5.0, 1], [NONE, NONE]]), NAMES, [0, 1], [0, 1])
+    assert mixed["gap"]["value"] == 4  # of A, which alone has self-play
     lost = scores(np.array([[-5.0, -3], [-3, -4]]), NAMES, [0, 1], [0, 1])
     assert lost["best_response_share"] is None
 
@@ -328,6 +350,7 @@ def test_a_table_is_divided_into_tasks(here, offmarl):
     for wrong, message in (
         (["nosuch/run"], "there is no run at nosuch/run"),
         ([], "no policies to play"),
+        (["two", "--partners"], "--partners names no policy"),
         (["two", "--block-steps", 4], "divided by its rows"),
     ):
         refused = offmarl("cross-play", *wrong)
