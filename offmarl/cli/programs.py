@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float
 from rich.console import Group
+from rich.filesize import decimal
 from tyro.conf import Positional, arg
 
 from offmarl.cli import tasks
-from offmarl.cli.output import Report, check_file, records, table
+from offmarl.cli.output import Report, as_is, check_file, grid, records, table
 from offmarl.cli.parse import HELP, config_among, given_among, parse, parse_program
 from offmarl.config import DeviceArgs, Role, option
 from offmarl.errors import OptionError
@@ -323,6 +324,58 @@ def evaluate(
     title = f"{policy} of {run} in {environment.spec.name}: returns"
     about = {"run": run, "env": environment.spec.name, "acting": acting, "checkpoint": checkpoint}
     return _returns_report(title, about, returns)
+
+
+def export(
+    run: Annotated[Path, Positional, arg(metavar="RUN")],
+    out: Path,
+    onnx: bool = False,
+    act: Literal["greedy", "sample"] = "greedy",
+    training_seed: int | None = None,
+    checkpoint: Checkpoint = "last",
+    env: str | None = None,
+    program: Path | None = None,
+) -> Report:
+    """Write a trained policy as files that run without offmarl: StableHLO, safetensors and ONNX.
+
+    Parameters
+    ----------
+    run
+        Directory of a run, or the name of a policy that `offmarl pull --policy` downloaded.
+    out
+        Directory for the files, new or empty.
+    onnx
+        Also write ONNX, which has no policies that draw random numbers, take rewards as input, or
+        whose agents choose after one another.
+    act
+        How the policy acts. greedy: it takes the best action. sample: it samples actions, and each
+        call takes random keys.
+    training_seed
+        Training seed whose policy is exported; by default the run's first.
+    checkpoint
+        The checkpoint whose policy is exported: last, best or the number of a step, as for
+        `offmarl evaluate`.
+    env
+        Environment to act in; by default that of the training. It may have another number of agents
+        if the policy was trained with --agent-id sinusoidal or none.
+    program
+        Python file of the program that trained the run, if the program is not one of offmarl's. The
+        file's code is run.
+    """
+    from offmarl.programs import load_policy  # imports JAX, which --help does without
+
+    run = _named(run)
+    loaded = load_policy(run, training_seed, act == "greedy", program, env, checkpoint)
+    files = loaded.export(out, onnx)
+    facts = {str(path): decimal(path.stat().st_size) for path in files}
+    keys = ", keys" if loaded.stochastic else ""
+    following = (
+        f"\nNext: tensors = safetensors.numpy.load_file('{files[0]}')\n"
+        f"      policy = jax.export.deserialize(open('{files[1]}', 'rb').read())\n"
+        f"      action, memory = policy.call(tensors, observation, legal_actions, memory{keys})"
+    )
+    data = {"run": run, "files": files, "stochastic": loaded.stochastic}
+    return Report(data, Group(grid(facts), as_is(following)))
 
 
 def _named(run: Path) -> Path:

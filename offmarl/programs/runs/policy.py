@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from offmarl import envs, tracking
 from offmarl.envs.base import Environment
 from offmarl.errors import OptionError, ShapeError
+from offmarl.programs.runs.export import export_policy
 from offmarl.programs.runs.trained import Step, TrainedRun
 from offmarl.types import (
     ArraySpec,
@@ -155,6 +156,42 @@ class LoadedPolicy:
                 "returned."
             )
         return self._after_step(carry.carry, np.asarray(reward, np.float32), np.asarray(done, bool))
+
+    def export(self, out: str | Path, onnx: bool = False) -> list[Path]:
+        """Write the policy as files that run without offmarl.
+
+        - ``policy.stablehlo``: `jax.export.deserialize` reads a function ``(tensors, observation,
+          legal_actions, memory, key) -> (action, memory)`` of any number of environments B, for
+          CPU, CUDA and TPU. A key is the data of a JAX key, ``(B, 2)``; policies that are not
+          stochastic take none. Memory is a dictionary of arrays.
+        - ``policy.safetensors``: the tensors, among them the memory at the start of an episode, and
+          a header with the spec.
+        - ``after_step.stablehlo``: ``(memory, reward, done) -> memory``, for policies that take
+          rewards as input.
+        - ``policy.onnx``: the same as the first without key and tensors. Its outputs also have the
+          log-probabilities of discrete actions, for policies that are distributions.
+
+        Parameters
+        ----------
+        out
+            A new or empty directory.
+        onnx
+            Whether to write ONNX, too.
+
+        Returns
+        -------
+        list
+            Paths of the files.
+
+        Raises
+        ------
+        OptionError
+            ``out`` is not empty, or ONNX cannot hold the policy: it draws random numbers, takes
+            rewards as input, or its agents choose after one another.
+        MissingExtraError
+            The extra ``export``, or ``onnx`` for ONNX, is not installed.
+        """
+        return export_policy(self, out, onnx)
 
     def _checked(self, observation: ArrayTree) -> ArrayTree:
         """Return an observation in the types of the spec, or raise `ShapeError`."""
