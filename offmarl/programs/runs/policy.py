@@ -158,18 +158,12 @@ class LoadedPolicy:
         return self._after_step(carry.carry, np.asarray(reward, np.float32), np.asarray(done, bool))
 
     def export(self, out: str | Path, onnx: bool = False) -> list[Path]:
-        """Write the policy as files that run without offmarl.
+        """Write the policy as files that run without offmarl, and return their paths.
 
-        - ``policy.stablehlo``: `jax.export.deserialize` reads a function ``(tensors, observation,
-          legal_actions, memory, key) -> (action, memory)`` of any number of environments B, for
-          CPU, CUDA and TPU. A key is the data of a JAX key, ``(B, 2)``; policies that are not
-          stochastic take none. Memory is a dictionary of arrays.
-        - ``policy.safetensors``: the tensors, among them the memory at the start of an episode, and
-          a header with the spec.
-        - ``after_step.stablehlo``: ``(memory, reward, done) -> memory``, for policies that take
-          rewards as input.
-        - ``policy.onnx``: the same as the first without key and tensors. Its outputs also have the
-          log-probabilities of discrete actions, for policies that are distributions.
+        ``policy.stablehlo`` is a function ``(tensors, observation, legal_actions, memory, key) ->
+        (action, memory)``, batched over environments, for `jax.export.deserialize`; the page
+        "Deploy a policy" describes it. The other files are ``policy.safetensors`` (the tensors),
+        ``after_step.stablehlo`` for policies that take rewards as input, and ``policy.onnx``.
 
         Parameters
         ----------
@@ -177,11 +171,6 @@ class LoadedPolicy:
             A new or empty directory.
         onnx
             Whether to write ONNX, too.
-
-        Returns
-        -------
-        list
-            Paths of the files.
 
         Raises
         ------
