@@ -89,13 +89,14 @@ def _log_probs(
     loaded: "LoadedPolicy", observation: ArrayTree, legal: Bool[Array, "N A"], memory: _Named
 ) -> Float[Array, "N A"]:
     """Return the log-probabilities of all actions of each agent."""
-    log_prob: Any = partial(loaded.policy.log_prob, loaded.params, _carry(loaded, memory))  # type: ignore[arg-type]
+    log_prob: Any = loaded.policy.log_prob
+    given = loaded.params, _carry(loaded, memory), observation, legal
     actions = jnp.asarray(np.tile(np.arange(legal.shape[1])[:, None], legal.shape[0]))
-    return jax.vmap(lambda action: log_prob(observation, legal, action)[0], out_axes=-1)(actions)
+    return jax.vmap(lambda action: log_prob(*given, action)[0], out_axes=-1)(actions)
 
 
 def _stablehlo(function: Any, shared: list[Any], batched: list[Any]) -> bytes:
-    axes = [None] * len(shared) + [0] * len(batched)
+    axes: list[Any] = [None] * len(shared) + [0] * len(batched)
     compiled = jax.jit(jax.vmap(function, axes))
     exported = jax.export.export(compiled, platforms=("cpu", "cuda", "tpu"))(*shared, *batched)
     return bytes(exported.serialize())
