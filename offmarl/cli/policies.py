@@ -1,7 +1,9 @@
 """Trained policies in environments, for the commands that play or record them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -9,9 +11,11 @@ from jaxtyping import Float
 
 from offmarl import envs, evaluation
 from offmarl.envs import Environment
+from offmarl.envs.registry import make_parallel
 from offmarl.errors import OptionError
 from offmarl.paths import local
 from offmarl.programs import LoadedPolicy, load_policy
+from offmarl.programs.recording.python import play_episodes
 from offmarl.programs.recording.sides import near, opponents_of, side_of
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.report import render
@@ -74,6 +78,33 @@ def play(
             means = {team: float(values.mean()) for team, values in by_team.items()}
             advance(1, f"return {number(only_or_all(means))}")
     return returns
+
+
+def play_parallel(
+    make_policy: Callable[[int, Any], Any],
+    env: str,
+    spec: EnvSpec,
+    seeds: Sequence[int],
+    episodes: int,
+    seed: int,
+    processes: int,
+) -> dict[str, dict[int, Float[np.ndarray, "episodes"]]]:
+    """Do what `play` does in a PettingZoo environment; ``spec`` is that of the run."""
+    teams, make_env = teams_of(spec), partial(make_parallel, env)
+    returns: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {team.name: {} for team in teams}
+    for trained in seeds:
+        policy = partial(make_policy, trained)
+        played = play_episodes(make_env, policy, episodes, processes, seed)
+        for team in teams:
+            returns[team.name][trained] = played[:, list(team.agents)].mean(1)
+    return returns
+
+
+def parallel_policy(
+    run: Path, greedy: bool, program: Path | None, checkpoint: int | str, seed: int, env: Any
+) -> Any:
+    """Return the policy of a training seed, to act in a PettingZoo environment."""
+    return envs.PettingZooPolicy(load_policy(run, seed, greedy, program, None, checkpoint), env)
 
 
 def watch(environment: Environment, loaded: LoadedPolicy, seed: int) -> render.Playback:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 import numpy as np
 from jaxtyping import Float
 from rich.console import Group
+from rich.filesize import decimal
 from tyro.conf import Positional, arg
 
 from offmarl.cli import tasks
-from offmarl.cli.output import Report, check_file, records, table
+from offmarl.cli.output import Report, as_is, check_file, grid, records, table
 from offmarl.cli.parse import HELP, config_among, given_among, parse, parse_program
 from offmarl.config import DeviceArgs, Role, option
+from offmarl.envs.registry import make_parallel, short_name
 from offmarl.errors import OptionError
 from offmarl.launch import Launched, Work
 from offmarl.paths import below, local
@@ -38,6 +40,7 @@ from offmarl.tracking import (
     labelled,
     read_run,
 )
+from offmarl.types import EnvSpec
 
 if TYPE_CHECKING:
     from offmarl.programs.recording.blocks import Recording
@@ -261,13 +264,14 @@ def train_work(verb: str, arguments: list[str], block_steps: int | None) -> Work
 def evaluate(
     run: Annotated[Path, Positional, arg(metavar="RUN")],
     env: str | None = None,
-    eval_episodes: int = 320,
+    eval_episodes: int | None = None,
     seed: int = 0,
     act: Literal["greedy", "sample"] = "greedy",
     checkpoint: Checkpoint = "last",
     render: Path | None = None,
     program: Path | None = None,
     opponents: tuple[str, ...] = (),
+    jobs: int = 1,
 ) -> Report:
     """Play episodes with a trained policy, for each of its training seeds.
 
@@ -277,9 +281,12 @@ def evaluate(
         Directory of a run, or the name of a policy that `offmarl pull --policy` downloaded.
     env
         Environment to play in; by default the one that the run's data was recorded in. It may have
-        another number of agents if the policy was trained with --agent-id sinusoidal or none.
+        another number of agents if the policy was trained with --agent-id sinusoidal or none. Code
+        of your own (path/to/file.py:FACTORY or package.module:FACTORY) may also return an
+        environment of PettingZoo's parallel API.
     eval_episodes
-        Number of episodes for each training seed.
+        Number of episodes for each training seed; by default 320, or 32 in a PettingZoo
+        environment.
     seed
         Random seed of the episodes.
     act
@@ -297,9 +304,12 @@ def evaluate(
     opponents
         How the other teams act, if the run learned one side; by default as in its training. Needed
         if their code is your own.
+    jobs
+        Number of processes that play in a PettingZoo environment.
     """
-    if eval_episodes < 1:
-        raise OptionError(f"--eval-episodes must be at least 1: got {eval_episodes}.")
+    for option_name, value in (("--eval-episodes", eval_episodes), ("--jobs", jobs)):
+        if value is not None and value < 1:
+            raise OptionError(f"{option_name} must be at least 1: got {value}.")
     from offmarl.cli import policies  # imports JAX, which --help does without
     from offmarl.report.render import KINDS, save
 
@@ -308,21 +318,75 @@ def evaluate(
     record = read_run(run)
     seeds = record["seeds"]
     acting: Acting = "greedy" if act == "greedy" else "sampled"
-    environment, loaded = policies.load(
-        run, env, seeds, acting == "greedy", program, checkpoint, opponents
-    )
-    first = loaded[seeds[0]]
-    if render:
-        save(policies.watch(environment, first, seed), render)
-    returns = policies.play(environment, loaded, eval_episodes, seed)
-    policy = labelled(first.name, acting)
+    if env is not None and make_parallel(env) is not None:
+        if render or opponents:
+            raise OptionError(
+                f"{env} is a PettingZoo environment: leave out --render, --opponents."
+            )
+        of_seed = partial(policies.parallel_policy, run, act == "greedy", program, checkpoint)
+        sizes, spec = (eval_episodes or 32, seed, jobs), EnvSpec.from_json(record["spec"])
+        returns, place = policies.play_parallel(of_seed, env, spec, seeds, *sizes), short_name(env)
+    else:
+        environment, loaded = policies.load(
+            run, env, seeds, acting == "greedy", program, checkpoint, opponents
+        )
+        place = environment.spec.name
+        if render:
+            save(policies.watch(environment, loaded[seeds[0]], seed), render)
+        returns = policies.play(environment, loaded, eval_episodes or 320, seed)
+    policy = labelled(record["program"], acting)
     if checkpoint != "last":
         policy += ", best checkpoints" if checkpoint == "best" else f", step {checkpoint}"
     if side := record["args"].get("side"):
         policy += f", {side} against {', '.join(opponents or record['args'].get('opponents', ()))},"
-    title = f"{policy} of {run} in {environment.spec.name}: returns"
-    about = {"run": run, "env": environment.spec.name, "acting": acting, "checkpoint": checkpoint}
+    title = f"{policy} of {run} in {place}: returns"
+    about = {"run": run, "env": place, "acting": acting, "checkpoint": checkpoint}
     return _returns_report(title, about, returns)
+
+
+def export(
+    run: Annotated[Path, Positional, arg(metavar="RUN")],
+    out: Path,
+    onnx: bool = False,
+    act: Literal["greedy", "sample"] = "greedy",
+    training_seed: int | None = None,
+    checkpoint: Checkpoint = "last",
+    env: str | None = None,
+    program: Path | None = None,
+) -> Report:
+    """Write a trained policy as files that run without offmarl: StableHLO, safetensors and ONNX.
+
+    Parameters
+    ----------
+    run
+        Directory of a run, or the name of a policy that `offmarl pull --policy` downloaded.
+    out
+        Directory for the files, new or empty.
+    onnx
+        Also write ONNX, which has no policies that draw random numbers, take rewards as input, or
+        whose agents choose after one another.
+    act
+        How the policy acts. greedy: it takes the best action. sample: it samples actions, and each
+        call takes random keys.
+    training_seed
+        Training seed whose policy is exported; by default the run's first.
+    checkpoint
+        The checkpoint whose policy is exported, as for `offmarl evaluate`.
+    env
+        Environment to act in, as for `offmarl evaluate`; by default that of the training.
+    program
+        Python file of the program that trained the run, if the program is not one of offmarl's. The
+        file's code is run.
+    """
+    from offmarl.programs import load_policy  # imports JAX, which --help does without
+
+    run = _named(run)
+    loaded = load_policy(run, training_seed, act == "greedy", program, env, checkpoint)
+    files = loaded.export(out, onnx)
+    facts = {str(path): decimal(path.stat().st_size) for path in files}
+    following = f"\nNext: jax.export.deserialize(open({str(files[1])!r}, 'rb').read()).call"
+    data = {"run": run, "files": files, "stochastic": loaded.stochastic}
+    return Report(data, Group(grid(facts), as_is(following)))
 
 
 def _named(run: Path) -> Path:

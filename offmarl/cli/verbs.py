@@ -102,6 +102,11 @@ GROUPS: dict[str, dict[str, Verb]] = {
             "Publish vaults as a dataset on the hub",
             "vaults/swarm/coverage-3.vlt --to org/name --licence CC-BY-4.0",
         ),
+        "export": Verb(
+            "programs",
+            "Write a trained policy as files that run without offmarl: StableHLO, ONNX",
+            "runs/swarm/coverage-3/mappo-0-medium/bc --out deployed",
+        ),
         "cache": Verb("hub", "List, remove or verify pulled datasets", "rm og_marl/smac_v1/3m"),
         "convert": Verb(
             "transform",

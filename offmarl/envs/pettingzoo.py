@@ -212,6 +212,10 @@ class PettingZooPolicy:
         self._carry: Any = None
         self._translator: Translator | None = None
 
+    def seed(self, number: int) -> None:
+        """Seed the actions of an episode, for a policy that samples them."""
+        self._key = jax.random.key(check_seed(number))
+
     def reset(self) -> None:
         """Clear the policy's memory of the previous episode."""
         self._carry = None

@@ -170,20 +170,43 @@ def make(name: str, **options: Option) -> "Environment":
     PluginError
         The environment is from an installed package that cannot be imported.
     """
+    found, full, made = _made(name, options)
+    if found.family.source != "offmarl":
+        from offmarl.envs.outside import admit
+
+        module = getattr(found.load(), "__module__", "")
+        package = found.source.get("package") or release_of(module)
+        made = admit(made, full, package)
+    if found.source:
+        _sources[full] = found.source
+    env: Environment = made
+    return env
+
+
+def make_parallel(name: str) -> Any:
+    """Return the PettingZoo environment that code of the user makes; None for any other name.
+
+    The name and the errors are those of `make`.
+    """
+    if not (_FILE.fullmatch(name) or _MODULE.fullmatch(name)):
+        return None
+    _, _, made = _made(name, {})
+    return made if hasattr(made, "possible_agents") else None
+
+
+def _made(name: str, options: Mapping[str, Option]) -> "tuple[_Found, str, Any]":
+    """Return the result of an environment's factory, and its full name."""
     found = _resolve(name)
     factory = found.load()
     sizes, defaults = _arguments(found, factory)
-    given = _check(found.family.name, defaults, _parse(name, found.suffix) | options)
+    given = _check(found.family.name, defaults, _parse(name, found.suffix) | {**options})
     if missing := [key for key in defaults if defaults[key] is _REQUIRED and key not in given]:
         raise OptionError(
             f"{found.base} needs {missing[0]}: write {found.base}:{missing[0]}=VALUE."
         )
     canonical = ",".join(f"{key}={_write(given[key])}" for key in sorted(given))
     full = f"{found.base}:{canonical}".rstrip(":")
-    env = _call(found, factory, full, {**found.family.fixed, **sizes, **given})
-    if found.source:
-        _sources[full] = found.source
-    return env
+    return found, full, _call(found, factory, full, {**found.family.fixed, **sizes, **given})
 
 
 def source(name: str) -> dict[str, str]:
@@ -436,23 +459,18 @@ def _parameters(name: str, factory: Any) -> Mapping[str, inspect.Parameter]:
         ) from error
 
 
-def _call(found: _Found, factory: Any, name: str, arguments: dict[str, Any]) -> "Environment":
-    """Create the environment, and check that it has the protocol and the name."""
+def _call(found: _Found, factory: Any, name: str, arguments: dict[str, Any]) -> Any:
+    """Return the result of a factory."""
     if found.family.source == "offmarl":
-        env: Environment = getattr(factory, "build", factory)(name=name, **arguments)
-        return env
+        return getattr(factory, "build", factory)(name=name, **arguments)
     if "name" in _parameters(found.base, factory):
         arguments["name"] = name
     try:
-        made = factory(**arguments)
+        return factory(**arguments)
     except OffmarlError:
         raise
     except Exception as error:
         raise OptionError(f"{name} cannot be created: {summarize(error)}") from error
-    from offmarl.envs.outside import admit
-
-    package = found.source.get("package") or release_of(getattr(factory, "__module__", ""))
-    return admit(made, name, package)
 
 
 def _parse(name: str, suffix: str) -> dict[str, Option]:

@@ -132,8 +132,9 @@ class InputLayer(nn.Module):
         kernel = self.param("kernel", self.kernel_init, (sum(sizes), self.features))
         bias = self.param("bias", nn.initializers.zeros, (self.features,))
         of_shared, of_own, of_id = jnp.split(kernel, np.cumsum(sizes)[:-1].tolist())
-        constant = of_id if self.agent_id == "onehot" else jnp.asarray(ids) @ of_id
-        outputs = product(own, of_own) + (constant + bias)
+        if sizes[-1]:  # without ids, the product of empty matrices would stop ONNX Runtime
+            bias += of_id if self.agent_id == "onehot" else jnp.asarray(ids) @ of_id
+        outputs = product(own, of_own) + bias
         return outputs if shared is None else outputs + product(shared, of_shared)[..., None, :]
 
 

@@ -408,13 +408,15 @@ def noisy_policy(network: Any, spec: EnvSpec, greedy: bool) -> Policy:
     ) -> tuple[Array, Float[Array, "N"], ArrayTree]:
         outputs, carry = network.apply(params.network, carry, observation)
         if isinstance(spec.action, Continuous):
-            best = squash(outputs, legal_actions)
-            noisy = _explore(params, best, legal_actions, key)
+            action = squash(outputs, legal_actions)
+            if not greedy:
+                return *_explore(params, action, legal_actions, key), carry
+        elif greedy:
+            action = categorical(outputs, legal_actions).mode()
         else:
-            best = categorical(outputs, legal_actions).mode()
             logits = jnp.where(params.uniform > 0, 0.0, outputs)
-            noisy = categorical(logits, legal_actions).sample_and_log_prob(key)
-        return *((best, jnp.zeros(spec.num_agents)) if greedy else noisy), carry
+            return *categorical(logits, legal_actions).sample_and_log_prob(key), carry
+        return action, jnp.zeros(spec.num_agents), carry
 
     def draws(params: NoisyParams) -> bool:
         explores = bool((params.noise > 0).any() | (params.uniform > 0).any())

@@ -1,6 +1,7 @@
 """Recording environments that are stepped in Python: those of the PettingZoo parallel API.
 
-`record` follows a loop of the user's; `record_episodes` plays episodes in several processes.
+`record` follows a loop of the user's; `record_episodes` plays episodes in several processes, and
+`play_episodes` plays them for their returns alone.
 """
 
 import multiprocessing
@@ -16,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from jaxtyping import Float
 
 from offmarl import vault
 from offmarl._imports import import_optional
@@ -76,7 +78,15 @@ class Recorder:
         Numbers of episodes and steps that this recorder has recorded.
     """
 
-    def __init__(self, env: Any, path: Path, run: str, resume: bool, about: Mapping[str, Any]):
+    def __init__(
+        self,
+        env: Any,
+        path: Path,
+        run: str,
+        resume: bool,
+        about: Mapping[str, Any],
+        writer: vault.SharedWriter | None = None,
+    ):
         self.env = env
         self.path = path
         self.episodes = 0
@@ -85,7 +95,7 @@ class Recorder:
         self._resume = resume
         self._about = about
         self._translator: Translator | None = None
-        self._writer = _join_if_there(path, run)
+        self._writer = writer
         self._episode: _Episode | None = None
         self._flushed = time.monotonic()
 
@@ -264,7 +274,8 @@ def record(
         "time_limit": time_limit,
         "provenance": {"recorded": "in Python", **(provenance or {})},
     }
-    return Recorder(env, path, run or f"python-{uuid.uuid4().hex[:12]}", resume, about)
+    run = run or f"python-{uuid.uuid4().hex[:12]}"
+    return Recorder(env, path, run, resume, about, _join_if_there(path, run))
 
 
 class _Episode:
@@ -597,9 +608,7 @@ def record_episodes(
     options = {"name": name, "time_limit": time_limit, "provenance": about}
     play = partial(_play, make_env, make_policy, path, (episodes, processes, seed), options)
     with progress(f"record {path.name}", episodes) as advance:
-        if processes == 1:
-            return play(0, lambda: advance(1))
-        return _play_in_processes(play, processes, advance)
+        return sum(_play_in_processes(play, processes, advance))
 
 
 def _check_recipe(path: Path, recipe: Mapping[str, Any]) -> None:
@@ -614,9 +623,68 @@ def _check_recipe(path: Path, recipe: Mapping[str, Any]) -> None:
         )
 
 
+class _Scorer(Recorder):
+    """A recorder that keeps the return of each agent in place of the episodes."""
+
+    def __init__(self, env: Any):
+        super().__init__(env, Path(), "", False, {})
+        self.returns: list[Float[np.ndarray, "N"]] = []
+
+    def _open(self) -> "Translator":
+        from offmarl.envs.translator import Translator
+
+        return Translator(self.env)
+
+    def _store(self, episode: "_Episode", cut: bool) -> None:
+        self._episode = None
+        transition, _ = episode.record(cut)
+        self.returns.append(np.asarray(transition.reward[0], np.float64).sum(0))
+
+
+def play_episodes(
+    make_env: Callable[[], Any],
+    make_policy: Callable[[Any], PythonPolicy],
+    episodes: int,
+    processes: int = 1,
+    seed: int = 0,
+) -> Float[np.ndarray, "episodes N"]:
+    """Return the return of each agent in episodes of a PettingZoo environment.
+
+    The arguments, and the seeds of episode i, are those of `record_episodes`.
+    """
+    processes = min(processes, episodes)
+    play = partial(_score, make_env, make_policy, (episodes, processes, seed))
+    with progress("evaluate", episodes) as advance:
+        found = _play_in_processes(play, processes, advance)
+    returns = np.empty((episodes, found[0].shape[1]))
+    for number, part in enumerate(found):
+        returns[number::processes] = part
+    return returns
+
+
+def _score(
+    make_env: Callable[[], Any],
+    make_policy: Callable[[Any], PythonPolicy],
+    sizes: tuple[int, int, int],
+    number: int,
+    count: Callable[[], None],
+) -> Float[np.ndarray, "episodes N"]:
+    """Play the episodes of one process."""
+    env, (episodes, processes, seed) = make_env(), sizes
+    policy, scorer = make_policy(env), _Scorer(env)
+    for episode in range(number, episodes, processes):
+        _play_episode(scorer, policy, *_seeds(seed, episode))
+        count()
+    env.close()
+    return np.stack(scorer.returns)
+
+
 def _play_in_processes(
-    play: Callable[..., int], processes: int, advance: Callable[[int], None]
-) -> int:
+    play: Callable[..., Any], processes: int, advance: Callable[[int], None]
+) -> list[Any]:
+    """Return ``play(number, count)`` of each process, in order."""
+    if processes == 1:
+        return [play(0, lambda: advance(1))]
     startup = multiprocessing.get_context("spawn")  # a fork of a process that runs JAX may hang
     counter, shown = startup.Value("q", 0), 0
     with ProcessPoolExecutor(
@@ -629,7 +697,7 @@ def _play_in_processes(
             done = counter.value
             advance(done - shown)
             shown = done
-        return sum(future.result() for future in running)
+        return [future.result() for future in running]
 
 
 _counter: Any = None
@@ -640,7 +708,7 @@ def _begin(counter: Any) -> None:
     _counter = counter
 
 
-def _play_counted(play: Callable[..., int], number: int) -> int:
+def _play_counted(play: Callable[..., Any], number: int) -> Any:
     def count() -> None:
         with _counter.get_lock():
             _counter.value += 1

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from offmarl import envs, tracking
 from offmarl.envs.base import Environment
 from offmarl.errors import OptionError, ShapeError
+from offmarl.programs.runs.export import export_policy
 from offmarl.programs.runs.trained import Step, TrainedRun
 from offmarl.types import (
     ArraySpec,
@@ -155,6 +156,31 @@ class LoadedPolicy:
                 "returned."
             )
         return self._after_step(carry.carry, np.asarray(reward, np.float32), np.asarray(done, bool))
+
+    def export(self, out: str | Path, onnx: bool = False) -> list[Path]:
+        """Write the policy as files that run without offmarl, and return their paths.
+
+        ``policy.stablehlo`` is a function ``(tensors, observation, legal_actions, memory, key) ->
+        (action, memory)``, batched over environments, for `jax.export.deserialize`; the page
+        "Deploy a policy" describes it. The other files are ``policy.safetensors`` (the tensors),
+        ``after_step.stablehlo`` for policies that take rewards as input, and ``policy.onnx``.
+
+        Parameters
+        ----------
+        out
+            A new or empty directory.
+        onnx
+            Whether to write ONNX, too.
+
+        Raises
+        ------
+        OptionError
+            ``out`` is not empty, or ONNX cannot hold the policy: it draws random numbers, takes
+            rewards as input, or its agents choose after one another.
+        MissingExtraError
+            The extra ``export``, or ``onnx`` for ONNX, is not installed.
+        """
+        return export_policy(self, out, onnx)
 
     def _checked(self, observation: ArrayTree) -> ArrayTree:
         """Return an observation in the types of the spec, or raise `ShapeError`."""
