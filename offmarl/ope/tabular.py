@@ -154,8 +154,8 @@ def play(
         (_, _, live, missing), rewards = jax.lax.scan(partial(step, drawn), begin, given)
         return rewards.sum(), missing, live
 
-    keys = jax.random.split(key, table.starts.shape[1])
+    keys = jax.random.split(key, table.starts.shape)
     of_member = jax.vmap(episode, in_axes=(None, 0, 0))
-    members = table.drawn, table.starts
-    found: tuple[Array, Array, Array] = jax.lax.map(lambda x: of_member(x[0], x[1], keys), members)
+    members = table.drawn, table.starts, keys
+    found: tuple[Array, Array, Array] = jax.lax.map(lambda x: of_member(x[0], x[1], x[2]), members)
     return found
