@@ -36,7 +36,7 @@ from offmarl import envs, vault
 from offmarl.cli.ope import ope
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.ope import Options, Ratios, bootstrap, weighted_importance_sampling, with_interval
-from offmarl.ope.history import Histories, joint_behaviour
+from offmarl.ope.history import Histories, recorded_log_prob
 from offmarl.programs import record_policy, registry
 from offmarl.statistics import mean_interval
 from offmarl.tracking import METRICS_FILE, RETURN, read
@@ -61,8 +61,8 @@ class Order:
     """Updates between the checkpoints of an algorithm."""
     returns: int = 1024
     """Episodes of the returns of each policy."""
-    methods: tuple[str, ...] = ("fqe",)
-    """Estimates to make."""
+    methods: tuple[str, ...] = ()
+    """Estimates to make, by default those of `offmarl ope`."""
     options: Options = Options()  # noqa: RUF009 - frozen
     """How to evaluate."""
     work: Path = Path("runs/ope")
@@ -84,7 +84,9 @@ def order(args: Order) -> None:
         took = f"{time.perf_counter() - start:.0f} s, {time.process_time() - used:.0f} s of CPU"
         Console(width=140).print(env, found.text)
         returns = dict(returns_of(runs))
-        for method in found.data["order"]:
+        for method, ranking in found.data["ranking"].items():
+            if not ranking["policies"]:
+                continue
             value = summary(method, found.data, returns)
             print(f"{env}: {method}: {value}; {took}", flush=True)
             claim = f"{method} orders ten policies: {env}, seed {args.seed}"
@@ -193,7 +195,7 @@ def episodes_of(name: str, count: int, directory: Path) -> tuple[np.ndarray, ...
     for part, block in Histories(data, numbers).blocks():
         size = part.stop - part.start
         log_prob = jnp.log(jnp.where(block.action == 1, CHANCE, 1 - CHANCE)).sum(-1)
-        arrays = (log_prob, joint_behaviour(block), block.reward.mean(-1), block.mask)
+        arrays = (log_prob, recorded_log_prob(block).sum(-1), block.reward.mean(-1), block.mask)
         found.append([np.asarray(x)[:size] for x in arrays])
     return tuple(np.concatenate(x) for x in zip(*found, strict=True))
 

@@ -202,7 +202,7 @@ def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Ar
 
     Returns
     -------
-    For each episode the fraction of equal actions among the `choices`; for continuous actions, 1
+    For each episode the fraction of equal actions among the choices; for continuous actions, 1
     minus half the mean absolute difference of the entries that an agent has.
     """
 
@@ -214,15 +214,7 @@ def agreement(policy: Policy, params: ArrayTree, episodes: Sequence) -> Float[Ar
         found = _agreement(action, seen.action, seen.legal_actions)
         return remember(policy, after, seen.reward, seen.done), found
 
-    return _means(policy, step, episodes, choices(episodes))
-
-
-def choices(episodes: Sequence) -> Bool[Array, "episodes T N"]:
-    """Mark the steps at which a living agent has a choice: where one action is legal, all agree."""
-    view = episodes.view_tm1
-    acts = episodes.mask[..., None] & view.alive
-    discrete = jnp.issubdtype(episodes.action.dtype, jnp.integer)
-    return acts & (view.legal_actions.sum(-1) > 1) if discrete else acts
+    return _means(policy, step, episodes, episodes.choices)
 
 
 def log_likelihood(

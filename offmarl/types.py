@@ -498,6 +498,13 @@ class Sequence(NamedTuple):
         """The views that actions led to, ``(*b, T, ...)``: all but the first slot."""
         return self._slots(slice(1, None))
 
+    @property
+    def choices(self) -> Bool[Array, "*b T N"]:
+        """Steps at which a live agent has a choice: of discrete actions, several are legal."""
+        view, discrete = self.view_tm1, np.issubdtype(self.action.dtype, np.integer)
+        several: Array = view.legal_actions.sum(-1) > int(discrete)
+        return self.mask[..., None] & view.alive & several
+
     def _slots(self, slots: slice) -> View:
         index = (*(slice(None),) * (self.mask.ndim - 1), slots)
         view: View = map_tree(operator.itemgetter(index), self.view)

@@ -27,7 +27,7 @@ def ope(
     runs: Annotated[tuple[Path, ...], Positional, arg(metavar="RUN...")] = (),
     *,
     vault: str,
-    methods: tuple[Literal["fqe", "wis", "dr"], ...] = (),
+    methods: tuple[Literal["tabular", "local", "fqe", "wis"], ...] = (),
     act: Literal["as-trained", "greedy", "sample"] = "as-trained",
     checkpoints: Literal["last", "all"] = "last",
     options: Options = Options(),  # noqa: B008 - frozen
@@ -47,10 +47,11 @@ def ope(
     vault
         Dataset of recorded episodes, best one that the policies did not learn from.
     methods
-        Estimates to make, by default those that the data allow. fqe: fitted Q evaluation. wis:
-        per-decision weighted importance sampling; a clone of the data's policies gives the
-        probabilities of actions that were not recorded. dr: doubly robust, the critics of fqe
-        corrected by importance sampling.
+        Estimates to make, by default the first of tabular, local and fqe that the data allow, and
+        wis. tabular: play in the recorded steps, where their views recur. local: the data's return
+        and the advantages of the actions that a policy prefers. fqe: fitted Q evaluation. wis:
+        per-decision weighted importance sampling. For local and wis, a clone of the data's policies
+        gives the probabilities of actions that were not recorded.
     act
         How the policies act. greedy: they take the best action. sample: they sample actions.
         as-trained: as in the runs' own evaluations.
@@ -133,10 +134,12 @@ def _view(data: Mapping[str, Any]) -> Iterator[Any]:
                 "regret@1 by chance": one["chance_regret"],
             }
             for method, one in data["ranking"].items()
+            if one["policies"]
         ]
         yield records(rows, "Order of the estimates against the returns in the environment")
     if len(data["policies"]) > 1:
         yield "Ranks such as 1-3: the policy cannot be told from others, and may have any of these."
+    yield from data["notes"]
     for method, choice in data["chosen"].items():
         yield f"chosen by {method}: {choice['setting']}" + (
             f" (return {choice['true_return']:.4g}; the best has {choice['best_true_return']:.4g})"
@@ -154,7 +157,6 @@ def _view(data: Mapping[str, Any]) -> Iterator[Any]:
             ],
             "Without estimates: a search in the environment among these policies",
         )
-    yield from data["notes"]
 
 
 def _policies(data: Mapping[str, Any], directory: str) -> list[dict[str, Any]]:

@@ -2,10 +2,10 @@
 
 >>> policies = {name: offmarl.load_policy(f"runs/{name}") for name in ("bc", "maicq")}
 >>> found = ope.estimate(policies, offmarl.open("vaults/swarm/coverage-3.vlt/mappo-0-medium"))
->>> found.values["fqe"]["maicq"].value
+>>> found.values["local"]["maicq"].value
 
-`estimate` evaluates policies by fitted Q evaluation, by weighted importance sampling and by a
-doubly robust combination of both. `rank_correlation` and `regret` say how well estimates order
+`estimate` evaluates policies by a local approximation from advantages, by fitted Q evaluation and
+by weighted importance sampling. `rank_correlation` and `regret` say how well estimates order
 policies whose returns are known, and `tuning_curve` what a search in the environment would find.
 """
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from offmarl.ope.importance import (
         Ratios as Ratios,
         bootstrap as bootstrap,
-        doubly_robust as doubly_robust,
         effective_sample_size as effective_sample_size,
         weighted_importance_sampling as weighted_importance_sampling,
         with_interval as with_interval,

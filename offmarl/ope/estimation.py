@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkab
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError, ShapeError
@@ -20,37 +20,45 @@ from offmarl.ope.history import (
     at_ends,
     clone,
     follow,
-    had_no_choice,
-    joint_behaviour,
     padded,
+    recorded_log_prob,
     was_certain_inside,
     with_last_slot,
 )
 from offmarl.ope.importance import (
     Ratios,
     bootstrap,
-    doubly_robust,
     effective_sample_size,
     weighted_importance_sampling,
     with_interval,
 )
+from offmarl.ope.local import advantages, clipped_ratio, local_values
 from offmarl.ope.options import Options
+from offmarl.ope.tabular import play, read_table
 from offmarl.replay import Windows, load
 from offmarl.replay.sampling import are_whole
 from offmarl.statistics import MIN_RUNS, Estimate, mean_interval
 from offmarl.teams import require_one_team
 from offmarl.terminal import Progress, quiet
-from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
+from offmarl.types import ArrayTree, Continuous, EnvSpec, Policy, Sequence
 from offmarl.vault import Dataset, Mixture
 
-Method = Literal["fqe", "wis", "dr"]
-"""fqe: fitted Q evaluation; wis: per-decision weighted importance sampling; dr: the weighted doubly
-robust estimator, which corrects the critics of fqe by importance sampling."""
+Method = Literal["tabular", "local", "fqe", "wis"]
+"""tabular: play in the recorded steps, where their views recur; local: the local approximation by
+advantages; fqe: fitted Q evaluation; wis: per-decision weighted importance sampling."""
 
 METHODS: tuple[Method, ...] = get_args(Method)
+_BY_RATIOS: tuple[Method, ...] = "local", "wis"
+
+_CLOSE = 0.9
+"""Mean of the clipped ratios below which the data hold too little of what a policy does."""
 
 _FEW_EFFECTIVE = 20
 """Effective sample size below which a note warns of importance sampling."""
+
+
+_Resampled = tuple[float, Float[np.ndarray, "_"]]
+"""A value, and those of resampled episodes."""
 
 
 @runtime_checkable
@@ -134,7 +142,8 @@ def estimate(
     options
         How to evaluate.
     methods
-        Which estimates to make; by default those that the data and the policies allow.
+        Which estimates to make; by default the first of tabular, local and fqe that the data and
+        the policies allow, and wis.
     progress
         Shows the progress.
 
@@ -152,48 +161,86 @@ def estimate(
     data = _Data.read(dataset, options)
     data.require_finite_values(options)
     notes = []
-    if {"wis", "dr"} & {*(methods or METHODS)}:
+    if {*_BY_RATIOS} & {*(methods or METHODS)}:
         data, cloned = _with_clone(dataset, data, options, progress)
         notes += cloned
-    refusals = data.refusals(options)
-    for method in methods or ():
-        if method in refusals:
-            raise OptionError(f"{method} cannot be used: {refusals[method]}")
-    wanted = [one for one in METHODS if one in (methods or METHODS) and one not in refusals]
     followed = _follow_all(policies, data, options, progress)
     unlikely = {name for name, one in followed.items() if not (one.log_prob < np.inf).all()}
-    if methods and unlikely and {"wis", "dr"} & {*wanted}:
-        raise OptionError(f"importance sampling cannot be used: {_no_likelihood(unlikely)}")
-    notes += [f"{method}: {why}" for method, why in refusals.items() if methods is None]
-    if unlikely and {"wis", "dr"} & {*wanted}:
-        notes.append(_no_likelihood(unlikely))
-    fitted, check = None, None
-    if {"fqe", "dr"} & {*wanted}:
+    far = [name for name in followed if name not in unlikely and data.is_far(followed[name])]
+    found, why = _choose(policies, data, unlikely, far, methods, options)
+    notes += why
+    check = None
+    if "fqe" in found:
         check = _value_of_data(dataset, data, options, progress)
-        fitted = _fit(dataset, data, [*followed.values()], options, "dr" in wanted, progress)
-    values: dict[Method, dict[str, Estimate]] = {method: {} for method in wanted}
-    resampled: dict[Method, dict[str, NDArray[Any]]] = {method: {} for method in wanted}
+        fitted = _fit(dataset, data, [*followed.values()], options, progress)
+        for number, (name, one) in enumerate(followed.items()):
+            found["fqe"][name] = _fitted_value(fitted, number, one, data)
     effective: dict[str, float] = {}
-    for number, (name, one) in enumerate(followed.items()):
-        if fitted is not None and "fqe" in wanted:
-            value, each = _fitted_value(fitted, number, one, data)
-            values["fqe"][name], resampled["fqe"][name] = with_interval(value, each), each
-        if name in unlikely or not {"wis", "dr"} & {*wanted}:
-            continue
-        effective[name], weighted = _weighted(wanted, fitted, number, one, data, options)
-        for method, (value, each) in weighted.items():
-            values[method][name], resampled[method][name] = with_interval(value, each), each
+    if {*_BY_RATIOS} & {*found}:
+        gains = data.advantages(options) if "local" in found else None
+        for name in (name for name in policies if name not in unlikely):
+            given = followed[name], data, options
+            effective[name], weighted = _by_ratios("wis" in found, gains, *given)
+            for method, value in weighted.items():
+                found[method][name] = value
+    values = {
+        method: {name: with_interval(*own[name]) for name in policies if name in own}
+        for method, own in found.items()
+    }
     notes += _cautions_of_fqe(values.get("fqe", {}), check, data, options)
-    notes += _cautions(effective, followed, data)
+    notes += _cautions([*found], effective, followed, data)
     return Estimates(
         values,
-        resampled,
+        {method: {name: own[name][1] for name in values[method]} for method, own in found.items()},
         effective,
         data.behaviour(options),
         check,
         len(data.lengths),
         tuple(notes),
     )
+
+
+def _choose(
+    policies: Mapping[str, Target],
+    data: "_Data",
+    unlikely: set[str],
+    far: Several[str],
+    methods: Several[Method] | None,
+    options: Options,
+) -> tuple[dict[Method, dict[str, _Resampled]], list[str]]:
+    """Return the methods to use, with the values by tabular, and notes on the others."""
+    refusals, notes = data.refusals(options), []
+    for method in methods or ():
+        if method in refusals:
+            raise OptionError(f"{method} cannot be used: {refusals[method]}")
+    found: dict[Method, dict[str, _Resampled]] = {
+        method: {}
+        for method in METHODS
+        if method in (methods or METHODS) and method not in refusals
+    }
+    if methods and unlikely and {*_BY_RATIOS} & {*found}:
+        raise OptionError(f"importance sampling cannot be used: {_no_likelihood(unlikely)}")
+    if not methods:
+        notes += [f"{method}: {refusals[method]}" for method in _BY_RATIOS if method in refusals]
+    if unlikely and {*_BY_RATIOS} & {*found}:
+        notes.append(_no_likelihood(unlikely))
+    if "tabular" in found:
+        found["tabular"] = _played(policies, data, options)
+        if (left := len(policies) - len(found["tabular"])) and methods:
+            notes.append(f"tabular has no value of {left} policies: they do what was not recorded.")
+    if far and "local" in found:
+        notes.append(
+            f"the data hold too little of what {', '.join(far)} do: do not rely on local, which is "
+            "not made unless it is asked for."
+        )
+    if not methods:  # the first that values all policies
+        every = {
+            "tabular": len(found.get("tabular", ())) == len(policies),
+            "local": not unlikely and not far,
+        }
+        best = next((one for one in found if one != "wis" and every.get(one, True)), "wis")
+        found = {method: found[method] for method in found if method in (best, "wis")}
+    return found, notes
 
 
 def _check(policies: Mapping[str, Target], spec: EnvSpec) -> None:
@@ -224,13 +271,13 @@ class _Data(NamedTuple):
     histories: Histories
     lengths: NDArray[np.int64]
     reward: Float[np.ndarray, "M T"]
-    behaviour_log_prob: Float[np.ndarray, "M T"]
+    behaviour_log_prob: Float[np.ndarray, "M T N"]
     mask: Bool[np.ndarray, "M T"]
     certain: Bool[np.ndarray, "M T"]
     """Steps whose joint action was taken with probability 1, although there were others."""
-    at_ends: Bool[np.ndarray, "M T"]
-    certain_inside: Bool[np.ndarray, "M T"]
-    """Steps of continuous actions that some policies take with probability 0; see `at_ends` and
+    at_ends: Bool[np.ndarray, "M T N"]
+    certain_inside: Bool[np.ndarray, "M T N"]
+    """Continuous actions that some policies take with probability 0; see `at_ends` and
     `was_certain_inside`."""
     complete: Bool[np.ndarray, "M"]
     truncated: Bool[np.ndarray, "M"]
@@ -278,6 +325,9 @@ class _Data(NamedTuple):
 
     def refusals(self, options: Options) -> dict[Method, str]:
         """Return the methods that the data do not allow, each with the reason."""
+        found: dict[Method, str] = {}
+        if isinstance(self.histories.spec.action, Continuous):
+            found["tabular"] = "actions are continuous, so that no step recurs."
         reason = ""
         if not self.weighted.any() and self.complete.any():
             reason = (
@@ -293,13 +343,12 @@ class _Data(NamedTuple):
         elif not self.complete.any():
             reason = "no episode of the data is complete: use fqe."
         if reason:
-            return {"wis": reason, "dr": reason}
+            return found | dict.fromkeys(_BY_RATIOS, reason)
         if options.horizon == "infinite" and self.truncated.any():
-            return {
-                "wis": "the value beyond a time limit is not in the data: use --horizon episode, "
-                "or dr, whose critic continues there."
-            }
-        return {}
+            reason = "the value beyond a time limit is not in the data: use --horizon episode, or "
+            reason += "fqe, whose critic continues there."
+            return dict.fromkeys(("tabular", *_BY_RATIOS), reason)
+        return found
 
     @property
     def weighted(self) -> Bool[np.ndarray, "M"]:
@@ -307,7 +356,7 @@ class _Data(NamedTuple):
 
         No policy takes an action of probability 0, so that its ratio is that of a fault.
         """
-        whole: NDArray[np.bool_] = self.complete & ~np.isinf(self.behaviour_log_prob).any(1)
+        whole: NDArray[np.bool_] = self.complete & ~np.isinf(self.behaviour_log_prob).any((1, 2))
         return whole
 
     def require_finite_values(self, options: Options) -> None:
@@ -342,17 +391,31 @@ class _Data(NamedTuple):
         returns = self.returns(options)
         return mean_interval(returns) if len(returns) else Estimate(float("nan"))
 
+    def is_far(self, followed: Followed) -> bool:
+        """Whether the data hold too little of what a policy does to value its deviations."""
+        kept = self.mask & self.weighted[:, None]
+        given = np.asarray(followed.log_prob)[kept], self.behaviour_log_prob[kept]
+        return bool(kept.any() and clipped_ratio(*given).mean() < _CLOSE)
+
+    def advantages(self, options: Options) -> Float[np.ndarray, "M T"]:
+        """Return the advantages of the recorded actions."""
+        given = self.reward, self.mask, self.folds, self.weighted
+        return advantages(self.histories, *given, options.gamma)
+
     def returns(self, options: Options) -> Float[np.ndarray, "complete"]:
         """Return the discounted return of each complete episode."""
-        discounts = options.gamma ** np.arange(self.reward.shape[1])
-        found: NDArray[Any] = (self.reward * discounts).sum(1)[self.complete]
+        return self.discounted(options)[self.complete]
+
+    def discounted(self, options: Options) -> Float[np.ndarray, "M"]:
+        """Return the discounted sum of each episode's rewards."""
+        found: NDArray[Any] = self.reward @ options.gamma ** np.arange(self.reward.shape[1])
         return found
 
 
 def _recorded(part: slice, episodes: Sequence) -> tuple[NDArray[Any], ...]:
     """Return the arrays of `_Data` that a block of episodes has."""
-    mask, log_prob = episodes.mask, joint_behaviour(episodes)
-    certain = mask & (log_prob == 0) & ~had_no_choice(episodes)
+    mask, log_prob = episodes.mask, recorded_log_prob(episodes)
+    certain = (log_prob == 0).all(-1) & episodes.choices.any(-1)
     reward = jnp.where(mask, episodes.reward.mean(-1), 0.0)
     size = part.stop - part.start
     steps = certain, at_ends(episodes), was_certain_inside(episodes)
@@ -371,10 +434,11 @@ def _with_clone(
     for part, episodes in data.histories.blocks():
         found = np.asarray(follow(policy, True, 1, params, episodes, key).log_prob)
         log_prob[part] = np.where(missing[part], found[: part.stop - part.start], log_prob[part])
-    likely = np.exp(log_prob[missing].mean())
+    steps = missing.any(-1)
+    likely = np.exp(log_prob[steps].sum(-1).mean())
     return data._replace(behaviour_log_prob=log_prob), [
-        f"the probabilities of the recorded actions are missing (NaN) at {missing.sum():,} of "
-        f"{data.mask.sum():,} steps: wis and dr use those of a clone of the data's policies "
+        f"the probabilities of the recorded actions are missing (NaN) at {steps.sum():,} of "
+        f"{data.mask.sum():,} steps: local and wis use those of a clone of the data's policies "
         f"(geometric mean {likely:.2g}), and are only as right as the clone is."
     ]
 
@@ -425,10 +489,25 @@ def _small(action: NDArray[Any]) -> NDArray[Any]:
     return action
 
 
-# ---------------------------------------------------------------------------------- critics
+# ---------------------------------------------------------------------------------- play
 
-_MAIN, _FOLDS = 0, (1, 2)
-"""Members of the critics: one of all episodes, and one without each half of them."""
+
+def _played(policies: Mapping[str, Target], data: _Data, options: Options) -> dict[str, _Resampled]:
+    """Return the values of the policies that can play in the recorded steps."""
+    table = read_table(data.histories, len(data.resamples), options.seed)
+    found: dict[str, _Resampled] = {}
+    if table is None:
+        return found
+    for name, one in policies.items():
+        key = jax.random.key(options.seed)  # the same for all policies
+        given = one.policy, data.histories.longest, one.params, table, options.gamma, key
+        returns, missing, goes_on = map(np.asarray, play(*given))
+        if not missing.any() and (data.is_limited(options) or not goes_on.any()):
+            found[name] = float(returns[0].mean()), returns[1:].mean(1)
+    return found
+
+
+# ---------------------------------------------------------------------------------- critics
 
 
 def _fit(
@@ -436,17 +515,14 @@ def _fit(
     data: _Data,
     followed: Several[Followed],
     options: Options,
-    robust: bool,
     progress: Progress,
 ) -> FittedQ:
-    """Learn critics: of all episodes; without each half, for dr; and of resamples."""
+    """Learn critics: of all episodes, and of resamples."""
     numbers = data.histories.episodes
     slots = np.arange(data.mask.shape[1] + 1) <= data.lengths[:, None]
     actions = np.stack(np.broadcast_arrays(*(one.action[slots] for one in followed)))
     index = np.zeros(len(dataset.episodes.length), np.int32)
     index[numbers] = np.arange(len(numbers))
-    weights = [np.ones(len(numbers), np.float32)]
-    weights += [2.0 * (data.folds != fold) for fold in (0, 1)] if robust else []
     returns = data.reward.sum(1)[data.complete]
     scale = float(np.sqrt(np.mean(returns**2))) if len(returns) else 0.0
     windows = Windows(options.batch_size, 1, return_to_go=options.gamma, extras=())
@@ -457,19 +533,17 @@ def _fit(
         jnp.asarray(actions),
         jnp.asarray(data.complete & (options.horizon == "episode")),
         jnp.asarray(data.complete),
-        jnp.asarray(np.concatenate([np.stack(weights), data.resamples]), jnp.float32),
+        jnp.asarray(np.pad(data.resamples, ((1, 0), (0, 0)), constant_values=1)),
         jnp.float32(scale if scale > 0 else 1.0),
         jnp.float32(data.histories.longest),
         jnp.asarray(data.reward_bounds(options) / (scale if scale > 0 else 1.0), jnp.float32),
         jnp.asarray(data.is_limited(options)),
     )
-    critic = make_critic(dataset.spec, options.hidden, options.mixer)
+    critic = make_critic(dataset.spec, options.hidden)
     return fit(critic, transitions, options, progress)
 
 
-def _fitted_value(
-    fitted: FittedQ, number: int, followed: Followed, data: _Data
-) -> tuple[float, Float[np.ndarray, "_"]]:
+def _fitted_value(fitted: FittedQ, number: int, followed: Followed, data: _Data) -> _Resampled:
     """Return the value of a policy at the data's initial states, and those of resampled critics.
 
     Each of these is applied to the initial states of its own resample.
@@ -480,9 +554,8 @@ def _fitted_value(
         ]
         for part, episodes in data.histories.blocks()
     ]
-    starts, members = np.concatenate(parts, axis=1), len(data.resamples)
-    resampled = (starts[len(starts) - members :] * data.resamples).mean(1)
-    return float(starts[_MAIN].mean()), resampled
+    starts = np.concatenate(parts, axis=1)
+    return float(starts[0].mean()), (starts[1:] * data.resamples).mean(1)
 
 
 def _value_of_data(
@@ -496,84 +569,43 @@ def _value_of_data(
         for part, episodes in data.histories.blocks()
     ]
     recorded = Followed(np.zeros(data.mask.shape), _small(np.concatenate(actions)))
-    alone = data._replace(resamples=data.resamples[:0])
-    fitted = _fit(dataset, alone, [recorded], options, False, progress)
-    return _fitted_value(fitted, 0, recorded, alone)[0]
+    # What was done in the last view of an episode is known if nothing follows it.
+    whole = (data.complete / data.complete.mean()).astype(np.float32)
+    alone = data._replace(resamples=whole[None])
+    fitted = _fit(dataset, alone, [recorded], options, progress)
+    return float(_fitted_value(fitted, 0, recorded, alone)[1][0])
 
 
 # ---------------------------------------------------------------------------------- ratios
 
 
-def _weighted(
-    wanted: Several[Method],
-    fitted: FittedQ | None,
-    number: int,
+def _by_ratios(
+    sampled: bool,
+    gains: Float[np.ndarray, "M T"] | None,
     followed: Followed,
     data: _Data,
     options: Options,
-) -> tuple[float, dict[Method, tuple[float, Float[np.ndarray, "_"]]]]:
+) -> tuple[float, dict[Method, _Resampled]]:
     """Return the effective sample size, and the estimates by ratios with those of resamples."""
     kept = data.weighted
-    arrays = (followed.log_prob, data.behaviour_log_prob, data.mask)
-    ratios = Ratios.of(*(jnp.asarray(x[kept]) for x in arrays))
-    size, found = float(effective_sample_size(ratios)), dict[Method, tuple[float, Any]]()
-    if size == 0:
-        return size, found
-    reward, every = jnp.asarray(data.reward[kept]), jnp.ones(int(kept.sum()))
-    draw = np.random.default_rng(options.seed)  # the same for all policies
-    if "wis" in wanted:
-        sampling = partial(weighted_importance_sampling, ratios, reward, options.gamma)
-        resampled = bootstrap(sampling, len(every), draw, options.resamples)
-        found["wis"] = float(sampling(every)), resampled
-    if "dr" in wanted and fitted is not None:
-        q, v = (x[:, kept] for x in _critic_values(fitted, number, followed, data, options))
-
-        def robust(q: Any, v: Any, counts: Array) -> Array:
-            return doubly_robust(ratios, reward, q, v, options.gamma, counts)
-
-        # Resamples take turns in the critics, whose spread is that of critics that are refitted.
-        spread = [_around_mean(x[1:]) if len(x) > 1 else np.zeros_like(x) for x in (q, v)]
-        part = -(-options.resamples // len(spread[0]))
-        parts = [
-            bootstrap(partial(robust, q[0] + dq, v[0] + dv), len(every), draw, part)
-            for dq, dv in zip(*spread, strict=True)
-        ]
-        found["dr"] = float(robust(q[0], v[0], every)), np.concatenate(parts)
+    log_prob, behaviour = np.asarray(followed.log_prob)[kept], data.behaviour_log_prob[kept]
+    joint = jnp.asarray(log_prob.sum(-1)), jnp.asarray(behaviour.sum(-1))
+    ratios = Ratios.of(*joint, jnp.asarray(data.mask[kept]))
+    size, every = float(effective_sample_size(ratios)), jnp.ones(int(kept.sum()))
+    estimators: dict[Method, Any] = {}
+    if gains is not None:
+        returns = data.discounted(options)[kept]
+        parts = jnp.asarray(local_values(log_prob, behaviour, gains[kept], returns, options.gamma))
+        estimators["local"] = lambda counts: counts @ parts / len(parts)
+    if sampled and size > 0:
+        reward = jnp.asarray(data.reward[kept])
+        estimators["wis"] = partial(weighted_importance_sampling, ratios, reward, options.gamma)
+    found: dict[Method, _Resampled] = {}
+    for method, estimator in estimators.items():
+        draw = np.random.default_rng(options.seed)  # the same for all policies
+        resampled = bootstrap(estimator, len(every), draw, options.resamples)
+        found[method] = float(estimator(every)), resampled
     return size, found
-
-
-def _around_mean(values: Float[np.ndarray, "K *b"]) -> Float[np.ndarray, "K *b"]:
-    """Return differences from the mean, with the variance of the critics they were drawn from.
-
-    The mean is that of the same few critics, around which they vary less.
-    """
-    number = len(values)
-    return (values - values.mean(0)) * np.float32(number / (number - 1)) ** 0.5
-
-
-def _critic_values(
-    fitted: FittedQ, number: int, followed: Followed, data: _Data, options: Options
-) -> tuple[Float[np.ndarray, "K M T"], Float[np.ndarray, "K M slots"]]:
-    """Return Q of the recorded actions and V of the policy.
-
-    First those of the critic that learned from the other half of the episodes, then those of each
-    critic of resampled ones.
-    """
-    critics = len(_FOLDS) + len(data.resamples)
-    q = np.zeros((critics, *data.mask.shape), np.float32)
-    v = np.zeros((critics, len(data.mask), data.mask.shape[1] + 1), np.float32)
-    for part, episodes in data.histories.blocks():
-        action = padded(followed.action[part], len(episodes.mask))
-        for critic in range(critics):
-            found = fitted.step_values(number, _MAIN + 1 + critic, episodes, action)
-            q[critic, part], v[critic, part] = (x[: part.stop - part.start] for x in found)
-    slots = np.arange(v.shape[2])
-    goes_on = data.truncated & (options.horizon == "infinite")
-    exists = (slots < data.lengths[:, None]) | (goes_on[:, None] & (slots == data.lengths[:, None]))
-    q, v = np.where(data.mask, q, 0), np.where(exists, v, 0)
-    half = data.folds, np.arange(len(data.folds))
-    q, v = (np.concatenate([x[half][None], x[len(_FOLDS) :]]) for x in (q, v))
-    return q, v
 
 
 def _cautions_of_fqe(
@@ -590,7 +622,7 @@ def _cautions_of_fqe(
     if check is not None and abs(check - mean) > allowed:
         notes.append(
             f"fqe values the data's own policies at {check:.4g}, and their mean return is "
-            f"{mean:.4g}: its critics have not converged. Do not rely on fqe and dr: more updates "
+            f"{mean:.4g}: its critics have not converged. Do not rely on fqe: more updates "
             "may help."
         )
     low, high = float(returns.min()), float(returns.max())
@@ -599,43 +631,46 @@ def _cautions_of_fqe(
         notes.append(
             f"fqe of {', '.join(beyond)} is outside the returns of all episodes ({low:.4g} to "
             f"{high:.4g}): its critics have not converged, or judge actions that the data lack. Do "
-            "not rely on it: other numbers of updates, another width or a mixer may help."
+            "not rely on it: other numbers of updates or another width may help."
         )
     return notes
 
 
 def _cautions(
-    effective: Mapping[str, float], followed: Mapping[str, Followed], data: _Data
+    wanted: Several[Method],
+    effective: Mapping[str, float],
+    followed: Mapping[str, Followed],
+    data: _Data,
 ) -> list[str]:
     """Return notes on estimates by ratios, for the policies with an effective sample size."""
     notes = []
     few = [name for name, size in effective.items() if size < _FEW_EFFECTIVE]
-    if few:
+    if few and "wis" in wanted:
         notes.append(
             f"the data weigh as much as fewer than {_FEW_EFFECTIVE} episodes of {', '.join(few)}: "
-            "do not rely on wis and dr there."
+            "do not rely on wis there."
         )
     inside = [name for name in effective if not followed[name].reaches_ends]
     if inside and data.at_ends.any():
-        share = data.at_ends.sum() / data.mask.sum()
+        share = data.at_ends.any(-1).sum() / data.mask.sum()
         notes.append(
             f"{', '.join(inside)} never draw an action at -1 or 1, as {share:.1%} of the recorded "
-            "joint actions have: wis and dr give no weight to what follows these."
+            "joint actions have: local and wis give these no weight."
         )
     if effective and data.certain.any():
         share = data.certain.sum() / data.mask.sum()
         notes.append(
             f"{share:.1%} of the recorded joint actions were taken with probability 1: what other "
-            "actions would earn there is unknown to wis and dr."
+            "actions would earn there is unknown to local and wis."
         )
     if effective and (left := int((data.complete & ~data.weighted).sum())):
         notes.append(
-            f"{left:,} episodes are left out of wis and dr: the recorded probability of an action "
-            "in them is 0 or infinite, which no policy has of what it does."
+            f"{left:,} episodes are left out of local and wis: the recorded probability of an "
+            "action in them is 0 or infinite, which no policy has of what it does."
         )
     if (~data.complete).any():
         notes.append(
-            f"{int((~data.complete).sum()):,} episodes that the environment did not end count only "
-            "in fqe."
+            f"{int((~data.complete).sum()):,} episodes that the environment did not end do not "
+            "count in local and wis."
         )
     return notes

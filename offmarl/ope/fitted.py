@@ -5,9 +5,8 @@
 with the recorded joint action a and a joint action a' of the evaluated policy (Le et al. 2019,
 arXiv 1903.08738). The policy was unrolled over each episode's history beforehand, so a' is exact
 for recurrent policies, too. Critics of all policies learn side by side from the same batches; each
-has members that weigh the episodes differently: a bootstrap (Hao et al. 2021, arXiv 2102.03607)
-gives the interval, and two halves give the doubly robust estimator a critic that did not learn from
-the episode it is applied to.
+has members that weigh the episodes differently, by a bootstrap (Hao et al. 2021, arXiv 2102.03607),
+which gives the interval.
 """
 
 from collections.abc import Callable
@@ -27,10 +26,6 @@ from offmarl.networks import (
     ActionValue,
     as_vectors,
     blank_view,
-    init_mixer,
-    make_mixer,
-    mix,
-    mixing_weights,
     observation_encoder,
     state_encoder,
 )
@@ -56,26 +51,21 @@ class Critic(NamedTuple):
     A)``; ``time`` is the part of the longest episode that has passed, from 0 to 1."""
 
 
-def make_critic(spec: EnvSpec, hidden: int = 64, mixer: bool = False) -> Critic:
-    """Build a critic of joint actions, or of agents' values that are mixed as in QMIX."""
+def make_critic(spec: EnvSpec, hidden: int = 64) -> Critic:
+    """Build a critic of joint actions."""
     network = ActionValue(
         hidden=hidden,
-        sees="observation" if mixer else "joint",
-        agent_id="onehot" if mixer else "none",
+        sees="joint",
+        agent_id="none",
         observation=observation_encoder(spec, hidden),
-        state=None if mixer else state_encoder(spec, hidden),
+        state=state_encoder(spec, hidden),
         normalised=True,
     )
-    valued = jnp.arange(spec.num_agents if mixer else 1)
-    mixing = make_mixer(spec, hidden=hidden)
+    valued = jnp.arange(1)
 
     def init(key: PRNGKeyArray) -> ArrayTree:
-        network_key, mixer_key = jax.random.split(key)
         action = jnp.zeros((spec.num_agents, spec.action_size + 1))
-        params = network.init(network_key, blank_view(spec), action, action[valued], valued)
-        return {"network": params} | (
-            {"mixer": init_mixer(mixing, spec, mixer_key)} if mixer else {}
-        )
+        return network.init(key, blank_view(spec), action, action[valued], valued)
 
     def values(
         params: ArrayTree, view: View, time: Float[Array, "*b"], action: Array
@@ -83,11 +73,8 @@ def make_critic(spec: EnvSpec, hidden: int = 64, mixer: bool = False) -> Critic:
         vectors = as_vectors(spec, action) * view.alive[..., None]
         clock = jnp.broadcast_to(time[..., None, None], (*vectors.shape[:-1], 1))
         given = jnp.concatenate([vectors, clock], axis=-1)
-        found: Any = network.apply(params["network"], view, given, given[..., valued, :], valued)
-        if not mixer:
-            return found[..., 0, 0]
-        weights = mixing_weights(mixing, params["mixer"], view)
-        return mix(weights, found[..., 0] * view.alive)
+        found: Any = network.apply(params, view, given, given[..., valued, :], valued)
+        return found[..., 0, 0]
 
     return Critic(init, values)
 
@@ -163,30 +150,11 @@ class FittedQ:
         time = jnp.zeros(len(episodes.mask))
         return np.asarray(self._members(policy, view, time, action[:, 0]))
 
-    def step_values(
-        self, policy: int, member: int, episodes: Sequence, action: Array
-    ) -> tuple[Float[np.ndarray, "M T"], Float[np.ndarray, "M slots"]]:
-        """Return one member's values of the recorded actions, and of a policy in each slot.
-
-        The arguments are those of `start_values`, and the number of the member.
-        """
-        params = jax.tree.map(lambda leaf: leaf[policy, member], self.params)
-        slots = jnp.arange(action.shape[1]) / self.longest
-        time = jnp.broadcast_to(slots, action.shape[:2])
-        q = _values(self.critic, params, episodes.view_tm1, time[:, :-1], episodes.action)
-        v = _state_values(self.critic, params, episodes.view, time, action)
-        return np.asarray(q * self.scale), np.asarray(v * self.scale)
-
     def _members(self, policy: int, view: View, time: Array, action: Array) -> Array:
         params = jax.tree.map(lambda leaf: leaf[policy], self.params)
         return self.scale * jax.lax.map(
             lambda own: _state_values(self.critic, own, view, time, action), params
         )
-
-
-@partial(jax.jit, static_argnums=0)
-def _values(critic: Critic, params: ArrayTree, view: View, time: Array, action: Array) -> Array:
-    return critic.values(params, view, time, action)
 
 
 @partial(jax.jit, static_argnums=0)

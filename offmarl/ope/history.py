@@ -42,9 +42,9 @@ _CLONING = 1000
 class Followed(NamedTuple):
     """What a policy would do in M episodes of at most T steps."""
 
-    log_prob: Float[Array | np.ndarray, "M T"]
-    """Log-probability (density) of the recorded joint action: the sum over live agents, given the
-    episode up to then. Minus infinity if the policy would not take it, NaN if that is unknown."""
+    log_prob: Float[Array | np.ndarray, "M T N"]
+    """Log-probability (density) of each live agent's recorded action, given the episode up to then;
+    0 for others. Minus infinity if the policy would not take it, NaN if that is unknown."""
     action: Array | NDArray[Any]
     """Actions that the policy draws, ``(M, T + 1, K, N)`` or ``(M, T + 1, K, N, A)``; the last slot
     of an episode is the view that it ended with. K is 1 for a policy that does not draw."""
@@ -59,7 +59,7 @@ class Histories:
     """Some episodes of a dataset, in blocks that fit on the device."""
 
     def __init__(self, source: Source | Mixed, episodes: NDArray[np.int64]):
-        self._source, self.episodes = source, episodes
+        self._source, self.episodes, self.spec = source, episodes, source.spec
         self.lengths = np.asarray(source.episodes.length)[episodes]
         self.longest = int(self.lengths.max(initial=1))
 
@@ -114,8 +114,8 @@ def follow(
         if not stochastic:
             equal = jnp.where(drawn[0] == action, 0.0, -jnp.inf)
             log_prob = equal if discrete else jnp.full(view.alive.shape, jnp.nan)
-        joint = jnp.where(view.alive, log_prob, 0.0).sum()
-        return remember(policy, after, reward, done), (joint, drawn)
+        log_prob = jnp.where(view.alive, log_prob, 0.0)
+        return remember(policy, after, reward, done), (log_prob, drawn)
 
     def of_episode(episode: Sequence, key: PRNGKeyArray) -> Followed:
         slots = len(episode.mask) + 1
@@ -125,7 +125,7 @@ def follow(
         _, (log_prob, drawn) = jax.lax.scan(
             step, policy.initial_carry(), ((episode.view, *taken), keys)
         )
-        return Followed(jnp.where(episode.mask, log_prob[:-1], 0.0), drawn)
+        return Followed(jnp.where(episode.mask[:, None], log_prob[:-1], 0.0), drawn)
 
     return jax.vmap(of_episode)(episodes, jax.random.split(key, len(episodes.mask)))
 
@@ -135,13 +135,13 @@ def with_last_slot(steps: Array) -> Array:
     return jnp.concatenate([steps, steps[-1:]])
 
 
-def joint_behaviour(episodes: Sequence) -> Float[Array, "M T"]:
-    """Return the recorded log-probabilities of the joint actions: sums over the live agents."""
-    log_prob = jnp.where(episodes.view_tm1.alive, episodes.behaviour_log_prob, 0.0).sum(-1)
-    return jnp.where(episodes.mask, log_prob, 0.0)
+def recorded_log_prob(episodes: Sequence) -> Float[Array, "M T N"]:
+    """Return the recorded log-probabilities of the live agents' actions; 0 for others."""
+    acts = episodes.view_tm1.alive & episodes.mask[..., None]
+    return jnp.where(acts, episodes.behaviour_log_prob, 0.0)
 
 
-def at_ends(episodes: Sequence) -> Bool[Array, "M T"]:
+def at_ends(episodes: Sequence) -> Bool[Array, "M T N"]:
     """Whether a live agent's action was at an end of the interval, for continuous actions.
 
     A policy that clips its actions takes an end with a probability. Others, such as a squashed
@@ -149,31 +149,22 @@ def at_ends(episodes: Sequence) -> Bool[Array, "M T"]:
     """
     view = episodes.view_tm1
     if jnp.issubdtype(episodes.action.dtype, jnp.integer):
-        return jnp.zeros_like(episodes.mask)
+        return jnp.zeros_like(view.alive)
     ends = (jnp.abs(episodes.action) >= 1) & view.legal_actions
-    return (ends.any(-1) & view.alive).any(-1) & episodes.mask
+    return ends.any(-1) & view.alive & episodes.mask[..., None]
 
 
-def was_certain_inside(episodes: Sequence) -> Bool[Array, "M T"]:
+def was_certain_inside(episodes: Sequence) -> Bool[Array, "M T N"]:
     """Whether a live agent took a continuous action between the ends with probability 1.
 
     A policy that draws its actions from a density takes it with probability 0.
     """
     view = episodes.view_tm1
     if jnp.issubdtype(episodes.action.dtype, jnp.integer):
-        return jnp.zeros_like(episodes.mask)
+        return jnp.zeros_like(view.alive)
     inside = ((jnp.abs(episodes.action) < 1) & view.legal_actions).any(-1)
     certain = inside & view.alive & (episodes.behaviour_log_prob == 0)
-    return certain.any(-1) & episodes.mask
-
-
-def had_no_choice(episodes: Sequence) -> Bool[Array, "M T"]:
-    """Whether no live agent had another action in a step.
-
-    Of discrete actions one is legal then; of continuous ones, the agent has no entry.
-    """
-    view, discrete = episodes.view_tm1, jnp.issubdtype(episodes.action.dtype, jnp.integer)
-    return ((view.legal_actions.sum(-1) <= int(discrete)) | ~view.alive).all(-1)
+    return certain & episodes.mask[..., None]
 
 
 def clone(

@@ -107,41 +107,6 @@ def weighted_importance_sampling(
     return (discounts * _mean(ratios.weight, reward, counts)).sum(-1)
 
 
-@jax.jit
-def doubly_robust(
-    ratios: Ratios,
-    reward: Float[Array, "M T"],
-    q: Float[Array, "M T"],
-    v: Float[Array, "M slots"],
-    gamma: Scalar,
-    counts: Float[Array, "*r M"],
-) -> Float[Array, "*r"]:
-    """Return the value of a policy by the weighted doubly robust estimator.
-
-    Σ_t γ^t Σ_i [ w_it (r_it - Q(s_it, a_it)) + w_i,t-1 V(s_it) ] with weights that sum to 1 over
-    the episodes (Thomas and Brunskill 2016, arXiv 1604.00923, eq. 10). It corrects a critic by the
-    ratios: with an exact critic it has no variance from the ratios, and with exact ratios the
-    critic's bias cancels.
-
-    Parameters
-    ----------
-    ratios, reward, gamma, counts
-        As for `weighted_importance_sampling`.
-    q
-        The critic's values of the recorded joint actions; 0 after an episode's end.
-    v
-        Values of the policy in each slot, ``(M, T + 1)``; 0 from the slot after the last step on.
-        Where an episode was truncated and its value continues, the value of the last view stands
-        there.
-    """
-    discounts = gamma ** jnp.arange(reward.shape[1] + 1)
-    correction = _mean(ratios.weight, reward - q, counts)
-    # The slot after the last step is weighed like that step.
-    before = jnp.concatenate([ratios.before, ratios.weight[:, -1:]], axis=1)
-    baseline = _mean(before, v, counts)
-    return (discounts[:-1] * correction).sum(-1) + (discounts * baseline).sum(-1)
-
-
 def _mean(
     weight: Float[Array, "M T"], x: Float[Array, "M T"], counts: Float[Array, "*r M"]
 ) -> Float[Array, "*r T"]:

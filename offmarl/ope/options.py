@@ -10,8 +10,8 @@ from offmarl.config import Fraction, Positive, PositiveInt, Role, Seed, Validate
 class Options(Validated):
     """How policies are evaluated from data."""
 
-    gamma: Fraction = 0.99
-    """Discount of rewards."""
+    gamma: Fraction = 1.0
+    """Discount of rewards; 1 as in returns."""
     horizon: Literal["episode", "infinite"] = "episode"
     """What the value holds. episode: the rewards up to the episode's end, as returns do, so the
     time limit ends it. infinite: also those that would follow beyond the time limit."""
@@ -19,9 +19,6 @@ class Options(Validated):
     """Largest number of episodes to use, evenly spread over the data; by default all."""
     samples: PositiveInt = option(8, Role.RARE)
     """Joint actions that a stochastic policy draws in each recorded view."""
-    mixer: bool = False
-    """Factorise the critic: agents' values, mixed monotonically as in QMIX. By default the critic
-    sees the joint action."""
     hidden: PositiveInt = 128
     """Width of the critic's layers. Narrow critics take policies that differ from the data's for
     better than they are."""

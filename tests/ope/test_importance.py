@@ -1,4 +1,4 @@
-"""Importance sampling and the doubly robust estimator, by hand."""
+"""Estimates by ratios, by hand."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -7,17 +7,17 @@ from scipy.stats import norm
 
 from offmarl.ope import (
     Ratios,
-    doubly_robust,
     effective_sample_size,
     weighted_importance_sampling,
 )
-from offmarl.ope.history import at_ends, had_no_choice, was_certain_inside
+from offmarl.ope.history import at_ends, was_certain_inside
 from offmarl.ope.importance import bootstrap, with_interval
+from offmarl.ope.local import local_values
 from offmarl.types import Sequence, View
 
 
 def seen(action, legal):
-    """Return one episode of one step of one agent, as far as `had_no_choice` reads it."""
+    """Return one episode of one step of one agent, as far as what asks for its actions reads it."""
     legal = jnp.array(legal)[None, None, None]
     view = View(None, None, jnp.repeat(legal, 2, 1), jnp.ones((1, 2, 1), bool))
     mask = jnp.ones((1, 1), bool)
@@ -34,7 +34,7 @@ def seen(action, legal):
     ],
 )
 def test_whether_there_was_a_choice(action, legal, certain):
-    assert had_no_choice(seen(action, legal)).all() == certain
+    assert seen(action, legal).choices.all() != certain
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_actions_that_have_a_density_for_some_policies(action, legal, log_prob, 
     assert not at_ends(dead).any() and not was_certain_inside(dead).any()
 
 
-def test_one_of_two_agents_is_enough():
+def test_agents_are_told_apart():
     """Of two agents, one takes an end of the interval, and the other a sure action inside it."""
     episode = seen([[1.0], [0.5]], [[True], [True]])
     episode = episode._replace(
@@ -64,10 +64,12 @@ def test_one_of_two_agents_is_enough():
         ),
         behaviour_log_prob=jnp.array([[[-1.0, 0.0]]]),
     )
-    assert at_ends(episode).all() and was_certain_inside(episode).all()
-    assert not had_no_choice(episode).any()
+    assert at_ends(episode).tolist() == [[[True, False]]]
+    assert was_certain_inside(episode).tolist() == [[[False, True]]]
+    assert episode.choices.all()
     bound = episode.view.legal_actions.at[:, :, 0].set(False)  # of one of them only
-    assert not had_no_choice(episode._replace(view=episode.view._replace(legal_actions=bound)))
+    changed = episode._replace(view=episode.view._replace(legal_actions=bound))
+    assert changed.choices.tolist() == [[[False, True]]]
 
 
 # Two episodes of two steps and one of one step; ratios of the steps and rewards.
@@ -127,29 +129,15 @@ def test_ratios_of_many_steps_do_not_overflow():
     np.testing.assert_allclose(value, weights.sum(), rtol=1e-5)
 
 
-def test_doubly_robust_by_hand():
-    q = jnp.array([[3.0, 2.0], [1.0, 1.0], [5.0, 0.0]])
-    v = jnp.array([[2.0, 3.0, 0.0], [1.0, 2.0, 0.0], [4.0, 0.0, 0.0]])
-    first = (2 + 1 + 4) / 3 + (2 * (1 - 3) + 1 * (0 - 1) + 0.5 * (6 - 5)) / 3.5
-    second = (2 * 3 + 1 * 2) / 3.5 + (1 * (4 - 2) + 3 * (2 - 1)) / 4.5
-    found = doubly_robust(ratios(), REWARD, q, v, 0.9, ALL)
-    np.testing.assert_allclose(found, first + 0.9 * second, rtol=1e-6)
-
-
-def test_a_truncated_episode_goes_on_with_the_value_of_its_last_view():
-    q, v = jnp.zeros((3, 2)), jnp.zeros((3, 3)).at[1, 2].set(10.0)
-    with_rest = doubly_robust(ratios(), REWARD, q, v, 0.9, ALL)
-    without = doubly_robust(ratios(), REWARD, q, jnp.zeros((3, 3)), 0.9, ALL)
-    np.testing.assert_allclose(with_rest - without, 0.9**2 * 3 * 10 / 4.5, rtol=1e-5)
-
-
-def test_with_exact_values_ratios_do_not_matter():
-    """One step, reward 1 for action 1: a policy that always takes it is worth 1."""
-    reward = jnp.array([[1.0], [0.0], [0.0]])
-    q, v = reward, jnp.pad(jnp.ones((3, 1)), ((0, 0), (0, 1)))
-    for weight in ([2.0, 0.0, 0.0], [1.0, 5.0, 0.1]):
-        found = Ratios.of(jnp.log(jnp.array(weight)[:, None]), jnp.zeros((3, 1)), reward >= 0)
-        np.testing.assert_allclose(doubly_robust(found, reward, q, v, 1.0, ALL), 1.0, rtol=1e-6)
+def test_the_local_approximation_by_hand():
+    """Two episodes of two agents: ratios 2 and 1 at first, then 1/2, and 50, which is clipped."""
+    behaviour = np.log([[[0.4, 0.5], [0.2, 0.1]], [[0.4, 0.5], [0.2, 0.1]]])
+    log_prob = behaviour + np.log([[[2, 1], [0.5, 50]], [[1, 1], [1, 1]]])
+    advantage, returns = np.array([[1.0, 2.0], [7.0, 7.0]]), np.array([10.0, 20.0])
+    found = local_values(log_prob, behaviour, advantage, returns, 0.9)
+    np.testing.assert_allclose(found, [10 + 1 + 0.9 * 2 * (-0.5 + 9), 20])
+    never = local_values(np.full_like(behaviour, -np.inf), behaviour, advantage, returns, 1.0)
+    np.testing.assert_allclose(never, [10 - 2 * 3, 20 - 2 * 14])
 
 
 def test_the_bootstrap_of_a_mean_is_as_wide_as_its_standard_error():

@@ -19,7 +19,7 @@ from offmarl._compiling import jit_rarely_run
 from offmarl.envs.base import Environment
 from offmarl.envs.sides import one_of, others_of, slot
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
-from offmarl.evaluation import agreement, choices, log_likelihood, require_room_for
+from offmarl.evaluation import agreement, log_likelihood, require_room_for
 from offmarl.programs.cluster import gathered, is_key
 from offmarl.programs.program import Args, Program
 from offmarl.programs.runs.compiling import compile_ahead
@@ -105,7 +105,7 @@ def _warn_of_other_code(env: Environment, dataset: Dataset | Mixture) -> None:
 
 def with_actions(episodes: Sequence) -> Sequence:
     """Return the episodes in which an agent ever has a choice: in others all policies agree."""
-    acts = np.asarray(choices(episodes)).any((1, 2))
+    acts = np.asarray(episodes.choices).any((1, 2))
     if not acts.any():
         raise OptionError("no agent has a choice in the held-out episodes: hold out others.")
     return episodes if acts.all() else jax.tree.map(lambda leaf: leaf[acts], episodes)
