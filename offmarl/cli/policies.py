@@ -12,7 +12,7 @@ from offmarl.envs import Environment
 from offmarl.errors import OptionError
 from offmarl.paths import local
 from offmarl.programs import LoadedPolicy, load_policy
-from offmarl.programs.recording.sides import near, opponents_of, side_of
+from offmarl.programs.recording.sides import opponents_of, side_of
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.report import render
 from offmarl.teams import only_or_all, teams_of
@@ -41,8 +41,7 @@ def load(
     if opponents and not side:
         raise OptionError(f"{run} learned no side that has opponents: leave out --opponents.")
     if side:
-        opponents = opponents or near(record["args"].get("opponents", ()), local(run))
-        environment = side_of(environment, side, opponents)
+        environment = side_of(environment, side, opponents, None if opponents else local(run))
         now = opponents_of(environment)["opponents"]
         if now != record.get("opponents", now):
             notice(
