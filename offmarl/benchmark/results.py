@@ -144,7 +144,7 @@ def read_results(plan: Plan) -> Results:
         if entries:
             runs = gather(entries, metric)
             comparisons[metric] = reports.compare(
-                runs.scores, scales, metric, runs.best, runs.evaluations
+                runs.scores, scales, metric, runs.best, runs.evaluations, partners=runs.partners
             )
             curves |= reports.read_curves(entries, metric)
     return Results(plan, files, cells, comparisons, curves, broken)
@@ -224,6 +224,8 @@ def sections_of(table: ScoreTable, best: bool = True) -> list[Section]:
     """Return the scores as text, and differences to the baseline and best checkpoints if known."""
     minus = f"Minus {BASELINE}, in pairs of one seed [95% interval], {_WAYS[table.acting]}"
     found = {table.title: rows_of(table), minus: rows_of(table, difference_text)}
+    title = f"{table.title}, beside the partners of each dataset"
+    found[title] = rows_of(table, lambda row: interval(*row.partners) if row.partners else "")
     if best:
         title = f"{table.title}, of the best checkpoint of each seed"
         found[title] = rows_of(table, lambda row: interval(*row.best) if row.best else "")
@@ -284,14 +286,15 @@ def _csv(table: ScoreTable) -> str:
     writer = csv.writer(file, lineterminator="\n")
     head = ["dataset", "method", "acting", "seeds", "iqm", "low", "high", "bold", "runs"]
     head += [f"best_checkpoint_{name}" for name in ("iqm", "low", "high")]
-    writer.writerow([*head, *(f"difference{name}" for name in ("", "_low", "_high"))])
+    head += [f"difference{name}" for name in ("", "_low", "_high")]
+    writer.writerow([*head, *(f"with_partners{name}" for name in ("", "_low", "_high"))])
     for method, row in table.rows.items():
         for dataset, score in zip(table.columns, row, strict=True):
-            cells = [""] * 12
+            cells = [""] * 15
             if score is not None:
                 runs = " ".join(map(repr, score.scores))
                 cells = [str(score.runs), *_ends(score.iqm), str(int(score.bold)), runs]
-                cells += [*_ends(score.best), *_ends(score.difference)]
+                cells += [*_ends(score.best), *_ends(score.difference), *_ends(score.partners)]
             writer.writerow([dataset, method, table.acting or "", *cells])
     return file.getvalue()
 
@@ -423,6 +426,10 @@ def notes(results: Results, failed: Mapping[str, Path]) -> Iterator[str]:
     if any(row.best for row in rows):
         explained = about_best(RETURN in results.comparisons)
         yield f"The best checkpoints are on the page and in the CSV. {explained}"
+    for dataset, cells in results.cells.items():
+        for method, cell in cells.items():
+            if why := cell.get(tracking.PARTNERS_FILE, {}).get("refused"):
+                yield f"{method} on {dataset} plays with no partner: {why}."
     for name, why in results.broken.items():
         yield f"{name} is empty in the tables: {why}."
     for name, log in failed.items():

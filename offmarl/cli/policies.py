@@ -12,12 +12,12 @@ from offmarl.envs import Environment
 from offmarl.errors import OptionError
 from offmarl.paths import local
 from offmarl.programs import LoadedPolicy, load_policy
-from offmarl.programs.recording.sides import opponents_of, side_of
+from offmarl.programs.recording.sides import side_of
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.report import render
 from offmarl.teams import only_or_all, teams_of
 from offmarl.terminal import number
-from offmarl.tracking import notice, progress, read_run
+from offmarl.tracking import progress, read_run
 from offmarl.types import EnvSpec
 
 
@@ -42,12 +42,6 @@ def load(
         raise OptionError(f"{run} learned no side that has opponents: leave out --opponents.")
     if side:
         environment = side_of(environment, side, opponents, None if opponents else local(run))
-        now = opponents_of(environment)["opponents"]
-        if now != record.get("opponents", now):
-            notice(
-                "warning: the opponents have changed since the run was trained, so these returns "
-                "are not against those that it learned to play."
-            )
     return environment, {
         seed: load_policy(run, seed, greedy, program, environment, checkpoint) for seed in seeds
     }

@@ -102,7 +102,9 @@ class CrossPlayWork(Work):
             seat = self.rest if learned == self.rest.name else self.side
             asked = f"{name}@*" if run and run[1] is None else name
             file = file_of_run(local(run[0]), self._programs) if run else None
-            best, drawn = (members_of(asked, self.env, seat, way, file) for way in (True, False))
+            best, drawn = (
+                members_of(asked, self.env, seat, greedy=way, program=file) for way in (True, False)
+            )
             for one, other in zip(best, drawn, strict=True):
                 full = f"{run[0]}{one.name.removeprefix(local(run[0]).name)}" if run else name
                 content = f"{one.about['policy']} {one.about.get('parameters', '')}"

@@ -62,6 +62,8 @@ class Row(NamedTuple):
     best: Estimate | None = None
     """IQM of the best checkpoint of each seed, which is online tuning; see
     `offmarl.report.run_scores.best_scores`. None where it is unknown."""
+    partners: Estimate | None = None
+    """IQM of the mean returns beside other partners; see `offmarl.programs.cross_play`."""
     bold: bool = False
     """In a benchmark's tables: whether it may be the best of those that acted alike on the dataset.
     The interval of the probability that one of its runs beats one of the highest IQM is not
@@ -115,6 +117,7 @@ def compare(
     best: Scores | None = None,
     evaluations: Mapping[str, Mapping[Entry, Evaluation]] | None = None,
     baseline: str = BASELINE,
+    partners: Scores | None = None,
 ) -> Comparison:
     """Compare entries on one or several datasets.
 
@@ -133,6 +136,8 @@ def compare(
         What scores are of, as `read_runs` returns them: runs of one seed are pairs.
     baseline
         The program or run whose runs are the second of each pair.
+    partners
+        Scores beside other partners, as `read_runs` returns them.
 
     Raises
     ------
@@ -147,7 +152,8 @@ def compare(
     for dataset, found in scores.items():
         pairs = _pairs(found, (evaluations or {}).get(dataset, {}), baseline)
         apart[dataset], unpaired[dataset] = pairs
-        rows = _dataset_rows(found, (best or {}).get(dataset, {}), known.get(dataset))
+        of_best, beside = ((one or {}).get(dataset, {}) for one in (best, partners))
+        rows = _dataset_rows(found, of_best, beside, known.get(dataset))
         datasets[dataset] = [_with_difference(row, [apart[dataset].get(row.entry)]) for row in rows]
     scales = {name: x.expert - x.random for name, x in known.items()} if normalised else {}
     return Comparison(
@@ -258,12 +264,14 @@ def _improvement(
 def _dataset_rows(
     scores: Mapping[Entry, RunScores],
     best: Mapping[Entry, RunScores],
+    partners: Mapping[Entry, RunScores],
     reference: Reference | None,
 ) -> list[Row]:
     return [
         _row(entry, runs[:, None], scores)._replace(
             normalised=estimate(normalise(runs, reference)) if reference else None,
             best=estimate(best[entry]) if entry in best else None,
+            partners=estimate(partners[entry]) if entry in partners else None,
             scores=tuple(runs.tolist()),
         )
         for entry, runs in scores.items()
@@ -466,7 +474,9 @@ def _summary(title: str, rows: Sequence[Row]) -> Section:
     best = any(row.best for row in rows)
     iqm = "IQM [95% interval]" if _any_interval(row.iqm for row in rows) else "IQM"
     columns = ["algorithm", "seeds", iqm, *(["normalised IQM"] if normalised else [])]
+    partners = any(row.partners for row in rows)
     columns += ["mean", "median", *(["best checkpoint"] if best else [])]
+    columns += ["with partners"] if partners else []
     cells = [
         [
             row.entry.label,
@@ -477,6 +487,7 @@ def _summary(title: str, rows: Sequence[Row]) -> Section:
             row.mean,
             row.median,
             *([row.best and interval(*row.best)] if best else []),
+            *([row.partners and interval(*row.partners)] if partners else []),
         ]
         for row in rows
     ]
@@ -556,6 +567,7 @@ def _row_data(row: Row) -> Mapping[str, Any]:
         "median": row.median,
         "headline": row.headline,
         "best_checkpoint": _as_dict(row.best),
+        "with_partners": _as_dict(row.partners),
         "difference": _as_dict(row.difference),
     }
 
@@ -612,8 +624,9 @@ def compare_runs(
     if baseline is not None and not any(_is_named(entry, baseline) for entry in entries):
         labels = ", ".join(entry.label for entry in entries)
         raise OptionError(f"no run is named {baseline}: name the program of one of {labels}.")
+    baseline = baseline or BASELINE
     comparison = compare(
-        found.scores, scales, metric, found.best, found.evaluations, baseline or BASELINE
+        found.scores, scales, metric, found.best, found.evaluations, baseline, found.partners
     )
     curves = read_curves(found.directories, metric)
     sections = [*comparison_tables(comparison), *([learning_curves(curves)] if curves else [])]

@@ -95,16 +95,10 @@ def run_of(name: str) -> tuple[str, str | None] | None:
     return None
 
 
-def members_of(
-    source: str,
-    env: Environment,
-    team: Team,
-    greedy: bool | None = None,
-    program: Path | None = None,
-) -> list[TeamPolicy]:
+def members_of(source: str, env: Environment, team: Team, **how: Any) -> list[TeamPolicy]:
     """Return the policy that a name stands for, or those of all seeds or checkpoints of a run.
 
-    ``greedy`` and ``program`` are those of `load_policy`.
+    ``how`` are ``greedy`` and ``program`` of `load_policy`; by default runs act as in training.
     """
     everyone = tuple(range(env.spec.num_agents))
     about: dict[str, Any] = {"policy": source}
@@ -112,7 +106,7 @@ def members_of(
         policy = make_policy(PolicyConfig("random"), env.spec)
         return [TeamPolicy(policy, (), everyone, RANDOM, about)]
     if (named := run_of(source)) is not None:
-        return _of_run(local(named[0]), named[1], env, team, greedy, program)
+        return _of_run(local(named[0]), named[1], env, team, **how)
     offered = scripted_policies(env)
     if source not in offered and not _CODE.fullmatch(source):
         raise unknown_name(
@@ -125,12 +119,7 @@ def members_of(
 
 
 def _of_run(
-    directory: Path,
-    which: str | None,
-    env: Environment,
-    team: Team,
-    greedy: bool | None = None,
-    program: Path | None = None,
+    directory: Path, which: str | None, env: Environment, team: Team, **how: Any
 ) -> list[TeamPolicy]:
     """Return policies of a run, as SEED/STEP names them."""
     seed, _, step = (which or "").partition("/")
@@ -138,14 +127,14 @@ def _of_run(
         raise OptionError(
             f"{directory}@{which} names no seed: write RUN@SEED, RUN@SEED/STEP or RUN@*."
         )
-    found: list[TeamPolicy] = []
+    found, how = list[TeamPolicy](), {"greedy": None, **how}
     seeds = tracking.read_run(directory)["seeds"] if seed == "*" else [int(seed or 0)]
     steps = [step]
     if step == "*":
-        steps = [str(one) for one in TrainedRun.open(directory, program).steps()] or [""]
+        steps = [str(one) for one in TrainedRun.open(directory, how.get("program")).steps()] or [""]
     for own, at in product(seeds, steps):
         number = int(at) if at.isdecimal() else at or None
-        loaded = load_policy(directory, own if seed else None, greedy, program, step=number)
+        loaded = load_policy(directory, own if seed else None, step=number, **how)
         about: dict[str, Any] = {
             "policy": loaded.name,
             "run": directory.name,
@@ -154,9 +143,8 @@ def _of_run(
         about |= {"seed": own, "step": at or "last"} if seed else {}
         policy = found[0].policy if found else loaded.policy  # compiled once for all of them
         agents = _agents_of(loaded.spec, directory, env, team)
-        found.append(
-            TeamPolicy(policy, loaded.params, agents, _name_of(about), about, run=directory)
-        )
+        name = _name_of(about)
+        found.append(TeamPolicy(policy, loaded.params, agents, name, about, run=directory))
     return found
 
 
@@ -237,10 +225,9 @@ def side_of(
                 raise
     given = _by_side(opponents, env.spec, rest) if opponents else []
     names = {name: name for _, source in given for name, _ in names_in(source)}
-    recorded = tracking.read_run(run).get("opponents", {})
-    return play_side(
-        env, team, {side: _kept(run, env, side, one, names) for side, one in recorded.items()}
-    )
+    about = tracking.read_run(run).get("opponents", {})
+    kept = {side: _kept(run, env, side, one, names) for side, one in about.items()}
+    return play_side(env, team, kept)
 
 
 def keep_opponents(env: Environment, run: Path) -> None:
@@ -260,13 +247,11 @@ def keep_opponents(env: Environment, run: Path) -> None:
             origin = cast(Path, next(iter(members.values())).run)
             place = run / tracking.OPPONENTS / f"{first}-{min(members)}"
             place.mkdir(parents=True)
-            params = jax.tree.map(
-                lambda *leaves: np.stack(leaves), *(x.params for x in members.values())
-            )
-            Checkpoints(place / tracking.CHECKPOINTS).save(1, {"policy": params}, {})
-            dataset.save(
-                place / dataset.STATISTICS_FILE, dataset.read(origin / dataset.STATISTICS_FILE)
-            )
+            each = [one.params for one in members.values()]
+            policy = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+            Checkpoints(place / tracking.CHECKPOINTS).save(1, {"policy": policy}, {})
+            statistics = dataset.read(origin / dataset.STATISTICS_FILE)
+            dataset.save(place / dataset.STATISTICS_FILE, statistics)
             record = tracking.read_run(origin) | {"seeds": [*members]}
             tracking.write_json(place / tracking.RUN_FILE, record)
 
