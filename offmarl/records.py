@@ -109,6 +109,18 @@ class Args(Struct, frozen=True):
     num_envs: Annotated[int, Meta(ge=1, le=2**24)] = 1
 
 
+class Opponents(Struct, frozen=True):
+    """What identifies a policy that acts for a side, or the members of a population."""
+
+    policy: Text = ""
+    run: Text | None = None
+    seed: Seed | None = None
+    step: Text = ""
+    parameters: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None
+    members: tuple["Opponents", ...] = ()
+    weights: tuple[float, ...] = ()
+
+
 class Run(Struct, frozen=True):
     """``run.json``: what programs and reports rely on; other entries are only shown or compared."""
 
@@ -128,7 +140,7 @@ class Run(Struct, frozen=True):
     stopped: dict[str, Count] = {}
     settings: dict[str, Text] = {}
     given: tuple[Text, ...] = ()
-    opponents: dict[str, dict[str, Any]] = {}
+    opponents: dict[str, Opponents] = {}
     environment_source: dict[str, Text] = {}
     label: Text | None = None
 

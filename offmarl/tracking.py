@@ -40,8 +40,10 @@ from offmarl.types import EnvSpec
 RUN_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 MARL_EVAL_FILE = "marl_eval.json"
+PARTNERS_FILE = "partners.json"
 CHECKPOINTS = "checkpoints"
 POLICIES = "policies"
+OPPONENTS = "opponents"
 
 Acting = Literal["greedy", "sampled"]
 """How a policy acts: with its best actions, or with sampled ones."""

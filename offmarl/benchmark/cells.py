@@ -47,6 +47,9 @@ def identity(cell: Cell) -> dict[str, Any]:
         found["recorded"] = {"program": data.recipe.program, **data.recipe.options}
         if code := sources(data.recipe.program, data.recipe.options):
             found["recorded"]["sources"] = code
+    if data.partners:
+        named = ((one, one.rpartition("@")[0] or one) for one in data.partners)
+        found["partners"] = [[_public(one), _content(run)] for one, run in named]
     plain: dict[str, Any] = tracking.plain(found)
     return plain
 
@@ -168,6 +171,8 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
         document[tracking.MARL_EVAL_FILE] = _halved(
             tracking.read_json(run, tracking.MARL_EVAL_FILE)
         )
+    if cell.data.partners:
+        document[tracking.PARTNERS_FILE] = tracking.read_json(run, tracking.PARTNERS_FILE)
     path.parent.mkdir(parents=True, exist_ok=True)
     tracking.replace_file(path, _dumps(document) + "\n")
 

@@ -17,12 +17,14 @@ This is a whole plan::
     "coverage medium" = { record = "coverage", tier = "medium" }
     "3m good" = "og_marl/smac_v1/3m/Good"       # a name that `offmarl pull` knows
     "mine" = { vault = "vaults/mine.vlt/0", env = "none", held_out = 0.1 }
+    "pairs" = { vault = "vaults/pairs.vlt/0", partners = ["others.run/mappo-5-to-9@*"] }
 
     [baselines]
     bc = {}
     maicq = { learning_rate = 1e-3 }
     "maicq, λ = 0" = { program = "maicq", td_lambda = 0.0, datasets = ["3m good"] }
 
+The policies that are trained on ``pairs`` also play with its partners, as in `offmarl cross-play`.
 The options of a dataset take precedence over ``[training]``, and those of a baseline over both.
 Paths are relative to the working directory. The plans in ``offmarl/benchmark/plans`` are named
 without a path.
@@ -68,6 +70,8 @@ class Data(NamedTuple):
     tier: str
     options: Mapping[str, Any]
     """Options of the training on it."""
+    partners: tuple[str, ...] = ()
+    """Policies that trained ones play with, as `offmarl cross-play` names them."""
 
 
 class Baseline(NamedTuple):
@@ -192,23 +196,30 @@ def _data(label: str, values: Any, recipes: Mapping[str, Recipe], shown: str) ->
         )
     if recipe is not None and recipe not in recipes:
         raise OptionError(f"{where}: {unknown_name('recipe', recipe, recipes)}")
-    return Data(label, vault, None if recipe is None else recipes[recipe], tier or "", options)
+    partners = _texts(options, "partners", where) or ()
+    return Data(label, vault, recipe and recipes[recipe], tier or "", options, partners)
 
 
 def _baseline(label: str, values: Any, datasets: Mapping[str, Any], shown: str) -> Baseline:
     where = f"{shown} [baselines] {label!r}"
     options = _options(values, where)
     _require_texts(options, ("program",), where)
-    chosen = options.pop("datasets", None)
-    if chosen is not None and not (
-        isinstance(chosen, list) and all(isinstance(one, str) for one in chosen)
-    ):
-        raise OptionError(f'{where}: datasets must be a list, such as ["NAME"], not {chosen!r}.')
+    chosen = _texts(options, "datasets", where)
     for one in chosen or ():
         if one not in datasets:
             raise OptionError(f"{where}: {unknown_name('dataset', one, datasets)}")
     program = options.pop("program", label)
-    return Baseline(label, program, options, None if chosen is None else tuple(chosen))
+    return Baseline(label, program, options, chosen)
+
+
+def _texts(options: dict[str, Any], name: str, where: str) -> tuple[str, ...] | None:
+    """Take a list of texts out of some options; None if it is not there."""
+    found = options.pop(name, None)
+    if found is None:
+        return None
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise OptionError(f'{where}: {name} must be a list, such as ["NAME"], not {found!r}.')
+    return tuple(found)
 
 
 def _check(plan: Plan, shown: str) -> None:

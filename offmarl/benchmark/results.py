@@ -110,7 +110,7 @@ def read_results(plan: Plan) -> Results:
         if entries:
             runs = gather(entries, metric)
             comparisons[metric] = reports.compare(
-                runs.scores, scales, metric, runs.best, runs.evaluations
+                runs.scores, scales, metric, runs.best, runs.evaluations, partners=runs.partners
             )
             curves |= reports.read_curves(entries, metric)
     return Results(plan, files, cells, comparisons, curves, broken)
@@ -244,6 +244,10 @@ def notes(results: Results, failed: Mapping[str, Path]) -> Iterator[str]:
     for comparison in results.comparisons.values():
         yield from about_scores(comparison, "some cells")
     yield from _spreads(results)
+    for dataset, cells in results.cells.items():
+        for method, cell in cells.items():
+            if why := cell.get(tracking.PARTNERS_FILE, {}).get("refused"):
+                yield f"{method} on {dataset} plays with no partner: {why}."
     for name, why in results.broken.items():
         yield f"{name} is not in the tables: {why}."
     for name, log in failed.items():

@@ -15,10 +15,11 @@ import tomli_w
 from offmarl import records, tracking
 from offmarl import report as reports
 from offmarl.benchmark.cells import checksum, fingerprint, identity, is_current, pack, sources
-from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, records_tiers, slug
+from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, is_users, records_tiers, slug
 from offmarl.errors import RunError
 from offmarl.launch import Work
 from offmarl.paths import local
+from offmarl.programs import load_policy
 from offmarl.terminal import number
 from offmarl.vault import open_vault
 
@@ -241,7 +242,23 @@ class CellsWork(Work):
         begun = time.monotonic()
         self._run(training(self.benchmark_plan, cell, self._vault(cell)))
         seconds = time.monotonic() - begun
+        if cell.data.partners:
+            self._play_with_partners(cell, run_of(self.benchmark_plan, cell))
         pack(cell, run_of(self.benchmark_plan, cell), cell_file(self.benchmark_plan, cell), seconds)
+
+    def _play_with_partners(self, cell: Cell, run: Path) -> None:
+        """Write the returns of a run's policies beside the partners of its dataset."""
+        program = cell.baseline.program
+        given = ["--program", program] if is_users(program) else []
+        found: dict[str, Any]
+        if load_policy(run, program=program if given else None).policy.joint:
+            found = {"refused": "its agents choose after one another, so none has a seat alone"}
+        else:
+            command = ["cross-play", str(run), "--partners", *cell.data.partners, *given, "--json"]
+            table = self._call(command)
+            ways = [way for way in tracking.OTHER_RETURN if way in table]
+            found = {way: [one["cross_play"] for one in table[way]["policies"]] for way in ways}
+        tracking.write_json(run / tracking.PARTNERS_FILE, found)
 
     def _run(self, job: Job) -> Mapping[str, Any]:
         job.write_config()

@@ -133,6 +133,7 @@ def _devices_of(plan: "Plan") -> int:
 
 def _call(command: Sequence[str]) -> Mapping[str, Any]:
     """Run a command in this process, which may run others after it."""
+    from offmarl.cli.cross_play import cross_play
     from offmarl.cli.hub import pull
     from offmarl.cli.programs import record, train
 
@@ -142,7 +143,8 @@ def _call(command: Sequence[str]) -> Mapping[str, Any]:
         if verb == "pull":
             report = parse(pull, verb, "", arguments)
         else:
-            report = {"record": record, "train": train}[verb](arguments)
+            verbs = {"record": record, "train": train, "cross-play": cross_play}
+            report = verbs[verb](arguments)
     found: Mapping[str, Any] = json.loads(tracking.to_json(report.data))
     return found
 

@@ -16,12 +16,12 @@ from offmarl.errors import OptionError
 from offmarl.paths import local
 from offmarl.programs import LoadedPolicy, load_policy
 from offmarl.programs.recording.python import play_episodes
-from offmarl.programs.recording.sides import near, opponents_of, side_of
+from offmarl.programs.recording.sides import side_of
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.report import render
 from offmarl.teams import only_or_all, teams_of
 from offmarl.terminal import number
-from offmarl.tracking import notice, progress, read_run
+from offmarl.tracking import progress, read_run
 from offmarl.types import EnvSpec
 
 
@@ -45,14 +45,7 @@ def load(
     if opponents and not side:
         raise OptionError(f"{run} learned no side that has opponents: leave out --opponents.")
     if side:
-        opponents = opponents or near(record["args"].get("opponents", ()), local(run))
-        environment = side_of(environment, side, opponents)
-        now = opponents_of(environment)["opponents"]
-        if now != record.get("opponents", now):
-            notice(
-                "warning: the opponents have changed since the run was trained, so these returns "
-                "are not against those that it learned to play."
-            )
+        environment = side_of(environment, side, opponents, None if opponents else local(run))
     return environment, {
         seed: load_policy(run, seed, greedy, program, environment, checkpoint) for seed in seeds
     }

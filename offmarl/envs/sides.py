@@ -9,6 +9,7 @@ member for each episode.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -64,6 +65,8 @@ class TeamPolicy:
     name: str = ""
     about: Mapping[str, Any] = field(default_factory=dict)
     members: tuple["TeamPolicy", ...] = ()
+    run: Path | None = None
+    """The directory of the run that it was loaded from."""
 
     def seat(self, agents: tuple[int, ...]) -> "Seat":
         """Return the policy as that of some agents."""
@@ -282,9 +285,10 @@ def population(
         raise OptionError(f"the weights {shares.tolist()} are not finite: give smaller numbers.")
     if len(members) == 1:
         return members[0]
+    alike = members
     if len({member.agents for member in members}) > 1:
         everyone = tuple(range(spec.num_agents))
-        members = [
+        alike = [
             replace(
                 one,
                 policy=compose(spec, [one.seat(one.agents)]),
@@ -293,16 +297,16 @@ def population(
             )
             for one in members
         ]
-    distinct = tuple(dict.fromkeys(member.policy for member in members))
-    kinds = tuple(distinct.index(member.policy) for member in members)
-    stacks = [[one.params for one in members if one.policy == policy] for policy in distinct]
+    distinct = tuple(dict.fromkeys(member.policy for member in alike))
+    kinds = tuple(distinct.index(member.policy) for member in alike)
+    stacks = [[one.params for one in alike if one.policy == policy] for policy in distinct]
     return TeamPolicy(
-        _drawn(distinct, kinds, len(members[0].agents)),
+        _drawn(distinct, kinds, len(alike[0].agents)),
         Population(
             tuple(jax.tree.map(lambda *leaves: np.stack(leaves), *own) for own in stacks),
             np.asarray(shares / shares.sum(), np.float32),
         ),
-        members[0].agents,
+        alike[0].agents,
         "+".join(dict.fromkeys(member.name for member in members)),
         {"members": [dict(one.about) for one in members], "weights": shares.tolist()},
         tuple(members),

@@ -8,7 +8,7 @@ holds the parameters of two policies at a time. A block of the work is a row of 
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,6 @@ from offmarl.programs.registry import file_of_run
 from offmarl.programs.runs.compiling import keep_compiled_programs
 from offmarl.programs.runs.evaluate import placed, play_against
 from offmarl.programs.runs.identity import environment_source, fingerprint
-from offmarl.programs.runs.policy import load_policy
 from offmarl.statistics import MIN_RUNS, Estimate
 from offmarl.teams import Team, find_side, name_of_side, teams_of
 from offmarl.tracking import Acting
@@ -104,8 +103,7 @@ class CrossPlayWork(Work):
             asked = f"{name}@*" if run and run[1] is None else name
             file = file_of_run(local(run[0]), self._programs) if run else None
             best, drawn = (
-                members_of(asked, self.env, seat, partial(load_policy, greedy=way, program=file))
-                for way in (True, False)
+                members_of(asked, self.env, seat, greedy=way, program=file) for way in (True, False)
             )
             for one, other in zip(best, drawn, strict=True):
                 full = f"{run[0]}{one.name.removeprefix(local(run[0]).name)}" if run else name

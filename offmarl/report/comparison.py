@@ -62,6 +62,8 @@ class Row(NamedTuple):
     best: Estimate | None = None
     """IQM of the best checkpoint of each seed, which is online tuning; see
     `offmarl.report.run_scores.best_scores`. None where it is unknown."""
+    partners: Estimate | None = None
+    """IQM of the mean returns beside other partners; see `offmarl.programs.cross_play`."""
     bold: bool = False
     """Whether it may be the best of several that acted alike on the dataset: the interval of the
     probability that one of its runs beats one of the highest IQM is not entirely below one half.
@@ -115,6 +117,7 @@ def compare(
     best: Scores | None = None,
     evaluations: Mapping[str, Mapping[Entry, Evaluation]] | None = None,
     baseline: str = BASELINE,
+    partners: Scores | None = None,
 ) -> Comparison:
     """Compare entries on one or several datasets.
 
@@ -133,6 +136,8 @@ def compare(
         What scores are of, as `read_runs` returns them: runs of one seed are pairs.
     baseline
         The program or run whose runs are the second of each pair.
+    partners
+        Scores beside other partners, as `read_runs` returns them.
 
     Raises
     ------
@@ -147,7 +152,8 @@ def compare(
     for dataset, found in scores.items():
         pairs = _pairs(found, (evaluations or {}).get(dataset, {}), baseline)
         apart[dataset], unpaired[dataset] = pairs
-        rows = _dataset_rows(found, (best or {}).get(dataset, {}), known.get(dataset))
+        of_best, beside = ((one or {}).get(dataset, {}) for one in (best, partners))
+        rows = _dataset_rows(found, of_best, beside, known.get(dataset))
         rows = [row._replace(bold=_may_be_best(row, rows)) for row in rows]
         datasets[dataset] = [_with_difference(row, [apart[dataset].get(row.entry)]) for row in rows]
     scales = {name: x.expert - x.random for name, x in known.items()} if normalised else {}
@@ -259,12 +265,14 @@ def _improvement(
 def _dataset_rows(
     scores: Mapping[Entry, RunScores],
     best: Mapping[Entry, RunScores],
+    partners: Mapping[Entry, RunScores],
     reference: Reference | None,
 ) -> list[Row]:
     return [
         _row(entry, runs[:, None], scores)._replace(
             normalised=estimate(normalise(runs, reference)) if reference else None,
             best=estimate(best[entry]) if entry in best else None,
+            partners=estimate(partners[entry]) if entry in partners else None,
             scores=tuple(runs.tolist()),
         )
         for entry, runs in scores.items()
@@ -439,6 +447,7 @@ _COLUMNS: Mapping[str, Callable[[Row], Any]] = {
     "mean": lambda row: row.mean,
     "median": lambda row: row.median,
     "best checkpoint": lambda row: row.best and Score(*row.best),
+    "with partners": lambda row: row.partners and Score(*row.partners),
 }
 """Columns of a dataset's table, by what their cells are of a row; empty ones are left out."""
 
@@ -471,6 +480,9 @@ def dataset_tables(comparison: Comparison) -> Iterator[Section]:
     """Return scores by methods and datasets, and differences to the baseline if there are some."""
     title = f"IQM over seeds [95% interval], {comparison.unit}"
     yield _by_dataset(title, comparison.datasets, _COLUMNS["IQM"])
+    if any(row.partners for rows in comparison.datasets.values() for row in rows):
+        title = f"Beside the partners of each dataset, {comparison.unit}"
+        yield _by_dataset(title, comparison.datasets, _COLUMNS["with partners"])
     datasets = comparison.datasets | ({"all": comparison.overall} if comparison.overall else {})
     datasets = {x: rows for x, rows in datasets.items() if any(row.difference for row in rows)}
     if datasets:
@@ -593,10 +605,11 @@ class ComparedRuns(NamedTuple):
 
 def _row_data(row: Row) -> Mapping[str, Any]:
     found: dict[str, Any] = as_dicts(row)
-    entry, best = found.pop("entry"), found.pop("best")
+    entry, best, partners = (found.pop(name) for name in ("entry", "best", "partners"))
     del found["bold"], found["scores"]
     return {"algorithm": entry["algorithm"], "acting": entry["acting"], **found} | {
-        "best_checkpoint": best
+        "best_checkpoint": best,
+        "with_partners": partners,
     }
 
 
@@ -648,8 +661,9 @@ def compare_runs(
     if baseline is not None and not any(_is_named(entry, baseline) for entry in entries):
         labels = ", ".join(entry.label for entry in entries)
         raise OptionError(f"no run is named {baseline}: name the program of one of {labels}.")
+    baseline = baseline or BASELINE
     comparison = compare(
-        found.scores, scales, metric, found.best, found.evaluations, baseline or BASELINE
+        found.scores, scales, metric, found.best, found.evaluations, baseline, found.partners
     )
     curves = read_curves(found.directories, metric)
     sections = [*comparison_tables(comparison), *([learning_curves(curves)] if curves else [])]

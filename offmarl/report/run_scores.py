@@ -14,13 +14,14 @@ from jaxtyping import Float
 
 from offmarl.errors import NotFiniteError, RunError
 from offmarl.paths import local
-from offmarl.records import parse
+from offmarl.records import checked, parse
 from offmarl.terminal import one_line
 from offmarl.tracking import (
     AGREEMENT,
     MARL_EVAL_FILE,
     METRICS_FILE,
     OTHER_RETURN,
+    PARTNERS_FILE,
     RETURN,
     RUN_FILE,
     TIMES,
@@ -100,6 +101,8 @@ class Runs(NamedTuple):
     settings: dict[str, list[str]]
     """The programs that were trained with other settings on one dataset than on another, and the
     settings that differ."""
+    partners: Scores
+    """Mean return of each seed's policy beside other partners, where they are known."""
     outside: frozenset[str] = frozenset()
     """The datasets with results of other projects: see `with_foreign`."""
 
@@ -176,6 +179,7 @@ def gather(directories: Mapping[str, Mapping[Entry, Path]], metric: str = RETURN
     """
     scores: dict[str, dict[Entry, RunScores]] = {label: {} for label in directories}
     best: dict[str, dict[Entry, RunScores]] = {}
+    partners: dict[str, dict[Entry, RunScores]] = {}
     evaluations: dict[str, dict[Entry, Evaluation]] = {label: {} for label in directories}
     for label, entries in directories.items():
         for acted, path in entries.items():
@@ -184,14 +188,20 @@ def gather(directories: Mapping[str, Mapping[Entry, Path]], metric: str = RETURN
                     f"{fault} in {path}, so that it has no score: leave the run out, or train it "
                     "with other settings, such as a smaller learning rate."
                 )
+            played = read_json(path, PARTNERS_FILE) if holds(path, PARTNERS_FILE) else {}
+            checked(
+                played, dict[str, list[float | None] | str], f"{path} ({PARTNERS_FILE})", RunError
+            )
             for entry, name in metrics_of(acted, metric).items():
+                if isinstance(found := played.get(str(entry.acting)), list):
+                    partners.setdefault(label, {})[entry] = np.array(found, float)
                 if returns := final_returns(path, name):
                     scores[label][entry] = np.array([own.mean() for own in returns.values()])
                     evaluations[label][entry] = Evaluation((*returns,), _played(path, name))
                 if (of_best := best_scores(path, name)) is not None:
                     best.setdefault(label, {})[entry] = of_best
         scores[label] = dict(sorted(scores[label].items(), key=lambda x: x[0].acting == "sampled"))
-    return Runs(scores, {}, directories, best, evaluations, {})
+    return Runs(scores, {}, directories, best, evaluations, {}, partners)
 
 
 def _played(directory: Path, metric: str) -> tuple[int, int | None]:

@@ -71,6 +71,7 @@ def test_cells_are_baselines_on_datasets_with_the_options_of_both(path, tmp_path
         ('program = "random"', "program = 3", r"record.coverage.*program must be a text, not 3"),
         ('program = "bc"', "program = [1]", r"deep bc.*program must be a text, not \[1\]"),
         ('datasets = ["mine"]', "datasets = [[1]]", "datasets must be a list"),
+        ("updates = 30", 'partners = "a"', "mine.*partners must be a list.*not 'a'"),
         ('"deep bc"', '"deep/bc" = { program = "bc" }\n"deep bc"', "two names become the file"),
         ("[datasets]", '[datasets]\n"a b" = "a.vlt"\n"a_b" = "b.vlt"', "become the file a_b"),
         ("[datasets]", "[datasets", "is not valid TOML"),

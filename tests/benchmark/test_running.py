@@ -188,6 +188,32 @@ def scores(results):
     return {method.removesuffix(" (greedy)"): row for method, *row in table.rows}
 
 
+def test_returns_beside_partners_are_a_column_of_their_own(read, tmp_path):
+    """Of the methods whose agents act on their own; why others have none is a note."""
+    plan = read()
+    one = plan.datasets["one"]._replace(partners=("random",))
+    plan = plan._replace(datasets=plan.datasets | {"one": one})
+    found = {
+        "bc": {"greedy": [0.0, 1, 2, 3, 4], "sampled": [1.0] * 5},
+        "deep & wide": {"refused": "x"},
+    }
+    for cell in plan.cells:
+        if cell.data is one:
+            (tmp_path / cell.slug).mkdir()
+            tracking.write_json(tmp_path / cell.slug / "partners.json", found[cell.baseline.label])
+    results = cells(plan, tmp_path, SCORES)
+    assert "deep & wide on one plays with no partner: x." in [*benchmark.notes(results, {})]
+    (beside,) = [one for one in benchmark.score_tables(results) if "partners" in one.title]
+    assert [(name, score.value) for name, score, *_ in beside.rows] == [("bc (greedy)", 2.0)]
+    compared = report.compare_runs(results.files["one"].values(), {}, {})
+    (shown,) = [one for one in compared.sections if "with partners" in one.columns]
+    assert shown.rows[0][-1].value == 2.0 and shown.rows[1][-1] is None
+    path = results.files["one"]["bc"]
+    path.write_text(path.read_text().replace('"sampled": [', '"sampled": ["many", '))
+    with pytest.raises(RunError, match=r"\(partners.json\) is not valid"):
+        report.read_runs([path])
+
+
 def test_bold_is_the_best_and_what_may_be_as_good(read, tmp_path):
     table = scores(cells(read(), tmp_path, SCORES))
     assert {method: [one.bold for one in row] for method, row in table.items()} == {

@@ -348,7 +348,8 @@ def changed(record, path, value):
 
 
 CODE = ("evil.py:f", "evil:f", "{run}/evil.py:f", "evaders=evil.py:f", "evaders=evil:f")
-NAMED = [("args", "opponents", 0), ("spec", "name"), ("args", "env"), ("program",), ("file",)]
+OPPONENT = "opponents", "evaders", "policy"
+NAMED = [OPPONENT, ("spec", "name"), ("args", "env"), ("program",), ("file",)]
 
 
 @pytest.mark.parametrize("path", NAMED)
@@ -361,18 +362,22 @@ def test_no_name_in_a_pulled_record_runs_code(forged, side, code, path, tmp_path
         if path in NAMED[:2]:
             with pytest.raises(UnknownNameError):
                 cli_policies.load(place, None, [0], None, None)
-        if path[0] == "args":  # `offmarl record --from-run`
+        if path[0] in ("args", "opponents"):  # `offmarl record --from-run`
             with pytest.raises(UnknownNameError):
                 online.record_from_run(place, "random", steps=2, out=tmp_path)
 
 
 def test_the_error_says_which_field_of_which_file_names_code(forged, side, offmarl):
-    record = changed(json.loads(side["run.json"]), ("args", "opponents", 0), "evil.py:f")
+    record = changed(json.loads(side["run.json"]), OPPONENT, "evil.py:f")
     run = forged(record)
     for command in (["evaluate", NAME], ["record", "--policy", NAME, "--steps", 2]):
         outcome = offmarl(*command)
         assert outcome.code == 2 and len(outcome.err.strip().splitlines()) == 1
-        for words in (f"{run}/run.json (args.opponents)", "'evil.py:f'", "--opponents path/to/"):
+        for words in (
+            f"{run}/run.json (opponents.evaders.policy)",
+            "'evil.py:f'",
+            "--opponents path/to/",
+        ):
             assert words in outcome.err
     # The user names other opponents, or trusts the code.
     environment, _ = cli_policies.load(run, None, [0], None, None, opponents=["random"])
@@ -387,9 +392,7 @@ def test_of_two_revisions_in_the_cache_none_runs_code(forged, side):
     commit = forged(record).parent.name
     for code in (f"{commit}/run/evil.py:f", f"../{commit}/run/evil.py:f", f"{commit}/run/evil:f"):
         with pytest.raises(UnknownNameError):
-            cli_policies.load(
-                forged(changed(record, ("args", "opponents", 0), code)), None, [0], None, None
-            )
+            cli_policies.load(forged(changed(record, OPPONENT, code)), None, [0], None, None)
 
 
 def test_no_file_in_a_pulled_directory_is_the_users_own_text(forged, side):

@@ -1,5 +1,11 @@
 """Recorders in environments of several teams: one side learns, or all do, or none."""
 
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,13 +14,14 @@ import jax
 import numpy as np
 import pytest
 
-from offmarl import envs, vault
+from offmarl import envs, tracking, vault
+from offmarl.cli.policies import load
 from offmarl.errors import OptionError, RunError, ShapeError, UnknownNameError
 from offmarl.networks import PolicyConfig
-from offmarl.programs import hyperparameters, load_policy, registry
+from offmarl.programs import hyperparameters, load_policy, record_from_run, registry
 from offmarl.programs.recording import fixed, online, tiers
 from offmarl.programs.recording.recorder import LEARNED, Recorder, Version, run_directory
-from offmarl.programs.recording.sides import joint_policy, near, policies_by_side, side_of
+from offmarl.programs.recording.sides import joint_policy, policies_by_side, side_of
 from offmarl.programs.runs.continuing import start_of
 from offmarl.teams import teams_of
 from tests.runs import write_policy
@@ -22,6 +29,8 @@ from tests.runs import write_policy
 RIVALS = f"{Path(__file__).parents[1] / 'envs' / 'rivals.py'}:Rivals"
 ENV = envs.make(RIVALS)
 CATS, MICE = teams_of(ENV.spec)
+XOR = "classic/xor:time_limit=4"
+STEPS = "/0", "/16", "/32"
 SMALL = {"num_envs": 2, "total_steps": 32, "steps": 16, "evaluations": 2, "eval_episodes": 4}
 
 
@@ -195,17 +204,70 @@ def test_mistakes_in_policies_are_named(sources, error, message):
         policies_by_side(sources, ENV, range(3))
 
 
-def test_recorded_opponents_are_found_from_another_directory(tmp_path, monkeypatch):
-    spec = envs.make("probe/match").spec
-    (tmp_path / "elsewhere").mkdir()
-    write_policy(tmp_path / "opp" / "e:a.run" / "mappo-0", PolicyConfig("feedforward"), spec, [0])
-    learner = tmp_path / "vaults" / "e:a.run" / "mappo-cats-0"
-    typed = ("scripted", "opp/e:a.run/mappo-0", "mice=opp/e:a.run/mappo-0", "gone/run")
-    monkeypatch.chdir(tmp_path)
-    assert near(typed, learner) == typed
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    there = str(tmp_path / "opp" / "e:a.run" / "mappo-0")
-    assert near(typed, learner) == ("scripted", there, f"mice={there}", "gone/run")
+@pytest.fixture
+def learned(tmp_path):
+    """A run of three seeds on the XOR game, and how a response to its policies is trained."""
+    record(tmp_path / "partners", env=XOR, seeds=3, tiers="")
+    run = tmp_path / "partners" / f"{XOR}.run" / "mappo-0-to-2"
+    members = f"{run}@*+random:2+{run}@1/*"
+    options = {"env": XOR, "side": "agent_0", "opponents": (members,), "tiers": "replay"}
+    return run, options | {"total_steps": 640, "checkpoint_seconds": 0.0}
+
+
+@pytest.mark.slow
+def test_a_killed_response_ends_with_the_same_bits_without_the_runs_of_its_opponents(
+    learned, tmp_path
+):
+    partners, options = learned
+    (whole,) = record(tmp_path / "whole", **options).data["vaults"]
+    code = (
+        "from tests.programs.test_sides import record; from pathlib import Path; "
+        f"record(Path({str(tmp_path / 'killed')!r}), **{options!r})"
+    )
+    running = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    run = tmp_path / "killed" / f"{XOR}.run" / "mappo-agent_0-0"
+    while len([*(run / "checkpoints").glob("[0-9]*")]) < 2 and running.poll() is None:
+        time.sleep(0.01)
+    running.send_signal(signal.SIGKILL)
+    assert running.wait() == -signal.SIGKILL and not tracking.read_run(run)["complete"]
+    shutil.rmtree(partners)
+    (resumed,) = record(tmp_path / "killed", **options).data["vaults"]
+    steps = [vault.open_vault(row["path"]).transitions() for row in (whole, resumed)]
+    chex.assert_trees_all_equal(*steps)
+    assert len(np.unique(np.asarray(steps[0].policy_id)[..., 1])) == 7  # 3 seeds, random, 3 steps
+    described = [vault.open_vault(row["path"]).provenance["policies"] for row in (whole, resumed)]
+    assert described[0] == described[1]
+    assert [one["name"] for one in described[1][-3:]] == [f"mappo-0-to-2@1{x}" for x in STEPS]
+
+    # Its tiers and evaluations need no other run, wherever it is.
+    moved = run.rename(tmp_path / "moved")
+    (more,) = record_from_run(moved, "random", steps=16, out=tmp_path).data["vaults"]
+    again = vault.open_vault(more["path"]).provenance["policies"]
+    assert [one["name"] for one in again[-7:]] == [one["name"] for one in described[0][-7:]]
+    environment, _ = load(moved, None, [0], True, None)
+    side = side_of(
+        envs.make(XOR), "agent_0", run=tmp_path / "whole" / run.relative_to(tmp_path / "killed")
+    )
+    chex.assert_trees_all_equal(environment.others, side.others)
+
+
+@pytest.mark.slow
+def test_copies_of_opponents_are_checked(learned, tmp_path):
+    partners, options = learned
+    record(tmp_path, **options | {"total_steps": 16, "tiers": ""})
+    run = tmp_path / f"{XOR}.run" / "mappo-agent_0-0"
+    shutil.rmtree(partners)
+    with pytest.raises(UnknownNameError, match="no run's directory"):
+        record(tmp_path / "new", **options)
+    entry = json.loads((run / "run.json").read_text())
+    entry["opponents"]["agent_1"]["members"][0]["parameters"] = "0" * 64
+    (run / "run.json").write_text(json.dumps(entry))
+    with pytest.raises(RunError, match=r"no copy of the policy mappo-0-to-2@0 that it learned"):
+        load(run, None, [0], True, None)
+    shutil.rmtree(run / "opponents")
+    with pytest.raises(RunError, match=r"name the opponents with --opponents"):
+        load(run, None, [0], True, None)
+    assert load(run, None, [0], True, None, opponents=("random",))
 
 
 def test_a_run_of_other_sizes_cannot_act(tmp_path):
@@ -258,9 +320,9 @@ def test_fixed_policies_are_evaluated_with_another_key_than_those_they_are_recor
 @pytest.mark.slow
 def test_an_agent_learns_beside_all_seeds_of_a_run(tmp_path):
     """And all pairs of them are recorded, where each steps' ids are those of the drawn members."""
-    xor, run = "classic/xor:time_limit=4", tmp_path / "run"
-    write_policy(run, PolicyConfig("feedforward"), envs.make(xor).spec, [3, 4, 5])
-    options = {"env": xor, "side": "agent_0", "opponents": (f"{run}@*",), "tiers": "random,replay"}
+    run = tmp_path / "run"
+    write_policy(run, PolicyConfig("feedforward"), envs.make(XOR).spec, [3, 4, 5])
+    options = {"env": XOR, "side": "agent_0", "opponents": (f"{run}@*",), "tiers": "random,replay"}
     for first, row in zip((1, 3), record(tmp_path, **options).data["vaults"], strict=True):
         data = vault.open_vault(row["path"])
         named = {one["policy_id"]: one["name"] for one in data.provenance["policies"][-3:]}
@@ -272,7 +334,7 @@ def test_an_agent_learns_beside_all_seeds_of_a_run(tmp_path):
 
     program = registry.load("recorder", "scripted")
     policy = f"agent_0={run}@*", f"agent_1={run}@4+random:3"
-    args = program.Args(env=xor, policy=policy, out=tmp_path, steps=800, num_envs=4)
+    args = program.Args(env=XOR, policy=policy, out=tmp_path, steps=800, num_envs=4)
     (row,) = program.main(args).data["vaults"]
     data = vault.open_vault(row["path"])
     assert data.path.name == "run-all-vs-run-4+random-0"

@@ -56,8 +56,8 @@ from offmarl.programs.recording.recorder import (
 )
 from offmarl.programs.recording.sides import (
     described,
+    keep_opponents,
     learning_environment,
-    near,
     opponents_of,
     players_of,
 )
@@ -161,7 +161,10 @@ def _prepared(
 ) -> "_Training":
     """Return what is trained, or raise what would stop it before anything is written."""
     assert isinstance(args, OnlineArgs)
-    tiers, env = parse_tiers(args.tiers), learning_environment(args)
+    tiers, env = (
+        parse_tiers(args.tiers),
+        learning_environment(args, directory),
+    )
     start = start_of(args, env)
     args = changed(args, **start.scale)
     source = environment_source(env.spec.name) | opponents_of(env) | start.source
@@ -215,7 +218,7 @@ def record_from_run(
     devices
         Number of devices that the environments are divided over; by default one.
     opponents
-        The opponents as the run's command named them, if their code is your own.
+        The opponents, if their code is your own; by default those of the training.
 
     Raises
     ------
@@ -240,13 +243,14 @@ def record_from_run(
     origin = registry.Origin(record["program"], record["file"], record["sha256"])
     module = registry.load_origin("recorder", origin, directory, program)
     args = from_json(module.Args, record["args"])
-    opponents = tuple(opponents) or near(args.opponents, directory)
     args = replace(
         args, env=env or args.env, tiers=tiers, steps=args.steps if steps is None else steps
     )
     args = replace(args, out=_out_of(directory, args, origin.name) if out is None else local(out))
     source = {name: record[name] for name in _SOURCES if name in record}
-    played = learning_environment(replace(args, opponents=opponents))
+    played = learning_environment(
+        replace(args, opponents=tuple(opponents)), None if opponents else directory
+    )
     _require_same_environment(source, environment_source(played.spec.name) | opponents_of(played))
     if difference := EnvSpec.from_json(record["spec"]).difference(played.spec, extras=False):
         raise RunError(f"{directory} and {played.spec.name} differ in {difference}.")
@@ -377,12 +381,14 @@ class _Training(Training):
         return {"state": [shapes] * len(self.runs)}
 
     def begin(self) -> list[ArrayTree]:
-        program = self.runs[0].program
+        first, program = self.runs[0], self.runs[0].program
+        if is_first():
+            keep_opponents(first.env, first.directory)
         init = jax.jit(program.init, compiler_options=quickly())
         # The buffers are replaced one by one.
         fresh = (init(run.key(INIT), self._hyper) for run in self.runs)
         begun = (self._start.begin(program, state, number) for number, state in enumerate(fresh))
-        return self._beside_prior([meet(self.runs[0].env, state) for state in begun])
+        return self._beside_prior([meet(first.env, state) for state in begun])
 
     def resume(self, tree: Mapping[str, ArrayTree], _info: Mapping[str, Any]) -> list[ArrayTree]:
         return self._beside_prior(tree["state"])

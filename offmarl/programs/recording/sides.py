@@ -3,18 +3,25 @@
 A name is ``random`` (uniform legal actions), a scripted policy of the environment such as
 ``scripted`` (see `offmarl.envs.scripted`), code as ``path/to/file.py:FUNCTION``, or the directory
 of a run, whose last policy then acts with fixed parameters. ``RUN@SEED/STEP`` names another seed of
-it and another checkpoint, and ``RUN@*`` all seeds. Names joined by ``+`` are a population, of which
-each episode draws a member: in ``RUN@*+scripted:2``, scripted weighs twice as much as each seed.
+it and another checkpoint, ``RUN@*`` all seeds, and ``RUN@*/*`` all their checkpoints. Names joined
+by ``+`` are a population, of which each episode draws a member: in ``RUN@*+scripted:2``, scripted
+weighs twice as much as each seed.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import jax
+import numpy as np
 
 from offmarl import envs, tracking
+from offmarl.checkpoint import Checkpoints
 from offmarl.envs import Environment
 from offmarl.envs.scripted import SCRIPTED, scripted_policies, scripted_policy
 from offmarl.envs.sides import (
@@ -26,14 +33,15 @@ from offmarl.envs.sides import (
     population,
     rest_of,
 )
-from offmarl.errors import OptionError, ShapeError, unknown_name
+from offmarl.errors import OptionError, RunError, ShapeError, UnknownNameError, unknown_name
 from offmarl.evaluation import require_time_limit
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.paths import local
 from offmarl.programs.program import OnlineArgs
+from offmarl.programs.runs import dataset
 from offmarl.programs.runs.identity import fingerprint
-from offmarl.programs.runs.policy import LoadedPolicy, load_policy
-from offmarl.records import RecordedName
+from offmarl.programs.runs.policy import load_policy
+from offmarl.programs.runs.trained import TrainedRun
 from offmarl.teams import Team, find_side, name_of_side, spec_of, teams_of
 from offmarl.types import ArrayTree, EnvSpec, Policy
 
@@ -87,21 +95,18 @@ def run_of(name: str) -> tuple[str, str | None] | None:
     return None
 
 
-Load = Callable[..., LoadedPolicy]
-_as_trained = partial(load_policy, greedy=None)
+def members_of(source: str, env: Environment, team: Team, **how: Any) -> list[TeamPolicy]:
+    """Return the policy that a name stands for, or those of all seeds or checkpoints of a run.
 
-
-def members_of(
-    source: str, env: Environment, team: Team, load: Load = _as_trained
-) -> list[TeamPolicy]:
-    """Return the policy that a name stands for, or those of all seeds of a run."""
+    ``how`` are ``greedy`` and ``program`` of `load_policy`; by default runs act as in training.
+    """
     everyone = tuple(range(env.spec.num_agents))
     about: dict[str, Any] = {"policy": source}
     if source == RANDOM:
         policy = make_policy(PolicyConfig("random"), env.spec)
         return [TeamPolicy(policy, (), everyone, RANDOM, about)]
     if (named := run_of(source)) is not None:
-        return _of_run(local(named[0]), named[1], env, team, load)
+        return _of_run(local(named[0]), named[1], env, team, **how)
     offered = scripted_policies(env)
     if source not in offered and not _CODE.fullmatch(source):
         raise unknown_name(
@@ -114,7 +119,7 @@ def members_of(
 
 
 def _of_run(
-    directory: Path, which: str | None, env: Environment, team: Team, load: Load
+    directory: Path, which: str | None, env: Environment, team: Team, **how: Any
 ) -> list[TeamPolicy]:
     """Return policies of a run, as SEED/STEP names them."""
     seed, _, step = (which or "").partition("/")
@@ -122,20 +127,24 @@ def _of_run(
         raise OptionError(
             f"{directory}@{which} names no seed: write RUN@SEED, RUN@SEED/STEP or RUN@*."
         )
-    found: list[TeamPolicy] = []
-    for own in tracking.read_run(directory)["seeds"] if seed == "*" else [int(seed or 0)]:
-        number = int(step) if step.isdecimal() else step or None
-        loaded = load(directory, own if seed else None, step=number)
+    found, how = list[TeamPolicy](), {"greedy": None, **how}
+    seeds = tracking.read_run(directory)["seeds"] if seed == "*" else [int(seed or 0)]
+    steps = [step]
+    if step == "*":
+        steps = [str(one) for one in TrainedRun.open(directory, how.get("program")).steps()] or [""]
+    for own, at in product(seeds, steps):
+        number = int(at) if at.isdecimal() else at or None
+        loaded = load_policy(directory, own if seed else None, step=number, **how)
         about: dict[str, Any] = {
             "policy": loaded.name,
             "run": directory.name,
             "parameters": fingerprint(loaded.params),
         }
-        about |= {"seed": own, "step": step or "last"} if seed else {}
-        name = directory.name + (f"@{own}{step and f'/{step}'}" if seed else "")
-        policy = found[0].policy if found else loaded.policy  # compiled once for all seeds
+        about |= {"seed": own, "step": at or "last"} if seed else {}
+        policy = found[0].policy if found else loaded.policy  # compiled once for all of them
         agents = _agents_of(loaded.spec, directory, env, team)
-        found.append(TeamPolicy(policy, loaded.params, agents, name, about))
+        name = _name_of(about)
+        found.append(TeamPolicy(policy, loaded.params, agents, name, about, run=directory))
     return found
 
 
@@ -199,36 +208,90 @@ def _by_side(
     return sorted(given, key=lambda one: order.index(one[0].agents[0]))
 
 
-def side_of(env: Environment, team: str, opponents: Sequence[str]) -> Side:
-    """Return the environment of one side, whose opponents act by the named policies."""
-    rest = rest_of(env.spec, find_side(env.spec, team))
-    return play_side(env, team, policies_by_side(opponents, env, rest))
+def side_of(
+    env: Environment, team: str, opponents: Sequence[str] = (), run: Path | None = None
+) -> Side:
+    """Return the environment of one side, whose opponents act by the named policies.
 
-
-def near(sources: Sequence[str], run_dir: Path) -> tuple[str, ...]:
-    """Return names of policies that a run recorded, with runs as they are found from here.
-
-    The path of a run was typed where the recorder was started, which by default is a directory
-    above its run.
+    If they are not named, or no longer found, they are those that a run learned against; see
+    `keep_opponents`.
     """
+    rest = rest_of(env.spec, find_side(env.spec, team))
+    if opponents or run is None:
+        try:
+            return play_side(env, team, policies_by_side(opponents, env, rest))
+        except (RunError, UnknownNameError):
+            if run is None or not (run / tracking.OPPONENTS).is_dir():
+                raise
+    given = _by_side(opponents, env.spec, rest) if opponents else []
+    names = {name: name for _, source in given for name, _ in names_in(source)}
+    about = tracking.read_run(run).get("opponents", {})
+    kept = {side: _kept(run, env, side, one, names) for side, one in about.items()}
+    return play_side(env, team, kept)
 
-    def found(part: str) -> str:
-        name, _ = _weighed(part)
-        places = [] if run_of(name) else run_dir.parents
-        above = next((above for above in places if run_of(str(above / name))), None)
-        return part if above is None else str(above / part)
 
-    def of_source(source: str) -> str:
-        side, sign, name = source.rpartition("=")
-        there = side + sign + "+".join(map(found, _parts(name)))
-        return source if there == source else RecordedName(there)
+def keep_opponents(env: Environment, run: Path) -> None:
+    """Copy the trained policies of opponents into a run, which then needs their runs no more.
 
-    return tuple(map(of_source, sources))
+    ``opponents/FIRST-NUMBER`` is the run of policies that differ in parameters alone, of the side
+    with the agent ``FIRST``. Its seeds are the numbers of the members.
+    """
+    shutil.rmtree(run / tracking.OPPONENTS, ignore_errors=True)
+    for side, player in players_of(env).items():
+        first = find_side(cast(Side, env).recorded_spec, side).agents[0]
+        alike: dict[Policy, dict[int, TeamPolicy]] = {}
+        for number, one in enumerate(player.members or (player,)):
+            if one.run is not None:
+                alike.setdefault(one.policy, {})[number] = one
+        for members in alike.values():
+            origin = cast(Path, next(iter(members.values())).run)
+            place = run / tracking.OPPONENTS / f"{first}-{min(members)}"
+            place.mkdir(parents=True)
+            each = [one.params for one in members.values()]
+            policy = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+            Checkpoints(place / tracking.CHECKPOINTS).save(1, {"policy": policy}, {})
+            statistics = dataset.read(origin / dataset.STATISTICS_FILE)
+            dataset.save(place / dataset.STATISTICS_FILE, statistics)
+            record = tracking.read_run(origin) | {"seeds": [*members]}
+            tracking.write_json(place / tracking.RUN_FILE, record)
 
 
-def learning_environment(args: OnlineArgs) -> Environment:
-    """Return the environment that a recorder learns in: one side of it if one is named."""
-    if args.opponents != OnlineArgs.opponents and not args.side:
+def _kept(
+    run: Path, env: Environment, side: str, about: Mapping[str, Any], names: Mapping[str, str]
+) -> TeamPolicy:
+    """Return an opponent that a run's record describes; ``names`` are those that the user gave."""
+    team = find_side(env.spec, side)
+    kept: dict[int, TeamPolicy] = {}
+    for place in (run / tracking.OPPONENTS).glob(f"{team.agents[0]}-*"):
+        found = _of_run(place, "*", env, team)
+        kept |= {own.about["seed"]: own for own in found}
+    members = []
+    for number, one in enumerate(about.get("members") or [about]):
+        if "run" not in one:
+            members += members_of(names.get(one["policy"], one["policy"]), env, team)
+            continue
+        own = kept.get(number)
+        if own is None or own.about["parameters"] != one.get("parameters"):
+            raise RunError(
+                f"{run} has no copy of the policy {_name_of(one)} that it learned against: name "
+                "the opponents with --opponents."
+            )
+        members.append(replace(own, name=_name_of(one), about=one))
+    return population(env.spec, members, about.get("weights"))
+
+
+def _name_of(about: Mapping[str, Any]) -> str:
+    """Return the name of a member of a run."""
+    step = f"/{about['step']}" if about.get("step", "last") != "last" else ""
+    return about["run"] + (f"@{about['seed']}{step}" if "seed" in about else "")
+
+
+def learning_environment(args: OnlineArgs, run: Path | None = None) -> Environment:
+    """Return the environment that a recorder learns in: one side of it if one is named.
+
+    ``run`` is the directory of its run, as for `side_of`.
+    """
+    if args.opponents not in (OnlineArgs.opponents, ()) and not args.side:
         raise OptionError(
             "--opponents play against one side that learns: give --side with its team or agents, "
             "or leave out --opponents."
@@ -236,7 +299,7 @@ def learning_environment(args: OnlineArgs) -> Environment:
     env = envs.make(args.env)
     require_time_limit(env.spec)
     env = envs.record_states(env) if args.env_states else env
-    return side_of(env, args.side, args.opponents) if args.side else env
+    return side_of(env, args.side, args.opponents, run) if args.side else env
 
 
 def opponents_of(env: Environment) -> dict[str, dict[str, Any]]:

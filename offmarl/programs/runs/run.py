@@ -221,7 +221,8 @@ def no_run_without_checkpoint(run: Run, vaults: Callable[[], list[Path]] = list)
         yield
     except Exception:
         if is_first() and not run.complete and not (run.directory / tracking.CHECKPOINTS).is_dir():
-            shutil.rmtree(run.directory / tracking.POLICIES, ignore_errors=True)
+            for name in (tracking.POLICIES, tracking.OPPONENTS):
+                shutil.rmtree(run.directory / name, ignore_errors=True)
             for vault in vaults():
                 shutil.rmtree(vault, ignore_errors=True)
             for name in (*_FILES, tracking.RUN_FILE):

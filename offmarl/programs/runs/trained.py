@@ -72,10 +72,8 @@ class TrainedRun(NamedTuple):
         if seed not in seeds:
             raise RunError(f"{self.directory} has no seed {seed!r}: its seeds are {seeds}.")
         shapes = of_seeds(like, len(seeds))
-        kept, unit = tracking.CHECKPOINTS, 1
-        if part == "policy" and step not in (None, "last") and self.record["kind"] == "recorder":
-            kept, unit = tracking.POLICIES, self._round()
-        checkpoints = Checkpoints(self.directory / kept)
+        earlier = part == "policy" and step not in (None, "last")
+        checkpoints, unit = self._checkpoints(earlier)
         number = self._step(checkpoints.steps(), seed, step, unit)
         tree, _ = checkpoints.restore({part: shapes}, number)
         checkpoints.close()
@@ -84,10 +82,18 @@ class TrainedRun(NamedTuple):
         require_finite(found, f"the {part} of seed {seed} in {self.directory}{at}")
         return found
 
-    def _round(self) -> int:
-        """Return the environment steps of one update of a recorder."""
+    def steps(self) -> list[int]:
+        """Return the steps of which it has policies, as `load_policy` takes them."""
+        checkpoints, unit = self._checkpoints(earlier=True)
+        return [unit * number for number in checkpoints.steps()]
+
+    def _checkpoints(self, earlier: bool) -> tuple[Checkpoints, int]:
+        """Return the last checkpoints, or those of earlier policies, and the steps of an update."""
+        if not earlier or self.record["kind"] != "recorder":
+            return Checkpoints(self.directory / tracking.CHECKPOINTS), 1
         num_steps = self.build(self.spec).program.num_steps
-        return num_steps * int(self.record["args"]["num_envs"])
+        unit = num_steps * int(self.record["args"]["num_envs"])
+        return Checkpoints(self.directory / tracking.POLICIES), unit
 
     def _step(self, numbers: list[int], seed: int, step: Step, unit: int) -> int | None:
         """Return the number of the checkpoint that a user asked for.
