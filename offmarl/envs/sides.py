@@ -587,7 +587,7 @@ def slot(env: Environment) -> Environment:
     if not isinstance(env, Side):
         return env
     leaves, structure = jax.tree.flatten(env.others)
-    shapes = tuple((np.shape(leaf), np.result_type(leaf)) for leaf in leaves)
+    shapes = tuple((np.shape(leaf), jax.dtypes.result_type(leaf)) for leaf in leaves)
     return _slot(env.env, env.team, env.seats, structure, shapes)
 
 
