@@ -354,7 +354,7 @@ def export(
     env: str | None = None,
     program: Path | None = None,
 ) -> Report:
-    """Write a trained policy as files that run without offmarl: StableHLO, safetensors and ONNX.
+    """Write a trained policy as files that run without offmarl.
 
     Parameters
     ----------

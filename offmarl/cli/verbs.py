@@ -104,7 +104,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
         ),
         "export": Verb(
             "programs",
-            "Write a trained policy as files that run without offmarl: StableHLO, ONNX",
+            "Write a trained policy as files that run without offmarl",
             "runs/swarm/coverage-3/mappo-0-medium/bc --out deployed",
         ),
         "cache": Verb("hub", "List, remove or verify pulled datasets", "rm og_marl/smac_v1/3m"),

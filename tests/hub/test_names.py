@@ -97,7 +97,7 @@ def test_the_library_takes_it_too(published, monkeypatch):
         assert isinstance(data, Dataset) and data.path == paths["Good"]
     assert vault.filter(GOOD, "index < 3", paths["Good"].parents[1] / "few.vlt").num_steps > 0
     assert len(list(vault.list_vaults(NAME))) == 2
-    with pytest.raises(library.VaultError, match="several vaults: add one of Good, Poor"):
+    with pytest.raises(VaultError, match="several vaults: add one of Good, Poor"):
         library.open(NAME)
 
 
@@ -236,7 +236,7 @@ def test_what_is_no_directory_is_not_pushed(hub, tmp_path, place, monkeypatch):
     with zipfile.ZipFile("a.zip", "w") as archive:
         for file in path.rglob("*"):
             archive.write(file, file.relative_to(tmp_path))
-    with pytest.raises(library.VaultError, match="is not a directory on this machine"):
+    with pytest.raises(VaultError, match="is not a directory on this machine"):
         library.hub.push([place], "org/made-up", "CC-BY-4.0")
     assert hub.requests == []
 
