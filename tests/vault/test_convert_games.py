@@ -229,6 +229,17 @@ def test_a_pickle_does_not_get_the_memory_that_it_asks_for(convert, asked):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # KiB
 
 
+def test_nested_lists_are_not_taken_for_text(convert, table):
+    nested: list = []
+    for _ in range(60):
+        nested = [nested, nested]
+    for column in ("run", "layout_name", "next_state"):
+        names = np.empty(46, object)
+        names[:] = [nested] * 46
+        with pytest.raises(VaultError, match=f"the column {column} .* objects that are not text"):
+            convert(table | {column: names})
+
+
 def test_a_small_archive_of_a_huge_pickle_is_refused(convert):
     header = tarfile.TarInfo("a.pickle")
     header.type, header.pax_headers = (

@@ -118,7 +118,8 @@ def _array(built: Any) -> NumpyArray:
     if isinstance(data, list):
         values = np.fromiter(data, object, len(data))
     else:
-        values = np.frombuffer(data, {"i8": "<i8", "f8": "<f8", "b1": "?"}[dtype.given[0]])
+        (kind,) = (x for x in ("i8", "f8", "b1") if x == dtype.given[0])
+        values = np.frombuffer(data, f"<{kind}")
     return values.reshape(shape, order="F" if fortran else "C")
 
 
@@ -142,9 +143,14 @@ def _rows(path: Path) -> dict[str, NumpyArray]:
         for block in frame["blocks"]:
             places, values = _array(block["mgr_locs"]), _array(block["values"])
             for name, column in zip(names[places], values, strict=True):
-                columns.setdefault(name, []).append(column)
+                for known in (x for x in _COLUMNS if x == name):
+                    columns.setdefault(known, []).append(column)
     containers.check_layout(path, "overcooked-ai's", columns, _COLUMNS)
-    return {name: np.concatenate(columns[name]) for name in _COLUMNS}
+    found = {name: np.concatenate(columns[name]) for name in _COLUMNS}
+    for name, values in found.items():  # the text of nested lists may be larger than any memory
+        if values.dtype == object and not all(isinstance(x, str) for x in values):
+            raise VaultError(f"the column {name} in {path} holds objects that are not text.")
+    return found
 
 
 def _choose(
