@@ -76,11 +76,13 @@ def _imported(path: Path, source: bytes) -> Iterator[Path]:
     """Yield where the modules would be, around a file, that it imports."""
     with suppress(SyntaxError, ValueError):  # its import says what is wrong
         for node in ast.walk(ast.parse(source)):
-            level, names = 1, [one.name for one in getattr(node, "names", [])]
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            level, names = 1, [one.name for one in node.names]
             if isinstance(node, ast.ImportFrom):
                 home, level = node.module or "", max(node.level, 1)
                 names = [home, *(f"{home}.{name}" for name in names)]
-            for name in names if isinstance(node, ast.Import | ast.ImportFrom) else ():
+            for name in names:
                 parts = name.strip(".").split(".")
                 inside = level == 1 and parts[0] == path.parent.name
                 place = path.parents[level - 1].joinpath(*parts[inside:])

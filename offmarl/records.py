@@ -113,7 +113,7 @@ class Opponents(Struct, frozen=True):
     """What identifies a policy that acts for a side, or the members of a population."""
 
     policy: Text = ""
-    run: Text | None = None
+    run: Text = ""
     seed: Seed | None = None
     step: Text = ""
     parameters: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")] | None = None

@@ -48,8 +48,10 @@ def identity(cell: Cell) -> dict[str, Any]:
         if code := sources(data.recipe.program, data.recipe.options):
             found["recorded"]["sources"] = code
     if data.partners:
-        named = ((one, one.rpartition("@")[0] or one) for one in data.partners)
-        found["partners"] = [[_public(one), _content(run)] for one, run in named]
+        from offmarl.programs.recording.sides import names_in, run_of  # imports JAX
+
+        named = [name for one in data.partners for name, _ in names_in(one)]
+        found["partners"] = [[_public(x), _content((run_of(x) or [x])[0])] for x in named]
     plain: dict[str, Any] = tracking.plain(found)
     return plain
 

@@ -10,7 +10,6 @@ from tyro.conf import Positional, arg
 
 from offmarl import report as reports
 from offmarl.cli.output import Report, as_is, check_file, write_page
-from offmarl.errors import RunError
 from offmarl.report.figures import KINDS
 from offmarl.statistics import Reference
 
@@ -102,8 +101,6 @@ def compare(
     files
         Where to write the comparison.
     """
-    if not runs:
-        raise RunError("no runs to compare: give the directory of at least one run.")
     files.check()
     from offmarl.hub.card import references as recorded  # takes a while to import
 

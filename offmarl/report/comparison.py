@@ -643,6 +643,8 @@ def compare_runs(
         A path is no run, or the runs have no metric in common.
     """
     every = distinct(one for path in paths for one in _each(path))
+    if not every:
+        raise RunError("no runs to compare: give the directory of at least one run.")
     foreign = [path for path in every if is_foreign(path)]
     begun = [path for path in every if path not in foreign]
     unfinished = [path for path in begun if _is_unfinished(path)]

@@ -11,7 +11,7 @@ import pytest
 
 from offmarl import benchmark, report, tracking, vault
 from offmarl.benchmark import CellsWork, spread
-from offmarl.benchmark.cells import is_current, pack
+from offmarl.benchmark.cells import identity, is_current, pack
 from offmarl.benchmark.tasks import cell_file, note_vaults, noted_vaults, preparation, run_of
 from offmarl.cli.output import Report
 from offmarl.errors import RunError, VaultError
@@ -212,6 +212,18 @@ def test_returns_beside_partners_are_a_column_of_their_own(read, tmp_path):
     path.write_text(path.read_text().replace('"sampled": [', '"sampled": ["many", '))
     with pytest.raises(RunError, match=r"\(partners.json\) is not valid"):
         report.read_runs([path])
+
+
+def test_a_cell_depends_on_the_runs_of_all_partners(read, tmp_path):
+    runs = [write_run(tmp_path / name, "bc", "a/b", [[1]]) for name in "ab"]
+    (cell, *_) = read().cells
+    cell = cell._replace(data=cell.data._replace(partners=(f"{runs[0]}@*+{runs[1]}@0/8",)))
+    before = identity(cell)["partners"]
+    assert [name.rpartition("/")[2] for name, _ in before] == ["a@*", "8"]
+    with (runs[1] / "metrics.jsonl").open("a") as file:
+        file.write("{}\n")
+    same = [one == other for one, other in zip(before, identity(cell)["partners"], strict=True)]
+    assert same == [True, False]
 
 
 def test_bold_is_the_best_and_what_may_be_as_good(read, tmp_path):

@@ -87,7 +87,8 @@ def folder(clean, tmp_path, monkeypatch):
     place = tmp_path / "my games"
     place.mkdir()
     (place / "outside_game.py").write_text(CODE)
-    (place / "outside_helper.py").write_text("PAYOFF = 1.0\n")
+    helper = "PAYOFF = 1.0\n\ndef pay(more):\n    global PAYOFF\n    PAYOFF = more\n"
+    (place / "outside_helper.py").write_text(helper)
     monkeypatch.chdir(tmp_path)
     return place
 

@@ -294,7 +294,9 @@ def test_a_guide_acts_until_the_learner_returns_more():
     assert not guide.is_worse  # 10.6 and 7.5 on average, of too few episodes
     guide = guide._replace(scores=15 * guide.scores)
     assert guide.is_worse
-    _, steps = q_learning._judged(guide, ends, jnp.int32(9))
+    after, steps = q_learning._judged(guide, ends, jnp.int32(9))
+    counts = after.scores[:, 1] - jnp.array([0.98, 1]) * guide.scores[:, 1]
+    np.testing.assert_allclose(counts, [1, 2], rtol=1e-5)  # only the learner's fade
     np.testing.assert_array_equal(steps.policy_id, [[9, -1], [9, -1], [-1, 9]])
 
 

@@ -1,5 +1,6 @@
 """Recorders in environments of several teams: one side learns, or all do, or none."""
 
+import copy
 import json
 import shutil
 import signal
@@ -260,10 +261,21 @@ def test_copies_of_opponents_are_checked(learned, tmp_path):
     with pytest.raises(UnknownNameError, match="no run's directory"):
         record(tmp_path / "new", **options)
     entry = json.loads((run / "run.json").read_text())
-    entry["opponents"]["agent_1"]["members"][0]["parameters"] = "0" * 64
+    shutil.rmtree(run / "checkpoints")  # as if it had stopped before the first
+    (run / "run.json").write_text(json.dumps(entry | {"complete": False}))
+    record(tmp_path, **options | {"total_steps": 16, "tiers": ""})
+    for change, error, message in (
+        ({"parameters": "0" * 64}, RunError, "no copy of the policy mappo-0-to-2@0 that it learn"),
+        ({"run": None}, RunError, "run.json is not valid: .*run: Expected str"),
+        (None, UnknownNameError, "no run's directory, named ''"),
+    ):
+        broken = copy.deepcopy(entry)
+        members = broken["opponents"]["agent_1"]["members"]
+        members[0] = {} if change is None else members[0] | change
+        (run / "run.json").write_text(json.dumps(broken))
+        with pytest.raises(error, match=message):
+            load(run, None, [0], True, None)
     (run / "run.json").write_text(json.dumps(entry))
-    with pytest.raises(RunError, match=r"no copy of the policy mappo-0-to-2@0 that it learned"):
-        load(run, None, [0], True, None)
     shutil.rmtree(run / "opponents")
     with pytest.raises(RunError, match=r"name the opponents with --opponents"):
         load(run, None, [0], True, None)

@@ -4,6 +4,8 @@ import copyreg
 import io
 import os
 import pickle
+import resource
+import struct
 import sys
 import tarfile
 from types import ModuleType
@@ -212,6 +214,51 @@ def test_a_pickle_of_another_class_runs_nothing(convert, tmp_path, monkeypatch):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        pickle.NONE + pickle.LONG_BINPUT + struct.pack("<I", 2**27),  # a place in a table
+        pickle.BYTEARRAY8 + struct.pack("<Q", 2**30),
+        pickle.BINBYTES8 + struct.pack("<Q", 2**62),
+    ],
+)
+def test_a_pickle_does_not_get_the_memory_that_it_asks_for(convert, asked):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(VaultError, match="another format"):
+        convert(asked + pickle.STOP)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**19  # KiB
+
+
+def test_nested_lists_are_not_taken_for_text(convert, table):
+    nested: list = []
+    for _ in range(60):
+        nested = [nested, nested]
+    for column in ("run", "layout_name", "next_state"):
+        names = np.empty(46, object)
+        names[:] = [nested] * 46
+        with pytest.raises(VaultError, match=f"the column {column} .* objects that are not text"):
+            convert(table | {column: names})
+
+
+def test_a_small_archive_of_a_huge_pickle_is_refused(convert):
+    header = tarfile.TarInfo("a.pickle")
+    header.type, header.pax_headers = (
+        tarfile.REGTYPE,
+        {
+            "GNU.sparse.major": "0",
+            "GNU.sparse.minor": "1",
+            "GNU.sparse.size": str(2**45),
+            "GNU.sparse.map": "0,0",
+            "GNU.sparse.numblocks": "1",
+        },
+    )
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
+        archive.addfile(header)
+    with pytest.raises(VaultError, match="have more than 1 GiB"):
+        convert(packed.getvalue(), name="a.tar.gz")
+
+
 def test_other_files_are_refused_in_a_line(convert, table, monkeypatch):
     data = Frame(table).pickled(monkeypatch)
     for wrong in (data[:-200], data[:9], b"", b"text", pickle.dumps([1]), pickle.dumps({})):
@@ -334,8 +381,9 @@ def test_games_of_hanabi_are_played_again(tmp_path, hanabi):
             r"game 7 differs .* step 2: an agent's action \[0\] is \d+, and 77",
         ),
         ("num_actions", 0, 88, r"game 7 differs .* step \d+: the end is True, and False"),
-        ("num_actions", 0, 0, "not of AH2AC2's layout: .* or empty games"),
-        ("num_players", (), 3, r"not of AH2AC2's layout: .* actions \(3, 89, 2\)"),
+        ("num_actions", 0, 0, "not of AH2AC2's layout: .* or games that are empty"),
+        ("num_actions", 0, 90, "not of AH2AC2's layout: .* or longer than its actions"),
+        ("num_players", (), 3, r"not of AH2AC2's layout: .* actions int32\(3, 89, 2\)"),
     ],
 )
 def test_a_game_of_hanabi_that_differs_is_named(tmp_path, hanabi, name, at, value, message):
@@ -351,5 +399,8 @@ def test_files_of_other_layouts_are_refused(tmp_path, hanabi):
     for wrong in (data[:-9], data[:20], b"", b"text of some length"):
         with pytest.raises(VaultError, match="damaged, incomplete or of another format"):
             read_hanabi(tmp_path, wrong)
+    for name in ("num_players", "num_actions", "decks", "actions"):
+        with pytest.raises(VaultError, match=f"AH2AC2's layout: .*{name} float32"):
+            read_hanabi(tmp_path, hanabi | {name: hanabi[name].astype(np.float32)})
     with pytest.raises(VaultError, match="AH2AC2's layout: it has no decks"):
         read_hanabi(tmp_path, {name: x for name, x in hanabi.items() if name != "decks"})

@@ -97,8 +97,9 @@ class Guide(NamedTuple):
     totals: Float[Array, "E"]
     """Rewards of the running episodes so far, the mean over agents."""
     scores: Float[Array, "2 2"]
-    """Of the learner and of the guide: the sum of their episodes' returns, and their number, where
-    about the last `_REMEMBERED` episodes count."""
+    """Of the learner and of the guide: the sum of their episodes' returns, and their number. Of the
+    learner, which changes, about the last `_REMEMBERED` episodes count; of the guide all do, since
+    it would lose to its equal by a streak of bad luck, and then play no more."""
 
     @property
     def is_worse(self) -> Bool[Array, ""]:
@@ -265,7 +266,8 @@ def _judged(guide: Guide, steps: Transition, number: Int[Array, ""]) -> tuple[Gu
     )
     ended = jax.nn.one_hot(by_guide, 2) * steps.last[..., None]
     new = jnp.stack([(ended * returns[..., None]).sum((0, 1)), ended.sum((0, 1))], axis=-1)
-    scores = (1 - 1 / _REMEMBERED) ** new[:, 1:] * guide.scores + new
+    kept = jnp.array([[1 - 1 / _REMEMBERED], [1.0]])
+    scores = kept ** new[:, 1:] * guide.scores + new
     steps = steps._replace(policy_id=jnp.where(by_guide == ~guide.is_worse, number, -1))
     return guide._replace(totals=totals, scores=scores), steps
 

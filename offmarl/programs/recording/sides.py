@@ -236,19 +236,23 @@ def keep_opponents(env: Environment, run: Path) -> None:
     ``opponents/FIRST-NUMBER`` is the run of policies that differ in parameters alone, of the side
     with the agent ``FIRST``. Its seeds are the numbers of the members.
     """
-    shutil.rmtree(run / tracking.OPPONENTS, ignore_errors=True)
-    for side, player in players_of(env).items():
+    kept = run / tracking.OPPONENTS
+    players = {side: one.members or (one,) for side, one in players_of(env).items()}
+    if any(one.run and one.run.parent == kept for each in players.values() for one in each):
+        return  # they are the copies of a training that stopped before its first checkpoint
+    shutil.rmtree(kept, ignore_errors=True)
+    for side, each in players.items():
         first = find_side(cast(Side, env).recorded_spec, side).agents[0]
         alike: dict[Policy, dict[int, TeamPolicy]] = {}
-        for number, one in enumerate(player.members or (player,)):
+        for number, one in enumerate(each):
             if one.run is not None:
                 alike.setdefault(one.policy, {})[number] = one
         for members in alike.values():
             origin = cast(Path, next(iter(members.values())).run)
-            place = run / tracking.OPPONENTS / f"{first}-{min(members)}"
+            place = kept / f"{first}-{min(members)}"
             place.mkdir(parents=True)
-            each = [one.params for one in members.values()]
-            policy = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+            params = [one.params for one in members.values()]
+            policy = jax.tree.map(lambda *leaves: np.stack(leaves), *params)
             Checkpoints(place / tracking.CHECKPOINTS).save(1, {"policy": policy}, {})
             statistics = dataset.read(origin / dataset.STATISTICS_FILE)
             dataset.save(place / dataset.STATISTICS_FILE, statistics)
@@ -268,7 +272,8 @@ def _kept(
     members = []
     for number, one in enumerate(about.get("members") or [about]):
         if "run" not in one:
-            members += members_of(names.get(one["policy"], one["policy"]), env, team)
+            name = one.get("policy", "")
+            members += members_of(names.get(name, name), env, team)
             continue
         own = kept.get(number)
         if own is None or own.about["parameters"] != one.get("parameters"):

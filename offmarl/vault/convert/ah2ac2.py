@@ -31,9 +31,14 @@ def read_ah2ac2(source: StrPath) -> Iterator[Imported]:
     check_layout(path, "AH2AC2's", arrays, _NAMES)
     num_players, ids, scores, lengths, decks, actions = (arrays[name] for name in _NAMES)
     shapes = [(), *3 * [ids.shape], (ids.size, 50, 2), (ids.size, *actions.shape[1:2], num_players)]
-    if [arrays[x].shape for x in _NAMES] != shapes or not ids.size or lengths.min() < 1:
-        found = ", ".join(f"{name} {arrays[name].shape}" for name in _NAMES)
-        raise VaultError(f"{path} is not of AH2AC2's layout: it has {found}, or empty games.")
+    whole = all(array.dtype.kind in "iu" for array in (num_players, lengths, decks, actions))
+    alike = whole and [arrays[x].shape for x in _NAMES] == shapes and ids.size > 0
+    if not alike or not 0 < lengths.min() <= lengths.max() <= actions.shape[1]:
+        found = ", ".join(f"{name} {arrays[name].dtype}{arrays[name].shape}" for name in _NAMES)
+        raise VaultError(
+            f"{path} is not of AH2AC2's layout: it has {found}, or games that are empty or longer "
+            "than its actions."
+        )
     env: Any = envs.make("jaxmarl/hanabi", num_agents=int(num_players))
     listed = zip(map(str, ids), decks, actions, lengths, strict=True)
     games = [Game(name, deck, taken[:length]) for name, deck, taken, length in listed]

@@ -7,14 +7,16 @@ each kitchen a pair played once. A delivery is worth 5 there, and 20 in JaxMARL.
 
 import io
 import json
+import lzma
 import pickle
+import struct
 import tarfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -41,6 +43,8 @@ _ACTIONS = [[0, -1], [0, 1], [1, 0], [-1, 0], [0, 0], "INTERACT"]
 """In JaxMARL's order; the first four are also the directions that players face."""
 _CHANNELS = [*range(10), 16, 18, 20, 21, 22, 23]
 """Those of observations that change in a game; see JaxMARL's ``Overcooked.get_obs``."""
+_MOST_BYTES = 2**30
+"""Of the pickles in an archive; overcooked-ai 1.1.0 has 53 MiB."""
 _MALFORMED = (AttributeError, EOFError, LookupError, OverflowError, TypeError, ValueError)
 """Errors of objects that are not as they are in overcooked-ai."""
 
@@ -51,7 +55,7 @@ def read_overcooked(
 ) -> Iterator[Imported]:
     """Read human games of Overcooked from overcooked-ai 1.1.0: its sdist, a folder, or a pickle."""
     path = local(source)
-    errors = (pickle.UnpicklingError, tarfile.TarError, *_MALFORMED)
+    errors = (pickle.UnpicklingError, struct.error, tarfile.TarError, lzma.LZMAError, *_MALFORMED)
     readable = partial(containers.readable, path, *errors)
     games, states = [], []
     with readable():
@@ -90,8 +94,14 @@ class _Built:
         self.state = state
 
 
-class _Frames(pickle.Unpickler):
-    """Reads frames of pandas as stand-ins: nothing that a file names is imported or run."""
+class _Frames(pickle._Unpickler):
+    """Reads frames of pandas as stand-ins: nothing that a file names is imported or run.
+
+    It is the unpickler in Python, since that in C reserves as much memory as a file asks for.
+    """
+
+    dispatch: ClassVar = {**pickle._Unpickler.dispatch}
+    del dispatch[pickle.BYTEARRAY8[0]]  # which does so, too
 
     def find_class(self, module: str, name: str) -> type[_Built]:
         """Return the stand-in; `VaultError` for the names of other packages."""
@@ -108,7 +118,8 @@ def _array(built: Any) -> NumpyArray:
     if isinstance(data, list):
         values = np.fromiter(data, object, len(data))
     else:
-        values = np.frombuffer(data, {"i8": "<i8", "f8": "<f8", "b1": "?"}[dtype.given[0]])
+        (kind,) = (x for x in ("i8", "f8", "b1") if x == dtype.given[0])
+        values = np.frombuffer(data, f"<{kind}")
     return values.reshape(shape, order="F" if fortran else "C")
 
 
@@ -120,6 +131,8 @@ def _rows(path: Path) -> dict[str, NumpyArray]:
     elif tarfile.is_tarfile(path):
         with tarfile.open(path) as archive:
             files = [x for x in archive if x.isfile() and x.name.endswith(".pickle")]
+            if sum(x.size for x in files) > _MOST_BYTES:  # a small archive may have huge files
+                raise VaultError(f"the pickles in {path} have more than {_MOST_BYTES >> 30} GiB.")
             pickles = [file.read() for file in map(archive.extractfile, files) if file]
     else:
         pickles = [path.read_bytes()]
@@ -130,9 +143,14 @@ def _rows(path: Path) -> dict[str, NumpyArray]:
         for block in frame["blocks"]:
             places, values = _array(block["mgr_locs"]), _array(block["values"])
             for name, column in zip(names[places], values, strict=True):
-                columns.setdefault(name, []).append(column)
+                for known in (x for x in _COLUMNS if x == name):
+                    columns.setdefault(known, []).append(column)
     containers.check_layout(path, "overcooked-ai's", columns, _COLUMNS)
-    return {name: np.concatenate(columns[name]) for name in _COLUMNS}
+    found = {name: np.concatenate(columns[name]) for name in _COLUMNS}
+    for name, values in found.items():  # the text of nested lists may be larger than any memory
+        if values.dtype == object and not all(isinstance(x, str) for x in values):
+            raise VaultError(f"the column {name} in {path} holds objects that are not text.")
+    return found
 
 
 def _choose(
