@@ -1,9 +1,9 @@
 """Trained policies in environments, for the commands that play or record them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from offmarl.envs import Environment
 from offmarl.envs.registry import make_parallel
 from offmarl.errors import OptionError
 from offmarl.paths import local
-from offmarl.programs import LoadedPolicy, load_policy
+from offmarl.programs import LoadedPolicy
 from offmarl.programs.recording.python import play_episodes
 from offmarl.programs.recording.sides import side_of
 from offmarl.programs.runs.evaluate import play_policy
@@ -24,31 +24,26 @@ from offmarl.terminal import number
 from offmarl.tracking import progress, read_run
 from offmarl.types import EnvSpec
 
+if TYPE_CHECKING:
+    from offmarl.cli.programs import PolicyOptions
+
 
 def load(
-    run: Path,
-    env: str | None,
-    seeds: Sequence[int],
-    greedy: bool,
-    program: Path | None,
-    checkpoint: int | str = "last",
-    opponents: Sequence[str] = (),
+    run: Path, options: "PolicyOptions", seeds: Sequence[int], opponents: Sequence[str]
 ) -> tuple[Environment, dict[int, LoadedPolicy]]:
-    """Return an environment, by default that of a run, and the policies of training seeds for it.
+    """Return the environment of a run, or another one, and the policies of training seeds for it.
 
-    The arguments are those of `load_policy`, with ``checkpoint`` for its ``step``. ``opponents``
-    play in place of the recorded ones.
+    ``opponents`` play in place of the recorded ones.
     """
     record = read_run(run)
-    environment = envs.make(EnvSpec.from_json(record["spec"]).name if env is None else env)
+    recorded = EnvSpec.from_json(record["spec"]).name
+    environment = envs.make(recorded if options.env is None else options.env)
     side = record["args"].get("side")
     if opponents and not side:
         raise OptionError(f"{run} learned no side that has opponents: leave out --opponents.")
     if side:
         environment = side_of(environment, side, opponents, None if opponents else local(run))
-    return environment, {
-        seed: load_policy(run, seed, greedy, program, environment, checkpoint) for seed in seeds
-    }
+    return environment, {seed: options.load(run, seed, environment) for seed in seeds}
 
 
 def play(
@@ -74,30 +69,22 @@ def play(
 
 
 def play_parallel(
-    make_policy: Callable[[int, Any], Any],
-    env: str,
-    spec: EnvSpec,
-    seeds: Sequence[int],
-    episodes: int,
-    seed: int,
-    processes: int,
+    run: Path, options: "PolicyOptions", env: str, episodes: int, seed: int, processes: int
 ) -> dict[str, dict[int, Float[np.ndarray, "episodes"]]]:
-    """Do what `play` does in a PettingZoo environment; ``spec`` is that of the run."""
-    teams, make_env = teams_of(spec), partial(make_parallel, env)
+    """Do what `play` does in a PettingZoo environment, with all policies of a run."""
+    record, make_env = read_run(run), partial(make_parallel, env)
+    teams = teams_of(EnvSpec.from_json(record["spec"]))
     returns: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {team.name: {} for team in teams}
-    for trained in seeds:
-        policy = partial(make_policy, trained)
+    for trained in record["seeds"]:
+        policy = partial(_parallel_policy, run, options, trained)
         played = play_episodes(make_env, policy, episodes, processes, seed)
         for team in teams:
             returns[team.name][trained] = played[:, list(team.agents)].mean(1)
     return returns
 
 
-def parallel_policy(
-    run: Path, greedy: bool, program: Path | None, checkpoint: int | str, seed: int, env: Any
-) -> Any:
-    """Return the policy of a training seed, to act in a PettingZoo environment."""
-    return envs.PettingZooPolicy(load_policy(run, seed, greedy, program, None, checkpoint), env)
+def _parallel_policy(run: Path, options: "PolicyOptions", seed: int, env: Any) -> Any:
+    return envs.PettingZooPolicy(options.load(run, seed), env)
 
 
 def watch(environment: Environment, loaded: LoadedPolicy, seed: int) -> render.Playback:

@@ -40,9 +40,9 @@ from offmarl.tracking import (
     labelled,
     read_run,
 )
-from offmarl.types import EnvSpec
 
 if TYPE_CHECKING:
+    from offmarl.programs import LoadedPolicy
     from offmarl.programs.recording.blocks import Recording
 
 _USAGE = """\
@@ -66,9 +66,6 @@ _MORE = {
 
 
 _SEVERAL = tuple[str, ...]
-
-Checkpoint = int | Literal["last", "best"]
-"""The checkpoint of a run whose policy a command takes."""
 
 
 def record(arguments: list[str]) -> Report:
@@ -140,8 +137,35 @@ def _recorded(recorded: Any) -> Report:
     return Report(recorded.data, recorded.view)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """Which policies of a run act, where, and how."""
+
+    env: str | None = None
+    """Environment to act in; by default the one of the run. It may have another number of agents if
+    the policy was trained with --agent-id sinusoidal or none. For `offmarl evaluate`, code of your
+    own (path/to/file.py:FACTORY or package.module:FACTORY) may also return an environment of
+    PettingZoo's parallel API."""
+    checkpoint: int | Literal["last", "best"] = "last"
+    """The checkpoint whose policy acts: last, best, or the number of a step, if the run kept it
+    (train --keep); recorders keep the policies of all their evaluations, by steps of the
+    environment. best: for each seed the one with its best evaluation, which is online tuning: its
+    return is not that of an offline method."""
+    act: Literal["greedy", "sample"] = "greedy"
+    """How the policy acts. greedy: it takes the best action. sample: it samples actions."""
+    program: Path | None = None
+    """Python file of the program that trained the run, if the program is not one of offmarl's. The
+    file's code is run."""
+
+    def load(self, run: Path, seed: int | None, env: Any = None) -> "LoadedPolicy":
+        """Return the policy of a training seed, by default the first, for ``env``, if given."""
+        from offmarl.programs import load_policy  # imports JAX, which --help does without
+
+        return load_policy(run, seed, self.act == "greedy", self.program, env, self.checkpoint)
+
+
 @dataclass(frozen=True)
-class _TrainedArgs(DeviceArgs):
+class _TrainedArgs(DeviceArgs, PolicyOptions):
     """Arguments of the recording of a trained policy."""
 
     policy: Path
@@ -153,24 +177,12 @@ class _TrainedArgs(DeviceArgs):
     name: str | None = None
     """Name of the recording; by default PROGRAM-SEED of the program and the training seed, with the
     checkpoint if it is not the last."""
-    env: str | None = None
-    """Environment to record in; by default the one of the run. It may have another number of agents
-    if the policy was trained with --agent-id sinusoidal or none."""
     num_envs: int = 64
     """Number of environments that run side by side."""
     seed: int = 0
     """Random seed of the recording."""
     training_seed: int | None = None
     """The training seed whose policy is recorded; by default the run's first."""
-    checkpoint: Checkpoint = "last"
-    """The checkpoint whose policy is recorded: last, best (of the seed's evaluations), or the
-    number of a step, if the run kept it (train --keep). Recorders keep the policies of all their
-    evaluations; their steps are those of the environment."""
-    act: Literal["greedy", "sample"] = "greedy"
-    """How the policy acts. greedy: it takes the best action. sample: it samples actions."""
-    program: Path | None = None
-    """Python file of the program that trained the run, if the program is not one of offmarl's. The
-    file's code is run."""
     env_states: bool = option(False, Role.RARE)
     """Also record the environments' states, so that offmarl.replay_episode can play any episode
     again."""
@@ -192,15 +204,7 @@ def _trained_recording(arguments: list[str]) -> "Recording":
     join(args)
     run = _named(args.policy)
     trained = read_run(run)["seeds"][0] if args.training_seed is None else args.training_seed
-    environment, policies = load(
-        run,
-        args.env,
-        [trained],
-        args.act == "greedy",
-        args.program,
-        args.checkpoint,
-        args.opponents,
-    )
+    environment, policies = load(run, args, [trained], args.opponents)
     loaded = policies[trained]
     origin = {"program": loaded.name, "run": str(run), "training_seed": trained, "act": args.act}
     ending = "" if args.checkpoint == "last" else f"-{args.checkpoint}"
@@ -263,13 +267,10 @@ def train_work(verb: str, arguments: list[str], block_steps: int | None) -> Work
 
 def evaluate(
     run: Annotated[Path, Positional, arg(metavar="RUN")],
-    env: str | None = None,
+    policy: PolicyOptions = PolicyOptions(),
     eval_episodes: int | None = None,
     seed: int = 0,
-    act: Literal["greedy", "sample"] = "greedy",
-    checkpoint: Checkpoint = "last",
     render: Path | None = None,
-    program: Path | None = None,
     opponents: tuple[str, ...] = (),
     jobs: int = 1,
 ) -> Report:
@@ -279,28 +280,15 @@ def evaluate(
     ----------
     run
         Directory of a run, or the name of a policy that `offmarl pull --policy` downloaded.
-    env
-        Environment to play in; by default the one that the run's data was recorded in. It may have
-        another number of agents if the policy was trained with --agent-id sinusoidal or none. Code
-        of your own (path/to/file.py:FACTORY or package.module:FACTORY) may also return an
-        environment of PettingZoo's parallel API.
+    policy
+        What acts.
     eval_episodes
         Number of episodes for each training seed; by default 320, or 32 in a PettingZoo
         environment.
     seed
         Random seed of the episodes.
-    act
-        How the policy acts. greedy: it takes the best action. sample: it samples actions.
-    checkpoint
-        The checkpoint whose policies play: last, best, or the number of a step, if the run kept it
-        (train --keep); recorders keep the policies of all their evaluations, by steps of the
-        environment. best: for each seed the one with its best evaluation, which is online
-        tuning: its return is not that of an offline method.
     render
         File for an episode of the first training seed: GIF or MP4, or PNG for its middle step.
-    program
-        Python file of the program that trained the run, if the program is not one of offmarl's. The
-        file's code is run.
     opponents
         How the other teams act, if the run learned one side; by default as in its training. Needed
         if their code is your own.
@@ -315,44 +303,36 @@ def evaluate(
 
     check_file(render, "--render", "episode.gif", KINDS)
     run = _named(run)
-    record = read_run(run)
-    seeds = record["seeds"]
-    acting: Acting = "greedy" if act == "greedy" else "sampled"
+    record, env = read_run(run), policy.env
     if env is not None and make_parallel(env) is not None:
         if render or opponents:
             raise OptionError(
                 f"{env} is a PettingZoo environment: leave out --render, --opponents."
             )
-        of_seed = partial(policies.parallel_policy, run, act == "greedy", program, checkpoint)
-        sizes, spec = (eval_episodes or 32, seed, jobs), EnvSpec.from_json(record["spec"])
-        returns, place = policies.play_parallel(of_seed, env, spec, seeds, *sizes), short_name(env)
+        returns = policies.play_parallel(run, policy, env, eval_episodes or 32, seed, jobs)
+        place = short_name(env)
     else:
-        environment, loaded = policies.load(
-            run, env, seeds, acting == "greedy", program, checkpoint, opponents
-        )
+        environment, loaded = policies.load(run, policy, record["seeds"], opponents)
         place = environment.spec.name
         if render:
-            save(policies.watch(environment, loaded[seeds[0]], seed), render)
+            save(policies.watch(environment, loaded[record["seeds"][0]], seed), render)
         returns = policies.play(environment, loaded, eval_episodes or 320, seed)
-    policy = labelled(record["program"], acting)
+    acting: Acting = "greedy" if policy.act == "greedy" else "sampled"
+    who, checkpoint = labelled(record["program"], acting), policy.checkpoint
     if checkpoint != "last":
-        policy += ", best checkpoints" if checkpoint == "best" else f", step {checkpoint}"
+        who += ", best checkpoints" if checkpoint == "best" else f", step {checkpoint}"
     if side := record["args"].get("side"):
-        policy += f", {side} against {', '.join(opponents or record['args'].get('opponents', ()))},"
-    title = f"{policy} of {run} in {place}: returns"
+        who += f", {side} against {', '.join(opponents or record['args'].get('opponents', ()))},"
     about = {"run": run, "env": place, "acting": acting, "checkpoint": checkpoint}
-    return _returns_report(title, about, returns)
+    return _returns_report(f"{who} of {run} in {place}: returns", about, returns)
 
 
 def export(
     run: Annotated[Path, Positional, arg(metavar="RUN")],
     out: Path,
     onnx: bool = False,
-    act: Literal["greedy", "sample"] = "greedy",
     training_seed: int | None = None,
-    checkpoint: Checkpoint = "last",
-    env: str | None = None,
-    program: Path | None = None,
+    policy: PolicyOptions = PolicyOptions(),
 ) -> Report:
     """Write a trained policy as files that run without offmarl.
 
@@ -365,23 +345,13 @@ def export(
     onnx
         Also write ONNX, which has no policies that draw random numbers, take rewards as input, or
         whose agents choose after one another.
-    act
-        How the policy acts. greedy: it takes the best action. sample: it samples actions, and each
-        call takes random keys.
     training_seed
         Training seed whose policy is exported; by default the run's first.
-    checkpoint
-        The checkpoint whose policy is exported, as for `offmarl evaluate`.
-    env
-        Environment to act in, as for `offmarl evaluate`; by default that of the training.
-    program
-        Python file of the program that trained the run, if the program is not one of offmarl's. The
-        file's code is run.
+    policy
+        What is exported. Each call of a policy that samples its actions takes random keys.
     """
-    from offmarl.programs import load_policy  # imports JAX, which --help does without
-
     run = _named(run)
-    loaded = load_policy(run, training_seed, act == "greedy", program, env, checkpoint)
+    loaded = policy.load(run, training_seed, policy.env)
     files = loaded.export(out, onnx)
     facts = {str(path): decimal(path.stat().st_size) for path in files}
     following = f"\nNext: jax.export.deserialize(open({str(files[1])!r}, 'rb').read()).call"

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -207,23 +207,13 @@ def _robots(env: Any, state: State) -> Scene:
     )
 
 
-class _Frames:
-    """What JaxMARL's visualizer of Overcooked takes for a window: it keeps the images."""
-
-    def __init__(self) -> None:
-        self.images: list[NDArray[np.uint8]] = []
-
-    def show_img(self, image: NDArray[np.uint8]) -> None:
-        self.images.append(image)
-
-
 def _kitchen(env: Any, states: Sequence[Any]) -> list[NDArray[np.uint8]]:
     module: Any = import_optional("jaxmarl.viz.overcooked_visualizer", "envs")
-    visualizer, frames = module.OvercookedVisualizer(), _Frames()
-    visualizer.window = frames
+    visualizer, images = module.OvercookedVisualizer(), list[NDArray[np.uint8]]()
+    visualizer.window = SimpleNamespace(show_img=images.append)  # keeps what it would show
     for state in states:
         visualizer.render(env.agent_view_size, state, highlight=False)
-    return frames.images
+    return images
 
 
 def _longest_game(env: Any) -> int:

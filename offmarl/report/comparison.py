@@ -1,6 +1,6 @@
 """Comparison of runs: which algorithm is better, on what data, and with what confidence."""
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import Any, NamedTuple
@@ -479,27 +479,26 @@ def comparison_tables(comparison: Comparison) -> Iterator[Section]:
 def dataset_tables(comparison: Comparison) -> Iterator[Section]:
     """Return scores by methods and datasets, and differences to the baseline if there are some."""
     title = f"IQM over seeds [95% interval], {comparison.unit}"
-    yield _by_dataset(title, comparison.datasets, _COLUMNS["IQM"])
+    yield _by_dataset(title, comparison.datasets.items(), _COLUMNS["IQM"])
     if any(row.partners for rows in comparison.datasets.values() for row in rows):
         title = f"Beside the partners of each dataset, {comparison.unit}"
-        yield _by_dataset(title, comparison.datasets, _COLUMNS["with partners"])
-    datasets = comparison.datasets | ({"all": comparison.overall} if comparison.overall else {})
-    datasets = {x: rows for x, rows in datasets.items() if any(row.difference for row in rows)}
-    if datasets:
+        yield _by_dataset(title, comparison.datasets.items(), _COLUMNS["with partners"])
+    every = [*comparison.datasets.items(), ("all", comparison.overall)]  # one may be named all
+    if datasets := [one for one in every if any(row.difference for row in one[1])]:
         title = f"Minus {comparison.baseline}, in pairs of runs of one seed [95% interval]"
         yield _by_dataset(title, datasets, _difference)
 
 
 def _by_dataset(
-    title: str, datasets: Mapping[str, Sequence[Row]], cell: Callable[[Row], Any]
+    title: str, datasets: Collection[tuple[str, Sequence[Row]]], cell: Callable[[Row], Any]
 ) -> Section:
-    cells = {
-        dataset: {row.entry.label: found for row in rows if (found := cell(row)) is not None}
-        for dataset, rows in datasets.items()
-    }
-    labels = dict.fromkeys(label for found in cells.values() for label in found)
-    rows = [[label, *(found.get(label) for found in cells.values())] for label in labels]
-    return Section(title, ["method", *cells], rows)
+    cells = [
+        {row.entry.label: found for row in rows if (found := cell(row)) is not None}
+        for _, rows in datasets
+    ]
+    labels = dict.fromkeys(label for found in cells for label in found)
+    table = [[label, *(found.get(label) for found in cells)] for label in labels]
+    return Section(title, ["method", *(dataset for dataset, _ in datasets)], table)
 
 
 def _difference(row: Row) -> Score | None:

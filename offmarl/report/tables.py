@@ -84,7 +84,9 @@ def to_latex(sections: Iterable[Section]) -> str:
         return f"{value} {{\\scriptsize {ends}}}" if ends else value
 
     def tabular(one: Section) -> str:
-        head, *body = (" & ".join(map(cell, row)) + " \\\\\n" for row in [one.columns, *one.rows])
+        rows = (" & ".join(map(cell, row)) for row in [one.columns, *one.rows])
+        # After the end of a row, [ and * would begin an option.
+        head, *body = ("{}" * row.startswith(("[", "*")) + f"{row} \\\\\n" for row in rows)
         return (
             f"\\begin{{tabular}}{{l{'r' * (len(one.columns) - 1)}}}\n\\toprule\n{head}\\midrule\n"
             f"{''.join(body)}\\bottomrule\n\\end{{tabular}}\n"

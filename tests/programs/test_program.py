@@ -355,13 +355,9 @@ def test_a_policy_is_loaded_without_its_dataset(trained, random_data):
 
 
 @pytest.mark.slow
-def test_initial_views_and_returns_are_those_of_the_episodes(random_data):
+def test_returns_are_those_of_the_episodes(random_data):
     dataset = offmarl.open(random_data("probe/two-step"))
     statistics = programs.DatasetStatistics(dataset, episodes=np.array([3, 5]))
-    views = statistics.initial_views()
-    for index, number in enumerate((3, 5)):
-        first = dataset.episode(number).transition.view
-        np.testing.assert_array_equal(views.observation[index], first.observation[0])
     np.testing.assert_array_equal(statistics.returns(), dataset.episodes.episode_returns[[3, 5]])
     with pytest.raises(RunError, match="this run has no returns of its dataset"):
         programs.DatasetStatistics(None).returns()

@@ -199,9 +199,6 @@ def test_statistics_of_a_mixture_count_by_share(parts) -> None:
     )
     counts = [DatasetStatistics(one).returns() for one in opened.values()]
     np.testing.assert_array_equal(found.returns(), np.concatenate(counts))
-    views = found.initial_views(most=8).observation
-    number = len(mixed) - 1
-    np.testing.assert_array_equal(views[-1], mixed[number].transition.view.observation[0])
 
 
 # ---------------------------------------------------------------------------------- arguments

@@ -362,6 +362,25 @@ def test_names_in_tables_are_text():
     assert "\\ensuremath{\\lambda}\\_1 \\textasciitilde{} & 3" in latex
 
 
+@pytest.mark.parametrize("label", ["[2mm]", "*"])
+def test_a_name_is_no_option_of_the_end_of_a_row_in_latex(label):
+    assert f"\\midrule\n{{}}{label} & 1" in to_latex([Section("", ["x", "y"], [[label, 1]])])
+
+
+def test_a_dataset_that_is_named_all_keeps_its_differences():
+    runs = {BC: LOW, MAICQ: HIGH}
+    played = {one: Evaluation((*range(len(own)),), (9, 32)) for one, own in runs.items()}
+    names = "all", "b"
+    found = report.compare(
+        dict.fromkeys(names, runs),
+        dict.fromkeys(names, Reference(0.0, 5.0)),
+        evaluations=dict.fromkeys(names, played),
+    )
+    table = [*comparison_tables(found)][3]
+    assert table.columns == ["method", "all", "b", "all"]
+    assert table.rows[0][1] == table.rows[0][2] != table.rows[0][3]
+
+
 PAIRED = np.array([[1.0, 2.0], [3.0, 5.0], [2.0, 5.0], [4.0, 8.0]])
 """Returns of two programs by seed: the differences are 1, 2, 3 and 4."""
 

@@ -269,11 +269,8 @@ def record(
         raise VaultExistsError(
             f"there is a vault at {path} already: choose another path, or append with resume=True."
         )
-    about = {
-        "name": name,
-        "time_limit": time_limit,
-        "provenance": {"recorded": "in Python", **(provenance or {})},
-    }
+    origin = {"recorded": "in Python", **(provenance or {})}
+    about = {"name": name, "time_limit": time_limit, "provenance": origin}
     run = run or f"python-{uuid.uuid4().hex[:12]}"
     return Recorder(env, path, run, resume, about, _join_if_there(path, run))
 

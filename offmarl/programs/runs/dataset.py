@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
 from offmarl.errors import RunError
-from offmarl.types import ArraySpec, ArrayTree, EnvSpec, Transition, View, unflatten_tree
+from offmarl.types import ArraySpec, ArrayTree, EnvSpec, Transition, unflatten_tree
 from offmarl.vault import Dataset, Mixture
 from offmarl.vault.check.leaf_statistics import StatisticsAccumulator, stored
 from offmarl.vault.format.column_statistics import Ranges
@@ -136,32 +136,6 @@ class DatasetStatistics:
     def scored(self) -> Bool[np.ndarray, "episodes"]:
         """Return which of all episodes are complete and have finite returns."""
         return self.array("scored", lambda dataset: dataset.episodes.scored)
-
-    def initial_views(self, most: int = 1024) -> View:
-        """Return the first views of episodes, ``(M, ...)``.
-
-        Parameters
-        ----------
-        most
-            Largest M; of more episodes, evenly spread ones are taken.
-        """
-
-        def first(name: str, dataset: Dataset | Mixture) -> NDArray[Any]:
-            chosen = self._chosen(dataset)
-            chosen = chosen[np.linspace(0, len(chosen) - 1, min(most, len(chosen))).astype(int)]
-            found = []
-            for part in _parts(dataset, chosen):
-                kept = part.dataset.sound_episodes or part.dataset.episodes
-                some = part.episodes[kept.length[part.episodes] > 0]
-                row, start = kept.row[some], kept.start[some]
-                steps = part.dataset.window_transitions(row, start, 1)
-                found.append(np.asarray(getattr(steps.view, name))[:, 0])
-            return np.concatenate(found)
-
-        found: Any = (
-            self.array(f"initial_{name}_{most}", partial(first, name)) for name in View._fields
-        )
-        return View(*found)
 
     def freeze(self) -> Hashable:
         """Reject later reads, and return a key of the arrays used so far."""
