@@ -89,7 +89,6 @@ def ope(
         "vault": dataset.path,
         "digest": dataset.known_digest(),
         "gamma": options.gamma,
-        "horizon": options.horizon,
     }
     data = about | compare_candidates(found, candidates, draws, act, options.seed)
     return Report(data, Group(*_view(data)))
