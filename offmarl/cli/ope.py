@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.console import Group
 from tyro.conf import Positional, arg
 
-from offmarl.cli.output import Report, records, table
+from offmarl.cli.output import Report, records
 from offmarl.errors import RunError
 from offmarl.ope.options import Options
 from offmarl.paths import distinct
@@ -18,9 +18,6 @@ from offmarl.tracking import progress
 
 if TYPE_CHECKING:
     from offmarl.ope.ranking import Candidate
-
-_SHOWN_EPISODES = (1, 2, 5, 10, 20, 50, 100, 200)
-"""Points of the tuning curve in the table; the JSON has all."""
 
 
 def ope(
@@ -89,9 +86,8 @@ def ope(
         "vault": dataset.path,
         "digest": dataset.known_digest(),
         "gamma": options.gamma,
-        "horizon": options.horizon,
     }
-    data = about | compare_candidates(found, candidates, draws, act, options.seed)
+    data = about | compare_candidates(found, candidates, draws, act)
     return Report(data, Group(*_view(data)))
 
 
@@ -145,17 +141,6 @@ def _view(data: Mapping[str, Any]) -> Iterator[Any]:
             f" (return {choice['true_return']:.4g}; the best has {choice['best_true_return']:.4g})"
             if "true_return" in choice
             else ""
-        )
-    if curve := data["tuning"]:
-        mean, low, high = (curve[name] for name in ("mean", "low", "high"))
-        yield table(
-            ["episodes played", "return of the choice", "95% of searches"],
-            [
-                [n, float(mean[n - 1]), f"{low[n - 1]:.4g} to {high[n - 1]:.4g}"]
-                for n in _SHOWN_EPISODES
-                if n <= len(mean)
-            ],
-            "Without estimates: a search in the environment among these policies",
         )
 
 

@@ -6,7 +6,7 @@
 
 `estimate` evaluates policies by a local approximation from advantages, by fitted Q evaluation and
 by weighted importance sampling. `rank_correlation` and `regret` say how well estimates order
-policies whose returns are known, and `tuning_curve` what a search in the environment would find.
+policies whose returns are known.
 """
 
 from typing import TYPE_CHECKING
@@ -30,11 +30,9 @@ if TYPE_CHECKING:
     )
     from offmarl.ope.options import Options as Options
     from offmarl.ope.ranking import (
-        TuningCurve as TuningCurve,
         compare_with_returns as compare_with_returns,
         rank_correlation as rank_correlation,
         regret as regret,
-        tuning_curve as tuning_curve,
     )
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

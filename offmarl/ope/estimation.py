@@ -53,6 +53,9 @@ _BY_RATIOS: tuple[Method, ...] = "local", "wis"
 _CLOSE = 0.9
 """Mean of the clipped ratios below which the data hold too little of what a policy does."""
 
+_SAMPLES = 8
+"""Joint actions that a stochastic policy draws in each recorded view."""
+
 _FEW_EFFECTIVE = 20
 """Effective sample size below which a note warns of importance sampling."""
 
@@ -91,7 +94,7 @@ class Estimates(NamedTuple):
     """The mean return of the data's complete episodes: the value of the policies that took them."""
     check: float | None
     """That value by fqe, from critics that learned as those of the policies do. None without fqe or
-    complete episodes, and beyond a time limit, where it is not known."""
+    complete episodes."""
     episodes: int
     """Number of episodes used."""
     notes: tuple[str, ...]
@@ -159,7 +162,6 @@ def estimate(
     options = options or Options()
     _check(policies, dataset.spec)
     data = _Data.read(dataset, options)
-    data.require_finite_values(options)
     notes = []
     if {*_BY_RATIOS} & {*(methods or METHODS)}:
         data, cloned = _with_clone(dataset, data, options, progress)
@@ -209,7 +211,7 @@ def _choose(
     options: Options,
 ) -> tuple[dict[Method, dict[str, _Resampled]], list[str]]:
     """Return the methods to use, with the values by tabular, and notes on the others."""
-    refusals, notes = data.refusals(options), []
+    refusals, notes = data.refusals(), []
     for method in methods or ():
         if method in refusals:
             raise OptionError(f"{method} cannot be used: {refusals[method]}")
@@ -323,7 +325,7 @@ class _Data(NamedTuple):
             resamples.astype(np.float32),
         )
 
-    def refusals(self, options: Options) -> dict[Method, str]:
+    def refusals(self) -> dict[Method, str]:
         """Return the methods that the data do not allow, each with the reason."""
         found: dict[Method, str] = {}
         if isinstance(self.histories.spec.action, Continuous):
@@ -342,13 +344,7 @@ class _Data(NamedTuple):
             )
         elif not self.complete.any():
             reason = "no episode of the data is complete: use fqe."
-        if reason:
-            return found | dict.fromkeys(_BY_RATIOS, reason)
-        if options.horizon == "infinite" and self.truncated.any():
-            reason = "the value beyond a time limit is not in the data: use --horizon episode, or "
-            reason += "fqe, whose critic continues there."
-            return dict.fromkeys(("tabular", *_BY_RATIOS), reason)
-        return found
+        return found | (dict.fromkeys(_BY_RATIOS, reason) if reason else {})
 
     @property
     def weighted(self) -> Bool[np.ndarray, "M"]:
@@ -359,32 +355,25 @@ class _Data(NamedTuple):
         whole: NDArray[np.bool_] = self.complete & ~np.isinf(self.behaviour_log_prob).any((1, 2))
         return whole
 
-    def require_finite_values(self, options: Options) -> None:
-        """Raise `OptionError` for undiscounted values of episodes that never terminate."""
-        terminated = self.complete & ~self.truncated
-        if options.gamma == 1 and options.horizon == "infinite" and not terminated.any():
-            raise OptionError(
-                "no episode of the data terminates, so values beyond a time limit are not finite "
-                "without a discount: give --gamma below 1, or --horizon episode."
-            )
+    def value_bounds(self, options: Options) -> Float[np.ndarray, "2 slots"]:
+        """Return the smallest and the largest value that the rewards allow from each time on.
 
-    def reward_bounds(self, options: Options) -> Float[np.ndarray, "2"]:
-        """Return the smallest and the largest reward of a step; 0 follows an end.
-
-        A time limit is no such end: where values end at it, `is_limited` tells how many rewards are
-        left, provided that it is the same for all episodes.
+        Each step earns one of the data's rewards, and 0 after an end, unless all end at one limit.
         """
         rewards, lengths = self.reward[self.mask], self.lengths[self.complete]
-        limits = (self.truncated | ~self.complete).all()
-        if options.horizon == "episode":
-            limits &= len(np.unique(lengths)) <= 1
-        after = [] if limits else [0.0]
-        return np.array([min([rewards.min(), *after]), max([rewards.max(), *after])])
+        one_limit = (self.truncated | ~self.complete).all() and len(np.unique(lengths)) <= 1
+        after = [] if one_limit else [0.0]
+        each = np.array([[min([rewards.min(), *after])], [max([rewards.max(), *after])]])
+        left = self.histories.longest - np.arange(self.reward.shape[1] + 1.0)
+        left = left if self.is_limited else np.full_like(left, np.inf)
+        gamma = options.gamma
+        steps = left if gamma == 1 else (1 - gamma**left) / (1 - gamma)
+        return np.multiply(each, steps, where=each != 0, out=np.zeros((2, len(steps))))
 
-    def is_limited(self, options: Options) -> bool:
-        """Whether values end at a time limit, which the longest episode has reached."""
-        longest = self.lengths == self.lengths.max()
-        return options.horizon == "episode" and bool(self.truncated[longest].any())
+    @property
+    def is_limited(self) -> bool:
+        """Whether the longest episode ended at a time limit."""
+        return bool(self.truncated[self.lengths == self.lengths.max()].any())
 
     def behaviour(self, options: Options) -> Estimate:
         """Return the mean discounted return of the complete episodes, with Student's t interval."""
@@ -394,8 +383,12 @@ class _Data(NamedTuple):
     def is_far(self, followed: Followed) -> bool:
         """Whether the data hold too little of what a policy does to value its deviations."""
         kept = self.mask & self.weighted[:, None]
-        given = np.asarray(followed.log_prob)[kept], self.behaviour_log_prob[kept]
-        return bool(kept.any() and clipped_ratio(*given).mean() < _CLOSE)
+        log_prob, behaviour = np.asarray(followed.log_prob)[kept], self.behaviour_log_prob[kept]
+        # Both are certain where an agent is dead or has one legal action, which says nothing.
+        counts = (log_prob != 0) | (behaviour != 0)
+        return bool(
+            counts.any() and clipped_ratio(log_prob[counts], behaviour[counts]).mean() < _CLOSE
+        )
 
     def advantages(self, options: Options) -> Float[np.ndarray, "M T"]:
         """Return the advantages of the recorded actions."""
@@ -464,13 +457,12 @@ def _follow_all(
     """Unroll all policies over the episodes; each block of these is read once."""
     found: dict[str, list[Followed]] = {name: [] for name in policies}
     draws = {name: one.policy.draws(one.params) for name, one in policies.items()}
-    samples = options.samples if any(draws.values()) else 1
     with progress("unroll policies", len(data.lengths) * len(policies)) as advance:
         for part, episodes in data.histories.blocks():
             size = part.stop - part.start
             key = jax.random.fold_in(jax.random.key(options.seed), part.start)
             for name, one in policies.items():
-                count = samples if draws[name] else 1
+                count = _SAMPLES if draws[name] else 1
                 done = follow(one.policy, draws[name], count, one.params, episodes, key)
                 action = _small(np.asarray(done.action)[:size])
                 found[name].append(Followed(np.asarray(done.log_prob)[:size], action))
@@ -502,7 +494,7 @@ def _played(policies: Mapping[str, Target], data: _Data, options: Options) -> di
         key = jax.random.key(options.seed)  # the same for all policies
         given = one.policy, data.histories.longest, one.params, table, options.gamma, key
         returns, missing, goes_on = map(np.asarray, play(*given))
-        if not missing.any() and (data.is_limited(options) or not goes_on.any()):
+        if not missing.any() and (data.is_limited or not goes_on.any()):
             found[name] = float(returns[0].mean()), returns[1:].mean(1)
     return found
 
@@ -531,13 +523,11 @@ def _fit(
         jnp.asarray(index),
         jnp.asarray(np.cumsum(data.lengths + 1) - data.lengths - 1, jnp.int32),
         jnp.asarray(actions),
-        jnp.asarray(data.complete & (options.horizon == "episode")),
         jnp.asarray(data.complete),
         jnp.asarray(np.pad(data.resamples, ((1, 0), (0, 0)), constant_values=1)),
         jnp.float32(scale if scale > 0 else 1.0),
         jnp.float32(data.histories.longest),
-        jnp.asarray(data.reward_bounds(options) / (scale if scale > 0 else 1.0), jnp.float32),
-        jnp.asarray(data.is_limited(options)),
+        jnp.asarray(data.value_bounds(options) / (scale if scale > 0 else 1.0), jnp.float32),
     )
     critic = make_critic(dataset.spec, options.hidden)
     return fit(critic, transitions, options, progress)
@@ -562,7 +552,7 @@ def _value_of_data(
     dataset: Dataset | Mixture, data: _Data, options: Options, progress: Progress
 ) -> float | None:
     """Return the value by a critic of the data's own policies, whose mean return is known."""
-    if options.horizon == "infinite" or not data.complete.any():
+    if not data.complete.any():
         return None
     actions = [
         np.asarray(jax.vmap(with_last_slot)(episodes.action))[: part.stop - part.start, :, None]
@@ -603,7 +593,7 @@ def _by_ratios(
     found: dict[Method, _Resampled] = {}
     for method, estimator in estimators.items():
         draw = np.random.default_rng(options.seed)  # the same for all policies
-        resampled = bootstrap(estimator, len(every), draw, options.resamples)
+        resampled = bootstrap(estimator, len(every), draw)
         found[method] = float(estimator(every)), resampled
     return size, found
 
@@ -615,7 +605,7 @@ def _cautions_of_fqe(
     notes, returns = [], data.returns(options)
     if values and not len(data.resamples):
         notes.append(f"fqe has no intervals with fewer than {MIN_RUNS} members.")
-    if options.horizon == "infinite" or not len(returns):
+    if not len(returns):
         return notes
     mean, _, high = data.behaviour(options)
     allowed = max((high or mean) - mean, returns.std() / 10, abs(mean) / 100)

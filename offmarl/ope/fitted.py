@@ -34,6 +34,9 @@ from offmarl.replay import Replay
 from offmarl.terminal import Progress, quiet
 from offmarl.types import ArrayTree, EnvSpec, Sequence, View
 
+_PRETRAINING = 0.2
+"""Fraction of the updates in which critics learn the returns of the data, which they start from."""
+
 _CALLS = 20
 """Calls of the compiled loop: progress is shown between them."""
 
@@ -91,21 +94,17 @@ class Transitions(NamedTuple):
     actions: Array
     """Actions that each of P policies draws in each slot, ``(P, slots, K, N)`` or ``(P, slots, K,
     N, A)``."""
-    ends: Bool[Array, "M"]
-    """Episodes whose truncation ends the value; the others bootstrap there."""
     complete: Bool[Array, "M"]
-    """Episodes that the environment ended, whose returns are known."""
+    """Episodes that the environment ended, by a time limit, too: their returns are known."""
     weights: Float[Array, "C M"]
     """Weight of each episode for each member."""
     scale: Float[Array, ""]
     """Rewards are divided by it."""
     longest: Float[Array, ""]
     """Steps of the longest episode."""
-    rewards: Float[Array, "2"]
-    """The smallest and the largest reward of a step, divided by the scale: with 0, which follows
-    the end of an episode, unless all end at the time limit."""
-    limited: Bool[Array, ""]
-    """Whether the longest episode ended at the environment's time limit, which ends values."""
+    bounds: Float[Array, "2 slots"]
+    """The smallest and the largest value that the rewards allow from each time on, divided by the
+    scale."""
 
 
 class _Learner(NamedTuple):
@@ -117,6 +116,8 @@ class _Learner(NamedTuple):
 class _Batch(NamedTuple):
     view_tm1: View
     view_t: View
+    bounds: Float[Array, "2 B"]
+    """Of the value of the second view."""
     time_tm1: Float[Array, "B"]
     time_t: Float[Array, "B"]
     action: Array
@@ -174,7 +175,7 @@ def fit(critic: Critic, data: Transitions, options: Options, progress: Progress 
     """
     key = jax.random.key(options.seed)
     learner = _begin(critic, len(data.weights), key)
-    pretrained, part = ceil(options.pretrain * options.updates), max(options.updates // _CALLS, 1)
+    pretrained, part = ceil(_PRETRAINING * options.updates), max(options.updates // _CALLS, 1)
     with progress("fit critics", options.updates) as advance:
         for pretraining, first, end in (
             (True, 0, pretrained),
@@ -213,12 +214,11 @@ def _learn(
 
     def update(number: Array, learner: _Learner) -> _Learner:
         batch = _draw(data, options, jax.random.fold_in(key, number))
-        bounds = _bounds(data, options.gamma, batch.time_t)
         progress = number / options.updates
         rate = options.learning_rate * (1 - progress)
 
         def of_member(learner: _Learner, weight: Array, next_action: Array) -> _Learner:
-            loss = partial(_loss, critic, batch, bounds, weight, next_action, pretraining)
+            loss = partial(_loss, critic, batch, weight, next_action, pretraining)
             gradient = jax.grad(loss)(learner.params, learner.target)
             step, optimiser = optax.adam(rate).update(gradient, learner.optimiser)
             params = optax.apply_updates(learner.params, step)
@@ -233,19 +233,9 @@ def _learn(
     return jax.lax.fori_loop(first, first + count, update, learner)
 
 
-def _bounds(data: Transitions, gamma: float, time: Float[Array, "B"]) -> Float[Array, "2 B"]:
-    """Return the smallest and the largest value that the rewards allow from some times on."""
-    left = data.longest * (1 - time)
-    until_limit = left if gamma == 1 else (1 - gamma**left) / (1 - gamma)
-    steps = jnp.where(data.limited, until_limit, jnp.inf if gamma == 1 else 1 / (1 - gamma))
-    rewards = data.rewards[:, None]
-    return jnp.where(rewards == 0, 0.0, rewards * steps)
-
-
 def _loss(
     critic: Critic,
     batch: _Batch,
-    bounds: Float[Array, "2 B"],
     weight: Float[Array, "B"],
     next_action: Array,
     pretraining: bool,
@@ -256,7 +246,7 @@ def _loss(
         y, known = batch.to_go, batch.counts
     else:
         v_t = critic.values(target, batch.view_t, batch.time_t, next_action)
-        y = td_targets(batch.reward, batch.discount, jnp.clip(v_t, *bounds))
+        y = td_targets(batch.reward, batch.discount, jnp.clip(v_t, *batch.bounds))
         known = batch.known
     error = critic.values(params, batch.view_tm1, batch.time_tm1, batch.action) - y
     return masked_mean(error**2, known, weight)
@@ -269,8 +259,8 @@ def _draw(data: Transitions, options: Options, key: PRNGKeyArray) -> _Batch:
     assert windows.episode is not None and windows.time is not None
     assert windows.return_to_go is not None
     episode = data.place[windows.episode[:, 0]]
-    truncated = (windows.terminated | windows.truncated)[:, 0].all(-1) & data.ends[episode]
-    over = windows.terminated[:, 0].all(-1) | truncated
+    ended = (windows.terminated | windows.truncated)[:, 0].all(-1) & data.complete[episode]
+    over = windows.terminated[:, 0].all(-1) | ended
     drawn = jax.random.randint(action_key, episode.shape, 0, data.actions.shape[2])
     slot = data.first[episode] + windows.time[:, 1]
     mask = windows.mask[:, 0]
@@ -278,6 +268,7 @@ def _draw(data: Transitions, options: Options, key: PRNGKeyArray) -> _Batch:
     return _Batch(
         first,
         second,
+        data.bounds[:, windows.time[:, 1]],
         windows.time[:, 0] / data.longest,
         windows.time[:, 1] / data.longest,
         windows.action[:, 0],

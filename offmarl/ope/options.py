@@ -1,7 +1,6 @@
 """Options of off-policy evaluation, apart from what computes: the command line imports them."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from offmarl.config import Fraction, Positive, PositiveInt, Role, Seed, Validated, option
 
@@ -12,22 +11,14 @@ class Options(Validated):
 
     gamma: Fraction = 1.0
     """Discount of rewards; 1 as in returns."""
-    horizon: Literal["episode", "infinite"] = "episode"
-    """What the value holds. episode: the rewards up to the episode's end, as returns do, so the
-    time limit ends it. infinite: also those that would follow beyond the time limit."""
     episodes: PositiveInt | None = None
     """Largest number of episodes to use, evenly spread over the data; by default all."""
-    samples: PositiveInt = option(8, Role.RARE)
-    """Joint actions that a stochastic policy draws in each recorded view."""
     hidden: PositiveInt = 128
     """Width of the critic's layers. Narrow critics take policies that differ from the data's for
     better than they are."""
     updates: PositiveInt = 2_000
     """Gradient updates of the critics. With fewer, policies that differ from the data's seem better
     than they are."""
-    pretrain: Fraction = option(0.2, Role.RARE)
-    """Fraction of the updates in which critics learn the returns of the data, which they start
-    from."""
     batch_size: PositiveInt = option(128, Role.RARE)
     """Steps in a batch."""
     learning_rate: Positive = option(1e-3, Role.RARE)
@@ -36,7 +27,5 @@ class Options(Validated):
     """How far each update brings the target critics to the critics."""
     members: PositiveInt = 5
     """Critics that learn from resampled episodes, for the interval; fewer than 3 for none."""
-    resamples: PositiveInt = option(2000, Role.RARE)
-    """Resamples of the episodes for the intervals of importance sampling."""
     seed: Seed = 0
     """Random seed."""

@@ -1,15 +1,12 @@
-"""How well estimates order policies, and what a search in the environment would find."""
+"""How well estimates order policies whose returns are known."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
+from jaxtyping import Float
 
 from offmarl.checkpoint import Checkpoints
 from offmarl.errors import RunError, ShapeError
@@ -93,7 +90,6 @@ def compare_candidates(
     candidates: Sequence[Candidate],
     draws: Mapping[str, bool],
     act: str,
-    seed: int = 0,
 ) -> dict[str, Any]:
     """Compare the estimates of candidates with the returns of their runs, for JSON.
 
@@ -105,7 +101,7 @@ def compare_candidates(
         settings.setdefault(one.setting, []).append(one.label)
         if (known := _returns(one, act, draws[one.label])) is not None:
             returns[one.label] = known
-    compared = compare_with_returns(found.values, settings, returns, seed)
+    compared = compare_with_returns(found.values, settings, returns)
     return {
         "episodes": found.episodes,
         "data_return": as_dicts(found.data),
@@ -148,7 +144,7 @@ def notes(
     for one in candidates:
         if returns and one.label not in returns:
             yield (
-                f"{one.label} is left out of the order and the tuning curve: its run has no return "
+                f"{one.label} is left out of the order: its run has no return "
                 "of it, acting in this way."
             )
 
@@ -157,7 +153,6 @@ def compare_with_returns(
     values: Estimated,
     settings: Mapping[str, Sequence[str]],
     returns: Mapping[str, Float[np.ndarray, "_"]],
-    seed: int = 0,
 ) -> dict[str, Any]:
     """Choose between settings by estimates, and compare the estimates with known returns, for JSON.
 
@@ -169,7 +164,6 @@ def compare_with_returns(
     - ``ranking``, by method: the number of ``policies``, their rank correlation ``spearman``,
       ``regret`` by k, and the mean ``chance_regret`` of a random policy. Empty if fewer than two
       returns are known.
-    - ``tuning``: the `TuningCurve` of a search in the environment among the policies.
 
     Parameters
     ----------
@@ -179,22 +173,16 @@ def compare_with_returns(
         What is chosen between, each with its policies, such as the seeds of a run.
     returns
         Returns of episodes of the policies for which they are known.
-    seed
-        Seed of the searches.
     """
     finite = {label: own for label, own in returns.items() if np.isfinite(own).all()}
     means = {label: float(own.mean()) for label, own in finite.items()}
     choices = {method: _choice(own, settings, means) for method, own in values.items()}
-    ranking, tuning = {}, None
+    ranking = {}
     if len(means) > 1:
         ranking = {method: _ranking(own, means) for method, own in values.items()}
-        count = min(map(len, finite.values()))
-        played = np.stack([own[:count] for own in finite.values()])
-        tuning = tuning_curve(played, jax.random.key(seed))
     return {
         "chosen": {method: choice for method, choice in choices.items() if choice},
         "ranking": ranking,
-        "tuning": as_dicts(tuning),
         "notes": (*_not_finite(values, sorted(returns.keys() - finite.keys())),),
     }
 
@@ -305,103 +293,3 @@ def _checked(
             "an estimate or a return is not finite: leave its policy out of the order."
         )
     return estimates, returns
-
-
-class TuningCurve(NamedTuple):
-    """What a search in the environment finds, by the number of episodes that it plays."""
-
-    episodes: Int[np.ndarray, "n"]
-    mean: Float[np.ndarray, "n"]
-    """Expected return of the policy that the search would choose then."""
-    low: Float[np.ndarray, "n"]
-    """Percentiles 2.5 and 97.5 of that return over the searches."""
-    high: Float[np.ndarray, "n"]
-
-
-def tuning_curve(
-    returns: Float[np.ndarray, "P R"],
-    key: PRNGKeyArray,
-    *,
-    episodes: int = 200,
-    policies: int = 20,
-    searches: int = 1000,
-    exploration: float = 2.0,
-) -> TuningCurve:
-    """Return how the choice among policies improves with episodes in the environment.
-
-    Each search is a bandit whose arms are some of the policies, such as those of several
-    hyperparameters: it plays one episode at a time with the policy of the largest upper confidence
-    bound, and would choose the policy with the best mean so far (Jackson et al. 2025, arXiv
-    2504.11453; facts from their code, EmptyJackson/unifloral, commit f2dc127). Two things differ
-    from that code: returns are scaled to [0, 1] for the bound, so that exploration does not depend
-    on their unit, and a policy that was not played cannot be chosen.
-
-    Parameters
-    ----------
-    returns
-        Returns of R episodes of each policy, from which the episodes are drawn.
-    key
-        Random key.
-    episodes
-        Number of episodes of a search.
-    policies
-        Number of policies that a search chooses from, drawn anew for each; at most all.
-    searches
-        Number of searches.
-    exploration
-        α of the bound: mean + sqrt(α log(n) / n_i) after n - 1 episodes, n_i of them with the arm.
-
-    Raises
-    ------
-    ShapeError
-        There are no returns.
-    """
-    returns = np.asarray(returns, np.float32)
-    if returns.ndim != 2 or not returns.size or not np.isfinite(returns).all():
-        raise ShapeError(
-            f"returns have the shape {returns.shape}: give a finite number for each policy and "
-            "episode."
-        )
-    low, span = returns.min(), np.ptp(returns) or np.float32(1.0)
-    shape = episodes, min(policies, len(returns))
-    keys = jax.random.split(key, searches)
-    found = np.asarray(_searches(shape, (returns - low) / span, keys, exploration)) * span + low
-    low_end, high_end = np.percentile(found, [2.5, 97.5], axis=0)
-    return TuningCurve(np.arange(1, episodes + 1), found.mean(0), low_end, high_end)
-
-
-@partial(jax.jit, static_argnums=0)
-def _searches(
-    shape: tuple[int, int],
-    returns: Float[Array, "P R"],
-    keys: Key[Array, "searches"],
-    exploration: Float[Array, ""] | float,
-) -> Float[Array, "searches n"]:
-    """Return the mean return of the policy that each search would choose after each episode."""
-    episodes, policies = shape
-
-    def search(key: PRNGKeyArray) -> Float[Array, "n"]:
-        arms_key, key = jax.random.split(key)
-        arms = jax.random.permutation(arms_key, len(returns))[:policies]
-        own, means = returns[arms], returns[arms].mean(1)
-
-        def play(
-            seen: tuple[Array, Array], x: tuple[PRNGKeyArray, Array]
-        ) -> tuple[tuple[Array, Array], Array]:
-            (counts, sums), (key, number) = seen, x
-            tie_key, episode_key = jax.random.split(key)
-            bonus = jnp.sqrt(exploration * jnp.log(number) / jnp.maximum(counts, 1))
-            bound = jnp.where(counts > 0, sums / jnp.maximum(counts, 1) + bonus, jnp.inf)
-            ties = jnp.where(bound == bound.max(), 0.0, -jnp.inf)
-            arm = jax.random.categorical(tie_key, ties)
-            earned = own[arm, jax.random.randint(episode_key, (), 0, own.shape[1])]
-            counts, sums = counts.at[arm].add(1), sums.at[arm].add(earned)
-            played = jnp.where(counts > 0, sums / jnp.maximum(counts, 1), -jnp.inf)
-            return (counts, sums), means[played.argmax()]
-
-        keys = jax.random.split(key, episodes)
-        numbers = jnp.arange(1, episodes + 1)
-        fresh = jnp.zeros(policies), jnp.zeros(policies)
-        return jax.lax.scan(play, fresh, (keys, numbers))[1]
-
-    return jax.vmap(search)(keys)

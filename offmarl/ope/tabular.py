@@ -45,7 +45,7 @@ class Table(NamedTuple):
     the same view and action in the others, at random."""
     starts: Int[Array, "C E"]
     """The first views of the episodes that each member plays: the first plays the data's, and the
-    others some of these, at random."""
+    others those of a resample of the episodes."""
 
 
 def read_table(histories: Histories, members: int, seed: int) -> Table | None:
@@ -78,8 +78,9 @@ def read_table(histories: Histories, members: int, seed: int) -> Table | None:
     checksum = checksum[order]
     low, high = (np.searchsorted(checksum, checksum, side) for side in ("left", "right"))
     others = draw.integers(low, high, size=(members, len(low)))
-    starts = np.array(first)[np.linspace(0, len(first) - 1, _STARTS).round().astype(int)]
-    again = draw.choice(starts, (members, _STARTS))
+    places = np.linspace(0, len(first) - 1, _STARTS).round().astype(int)
+    again = draw.integers(len(first), size=(members, len(first)))
+    starts = np.array(first)[np.concatenate([np.arange(len(first))[None], again])[:, places]]
     view, joint, reward, over, after = (jnp.asarray(x[order]) for x in columns)
     return Table(
         jax.tree.map(lambda *leaves: jnp.asarray(np.stack(leaves)), *views),
@@ -91,7 +92,7 @@ def read_table(histories: Histories, members: int, seed: int) -> Table | None:
         jnp.asarray(checksum),
         jnp.asarray(factors),
         jnp.asarray(np.concatenate([np.arange(len(low))[None], others])),
-        jnp.asarray(np.concatenate([starts[None], again])),
+        jnp.asarray(starts),
     )
 
 

@@ -154,20 +154,19 @@ def test_what_a_critic_bootstraps_from_by_hand():
         place,
         first=jnp.array([10, 30]),
         actions=actions,
-        ends=jnp.array([False, True]),
-        complete=jnp.array([True, False]),
+        complete=jnp.array([False, True]),
         weights=None,
         scale=jnp.float32(2.0),
         longest=jnp.float32(8.0),
-        rewards=None,
-        limited=None,
+        bounds=jnp.arange(10.0).reshape(2, 5),
     )
     found = fitted._draw(data, Options(gamma=0.5), jax.random.key(0))
     over = np.array([one[2] for one in ENDS] + [one[3] for one in ENDS])
     np.testing.assert_allclose(found.discount, 0.5 * ~over)
     np.testing.assert_array_equal(found.known, mask & (known | over))
-    np.testing.assert_array_equal(found.counts, mask & (np.arange(12) < 6))
+    np.testing.assert_array_equal(found.counts, mask & (np.arange(12) >= 6))
     np.testing.assert_array_equal(found.episode, np.arange(12) // 6)
+    np.testing.assert_array_equal(found.bounds, [[4] * 12, [9] * 12])
     np.testing.assert_allclose(found.reward, reward[:, 0].mean(-1) / 2)
     np.testing.assert_allclose(found.to_go, 10 * reward[:, 0].mean(-1) / 2)
     np.testing.assert_allclose([found.time_tm1, found.time_t], [[3 / 8] * 12, [4 / 8] * 12])
@@ -210,14 +209,6 @@ def test_which_episodes_are_complete_and_which_are_truncated(ended):
     half = Options(gamma=0.5)
     np.testing.assert_allclose(data.returns(half), [1 + 1, 3 + 2 + 1.25, 6 + 3.5 + 2])
     assert data.behaviour(half).value == pytest.approx((2 + 6.25 + 11.5) / 3)
-    # Values are finite without a discount: some episodes terminate. Those that are cut off do not.
-    never = Options(gamma=1.0, horizon="infinite")
-    data.require_finite_values(never)
-    cut = data._replace(complete=data.truncated)
-    with pytest.raises(OptionError, match="no episode of the data terminates"):
-        cut.require_finite_values(never)
-    cut.require_finite_values(replace(never, gamma=0.99))
-    cut.require_finite_values(replace(never, horizon="episode"))
 
 
 def test_data_without_an_episode(tmp_path):
@@ -226,23 +217,19 @@ def test_data_without_an_episode(tmp_path):
         estimation._Data.read(vault.open_vault(tmp_path / "data.vlt"), Options())
 
 
-@pytest.mark.parametrize("horizon", ["episode", "infinite"])
-def test_what_critics_learn_from_by_hand(ended, monkeypatch, horizon):
-    options = Options(gamma=0.5, horizon=horizon, members=3, updates=1)
+def test_what_critics_learn_from_by_hand(ended, monkeypatch):
+    options = Options(gamma=0.5, members=3, updates=1)
     data = estimation._Data.read(ended, options)
     monkeypatch.setattr(estimation, "fit", lambda critic, data, options, progress: data)
     action = 100 * np.arange(4)[:, None, None, None] + np.arange(4)[:, None, None]
     action = np.broadcast_to(action, (4, 4, 1, 2))
     followed = [history.Followed(data.mask, action + 1000 * policy) for policy in (0, 1)]
     found = estimation._fit(ended, data, followed, options, quiet)
-    limited = horizon == "episode"
-    np.testing.assert_array_equal(found.ends, data.complete & limited)
     np.testing.assert_array_equal(found.complete, data.complete)
-    assert bool(found.limited) == limited  # an episode of the longest is truncated
     assert found.longest == 3 and len(data.resamples) == 3
     scale = np.sqrt((3**2 + 12**2 + 21**2) / 3)  # of the returns of complete episodes
     np.testing.assert_allclose(found.scale, scale, rtol=1e-6)
-    np.testing.assert_allclose(found.rewards, np.array([0, 9]) / scale, rtol=1e-6)
+    np.testing.assert_allclose(found.bounds, data.value_bounds(options) / scale, rtol=1e-6)
     slots = [0, 1, 2, 100, 101, 102, 103, 200, 201, 202, 203, 300, 301]
     np.testing.assert_array_equal(found.actions[:, :, 0, 1], [slots, np.add(slots, 1000)])
     np.testing.assert_array_equal(found.first, [0, 3, 7, 11])
@@ -250,12 +237,12 @@ def test_what_critics_learn_from_by_hand(ended, monkeypatch, horizon):
     np.testing.assert_array_equal(found.weights, [[1] * 4, *data.resamples])
     nothing = data._replace(reward=0 * data.reward)
     unscaled = estimation._fit(ended, nothing, followed, options, quiet)
-    assert unscaled.scale == 1 and unscaled.rewards.tolist() == [0, 0]
+    assert unscaled.scale == 1 and not unscaled.bounds.any()
 
 
 def test_only_complete_episodes_are_weighed(ended):
     """The policy likes the actions of the last episode best, which is cut off."""
-    options = Options(gamma=0.5, members=2, resamples=10)
+    options = Options(gamma=0.5, members=2)
     data = estimation._Data.read(ended, options)
     more = np.log([[1.0], [2.0], [1.0], [1e6]]) * (np.arange(3) == 0)
     log_prob = data.behaviour_log_prob + more[..., None] * (np.arange(2) == 1)
@@ -266,7 +253,7 @@ def test_only_complete_episodes_are_weighed(ended):
     mean = (np.array([[1, 2, 0], [3, 4, 5], [6, 7, 8]]) * [[1], [2], [1]]).sum(0) / 4
     value, resampled = found["wis"]
     assert value == pytest.approx(mean @ [1, 0.5, 0.25], rel=1e-5)
-    assert resampled.min() <= value <= resampled.max() and resampled.shape == (10,)
+    assert resampled.min() <= value <= resampled.max() and resampled.shape == (2000,)
     gained = data.behaviour(options).value + (2 - 1) * 3 / 3  # by one agent of the second episode
     assert found["local"][0] == pytest.approx(gained, rel=1e-5)
     none = np.broadcast_to(data.complete[:, None, None], log_prob.shape)
@@ -275,43 +262,36 @@ def test_only_complete_episodes_are_weighed(ended):
 
 
 def test_which_methods_data_refuse(ended):
-    """A method needs probabilities, a choice, and a complete episode; wis also the value's end."""
+    """A method by ratios needs probabilities, a choice, and a complete episode."""
     data = estimation._Data.read(ended, Options())
-    infinite, episode = Options(horizon="infinite"), Options()
-    assert not data.refusals(episode) and list(data.refusals(infinite)) == [
-        "tabular",
-        "local",
-        "wis",
-    ]
-    assert "beyond a time limit" in data.refusals(infinite)["wis"]
-    never = data._replace(truncated=np.zeros(4, bool))
-    assert not never.refusals(infinite)
+    assert not data.refusals()
     cut = data._replace(complete=np.zeros(4, bool), truncated=np.zeros(4, bool))
-    assert {*cut.refusals(episode)} == {"local", "wis"}
-    assert "no episode of the data is complete" in cut.refusals(episode)["wis"]
+    assert {*cut.refusals()} == {"local", "wis"}
+    assert "no episode of the data is complete" in cut.refusals()["wis"]
     zero = np.zeros_like(data.behaviour_log_prob)
     sure = data._replace(behaviour_log_prob=zero, certain=data.mask)
-    assert "were deterministic" in sure.refusals(episode)["local"]
-    assert not sure._replace(certain=data.mask & False).refusals(episode)  # no choice
+    assert "were deterministic" in sure.refusals()["local"]
+    assert not sure._replace(certain=data.mask & False).refusals()  # no choice
     some = np.where(np.arange(3)[:, None] == 0, data.behaviour_log_prob, 0.0)
-    assert not sure._replace(behaviour_log_prob=some).refusals(episode)
+    assert not sure._replace(behaviour_log_prob=some).refusals()
 
 
-def test_rewards_of_data_that_only_a_limit_ends(ended):
-    """Nothing, which is worth 0, follows only a termination, or an earlier limit than others'."""
+def test_values_are_bounded_by_what_the_rewards_allow(ended):
+    """Rewards of 1 to 9. Nothing, worth 0, follows an end unless all end at one limit."""
     data = estimation._Data.read(ended, Options())
+    full, half = Options(), Options(gamma=0.5)
+    np.testing.assert_allclose(data.value_bounds(full), [[0] * 4, [27, 18, 9, 0]])
+    np.testing.assert_allclose(data.value_bounds(half), [[0] * 4, [15.75, 13.5, 9, 0]])
     every = data._replace(complete=np.ones(4, bool), truncated=np.ones(4, bool))
+    np.testing.assert_allclose(every.value_bounds(full), [[0] * 4, [27, 18, 9, 0]])
     same = every._replace(lengths=np.full(4, 3))
-    for horizon, uneven in (("episode", 0), ("infinite", 1)):
-        options = Options(horizon=horizon)
-        assert data.reward_bounds(options).tolist() == [0, 9]
-        assert every.reward_bounds(options).tolist() == [uneven, 9]
-        assert same.reward_bounds(options).tolist() == [1, 9]
+    np.testing.assert_allclose(same.value_bounds(full), [[3, 2, 1, 0], [27, 18, 9, 0]])
     open_ended = same._replace(complete=np.arange(4) > 0, truncated=np.arange(4) > 0)
-    assert open_ended.reward_bounds(Options()).tolist() == [1, 9]  # cut off, and not ended
-    assert data.is_limited(Options()) and not data.is_limited(Options(horizon="infinite"))
+    np.testing.assert_allclose(open_ended.value_bounds(full)[0], [3, 2, 1, 0])  # one is cut off
     short = data._replace(truncated=np.arange(4) == 0)  # not one of the longest
-    assert not short.is_limited(Options())
+    assert data.is_limited and not short.is_limited
+    np.testing.assert_allclose(short.value_bounds(full), [[0] * 4, [np.inf] * 4])
+    np.testing.assert_allclose(short.value_bounds(half), [[0] * 4, [18] * 4])
 
 
 def test_a_followed_policy_is_told_who_is_done():
@@ -354,36 +334,20 @@ def test_a_followed_policy_is_told_who_is_done():
     np.testing.assert_allclose(found.log_prob.sum(-1), [[-2, -1, -4, 0]])
 
 
-@pytest.mark.parametrize(
-    ("gamma", "limited", "bounds"),
-    [
-        (1.0, True, [[-8.0, -4.0], [0.0, 0.0]]),
-        (0.5, True, [[-3.75, -3.0], [0.0, 0.0]]),  # four steps left, and two
-        (0.5, False, [[-4.0, -4.0], [0.0, 0.0]]),
-        (1.0, False, [[-np.inf, -np.inf], [0.0, 0.0]]),
-    ],
-)
-def test_values_are_bounded_by_what_the_rewards_allow(gamma, limited, bounds):
-    blank = dict.fromkeys(fitted.Transitions._fields)
-    blank |= {"longest": jnp.float32(8), "rewards": jnp.array([-2.0, 0.0]), "limited": limited}
-    data = fitted.Transitions(**blank)
-    np.testing.assert_allclose(fitted._bounds(data, gamma, jnp.array([0.5, 0.75])), bounds)
-
-
 def test_targets_bootstrap_from_bounded_values():
     """A critic whose value is its parameter; the target's has diverged."""
     critic = fitted.Critic(None, lambda params, view, time, action: jnp.full(len(time), params))
     blank = dict.fromkeys(fitted._Batch._fields)
     ones = dict.fromkeys(("time_tm1", "time_t", "reward", "to_go"), jnp.ones(3))
     truths = dict.fromkeys(("known", "counts"), jnp.ones(3, bool))
-    some = {"discount": jnp.array([0.5, 0.5, 0.0]), **truths}
+    bounds = {"bounds": jnp.array([[-3.0] * 3, [5.0, 4.0, 5.0]])}
+    some = bounds | {"discount": jnp.array([0.5, 0.5, 0.0]), **truths}
     batch = fitted._Batch(**(blank | ones | some))
-    bounds = jnp.array([[-3.0] * 3, [5.0, 4.0, 5.0]])
-    found = fitted._loss(critic, batch, bounds, jnp.ones(3), jnp.zeros(()), False, 0.0, 1e6)
+    found = fitted._loss(critic, batch, jnp.ones(3), jnp.zeros(()), False, 0.0, 1e6)
     assert found == pytest.approx(np.mean(np.square([1 + 2.5, 1 + 2.0, 1])))
-    other = fitted._loss(critic, batch, bounds, jnp.ones(3), jnp.zeros(()), False, 0.5, 1e6)
+    other = fitted._loss(critic, batch, jnp.ones(3), jnp.zeros(()), False, 0.5, 1e6)
     assert other == pytest.approx(np.mean(np.square([0.5 - 3.5, 0.5 - 3.0, 0.5 - 1])))
-    low = fitted._loss(critic, batch, bounds, jnp.ones(3), jnp.zeros(()), False, 0.0, -1e6)
+    low = fitted._loss(critic, batch, jnp.ones(3), jnp.zeros(()), False, 0.0, -1e6)
     assert low == pytest.approx(np.mean(np.square([1 - 1.5, 1 - 1.5, 1])))
 
 
@@ -438,27 +402,19 @@ class Ticks:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("terminates", [True, False])
-@pytest.mark.parametrize("horizon", ["episode", "infinite"])
-def test_what_ends_a_value(tmp_path, terminates, horizon):
+def test_what_ends_a_value(tmp_path, terminates):
     env = Ticks(terminates)
     policy = make_policy(PolicyConfig("random"), env.spec)
     record_policy(env, policy, (), tmp_path / "data.vlt", steps=512, num_envs=16)
     data = vault.open_vault(tmp_path / "data.vlt")
-    options = replace(FAST, horizon=horizon, updates=800, members=1)
-    methods = ("fqe",) if horizon == "infinite" and not terminates else estimation.METHODS
-    found = estimate({"coin": coin(data.spec, 0.5)}, data, options, methods)
+    options = replace(FAST, updates=800, members=1)
+    found = estimate({"coin": coin(data.spec, 0.5)}, data, options, estimation.METHODS)
     four = 1 + GAMMA + GAMMA**2 + GAMMA**3
-    goes_on = horizon == "infinite" and not terminates
-    truth = 1 / (1 - GAMMA) if goes_on else four
-    assert found.values["fqe"]["coin"].value == pytest.approx(truth, rel=0.04)
+    assert found.values["fqe"]["coin"].value == pytest.approx(four, rel=0.04)
     assert found.values["fqe"]["coin"].low is None
     assert found.data.value == pytest.approx(four, rel=1e-5)
-    if goes_on:
-        with pytest.raises(OptionError, match=r"wis cannot be used: .* or fqe"):
-            estimate({"coin": coin(data.spec, 0.5)}, data, options, methods=("wis",))
-    else:
-        for method in ("local", "wis"):
-            assert found.values[method]["coin"].value == pytest.approx(four, rel=1e-5)
+    for method in ("local", "wis"):
+        assert found.values[method]["coin"].value == pytest.approx(four, rel=1e-5)
 
 
 def greedy(spec, action):
@@ -583,6 +539,32 @@ def test_what_a_table_draws(tmp_path, observation, action, outcomes):
     assert missing.all() == missing.any() == (not outcomes) and not goes_on.any()
 
 
+def test_starts_are_resampled_by_the_episode(tmp_path):
+    """Three episodes with starts of their own: a resample of three has the same start in 1 of 9."""
+    data = offmarl.from_arrays(
+        tmp_path / "a.vlt",
+        observations=np.repeat(np.arange(3.0)[:, None, None], 2, 1),
+        actions=np.zeros((3, 2), int),
+        rewards=np.zeros((3, 2)),
+        terminals=np.ones(3, bool),
+    )
+    starts = np.asarray(read_table(history.Histories(data, np.arange(3)), 450, 0).starts)
+    alike = (starts[1:] == starts[1:, :1]).all(1)
+    assert starts.shape == (451, 256) and len(np.unique(starts[0])) == 3
+    assert alike.mean() == pytest.approx(1 / 9, abs=0.05)
+
+
+def test_agents_without_a_choice_do_not_make_a_policy_close(observed):
+    """One agent's ratios are 0.8; the other is dead, or has one legal action."""
+    data, followed, _ = observed
+    agent = np.arange(2) == 0
+    behaviour = np.where(data.mask[..., None] & agent, np.log(0.5), 0.0)
+    data = data._replace(behaviour_log_prob=behaviour)
+    for ratio, far in ((0.8, True), (0.95, False)):
+        log_prob = behaviour + np.where(data.mask[..., None] & agent, np.log(ratio), 0.0)
+        assert data.is_far(followed._replace(log_prob=log_prob)) is far
+
+
 @pytest.mark.slow
 def test_few_effective_episodes_are_pointed_out(random_data):
     data = vault.open_vault(random_data("probe/match"))
@@ -610,7 +592,6 @@ def test_values_outside_the_returns_of_all_episodes_are_pointed_out(random_data)
     members, beyond = estimation._cautions_of_fqe(values, None, found, Options())
     assert "no intervals with fewer than 3 members" in members
     assert "fqe of low, high is outside the returns" in beyond
-    assert len(estimation._cautions_of_fqe(values, None, found, Options(horizon="infinite"))) == 1
     assert not estimation._cautions_of_fqe({}, None, found, Options())
 
 
@@ -722,7 +703,7 @@ def test_an_episode_with_an_impossible_recorded_action_is_left_out(observed, rec
         "1 episodes are left out of local and wis: the recorded pro" in note for note in notes
     )
     none = np.where(data.mask[..., None], recorded, 0)
-    reasons = data._replace(behaviour_log_prob=none).refusals(options)
+    reasons = data._replace(behaviour_log_prob=none).refusals()
     assert "each complete episode has an action" in reasons["wis"] and "local" in reasons
 
 

@@ -1,11 +1,10 @@
-"""Rankings by estimates, and searches in the environment."""
+"""Rankings by estimates."""
 
-import jax
 import numpy as np
 import pytest
 
 from offmarl.errors import ShapeError
-from offmarl.ope import compare_with_returns, rank_correlation, regret, tuning_curve
+from offmarl.ope import compare_with_returns, rank_correlation, regret
 from offmarl.statistics import Estimate
 
 RETURNS = np.array([1.0, 5.0, 2.0, 4.0])
@@ -72,33 +71,3 @@ def test_the_choice_is_the_best_mean_over_seeds():
     assert (
         found["ranking"]["fqe"]["policies"] == 4 and found["ranking"]["fqe"]["chance_regret"] == 1
     )
-
-
-@pytest.mark.slow
-def test_a_search_among_sure_policies_ends_with_the_best():
-    """After one episode it has a random one; after one of each, the best."""
-    returns = np.repeat(RETURNS[:, None], 3, 1) - 10  # returns may be negative
-    curve = tuning_curve(returns, jax.random.key(0), episodes=5, searches=400)
-    assert curve.episodes.tolist() == [1, 2, 3, 4, 5]
-    assert curve.mean[0] == pytest.approx(RETURNS.mean() - 10, abs=0.2)
-    np.testing.assert_allclose(curve.mean[3:], -5.0, atol=1e-5)
-    # The best of two is 5, 5, 5, 4, 4 or 2.
-    assert curve.mean[1] == pytest.approx(25 / 6 - 10, abs=0.2)
-    assert (curve.low[0], curve.high[0]) == pytest.approx((-9, -5))
-
-
-def test_a_search_chooses_from_some_of_the_policies():
-    """From two of four, the best policy is among them in half of the searches."""
-    returns = np.repeat(RETURNS[:, None], 3, 1)
-    options = {"episodes": 10, "policies": 2, "searches": 400}
-    curve = tuning_curve(returns, jax.random.key(0), **options)
-    assert curve.mean[-1] == pytest.approx(25 / 6, abs=0.2)
-
-
-def test_a_search_in_noise_needs_episodes():
-    draw = np.random.default_rng(0)
-    returns = RETURNS[:, None] + draw.normal(0, 3, (4, 200))
-    curve = tuning_curve(returns, jax.random.key(1), episodes=150, searches=300)
-    assert curve.mean[0] < 3.5 and curve.mean[-1] > 4.5
-    with pytest.raises(ShapeError, match="finite"):
-        tuning_curve(np.full((2, 3), np.nan), jax.random.key(0))
