@@ -1,5 +1,6 @@
 """``offmarl ls``, ``show``, ``verify``, ``salvage`` and ``compact``: vaults, and their files."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -28,6 +29,7 @@ from offmarl.vault.storage.location import hide_credentials
 
 _BINS = 40
 _MOST_LINES = 50
+_MOST_ENTRIES = 4
 
 _Vault = Annotated[str, Positional, arg(metavar="VAULT")]
 _in_bytes = partial(progress, unit="bytes")
@@ -112,7 +114,7 @@ def show(path: _Vault, time_limit: int | None = None, statistics: bool = False) 
     text = Group(
         grid(_described(facts, data)),
         table(["array", "type", "shape of a step"], [[k, *v] for k, v in leaves.items()]),
-        grid({k: v for k, v in data.provenance.items() if v != {} and k not in _SHOWN}),
+        grid({k: _brief(v) for k, v in data.provenance.items() if v != {} and k not in _SHOWN}),
         _lineage(data.provenance),
         *([_statistics_table(computed)] if computed else []),
     )
@@ -248,6 +250,13 @@ def _histogram(values: Float[np.ndarray, "episodes"]) -> str:
 # --------------------------------------------------------------------------------- lineage
 
 _SHOWN = ("lineage", "origins")
+
+
+def _brief(value: Any) -> Any:
+    """Return the first entries of a long list, and how many there are."""
+    if not isinstance(value, list) or len(value) <= _MOST_ENTRIES:
+        return value
+    return f"{json.dumps(value[:_MOST_ENTRIES])}, and {len(value) - _MOST_ENTRIES} more (--json)"
 
 
 def _lineage(provenance: Mapping[str, Any]) -> RenderableType:

@@ -104,6 +104,9 @@ class RunReport(NamedTuple):
     broken: Mapping[str, list[int]]
     """The seeds whose last number of a metric is not finite, by metric."""
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.title}: {self.directory}>"
+
     def _repr_html_(self) -> str:
         return "".join(section._repr_html_() for section in self.sections())
 
