@@ -116,6 +116,7 @@ def show(path: _Vault, time_limit: int | None = None, statistics: bool = False) 
         table(["array", "type", "shape of a step"], [[k, *v] for k, v in leaves.items()]),
         grid({k: _brief(v) for k, v in data.provenance.items() if v != {} and k not in _SHOWN}),
         _lineage(data.provenance),
+        *_played_together(facts["pairings"], data.provenance),
         *([_statistics_table(computed)] if computed else []),
     )
     if computed:
@@ -161,9 +162,46 @@ def _facts(data: vault.Dataset) -> dict[str, Any]:
         ),
         "length": spread(episodes.length[episodes.complete]),
         "policies": list(data.policy_ids),
+        "pairings": _pairings(episodes),
         "bytes": data.num_bytes,
         "digest": data.known_digest(),
     }
+
+
+def _pairings(episodes: vault.Episodes) -> list[dict[str, Any]]:
+    """Return the mean returns of policies that played together, if agents had different ones."""
+    ids, returns = episodes.policy_ids[episodes.scored], episodes.team_returns[episodes.scored]
+    if (ids == ids[:, :1]).all():
+        return []
+    found, which = np.unique(ids, axis=0, return_inverse=True)
+    names = [team.name for team in episodes.teams]
+    return [
+        {
+            "policies": policies.tolist(),
+            "episodes": int((of := which.ravel() == place).sum()),
+            "return": only_or_all(dict(zip(names, returns[of].mean(0).tolist(), strict=True))),
+        }
+        for place, policies in enumerate(found)
+    ]
+
+
+def _played_together(
+    pairings: Sequence[Mapping[str, Any]], provenance: Mapping[str, Any]
+) -> list[RenderableType]:
+    known = provenance.get("policies")
+    names = {
+        one["policy_id"]: one.get("name")
+        for one in (known if isinstance(known, list) else [])
+        if isinstance(one, dict) and isinstance(one.get("policy_id"), int)
+    }
+    rows = []
+    for pairing in pairings[:_MOST_LINES]:
+        players = [str(names.get(one) or one) for one in pairing["policies"]]
+        players = players if len(players) <= _MOST_ENTRIES else [*dict.fromkeys(players)]
+        rows.append([" + ".join(players), pairing["episodes"], pairing["return"]])
+    more = len(pairings) - len(rows)
+    title = ["policies that played together", "episodes", "mean return"]
+    return [table(title, rows), *([f"and {more} more (--json)"] if more else [])] if rows else []
 
 
 def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, Any]:

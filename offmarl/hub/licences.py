@@ -188,7 +188,9 @@ def recorded_as(provenance: Mapping[str, Any]) -> str:
     parts = [f"{name} {text}" for name in ("program", "tier") if (text := _text(provenance, name))]
     parts += [] if seed is None else [f"seed {seed}"]
     match provenance.get("policies"):
-        case [Mapping() as policy, *others] if not any("return" in one for one in others):
+        case [Mapping() as policy, *others] if not any(
+            isinstance(one, Mapping) and "return" in one for one in others
+        ):
             steps, share = policy.get("training_steps"), policy.get("share_of_best_known")
             parts += [f"after {steps:,} training steps"] if isinstance(steps, int) else []
             shown = f"{share:.1%}" if isinstance(share, float) else ""

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from offmarl import vault
+from offmarl.cli import data, output
 from offmarl.errors import ExpressionError, OptionError
 from offmarl.vault.format import layout
 from offmarl.vault.storage.store import Store
@@ -149,3 +150,23 @@ def test_partners_are_held_out(tmp_path):
         found.split(by="policy_cats")
     with pytest.raises(OptionError, match=r"has 5 policies, to be split 0.99 : 0.01"):
         found.split(validation=0.01, by="policy")
+
+
+def test_show_has_the_returns_of_those_that_played_together(tmp_path, capsys):
+    transition, finals = make(steps=40)
+    names = {"policies": [{"policy_id": 2, "name": "[red]two"}, {"policy_id": "x"}, 3]}
+    found = written(tmp_path / "a.vlt", (mixed(transition, start=20), finals), provenance=names)
+    episodes, shown = found.episodes, data.show(str(tmp_path / "a.vlt"))
+    together = np.unique(episodes.policy_ids[episodes.scored], axis=0)
+    assert len(together) > 1
+    for pairing, policies in zip(shown.data["pairings"], together, strict=True):
+        of = episodes.scored & (episodes.policy_ids == policies).all(1)
+        assert pairing["policies"] == policies.tolist() and pairing["episodes"] == of.sum()
+        np.testing.assert_allclose(
+            pairing["return"], episodes.team_returns[of, 0].mean(), rtol=1e-6
+        )
+    output.show(shown, as_json=False)
+    assert "policies that played together" in (text := capsys.readouterr().out)
+    assert "1 + [red]two" in text
+    written(tmp_path / "b.vlt", make(steps=20))
+    assert data.show(str(tmp_path / "b.vlt")).data["pairings"] == []
