@@ -14,6 +14,7 @@ import pytest
 import offmarl
 from offmarl import tracking
 from offmarl.cli import policies
+from offmarl.cli.programs import PolicyOptions
 from offmarl.config import Validated, from_json
 from offmarl.errors import OffmarlError, OptionError, RunError, ShapeError
 from offmarl.programs.runs import dataset
@@ -83,7 +84,7 @@ def changed(record: dict[str, Any], place: str, value: Any) -> dict[str, Any]:
 
 READERS = [
     offmarl.load_policy,
-    lambda run: policies.load(run, None, [0], None, None),
+    lambda run: policies.load(run, PolicyOptions(), [0], []),
     lambda run: read_runs([run]),
     lambda run: [*describe_run(run).sections()],
 ]

@@ -21,6 +21,7 @@ from offmarl import envs, tracking
 from offmarl import hub as library
 from offmarl.benchmark.plan import read_plan
 from offmarl.cli import policies as cli_policies
+from offmarl.cli.programs import PolicyOptions
 from offmarl.errors import (
     CardError,
     HubChecksumError,
@@ -361,7 +362,7 @@ def test_no_name_in_a_pulled_record_runs_code(forged, side, code, path, tmp_path
     for place in places:
         if path in NAMED[:2]:
             with pytest.raises(UnknownNameError):
-                cli_policies.load(place, None, [0], None, None)
+                cli_policies.load(place, PolicyOptions(), [0], [])
         if path[0] in ("args", "opponents"):  # `offmarl record --from-run`
             with pytest.raises(UnknownNameError):
                 online.record_from_run(place, "random", steps=2, out=tmp_path)
@@ -380,10 +381,10 @@ def test_the_error_says_which_field_of_which_file_names_code(forged, side, offma
         ):
             assert words in outcome.err
     # The user names other opponents, or trusts the code.
-    environment, _ = cli_policies.load(run, None, [0], None, None, opponents=["random"])
+    environment, _ = cli_policies.load(run, PolicyOptions(), [0], ["random"])
     assert dict(environment.opponents)["evaders"].about == {"policy": "random"}
     with pytest.raises(OptionError, match=r"evil\.py is not a Python file"):
-        cli_policies.load(run, None, [0], None, None, opponents=[f"{run}/no/evil.py:f"])
+        cli_policies.load(run, PolicyOptions(), [0], [f"{run}/no/evil.py:f"])
 
 
 def test_of_two_revisions_in_the_cache_none_runs_code(forged, side):
@@ -392,7 +393,7 @@ def test_of_two_revisions_in_the_cache_none_runs_code(forged, side):
     commit = forged(record).parent.name
     for code in (f"{commit}/run/evil.py:f", f"../{commit}/run/evil.py:f", f"{commit}/run/evil:f"):
         with pytest.raises(UnknownNameError):
-            cli_policies.load(forged(changed(record, OPPONENT, code)), None, [0], None, None)
+            cli_policies.load(forged(changed(record, OPPONENT, code)), PolicyOptions(), [0], [])
 
 
 def test_no_file_in_a_pulled_directory_is_the_users_own_text(forged, side):
@@ -420,7 +421,7 @@ def test_code_in_every_field_of_a_pulled_record_runs_nowhere(
     for path in strings(record):
         tracking.write_json(run / tracking.RUN_FILE, changed(record, path, code.format(run=run)))
         with suppress(OffmarlError):
-            cli_policies.load(run, None, [0], None, None)
+            cli_policies.load(run, PolicyOptions(), [0], [])
             harmless = changed(harmless, path, code.format(run=run))
     tracking.write_json(run / tracking.RUN_FILE, harmless)
     assert offmarl("evaluate", run, "--eval-episodes", 1).code == 0

@@ -7,6 +7,7 @@ import pytest
 
 from offmarl import envs, load_policy, tracking, vault
 from offmarl.cli.policies import load
+from offmarl.cli.programs import PolicyOptions
 from offmarl.envs import registry
 from offmarl.errors import RunError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
@@ -200,7 +201,7 @@ def test_a_release_is_recorded_and_another_one_refused_alike(installed, tmp_path
         "mix": lambda: vault.mix([old, new]),
         "train": lambda: train(tmp_path / "trained", old, env=name),
         "load_policy": lambda: load_policy(run, env=name),
-        "evaluate": lambda: load(run, name, [0], None, None),
+        "evaluate": lambda: load(run, PolicyOptions(env=name), [0], []),
         "init": lambda: train(tmp_path / "new", new, env=name, init=run),
         "replay": lambda: start_of(qmix.Args(env=name, prefill=old), envs.make(name)),
         "validation": lambda: train(tmp_path / "new", new, env="none", validation=old),

@@ -11,6 +11,7 @@ import pytest
 
 from offmarl import envs, load_policy
 from offmarl.cli import policies
+from offmarl.cli.programs import PolicyOptions
 from offmarl.errors import ShapeError
 from offmarl.networks import PolicyConfig
 from offmarl.types import Discrete, EnvSpec
@@ -40,7 +41,7 @@ def test_a_policy_acts_with_more_agents(tmp_path: Path, kind: Any, agent_id: Any
 def test_evaluations_play_in_the_larger_team(tmp_path: Path) -> None:
     config = PolicyConfig("feedforward", hidden=8, agent_id="sinusoidal")
     write_policy(tmp_path / "run", config, envs.make(TWO).spec, [3, 4])
-    environment, loaded = policies.load(tmp_path / "run", FIVE, [3, 4], None, None)
+    environment, loaded = policies.load(tmp_path / "run", PolicyOptions(env=FIVE), [3, 4], [])
     (returns,) = policies.play(environment, loaded, 2, seed=0).values()
     assert environment.spec.num_agents == 5
     assert {seed: values.shape for seed, values in returns.items()} == {3: (2,), 4: (2,)}

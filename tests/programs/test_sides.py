@@ -17,6 +17,7 @@ import pytest
 
 from offmarl import envs, tracking, vault
 from offmarl.cli.policies import load
+from offmarl.cli.programs import PolicyOptions
 from offmarl.errors import OptionError, RunError, ShapeError, UnknownNameError
 from offmarl.networks import PolicyConfig
 from offmarl.programs import hyperparameters, load_policy, record_from_run, registry
@@ -245,7 +246,7 @@ def test_a_killed_response_ends_with_the_same_bits_without_the_runs_of_its_oppon
     (more,) = record_from_run(moved, "random", steps=16, out=tmp_path).data["vaults"]
     again = vault.open_vault(more["path"]).provenance["policies"]
     assert [one["name"] for one in again[-7:]] == [one["name"] for one in described[0][-7:]]
-    environment, _ = load(moved, None, [0], True, None)
+    environment, _ = load(moved, PolicyOptions(act="greedy"), [0], [])
     side = side_of(
         envs.make(XOR), "agent_0", run=tmp_path / "whole" / run.relative_to(tmp_path / "killed")
     )
@@ -274,12 +275,12 @@ def test_copies_of_opponents_are_checked(learned, tmp_path):
         members[0] = {} if change is None else members[0] | change
         (run / "run.json").write_text(json.dumps(broken))
         with pytest.raises(error, match=message):
-            load(run, None, [0], True, None)
+            load(run, PolicyOptions(act="greedy"), [0], [])
     (run / "run.json").write_text(json.dumps(entry))
     shutil.rmtree(run / "opponents")
     with pytest.raises(RunError, match=r"name the opponents with --opponents"):
-        load(run, None, [0], True, None)
-    assert load(run, None, [0], True, None, opponents=("random",))
+        load(run, PolicyOptions(act="greedy"), [0], [])
+    assert load(run, PolicyOptions(act="greedy"), [0], ("random",))
 
 
 def test_a_run_of_other_sizes_cannot_act(tmp_path):
