@@ -113,7 +113,9 @@ def test_an_exported_policy_acts_as_the_loaded_one(name: str, greedy: bool, tmp_
         action, memory = act(tensors, observation, legal, memory, *keys)
         seen = jax.tree.map(lambda leaf: leaf[0], observation)
         expected, carry = loaded(seen, legal[0], carry, key)
-        np.testing.assert_array_equal(action[0], expected)
+        # XLA fuses the noise of continuous actions in either program as it likes.
+        tolerance = 1e-6 if name == "gaussian" else 0
+        np.testing.assert_allclose(action[0], expected, rtol=tolerance, atol=tolerance)
         reward, done = rng.normal(size=(1, 3)).astype(np.float32), np.zeros((1, 3), bool)
         carry = loaded.after_step(carry, reward[0], done[0])
         if loaded.policy.after_step is not None:
