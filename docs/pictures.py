@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from docs.flow import Flow
 from offmarl import envs
 from offmarl.hub.card import Uid
+from offmarl.report import render
 
 _WIDTH, _LEFT, _ROW = 440, 116, 34
 
@@ -28,23 +29,11 @@ def draw_environments(names: Mapping[str, str], folder: Path) -> dict[str, str]:
     drawn = {}
     for name, example in names.items():
         path = folder / f"{example.replace('/', '-')}.png"
-        if path.exists() or _draw(envs.make(example), path):
+        if not path.exists() and hasattr(env := envs.make(example), "scene"):
+            render.draw(env, path)
+        if path.exists():
             drawn[name] = path.name
     return drawn
-
-
-def _draw(env: Any, path: Path) -> bool:
-    if not hasattr(env, "scene"):
-        return False
-    import jax
-
-    from offmarl.networks import PolicyConfig, make_policy
-    from offmarl.report import render
-
-    scripted = hasattr(env, "scripted")
-    policy = env.scripted() if scripted else make_policy(PolicyConfig("random"), env.spec)
-    render.save(render.play(env, policy, (), jax.random.key(0)), path)
-    return True
 
 
 def returns_chart(uids: Mapping[str, Uid]) -> str:

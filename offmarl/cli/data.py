@@ -175,13 +175,14 @@ def _pairings(episodes: vault.Episodes) -> list[dict[str, Any]]:
         return []
     found, which = np.unique(ids, axis=0, return_inverse=True)
     names = [team.name for team in episodes.teams]
+    of_each = [returns[which.ravel() == place] for place in range(len(found))]
     return [
         {
-            "policies": policies.tolist(),
-            "episodes": int((of := which.ravel() == place).sum()),
-            "return": only_or_all(dict(zip(names, returns[of].mean(0).tolist(), strict=True))),
+            "policies": policies,
+            "episodes": len(own),
+            "return": only_or_all(dict(zip(names, own.mean(0).tolist(), strict=True))),
         }
-        for place, policies in enumerate(found)
+        for policies, own in zip(found.tolist(), of_each, strict=True)
     ]
 
 

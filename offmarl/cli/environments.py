@@ -90,7 +90,9 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
     about = registry.info(name)
     env = registry.make(name)
     if picture is not None:
-        _draw(env, picture)
+        from offmarl.report import render
+
+        render.draw(env, picture)
     steps = _speed(env, seconds)
     speed = f"{number(round(steps))} steps per second, in {_NUM_ENVS} environments"
     view = {
@@ -125,17 +127,6 @@ def _options(name: str) -> str:
 
 def _no_picture(env: Any) -> str:
     return "--picture FILE.gif draws an episode" if hasattr(env, "scene") else "it cannot be drawn"
-
-
-def _draw(env: Any, picture: Path) -> None:
-    import jax
-
-    from offmarl.networks import PolicyConfig, make_policy
-    from offmarl.report import render
-
-    scripted = hasattr(env, "scripted")
-    policy = env.scripted() if scripted else make_policy(PolicyConfig("random"), env.spec)
-    render.save(render.play(env, policy, (), jax.random.key(0)), picture)
 
 
 def _in_words(spec: EnvSpec) -> dict[str, str]:

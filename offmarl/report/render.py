@@ -135,6 +135,17 @@ def play_run(loaded: LoadedPolicy) -> Playback:
     return play(env, loaded.policy, loaded.params, jax.random.key(0))
 
 
+def draw(env: Any, path: Path) -> None:
+    """Write an episode, as `save` does: of the scripted controller if there is one, or random."""
+    import jax
+
+    from offmarl.networks import PolicyConfig, make_policy
+
+    scripted = hasattr(env, "scripted")
+    policy = env.scripted() if scripted else make_policy(PolicyConfig("random"), env.spec)
+    save(play(env, policy, (), jax.random.key(0)), path)
+
+
 def save(playback: Playback, path: Path) -> None:
     """Write an episode as an animation (``.gif``, ``.mp4``), or its middle scene as a ``.png``.
 
@@ -474,17 +485,16 @@ def legend(scene: Scene) -> list[Any]:
         }
         return Line2D([], [], label=label, marker=look.marker, linestyle="", **style)
 
-    def name(kind: int) -> str:
-        return DRONES[kind].name if len(set(kinds)) > 1 else "agent"
-
     kinds, teams = np.asarray(scene.kind).tolist(), np.asarray(scene.team).tolist()
     drones = sorted(set(zip(kinds, teams, strict=True)))
+    several = len(set(kinds)) > 1
     alike = len({kind for kind, _ in drones}) < len(drones)
     marks = [MARKS[number] for number in sorted(set(np.asarray(scene.mark).tolist()))]
     return [
         *(
             entry(
-                name(kind) + (f", team {team + 1}" if alike else ""),
+                (DRONES[kind].name if several else "agent")
+                + (f", team {team + 1}" if alike else ""),
                 _Look((3, 0, -90), _TEAMS[team % len(_TEAMS)], 7 * _SIZES[kind]),
             )
             for kind, team in drones

@@ -161,10 +161,7 @@ def _prepared(
 ) -> "_Training":
     """Return what is trained, or raise what would stop it before anything is written."""
     assert isinstance(args, OnlineArgs)
-    tiers, env = (
-        parse_tiers(args.tiers),
-        learning_environment(args, directory),
-    )
+    tiers, env = parse_tiers(args.tiers), learning_environment(args, directory)
     start = start_of(args, env)
     args = changed(args, **start.scale)
     source = environment_source(env.spec.name) | opponents_of(env) | start.source
