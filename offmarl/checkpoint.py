@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import warnings
 from collections.abc import Container, Iterator, Mapping
 from functools import cached_property
@@ -132,6 +133,7 @@ class Checkpoints:
             saved = args.Composite(**parts, **{_ABOUT: args.JsonSave(about)})
             self._checkpointer.save(path, saved)
         except ValueError as error:  # TensorStore's, of a full disk
+            self._remove_what_failed(path)
             raise _of_system(error, path) or error from error
         self.remove_old()
 
@@ -254,6 +256,15 @@ class Checkpoints:
         for path in self._directory.iterdir():
             if _OWN_LEFTOVER.fullmatch(path.name) and _is_directory(path):
                 shutil.rmtree(path)
+
+    def _remove_what_failed(self, path: Path) -> None:
+        """Delete what a failed save wrote; its threads may still write for a short while."""
+        left = path.with_name(f"{path.name}.orbax-checkpoint-tmp")
+        for _ in range(100):
+            shutil.rmtree(left, ignore_errors=True)
+            time.sleep(0.02)
+            if not left.exists():
+                return
 
     def _set_aside(self, step: int, reason: str) -> None:
         path = self._directory / str(step)
