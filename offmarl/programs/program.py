@@ -243,7 +243,8 @@ class OnlineArgs(_Configurable):
     """With --side: how the others act, as one policy for all of them or SIDE=POLICY for each. A
     policy is the name of a scripted one of the environment, random, path/to/file.py:FUNCTION, or
     RUN, RUN@SEED, RUN@SEED/STEP or RUN@* (all seeds) with the directory of a run, whose last policy
-    acts by default. Each episode draws one of several: RUN@*+scripted:2, with a weight."""
+    acts by default; RUN@*/sampled samples actions. Each episode draws one of several:
+    RUN@*+scripted:2, with a weight."""
     out: Path = option(Path("vaults"), Role.CASE | Role.FREE | Role.LOCAL)
     """Directory for the vaults, ENV.vlt/PROGRAM-SEED-TIER, and the run, ENV.run/PROGRAM-SEED."""
     steps: PositiveInt = option(100_000, Role.TRACED | Role.UNTUNED)

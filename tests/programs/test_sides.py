@@ -23,7 +23,14 @@ from offmarl.networks import PolicyConfig
 from offmarl.programs import hyperparameters, load_policy, record_from_run, registry
 from offmarl.programs.recording import fixed, online, tiers
 from offmarl.programs.recording.recorder import LEARNED, Recorder, Version, run_directory
-from offmarl.programs.recording.sides import joint_policy, policies_by_side, side_of
+from offmarl.programs.recording.sides import (
+    joint_policy,
+    keep_opponents,
+    opponents_of,
+    players_of,
+    policies_by_side,
+    side_of,
+)
 from offmarl.programs.runs.continuing import start_of
 from offmarl.teams import teams_of
 from tests.runs import write_policy
@@ -373,11 +380,28 @@ def test_the_path_of_a_run_may_have_a_plus(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("which", "draws"), [("@3", False), ("@3/sampled", True), ("@3/1/greedy", False)]
+)
+def test_the_name_of_a_member_says_how_it_acts(tmp_path, which, draws):
+    run, copies = tmp_path / "run", tmp_path / "copies"
+    write_policy(run, PolicyConfig("feedforward"), ENV.spec, [3, 4])
+    side = side_of(ENV, "cats", [f"mice={run}{which}"])
+    write_policy(copies, PolicyConfig("feedforward"), ENV.spec, [0], **opponents_of(side))
+    keep_opponents(side, copies)
+    shutil.rmtree(run)
+    for one in (side, side_of(ENV, "cats", (), copies)):
+        member = players_of(one)["mice"]
+        assert member.name == f"run{which}"
+        assert member.policy.draws(member.params) == draws
+
+
+@pytest.mark.parametrize(
     ("which", "error", "message"),
     [
         ("@7", RunError, r"has no seed 7: its seeds are \[3, 4\]"),
         ("@x", OptionError, r"run@x names no seed: write RUN@SEED, RUN@SEED/STEP or RUN@\*"),
         ("@", OptionError, "run@ names no seed"),
+        ("@3/drawn", OptionError, "step is .drawn."),
         ("@3/9", RunError, "no checkpoint of step 9, but of \\[1\\]"),
         ("@*:-1", OptionError, r"cannot have the weights \[-1.0, -1.0\]"),
     ],

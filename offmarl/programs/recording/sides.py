@@ -3,9 +3,9 @@
 A name is ``random`` (uniform legal actions), a scripted policy of the environment such as
 ``scripted`` (see `offmarl.envs.scripted`), code as ``path/to/file.py:FUNCTION``, or the directory
 of a run, whose last policy then acts with fixed parameters. ``RUN@SEED/STEP`` names another seed of
-it and another checkpoint, ``RUN@*`` all seeds, and ``RUN@*/*`` all their checkpoints. Names joined
-by ``+`` are a population, of which each episode draws a member: in ``RUN@*+scripted:2``, scripted
-weighs twice as much as each seed.
+it and another checkpoint, ``RUN@*`` all seeds, and ``RUN@*/*`` all their checkpoints; ``/sampled``
+or ``/greedy`` at the end says how it acts. Names joined by ``+`` are a population, of which each
+episode draws a member: in ``RUN@*+scripted:2``, scripted weighs twice as much as each seed.
 """
 
 import re
@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import jax
 import numpy as np
@@ -121,13 +121,22 @@ def members_of(source: str, env: Environment, team: Team, **how: Any) -> list[Te
 def _of_run(
     directory: Path, which: str | None, env: Environment, team: Team, **how: Any
 ) -> list[TeamPolicy]:
-    """Return policies of a run, as SEED/STEP names them."""
-    seed, _, step = (which or "").partition("/")
+    """Return policies of a run, as SEED/STEP/ACTING names them."""
+    named, slash, acting = (which or "").rpartition("/")
+    if acting not in get_args(tracking.Acting):
+        named, slash, acting = which or "", "", ""
+    seed, _, step = named.partition("/")
     if which is not None and seed != "*" and not seed.isdecimal():
         raise OptionError(
-            f"{directory}@{which} names no seed: write RUN@SEED, RUN@SEED/STEP or RUN@*."
+            f"{directory}@{which} names no seed: write RUN@SEED, RUN@SEED/STEP or RUN@*, each with "
+            "/sampled or /greedy at its end if it shall act so."
         )
-    found, how = list[TeamPolicy](), {"greedy": None, **how}
+    if acting and "greedy" in how:
+        raise OptionError(
+            f"{directory}@{which} says how it acts, but both ways are played: leave out "
+            f"{slash}{acting}."
+        )
+    found, how = list[TeamPolicy](), {"greedy": acting == "greedy" if acting else None, **how}
     seeds = tracking.read_run(directory)["seeds"] if seed == "*" else [int(seed or 0)]
     steps = [step]
     if step == "*":
@@ -141,6 +150,7 @@ def _of_run(
             "parameters": fingerprint(loaded.params),
         }
         about |= {"seed": own, "step": at or "last"} if seed else {}
+        about |= {"acting": acting} if acting else {}
         policy = found[0].policy if found else loaded.policy  # compiled once for all of them
         agents = _agents_of(loaded.spec, directory, env, team)
         name = _name_of(about)
@@ -256,7 +266,9 @@ def keep_opponents(env: Environment, run: Path) -> None:
             Checkpoints(place / tracking.CHECKPOINTS).save(1, {"policy": policy}, {})
             statistics = dataset.read(origin / dataset.STATISTICS_FILE)
             dataset.save(place / dataset.STATISTICS_FILE, statistics)
+            acting = next(iter(members.values())).about.get("acting")
             record = tracking.read_run(origin) | {"seeds": [*members]}
+            record |= {"greedy": acting == "greedy"} if acting else {}
             tracking.write_json(place / tracking.RUN_FILE, record)
 
 
@@ -288,7 +300,8 @@ def _kept(
 def _name_of(about: Mapping[str, Any]) -> str:
     """Return the name of a member of a run."""
     step = f"/{about['step']}" if about.get("step", "last") != "last" else ""
-    return about["run"] + (f"@{about['seed']}{step}" if "seed" in about else "")
+    acting = f"/{about['acting']}" if "acting" in about else ""
+    return about["run"] + (f"@{about['seed']}{step}{acting}" if "seed" in about else "")
 
 
 def learning_environment(args: OnlineArgs, run: Path | None = None) -> Environment:
