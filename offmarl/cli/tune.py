@@ -34,7 +34,7 @@ from offmarl.programs.tuning import (
     derived,
     read_space,
 )
-from offmarl.report import pages
+from offmarl.report.pages import render
 from offmarl.terminal import number
 
 T = TypeVar("T")
@@ -154,7 +154,8 @@ def _report(work: TrialsWork, tuned: Tuned) -> Report:
     for row in rows:
         row["state"] += ", default" if row["trial"] == tuned.default else ""
     page = tuned.file.with_suffix(".html")
-    write_page(page, pages.search_page(title, rows, work.figures()))
+    table = {"columns": [*rows[0]], "rows": [[*row.values()] for row in rows]}
+    write_page(page, render("search.html", title=title, **table, figures=work.figures()))
     following = (
         f"wrote {page}",
         f"Next: --settings {quote(str(tuned.file))}; and for a closer look, "

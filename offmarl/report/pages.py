@@ -198,12 +198,6 @@ def _figure(name: str, curve: Curve, small: bool = False) -> Figure:
     return chart(draw, "", "steps", unit_of(name) or name, size=size)
 
 
-def search_page(title: str, trials: Sequence[Mapping[str, Any]], figures: Any) -> str:
-    """Return the page of a search: its best trials, and figures, as SVG by name."""
-    table = Section(title, [*trials[0]], [[*row.values()] for row in trials])
-    return render("search.html", trials=table, figures=figures)
-
-
 # ----------------------------------------------------------------------------- comparisons
 
 
