@@ -19,8 +19,9 @@ import socket
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -52,6 +53,8 @@ _LIMITS = {
     "WANDB_FINISH_TIMEOUT": "10",
 }
 """Environment variables of trackers, whose defaults are minutes."""
+_MOST_PARAMS, _MOST_LETTERS = 100, 6000
+"""Arguments of a batch, and letters of a value, that MLflow takes."""
 
 
 class Tracked(NamedTuple):
@@ -64,6 +67,8 @@ class Tracked(NamedTuple):
     """Unique, in hexadecimal digits."""
     config: dict[str, Any]
     """Arguments and origin of the run, without nesting."""
+    parent: str | None = None
+    """Id of the tracked run that it is a part of."""
 
 
 class Tracker:
@@ -81,11 +86,28 @@ class Tracker:
         """Add the numbers of a step; steps increase."""
         raise NotImplementedError
 
+    def keep(self, file: Path) -> None:
+        """Store a file, or the files of a directory; only MLflow does."""
+
     def flush(self) -> None:
         """Make what was added durable; not needed where each step is stored at once."""
 
     def close(self) -> None:
         """End the connection; the tracked run can be continued."""
+
+
+_part: ContextVar[Mapping[str, str]] = ContextVar("part", default={})  # noqa: B039 - never changed
+
+
+@contextmanager
+def part(number: int, parent: str) -> Iterator[None]:
+    """Make the runs in the block parts of a tracked run, each the one of a number."""
+    about = {"id": f"{parent}-{number}", "parent": parent, "name": f"trial {number}"}
+    token = _part.set(about)
+    try:
+        yield
+    finally:
+        _part.reset(token)
 
 
 # ---------------------------------------------------------------------------------- a run
@@ -105,11 +127,9 @@ class Trackers:
         self._open: dict[str, Tracker] = {}
         self._patience: dict[str, _Patience] = {}
         check(names)
-        for name, value in _LIMITS.items():
-            environ.setdefault(name, value)
         for text in names:
             with _opening(text), _quiet():
-                self._make(text, _tracked(directory, record))
+                self._make(text, tracked(directory, record))
         self.sync()
 
     def _make(self, text: str, run: Tracked) -> None:
@@ -141,7 +161,9 @@ class Trackers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the trackers."""
+        """Close the trackers; a part of a search may have been ended early, and goes on no more."""
+        if _part.get():
+            self.sync()
         for text, tracker in self._open.items():
             with suppress(Exception), _quiet():  # the metrics are in the JSON lines
                 self._patience[text].wait(tracker.close)
@@ -167,6 +189,8 @@ def check(names: Iterable[str]) -> None:
     `UnknownNameError` if there is none of that name, `MissingExtraError` if its package is not
     installed, and `RunError` if its server does not answer.
     """
+    for name, value in _LIMITS.items():
+        environ.setdefault(name, value)
     for text in names:
         name = text.partition("=")[0]
         if name not in KINDS:
@@ -197,6 +221,36 @@ def _opening(text: str) -> Iterator[None]:
             f"the tracker {text} cannot be opened ({error}): correct its target, start its server, "
             "or leave it out."
         ) from error
+
+
+def give(
+    names: Iterable[str],
+    run: Tracked,
+    steps: Sequence[tuple[int, Mapping[str, float]]] = (),
+    files: Iterable[Path] = (),
+    is_required: bool = False,
+) -> None:
+    """Give trackers the numbers and files of a run, at once.
+
+    One that fails is an error if it is required, and else a line: the run has ended.
+    """
+
+    def fill(text: str) -> None:
+        name, _, target = text.partition("=")
+        tracker = KINDS[name](run, target)
+        _fill(tracker, steps)
+        for file in files:
+            tracker.keep(file)
+        tracker.close()
+
+    for text in names:
+        try:
+            with _opening(text), _quiet():
+                _Patience(_SECONDS_HERE).wait(partial(fill, text))
+        except RunError as error:
+            if is_required:
+                raise
+            tracking.notice(f"warning: {error}")
 
 
 def _fill(tracker: Tracker, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
@@ -247,23 +301,22 @@ class _Patience:
         return answers[0]
 
 
-def _tracked(directory: Path, record: Mapping[str, Any]) -> Tracked:
-    found: dict[str, Any] = {}
+def tracked(directory: Path, record: Mapping[str, Any]) -> Tracked:
+    """Return what trackers are told of a run, from its ``run.json``."""
+    found = dict(_part.get())
     with suppress(RunError):  # there is no such file, or it is damaged
-        found = tracking.read_json(directory, FILE)
+        found = found or tracking.read_json(directory, FILE)
     if not isinstance(found.get("id"), str):
         tracking.write_json(directory / FILE, found := {"id": uuid.uuid4().hex})
-    config = {
-        name: value if isinstance(value, str | int | float) else json.dumps(value)
-        for name, value in {
-            **record["args"],
-            **{key: record[key] for key in ("program", "vault", "vault_digest") if key in record},
-        }.items()
-        if value is not None
-    }
-    env = record["spec"]["name"]
-    name = " ".join(filter(None, (record["program"], env, directory.name)))
-    return Tracked(directory, name, found["id"], config)
+    origin = {key: record[key] for key in ("program", "vault", "vault_digest") if key in record}
+    name = " ".join(filter(None, (record["program"], record["spec"]["name"], directory.name)))
+    config = flat({**record["args"], **origin})
+    return Tracked(directory, found.get("name", name), found["id"], config, found.get("parent"))
+
+
+def flat(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return facts with what is neither a text nor a number as JSON."""
+    return {x: y if isinstance(y, str | int | float) else json.dumps(y) for x, y in facts.items()}
 
 
 def _scalars(records: Iterable[Mapping[str, Any]], single: bool) -> Iterator[tuple[str, float]]:
@@ -322,14 +375,14 @@ class _MLflow(Tracker):
         self._entities = mlflow.entities
         uri = target or environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
         self._client = mlflow.MlflowClient(tracking_uri=uri)
-        experiment = self._experiment(environ.get("MLFLOW_EXPERIMENT_NAME") or "offmarl")
-        wanted = f"tags.offmarl_id = '{run.id}'"
-        found = self._client.search_runs([experiment], wanted)
+        self._experiment = self._id_of(environ.get("MLFLOW_EXPERIMENT_NAME") or "offmarl")
+        found = self._found(run.id)
         if not found:
             tags = {"offmarl_id": run.id, "directory": str(run.directory)}
-            found = [self._client.create_run(experiment, tags=tags, run_name=run.name)]
-            given = [mlflow.entities.Param(key, str(x)[:6000]) for key, x in run.config.items()]
-            self._client.log_batch(found[0].info.run_id, params=given[:100])
+            if run.parent is not None:
+                tags["mlflow.parentRunId"] = self._found(run.parent)[0].info.run_id
+            found = [self._client.create_run(self._experiment, tags=tags, run_name=run.name)]
+            self._describe(found[0].info.run_id, run.config)
         self._id = found[0].info.run_id
         self._client.update_run(self._id, status="RUNNING")
         histories = (
@@ -337,7 +390,19 @@ class _MLflow(Tracker):
         )
         self.last = max((entry.step for one in histories for entry in one), default=-1)
 
-    def _experiment(self, name: str) -> str:
+    def _found(self, identity: str) -> Any:
+        return self._client.search_runs([self._experiment], f"tags.offmarl_id = '{identity}'")
+
+    def _describe(self, run: str, config: Mapping[str, Any]) -> None:
+        """Store arguments in batches as large as servers take; long ones as a file, too."""
+        texts = {name: str(value) for name, value in config.items()}
+        params = [self._entities.Param(name, x[:_MOST_LETTERS]) for name, x in texts.items()]
+        for first in range(0, len(params), _MOST_PARAMS):
+            self._client.log_batch(run, params=params[first : first + _MOST_PARAMS])
+        if any(len(text) > _MOST_LETTERS for text in texts.values()):
+            self._client.log_dict(run, dict(config), "arguments.json")
+
+    def _id_of(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
         created: str = found.experiment_id if found else self._client.create_experiment(name)
         return created
@@ -346,6 +411,12 @@ class _MLflow(Tracker):
         now, metric = int(time.time() * 1000), self._entities.Metric
         entries = [metric(name, value, now, step) for name, value in scalars.items()]
         self._client.log_batch(self._id, metrics=entries)  # all of the step or nothing of it
+
+    def keep(self, file: Path) -> None:
+        if file.is_dir():
+            self._client.log_artifacts(self._id, str(file), file.name)
+        else:
+            self._client.log_artifact(self._id, str(file))
 
     def close(self) -> None:
         self._client.set_terminated(self._id)

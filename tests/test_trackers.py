@@ -173,6 +173,18 @@ def test_a_resumed_run_continues_its_tracked_run_without_duplicates(place, name,
     assert by_name == wanted(10, 20, 30, 40)
 
 
+@pytest.mark.nightly
+def test_mlflow_has_every_argument_of_any_length(place):
+    client = pytest.importorskip("mlflow").MlflowClient(tracking_uri=f"sqlite:///{place}/m.db")
+    args = {f"number_{n}": n for n in range(230)} | {"none": None, "long": "x" * 7000}
+    with opened(place, f"mlflow=sqlite:///{place}/m.db", record={**RECORD, "args": args}):
+        pass
+    (run,) = client.search_runs([client.get_experiment_by_name("offmarl").experiment_id])
+    assert args.keys() <= run.data.params.keys() and len(run.data.params["long"]) == 6000
+    whole = Path(client.download_artifacts(run.info.run_id, "arguments.json", str(place)))
+    assert json.loads(whole.read_text())["long"] == args["long"]
+
+
 def test_names_of_a_single_seed_have_no_prefix(place):
     pytest.importorskip("tensorboardX")
     path = place / tracking.METRICS_FILE

@@ -1,6 +1,6 @@
 """``offmarl tune``: search settings with which a program learns."""
 
-from collections.abc import Mapping
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from shlex import quote
@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 from rich.console import Group
 
 from offmarl.cli import tasks
-from offmarl.cli.output import Report, as_is, records
+from offmarl.cli.output import Report, as_is, records, write_page
 from offmarl.cli.parse import (
     HELP,
     SettingsFile,
@@ -34,7 +34,7 @@ from offmarl.programs.tuning import (
     derived,
     read_space,
 )
-from offmarl.programs.tuning import tune as search_settings
+from offmarl.report.pages import render
 from offmarl.terminal import number
 
 T = TypeVar("T")
@@ -54,9 +54,9 @@ def tune(arguments: list[str]) -> Report:
     options, rest = tasks.split(arguments)
     if options is not None:
         return tasks.run("tune", rest, options, _report_work)
-    program, args, space, file, search = _parsed(rest)
-    use_cores_for(search, getattr(args, "batching", "auto"))
-    return _report(search_settings(program, args, space, file, search), space)
+    work = TrialsWork(*(parsed := _parsed(rest)))
+    use_cores_for(parsed[-1], getattr(work.args, "batching", "auto"))
+    return _report(work, work.search())
 
 
 def tune_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
@@ -80,7 +80,8 @@ def _parsed(arguments: list[str]) -> tuple[ModuleType, Any, Space, Path, Search]
     file, env = given.pop("settings", None), settings_environment(program.Args, given)
     args = program.Args.for_env(env, settings=file, **given)
     print_sources(args)
-    out = options.out or Path("tuned") / f"{program_of(program.Args)[0]}-{_plain(env)}.toml"
+    place = re.sub(r"[^\w-]", "-", env) or "unknown"
+    out = options.out or Path("tuned") / f"{program_of(program.Args)[0]}-{place}.toml"
     space = _space(program, args, options.search, options.only)
     return program, args, space, out, search
 
@@ -94,7 +95,7 @@ def _taken(kind: type[T], given: dict[str, Any]) -> T:
 def _report_work(work: Work, launched: Launched) -> Report:
     del launched
     assert isinstance(work, TrialsWork)
-    return _report(work.tuned(), work.space)
+    return _report(work, work.tuned())
 
 
 @dataclass(frozen=True)
@@ -130,13 +131,6 @@ def _space(program: ModuleType, args: Any, file: Path | None, only: tuple[str, .
     return chosen(space, only)
 
 
-def _plain(env: str) -> str:
-    return (
-        "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in env)
-        or "unknown"
-    )
-
-
 def _overview() -> Report:
     kinds: list[Kind] = ["recorder", "baseline"]
     parts = [overview(kind, _USAGE if kind == "recorder" else "") for kind in kinds]
@@ -144,7 +138,7 @@ def _overview() -> Report:
     return Report(data, Group(*(part.text for part in parts)))
 
 
-def _report(tuned: Tuned, space: Space) -> Report:
+def _report(work: TrialsWork, tuned: Tuned) -> Report:
     best = sorted(
         (row for row in tuned.trials if row["score"] is not None),
         key=lambda row: row["score"],
@@ -155,13 +149,21 @@ def _report(tuned: Tuned, space: Space) -> Report:
     left = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     left = f" ({left})" if left else ""
     title = f"{tuned.file}: the best of {trials}{left}, score {tuned.score:.6g}"
-    ranges = {name: span.words() for name, span in space.items()}
-    rows = [{**dict.fromkeys(ranges, ""), **row} for row in best[:_SHOWN]]
+    ranges = {name: span.words() for name, span in work.space.items()}
+    rows = [{**row} for row in best[:_SHOWN]]
     for row in rows:
         row["state"] += ", default" if row["trial"] == tuned.default else ""
-    use = as_is(f"--settings {quote(str(tuned.file))}")
-    view = Group(records(_columns(rows), title), _about_default(tuned), use)
+    page = tuned.file.with_suffix(".html")
+    table = {"columns": [*rows[0]], "rows": [[*row.values()] for row in rows]}
+    write_page(page, render("search.html", title=title, **table, figures=work.figures()))
+    following = (
+        f"wrote {page}",
+        f"Next: --settings {quote(str(tuned.file))}; and for a closer look, "
+        f"optuna-dashboard {quote(str(page.with_suffix('.journal')))}",
+    )
+    view = Group(records(rows, title), _about_default(tuned), *map(as_is, following))
     data = {"file": tuned.file, "score": tuned.score, "best": tuned.best, "default": tuned.default}
+    data["page"] = page
     return Report({**data, "ranges": ranges, "trials": tuned.trials}, view)
 
 
@@ -171,12 +173,3 @@ def _about_default(tuned: Tuned) -> str:
     if score == tuned.score:
         return "No trial beat the default settings." if tuned.default else ""
     return f"The default settings scored {number(score) or 'nothing: they could not be run'}."
-
-
-def _columns(rows: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
-    """Put the number, state and score of trials first."""
-    first = ("trial", "state", "score")
-    return [
-        {name: row[name] for name in (*first, *(name for name in row if name not in first))}
-        for row in rows
-    ]

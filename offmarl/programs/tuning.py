@@ -1,7 +1,6 @@
 """Search for settings with which a program learns: ``offmarl tune``.
 
-Optuna proposes values (a tree-structured Parzen estimator, Bergstra et al. 2011) and stops trials
-that learn less than the median of the earlier ones. Trials are stored as they end, in a journal to
+Optuna proposes values, stops trials that learn less than others, and stores them in a journal, to
 which tasks add, too. What is proposed depends on the seed and the stored trials only, so that a
 stopped search goes on as if it had never stopped; a trial that was running is repeated. The first
 trial is the default: the values with which the program would run without a search.
@@ -10,23 +9,27 @@ trial is the default: the values with which the program would run without a sear
 import json
 import math
 import shutil
+import uuid
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Any, Literal, NamedTuple, cast, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_type_hints
 
 import numpy as np
 import tomli_w
 from numpy.typing import NDArray
 
-from offmarl import settings, tracking
+from offmarl import settings, trackers, tracking
 from offmarl._compiling import pinned
 from offmarl._imports import import_optional
 from offmarl._lock import writing
 from offmarl.config import (
+    REPEATED,
     Fraction,
     NonNegative,
     Positive,
@@ -62,8 +65,9 @@ from offmarl.teams import teams_of
 
 Score = Literal["last", "area"]
 
-_WARM_UP = 5
-"""Trials that are never stopped early; twice as many proposals are drawn at random."""
+_SAMPLERS = {"tpe": "TPESampler", "gp": "GPSampler", "random": "RandomSampler"}
+_PRUNERS = {"median": "MedianPruner", "hyperband": "HyperbandPruner", "none": "NopPruner"}
+"""Optuna's classes."""
 
 _NAME = "tune"
 """Name of the study in its journal."""
@@ -224,8 +228,16 @@ class Search(Validated):
     """What is maximised: the last evaluation, or "area", the mean of all evaluations of a training,
     for settings that also learn fast. Evaluations measure the return; without an environment, the
     agreement with held-out actions."""
-    prune: bool = True
-    """Stop trials that are worse than the median of the earlier ones at the same step."""
+    sampler: Literal["tpe", "gp", "random"] = "tpe"
+    """What proposes values: a tree-structured Parzen estimator, a Gaussian process (which needs
+    PyTorch), both after ten random trials; or chance."""
+    pruner: Literal["median", "hyperband", "none"] = "median"
+    """What stops trials early. median: those that are worse than the median of the earlier ones at
+    the same step, from the sixth trial on; hyperband: all but the best third at each rung of
+    evaluations."""
+    track: Annotated[tuple[str, ...], REPEATED] = ()
+    """mlflow or mlflow=URI: MLflow gets a parent run with the scores, the file of settings and the
+    figures, and a nested run for each trial, with its metrics and its policy."""
 
 
 class Tuned(NamedTuple):
@@ -242,10 +254,6 @@ class Tuned(NamedTuple):
     """Number of the trial with the values that were not searched."""
 
 
-class _Pruned(Exception):
-    """Ends a trial that is worse than others."""
-
-
 def tune(
     program: ModuleType,
     args: Validated,
@@ -260,28 +268,7 @@ def tune(
     can be searched or no trial could be run, `RunError` if the file belongs to another search, is
     in use or has unreadable trials, `MissingExtraError` without Optuna, and `Stopped` after Ctrl-C.
     """
-    work = TrialsWork(program, args, space, file, search or Search())
-    take_over = getattr(args, "take_over", False)
-    with writing(Path(f"{work.file}.lock"), work.file, take_over):
-        work.check()
-        missing = work.missing()
-        done = work.num_blocks - len(missing)
-        try:
-            with tracking.progress(work.name, work.num_blocks, done) as advance:
-                for block in missing:
-                    work.run(block)
-                    advance(1, work.best_score())
-        except KeyboardInterrupt as stop:
-            raise Stopped(
-                f"stopped after {work.num_blocks - len(work.missing())} trials: the same command "
-                "continues.",
-                getattr(stop, "signum", 2),
-            ) from stop
-        finally:
-            work.clean()
-            with suppress(OSError):  # it has the logs of tasks
-                work.directory.rmdir()
-        return work.tuned()
+    return TrialsWork(program, args, space, file, search or Search()).search()
 
 
 class TrialsWork(Work):
@@ -308,6 +295,12 @@ class TrialsWork(Work):
         self._made_from = _made_from(program, args)
         self._optuna: Any = import_optional("optuna", "tune")
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
+        if search.sampler == "gp":
+            import_optional("torch", "torch")
+        for text in search.track:
+            if text.partition("=")[0] != "mlflow":
+                raise OptionError(f"--track {text}: searches are tracked by mlflow alone.")
+        trackers.check(search.track)
         super().__init__(f"tune {self._program_name}", self.file, self._facts())
 
     def _facts(self) -> dict[str, Any]:
@@ -315,8 +308,8 @@ class TrialsWork(Work):
         args = {field.name: getattr(self.args, field.name) for field in _fields(self.args)}
         free = with_role(type(self.args), Role.FREE)
         kept = {name: x for name, x in args.items() if name not in (*free, *self.space)}
-        search = {"seeds": self._search.seeds, "score": self._search.score}
-        search |= {"search_seed": self._search.search_seed, "prune": self._search.prune}
+        names = ("seeds", "score", "search_seed", "sampler", "pruner")
+        search = {name: getattr(self._search, name) for name in names}
         space = {name: one.words() for name, one in self.space.items()}
         found: dict[str, Any] = tracking.plain({**self._made_from, **search, "ranges": space})
         return found | {"arguments": json.dumps(tracking.plain(kept), sort_keys=True)}
@@ -341,8 +334,8 @@ class TrialsWork(Work):
         study = self._open()
         found = study.user_attrs.get("identity")
         if found is None:
-            study.set_user_attr("identity", self.identity)
-            return
+            study.set_user_attr("tracking", uuid.uuid4().hex)
+            study.set_user_attr("identity", found := self.identity)
         given = {**found, "arguments": json.loads(found["arguments"])}
         wanted = {**self.identity, "arguments": json.loads(self.identity["arguments"])}
         for path, theirs, ours in differences(given, wanted):
@@ -350,6 +343,7 @@ class TrialsWork(Work):
                 f"{self.file} was started with {path.removeprefix('arguments.')} {theirs!r}, not "
                 f"{ours!r}: give the same arguments, data and code to continue, or another --out."
             )
+        self._track(study, ())
 
     def is_complete(self) -> bool:
         """Whether all trials have ended, and their best is in the file."""
@@ -362,11 +356,34 @@ class TrialsWork(Work):
         """Write the settings of the best trial."""
         self.tuned()
 
+    def search(self) -> Tuned:
+        """Run the trials that are missing; see `tune`."""
+        take_over = getattr(self.args, "take_over", False)
+        with writing(Path(f"{self.file}.lock"), self.file, take_over):
+            self.check()
+            missing = self.missing()
+            done = self.num_blocks - len(missing)
+            try:
+                with tracking.progress(self.name, self.num_blocks, done) as advance:
+                    for block in missing:
+                        self.run(block)
+                        advance(1, self.best_score())
+            except KeyboardInterrupt as stop:
+                raise Stopped(
+                    f"stopped after {self.num_blocks - len(self.missing())} trials: the same "
+                    "command continues.",
+                    getattr(stop, "signum", 2),
+                ) from stop
+            finally:
+                self.clean()
+                with suppress(OSError):  # it has the logs of tasks
+                    self.directory.rmdir()
+            return self.tuned()
+
     def tuned(self) -> Tuned:
         """Write the settings of the best trial, and return the result."""
         ended = self._ended(study := self._open())
-        best = self._best(study)
-        if best is None:
+        if (best := self._best(study)) is None:
             reasons = [one.user_attrs.get("error", "it was stopped early") for one in ended]
             raise OptionError(f"no trial was completed: {reasons[-1]}")
         tracking.replace_file(self.file, self._text(study))
@@ -379,7 +396,8 @@ class TrialsWork(Work):
             }
             for number, one in enumerate(ended, 1)
         ]
-        default = next((n for n, one in enumerate(ended, 1) if _is_default(one)), None)
+        default = next((n for n, one in enumerate(ended, 1) if not one.user_attrs["block"]), None)
+        self._track(study, ended)
         return Tuned(self.file, best.user_attrs["values"], best.value, rows, default)
 
     def _open(self) -> Any:
@@ -404,39 +422,71 @@ class TrialsWork(Work):
             ) from error
         return study
 
-    def _ended(self, study: Any) -> list[Any]:
+    @staticmethod
+    def _ended(study: Any) -> list[Any]:
         """Return the trials, without those that were interrupted."""
-        state = self._optuna.trial.TrialState
-        return [
-            trial
-            for trial in study.get_trials(deepcopy=False)
-            if trial.state in (state.COMPLETE, state.PRUNED)
-            or (trial.state == state.FAIL and "error" in trial.user_attrs)
-        ]
+        return [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+
+    def figures(self) -> dict[str, bytes]:
+        """Return Optuna's plots of the trials, as SVG by name; fewer if there are few trials."""
+        from matplotlib import pyplot
+
+        study, plots = self._open(), self._optuna.visualization.matplotlib
+        complete = [one.params for one in self._ended(study) if one.state.name == "COMPLETE"]
+        importance, found = self._optuna.importance, dict[str, Any]()
+        with pyplot.rc_context(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # these plots are experimental
+            found["history"] = plots.plot_optimization_history(study)
+            found["intermediate values"] = plots.plot_intermediate_values(study)
+            if len({*map(str, complete)}) > 1 and len(complete[-1]) > 1:
+                ranked = importance.PedAnovaImportanceEvaluator()  # others need scikit-learn
+                first = [*importance.get_param_importances(study, evaluator=ranked)][:2]
+                found["importances"] = plots.plot_param_importances(study, ranked)
+                found["contour"] = plots.plot_contour(study, first)
+            for name, axes in found.items():
+                axes.figure.savefig(file := BytesIO(), format="svg", bbox_inches="tight")
+                pyplot.close(axes.figure)
+                found[name] = file.getvalue()
+        return found
+
+    def _track(self, study: Any, ended: Sequence[Any]) -> None:
+        """Give trackers the scores of the trials that have ended, the settings and the figures."""
+        if not self._search.track:
+            return
+        name, identity = f"{self.name}: {self.file.stem}", study.user_attrs["tracking"]
+        facts = self.identity | json.loads(self.identity["arguments"])
+        run = trackers.Tracked(self.file.parent, name, identity, trackers.flat(facts))
+        scores = [(x.number, {"score": x.value}) for x in ended if x.state.name == "COMPLETE"]
+        with TemporaryDirectory() as folder:
+            files = [self.file] if ended else []
+            for name, image in self.figures().items() if ended else ():
+                files.append(Path(folder) / f"{name}.svg")
+                files[-1].write_bytes(image)
+            trackers.give(self._search.track, run, scores, files, is_required=not ended)
 
     # ------------------------------------------------------------------------ a trial
 
     def run(self, block: int) -> None:
         """Run a trial; values that cannot be used are a trial that failed."""
         optuna, search, study = self._optuna, self._search, self._open()
-        study.sampler = optuna.samplers.TPESampler(
-            seed=_sampler_seed(search.search_seed, block), n_startup_trials=2 * _WARM_UP
-        )
-        study.pruner = optuna.pruners.NopPruner()
-        if search.prune and block:
-            study.pruner = optuna.pruners.MedianPruner(_WARM_UP, n_warmup_steps=2)
-        trial, state = study.ask(), optuna.trial.TrialState
-        trial.set_user_attr("block", block)
-        if block:
-            values = {name: one.suggest(trial, name) for name, one in self.space.items()}
-        else:
-            values = self._default(study, trial)
+        seed = int(np.random.SeedSequence([search.search_seed, block]).generate_state(1)[0])
+        pruner = _PRUNERS[search.pruner if block else "none"]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # some are experimental
+            study.sampler = getattr(optuna.samplers, _SAMPLERS[search.sampler])(seed=seed)
+            waits = {"n_warmup_steps": 2} if pruner == "MedianPruner" else {}
+            study.pruner = getattr(optuna.pruners, pruner)(**waits)
+        trial, state = self._trial(study, block), optuna.trial.TrialState
+        own = {name: getattr(self.args, name) for name in self.space}
+        ranges = {x: one for x, one in self.space.items() if block or drawn(one, x, own[x])}
+        values = {name: one.suggest(trial, name) for name, one in ranges.items()}
+        values = values if block else own
         trial.set_user_attr("values", tracking.plain(values))
         try:
             score = self._score(trial, values, self.directory / "blocks" / f"trial-{block}")
             if not math.isfinite(score):
                 raise OptionError("the score is not finite")
-        except _Pruned:
+        except optuna.TrialPruned:
             study.tell(trial, state=state.PRUNED)
         except OffmarlError as error:
             trial.set_user_attr("error", str(error))
@@ -445,22 +495,24 @@ class TrialsWork(Work):
             study.tell(trial, score)
             tracking.replace_file(self.file, self._text(study))
 
+    def _trial(self, study: Any, block: int) -> Any:
+        """Return the trial of a block; one that was interrupted goes on with its values."""
+        of_blocks = {one.user_attrs["block"]: one for one in study.get_trials(deepcopy=False)}
+        optuna, found = self._optuna, of_blocks.get(block)
+        if found is None:
+            known = (
+                [] if block else [drawn(x, n, getattr(self.args, n)) for n, x in self.space.items()]
+            )
+            fixed = {"fixed_params": {key: x for one in known for key, x in one.items()}}
+            new = {"state": optuna.trial.TrialState.RUNNING, "user_attrs": {"block": block}}
+            study.add_trial(optuna.trial.create_trial(**new, system_attrs=fixed))
+            return self._trial(study, block)
+        return optuna.trial.Trial(study, found._trial_id)
+
     def best_score(self) -> str:
         """Return the best score so far in words; empty if there is none."""
         best = self._best(self._open())
         return "" if best is None else f"best {best.value:.4g}"
-
-    def _default(self, study: Any, trial: Any) -> dict[str, Any]:
-        """Return the program's own values; a trial learns from those that are in their ranges."""
-        values = {name: getattr(self.args, name) for name in self.space}
-        known = {name: drawn(one, name, values[name]) for name, one in self.space.items()}
-        fixed = {key: x for one in known.values() for key, x in one.items()}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the class is experimental
-            study.sampler = self._optuna.samplers.PartialFixedSampler(fixed, study.sampler)
-        for name in filter(known.get, known):
-            self.space[name].suggest(trial, name)
-        return values
 
     def _score(self, trial: Any, values: Mapping[str, Any], directory: Path) -> float:
         """Train with some values, and return the score."""
@@ -471,24 +523,28 @@ class TrialsWork(Work):
 
         def report(_step: int, evaluated: NDArray[Any]) -> None:
             curve.append(float(evaluated.mean()))
-            trial.report(score(), len(curve))
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # an interrupted trial has reported it before
+                trial.report(score(), len(curve))
             if trial.should_prune():
-                raise _Pruned
+                raise self._optuna.TrialPruned
 
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
         changes = {**values, "out": directory / "run", "seeds": self._search.seeds}
+        changes["track"] = self._search.track
         if isinstance(self.args, OnlineArgs):
             changes["tiers"] = ""
-        with watched(report):
+        with watched(report), trackers.part(trial.number, trial.study.user_attrs["tracking"]):
             self.program.main(replace(cast(Any, self.args), **changes))
         shutil.rmtree(directory)
         return score()
 
-    def _best(self, study: Any) -> Any:
-        complete = [one for one in self._ended(study) if one.value is not None]
-        complete = [one for one in complete if one.state.name == "COMPLETE"]
-        return max(complete, key=lambda x: (x.value, _is_default(x)), default=None)
+    @staticmethod
+    def _best(study: Any) -> Any:
+        with suppress(ValueError):  # no trial was completed
+            return study.best_trial
+        return None
 
     def _text(self, study: Any) -> str:
         """Return the file of settings of the best trial so far."""
@@ -587,15 +643,6 @@ def _require_fresh(args: Validated, space: Space) -> None:
                 f"the trials of a search start from nothing: leave out {name}, and give --{name} "
                 "when you record with the settings that are found."
             )
-
-
-def _is_default(trial: Any) -> bool:
-    return not trial.user_attrs["block"]
-
-
-def _sampler_seed(search_seed: int, number: int) -> int:
-    """Return the seed of a trial's proposals, which searches with other seeds do not share."""
-    return int(np.random.SeedSequence([search_seed, number]).generate_state(1)[0])
 
 
 def _fields(args: Validated) -> tuple[Any, ...]:

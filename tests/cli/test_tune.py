@@ -20,6 +20,9 @@ def test_a_file_is_written_that_programs_take(offmarl, tmp_path):
     assert outcome.code == 0, outcome.err
     assert "b.toml: the best of 2 trials" in outcome.out and "--settings" in outcome.out
     settings = tomllib.loads((tmp_path / "b.toml").read_text())["bandit"]
+    assert (
+        "optuna-dashboard" in outcome.out and "data:image/svg" in (tmp_path / "b.html").read_text()
+    )
     found = offmarl(*command, "--trials", "3", "--json").json
     assert [row["trial"] for row in found["trials"]] == [1, 2, 3]
     assert found["ranges"] == {"rate": "0.01 to 1, log"}
@@ -51,8 +54,17 @@ def test_mistakes_are_named(offmarl, arguments, message):
 
 def test_help_lists_the_options_of_the_search_and_of_the_program(offmarl):
     out = offmarl("tune", "mappo", "--help").out
-    for option in ("--trials", "--seeds", "--only", "--search", "--settings", "--json", "--gamma"):
+    for option in (
+        "--trials",
+        "--seeds",
+        "--only",
+        "--search",
+        "--settings",
+        "--json",
+        "--gamma",
+        "--pruner",
+    ):
         assert option in out
-    assert "--tiers" not in out and "--track" not in out
+    assert "--tiers" not in out
     everything = offmarl("tune", "--help").out
     assert "mappo" in everything and "maicq" in everything

@@ -190,7 +190,7 @@ def test_the_file_has_what_was_given_or_read_even_if_it_is_a_default(tmp_path):
 @pytest.mark.slow
 def test_searches_with_neighbouring_seeds_share_no_proposals(tmp_path):
     args = arguments(total_steps=8, evaluations=1, eval_episodes=1)
-    searches = [Search(trials=3, seeds=1, search_seed=seed, prune=False) for seed in (0, 1)]
+    searches = [Search(trials=3, seeds=1, search_seed=seed, pruner="none") for seed in (0, 1)]
     drawn = [
         {row["rate"] for row in tune(bandit, args, SPACE, tmp_path / f"{n}.toml", one).trials}
         for n, one in enumerate(searches)
@@ -213,22 +213,54 @@ def test_values_that_do_not_fit_are_failed_trials(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stopped_search_continues_to_the_same_trials(tmp_path, monkeypatch):
-    whole = tune(bandit, arguments(), SPACE, tmp_path / "whole.toml", Search(trials=4, seeds=1))
+@pytest.mark.parametrize("how", [{}, {"pruner": "hyperband", "sampler": "random"}], ids=str)
+def test_a_stopped_search_continues_to_the_same_trials(tmp_path, monkeypatch, how):
+    search = Search(trials=4, seeds=1, **how)
+    whole = tune(bandit, arguments(), SPACE, tmp_path / "whole.toml", search)
     calls, learn = [], bandit.main
 
     def stopping(*given):
         calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        learn(*given)
+        try:
+            learn(*given)
+        finally:
+            if len(calls) == 3:  # the trial has reported its evaluations, and has not ended
+                raise KeyboardInterrupt
 
     monkeypatch.setattr(bandit, "main", stopping)
     again = tmp_path / "again.toml"
     with pytest.raises(Stopped, match="stopped after 2 trials"):
-        tune(bandit, arguments(), SPACE, again, Search(trials=4, seeds=1))
-    found = tune(bandit, arguments(), SPACE, again, Search(trials=4, seeds=1))
+        tune(bandit, arguments(), SPACE, again, search)
+    found = tune(bandit, arguments(), SPACE, again, search)
     assert (found.trials, found.best) == (whole.trials, whole.best)
+
+
+def test_a_tracker_that_nests_no_runs_is_refused(tmp_path):
+    with pytest.raises(OptionError, match="searches are tracked by mlflow alone"):
+        tune(bandit, arguments(), SPACE, tmp_path / "t.toml", Search(track=("wandb",)))
+
+
+@pytest.mark.nightly
+def test_mlflow_has_a_parent_run_and_a_nested_run_for_each_trial(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path}/runs.db"
+    search = Search(trials=3, seeds=1, track=(f"mlflow={uri}",))
+    found = tune(bandit, arguments(), SPACE, tmp_path / "t.toml", search)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    runs = client.search_runs([client.get_experiment_by_name("offmarl").experiment_id])
+    (parent,) = (run for run in runs if "mlflow.parentRunId" not in run.data.tags)
+    nested = [run for run in runs if run is not parent]
+    assert {run.info.run_name for run in nested} == {f"trial {n}" for n in range(3)}
+    assert {run.data.tags["mlflow.parentRunId"] for run in nested} == {parent.info.run_id}
+    assert all(run.info.status == "FINISHED" and run.data.metrics for run in runs)
+    scores = client.get_metric_history(parent.info.run_id, "score")
+    assert max(one.value for one in scores) == found.score
+    kept = {one.path for one in client.list_artifacts(parent.info.run_id)}
+    assert {"t.toml", "history.svg"} <= kept
+    (whole,) = (run for run in nested if run.info.run_name == "trial 0")
+    kept = client.download_artifacts(whole.info.run_id, "", str(tmp_path))
+    assert programs.load_policy(kept, program=bandit.__file__).spec.name == ENV
 
 
 @pytest.mark.slow

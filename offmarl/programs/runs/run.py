@@ -55,6 +55,11 @@ class Run:
         """The file of JSON lines."""
         return self.directory / tracking.METRICS_FILE
 
+    def files(self) -> list[Path]:
+        """Return what a policy consists of, for `offmarl.load_policy`."""
+        every = (tracking.RUN_FILE, *_FILES, tracking.CHECKPOINTS)
+        return [file for name in every if (file := self.directory / name).exists()]
+
     def checkpoints(self, keep: int | None = None, last: int | None = None) -> CaptureCheckpoints:
         """Return the run's checkpoints; ``last`` is the step at which the run ends."""
         last = last if self.complete else None

@@ -32,7 +32,7 @@ from offmarl.programs.runs.evaluate import summary
 from offmarl.programs.runs.loop import Schedule, copied
 from offmarl.programs.runs.run import Run, no_run_without_checkpoint, open_run, report
 from offmarl.programs.runs.stopping import best_of
-from offmarl.trackers import Trackers
+from offmarl.trackers import Trackers, give, tracked
 from offmarl.types import ArrayTree
 from offmarl.vault import Dataset, Mixture
 
@@ -269,6 +269,8 @@ def carry_out(
         stopped = (train or learn)(training, run, t)
     run.write_marl_eval(training.environment)
     run.finish(stopped)
+    if is_first() and training.args.track:
+        give(training.args.track, tracked(run.directory, run.record), files=run.files())
     return stopped
 
 
