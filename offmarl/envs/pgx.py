@@ -78,7 +78,10 @@ class Pgx:
 
     def reset(self, key: PRNGKeyArray) -> tuple[PgxState, Timestep]:
         """Start a game: deal the cards, if there are any."""
-        inner = strongly_typed(self.wrapped.init(key))
+        return self.begin(strongly_typed(self.wrapped.init(key)))
+
+    def begin(self, inner: Any) -> tuple[PgxState, Timestep]:
+        """Start a game in a state of pgx."""
         (num_actions,) = inner.legal_action_mask.shape
         history = jnp.zeros((self.time_limit if self.history else 0, num_actions))
         state = PgxState(inner, inner.current_player, jnp.zeros((), jnp.int32), history)
