@@ -4,7 +4,7 @@ A table ``(seats, M_1, ..., M_n)`` holds the mean return of every seat in each p
 one member for every seat.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -89,9 +89,9 @@ def coarse_correlated(payoffs: Payoffs) -> Float[np.ndarray, "*members"]:
     return _solve(-payoffs.sum(0).ravel(), rows, [(0, None)] * size, size).reshape(sizes)
 
 
-def _solve(cost: object, at_most_0: object, bounds: object, size: int) -> np.ndarray:
+def _solve(cost: Any, at_most_0: Any, bounds: Any, size: int) -> np.ndarray:
     """Return the distribution, the first variables of a linear program, of the least cost."""
-    num_rows, num_columns = np.shape(at_most_0)  # type: ignore[arg-type]
+    num_rows, num_columns = np.shape(at_most_0)
     sums = [[*np.ones(size), *np.zeros(num_columns - size)]]
     found = linprog(cost, at_most_0, np.zeros(num_rows), sums, [1.0], bounds)
     if not found.success:
