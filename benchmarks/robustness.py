@@ -59,6 +59,11 @@ RECORD = (
 FIXED = "--env swarm/hover-2 --steps 400000 --num-envs 16 --checkpoint-seconds 0.2"
 """Options of the recorders that do not train."""
 
+POPULATION = (
+    "--env classic/rps --iterations 3 --response-steps 4096 --episodes 64 --steps 4096 "
+    "--num-envs 16"
+)
+
 
 class Outcome(NamedTuple):
     """The results of some damage."""
@@ -270,7 +275,7 @@ def run_command(command: str, seconds: float | None) -> None:
 
 def recorder_command(name: str) -> Callable[[Path], str]:
     """Return a function that makes the command of a recorder, given the place to record to."""
-    options = FIXED if name in ("random", "scripted") else RECORD
+    options = {"random": FIXED, "scripted": FIXED, "psro": POPULATION}.get(name, RECORD)
     return lambda place: f"record {name} {options} --out {place}"
 
 

@@ -318,7 +318,7 @@ def _program(kind: registry.Kind, name: str, path: Path) -> str:
     own = vars(module.Args).get("__annotations__", {})
     fields = sorted(dataclasses.fields(module.Args), key=lambda one: one.name not in own)
     data = "the collected steps" if kind == "recorder" else "a batch"
-    learns = hasattr(module, "make")
+    learns = hasattr(module, "make") and not hasattr(module, "work")  # else others learn for it
     return "\n".join(
         [
             f"# {name}\n\n{prose(module.__doc__)}",

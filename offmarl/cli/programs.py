@@ -94,14 +94,17 @@ def record(arguments: list[str]) -> Report:
 
 
 def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
-    """Return the work of a recording: in blocks if the policy is fixed, and else one block."""
+    """Return the work of a recording: one block, or blocks of a fixed policy or a population."""
     from offmarl.programs.recording.blocks import RecordWork
     from offmarl.programs.recording.fixed import FixedArgs, fixed_recording
 
     if (command := _with_program(arguments)) is not None:
-        args = _Command.of("recorder", command).args
+        _, program, args = _Command.of("recorder", command)
         if isinstance(args, FixedArgs):
             return RecordWork(fixed_recording(args), block_steps)
+        if hasattr(program, "work") and block_steps is None:
+            work: Work = program.work(args)
+            return work
     elif "from_run" not in given_among(arguments, from_run=_SEVERAL):
         return RecordWork(_trained_recording(arguments), block_steps)
     if block_steps is not None:

@@ -88,10 +88,15 @@ _BUILT_IN = EnvInfo("", "2", observation="vector", action="discrete", state="nat
 """What built-in environments are, unless ``catalogue.toml`` says otherwise."""
 
 
+_CATALOGUE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+
+LEFT_OUT: Mapping[str, str] = _CATALOGUE["left_out"]
+"""Names that a user may expect, and why there are no such environments."""
+
+
 def _read() -> Iterator[Family]:
     """Read the built-in environments from ``catalogue.toml``."""
-    text = Path(__file__).with_suffix(".toml").read_text("utf-8")
-    for group in tomllib.loads(text)["group"]:
+    for group in _CATALOGUE["group"]:
         prefix, environments = group.pop("prefix"), group.pop("environments")
         for name, own in environments.items():
             yield _family(f"{prefix}{name}", group | own)

@@ -1,4 +1,4 @@
-"""Small games with known optimal returns: XOR and Bridge.
+"""Small games that are solved: XOR, Bridge, and rock-paper-scissors.
 
 XOR and Bridge are from AlberDICE (Matsunaga et al. 2023, arXiv 2311.02194) and behave as in the
 datasets published with it: data with several ways to coordinate misleads agents that imitate
@@ -81,6 +81,45 @@ def _xor_view() -> View:
         legal_actions=jnp.ones((2, 2), bool),
         alive=jnp.ones(2, bool),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RockPaperScissors:
+    """Rock-paper-scissors: two opponents choose at once, and the winner gets 1 from the other.
+
+    The actions are rock, paper and scissors. A win with rock pays ``rock``: in equilibrium both
+    play rock, paper and scissors in the proportions 1 : rock : 1.
+    """
+
+    name: str = ""
+    rock: float = 1.0
+
+    @property
+    def spec(self) -> EnvSpec:
+        """Sizes, name and teams."""
+        names = ("first", "second")
+        return EnvSpec(
+            self.name, 2, 1, 1, Discrete(3), 1, "individual", teams=(0, 1), team_names=names
+        )
+
+    def reset(self, key: PRNGKeyArray) -> tuple[tuple[()], Timestep]:  # noqa: ARG002
+        """Start a game."""
+        return (), restart(_rps_view())
+
+    def step(
+        self,
+        key: PRNGKeyArray,  # noqa: ARG002
+        state: tuple[()],  # noqa: ARG002
+        action: Int[Array, "2"],
+    ) -> tuple[tuple[()], Timestep]:
+        """Play the game."""
+        wins = jnp.array([self.rock, 1.0, 1.0])[action] * ((action - action[::-1]) % 3 == 1)
+        over = jnp.ones(2, bool)
+        return (), transition(_rps_view(), wins - wins[::-1], over, ~over)
+
+
+def _rps_view() -> View:
+    return View(jnp.ones((2, 1)), jnp.ones(1), jnp.ones((2, 3), bool), jnp.ones(2, bool))
 
 
 class BridgeState(NamedTuple):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from offmarl import records
 from offmarl._imports import code_digest, summarize
-from offmarl.envs.catalogue import BUILT_IN, EnvInfo, Family, Option
+from offmarl.envs.catalogue import BUILT_IN, LEFT_OUT, EnvInfo, Family, Option
 from offmarl.errors import (
     OffmarlError,
     OptionError,
@@ -329,6 +329,8 @@ def _find(base: str) -> tuple[Family, tuple[Option, ...]]:
 
 
 def _not_found(base: str) -> UnknownNameError:
+    if base in LEFT_OUT:
+        return UnknownNameError(f"there is no environment {base!r}: {LEFT_OUT[base]}.")
     if full := [name for family in _families() for name in _longer(family, base)]:
         hint = f"did you mean {' or '.join(full[:3])}?"
         return UnknownNameError(f"no environment named {base!r}: {hint} See `offmarl envs`.")

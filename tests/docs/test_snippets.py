@@ -33,6 +33,7 @@ TRAINS = re.compile(r"offmarl (demo|tune|train|record|evaluate|compare|ope|repor
 SMALLER = {
     "demo": "--seeds 1",
     "record": "--total-steps 512 --steps 256 --num-envs 4 --evaluations 2 --eval-episodes 2",
+    "record psro": "--response-steps 256 --steps 256 --num-envs 4 --iterations 2 --episodes 4",
     "train": "--updates 4 --eval-every 2 --eval-episodes 2 --final-episodes 2 --seeds 1",
     "evaluate": "--eval-episodes 2",
     "cross-play": "--eval-episodes 2",
@@ -118,7 +119,7 @@ def call(line: str) -> None:
 
 def smaller(line: str) -> str:
     """Return a command with small sizes."""
-    verb = line.split(maxsplit=1)[0]
+    verb = "record psro" if line.startswith("record psro") else line.split(maxsplit=1)[0]
     untrained = re.search("--policy|--from-run|record (random|scripted) ", line)
     options = "--steps 256" if untrained else SMALLER.get(verb, "")
     for name, _ in (pairs := re.findall(r"(--[\w-]+) (\S+)", options)):

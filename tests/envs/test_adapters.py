@@ -20,8 +20,8 @@ from .wrapped import wrapped_by
 @pytest.fixture(scope="module", autouse=True)
 def packages():
     """Import them here: it takes seconds, and every worker collects this file."""
-    for name in ("jaxmarl", "jumanji", "matrax"):
-        pytest.importorskip(name, reason="needs pip install 'offmarl[envs]'")
+    for name in ("jaxmarl", "jumanji", "matrax", "pgx"):
+        pytest.importorskip(name, reason="needs pip install 'offmarl[envs,games]'")
 
 
 SPEAKER = "jaxmarl/mpe/simple_speaker_listener_v4"
@@ -135,6 +135,59 @@ PUZZLES = {
 """Of Jumanji, for one; and MMST, spanning trees, which has no name here."""
 
 
+def test_all_that_pgx_offers_has_a_name_or_a_reason():
+    import pgx
+
+    ours = {family.name for family in named("pgx")}
+    assert ours.isdisjoint(catalogue.LEFT_OUT)
+    offered = {f"pgx/{game}" for game in (*pgx.available_envs(), "bridge_bidding")}
+    assert ours | catalogue.LEFT_OUT.keys() == offered
+    with pytest.raises(UnknownNameError, match="'pgx/backgammon': a game has no longest length"):
+        envs.make("pgx/backgammon")
+
+
+def play(name, *actions):
+    """Play a game from the deal of one key; return the timesteps, the first from the reset."""
+    env = envs.make(name)
+    programs = compiled(env, wrapped_by)
+    (state, first), _ = programs.reset(jax.random.key(0))
+    steps = [first]
+    for action in actions:
+        acts = np.asarray(steps[-1].view.legal_actions)[:, :-1].any(-1)
+        joint = np.where(acts, action, env.spec.num_actions - 1).astype(np.int32)
+        state, step = programs.step(jax.random.key(0), state, joint)
+        steps.append(step)
+    return steps
+
+
+def test_the_seats_of_a_game_play_in_turn_and_the_other_waits():
+    opening, later, over = play("pgx/kuhn_poker", 0, 1)  # a bet, and a pass: the first seat wins
+    assert opening.view.legal_actions.tolist() == [[True, True, False], [False, False, True]]
+    assert later.view.legal_actions.tolist() == [[False, False, True], [True, True, False]]
+    assert over.view.legal_actions.tolist() == [[False, False, True]] * 2
+    assert over.reward.tolist() == [1.0, -1.0]
+    assert (later.view.alive.all(), later.last, over.last) == (True, False, True)
+    assert over.terminated.all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("game", "one", "other"),
+    [
+        ("kuhn_poker", [], [1]),  # the opening, and the view after a pass
+        ("leduc_holdem", [1, 1, 0], [0, 1, 1, 0]),  # who raised last
+    ],
+)
+def test_only_the_history_tells_all_information_sets_apart(game, one, other):
+    def seen(name):
+        ends = [play(name, *actions)[-1].view for actions in (one, other)]
+        return [np.asarray(view.observation) for view in ends]
+
+    ours = seen(f"pgx/{game}")
+    assert (ours[0] != ours[1]).any(-1).all()
+    np.testing.assert_array_equal(*seen(f"pgx/{game}:history=false"))
+
+
 def test_all_that_jumanji_and_matrax_register_for_several_has_a_name():
     import jumanji
     import matrax
@@ -177,6 +230,7 @@ def test_what_cannot_be_made_is_explained(name, error, message):
         ("jaxmarl/hanabi:num_colors=4", "jaxmarl"),
         ("jumanji/lbf:grid_size=7", "jumanji"),
         ("matrax/climbing:time_limit=3", "matrax"),
+        ("pgx/hex", "pgx"),
     ],
 )
 def test_a_missing_package_is_one_line_that_helps(name, package, monkeypatch):
@@ -184,9 +238,9 @@ def test_a_missing_package_is_one_line_that_helps(name, package, monkeypatch):
         if module.partition(".")[0] == package:
             monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(sys, "meta_path", [Missing(package), *sys.meta_path])
-    with pytest.raises(MissingExtraError, match=r"run `pip install 'offmarl\[envs\]'`") as error:
+    extra = "games" if package == "pgx" else "envs"
+    with pytest.raises(MissingExtraError, match=f"{package}.*install 'offmarl\\[{extra}\\]'`"):
         envs.make(name)
-    assert package in str(error.value)
 
 
 class Missing:

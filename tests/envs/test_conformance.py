@@ -9,7 +9,7 @@ from offmarl.testing import EnvironmentConformance
 
 from .wrapped import wrapped_by
 
-QUICK = {"probe/match", "swarm/coverage-N", "matrax/climbing"}
+QUICK = {"probe/match", "swarm/coverage-N", "matrax/climbing", "pgx/kuhn_poker"}
 """Environments that the tests by default cover: quick ones of several kinds."""
 
 DAILY = {
@@ -21,6 +21,8 @@ DAILY = {
     "jaxmarl/mpe/simple_speaker_listener_v4",
     "jaxmarl/mpe/simple_spread_v3",
     "jaxmarl/smax/5m_vs_6m",  # sides of unequal size
+    "pgx/leduc_holdem",
+    "pgx/tic_tac_toe",
 }
 """Environments that CI covers every time: one of each main family. The others run nightly."""
 
@@ -53,6 +55,9 @@ OPTIONS = {
 }
 """Small, and with episodes that end within a few hundred steps."""
 
+TOO_LONG = {"pgx/go_19x19"}
+"""Random games take more steps than the suite; a smaller board has the same code."""
+
 SELF_PLAY = ("3m", "3s5z_vs_3s6z", "smacv2_5_units")
 """The maps of SMAX that are played by both sides too: all are run against its own opponent."""
 
@@ -61,6 +66,7 @@ VARIANTS = [
     "jaxmarl/overcooked_v2/cramped_room:max_steps=50,agent_view_size=1",
     "jaxmarl/jaxnav:act_type=Discrete,evaporating=true,num_agents=3,max_steps=60",
     "jaxmarl/coin_game:cnn=true,num_inner_steps=40",
+    "pgx/kuhn_poker:history=false",
 ]
 """Options that change what an adapter has to do."""
 
@@ -79,7 +85,7 @@ def cases(extras):
     """Return the environments that need one of these extras, as parameters of tests."""
     params = []
     for name, about in envs.describe().items():
-        if about.extra not in extras:
+        if about.extra not in extras or name in TOO_LONG:
             continue
         for each in examples(name, about):
             slow = pytest.mark.slow if each in DAILY else pytest.mark.nightly
@@ -90,14 +96,18 @@ def cases(extras):
 def make(name):
     """Build an environment; skip the test where its package is not installed."""
     package = name.partition("/")[0]
-    if package in ("jaxmarl", "jumanji", "matrax"):
-        pytest.importorskip(package, reason="needs pip install 'offmarl[envs]'")
+    if package in ("jaxmarl", "jumanji", "matrax", "pgx"):
+        extra = "games" if package == "pgx" else "envs"
+        pytest.importorskip(package, reason=f"needs pip install 'offmarl[{extra}]'")
     return envs.make(name)
 
 
 @pytest.mark.parametrize(
     "env",
-    [*cases({"", "envs"}), *(pytest.param(name, marks=pytest.mark.nightly) for name in VARIANTS)],
+    [
+        *cases({"", "envs", "games"}),
+        *(pytest.param(name, marks=pytest.mark.nightly) for name in VARIANTS),
+    ],
     indirect=True,
 )
 class TestRegistered(EnvironmentConformance):

@@ -3,6 +3,8 @@
 Written anew from what these packages return, so that it shares no mistake with the adapters.
 """
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 
@@ -18,7 +20,7 @@ WARNINGS = ("scatter inputs have incompatible types", "max_dist_to_goal", "Brax 
 
 def wrapped_by(env):
     """Return the environment inside of ours; None where ours is the only one."""
-    kinds = {"jaxmarl": jaxmarl, "jumanji": jumanji, "matrax": matrax}
+    kinds = {"jaxmarl": jaxmarl, "jumanji": jumanji, "matrax": matrax, "pgx": pgx}
     kind = env.spec.name.partition("/")[0]
     return kinds[kind](env) if kind in kinds else None
 
@@ -172,3 +174,33 @@ def matrax(env):
         return seen(timestep, reward=reward, last=last, truncated=last), after
 
     return Reference(lambda key: seen(raw.reset(key)[1]), step, lambda state: state)
+
+
+def pgx(env):
+    raw = env.wrapped
+
+    def of_seat(state, player):
+        """What pgx shows a player, and what it may do: only the last if it is not its turn."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            seen = raw.observe(state, player)
+        seen = seen.astype(jnp.float32) if seen.ndim == 1 else seen
+        waits = (player != state.current_player) | state.terminated
+        return seen, jnp.append(jnp.where(waits, False, state.legal_action_mask), waits)
+
+    def seen(state, first, **of_a_step):
+        each, legal = zip(of_seat(state, first), of_seat(state, 1 - first), strict=True)
+        return Seen([*each], jnp.stack(legal), **of_a_step)
+
+    def reset(key):
+        state = raw.init(key)
+        return seen(state, state.current_player)
+
+    def step(key, state, action):
+        first, inner = state.first, state.inner
+        after = raw.step(inner, jnp.where(inner.current_player == first, action[0], action[1]))
+        reward = jnp.where(first == 0, after.rewards, after.rewards[::-1])
+        over = after.terminated
+        return seen(after, first, reward=reward, last=over, truncated=over & False), after
+
+    return Reference(reset, step, lambda state: state.inner)

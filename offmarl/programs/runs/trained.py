@@ -88,12 +88,15 @@ class TrainedRun(NamedTuple):
         return [unit * number for number in checkpoints.steps()]
 
     def _checkpoints(self, earlier: bool) -> tuple[Checkpoints, int]:
-        """Return the last checkpoints, or those of earlier policies, and the steps of an update."""
+        """Return the last checkpoints, or those of earlier policies, and the steps of an update.
+
+        The policies of a population are counted, and not its steps.
+        """
         if not earlier or self.record["kind"] != "recorder":
             return Checkpoints(self.directory / tracking.CHECKPOINTS), 1
         num_steps = self.build(self.spec).program.num_steps
         unit = num_steps * int(self.record["args"]["num_envs"])
-        return Checkpoints(self.directory / tracking.POLICIES), unit
+        return Checkpoints(self.directory / tracking.POLICIES), unit or 1
 
     def _step(self, numbers: list[int], seed: int, step: Step, unit: int) -> int | None:
         """Return the number of the checkpoint that a user asked for.

@@ -1,0 +1,131 @@
+"""Populations of responses: self-play, fictitious self-play and PSRO."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import chex
+import jax
+import numpy as np
+import pytest
+
+import offmarl
+from offmarl import vault
+from offmarl.errors import OptionError, RunError, UnknownNameError
+from offmarl.launch import Share, join_work, run_share
+from offmarl.programs.recording import collecting
+from offmarl.programs.runs import evaluate
+from recorders.psro import Args, main, work
+
+SMALL = Args(
+    env="classic/rps:rock=2",
+    oracle_option=("num_steps=4", "hidden=4", "layers=1", "minibatches=1", "epochs=1"),
+    iterations=3,
+    response_steps=64,
+    num_envs=4,
+    episodes=32,
+    steps=64,
+)
+
+
+def traced_once_for(monkeypatch, module, name, times, **how):
+    """Let a compiled function be traced so often, and not again."""
+    traced = chex.assert_max_traces(getattr(module, name).__wrapped__, n=times)
+    monkeypatch.setattr(module, name, jax.jit(traced, **how))
+
+
+def content(args):
+    """The bytes of what a command made: members, payoffs, strategies and matches."""
+    found = work(args)
+    run = found.path
+    params = [
+        offmarl.load_policy(run, seed, step=number).params
+        for seed in found.seeds
+        for number in range(args.iterations + 1)
+    ]
+    digests = [vault.open_vault(path).digest() for path in found.vaults.values()]
+    return json.loads((run / "population.json").read_text()), digests, jax.device_get(params)
+
+
+def test_blocks_need_those_before_them_of_their_seed(tmp_path):
+    found = work(replace(SMALL, seeds=2, out=tmp_path))
+    assert found.num_blocks == 2 * (4 * 2 + 4 * 4 + 1)
+    for block, own in enumerate(found.parts):
+        needs = found.needs(block)
+        assert all(other < block and found.parts[other].seed == own.seed for other in needs)
+    assert len(found.needs(found.num_blocks - 1)) == found.num_blocks // 2 - 1
+    assert found.label(0) == "response 0-0 of seed 0"
+
+
+@pytest.mark.slow
+def test_a_population_is_compiled_once_and_its_members_are_those_of_any_run(tmp_path, monkeypatch):
+    args = replace(SMALL, out=tmp_path)
+    traced_once_for(monkeypatch, collecting, "train", 2, static_argnums=(0, 1, 2), donate_argnums=3)
+    traced_once_for(monkeypatch, evaluate, "play_against", 1, static_argnums=(0, 1, 2, 3))
+    data = main(args).data
+    run = Path(data["run"])
+    assert run == tmp_path / "classic/rps:rock=2.run/psro-ippo-nash-0"
+    found = json.loads((run / "population.json").read_text())
+    (of_seed,) = found["seeds"].values()
+    returns = np.array(of_seed["returns"])
+    assert returns.shape == (2, 4, 4) and found["episodes"] == 32
+    np.testing.assert_allclose(returns[0], -returns[1])
+    for size, strategies in enumerate(of_seed["strategies"], start=1):
+        np.testing.assert_allclose(np.sum(strategies, axis=1), 1)
+        assert np.shape(strategies) == (2, size)
+    assert offmarl.load_policy(run, step=3).spec.num_agents == 2
+    last, untrained = (offmarl.load_policy(run, step=step).params for step in (3, 0))
+    chex.assert_trees_all_equal(last, offmarl.load_policy(run).params)
+    with pytest.raises(AssertionError):
+        chex.assert_trees_all_equal(last, untrained)
+    matches = vault.open_vault(data["vaults"][0]["path"])
+    assert {*np.unique(matches.episodes.policy_id)} <= {*range(8)}
+    (mixture,) = data["mixtures"].values()
+    assert mixture["first"].startswith(f"{run}@0/") and {*mixture} == {"first", "second"}
+    assert main(args).data["outcome"].startswith("complete already")
+    with pytest.raises(RunError, match=r"with episodes 32, not 16: choose another"):
+        main(replace(args, episodes=16))
+
+
+@pytest.mark.slow
+def test_parts_of_the_work_make_what_one_process_makes(tmp_path):
+    """Two shares, the second of which is stopped, and its blocks are made again by the first."""
+    args = replace(SMALL, meta="alpha-rank", seeds=2, iterations=2, out=tmp_path / "whole")
+    main(args)
+    shared = replace(args, out=tmp_path / "shared")
+    for block in range(10):
+        work(shared).run(block)  # killed before the block was noted
+    for share in (1, 0):
+        run_share(work(shared), Share(share, 2))
+    join_work(work(shared))
+    one, other = content(args), content(shared)
+    assert one[:2] == other[:2]
+    chex.assert_trees_all_equal(one[2], other[2])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        ({"env": "classic/xor"}, OptionError, "has one team, .* give --side .* such as agent_0"),
+        ({"oracle": "random"}, OptionError, "--oracle random learns nothing"),
+        ({"oracle": "psro"}, OptionError, "--oracle psro learns nothing"),
+        ({"oracle": "mine.py"}, UnknownNameError, "mine.py"),
+        ({"oracle_option": ("hidden",)}, OptionError, "hidden is not KEY=VALUE"),
+        ({"oracle_option": ("seeds=3",)}, OptionError, "seeds cannot be set"),
+        ({"oracle_option": ("hiden=3",)}, OptionError, "did you mean hidden"),
+        ({"oracle_option": ("hidden=few",)}, OptionError, "hidden must be a whole number"),
+    ],
+)
+def test_what_cannot_be_a_population_is_refused_in_one_line(tmp_path, wrong, error, message):
+    with pytest.raises(error, match=message) as refused:
+        work(replace(SMALL, out=tmp_path, **wrong))
+    assert "\n" not in str(refused.value)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+def test_nash_is_refused_where_the_sides_do_not_oppose_each_other(tmp_path):
+    args = replace(SMALL, env="classic/xor", side="agent_0", out=tmp_path, iterations=1)
+    with pytest.raises(OptionError, match=r"classic/xor is not a zero-sum game .* give --meta cce"):
+        main(args)
+    assert main(replace(args, meta="cce")).data["outcome"] == "recorded"
