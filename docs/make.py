@@ -72,7 +72,7 @@ def stage(out: Path, with_extras: bool = True) -> Path:
     for folder in ASSETS:
         shutil.copytree(DOCS / folder, target / folder, dirs_exist_ok=True)
     sections: dict[str, Callable[[], pages.Pages]] = {
-        "howto": lambda: examples.howto(ROOT / "examples"),
+        "howto": lambda: examples.howto(ROOT / "examples", repository()),
         "catalogue/environments": lambda: pages.environments(with_extras),
         "catalogue/datasets": pages.datasets,
         "catalogue/algorithms": pages.algorithms,

@@ -1,17 +1,20 @@
 """The documentation site: a page for each entry of a registry, no warnings, no broken links."""
 
 import ast
+import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
 import jax
 import jax.numpy as jnp
-import markdown
 import pytest
 
 pytest.importorskip("zensical", reason="needs pip install 'offmarl[docs]'")
+
+import markdown
 
 from docs import equations, examples, make, pages, scores
 from docs.flow import Flow, Source, Trace, Weights, flow_of
@@ -247,8 +250,31 @@ def test_an_example_is_a_page_and_a_notebook(path):
     assert page.startswith("# ") and all(f"```python\n{cell}\n```" in page for cell in code)
     ast.parse("\n".join(code))
     files = examples.downloads(path.parent)
-    assert '"cell-0"' in files[f"{path.stem}.ipynb"] and files == examples.downloads(path.parent)
     assert files[path.name] == path.read_text()
+    assert examples.is_current(path), f"run `python -m docs.examples {path.stem}`"
+    downloaded = json.loads(files[f"{path.stem}.ipynb"])
+    assert downloaded["metadata"]["kernelspec"]["name"] == "python3"
+    assert '%pip install -q "offmarl' in "".join(downloaded["cells"][1]["source"])
+    outputs = any(cell.get("outputs") for cell in downloaded["cells"])
+    printed = bool(re.search(r"^ *print\(", path.read_text(), re.MULTILINE))
+    assert outputs == (printed and path.stem not in examples.NOT_RUN)
+
+
+def test_a_page_opens_its_notebook_in_colab_where_the_repository_is_known():
+    path = ROOT / "examples/torch_bc.py"
+    assert "colab" not in examples.page(path)
+    page = examples.page(path, "https://github.com/someone/offmarl")
+    place = "blob/main/examples/notebooks/torch_bc.ipynb"
+    assert f"https://colab.research.google.com/github/someone/offmarl/{place}" in page
+
+
+def test_the_repository_is_that_of_the_package_or_of_the_workflow(monkeypatch):
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
+    assert make.repository() == urls.get("Repository")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "someone/offmarl")
+    stated = urls.get("Repository", "https://github.com/someone/offmarl")
+    assert make.repository() == stated
 
 
 def test_broken_links_are_found(tmp_path):
