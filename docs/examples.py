@@ -19,7 +19,7 @@ import jupytext
 NOTEBOOKS = "notebooks"
 """Folder of the notebooks, in that of the examples."""
 
-NOT_RUN = {"published_data": "it downloads 1.4 GB", "rware": "it takes ten minutes"}
+NOT_RUN = {"published_data": "it downloads 1.4 GB"}
 """Examples whose notebooks have no outputs, and why."""
 
 INSTALL = """\

@@ -234,7 +234,7 @@ def datasets() -> Pages:
             [headings[n] for n in kept], [[row[n] for n in kept] for row in rows]
         )
         index += "\n"
-    pages = {"index.md": index, "scores.md": _scores()}
+    pages = {"index.md": index, "scores.md": _scores(cards)}
     pages |= {f"{slug(card.name)}.md": _dataset(card) for card in cards}
     return {f"catalogue/datasets/{path}": text for path, text in pages.items()}
 
@@ -278,11 +278,11 @@ def _picture_of(card: catalogue.Card) -> str | None:
     return f"../../images/environments/{found[0].name}" if found else None
 
 
-def _scores() -> str:
+def _scores(cards: Sequence[catalogue.Card]) -> str:
     """Return the page of all scores, by recording."""
     recorded = {
         uid.digest: f"[`{card.name}/{name}`]({slug(card.name)}.md)"
-        for card in catalogue.cards()
+        for card in cards
         for name, uid in card.uids.items()
         if uid.digest
     }
