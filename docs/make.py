@@ -22,7 +22,9 @@ import tomli_w
 
 from docs import examples, pages
 from docs.links import broken_links
-from docs.pictures import draw_environments
+from docs.pictures import draw_environments, draw_film_strip, scores_chart
+from docs.scores import scores
+from offmarl import envs
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -41,15 +43,14 @@ FOLDERS = {
     "recorders": "catalogue/algorithms/index.md",
     "baselines": "catalogue/algorithms/index.md",
     "datasets": "catalogue/datasets/index.md",
+    "benchmarks/separation": "catalogue/datasets/scores.md",
     "offmarl/envs": "catalogue/environments/index.md",
     "examples": "howto/index.md",
 }
 """Where a link to a folder leads on the site, or to a file in it that has no page of its own."""
 
-DRAWN = {
-    name: pages.example_name(name) for name in pages.envs.describe() if name.startswith("swarm/")
-} | {"classic/bridge": "classic/bridge"}
-"""Environments that are drawn, and what is built of each."""
+CHART = "<!-- chart of scores -->"
+"""Stands in a page where the figure of results goes."""
 
 
 class SiteError(Exception):
@@ -62,23 +63,17 @@ def stage(out: Path, with_extras: bool = True) -> Path:
     Parameters
     ----------
     out
-        Directory to write to. Pictures that it holds from an earlier build are kept.
+        Directory to write to.
     with_extras
         Whether to build the environments of other packages, to state their sizes.
     """
     target = out / "docs"
-    pictures = target / "catalogue/environments/pictures"
-    pictures.mkdir(parents=True, exist_ok=True)
-    for page in target.rglob("*.md"):  # of an earlier build
-        page.unlink()
+    shutil.rmtree(target, ignore_errors=True)  # of an earlier build
     for folder in ASSETS:
         shutil.copytree(DOCS / folder, target / folder, dirs_exist_ok=True)
-    drawn = draw_environments(DRAWN, pictures)
     sections: dict[str, Callable[[], pages.Pages]] = {
-        "howto": lambda: examples.howto(ROOT / "examples"),
-        "catalogue/environments": lambda: pages.environments(
-            {name: f"pictures/{file}" for name, file in drawn.items()}, with_extras
-        ),
+        "howto": lambda: examples.howto(ROOT / "examples", repository()),
+        "catalogue/environments": lambda: pages.environments(with_extras),
         "catalogue/datasets": pages.datasets,
         "catalogue/algorithms": pages.algorithms,
         "api": pages.api,
@@ -99,10 +94,21 @@ def _configure(out: Path, generated: Mapping[str, pages.Pages]) -> Path:
     project = config["project"]
     project["nav"] = [_filled(entry, generated) for entry in project["nav"]]
     project["site_dir"] = "site"
+    if address := repository():
+        project["repo_url"] = address
     project["plugins"]["mkdocstrings"]["handlers"]["python"]["paths"] = [str(ROOT)]
     path = out / "zensical.toml"
     path.write_text(tomli_w.dumps(config))
     return path
+
+
+def repository() -> str | None:
+    """Return the address of the repository: of pyproject.toml, or of GitHub's workflow."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
+    if name := os.environ.get("GITHUB_REPOSITORY"):
+        server = os.environ.get("GITHUB_SERVER_URL", "https://github.com")
+        return urls.get("Repository", f"{server}/{name}")
+    return urls.get("Repository")
 
 
 def _filled(entry: dict[str, Any], generated: Mapping[str, pages.Pages]) -> dict[str, Any]:
@@ -139,7 +145,7 @@ def _copies(generated: set[str]) -> Iterator[tuple[str, str]]:
     sources |= {ROOT / path: target for path, target in COPIED.items()}
     places = {path.resolve(): target for path, target in sources.items()} | _places(generated)
     for path, target in sources.items():
-        yield target, _relinked(path, target, places)
+        yield target, _relinked(path, target, places).replace(CHART, scores_chart(scores()))
 
 
 def _places(generated: set[str]) -> dict[Path, str]:
@@ -204,7 +210,7 @@ def build(out: Path, with_extras: bool = True) -> Path:
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"NO_COLOR": "1", "PYTHONWARNINGS": "ignore"},
+        env=os.environ | {"NO_COLOR": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": str(ROOT)},
     )
     said = _plain(result.stdout + result.stderr)
     # Zensical counts its own warnings only; those of mkdocstrings and of griffe are logged.
@@ -234,8 +240,17 @@ def main() -> None:
         action="store_true",
         help="do not build the environments of other packages to state their sizes",
     )
+    parser.add_argument(
+        "--draw",
+        action="store_true",
+        help="draw the environments that have no picture in docs/images, and build nothing",
+    )
     arguments = parser.parse_args()
     os.environ.setdefault("OFFMARL_QUIET", "1")
+    if arguments.draw:
+        draw_environments(one for name in envs.describe() for one in pages.examples_of(name))
+        draw_film_strip()
+        return
     try:
         site = build(arguments.out.resolve(), not arguments.no_extras)
     except SiteError as error:

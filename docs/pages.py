@@ -6,6 +6,7 @@ entry of a registry gets its page, and its line in the navigation, without a cha
 
 import dataclasses
 import inspect
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import Any
 import docstring_parser
 
 import offmarl
+from docs import scores
 from docs.flow import flow_of
-from docs.pictures import flow_chart, returns_chart
+from docs.pictures import environment_pictures, flow_chart, returns_chart
 from offmarl import envs
 from offmarl.cli.parse import parameter_texts
 from offmarl.errors import MissingExtraError, OptionError, UnknownNameError
@@ -77,13 +79,18 @@ def example_name(name: str) -> str:
     return re.sub(r"-[A-Z]\b", lambda _: f"-{next(numbers)}", name)
 
 
-def environments(pictures: Mapping[str, str], with_extras: bool) -> Pages:
+def examples_of(name: str) -> list[str]:
+    """Return the names to draw for a name of the registry: those of datasets, else one example."""
+    about, stem = envs.describe()[name], name.rpartition("/")[0]
+    of_data = {"jaxmarl/overcooked": about.choices, "jaxmarl/smax": ("3m",)}.get(stem, ())
+    return [f"{stem}/{choice}" for choice in of_data] or [example_name(name)]
+
+
+def environments(with_extras: bool) -> Pages:
     """Return a page for each environment of the registry.
 
     Parameters
     ----------
-    pictures
-        Paths of pictures, relative to the folder of these pages, by the name of the environment.
     with_extras
         Whether to build the environments of other packages too, to state their sizes. Without it
         their pages hold what the registry knows.
@@ -106,11 +113,11 @@ def environments(pictures: Mapping[str, str], with_extras: bool) -> Pages:
     pages = {"index.md": index + table(["name", "task", "agents", "actions", "extra"], rows)}
     for name, about in known.items():
         build = with_extras or not about.extra
-        pages[f"{slug(name)}.md"] = _environment(name, about, pictures.get(name), build)
+        pages[f"{slug(name)}.md"] = _environment(name, about, build)
     return {f"catalogue/environments/{path}": text for path, text in pages.items()}
 
 
-def _environment(name: str, about: Any, picture: str | None, build: bool) -> str:
+def _environment(name: str, about: Any, build: bool) -> str:
     env = _build(example_name(name)) if build else None
     facts = {
         "agents": about.agents,
@@ -120,8 +127,12 @@ def _environment(name: str, about: Any, picture: str | None, build: bool) -> str
         "needs": f"`pip install 'offmarl[{about.extra}]'`" if about.extra else "nothing more",
     }
     parts = [f"# {name}\n\n{about.summary[:1].upper()}{about.summary[1:]}.\n"]
-    if picture:
-        parts.append(f"![{about.summary}]({picture}){{ width=420 }}\n")
+    drawn = environment_pictures()
+    for example in examples_of(name):
+        if example in drawn:
+            path = f"../../images/environments/{drawn[example].name}"
+            parts.append(f"![{example}]({path}){{ width=360 }}")
+    parts.append("")
     parts.append(_usage(name))
     parts.append(table(["", ""], facts.items()))
     parts.append("\n".join(f"- {TRAITS[trait]}" for trait in about.traits) + "\n")
@@ -204,26 +215,105 @@ def _definitions(
 
 
 def datasets() -> Pages:
-    """Return a page for each card of the catalogue."""
+    """Return the catalogue, a page of scores, and a page for each card."""
     cards = list(catalogue.cards())
-    rows = [
-        (
-            f"[`{card.name}`]({slug(card.name)}.md)",
-            card.num_agents,
-            ", ".join(card.uids),
-            "recorded by offmarl" if card.recipe else "published",
-        )
-        for card in cards
-    ]
     index = (
         "# Datasets\n\n"
         "`offmarl ls --remote` prints this list, `offmarl pull NAME` downloads a published "
-        "dataset, and a recipe records one again. See [datasets on the hub](../../datasets.md), "
-        "and [cards](../../project/cards.md) for the format of a card.\n\n"
+        "dataset, and a recipe records one again. Returns are means of complete episodes. The last "
+        "column has the baseline with the highest return of its best actions; "
+        "[all scores](scores.md). See [datasets on the hub](../../datasets.md), and "
+        "[cards](../../project/cards.md) for the format of a card.\n\n"
     )
-    pages = {"index.md": index + table(["name", "agents", "vaults", ""], rows)}
+    for source, group in itertools.groupby(cards, lambda card: card.source):
+        headings = ["", "dataset", "vaults, with mean returns", "agents", "size", "best baseline"]
+        rows = [_listed(card) for card in group]
+        kept = [0, *(n for n in range(1, 6) if any(row[n] for row in rows))]
+        kept = kept[not any(row[0] for row in rows) :]
+        index += f"## {source}\n\n" + table(
+            [headings[n] for n in kept], [[row[n] for n in kept] for row in rows]
+        )
+        index += "\n"
+    pages = {"index.md": index, "scores.md": _scores(cards)}
     pages |= {f"{slug(card.name)}.md": _dataset(card) for card in cards}
     return {f"catalogue/datasets/{path}": text for path, text in pages.items()}
+
+
+def _listed(card: catalogue.Card) -> list[object]:
+    """Return a line of the catalogue."""
+    picture = _picture_of(card)
+    returns = (
+        f"{name} {uid.return_mean:,.1f}" if uid.return_mean is not None else name
+        for name, uid in card.uids.items()
+    )
+    best = [
+        f"`{found[0].baseline}` {found[0].best.value:.3g} ({name})"
+        for name, uid in card.uids.items()
+        if (found := scores.on_recording(uid.digest))
+    ]
+    return [
+        f"![]({picture}){{ width=56 loading=lazy }}" if picture else "",
+        f"[`{card.name.partition('/')[2]}`]({slug(card.name)}.md)",
+        ", ".join(returns),
+        card.num_agents,
+        _size(card),
+        ", ".join(best),
+    ]
+
+
+def _size(card: catalogue.Card) -> str:
+    """Return the size of the archive, or the number of steps."""
+    if card.hub and card.hub.size:
+        return f"{card.hub.size / 1e9:,.2f} GB"
+    steps = sum(uid.steps or 0 for uid in card.uids.values())
+    return f"{steps:,} steps" if steps else ""
+
+
+def _picture_of(card: catalogue.Card) -> str | None:
+    """Return the picture of a dataset's environment, relative to the pages of datasets."""
+    name = card.recipe.env if card.recipe and card.recipe.env else card.name.partition("/")[2]
+    name = re.sub(r":.*|-\d+$", "", name)
+    drawn = environment_pictures()
+    found = [path for other, path in drawn.items() if re.sub(r"-\d.*", "", other) == name]
+    return f"../../images/environments/{found[0].name}" if found else None
+
+
+def _scores(cards: Sequence[catalogue.Card]) -> str:
+    """Return the page of all scores, by recording."""
+    recorded = {
+        uid.digest: f"[`{card.name}/{name}`]({slug(card.name)}.md)"
+        for card in cards
+        for name, uid in card.uids.items()
+        if uid.digest
+    }
+    parts = [
+        "# Leaderboard\n\n"
+        "Returns of baselines that were trained on recordings of the catalogue: the interquartile "
+        "mean over seeds, with a 95% interval, of policies that take their best actions and of "
+        "those that sample. The runs, with their settings and versions, are the files named below "
+        "each table. Methods were chosen on some of these seeds; [paired differences on seeds "
+        "that chose nothing](../../baselines.md#what-tells-methods-apart) say which ones hold.\n"
+    ]
+    for dataset, group in itertools.groupby(scores.scores(), lambda score: score.dataset):
+        found = list(group)
+        digest = found[0].digest
+        where = recorded.get(digest, "Another recording than the catalogue's")
+        about = f"{where}, `{found[0].env}`, digest `{digest[:12]}…`."
+        if reference := found[0].reference:
+            about += f" Random play {reference.random:,.4g}, expert {reference.expert:,.4g}."
+        parts.append(f"## {dataset}\n\n{about}\n\n{_score_table(found)}")
+    return "\n".join(parts)
+
+
+def _score_table(found: Sequence[scores.Score]) -> str:
+    """Return a table of scores on one recording, and where they come from."""
+    updates = sorted({score.updates for score in found})
+    files = sorted({f"`{source}`" for score in found for source in score.sources})
+    source = (
+        f"After {', '.join(f'{count:,}' for count in updates)} updates. "
+        f"Source, in `benchmarks/separation`: {', '.join(files)}."
+    )
+    return f"{table(scores.HEADINGS, map(scores.row, found))}\n<small>{source}</small>\n"
 
 
 def _dataset(card: catalogue.Card) -> str:
@@ -238,10 +328,17 @@ def _dataset(card: catalogue.Card) -> str:
     if card.hub:
         facts["repository"] = f"[{card.hub.repository}]({_hub_page(card.hub.repository)})"
         facts["size"] = _count(card.hub.size, "bytes")
-    parts = [f"# {card.name}\n\n{card.summary}\n", _get(card), table(["", ""], facts.items())]
+    parts = [f"# {card.name}\n\n{card.summary}\n"]
+    if picture := _picture_of(card):
+        parts.append(f"![An episode of this environment]({picture}){{ width=360 }}\n")
+    parts += [_get(card), table(["", ""], facts.items())]
     known = {name: uid for name, uid in card.uids.items() if uid.return_mean is not None}
     if known:
         parts += ["## Returns\n", returns_chart(known), _uids(known)]
+    for name, uid in known.items():
+        if measured := scores.on_recording(uid.digest):
+            about = "Interquartile means over seeds, with 95% intervals; [all scores](scores.md)."
+            parts.append(f"## Baselines on {name}\n\n{about}\n\n{_score_table(measured)}")
     if card.quirks:
         parts.append("## Quirks\n\n" + "\n".join(f"- {quirk}" for quirk in card.quirks) + "\n")
     parts.append(f"## Citation\n\n```bibtex\n{card.citation.strip()}\n```\n")
@@ -280,7 +377,8 @@ def _uids(known: Mapping[str, catalogue.Uid]) -> str:
         for name, uid in known.items()
     ]
     headings = ["vault", "steps", "episodes", "mean return", "deviation", "range", "SACo"]
-    return table(headings, rows)
+    shown = len(headings) - (not any(row[-1] for row in rows))
+    return table(headings[:shown], [row[:shown] for row in rows])
 
 
 def _number(value: float | None) -> str:

@@ -1,39 +1,65 @@
-"""Pictures of the documentation: drawn when the site is built, and not kept in the repository."""
+"""Pictures of the documentation.
 
-from collections.abc import Mapping
+Charts and diagrams are SVG in the page's colours, made when the site is built. Pictures of
+environments are kept in ``docs/images/environments``: ``python -m docs.make --draw`` adds those
+that are not there, and draws the film strip of the home page.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+from PIL import Image
+
 from docs.flow import Flow
+from docs.scores import Score
 from offmarl import envs
 from offmarl.hub.card import Uid
 from offmarl.report import render
+from offmarl.statistics import Estimate
+
+ENVIRONMENTS = Path(__file__).parent / "images/environments"
+STRIP = Path(__file__).parent / "images/strip.png"
+_PICTURE, _COLOURS = 360, 24
+"""Width and colours of an environment's picture."""
+_FRAMES, _SIDE, _GAP = 6, 240, 12
+"""Number of frames of the film strip, their size, and the space between them."""
 
 _WIDTH, _LEFT, _ROW = 440, 116, 34
 
 
-def draw_environments(names: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """Draw an instant of each environment that can be drawn; a picture that exists is kept.
+def environment_pictures() -> dict[str, Path]:
+    """Return the picture of each environment that has one, by the environment's name."""
+    return {path.stem.replace("--", "/"): path for path in sorted(ENVIRONMENTS.glob("*.png"))}
 
-    Parameters
-    ----------
-    names
-        The name to build, by the name in the registry.
-    folder
-        Where the pictures are written.
 
-    Returns
-    -------
-    The file names of the pictures, by the name in the registry.
-    """
-    drawn = {}
-    for name, example in names.items():
-        path = folder / f"{example.replace('/', '-')}.png"
-        if not path.exists() and hasattr(env := envs.make(example), "scene"):
-            render.draw(env, path)
-        if path.exists():
-            drawn[name] = path.name
-    return drawn
+def draw_environments(names: Iterable[str]) -> None:
+    """Draw an instant of each environment that can be drawn and has no picture yet."""
+    for name in names:
+        path = ENVIRONMENTS / f"{name.replace('/', '--')}.png"
+        if path.exists() or not hasattr(env := envs.make(name), "scene"):
+            continue
+        render.draw(env, path)
+        with Image.open(path) as picture:  # with few colours it has a few kilobytes
+            few = picture.resize((_PICTURE, picture.height * _PICTURE // picture.width))
+        few.quantize(_COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+def draw_film_strip() -> None:
+    """Draw instants of one episode of a swarm side by side, for the home page."""
+    env = envs.make("swarm/coverage-8")
+    playback = render.play(env, env.scripted(), (), jax.random.key(0))
+    last = len(playback.scenes) - 1
+    strip = Image.new("RGB", (_FRAMES * (_SIDE + _GAP) - _GAP, _SIDE), "white")
+    for number in range(_FRAMES):
+        picture = render.frame(playback, round(last * number / (_FRAMES - 1)))
+        width, height = picture.size
+        inside = (0.02 * width, 0.08 * height, 0.98 * width, 0.93 * height)
+        scene = picture.crop(tuple(map(round, inside))).resize((_SIDE, _SIDE))
+        strip.paste(scene, (number * (_SIDE + _GAP), 0))
+    few = strip.quantize(_COLOURS, dither=Image.Dither.NONE)
+    few.save(STRIP, optimize=True)
 
 
 def returns_chart(uids: Mapping[str, Uid]) -> str:
@@ -71,6 +97,63 @@ def returns_chart(uids: Mapping[str, Uid]) -> str:
         f'<svg class="returns" viewBox="0 0 {_WIDTH} {bottom + 20}" role="img" '
         f'aria-label="{about}">{"".join(rows)}</svg>\n\n<small>{about}.</small>\n'
     )
+
+
+_ROWS, _NAMES, _BEST, _AXIS = 30, 176, 74, 640
+_FLOOR = -0.25
+"""Left end of the axis of scores; an arrow stands for a lower one."""
+
+
+def scores_chart(scores: Iterable[Score]) -> str:
+    """Return an SVG of normalised scores with intervals, a row for each dataset.
+
+    Clones have hollow marks; the name of the best other baseline is at the end of the row.
+    """
+    rows: dict[str, list[tuple[Score, Estimate]]] = {}
+    for score in scores:
+        if (normalised := score.normalised) is not None:
+            rows.setdefault(score.dataset, []).append((score, normalised))
+    scale = (_AXIS - _NAMES - _BEST) / (1.05 - _FLOOR)
+
+    def x(value: float) -> float:
+        return round(_NAMES + (max(value, _FLOOR) - _FLOOR) * scale, 1)
+
+    bottom = _ROWS * len(rows)
+    parts = []
+    for value, name in ((0, "random play"), (1, "expert")):
+        parts.append(f'<line class="axis" x1="{x(value)}" x2="{x(value)}" y1="0" y2="{bottom}"/>')
+        parts.append(f'<text class="middle" x="{x(value)}" y="{bottom + 15}">{name}</text>')
+    for number, (dataset, found) in enumerate(rows.items()):
+        y = _ROWS * number + _ROWS // 2
+        parts.append(f'<text class="end" x="{_NAMES - 14}" y="{y + 4}">{dataset}</text>')
+        others = [score for score, _ in found if not score.baseline.startswith("bc")]
+        if others:
+            name = max(others, key=lambda score: score.best.value).baseline
+            parts.append(f'<text x="{_AXIS - _BEST + 12}" y="{y + 4}">{name}</text>')
+        parts += [_mark(score, where, x, y) for score, where in found]
+    return (
+        f'<svg class="scores" viewBox="0 0 {_AXIS} {bottom + 20}" role="img" '
+        f'aria-label="Scores of baselines, by dataset">{"".join(parts)}</svg>\n'
+    )
+
+
+def _mark(score: Score, where: Estimate, x: Callable[[float], float], y: int) -> str:
+    """Return a dot with its interval; a text beside it says what it is."""
+    value, low, high = where
+    kind = {"bc": "clone", "bc, best tenth": "tenth"}.get(score.baseline, "other")
+    about = f"<title>{score.baseline}: {value:.2f}</title>"
+    if value < _FLOOR:
+        left = x(_FLOOR)
+        shape = f'<path d="M{left + 9} {y - 5}l-8 5l8 5z"/>'
+        return f'<g class="{kind}">{about}{shape}</g>'
+    line = ""
+    if low is not None and high is not None:
+        line = f'<line x1="{x(low)}" x2="{x(high)}" y1="{y}" y2="{y}"/>'
+    if kind == "tenth":
+        shape = f'<path d="M{x(value)} {y - 6}l6 6l-6 6l-6 -6z"/>'
+    else:
+        shape = f'<circle cx="{x(value)}" cy="{y}" r="5"/>'
+    return f'<g class="{kind}">{about}{line}{shape}</g>'
 
 
 # ---------------------------------------------------------------------------------- programs

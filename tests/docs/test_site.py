@@ -1,8 +1,10 @@
 """The documentation site: a page for each entry of a registry, no warnings, no broken links."""
 
 import ast
+import json
 import re
 import sys
+import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -12,10 +14,12 @@ import pytest
 
 pytest.importorskip("zensical", reason="needs pip install 'offmarl[docs]'")
 
-from docs import examples, make, pages
+import markdown
+
+from docs import equations, examples, make, pages, scores
 from docs.flow import Flow, Source, Trace, Weights, flow_of
 from docs.links import broken_links
-from docs.pictures import flow_chart
+from docs.pictures import environment_pictures, flow_chart, scores_chart
 from offmarl import envs
 from offmarl.hub import card as catalogue
 from offmarl.programs import registry
@@ -25,13 +29,13 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_every_environment_has_a_page_that_builds_it():
-    found = pages.environments({"swarm/flock-N": "flock.png"}, with_extras=False)
+    found = pages.environments(with_extras=False)
     index = found["catalogue/environments/index.md"]
     for name in envs.names():
         text = found[f"catalogue/environments/{pages.slug(name)}.md"]
         assert text.startswith(f"# {name}\n") and f"]({pages.slug(name)}.md)" in index
     flock = found["catalogue/environments/swarm-flock-n.md"]
-    assert "(flock.png)" in flock and "| observation | 33 numbers |" in flock
+    assert "/environments/swarm--flock-8.png)" in flock and "| observation | 33 numbers |" in flock
     assert "`time_limit` (default `60`)\n:   Steps of an episode." in flock
 
 
@@ -42,7 +46,7 @@ def test_a_new_environment_gets_a_page():
 
     envs.register("mine/xor", classic.Xor)
     try:
-        found = pages.environments({}, with_extras=False)
+        found = pages.environments(with_extras=False)
     finally:
         del _registered["mine/xor"]
     assert "[`mine/xor`](mine-xor.md)" in found["catalogue/environments/index.md"]
@@ -51,11 +55,68 @@ def test_a_new_environment_gets_a_page():
 
 def test_every_dataset_has_a_page():
     found = pages.datasets()
-    assert len(found) == 1 + len(catalogue.names())
+    assert len(found) == 2 + len(catalogue.names())
     smac = found["catalogue/datasets/og_marl-smac_v1-3m.md"]
     assert "offmarl pull og_marl/smac_v1/3m/Good" in smac and 'cy="17"' in smac
     own = found["catalogue/datasets/offmarl-swarm-coverage-3.md"]
     assert "offmarl record mappo --env swarm/coverage-3" in own and "offmarl pull" not in own
+    foraging = found["catalogue/datasets/offmarl-jumanji-lbf.md"]
+    assert "## Baselines on medium" in foraging and "/environments/jumanji--lbf.png)" in foraging
+
+
+def test_a_score_is_that_of_the_committed_runs():
+    """The values of the page of measurements, and the recordings of the catalogue."""
+    found = {(score.dataset, score.baseline): score for score in scores.scores()}
+    warehouse = found["RWARE tiny-4ag medium", "bc"]
+    assert round(warehouse.best.value, 2) == 2.56 and round(warehouse.sampled.value, 2) == 9.24
+    assert warehouse.seeds == 10 and found["LBF medium", "bc"].seeds == 15  # of two files
+    assert found["XOR random", "oryx"].normalised.value == 1.0
+    assert found["climbing random", "bc"].reference is None  # no card states one
+    digests = {uid.digest for card in catalogue.cards() for uid in card.uids.values()}
+    assert warehouse.digest in digests and found["bridge expert", "bc"].digest not in digests
+    assert {Path(name) for score in found.values() for name in score.sources} == {
+        Path(path.name) for path in scores.FOLDER.glob("*.json")
+    }
+
+
+def test_the_chart_of_scores_has_a_mark_for_each():
+    svg = scores_chart(scores.scores())
+    root = ElementTree.fromstring(svg)
+    shown = [score for score in scores.scores() if score.normalised]
+    assert len(root.findall("g")) == len(shown)
+    assert {text.text for text in root.findall("text[@class='end']")} == {s.dataset for s in shown}
+
+
+def test_pictures_of_environments_are_small_and_of_names_that_exist():
+    drawn = environment_pictures()
+    assert drawn.keys() <= {one for name in envs.names() for one in pages.examples_of(name)}
+    for suite in ("jaxmarl/mpe", "jaxmarl/smax", "jaxmarl/jaxnav", "jaxmarl/overcooked", "jumanji"):
+        assert any(name.startswith(suite) for name in drawn)
+    assert sum(path.stat().st_size for path in drawn.values()) < 400_000
+
+
+@pytest.mark.parametrize(
+    ("text", "contains"),
+    [
+        ("Q̄_k,i(s', a)²", "<msub><mover><mi>Q</mi>"),
+        ("π*_i ∝ e^{e_i / α}", "<msubsup><mi>π</mi><mrow><mi>i</mi></mrow><mrow><mo>*</mo></mrow>"),
+        ("Σ_{j≠i} KL(π ‖ μ)", "<mtext>KL</mtext>"),
+        ("r_t+1 - r_T", '<mrow><mi>t</mi><mo stretchy="false">+</mo><mn>1</mn></mrow>'),
+        ("α < β & γ", "&lt;</mo>"),
+    ],
+)
+def test_an_equation_is_mathml(text, contains):
+    html = equations.render(f"    critic  L = {text},\n        β = 1")
+    root = ElementTree.fromstring(html)
+    assert contains in html and "critic" in [span.text for span in root]
+    assert "".join(root.itertext()).count("β") == 1 + text.count("β")
+
+
+def test_only_indented_blocks_with_mathematical_signs_are_equations():
+    text = "Text:\n\n    L = E[ ½ x² ]\n\nand\n\n    x = 1\n\n- item\n\n    more λ\n"
+    html = markdown.markdown(text, extensions=["docs.equations"])
+    assert html.count('<div class="equation">') == 1
+    assert "<pre><code>x = 1" in html and "<p>more λ</p>" in html
 
 
 def test_every_program_has_a_page_with_its_arguments_and_its_source(monkeypatch):
@@ -189,8 +250,31 @@ def test_an_example_is_a_page_and_a_notebook(path):
     assert page.startswith("# ") and all(f"```python\n{cell}\n```" in page for cell in code)
     ast.parse("\n".join(code))
     files = examples.downloads(path.parent)
-    assert '"cell-0"' in files[f"{path.stem}.ipynb"] and files == examples.downloads(path.parent)
     assert files[path.name] == path.read_text()
+    assert examples.is_current(path), f"run `python -m docs.examples {path.stem}`"
+    downloaded = json.loads(files[f"{path.stem}.ipynb"])
+    assert downloaded["metadata"]["kernelspec"]["name"] == "python3"
+    assert '%pip install -q "offmarl' in "".join(downloaded["cells"][1]["source"])
+    outputs = any(cell.get("outputs") for cell in downloaded["cells"])
+    printed = bool(re.search(r"^ *print\(", path.read_text(), re.MULTILINE))
+    assert outputs == (printed and path.stem not in examples.NOT_RUN)
+
+
+def test_a_page_opens_its_notebook_in_colab_where_the_repository_is_known():
+    path = ROOT / "examples/torch_bc.py"
+    assert "colab" not in examples.page(path)
+    page = examples.page(path, "https://github.com/someone/offmarl")
+    place = "blob/main/examples/notebooks/torch_bc.ipynb"
+    assert f"https://colab.research.google.com/github/someone/offmarl/{place}" in page
+
+
+def test_the_repository_is_that_of_the_package_or_of_the_workflow(monkeypatch):
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
+    assert make.repository() == urls.get("Repository")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "someone/offmarl")
+    stated = urls.get("Repository", "https://github.com/someone/offmarl")
+    assert make.repository() == stated
 
 
 def test_broken_links_are_found(tmp_path):
@@ -231,6 +315,8 @@ def test_the_site_builds_without_warnings_or_broken_links(tmp_path):
     assert 'id="offmarl.envs.make"' in html
     # Lines of code in a docstring that are not indented would be quotes.
     assert not any("<blockquote>" in page.read_text() for page in (site / "api").rglob("*.html"))
-    drawn = site / "catalogue/environments/pictures"
-    assert 0 < sum(path.stat().st_size for path in drawn.glob("*.png")) < 300_000
+    assert (
+        '<div class="equation">' in maicq
+        and '<svg class="scores"' in (site / "index.html").read_text()
+    )
     assert not re.search(r'(src|href)="https?://[^"]*\.(css|js|woff2?)"', html)
