@@ -298,10 +298,9 @@ def _records(
         raise VaultError(f"{source} has a table of episodes that does not fit its arrays.")
     if len(ends) and ends[-1] != steps:
         raise VaultError(f"{source}: its episodes have {ends[-1]} steps, and its arrays {steps}.")
-    names = [name for name in layout.leaves(spec) if name in arrays]
-    for start, stop in spans:
-        with readable(source):
-            block = {name: np.asarray(arrays[name][start:stop]) for name in names}
+    of_steps = {name: arrays[name] for name in layout.leaves(spec) if name in arrays}
+    for start, block in common.read_blocks(source, of_steps, spans):
+        stop = start + len(block["rewards"])
         here = np.flatnonzero((ends > start) & (ends <= stop) & (cause != OPEN))
         last = ends[here] - 1 - start
         cut: NumpyArray = np.zeros((1, stop - start), bool)
