@@ -17,12 +17,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from offmarl.errors import VaultError
 from offmarl.terminal import Progress, quiet
 from offmarl.vault.dataset import Dataset, open_vault
 from offmarl.vault.format import tables
 from offmarl.vault.format.layout import Codec
+from offmarl.vault.read.open import SUFFIX
+from offmarl.vault.storage.drivers import driver_of
+from offmarl.vault.storage.files import whole
 from offmarl.vault.transform import plan
-from offmarl.vault.transform.execute import atomic_directory, examine_all, execute
+from offmarl.vault.transform.execute import examine_all, execute
 from offmarl.vault.transform.function import MapFunction
 from offmarl.vault.transform.mapping import map_columns
 from offmarl.vault.transform.plan import AnyVault, Plan, StrPath
@@ -207,7 +211,10 @@ def split(
         As for `cat`.
     """
     planned = plan.split(source, tables.shares(fractions, validation), seed, by, codec)
-    with atomic_directory(path) as directory:
+    final = driver_of(path).directory
+    if not final.name.endswith(SUFFIX):
+        raise VaultError(f"{final} cannot hold several vaults: its name must end in {SUFFIX}.")
+    with whole(final) as directory:
         examined = examine_all(planned[0].vaults, progress)
         for part in planned:
             execute(part, directory / part.arguments["part"], progress, examined)

@@ -11,6 +11,7 @@ from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotF
 from offmarl.paths import named
 from offmarl.teams import only_or_all, teams_of
 from offmarl.vault.format import encoding, tables
+from offmarl.vault.format.layout import OBSERVATIONS
 from offmarl.vault.read.manifest import describe, read_episodes
 from offmarl.vault.read.reader import Reader
 from offmarl.vault.storage.drivers import Directory, Driver, driver_of
@@ -161,7 +162,8 @@ def _summarise(summary: Summary, path: PurePath) -> Summary:
     found = describe(store, check_arrays=False)
     own, steps = found.manifest, found.rows * found.length
     if own is None:
-        return summary._replace(num_agents=encoding.agents_in(found.leaves), steps=steps)
+        shapes = (y.shape for x, y in found.leaves.items() if encoding.is_of(OBSERVATIONS, x))
+        return summary._replace(num_agents=next((x[0] for x in shapes if x), None), steps=steps)
     episodes = tables.to_episodes(read_episodes(store, own), teams_of(own.schema.spec))
     return summary._replace(
         env=own.schema.spec.name or None,

@@ -17,7 +17,7 @@ from offmarl.vault.read.reader import Reader
 from offmarl.vault.transform import conditions, selection
 from offmarl.vault.transform.function import Function, load, parse_reward
 from offmarl.vault.transform.lineage import Source, name_of
-from offmarl.vault.transform.selection import Pieces, Pool, Unit, everything, whole_episodes
+from offmarl.vault.transform.selection import Pieces, Pool, Unit, whole_episodes
 
 StrPath = str | os.PathLike[str]
 AnyVault = StrPath | Reader
@@ -238,7 +238,7 @@ def checked_function(function: Any, reward: str | None, seed: int) -> Function |
 def take_all(sources: Sequence[Source], within: Sequence[Pieces] | None) -> list[Pieces]:
     """Select all episodes of all sources."""
     del within
-    return [everything(source.vault) for source in sources]
+    return [whole_episodes(source.vault) for source in sources]
 
 
 SHARED: Mapping[str, Callable[..., Plan]] = {
