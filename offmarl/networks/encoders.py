@@ -248,13 +248,10 @@ def as_input(array: Array, spec: ArraySpec) -> Float[Array, "*b"]:
     x = jnp.asarray(array).astype(jnp.float32)
     if spec.dtype == "bool" or "float" in spec.dtype:
         return x
-    if spec.dtype == "uint8" and is_image(spec) and min(_sides(spec)) >= _PICTURE:
+    sides = spec.shape if len(spec.shape) == 2 else spec.shape[-3:-1]
+    if spec.dtype == "uint8" and is_image(spec) and min(sides) >= _PICTURE:
         return x / 255
     return jnp.sign(x) * jnp.log1p(jnp.abs(x))
-
-
-def _sides(spec: ArraySpec) -> tuple[int, ...]:
-    return spec.shape if len(spec.shape) == 2 else spec.shape[-3:-1]
 
 
 def _with_channels(x: Float[Array, "..."], spec: ArraySpec) -> Float[Array, "*b H W C"]:

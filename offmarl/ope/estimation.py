@@ -313,16 +313,10 @@ class _Data(NamedTuple):
         members = options.members if options.members >= MIN_RUNS else 0
         resamples = draw.multinomial(number, np.full(number, 1 / number), members)
         complete = table.complete[chosen]
-        return cls(
-            dataset,
-            options,
-            histories,
-            histories.lengths,
-            *joined,
-            complete,
-            complete & table.truncated[chosen],
-            folds,
-            resamples.astype(np.float32),
+        of_table = complete, complete & table.truncated[chosen]
+        drawn = folds, resamples.astype(np.float32)
+        return cls._make(
+            (dataset, options, histories, histories.lengths, *joined, *of_table, *drawn)
         )
 
     def refusals(self) -> dict[Method, str]:
@@ -501,7 +495,7 @@ def _played(policies: Mapping[str, Target], data: _Data) -> dict[str, _Resampled
 # ---------------------------------------------------------------------------------- critics
 
 
-def _transitions(data: _Data, actions: Several[NDArray[Any]]) -> Transitions:
+def _transitions(data: _Data, actions: Several[Any]) -> Transitions:
     """Return what critics learn from, of policies that take these actions."""
     options, numbers = data.options, data.histories.episodes
     slots = np.arange(data.mask.shape[1] + 1) <= data.lengths[:, None]
@@ -525,7 +519,7 @@ def _transitions(data: _Data, actions: Several[NDArray[Any]]) -> Transitions:
 
 
 def _fitted_values(
-    data: _Data, actions: Several[NDArray[Any]], progress: Progress
+    data: _Data, actions: Several[Any], progress: Progress
 ) -> list[Float[np.ndarray, "C M"]]:
     """Return the values by each member of each policy, by its actions, at the initial states.
 

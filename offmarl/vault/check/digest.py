@@ -37,7 +37,7 @@ def digest(vault: Reader, advance: Advance = silent) -> str:
     digest as a vault with one for each agent.
     """
     # The axis of agents of policy ids is not hashed, so the digests of older vaults stay the same.
-    leaves = layout.leaves(vault.spec)
+    leaves = dict(layout.leaves(vault.spec))
     leaves[layout.POLICY_IDS] = Leaf(leaves[layout.POLICY_IDS].dtype, ())
     shapes = [_describe(name, leaf, vault.spec) for name, leaf in leaves.items()]
     total = hashlib.sha256(layout.dump_json(shapes))

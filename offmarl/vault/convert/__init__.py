@@ -24,7 +24,7 @@ from offmarl.vault.convert.games import read_ah2ac2
 from offmarl.vault.convert.minari import read_minari, write_minari
 from offmarl.vault.convert.overcooked import read_overcooked
 from offmarl.vault.convert.pymarl import read_pymarl, write_pymarl
-from offmarl.vault.dataset import Dataset, open_source, open_vault
+from offmarl.vault.dataset import Dataset, open_vault
 from offmarl.vault.format.layout import Codec
 
 READERS: dict[str, Callable[..., AbstractContextManager[Imported]]] = {
@@ -145,7 +145,7 @@ def export_dataset(
         The layout cannot hold the data.
     """
     write = _named(WRITERS, layout)
-    return write(source if isinstance(source, Dataset) else open_source(source), path, progress)
+    return write(source if isinstance(source, Dataset) else open_vault(source), path, progress)
 
 
 def _named(table: Mapping[str, Any], layout: str) -> Any:

@@ -106,16 +106,8 @@ def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, S
         found = _walk(place) if isinstance(place, Directory) else place.vaults()
     with ThreadPoolExecutor(_READERS) as readers:
         paths = list(found)
-        summaries = readers.map(lambda one: _summarise_found(one, place.path), paths)
+        summaries = readers.map(lambda one: _summarise(one, place.path), paths)
         yield from zip(paths, summaries, strict=True)
-
-
-def _summarise_found(path: PurePath, root: PurePath) -> Summary:
-    """Return the summary of a vault at or below ``root``."""
-    if path != root and isinstance(path, Path) and path.is_symlink():
-        empty = Summary(path.parent.name.removesuffix(SUFFIX), path.name)
-        return empty._replace(error=str(refused_link(path)))
-    return summarise(path)
 
 
 def _walk(place: Directory) -> Iterator[PurePath]:
@@ -148,17 +140,19 @@ def _descends_into(path: Path, linked: list[Path]) -> bool:
     return True
 
 
-def summarise(path: PurePath) -> Summary:
-    """Return a vault's summary from its few small keys."""
+def _summarise(path: PurePath, root: PurePath) -> Summary:
+    """Return the summary of a vault at or below ``root``."""
     summary = Summary(path.parent.name.removesuffix(SUFFIX), path.name)
     try:
-        return _summarise(summary, path)
+        if path != root and isinstance(path, Path) and path.is_symlink():
+            raise refused_link(path)
+        return _described(summary, Store.open(path))
     except OffmarlError as error:
         return summary._replace(error=str(error))
 
 
-def _summarise(summary: Summary, path: PurePath) -> Summary:
-    store = Store.open(path)
+def _described(summary: Summary, store: Store) -> Summary:
+    """Add what a vault's few small keys say."""
     found = describe(store, check_arrays=False)
     own, steps = found.manifest, found.rows * found.length
     if own is None:
