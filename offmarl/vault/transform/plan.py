@@ -151,37 +151,6 @@ def sample(
     return Plan("sample", vaults, select, arguments, codec, like=models)
 
 
-def split(
-    source: AnyVault, shares: Sequence[float], seed: int, by: str | None, codec: Codec | None
-) -> list[Plan]:
-    """Plan the parts of `offmarl.vault.split`."""
-    vault = opened(source)
-    policies = None if by is None else tables.policies_by(vault.episodes, vault.spec, by)
-
-    def part(name: str, episodes: Any) -> Plan:
-        arguments = {"fractions": shares, "seed": seed, "by": by, "part": name}
-        return Plan(
-            "split", [vault], lambda *_: [whole_episodes(vault, episodes)], arguments, codec
-        )
-
-    parts = tables.split(len(vault), shares, seed, vault.path, policies)
-    return [part(name, episodes) for name, episodes in parts.items()]
-
-
-def slice(
-    source: AnyVault, start: int | None, stop: int | None, by: Unit, codec: Codec | None
-) -> Plan:
-    """Plan `offmarl.vault.slice`."""
-    vault = opened(source)
-
-    def select(*_: object) -> list[Pieces]:
-        if by == "steps":
-            return [selection.time_interval(vault, *selection.interval(start, stop, vault.length))]
-        return [whole_episodes(vault, np.arange(*selection.interval(start, stop, len(vault))))]
-
-    return Plan("slice", [vault], select, {"start": start, "stop": stop, "by": by}, codec)
-
-
 def dedup(source: AnyVault, codec: Codec | None, progress: Progress) -> Plan:
     """Plan `offmarl.vault.dedup`."""
     vault = opened(source)
