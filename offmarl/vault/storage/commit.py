@@ -127,8 +127,7 @@ def _read(driver: TensorStoreDriver, root: str | None) -> Tree:
                 continue
             name = key.decode(errors="replace")
             try:
-                inline = entry.get("inline_value")
-                value = _place(entry["indirect_value"]) if inline is None else bytes(inline)
+                value = _value(entry)
             except ValueError as error:
                 lost.append(f"the place of {name!r:.200}: {error}")
                 continue
@@ -136,6 +135,13 @@ def _read(driver: TensorStoreDriver, root: str | None) -> Tree:
             if isinstance(value, ValueLocation):
                 live_bytes[value.file] += value.length
     return Tree(values, live_bytes, tuple(lost))
+
+
+def _value(entry: Any) -> ValueLocation | bytes:
+    """Return where the value of an entry is, or the value; `ValueError` if it leads out."""
+    if "inline_value" in entry:
+        return bytes(entry["inline_value"])
+    return _place(entry["indirect_value"])
 
 
 def _place(location: str) -> ValueLocation:
