@@ -16,7 +16,7 @@ from offmarl.report.contents import Survey, Surveys, survey, warnings_by_dataset
 from offmarl.terminal import plot
 from offmarl.tracking import is_run, progress, refuse_benchmark
 from offmarl.vault import Dataset
-from offmarl.vault.dataset import open_source
+from offmarl.vault.dataset import open_vault
 from offmarl.vault.read.open import place_of
 from offmarl.vault.storage.files import errors_of
 
@@ -51,7 +51,7 @@ def report(
         return _run_report(runs, vaults, html)
     for vault in vaults:
         refuse_benchmark(Path(vault))
-    found = [open_source(path, time_limit=time_limit) for path in dict.fromkeys(_each(vaults))]
+    found = [open_vault(path, time_limit=time_limit) for path in dict.fromkeys(_each(vaults))]
     if not found:
         raise VaultError("no vaults to report on: give the path of at least one vault.")
     played_in = _environment(env, found) if env else None

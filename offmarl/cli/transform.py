@@ -31,7 +31,7 @@ from offmarl.vault.convert import (
     export_dataset,
     import_dataset,
 )
-from offmarl.vault.dataset import open_source
+from offmarl.vault.dataset import open_vault
 from offmarl.vault.read.open import locate
 from offmarl.vault.transform.function import MapFunction
 from offmarl.vault.transform.plan import AnyVault, StrPath
@@ -303,7 +303,7 @@ convert.__doc__ = (convert.__doc__ or "").replace("LAYOUTS", _summaries(READERS)
 
 
 def _export(source: str, out: Path, layout: str, time_limit: int | None) -> Report:
-    data = open_source(source, time_limit=time_limit)
+    data = open_vault(source, time_limit=time_limit)
     path = export_dataset(data, out, layout, progress=progress)
     facts = {
         "path": path,

@@ -38,7 +38,7 @@ from offmarl.hub.readme import EPISODES, croissant, readme
 from offmarl.statistics import spread
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
-from offmarl.vault.dataset import open_source
+from offmarl.vault.dataset import open_vault
 from offmarl.vault.format.layout import (
     DATA,
     EXTRAS,
@@ -190,7 +190,7 @@ def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Dataset]:
     places = [place for path in paths for place in _expand(place_of(path).directory)]
     if not places:
         raise CardError("no vaults to push: give the path of at least one vault.")
-    found = {(one := open_source(place)).uid: one for place in places}
+    found = {(one := open_vault(place)).uid: one for place in places}
     if len(found) < len(places):
         raise CardError(f"two vaults have the same uid: {', '.join(map(str, places))}.")
     first, *others = found.values()
@@ -226,7 +226,7 @@ def _read(one: Dataset) -> _Vault:
             with suppress(VaultError):  # it is locked, or there is no room: publish it as it is
                 compact(path)
         manifest = (driver.directory / MANIFEST).read_bytes()
-        one = open_source(path)
+        one = open_vault(path)
         digest = one.digest()
         contents = Contents.of(one.store)
         listing = build_index(contents, one.uid)

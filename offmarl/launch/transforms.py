@@ -23,7 +23,7 @@ from offmarl.vault.read.reader import Reader, common_spec
 from offmarl.vault.transform import execute, lineage
 from offmarl.vault.transform.lineage import Named, Source
 from offmarl.vault.transform.plan import Plan
-from offmarl.vault.transform.selection import Pieces, everything
+from offmarl.vault.transform.selection import Pieces, whole_episodes
 from offmarl.vault.write.creation import destination
 
 _BLOCK_BYTES = 2**28
@@ -168,7 +168,7 @@ class TransformWork(Work):
         chosen = self._chosen
         if chosen is None:
             within = [
-                _inside(everything(reader), start if i == number else 0, stop if i == number else 0)
+                _inside(whole_episodes(reader), *((start, stop) if i == number else (0, 0)))
                 for i, reader in enumerate(self.transform.vaults)
             ]
             chosen = list(self.transform.select(self.sources, within))

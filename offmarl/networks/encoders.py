@@ -166,13 +166,8 @@ class JointEncoder(nn.Module):
 class ViewEncoder(nn.Module):
     """Encodes what a critic of each agent sees: the global state and the agent's observation.
 
-    Attributes
-    ----------
-    observation
-        Encodes observations; None for vectors.
-    state
-        Encodes states; None for vectors, and where there is no state: then the encodings of all
-        agents' observations take its place. A `JointEncoder` for a state of all observations.
+    Vectors need no encoders. Where there is no state, the encodings of all agents' observations
+    take its place; a `JointEncoder` is for a state of all observations.
     """
 
     observation: Encoder | None = None
@@ -248,13 +243,10 @@ def as_input(array: Array, spec: ArraySpec) -> Float[Array, "*b"]:
     x = jnp.asarray(array).astype(jnp.float32)
     if spec.dtype == "bool" or "float" in spec.dtype:
         return x
-    if spec.dtype == "uint8" and is_image(spec) and min(_sides(spec)) >= _PICTURE:
+    sides = spec.shape if len(spec.shape) == 2 else spec.shape[-3:-1]
+    if spec.dtype == "uint8" and is_image(spec) and min(sides) >= _PICTURE:
         return x / 255
     return jnp.sign(x) * jnp.log1p(jnp.abs(x))
-
-
-def _sides(spec: ArraySpec) -> tuple[int, ...]:
-    return spec.shape if len(spec.shape) == 2 else spec.shape[-3:-1]
 
 
 def _with_channels(x: Float[Array, "..."], spec: ArraySpec) -> Float[Array, "*b H W C"]:
@@ -292,14 +284,7 @@ class AttentionPool(nn.Module):
 
     Each head has a query that does not depend on the input (Lee et al. 2019, "Set Transformer",
     arXiv 1810.00825), so the cost is linear in N. Queries are zero at first, so that all heads
-    begin as plain means.
-
-    Attributes
-    ----------
-    features
-        Size of the result; a multiple of ``heads``.
-    heads
-        Number of queries.
+    begin as plain means. The size of the result is a multiple of ``heads``.
     """
 
     features: int
@@ -337,15 +322,7 @@ class _HeadDense(nn.Module):
 
 
 class PooledEncoder(nn.Module):
-    """Encodes what a critic of each agent sees: all agents' observations, pooled, and its own.
-
-    Attributes
-    ----------
-    hidden
-        Size of the pooled vector.
-    observation
-        Encodes observations; None for vectors.
-    """
+    """Encodes what a critic of each agent sees: all agents' observations, pooled, and its own."""
 
     hidden: int = 64
     observation: nn.Module | None = None

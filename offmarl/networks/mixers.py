@@ -115,18 +115,8 @@ class PooledMixer(nn.Module):
 
     The mixing function is that of QMIX, with the mean over the agents in place of the sum, so that
     Q_tot has the same scale for any N. An agent's weights depend on its own observation and on the
-    pooled observations of all: if the agents change places, Q_tot stays the same.
-
-    Attributes
-    ----------
-    embed
-        Width of the mixing function's hidden layer.
-    hidden
-        Width of the hypernetworks' hidden layer.
-    observation
-        Encodes observations; None for vectors.
-    init_scale
-        As in `Mixer`.
+    pooled observations of all: if the agents change places, Q_tot stays the same. Attributes are
+    those of `Mixer`; ``observation`` encodes observations that are not vectors.
     """
 
     embed: int = 32

@@ -194,14 +194,6 @@ def agent_head(config: PolicyConfig) -> Head:
     return _HEADS.get(config.head, categorical)
 
 
-def _clipped_gaussian(outputs: Array, legal_actions: Array) -> Distribution:
-    return ClippedGaussian(*_mean_and_std(outputs), legal_actions)
-
-
-def _tanh_gaussian(outputs: Array, legal_actions: Array) -> Distribution:
-    return TanhGaussian(*_mean_and_std(outputs), legal_actions)
-
-
 def _mean_and_std(outputs: Float[Array, "*b _"]) -> tuple[Array, Array]:
     mean, spread = jnp.split(outputs, 2, axis=-1)
     return mean, jax.nn.softplus(spread) + _LEAST_STD
@@ -213,8 +205,8 @@ def _soft_gaussian(outputs: Array, legal_actions: Array) -> Distribution:
 
 
 _HEADS: dict[str, Head] = {
-    "gaussian": _clipped_gaussian,
-    "tanh_gaussian": _tanh_gaussian,
+    "gaussian": lambda outputs, legal: ClippedGaussian(*_mean_and_std(outputs), legal),
+    "tanh_gaussian": lambda outputs, legal: TanhGaussian(*_mean_and_std(outputs), legal),
     "soft_gaussian": _soft_gaussian,
 }
 
@@ -259,8 +251,7 @@ def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Po
         ``log_prob`` belongs to the stochastic policy; it is None for a "q" head.
     """
     if config.kind == "random":
-        continuous = isinstance(spec.action, Continuous)
-        return Policy(lambda: (), _act_anywhere if continuous else _act_uniformly)
+        return _random_policy(isinstance(spec.action, Continuous))
     network, head = agent_network(config, spec), agent_head(config)
     if config.head == "deterministic":
         return noisy_policy(network, spec, greedy)
@@ -304,27 +295,20 @@ def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Po
     )
 
 
-def _act_uniformly(
-    _params: ArrayTree,
-    carry: ArrayTree,
-    _observation: ArrayTree,
-    legal_actions: Bool[Array, "N A"],
-    key: PRNGKeyArray,
-) -> tuple[Int[Array, "N"], Float[Array, "N"], ArrayTree]:
-    action, log_prob = categorical(
-        jnp.zeros(legal_actions.shape), legal_actions
-    ).sample_and_log_prob(key)
-    return action, log_prob, carry
+def _random_policy(continuous: bool) -> Policy:
+    def act(
+        _params: ArrayTree,
+        carry: ArrayTree,
+        _observation: ArrayTree,
+        legal_actions: Bool[Array, "N A"],
+        key: PRNGKeyArray,
+    ) -> tuple[Array, Float[Array, "N"], ArrayTree]:
+        if continuous:
+            return *uniform_action(key, legal_actions), carry
+        uniform = categorical(jnp.zeros(legal_actions.shape), legal_actions)
+        return *uniform.sample_and_log_prob(key), carry
 
-
-def _act_anywhere(
-    _params: ArrayTree,
-    carry: ArrayTree,
-    _observation: ArrayTree,
-    legal_actions: Bool[Array, "N A"],
-    key: PRNGKeyArray,
-) -> tuple[Float[Array, "N A"], Float[Array, "N"], ArrayTree]:
-    return *uniform_action(key, legal_actions), carry
+    return Policy(lambda: (), act)
 
 
 def _epsilon_greedy(

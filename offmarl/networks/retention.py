@@ -33,19 +33,10 @@ def decays(heads: int, scale: float) -> Float[np.ndarray, "H"]:
 
 
 class Retention(nn.Module):
-    """Gated multi-head retention.
+    """Gated multi-head retention of tokens whose width, ``hidden``, is a multiple of ``heads``.
 
-    Attributes
-    ----------
-    hidden
-        Width of the tokens; a multiple of ``heads``.
-    heads
-        H, the number of heads.
-    causal
-        Whether an agent reads only its own token and those of the agents before it, among the
-        tokens of its step. It always reads all tokens of earlier steps.
-    decay
-        Scale of the decay; see `decays`.
+    An agent always reads all tokens of earlier steps. If ``causal``, it reads only its own token
+    and those of the agents before it, among the tokens of its step. ``decay`` is that of `decays`.
     """
 
     hidden: int
@@ -170,13 +161,7 @@ def _retain_chunk(
 
 
 class GatedLayer(nn.Module):
-    """A hidden layer with gates, (swish(x W) ∘ x V) U (Shazeer 2020, arXiv 2002.05202).
-
-    Attributes
-    ----------
-    hidden
-        Width of the input, of the layer and of the output.
-    """
+    """A hidden layer with gates and one width, (swish(x W) ∘ x V) U (Shazeer 2020, 2002.05202)."""
 
     hidden: int
 

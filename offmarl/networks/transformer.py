@@ -44,14 +44,8 @@ class Trajectory(NamedTuple):
 class CausalTransformer(nn.Module):
     """Blocks of self-attention and a hidden layer, each with a residual connection.
 
-    Layers are normalised before each part, and after the last (Radford et al. 2019, "GPT-2").
-
-    Attributes
-    ----------
-    width
-        Size of the tokens, a multiple of ``heads``.
-    blocks, heads
-        Number of blocks, and of attention heads in each.
+    Layers are normalised before each part, and after the last (Radford et al. 2019, "GPT-2"). The
+    ``width`` of the tokens is a multiple of the number of attention heads.
     """
 
     width: int = 32
@@ -83,8 +77,10 @@ class DecisionTransformer(nn.Module):
     ----------
     num_actions
         A.
-    width, blocks, heads
-        As in `CausalTransformer`.
+    width
+        Size of the tokens, a multiple of ``heads``.
+    blocks, heads
+        Number of blocks, and of attention heads in each.
     agent_id
         How agents are distinguished; see `AgentId`.
     encoder

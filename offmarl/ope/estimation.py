@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError, ShapeError
-from offmarl.ope.fitted import FittedQ, Transitions, fit, make_critic
+from offmarl.ope.fitted import Transitions, fit, make_critic, start_values
 from offmarl.ope.history import (
     Followed,
     Histories,
@@ -164,38 +164,39 @@ def estimate(
     data = _Data.read(dataset, options)
     notes = []
     if {*_BY_RATIOS} & {*(methods or METHODS)}:
-        data, cloned = _with_clone(dataset, data, options, progress)
+        data, cloned = _with_clone(data, progress)
         notes += cloned
-    followed = _follow_all(policies, data, options, progress)
+    followed = _follow_all(policies, data, progress)
     unlikely = {name for name, one in followed.items() if not (one.log_prob < np.inf).all()}
     far = [name for name in followed if name not in unlikely and data.is_far(followed[name])]
-    found, why = _choose(policies, data, unlikely, far, methods, options)
+    found, why = _choose(policies, data, unlikely, far, methods)
     notes += why
     check = None
     if "fqe" in found:
-        check = _value_of_data(dataset, data, options, progress)
-        fitted = _fit(dataset, data, [*followed.values()], options, progress)
-        for number, (name, one) in enumerate(followed.items()):
-            found["fqe"][name] = _fitted_value(fitted, number, one, data)
+        *fitted, own = _fitted_values(data, [one.action for one in followed.values()], progress)
+        for name, starts in zip(followed, fitted, strict=True):
+            # Each member values the starts of its own resample.
+            resampled = (starts[1:] * data.resamples).mean(1)
+            found["fqe"][name] = float(starts[0].mean()), resampled
+        check = float(own[0, data.complete].mean()) if data.complete.any() else None
     effective: dict[str, float] = {}
     if {*_BY_RATIOS} & {*found}:
-        gains = data.advantages(options) if "local" in found else None
+        gains = data.advantages() if "local" in found else None
         for name in (name for name in policies if name not in unlikely):
-            given = followed[name], data, options
-            effective[name], weighted = _by_ratios("wis" in found, gains, *given)
+            effective[name], weighted = _by_ratios("wis" in found, gains, followed[name], data)
             for method, value in weighted.items():
                 found[method][name] = value
     values = {
         method: {name: with_interval(*own[name]) for name in policies if name in own}
         for method, own in found.items()
     }
-    notes += _cautions_of_fqe(values.get("fqe", {}), check, data, options)
+    notes += _cautions_of_fqe(values.get("fqe", {}), check, data)
     notes += _cautions([*found], effective, followed, data)
     return Estimates(
         values,
         {method: {name: own[name][1] for name in values[method]} for method, own in found.items()},
         effective,
-        data.behaviour(options),
+        data.behaviour,
         check,
         len(data.lengths),
         tuple(notes),
@@ -208,7 +209,6 @@ def _choose(
     unlikely: set[str],
     far: Several[str],
     methods: Several[Method] | None,
-    options: Options,
 ) -> tuple[dict[Method, dict[str, _Resampled]], list[str]]:
     """Return the methods to use, with the values by tabular, and notes on the others."""
     refusals, notes = data.refusals(), []
@@ -227,7 +227,7 @@ def _choose(
     if unlikely and {*_BY_RATIOS} & {*found}:
         notes.append(_no_likelihood(unlikely))
     if "tabular" in found:
-        found["tabular"] = _played(policies, data, options)
+        found["tabular"] = _played(policies, data)
         if (left := len(policies) - len(found["tabular"])) and methods:
             notes.append(f"tabular has no value of {left} policies: they do what was not recorded.")
     if far and "local" in found:
@@ -270,6 +270,8 @@ def _no_likelihood(names: set[str]) -> str:
 class _Data(NamedTuple):
     """What is known of the episodes, on the host; arrays are padded to the longest."""
 
+    dataset: Dataset | Mixture
+    options: Options
     histories: Histories
     lengths: NDArray[np.int64]
     reward: Float[np.ndarray, "M T"]
@@ -281,6 +283,8 @@ class _Data(NamedTuple):
     certain_inside: Bool[np.ndarray, "M T N"]
     """Continuous actions that some policies take with probability 0; see `at_ends` and
     `was_certain_inside`."""
+    action: NDArray[Any]
+    """What was done in each slot, as `Followed` has it; in the last one it is not known."""
     complete: Bool[np.ndarray, "M"]
     truncated: Bool[np.ndarray, "M"]
     """Complete episodes that the environment truncated."""
@@ -303,26 +307,16 @@ class _Data(NamedTuple):
         histories = Histories(dataset, chosen)
         blocks = [_recorded(part, episodes) for part, episodes in histories.blocks()]
         joined = map(np.concatenate, zip(*blocks, strict=True))
-        reward, log_prob, mask, certain, ends, certain_inside = joined
         draw = np.random.default_rng(options.seed)
         number = len(chosen)
         folds = draw.permutation(number) % 2
         members = options.members if options.members >= MIN_RUNS else 0
         resamples = draw.multinomial(number, np.full(number, 1 / number), members)
         complete = table.complete[chosen]
-        return cls(
-            histories,
-            histories.lengths,
-            reward,
-            log_prob,
-            mask,
-            certain,
-            ends,
-            certain_inside,
-            complete,
-            complete & table.truncated[chosen],
-            folds,
-            resamples.astype(np.float32),
+        of_table = complete, complete & table.truncated[chosen]
+        drawn = folds, resamples.astype(np.float32)
+        return cls._make(
+            (dataset, options, histories, histories.lengths, *joined, *of_table, *drawn)
         )
 
     def refusals(self) -> dict[Method, str]:
@@ -355,7 +349,7 @@ class _Data(NamedTuple):
         whole: NDArray[np.bool_] = self.complete & ~np.isinf(self.behaviour_log_prob).any((1, 2))
         return whole
 
-    def value_bounds(self, options: Options) -> Float[np.ndarray, "2 slots"]:
+    def value_bounds(self) -> Float[np.ndarray, "2 slots"]:
         """Return the smallest and the largest value that the rewards allow from each time on.
 
         Each step earns one of the data's rewards, and 0 after an end, unless all end at one limit.
@@ -366,7 +360,7 @@ class _Data(NamedTuple):
         each = np.array([[min([rewards.min(), *after])], [max([rewards.max(), *after])]])
         left = self.histories.longest - np.arange(self.reward.shape[1] + 1.0)
         left = left if self.is_limited else np.full_like(left, np.inf)
-        gamma = options.gamma
+        gamma = self.options.gamma
         steps = left if gamma == 1 else (1 - gamma**left) / (1 - gamma)
         return np.multiply(each, steps, where=each != 0, out=np.zeros((2, len(steps))))
 
@@ -375,9 +369,10 @@ class _Data(NamedTuple):
         """Whether the longest episode ended at a time limit."""
         return bool(self.truncated[self.lengths == self.lengths.max()].any())
 
-    def behaviour(self, options: Options) -> Estimate:
-        """Return the mean discounted return of the complete episodes, with Student's t interval."""
-        returns = self.returns(options)
+    @property
+    def behaviour(self) -> Estimate:
+        """The mean discounted return of the complete episodes, with Student's t interval."""
+        returns = self.discounted[self.complete]
         return mean_interval(returns) if len(returns) else Estimate(float("nan"))
 
     def is_far(self, followed: Followed) -> bool:
@@ -390,18 +385,15 @@ class _Data(NamedTuple):
             counts.any() and clipped_ratio(log_prob[counts], behaviour[counts]).mean() < _CLOSE
         )
 
-    def advantages(self, options: Options) -> Float[np.ndarray, "M T"]:
+    def advantages(self) -> Float[np.ndarray, "M T"]:
         """Return the advantages of the recorded actions."""
         given = self.reward, self.mask, self.folds, self.weighted
-        return advantages(self.histories, *given, options.gamma)
+        return advantages(self.histories, *given, self.options.gamma)
 
-    def returns(self, options: Options) -> Float[np.ndarray, "complete"]:
-        """Return the discounted return of each complete episode."""
-        return self.discounted(options)[self.complete]
-
-    def discounted(self, options: Options) -> Float[np.ndarray, "M"]:
-        """Return the discounted sum of each episode's rewards."""
-        found: NDArray[Any] = self.reward @ options.gamma ** np.arange(self.reward.shape[1])
+    @property
+    def discounted(self) -> Float[np.ndarray, "M"]:
+        """The discounted sum of each episode's rewards."""
+        found: NDArray[Any] = self.reward @ self.options.gamma ** np.arange(self.reward.shape[1])
         return found
 
 
@@ -412,18 +404,18 @@ def _recorded(part: slice, episodes: Sequence) -> tuple[NDArray[Any], ...]:
     reward = jnp.where(mask, episodes.reward.mean(-1), 0.0)
     size = part.stop - part.start
     steps = certain, at_ends(episodes), was_certain_inside(episodes)
-    return tuple(np.asarray(x)[:size] for x in (reward, log_prob, mask, *steps))
+    action = _small(np.asarray(jax.vmap(with_last_slot)(episodes.action))[:size, :, None])
+    return *(np.asarray(x)[:size] for x in (reward, log_prob, mask, *steps)), action
 
 
-def _with_clone(
-    dataset: Dataset | Mixture, data: _Data, options: Options, progress: Progress
-) -> tuple[_Data, list[str]]:
+def _with_clone(data: _Data, progress: Progress) -> tuple[_Data, list[str]]:
     """Return the data with a clone's probabilities where they are missing, and a note on it."""
     missing = np.isnan(data.behaviour_log_prob)
     if not missing.any():
         return data, []
-    policy, params = clone(dataset, data.histories.episodes, options.seed, progress)
-    key, log_prob = jax.random.key(options.seed), data.behaviour_log_prob.copy()
+    seed = data.options.seed
+    policy, params = clone(data.dataset, data.histories.episodes, seed, progress)
+    key, log_prob = jax.random.key(seed), data.behaviour_log_prob.copy()
     for part, episodes in data.histories.blocks():
         found = np.asarray(follow(policy, True, 1, params, episodes, key).log_prob)
         log_prob[part] = np.where(missing[part], found[: part.stop - part.start], log_prob[part])
@@ -452,7 +444,7 @@ def _without_impossible(followed: Followed, data: _Data) -> Followed:
 
 
 def _follow_all(
-    policies: Mapping[str, Target], data: _Data, options: Options, progress: Progress
+    policies: Mapping[str, Target], data: _Data, progress: Progress
 ) -> dict[str, Followed]:
     """Unroll all policies over the episodes; each block of these is read once."""
     found: dict[str, list[Followed]] = {name: [] for name in policies}
@@ -460,7 +452,7 @@ def _follow_all(
     with progress("unroll policies", len(data.lengths) * len(policies)) as advance:
         for part, episodes in data.histories.blocks():
             size = part.stop - part.start
-            key = jax.random.fold_in(jax.random.key(options.seed), part.start)
+            key = jax.random.fold_in(jax.random.key(data.options.seed), part.start)
             for name, one in policies.items():
                 count = _SAMPLES if draws[name] else 1
                 done = follow(one.policy, draws[name], count, one.params, episodes, key)
@@ -484,15 +476,16 @@ def _small(action: NDArray[Any]) -> NDArray[Any]:
 # ---------------------------------------------------------------------------------- play
 
 
-def _played(policies: Mapping[str, Target], data: _Data, options: Options) -> dict[str, _Resampled]:
+def _played(policies: Mapping[str, Target], data: _Data) -> dict[str, _Resampled]:
     """Return the values of the policies that can play in the recorded steps."""
-    table = read_table(data.histories, len(data.resamples), options.seed)
+    seed, gamma = data.options.seed, data.options.gamma
+    table = read_table(data.histories, len(data.resamples), seed)
     found: dict[str, _Resampled] = {}
     if table is None:
         return found
     for name, one in policies.items():
-        key = jax.random.key(options.seed)  # the same for all policies
-        given = one.policy, data.histories.longest, one.params, table, options.gamma, key
+        key = jax.random.key(seed)  # the same for all policies
+        given = one.policy, data.histories.longest, one.params, table, gamma, key
         returns, missing, goes_on = map(np.asarray, play(*given))
         if not missing.any() and (data.is_limited or not goes_on.any()):
             found[name] = float(returns[0].mean()), returns[1:].mean(1)
@@ -502,68 +495,49 @@ def _played(policies: Mapping[str, Target], data: _Data, options: Options) -> di
 # ---------------------------------------------------------------------------------- critics
 
 
-def _fit(
-    dataset: Dataset | Mixture,
-    data: _Data,
-    followed: Several[Followed],
-    options: Options,
-    progress: Progress,
-) -> FittedQ:
-    """Learn critics: of all episodes, and of resamples."""
-    numbers = data.histories.episodes
+def _transitions(data: _Data, actions: Several[Any]) -> Transitions:
+    """Return what critics learn from, of policies that take these actions."""
+    options, numbers = data.options, data.histories.episodes
     slots = np.arange(data.mask.shape[1] + 1) <= data.lengths[:, None]
-    actions = np.stack(np.broadcast_arrays(*(one.action[slots] for one in followed)))
-    index = np.zeros(len(dataset.episodes.length), np.int32)
+    index = np.zeros(len(data.dataset.episodes.length), np.int32)
     index[numbers] = np.arange(len(numbers))
     returns = data.reward.sum(1)[data.complete]
     scale = float(np.sqrt(np.mean(returns**2))) if len(returns) else 0.0
+    scale = scale if scale > 0 else 1.0
     windows = Windows(options.batch_size, 1, return_to_go=options.gamma, extras=())
-    transitions = Transitions(
-        load(dataset, windows, numbers),
+    return Transitions(
+        load(data.dataset, windows, numbers),
         jnp.asarray(index),
         jnp.asarray(np.cumsum(data.lengths + 1) - data.lengths - 1, jnp.int32),
-        jnp.asarray(actions),
+        jnp.asarray(np.stack(np.broadcast_arrays(*(one[slots] for one in actions)))),
         jnp.asarray(data.complete),
         jnp.asarray(np.pad(data.resamples, ((1, 0), (0, 0)), constant_values=1)),
-        jnp.float32(scale if scale > 0 else 1.0),
+        jnp.float32(scale),
         jnp.float32(data.histories.longest),
-        jnp.asarray(data.value_bounds(options) / (scale if scale > 0 else 1.0), jnp.float32),
+        jnp.asarray(data.value_bounds() / scale, jnp.float32),
     )
-    critic = make_critic(dataset.spec, options.hidden)
-    return fit(critic, transitions, options, progress)
 
 
-def _fitted_value(fitted: FittedQ, number: int, followed: Followed, data: _Data) -> _Resampled:
-    """Return the value of a policy at the data's initial states, and those of resampled critics.
+def _fitted_values(
+    data: _Data, actions: Several[Any], progress: Progress
+) -> list[Float[np.ndarray, "C M"]]:
+    """Return the values by each member of each policy, by its actions, at the initial states.
 
-    Each of these is applied to the initial states of its own resample.
+    Members learn from all episodes, and from resamples. The last values are those of the data's own
+    policies, whose mean return is known.
     """
-    parts = [
-        fitted.start_values(number, episodes, padded(followed.action[part], len(episodes.mask)))[
-            :, : part.stop - part.start
-        ]
-        for part, episodes in data.histories.blocks()
-    ]
-    starts = np.concatenate(parts, axis=1)
-    return float(starts[0].mean()), (starts[1:] * data.resamples).mean(1)
-
-
-def _value_of_data(
-    dataset: Dataset | Mixture, data: _Data, options: Options, progress: Progress
-) -> float | None:
-    """Return the value by a critic of the data's own policies, whose mean return is known."""
-    if not data.complete.any():
-        return None
-    actions = [
-        np.asarray(jax.vmap(with_last_slot)(episodes.action))[: part.stop - part.start, :, None]
-        for part, episodes in data.histories.blocks()
-    ]
-    recorded = Followed(np.zeros(data.mask.shape), _small(np.concatenate(actions)))
-    # What was done in the last view of an episode is known if nothing follows it.
-    whole = (data.complete / data.complete.mean()).astype(np.float32)
-    alone = data._replace(resamples=whole[None])
-    fitted = _fit(dataset, alone, [recorded], options, progress)
-    return float(_fitted_value(fitted, 0, recorded, alone)[1][0])
+    actions = [*actions, data.action]
+    transitions = _transitions(data, actions)
+    critic = make_critic(data.dataset.spec, data.options.hidden)
+    params = fit(critic, transitions, data.options, progress)
+    found: list[list[NDArray[Any]]] = [[] for _ in actions]
+    for part, episodes in data.histories.blocks():
+        for number, action in enumerate(actions):
+            own = jax.tree.map(lambda leaf, number=number: leaf[number], params)
+            starts = start_values(critic, own, episodes, padded(action[part], len(episodes.mask)))
+            own_starts = np.asarray(transitions.scale * starts)
+            found[number].append(own_starts[:, : part.stop - part.start])
+    return [np.concatenate(parts, axis=1) for parts in found]
 
 
 # ---------------------------------------------------------------------------------- ratios
@@ -574,17 +548,16 @@ def _by_ratios(
     gains: Float[np.ndarray, "M T"] | None,
     followed: Followed,
     data: _Data,
-    options: Options,
 ) -> tuple[float, dict[Method, _Resampled]]:
     """Return the effective sample size, and the estimates by ratios with those of resamples."""
-    kept = data.weighted
+    kept, options = data.weighted, data.options
     log_prob, behaviour = np.asarray(followed.log_prob)[kept], data.behaviour_log_prob[kept]
     joint = jnp.asarray(log_prob.sum(-1)), jnp.asarray(behaviour.sum(-1))
     ratios = Ratios.of(*joint, jnp.asarray(data.mask[kept]))
     size, every = float(effective_sample_size(ratios)), jnp.ones(int(kept.sum()))
     estimators: dict[Method, Any] = {}
     if gains is not None:
-        returns = data.discounted(options)[kept]
+        returns = data.discounted[kept]
         parts = jnp.asarray(local_values(log_prob, behaviour, gains[kept], returns, options.gamma))
         estimators["local"] = lambda counts: counts @ parts / len(parts)
     if sampled and size > 0:
@@ -598,16 +571,14 @@ def _by_ratios(
     return size, found
 
 
-def _cautions_of_fqe(
-    values: Mapping[str, Estimate], check: float | None, data: _Data, options: Options
-) -> list[str]:
+def _cautions_of_fqe(values: Mapping[str, Estimate], check: float | None, data: _Data) -> list[str]:
     """Return notes on estimates by critics: impossible ones, and those without an interval."""
-    notes, returns = [], data.returns(options)
+    notes, returns = [], data.discounted[data.complete]
     if values and not len(data.resamples):
         notes.append(f"fqe has no intervals with fewer than {MIN_RUNS} members.")
     if not len(returns):
         return notes
-    mean, _, high = data.behaviour(options)
+    mean, _, high = data.behaviour
     allowed = max((high or mean) - mean, returns.std() / 10, abs(mean) / 100)
     if check is not None and abs(check - mean) > allowed:
         notes.append(

@@ -10,14 +10,12 @@ which gives the interval.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
@@ -133,42 +131,27 @@ class _Batch(NamedTuple):
     """Of each policy, ``(P, B, ...)``."""
 
 
-@dataclass(frozen=True)
-class FittedQ:
-    """Critics of P policies with C members each; `fit` learns them."""
-
-    critic: Critic
-    params: ArrayTree
-    """``(P, C, ...)``"""
-    scale: Float[Array, ""]
-    longest: Float[Array, ""]
-
-    def start_values(
-        self, policy: int, episodes: Sequence, action: Array
-    ) -> Float[np.ndarray, "C M"]:
-        """Return each member's value of a policy at the start of episodes."""
-        view: View = jax.tree.map(lambda leaf: leaf[:, 0], episodes.view)
-        time = jnp.zeros(len(episodes.mask))
-        return np.asarray(self._members(policy, view, time, action[:, 0]))
-
-    def _members(self, policy: int, view: View, time: Array, action: Array) -> Array:
-        params = jax.tree.map(lambda leaf: leaf[policy], self.params)
-        return self.scale * jax.lax.map(
-            lambda own: _state_values(self.critic, own, view, time, action), params
-        )
-
-
 @partial(jax.jit, static_argnums=0)
-def _state_values(
-    critic: Critic, params: ArrayTree, view: View, time: Float[Array, "*b"], action: Array
-) -> Float[Array, "*b"]:
-    """Return the mean value of the drawn actions ``(*b, K, N)``."""
-    drawn = jnp.moveaxis(action, time.ndim, 0)
-    return jax.lax.map(lambda one: critic.values(params, view, time, one), drawn).mean(0)
+def start_values(
+    critic: Critic, params: ArrayTree, episodes: Sequence, action: Array
+) -> Float[Array, "C M"]:
+    """Return the mean value of K drawn actions ``(M, slots, K, ...)`` at the start of episodes.
+
+    ``params`` are those of C members.
+    """
+    view, first = jax.tree.map(lambda leaf: leaf[:, 0], (episodes.view, action))
+    drawn, time = jnp.moveaxis(first, 1, 0), jnp.zeros(len(episodes.mask))
+
+    def of_member(params: ArrayTree) -> Float[Array, "M"]:
+        return jax.lax.map(lambda one: critic.values(params, view, time, one), drawn).mean(0)
+
+    return jax.lax.map(of_member, params)
 
 
-def fit(critic: Critic, data: Transitions, options: Options, progress: Progress = quiet) -> FittedQ:
-    """Learn the critics of all policies.
+def fit(
+    critic: Critic, data: Transitions, options: Options, progress: Progress = quiet
+) -> ArrayTree:
+    """Learn the critics of all P policies with C members each; return the parameters ``(P, C)``.
 
     The values that critics bootstrap from are bounded by what the rewards allow, so that critics
     cannot diverge.
@@ -188,7 +171,7 @@ def fit(critic: Critic, data: Transitions, options: Options, progress: Progress 
                 learner = _learn(critic, options, pretraining, learner, data, key, done, count)
                 jax.tree.leaves(learner)[0].block_until_ready()
                 advance(count)
-    return FittedQ(critic, learner.params, data.scale, data.longest)
+    return learner.params
 
 
 def _begin(critic: Critic, members: int, key: PRNGKeyArray) -> _Learner:

@@ -7,11 +7,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import bitcast_convert_type
 from jaxtyping import Array, Int, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
@@ -122,15 +123,12 @@ def _split(shared: dict[str, Array], layout: BatchLayout, shape: tuple[int, ...]
         for field in fields:
             for batch in found:
                 stop = start + math.prod((*shape[1:], field.size))
-                values = _as_type(shared[word][start:stop], field.dtype)
+                words = shared[word][start:stop]
+                is_mask = field.dtype.kind == "b"
+                values = words != 0 if is_mask else bitcast_convert_type(words, field.dtype)
                 batch[field.name] = values.reshape(*shape[1:], *field.shape)
                 start = stop
     return [finished(batch, layout.windows) for batch in found]
-
-
-def _as_type(words: Array, dtype: np.dtype[Any]) -> Array:
-    """Return the numbers that unsigned words of the same size hold."""
-    return words != 0 if dtype.kind == "b" else jax.lax.bitcast_convert_type(words, dtype)
 
 
 def whole_episodes(source: Source | Mixed, episodes: NDArray[np.int64]) -> Sequence:

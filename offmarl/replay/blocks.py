@@ -62,7 +62,7 @@ class BlockTable:
         table = SlotTable(source, episodes)
         row, start = (column[table.episodes] for column in source.episodes[:2])
         chunk_rows, chunk_steps = source.chunk_shape
-        step_bytes = bytes_of_step(source.spec, windows)
+        step_bytes = sum_bytes(_recorded(source.spec, windows))
         longest = int(table.lengths.max(initial=0)) * step_bytes
         if longest > buffer_bytes:
             raise OptionError(
@@ -86,11 +86,6 @@ class BlockTable:
     def of(self, blocks: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Return the numbers of the episodes of each of some blocks."""
         return [self.numbers[self.bounds[one] : self.bounds[one + 1]] for one in blocks.tolist()]
-
-
-def bytes_of_step(spec: EnvSpec, windows: Windows) -> int:
-    """Return the bytes that a step takes in the shuffle buffer."""
-    return sum_bytes(_recorded(spec, windows))
 
 
 def _recorded(spec: EnvSpec, windows: Windows) -> dict[str, ArraySpec]:

@@ -129,15 +129,24 @@ class Circles:
         episodes: Chosen = None,
         weights: Weighting = None,
     ):
-        self.source, self.windows, self._by, parts = source, windows, _by(source), []
-        sources, shares = _unmixed(source)
+        self.source, self.windows, parts = source, windows, []
+        self._by: By = "step"
+        sources: tuple[Any, ...] = (source,)
+        shares: tuple[float, ...] = (1.0,)
+        if isinstance(source, Mixed):
+            self._by, sources, shares = source.by, source.sources, source.shares
         slot = episode = 0
-        for number, (one, share) in enumerate(zip(sources, shares, strict=True)):
-            chosen = _within(episodes, one, episode, alone=len(sources) == 1)
+        for number, (one, share) in enumerate(zip(map(sound, sources), shares, strict=True)):
+            chosen = episodes
+            if episodes is not None and len(sources) > 1:  # the numbers within this source
+                chosen = np.asarray(episodes, np.int64) - episode
+                chosen = chosen[(chosen >= 0) & (chosen < len(one.episodes.length))]
             if chosen is None or len(chosen) or len(sources) == 1:
                 own = None if weights is None else weights[number]
                 table, slot_weights = _weighted_table(one, chosen, own)
-                begins = np.ones(1) if slot_weights is None else _begins(slot_weights, windows)
+                begins = np.ones(1)
+                if slot_weights is not None:  # the sums over the steps that count in windows
+                    begins = _sums(slot_weights, windows.burn_in, windows.steps)
                 parts.append(Part(one, share, table, slot, episode, slot_weights, begins))
                 slot += table.num_slots + windows.steps
             episode += len(one.episodes.length)
@@ -233,24 +242,6 @@ class Circles:
         return np.divide(share, usage, out=np.zeros_like(share), where=share > 0)
 
 
-def _unmixed(source: Source | Mixed) -> tuple[tuple[Source, ...], tuple[float, ...]]:
-    if isinstance(source, Mixed):
-        return tuple(map(sound, source.sources)), source.shares
-    return (sound(source),), (1.0,)
-
-
-def _by(source: Source | Mixed) -> By:
-    return source.by if isinstance(source, Mixed) else "step"
-
-
-def _within(episodes: Chosen, source: Source, first: int, alone: bool) -> Chosen:
-    """Return the numbers within a source of those that are its own."""
-    if episodes is None or alone:
-        return episodes
-    own = np.asarray(episodes, np.int64) - first
-    return own[(own >= 0) & (own < len(source.episodes.length))]
-
-
 def _weighted_table(
     source: Source, chosen: Chosen, weights: NDArray[np.float64] | None
 ) -> tuple[SlotTable, NDArray[np.float64] | None]:
@@ -297,11 +288,6 @@ def _of_slots(
         source.episodes.row[number], source.episodes.start[number] + time
     ]
     return found
-
-
-def _begins(weights: NDArray[np.float64], windows: Windows) -> NDArray[np.float64]:
-    """Return the sum of the weights of the steps that count in the window from each slot on."""
-    return _sums(weights, windows.burn_in, windows.steps)
 
 
 def _sums(x: NDArray[np.float64], first: int, stop: int) -> NDArray[np.float64]:

@@ -181,7 +181,8 @@ class BlockOrder(Order):
             count = int(stops[number]) - base
             end = min(stop, at + int(stops[number]) - inside)
             places = np.arange(inside - base, inside - base + end - at)
-            buffer = self._buffer_of(epoch, number)
+            first_pass, later = self._num_buffers
+            buffer = number if epoch == 0 else first_pass + (epoch - 1) * later + number
             slots = shuffle(places, count, self._seed, 2 * buffer + 1)
             found.append((buffer << SLOT_BITS) + slots)
             at = end
@@ -204,10 +205,6 @@ class BlockOrder(Order):
             return 0, buffer
         epoch, number = divmod(buffer - first, later)
         return epoch + 1, number
-
-    def _buffer_of(self, epoch: int, number: int) -> int:
-        first, later = self._num_buffers
-        return number if epoch == 0 else first + (epoch - 1) * later + number
 
 
 def make_order(

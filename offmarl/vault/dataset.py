@@ -141,11 +141,3 @@ def open_vault(
         The data at the path is not a vault, or is damaged.
     """
     return Dataset(store_of(locate(path)), checked, time_limit)
-
-
-def open_source(path: str | os.PathLike[str], *, time_limit: int | None = None) -> Dataset:
-    """Open a vault to copy from it. Its data is checked, or damage would get new checksums.
-
-    ``time_limit`` is as for `open_vault`.
-    """
-    return open_vault(path, checked=True, time_limit=time_limit)

@@ -17,16 +17,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
+from offmarl.errors import VaultError
 from offmarl.terminal import Progress, quiet
 from offmarl.vault.dataset import Dataset, open_vault
 from offmarl.vault.format import tables
 from offmarl.vault.format.layout import Codec
+from offmarl.vault.read.open import SUFFIX
+from offmarl.vault.storage.drivers import driver_of
+from offmarl.vault.storage.files import whole
 from offmarl.vault.transform import plan
-from offmarl.vault.transform.execute import atomic_directory, examine_all, execute
+from offmarl.vault.transform.execute import examine_all, execute
 from offmarl.vault.transform.function import MapFunction
 from offmarl.vault.transform.mapping import map_columns
 from offmarl.vault.transform.plan import AnyVault, Plan, StrPath
-from offmarl.vault.transform.selection import Unit
+from offmarl.vault.transform.selection import Unit, interval, time_interval, whole_episodes
 
 
 def cat(
@@ -206,13 +212,20 @@ def split(
     VaultError
         As for `cat`.
     """
-    planned = plan.split(source, tables.shares(fractions, validation), seed, by, codec)
-    with atomic_directory(path) as directory:
-        examined = examine_all(planned[0].vaults, progress)
-        for part in planned:
-            execute(part, directory / part.arguments["part"], progress, examined)
-    names = [part.arguments["part"] for part in planned]
-    return {name: open_vault(Path(path) / name) for name in names}
+    vault, fractions = plan.opened(source), tables.shares(fractions, validation)
+    policies = None if by is None else tables.policies_by(vault.episodes, vault.spec, by)
+    parts = tables.split(len(vault), fractions, seed, vault.path, policies)
+    final = driver_of(path).directory
+    if not final.name.endswith(SUFFIX):
+        raise VaultError(f"{final} cannot hold several vaults: its name must end in {SUFFIX}.")
+    with whole(final) as directory:
+        examined = examine_all([vault], progress)
+        for name, episodes in parts.items():
+            pieces = [whole_episodes(vault, episodes)]
+            arguments = {"fractions": fractions, "seed": seed, "by": by, "part": name}
+            planned = Plan("split", [vault], lambda *_, taken=pieces: taken, arguments, codec)
+            execute(planned, directory / name, progress, examined)
+    return {name: open_vault(Path(path) / name) for name in parts}
 
 
 def slice(
@@ -251,8 +264,15 @@ def slice(
     VaultError
         As for `cat`.
     """
-    planned = plan.slice(source, start, stop, by, codec)
-    return _made(planned._replace(provenance=provenance or {}), path, progress)
+    vault = plan.opened(source)
+    if by == "steps":
+        taken = time_interval(vault, *interval(start, stop, vault.length))
+    else:
+        taken = whole_episodes(vault, np.arange(*interval(start, stop, len(vault))))
+    arguments = {"start": start, "stop": stop, "by": by}
+    more = provenance or {}
+    planned = Plan("slice", [vault], lambda *_: [taken], arguments, codec, provenance=more)
+    return _made(planned, path, progress)
 
 
 def dedup(

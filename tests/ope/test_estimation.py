@@ -18,7 +18,6 @@ from offmarl.errors import OptionError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.ope import Estimates, Options, estimate, estimation, fitted, history
 from offmarl.ope.history import follow
-from offmarl.ope.importance import with_interval
 from offmarl.ope.tabular import play, read_table
 from offmarl.programs import record_policy
 from offmarl.replay.sampling import are_whole
@@ -83,16 +82,6 @@ def remembering(spec, chance):
     return Loaded(Policy(lambda: jnp.zeros(2), act, log_prob), jnp.float32(chance), spec)
 
 
-class Chosen(fitted.FittedQ):
-    """Critics whose values are chosen: each member has its own."""
-
-    def __init__(self, starts):
-        self.starts = starts
-
-    def start_values(self, policy, episodes, action):
-        return np.pad(self.starts, [(0, 0), (0, len(episodes.mask) - self.starts.shape[1])])
-
-
 @pytest.fixture
 def observed(random_data):
     """The data of twelve episodes, and what a policy would do in them."""
@@ -102,17 +91,7 @@ def observed(random_data):
     slots = data.mask.shape[1] + 1
     action = np.zeros((12, slots, 1, dataset.spec.num_agents), np.int32)
     log_prob = np.zeros(data.behaviour_log_prob.shape)
-    return data, history.Followed(log_prob, action), options
-
-
-def test_the_interval_of_critics_is_that_of_one_member(observed):
-    data, followed, _ = observed
-    data = data._replace(resamples=np.ones((3, 12), np.float32))
-    starts = np.repeat([[5.0], [0.0], [2.0], [7.0]], 12, axis=1)  # the first one has all episodes
-    value, resampled = estimation._fitted_value(Chosen(starts), 0, followed, data)
-    value, low, high = with_interval(value, resampled)
-    half = 4.302653 * np.std([0, 2, 7], ddof=1)  # Student's t with two degrees of freedom
-    assert [value, low, high] == pytest.approx([5, 5 - half, 5 + half])
+    return data, history.Followed(log_prob, action)
 
 
 # Flags of both agents at the end of an episode, and whether nothing follows: by itself, and where
@@ -206,9 +185,9 @@ def test_which_episodes_are_complete_and_which_are_truncated(ended):
     np.testing.assert_array_equal(data.truncated, [False, True, False, False])
     np.testing.assert_array_equal(data.mask, np.arange(3) < [[2], [3], [3], [1]])
     np.testing.assert_allclose(data.reward, [[1, 2, 0], [3, 4, 5], [6, 7, 8], [9, 0, 0]])
-    half = Options(gamma=0.5)
-    np.testing.assert_allclose(data.returns(half), [1 + 1, 3 + 2 + 1.25, 6 + 3.5 + 2])
-    assert data.behaviour(half).value == pytest.approx((2 + 6.25 + 11.5) / 3)
+    half = data._replace(options=Options(gamma=0.5))
+    np.testing.assert_allclose(half.discounted[data.complete], [1 + 1, 3 + 2 + 1.25, 6 + 3.5 + 2])
+    assert half.behaviour.value == pytest.approx((2 + 6.25 + 11.5) / 3)
 
 
 def test_data_without_an_episode(tmp_path):
@@ -217,26 +196,25 @@ def test_data_without_an_episode(tmp_path):
         estimation._Data.read(vault.open_vault(tmp_path / "data.vlt"), Options())
 
 
-def test_what_critics_learn_from_by_hand(ended, monkeypatch):
+def test_what_critics_learn_from_by_hand(ended):
     options = Options(gamma=0.5, members=3, updates=1)
     data = estimation._Data.read(ended, options)
-    monkeypatch.setattr(estimation, "fit", lambda critic, data, options, progress: data)
     action = 100 * np.arange(4)[:, None, None, None] + np.arange(4)[:, None, None]
     action = np.broadcast_to(action, (4, 4, 1, 2))
-    followed = [history.Followed(data.mask, action + 1000 * policy) for policy in (0, 1)]
-    found = estimation._fit(ended, data, followed, options, quiet)
+    actions = [action, action + 1000]
+    found = estimation._transitions(data, actions)
     np.testing.assert_array_equal(found.complete, data.complete)
     assert found.longest == 3 and len(data.resamples) == 3
     scale = np.sqrt((3**2 + 12**2 + 21**2) / 3)  # of the returns of complete episodes
     np.testing.assert_allclose(found.scale, scale, rtol=1e-6)
-    np.testing.assert_allclose(found.bounds, data.value_bounds(options) / scale, rtol=1e-6)
+    np.testing.assert_allclose(found.bounds, data.value_bounds() / scale, rtol=1e-6)
     slots = [0, 1, 2, 100, 101, 102, 103, 200, 201, 202, 203, 300, 301]
     np.testing.assert_array_equal(found.actions[:, :, 0, 1], [slots, np.add(slots, 1000)])
     np.testing.assert_array_equal(found.first, [0, 3, 7, 11])
     np.testing.assert_array_equal(found.place, [0, 1, 2, 3])
     np.testing.assert_array_equal(found.weights, [[1] * 4, *data.resamples])
     nothing = data._replace(reward=0 * data.reward)
-    unscaled = estimation._fit(ended, nothing, followed, options, quiet)
+    unscaled = estimation._transitions(nothing, actions)
     assert unscaled.scale == 1 and not unscaled.bounds.any()
 
 
@@ -248,17 +226,17 @@ def test_only_complete_episodes_are_weighed(ended):
     log_prob = data.behaviour_log_prob + more[..., None] * (np.arange(2) == 1)
     followed = history.Followed(log_prob * data.mask[..., None], np.zeros((4, 4, 1, 2)))
     gains = np.array([[1, 1, 0], [3, 1, 1], [1, 1, 1], [9, 0, 0]])
-    size, found = estimation._by_ratios(True, gains, followed, data, options)
+    size, found = estimation._by_ratios(True, gains, followed, data)
     assert size == pytest.approx(4**2 / (1 + 4 + 1), rel=1e-5)
     mean = (np.array([[1, 2, 0], [3, 4, 5], [6, 7, 8]]) * [[1], [2], [1]]).sum(0) / 4
     value, resampled = found["wis"]
     assert value == pytest.approx(mean @ [1, 0.5, 0.25], rel=1e-5)
     assert resampled.min() <= value <= resampled.max() and resampled.shape == (2000,)
-    gained = data.behaviour(options).value + (2 - 1) * 3 / 3  # by one agent of the second episode
+    gained = data.behaviour.value + (2 - 1) * 3 / 3  # by one agent of the second episode
     assert found["local"][0] == pytest.approx(gained, rel=1e-5)
     none = np.broadcast_to(data.complete[:, None, None], log_prob.shape)
     nothing = followed._replace(log_prob=np.where(none, -np.inf, 0.0))
-    assert estimation._by_ratios(True, None, nothing, data, options) == (0, {})
+    assert estimation._by_ratios(True, None, nothing, data) == (0, {})
 
 
 def test_which_methods_data_refuse(ended):
@@ -280,18 +258,22 @@ def test_values_are_bounded_by_what_the_rewards_allow(ended):
     """Rewards of 1 to 9. Nothing, worth 0, follows an end unless all end at one limit."""
     data = estimation._Data.read(ended, Options())
     full, half = Options(), Options(gamma=0.5)
-    np.testing.assert_allclose(data.value_bounds(full), [[0] * 4, [27, 18, 9, 0]])
-    np.testing.assert_allclose(data.value_bounds(half), [[0] * 4, [15.75, 13.5, 9, 0]])
+
+    def bounds(data, options):
+        return data._replace(options=options).value_bounds()
+
+    np.testing.assert_allclose(bounds(data, full), [[0] * 4, [27, 18, 9, 0]])
+    np.testing.assert_allclose(bounds(data, half), [[0] * 4, [15.75, 13.5, 9, 0]])
     every = data._replace(complete=np.ones(4, bool), truncated=np.ones(4, bool))
-    np.testing.assert_allclose(every.value_bounds(full), [[0] * 4, [27, 18, 9, 0]])
+    np.testing.assert_allclose(bounds(every, full), [[0] * 4, [27, 18, 9, 0]])
     same = every._replace(lengths=np.full(4, 3))
-    np.testing.assert_allclose(same.value_bounds(full), [[3, 2, 1, 0], [27, 18, 9, 0]])
+    np.testing.assert_allclose(bounds(same, full), [[3, 2, 1, 0], [27, 18, 9, 0]])
     open_ended = same._replace(complete=np.arange(4) > 0, truncated=np.arange(4) > 0)
-    np.testing.assert_allclose(open_ended.value_bounds(full)[0], [3, 2, 1, 0])  # one is cut off
+    np.testing.assert_allclose(bounds(open_ended, full)[0], [3, 2, 1, 0])  # one is cut off
     short = data._replace(truncated=np.arange(4) == 0)  # not one of the longest
     assert data.is_limited and not short.is_limited
-    np.testing.assert_allclose(short.value_bounds(full), [[0] * 4, [np.inf] * 4])
-    np.testing.assert_allclose(short.value_bounds(half), [[0] * 4, [18] * 4])
+    np.testing.assert_allclose(bounds(short, full), [[0] * 4, [np.inf] * 4])
+    np.testing.assert_allclose(bounds(short, half), [[0] * 4, [18] * 4])
 
 
 def test_a_followed_policy_is_told_who_is_done():
@@ -492,7 +474,7 @@ def test_actions_at_the_ends_have_probability_0_for_a_policy_that_does_not_clip(
 
 
 def test_a_certain_action_inside_the_interval_has_no_ratio(observed):
-    data, followed, _ = observed
+    data, followed = observed
     actions = np.full((*followed.action.shape, 1), 1.0)
     steps = np.arange(followed.log_prob.size).reshape(followed.log_prob.shape)
     mixed = data._replace(certain_inside=steps == 0, at_ends=steps == 1)
@@ -556,7 +538,7 @@ def test_starts_are_resampled_by_the_episode(tmp_path):
 
 def test_agents_without_a_choice_do_not_make_a_policy_close(observed):
     """One agent's ratios are 0.8; the other is dead, or has one legal action."""
-    data, followed, _ = observed
+    data, followed = observed
     agent = np.arange(2) == 0
     behaviour = np.where(data.mask[..., None] & agent, np.log(0.5), 0.0)
     data = data._replace(behaviour_log_prob=behaviour)
@@ -583,16 +565,17 @@ def deterministic(tmp_path_factory):
 def test_values_outside_the_returns_of_all_episodes_are_pointed_out(random_data):
     data = vault.open_vault(random_data("probe/two-step"))
     found = estimation._Data.read(data, Options(members=2))
-    low, high = found.returns(Options()).min(), found.returns(Options()).max()
+    returns = found.discounted[found.complete]
+    low, high = returns.min(), returns.max()
     values = {
         "low": Estimate(low - 0.1),
         "right": Estimate((low + high) / 2),
         "high": Estimate(high + 0.1),
     }
-    members, beyond = estimation._cautions_of_fqe(values, None, found, Options())
+    members, beyond = estimation._cautions_of_fqe(values, None, found)
     assert "no intervals with fewer than 3 members" in members
     assert "fqe of low, high is outside the returns" in beyond
-    assert not estimation._cautions_of_fqe({}, None, found, Options())
+    assert not estimation._cautions_of_fqe({}, None, found)
 
 
 def test_deterministic_data_say_nothing_of_other_actions(deterministic):
@@ -621,11 +604,11 @@ def test_a_clone_gives_the_probabilities_that_data_lack(random_data):
     data = estimation._Data.read(dataset, FAST)
     some = (data.mask & (np.arange(len(data.mask)) > 2)[:, None])[..., None]
     lacking = data._replace(behaviour_log_prob=np.where(some, np.nan, 2 * data.behaviour_log_prob))
-    found, (note,) = estimation._with_clone(dataset, lacking, FAST, quiet)
+    found, (note,) = estimation._with_clone(lacking, quiet)
     expected = np.where(some, data.behaviour_log_prob, 2 * data.behaviour_log_prob)
     np.testing.assert_allclose(found.behaviour_log_prob, expected, atol=0.1)
     assert "(geometric mean 0.25)" in note
-    assert estimation._with_clone(dataset, data, FAST, quiet) == (data, [])
+    assert estimation._with_clone(data, quiet) == (data, [])
 
 
 def test_policies_are_ordered_by_paired_differences():
@@ -641,12 +624,12 @@ def test_policies_are_ordered_by_paired_differences():
 
 
 def test_critics_that_miss_the_value_of_the_data_are_pointed_out(observed):
-    data, _, options = observed
-    value = data.behaviour(options).value
-    (note,) = estimation._cautions_of_fqe({}, value + 1, data, options)
+    data, _ = observed
+    value = data.behaviour.value
+    (note,) = estimation._cautions_of_fqe({}, value + 1, data)
     assert note.startswith("fqe values the data's own policies at")
-    assert not estimation._cautions_of_fqe({}, value, data, options)
-    assert not estimation._cautions_of_fqe({}, None, data, options)
+    assert not estimation._cautions_of_fqe({}, value, data)
+    assert not estimation._cautions_of_fqe({}, None, data)
 
 
 def test_policies_that_do_not_fit_the_data(deterministic):
@@ -684,7 +667,7 @@ def test_episodes_that_batches_lack_a_part_of_are_not_used(tmp_path):
 @pytest.mark.parametrize("target", [-1.0, -np.inf])
 @pytest.mark.parametrize("recorded", [-np.inf, np.inf])
 def test_an_episode_with_an_impossible_recorded_action_is_left_out(observed, recorded, target):
-    data, followed, options = observed
+    data, followed = observed
     log_prob, behaviour = followed.log_prob.copy(), np.where(data.mask[..., None], -1.0, 0.0)
     log_prob[3, 0], behaviour[3, 0] = target, recorded
     broken, without = data._replace(behaviour_log_prob=behaviour), data.complete.copy()
@@ -692,9 +675,7 @@ def test_an_episode_with_an_impossible_recorded_action_is_left_out(observed, rec
     behaviour = np.where(data.mask[..., None], -1.0, 0.0)
     known = data._replace(behaviour_log_prob=behaviour, complete=without)
     followed = followed._replace(log_prob=log_prob)
-    found, wanted = (
-        estimation._by_ratios(True, None, followed, one, options) for one in (broken, known)
-    )
+    found, wanted = (estimation._by_ratios(True, None, followed, one) for one in (broken, known))
     assert found[0] == wanted[0] and found[1]["wis"][0] == wanted[1]["wis"][0]
     np.testing.assert_array_equal(found[1]["wis"][1], wanted[1]["wis"][1])
     assert np.isfinite(found[1]["wis"][1]).all()

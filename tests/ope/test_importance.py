@@ -154,6 +154,12 @@ def test_the_bootstrap_of_a_mean_is_as_wide_as_its_standard_error():
         assert [value - low, high - value] == pytest.approx([half, half], rel=0.1)
 
 
+def test_the_interval_of_a_few_critics_is_that_of_one():
+    value, low, high = with_interval(5.0, np.array([0.0, 2.0, 7.0]))
+    half = 4.302653 * np.std([0, 2, 7], ddof=1)  # Student's t with two degrees of freedom
+    assert [value, low, high] == pytest.approx([5, 5 - half, 5 + half])
+
+
 def test_two_episodes_have_no_interval():
     resampled = bootstrap(lambda counts: counts.sum(-1), 2, np.random.default_rng(0))
     assert with_interval(2.0, resampled) == (2, None, None)

@@ -9,8 +9,10 @@ import pytest
 import offmarl
 from offmarl.errors import OptionError
 from offmarl.replay import Windows
-from offmarl.replay.blocks import BlockTable, bytes_of_step
+from offmarl.replay.blocks import BlockTable
+from offmarl.replay.fields import COMPUTED, fields_of
 from offmarl.replay.orders import SLOT_BITS, BlockOrder
+from offmarl.trees import sum_bytes
 from offmarl.types import Discrete, EnvSpec
 from offmarl.vault import Dataset
 
@@ -90,8 +92,10 @@ def test_a_buffer_keeps_to_its_size_where_chunks_are_large(
 ) -> None:
     """A block is a whole chunk at least, so a buffer has fewer of them."""
     rows, steps = dataset.chunk_shape
-    size = rows * steps * bytes_of_step(dataset.spec, Windows(4, 5))
-    table = BlockTable(dataset, Windows(4, 5), None, int(chunks * size))
+    windows = Windows(4, 5)
+    recorded = fields_of(dataset.spec, windows).items()
+    size = rows * steps * sum_bytes({x: y for x, y in recorded if x not in COMPUTED})
+    table = BlockTable(dataset, windows, None, int(chunks * size))
     assert table.per_buffer == per_buffer
 
 

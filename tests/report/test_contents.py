@@ -12,7 +12,7 @@ from offmarl.report import tables
 from offmarl.report.contents import data_warnings
 from offmarl.testing import image_spec, typed_spec
 from offmarl.types import Continuous, Discrete, EnvSpec, FinalObservations, map_tree
-from offmarl.vault.dataset import open_source
+from offmarl.vault.dataset import open_vault
 from tests.vault.experience import make
 
 DISCRETE = EnvSpec("test/made-up", 3, 2, 2, Discrete(4), time_limit=9)
@@ -250,7 +250,7 @@ def test_damage_does_not_go_unnoticed(tmp_path):
     data[data.index(chunk)] ^= 1
     file.write_bytes(data)
     with pytest.raises(VaultError, match="checksum"):
-        report.survey(open_source(path))
+        report.survey(open_vault(path))
 
 
 @pytest.mark.nightly

@@ -7,7 +7,7 @@ from offmarl import vault
 from offmarl.errors import ShapeError, VaultError
 from offmarl.types import Continuous, EnvSpec
 from offmarl.vault.convert import common
-from offmarl.vault.convert.common import find_limits
+from offmarl.vault.convert.end_to_end import find_limits
 
 from .experience import save_hdf5
 

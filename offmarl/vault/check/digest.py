@@ -18,7 +18,7 @@ from offmarl.vault.format import encoding, layout
 from offmarl.vault.format.layout import Leaf, NumpyArray
 from offmarl.vault.read.manifest import read_manifest
 from offmarl.vault.read.reader import Reader
-from offmarl.vault.storage.drivers import Driver, TensorStoreDriver
+from offmarl.vault.storage.drivers import TensorStoreDriver
 from offmarl.vault.storage.location import is_forked
 
 KEPT = "digests"
@@ -37,7 +37,7 @@ def digest(vault: Reader, advance: Advance = silent) -> str:
     digest as a vault with one for each agent.
     """
     # The axis of agents of policy ids is not hashed, so the digests of older vaults stay the same.
-    leaves = layout.leaves(vault.spec)
+    leaves = dict(layout.leaves(vault.spec))
     leaves[layout.POLICY_IDS] = Leaf(leaves[layout.POLICY_IDS].dtype, ())
     shapes = [_describe(name, leaf, vault.spec) for name, leaf in leaves.items()]
     total = hashlib.sha256(layout.dump_json(shapes))
@@ -77,7 +77,9 @@ def _commit(vault: Reader) -> str | None:
     random, and what was written to one is never changed, so no other commit is in the same place.
     """
     driver, own = vault.store.driver, vault.manifest
-    if own is None or vault.unchecked or not _shows_commits(driver):
+    # Reads must see later commits. A fork of a process that read the vault sees the old one.
+    shows_commits = isinstance(driver, TensorStoreDriver) and driver.staleness is None
+    if own is None or vault.unchecked or not shows_commits or is_forked():
         return None
     with suppress(OSError, ValueError, VaultError):
         stored = driver.read(layout.MANIFEST)
@@ -89,11 +91,6 @@ def _commit(vault: Reader) -> str | None:
         about = layout.dump_json([_KEPT_VERSION, vault.time_limit, length])
         return hashlib.sha256(about + stored).hexdigest()
     return None
-
-
-def _shows_commits(driver: Driver) -> bool:
-    """Whether reads see later commits. A fork of a process that read the vault sees the old one."""
-    return isinstance(driver, TensorStoreDriver) and driver.staleness is None and not is_forked()
 
 
 def fingerprint(vault: Reader) -> str:
@@ -188,8 +185,8 @@ def _finals(vault: Reader, episodes: NumpyArray) -> dict[int, NumpyArray]:
 def _pack_steps(transition: Transition, policies: bool) -> NumpyArray:
     arrays = encoding.to_disk(transition)
     ids = arrays.pop(layout.POLICY_IDS)
-    if policies:
-        arrays[layout.POLICY_IDS] = encoding.first_agents(ids)
+    if policies:  # those of the first agent; or one for the whole team
+        arrays[layout.POLICY_IDS] = ids if ids.ndim < 3 else ids[..., 0]
     return _pack(list(arrays.values()), 2)
 
 

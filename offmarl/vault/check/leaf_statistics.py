@@ -116,9 +116,8 @@ class StatisticsAccumulator:
     ):
         leaves = {column_of(name): leaf for name, leaf in layout.leaves(spec).items()}
         leaves = {name: leaves[name] for name in (leaves if columns is None else columns)}
-        sketched = sum(
-            int(np.prod(_columns(leaf))) for leaf in leaves.values() if _kind(leaf) == "sketch"
-        )
+        others = (leaf for leaf in leaves.values() if leaf.dtype != np.uint8)
+        sketched = sum(int(np.prod(_columns(leaf))) for leaf in others)
         capacity = None if count is None else capacity_for(sketched, count, _MEMORY)
         self._leaves = {
             name: _LeafAccumulator(name, leaf, spec, capacity) for name, leaf in leaves.items()
@@ -147,10 +146,6 @@ def _columns(leaf: Leaf) -> tuple[int, ...]:
     return leaf.shape if len(leaf.shape) <= 2 else leaf.shape[-1:]
 
 
-def _kind(leaf: Leaf) -> str:
-    return "counts" if leaf.dtype == np.uint8 else "sketch"
-
-
 class _LeafAccumulator:
     """Statistics of one leaf."""
 
@@ -166,7 +161,7 @@ class _LeafAccumulator:
         self._padding = _padding(field, leaf, spec) if self._apart else None
         size = int(np.prod(self._columns)) // agents
         self._parts: list[_Counts | QuantileSketch] = [
-            _Counts(size) if _kind(leaf) == "counts" else QuantileSketch(size, capacity)
+            _Counts(size) if leaf.dtype == np.uint8 else QuantileSketch(size, capacity)
             for _ in range(agents)
             if capacity is not None
         ]

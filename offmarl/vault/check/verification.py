@@ -130,16 +130,13 @@ def find(path: str | os.PathLike[str]) -> Driver:
         if not given.is_dir():
             raise
         below = (place for place in given.iterdir() if not place.is_symlink())
-        near = [place for place in (given, *below) if _was_vault(place)]
+        places = (given, *below)
+        near = [x for x in places if (x / DATA).is_dir() or (x / MANIFEST).exists()]
         if given in near:
             return driver_of(given)  # ignore what a killed rebuild left below it
         if len(near) != 1:
             raise
         return driver_of(near[0])
-
-
-def _was_vault(path: Path) -> bool:
-    return (path / DATA).is_dir() or (path / MANIFEST).exists()
 
 
 @dataclass
@@ -453,7 +450,9 @@ def differences(vault: Reader, own: Parts) -> Iterator[Fault]:
     if table is None or head is None:
         return
     ended, running = reindex(vault, head.length, table[: head.episodes])
-    found, kept = (_sorted(x) for x in (np.concatenate([ended, running]), table))
+    found, kept = (
+        x[np.lexsort((x["start"], x["row"]))] for x in (np.concatenate([ended, running]), table)
+    )
     found = found[found["length"] > 0]
     if len(found) != len(kept):
         yield Fault(f"the steps have {len(found)} episodes, and the table has {len(kept)}")
@@ -473,10 +472,6 @@ def differences(vault: Reader, own: Parts) -> Iterator[Fault]:
 def _equal(a: tables.Table, b: tables.Table) -> tables.Table:
     equal = (a == b) | ((a != a) & (b != b))  # noqa: PLR0124 - NaN
     return equal.all(tuple(range(1, equal.ndim)))
-
-
-def _sorted(table: tables.Table) -> tables.Table:
-    return table[np.lexsort((table["start"], table["row"]))]
 
 
 def _ends(table: tables.Table) -> tables.Table:

@@ -15,18 +15,16 @@ from offmarl.errors import OptionError, unknown_name
 from offmarl.terminal import Progress, quiet
 from offmarl.types import EnvSpec
 from offmarl.vault.convert.admission import Treatment
-from offmarl.vault.convert.ah2ac2 import read_ah2ac2
 from offmarl.vault.convert.arrays import from_arrays
 from offmarl.vault.convert.columns import read_numpy, read_zarr, write_numpy, write_zarr
 from offmarl.vault.convert.common import Imported, write_vault
 from offmarl.vault.convert.containers import StrPath
-from offmarl.vault.convert.d4rl import read_d4rl
+from offmarl.vault.convert.end_to_end import read_d4rl, read_omar, read_omiga
+from offmarl.vault.convert.games import read_ah2ac2
 from offmarl.vault.convert.minari import read_minari, write_minari
-from offmarl.vault.convert.omar import read_omar
-from offmarl.vault.convert.omiga import read_omiga
 from offmarl.vault.convert.overcooked import read_overcooked
 from offmarl.vault.convert.pymarl import read_pymarl, write_pymarl
-from offmarl.vault.dataset import Dataset, open_source, open_vault
+from offmarl.vault.dataset import Dataset, open_vault
 from offmarl.vault.format.layout import Codec
 
 READERS: dict[str, Callable[..., AbstractContextManager[Imported]]] = {
@@ -147,7 +145,7 @@ def export_dataset(
         The layout cannot hold the data.
     """
     write = _named(WRITERS, layout)
-    return write(source if isinstance(source, Dataset) else open_source(source), path, progress)
+    return write(source if isinstance(source, Dataset) else open_vault(source), path, progress)
 
 
 def _named(table: Mapping[str, Any], layout: str) -> Any:

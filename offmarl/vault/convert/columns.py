@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zipfile import ZipFile
 
 import numpy as np
@@ -68,13 +68,6 @@ _AXES = {
 """Names of the axes of a vector or mask, after the first."""
 
 
-class _Columns(NamedTuple):
-    """Arrays that can be read a slice at a time, and their description."""
-
-    arrays: Mapping[str, Any]
-    about: Mapping[str, Any]
-
-
 def write_numpy(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Path:
     """Write one uncompressed ``.npz`` file of plain columns.
 
@@ -105,7 +98,8 @@ def write_zarr(vault: Dataset, path: StrPath, progress: Progress = quiet) -> Pat
         group = zarr.create_group(part, zarr_format=3, attributes={_ABOUT: _about(vault)})
 
         def create(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], shard: int) -> Any:
-            chunk = max(1, min(_CHUNK_BYTES // _row_bytes(shape, dtype), shard))
+            row_bytes = max(1, int(np.prod(shape[1:])) * dtype.itemsize)
+            chunk = max(1, min(_CHUNK_BYTES // row_bytes, shard))
             rest = [max(size, 1) for size in shape[1:]]  # chunks cannot be empty
             return group.create_array(
                 name,
@@ -137,7 +131,7 @@ def read_numpy(source: StrPath) -> Iterator[Imported]:
         check_layout(source, "plain NumPy's", file.files, _NEEDED)
         about = json.loads(str(file[_ABOUT]))
     with open_arrays(source, "plain NumPy's", lambda names: names - {_ABOUT}) as arrays:
-        yield _imported("numpy", source, _Columns(arrays, about))
+        yield _imported("numpy", source, arrays, about)
 
 
 @contextmanager
@@ -158,24 +152,16 @@ def read_zarr(source: StrPath) -> Iterator[Imported]:
         check_layout(source, "plain zarr's", {*arrays, *group.attrs}, _NEEDED)
         for name, array in arrays.items():
             plain(array, name)
-            if _stored_parts(source / name) != _parts(array):
+            files = (source / name).rglob("*")
+            stored = sum(path.is_file() and path.name != "zarr.json" for path in files)
+            sizes = zip(array.shape, array.shards or array.chunks, strict=True)
+            if stored != math.prod(-(-size // part) for size, part in sizes):
                 raise VaultFormatError(
                     f"{source} has lost chunks of {name}, or was written without those of zeros "
                     "(zarr's default): copy its files, or set zarr's array.write_empty_chunks."
                 )
         about: Any = group.attrs[_ABOUT]
-    yield _imported("zarr", source, _Columns(arrays, about))
-
-
-def _parts(array: Any) -> int:
-    """Return the number of shards of a zarr array, or of its chunks if it has no shards."""
-    sizes = zip(array.shape, array.shards or array.chunks, strict=True)
-    return math.prod(-(-size // part) for size, part in sizes)
-
-
-def _stored_parts(directory: Path) -> int:
-    """Return the number of an array's files but for its metadata."""
-    return sum(path.is_file() and path.name != "zarr.json" for path in directory.rglob("*"))
+    yield _imported("zarr", source, arrays, about)
 
 
 _NEEDED = (*_TABLES, _ABOUT, "actions", "rewards")
@@ -196,10 +182,6 @@ def _axes(name: str, count: int) -> tuple[str | None, ...]:
     if tree and len(axes) != count - 1:
         axes = ("agent",) if group.startswith("observation") else ()
     return (lead, *axes, *([None] * count))[:count]
-
-
-def _row_bytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    return max(1, int(np.prod(shape[1:])) * dtype.itemsize)
 
 
 def _shard_steps(vault: Dataset) -> int:
@@ -267,29 +249,29 @@ def _blocks(vault: Dataset, progress: Progress) -> Iterator[dict[str, NumpyArray
         yield {name: np.concatenate(values) for name, values in gathered.items()}
 
 
-def _imported(format: str, source: Path, columns: _Columns) -> Imported:
+def _imported(
+    format: str, source: Path, arrays: Mapping[str, Any], about: Mapping[str, Any]
+) -> Imported:
     try:
-        spec = EnvSpec.from_json(columns.about["spec"])
-        digest = columns.about.get("digest")
+        spec = EnvSpec.from_json(about["spec"])
+        digest = about.get("digest")
     except (KeyError, TypeError, ValueError, AttributeError, ShapeError) as error:
         raise VaultError(f"{source} does not record its spec ({error!r}).") from error
     trees = (layout.OBSERVATIONS, layout.EXTRAS)
     needed = [name for name in layout.leaves(spec) if name.startswith(trees)]
     needed += [_FINALS + name for name in flatten_view(spec.view_spec)]
-    check_layout(source, "plain columns'", columns.arrays, needed)
-    provenance = columns.about.get("provenance")
-    origin = {"format": format, "file": source.name, "provenance": provenance}
-    steps = columns.arrays["rewards"].shape[0]
+    check_layout(source, "plain columns'", arrays, needed)
+    origin = {"format": format, "file": source.name, "provenance": about.get("provenance")}
+    steps = arrays["rewards"].shape[0]
     spans = common.blocks(steps, sum(leaf.step_bytes for leaf in layout.leaves(spec).values()))
-    records = _records(columns, spec, spans, source)
+    records = _records(arrays, spec, spans, source)
     return Imported(spec, origin, records, len(spans), digest)
 
 
 def _records(
-    columns: _Columns, spec: EnvSpec, spans: list[tuple[int, int]], source: Path
+    arrays: Mapping[str, Any], spec: EnvSpec, spans: list[tuple[int, int]], source: Path
 ) -> Iterator[Record]:
     with readable(source):
-        arrays = columns.arrays
         length, cause, final = (np.asarray(arrays[name][:]) for name in _TABLES)
         ends, steps = np.cumsum(length), arrays["rewards"].shape[0]
         most = min(arrays[name].shape[0] for name in arrays if name.startswith(_FINALS))
@@ -298,10 +280,9 @@ def _records(
         raise VaultError(f"{source} has a table of episodes that does not fit its arrays.")
     if len(ends) and ends[-1] != steps:
         raise VaultError(f"{source}: its episodes have {ends[-1]} steps, and its arrays {steps}.")
-    names = [name for name in layout.leaves(spec) if name in arrays]
-    for start, stop in spans:
-        with readable(source):
-            block = {name: np.asarray(arrays[name][start:stop]) for name in names}
+    of_steps = {name: arrays[name] for name in layout.leaves(spec) if name in arrays}
+    for start, block in common.read_blocks(source, of_steps, spans):
+        stop = start + len(block["rewards"])
         here = np.flatnonzero((ends > start) & (ends <= stop) & (cause != OPEN))
         last = ends[here] - 1 - start
         cut: NumpyArray = np.zeros((1, stop - start), bool)

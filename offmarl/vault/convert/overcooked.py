@@ -26,7 +26,7 @@ from offmarl.paths import local
 from offmarl.types import EnvSpec
 from offmarl.vault.convert import containers
 from offmarl.vault.convert.admission import Record
-from offmarl.vault.convert.common import Imported
+from offmarl.vault.convert.common import Imported, origin_of
 from offmarl.vault.convert.games import Game, compare, play_again
 from offmarl.vault.format.layout import NumpyArray
 
@@ -80,7 +80,7 @@ def read_overcooked(
 
     names = [f"{game.name}/{agent}" for game in games for agent in env.spec.agents]
     policies = [{"policy_id": number, "name": name} for number, name in enumerate(names)]
-    origin = {"format": "overcooked-ai", "file": path.name, "sha256": containers.sha256(path)}
+    origin = origin_of("overcooked-ai", path)
     yield Imported(env.spec, origin, records(), len(games), policies=policies)
 
 

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,6 @@ from offmarl.vault.convert.containers import (
     plain_dtype,
     readable,
     require,
-    sha256,
     to_slices,
     whole,
 )
@@ -68,14 +67,14 @@ def read_pymarl(
     with open_arrays(source, "PyMARL's", _wanted) as arrays:
         _check_shapes(source, arrays)
         spec = _spec(arrays, env_spec, time_limit)
-        origin = {"format": "pymarl", "file": source.name, "sha256": sha256(source)}
         episodes = arrays["obs"].shape[0]
         bytes_each = sum(math.prod(x.shape[1:]) * x.dtype.itemsize for x in arrays.values())
         spans = common.blocks(episodes, bytes_each)
         with readable(source):
             ends = {name: arrays[name][:] for name in ("filled", "terminated")}
-        records = _records(source, arrays, spans, spec, _is_last_a_step(source, ends))
-        yield Imported(spec, origin, records, len(spans))
+        blocks = common.read_blocks(source, arrays, spans)
+        records = _records(blocks, spec, _is_last_a_step(source, ends))
+        yield Imported(spec, common.origin_of("pymarl", source), records, len(spans))
 
 
 def _wanted(names: set[str]) -> list[str]:
@@ -161,16 +160,10 @@ def _check_one_array(spec: EnvSpec) -> None:
 
 
 def _records(
-    source: Path,
-    members: Mapping[str, Any],
-    spans: list[tuple[int, int]],
-    spec: EnvSpec,
-    last_is_step: bool,
+    blocks: Iterable[tuple[int, dict[str, NumpyArray]]], spec: EnvSpec, last_is_step: bool
 ) -> Iterator[Record]:
     steps = 0
-    for start, stop in spans:
-        with readable(source):
-            batch = {name: member[start:stop] for name, member in members.items()}
+    for _, batch in blocks:
         record = _record(batch, spec, last_is_step, steps)
         steps += record.steps.last.size
         yield record

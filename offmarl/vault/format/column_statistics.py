@@ -155,13 +155,8 @@ class QuantileSketch:
             self._levels[level] = []
             # The rank of any value changes by 2^level at most, up or down with equal probability.
             self._variance += 4.0**level
-            self._move(level + 1, np.ascontiguousarray(full[:, int(self._rng.integers(2)) :: 2]))
-
-    def _move(self, level: int, values: NumpyArray) -> None:
-        room = self._capacity - self._size(level)
-        for piece in (values[:, :room], values[:, room:]):
-            if piece.shape[1]:
-                self._put(level, piece)
+            half = full[:, int(self._rng.integers(2)) :: 2]  # two of them fill the next level
+            self._put(level + 1, np.ascontiguousarray(half))
 
     @property
     def error(self) -> float:

@@ -6,6 +6,7 @@ is reported by a name, its quirk. The vaults are of `offmarl.vault.read.reader.R
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -171,16 +172,6 @@ def views_are_finite(view: View, axes: int) -> NumpyArray:
     return found
 
 
-def of_ends(episodes: Table, time_limit: int | None) -> list[str]:
-    """Return the quirks of how episodes end; ``episodes`` is the table as on disk."""
-    if time_limit is not None:
-        return ["time limit terminal"] if by_limit(episodes, time_limit).any() else []
-    ended = episodes[episodes["cause"] != tables.OPEN]
-    longest = ended["cause"][ended["length"] == ended["length"].max(initial=0)]
-    alike = len(longest) > 1 and (longest == tables.TERMINATED).all()
-    return [LIMIT_UNKNOWN] if alike else []
-
-
 def by_limit(ended: Table, time_limit: int | None) -> NumpyArray:
     """Return which episodes of a table a time limit ended although they are flagged terminated."""
     if time_limit is None:
@@ -232,30 +223,29 @@ def infer_episodes(vault: Any, record: np.dtype[Any], start: int = 0) -> Iterato
 
 def find_quirks(vault: Any, table: Table) -> tuple[str, ...]:
     """Return the quirks of another program's vault; ``table`` holds its episodes as on disk."""
-    return (
-        *_of_shapes(vault.leaves, vault.rows),
-        *(["padded observations"] if _is_padded(vault) else []),
-        *of_ends(table, vault.time_limit),
-        *([] if np.isfinite(table["returns"]).all() else [NOT_FINITE]),
-    )
-
-
-def _of_shapes(leaves: Mapping[str, Leaf], rows: int) -> list[str]:
-    """Return the quirks that the names and shapes of the arrays show."""
-    state, actions = leaves.get("infos.state"), leaves["actions"]
+    leaves: Mapping[str, Leaf] = vault.leaves
+    state, actions = leaves.get(layout.STATE), leaves["actions"]
+    names = {*leaves, *(layout.STATE for name in leaves if name.startswith(layout.STATE))}
+    ended = table[table["cause"] != tables.OPEN]
+    longest = ended["cause"][ended["length"] == ended["length"].max(initial=0)]
+    alike = len(longest) > 1 and (longest == tables.TERMINATED).all()
     found = {
-        "several rows": rows > 1,
+        "several rows": vault.rows > 1,
         "state per agent": state is not None and len(state.shape) > 1,
         "action axis": actions.dtype.kind in "biu" and len(actions.shape) > 1,
+        **{quirk: name not in names for name, quirk in _ABSENT.items()},
+        "padded observations": _is_padded(vault),
+        "time limit terminal": by_limit(table, vault.time_limit).any(),
+        LIMIT_UNKNOWN: vault.time_limit is None and alike,
+        NOT_FINITE: not np.isfinite(table["returns"]).all(),
     }
-    found_names = {*leaves, *(layout.STATE for name in leaves if name.startswith(layout.STATE))}
-    absent = [quirk for name, quirk in _ABSENT.items() if name not in found_names]
-    return [quirk for quirk, is_present in found.items() if is_present] + absent
+    return tuple(quirk for quirk, is_present in found.items() if is_present)
 
 
 def _is_padded(vault: Any) -> bool:
     """Whether the first observations are padded with minus infinity."""
-    names = encoding.float_observations(vault.leaves)
+    leaves, is_of = vault.leaves.items(), partial(encoding.is_of, layout.OBSERVATIONS)
+    names = [name for name, leaf in leaves if is_of(name) and gate.is_float(leaf.dtype)]
     if not names:
         return False
     _, stop = next(vault.blocks(names), (0, 0))

@@ -72,17 +72,19 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
         return array.reshape(*lead, *shape).astype(dtype, copy=False)
 
     def tree(name: str, specs: Any) -> Any:
-        paths = flatten_tree(specs)
-        return unflatten_tree({path: fitted(_joined(name, path)) for path in paths})
+        paths = {path: f"{name}.{path}" if path else name for path in flatten_tree(specs)}
+        return unflatten_tree({path: fitted(disk_name) for path, disk_name in paths.items()})
 
     def mask(name: str, missing: float = 0.0) -> NumpyArray:
         return fitted(name, missing) != 0
 
     observation = tree(OBSERVATIONS, spec.observation_spec)
-    if any(name in arrays for name in _names(STATE, spec.state_spec)):
+    if any(name in arrays for name in flatten_tree(spec.state_spec, STATE)):
         state = tree(STATE, spec.state_spec)
+    elif spec.state_size == 0:
+        state = np.zeros((*lead, 0), np.float32)
     else:
-        state = _no_state(observation, spec, lead)
+        state = observation.reshape(*lead, -1)  # all observations, if they are vectors
     terminated, truncated = mask("terminals"), mask("truncations")
     return Transition(
         view=View(observation, state, mask("infos.legals", 1.0), mask("infos.alive", 1.0)),
@@ -97,23 +99,6 @@ def from_disk(arrays: Mapping[str, NumpyArray], spec: EnvSpec) -> Transition:
     )
 
 
-def _no_state(observation: Any, spec: EnvSpec, lead: tuple[int, ...]) -> NumpyArray:
-    """Return the state where none is stored: all observations if they are vectors, or nothing."""
-    if spec.state_size == 0:
-        return np.zeros((*lead, 0), np.float32)
-    flat: NumpyArray = observation.reshape(*lead, -1)
-    return flat
-
-
-def _joined(name: str, path: str) -> str:
-    return f"{name}.{path}" if path else name
-
-
-def _names(name: str, tree: Any) -> list[str]:
-    """Return the names on disk of the leaves of a tree."""
-    return [*flatten_tree(tree, name)]
-
-
 def signals_of(arrays: Mapping[str, NumpyArray]) -> Signals:
     """Return the arrays that determine the episodes; missing ends and policies are unknown."""
     reward = arrays["rewards"]
@@ -126,14 +111,6 @@ def signals_of(arrays: Mapping[str, NumpyArray]) -> Signals:
     ids = ids[..., None] if ids.ndim == 2 else ids  # of all agents, as older vaults have it
     shape = np.broadcast_shapes(ids.shape, reward.shape)
     return Signals(reward, terminated, truncated, np.broadcast_to(ids, shape))
-
-
-def first_agents(policy_ids: NumpyArray) -> NumpyArray:
-    """Return the ``(*b, T)`` policy ids of the first agent, of ids ``(*b, T)`` or ``(*b, T, N)``.
-
-    Tables with one policy id for each step use it for the whole team.
-    """
-    return policy_ids if policy_ids.ndim < 3 else policy_ids[..., 0]
 
 
 def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
@@ -152,13 +129,17 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
         )
     num_agents = next(iter(observation.values())).shape[0]
     state = {name: leaf for name, leaf in found.items() if is_of(STATE, name)}
+    actions, legals = found["actions"], found.get("infos.legals")
+    action: Discrete | Continuous = Discrete(legals.shape[-1] if legals else 0)
+    if actions.dtype.kind not in "biu":
+        action = Continuous(math.prod(actions.shape[1:]))
     try:
         spec = EnvSpec(
             name="",
             num_agents=num_agents,
             observation_size=0,
             state_size=0,
-            action=_action_of(found),
+            action=action,
             reward="individual",
             state="native" if state else "concatenated",
             observation=_tree_of(observation, OBSERVATIONS, num_agents),
@@ -173,12 +154,6 @@ def spec_of(found: Mapping[str, Leaf]) -> EnvSpec:
     if state or not spec.is_vector:
         return spec
     return dataclasses.replace(spec, state_size=num_agents * spec.observation_size)
-
-
-def agents_in(found: Mapping[str, Leaf]) -> int | None:
-    """Return the number of agents of another program's vault; None if no observation shows it."""
-    shapes = (leaf.shape for name, leaf in found.items() if is_of(OBSERVATIONS, name))
-    return next((shape[0] for shape in shapes if shape), None)
 
 
 def is_of(group: str, name: str) -> bool:
@@ -210,14 +185,6 @@ def _extras_of(found: Mapping[str, Leaf]) -> dict[str, ArraySpec]:
         for extra, name in names.items()
         if "." not in extra and extra != EXTRAS and found[name].dtype.name in DTYPES
     }
-
-
-def _action_of(found: Mapping[str, Leaf]) -> Discrete | Continuous:
-    actions = found["actions"]
-    if actions.dtype.kind not in "biu":
-        return Continuous(math.prod(actions.shape[1:]))
-    legals = found.get("infos.legals")
-    return Discrete(legals.shape[-1] if legals else 0)
 
 
 def view_dtype(spec: EnvSpec) -> np.dtype[Any]:
@@ -306,8 +273,3 @@ def _check(
 def can_cast(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
     """Whether numbers are of the same kind, or of a kind that the other contains."""
     return np.can_cast(source, target, "same_kind") or (is_float(source) and is_float(target))
-
-
-def float_observations(found: Mapping[str, Leaf]) -> list[str]:
-    """Return the names of the floating-point arrays of observations."""
-    return [x for x, leaf in found.items() if is_of(OBSERVATIONS, x) and is_float(leaf.dtype)]

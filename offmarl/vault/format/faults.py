@@ -70,8 +70,9 @@ def merged(faults: Iterable[Fault]) -> list[Fault]:
     """Join equal faults of consecutive steps."""
     result: list[Fault] = []
     for fault in sorted(faults, key=_place):
-        last = result[-1] if result else None
-        if last and last.steps and fault.steps and _follows(last, fault):
+        last = result[-1] if result else Fault("")
+        same = (last.what, last.leaf, last.rows) == (fault.what, fault.leaf, fault.rows)
+        if same and last.steps and fault.steps and last.steps[1] >= fault.steps[0]:
             stop = max(last.steps[1], fault.steps[1])
             result[-1] = last._replace(steps=(last.steps[0], stop))
         else:
@@ -81,16 +82,6 @@ def merged(faults: Iterable[Fault]) -> list[Fault]:
 
 def _place(fault: Fault) -> tuple[object, ...]:
     return fault.leaf or "", fault.what if fault.leaf else "", fault.rows or (), fault.steps or ()
-
-
-def _follows(last: Fault, fault: Fault) -> bool:
-    same = (last.what, last.leaf, last.rows) == (fault.what, fault.leaf, fault.rows)
-    return (
-        same
-        and last.steps is not None
-        and fault.steps is not None
-        and (last.steps[1] >= fault.steps[0])
-    )
 
 
 def with_episodes(fault: Fault, episodes: Episodes) -> Fault:

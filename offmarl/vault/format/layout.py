@@ -114,7 +114,7 @@ class Schema:
         return tables.dtype(agents, agents if self.version == SCHEMA_VERSION else 1)
 
     @cached_property
-    def leaves(self) -> dict[str, Leaf]:
+    def leaves(self) -> Mapping[str, Leaf]:
         """The vault's arrays, in their canonical order."""
         return leaves(self.spec)
 
@@ -275,17 +275,12 @@ def _leaves_of(tree: Any, name: str) -> dict[str, Leaf]:
     return {path: Leaf(spec.numpy_dtype, spec.shape) for path, spec in specs.items()}
 
 
-def leaves(spec: EnvSpec) -> dict[str, Leaf]:
-    """Name the arrays of a vault of offmarl, in their canonical order.
-
-    Where there is no state, it has no array.
-    """
-    return dict(_leaves(spec))
-
-
 @lru_cache(64)
-def _leaves(spec: EnvSpec) -> dict[str, Leaf]:
-    """Describe the arrays; cached, because every append asks for them."""
+def leaves(spec: EnvSpec) -> Mapping[str, Leaf]:
+    """Name the arrays of a vault of offmarl, in their canonical order; there may be no state.
+
+    The mapping is cached, because every append asks for it.
+    """
     agents, view = (spec.num_agents,), spec.view_spec
     float32, int32 = np.dtype("<f4"), np.dtype("<i4")
     continuous, action_size = isinstance(spec.action, Continuous), spec.action_size

@@ -246,8 +246,10 @@ class Grid:
             )
 
     def _check_encoding(self, filters: Any) -> None:
+        # Those of ml_dtypes are void to NumPy.
+        is_void = self.dtype.kind == "V" and self.dtype.type is not np.void
         wrong = (
-            (not _is_number(self.dtype), f"values of {self.dtype!s:.40}"),
+            (self.dtype.kind not in "biufc" and not is_void, f"values of {self.dtype!s:.40}"),
             (self.compressor not in _CODECS, f"the compressor {self.compressor!r:.40}"),
             (self.order not in ("C", "F"), f"the order {self.order!r:.40}"),
             (self.separator not in (".", "/"), f"the separator {self.separator!r:.40}"),
@@ -354,11 +356,6 @@ def _fill(value: Any, dtype: np.dtype[Any]) -> np.generic | None:
     return found
 
 
-def _is_number(dtype: np.dtype[Any]) -> bool:
-    """Whether values are numbers or booleans; those of ml_dtypes are void to NumPy."""
-    return dtype.kind in "biufc" or (dtype.kind == "V" and dtype.type is not np.void)
-
-
 def _decompress(codec: str | None, value: Any, size: int) -> Any:
     """Return the content of a compressed chunk, cut off soon after ``size`` bytes."""
     if codec in ("zlib", "gzip"):
@@ -367,16 +364,13 @@ def _decompress(codec: str | None, value: Any, size: int) -> Any:
         return bz2.BZ2Decompressor().decompress(value, size + 1)
     if codec is None:
         return value
-    found = _blosc_size(value) if codec == "blosc" else _zstd_size(value)
+    of_blosc = int.from_bytes(value[4:8], "little")
+    found = of_blosc if codec == "blosc" else _zstd_size(value)
     if found != size:
         raise ValueError(f"its header gives {found} bytes instead of {size}")
     from numcodecs import get_codec  # imported here: few vaults need it
 
     return get_codec({"id": codec}).decode(value)
-
-
-def _blosc_size(value: bytes) -> int:
-    return int.from_bytes(value[4:8], "little")
 
 
 def _zstd_size(value: bytes) -> int | None:

@@ -26,7 +26,7 @@ _TOLERANCE = 1e-5
 _FLOAT32 = np.dtype(np.float32)
 
 _Wrong = NumpyArray | None
-"""Mask of the invalid values; None if all are valid."""
+"""Mask of the invalid values; None if it is known that all are valid."""
 
 
 class RecordPosition(NamedTuple):
@@ -92,7 +92,8 @@ def find(
 ) -> Iterator[Invalid]:
     """Yield invalid values and illegal actions, at most once for each rule."""
     for name, rule in _rules(spec, arrays):
-        if name in arrays and (wrong := rule.wrong(arrays[name])) is not None:
+        wrong = rule.wrong(arrays[name]) if name in arrays else None
+        if wrong is not None and wrong.any():
             yield Invalid(rule.quirk, _message(rule, arrays[name], wrong, spec, place))
     if finals is not None:
         yield from _find_in_finals(finals, spec, place)
@@ -107,7 +108,8 @@ def _find_in_finals(
     for name, rule in _finite_rules(spec).items():
         values = np.asarray(leaves.get(name, 0))
         fits = gate.is_number(values.dtype) and values.shape[:1] == (len(where),)
-        if fits and (wrong := rule.wrong(values)) is not None:
+        wrong = rule.wrong(values) if fits else None
+        if wrong is not None and wrong.any():
             final = rule._replace(what=f"final {rule.what}")
             yield Invalid(rule.quirk, _message(final, values, wrong, spec, place, where))
 
@@ -132,6 +134,7 @@ def warn(found: Iterable[Invalid], known: Iterable[str]) -> list[str]:
 def _rules(spec: EnvSpec, arrays: Mapping[str, NumpyArray]) -> list[tuple[str, _Rule]]:
     """Return the rules for the arrays, by name on disk."""
     flag = "0 or 1", "flags other than 0 and 1", _not_flag
+    log_prob = "impossible log-probabilities"
     rules = [
         *_finite_rules(spec).items(),
         ("rewards", _Rule("reward", "finite", NOT_FINITE, _not_finite)),
@@ -141,17 +144,16 @@ def _rules(spec: EnvSpec, arrays: Mapping[str, NumpyArray]) -> list[tuple[str, _
         ("infos.alive", _Rule("alive mask", *flag)),
         (
             POLICY_IDS,
-            _Rule("policy id", "-1 (unknown) or more", "negative policies", _below_unknown),
+            _Rule("policy id", "-1 (unknown) or more", "negative policies", lambda x: x < -1),
         ),
     ]
-    log_prob = "impossible log-probabilities"
     if isinstance(spec.action, Continuous):
         return [
             *rules,
             ("actions", _Rule("action", _SCALED, "impossible actions", _out_of_bounds)),
             (
                 "infos.behaviour_log_probs",
-                _Rule("log-probability", "finite, or NaN where it is unknown", log_prob, _infinite),
+                _Rule("log-probability", "finite, or NaN where it is unknown", log_prob, np.isinf),
             ),
         ]
     alive, legal = arrays.get("infos.alive"), arrays.get("infos.legals")
@@ -210,17 +212,13 @@ def _not_finite(values: NumpyArray, dtype: np.dtype[Any] = _FLOAT32) -> _Wrong:
 
 
 def _not_flag(values: NumpyArray) -> _Wrong:
-    return None if values.dtype == bool else _some((values != 0) & (values != 1))
-
-
-def _below_unknown(values: NumpyArray) -> _Wrong:
-    return _some(values < -1)
+    return None if values.dtype == bool else (values != 0) & (values != 1)
 
 
 def _out_of_bounds(values: NumpyArray) -> _Wrong:
     if values.max(initial=-1) <= 1 + _TOLERANCE and values.min(initial=1) >= -1 - _TOLERANCE:
         return None
-    return _some(~(np.abs(values) <= 1 + _TOLERANCE))
+    return ~(np.abs(values) <= 1 + _TOLERANCE)
 
 
 def _not_among(values: NumpyArray, spec: EnvSpec, alive: NumpyArray | None) -> _Wrong:
@@ -230,11 +228,11 @@ def _not_among(values: NumpyArray, spec: EnvSpec, alive: NumpyArray | None) -> _
     with any action of the joint space.
     """
     if values.min(initial=0) < 0 or values.max(initial=0) >= spec.num_actions:
-        return _some((values < 0) | (values >= spec.num_actions))
+        return (values < 0) | (values >= spec.num_actions)
     if spec.action_sizes is None:
         return None
     beyond = values >= np.array(spec.action_sizes)
-    return _some(beyond if alive is None else beyond & (alive != 0))
+    return beyond if alive is None else beyond & (alive != 0)
 
 
 def _nothing_legal(values: NumpyArray, alive: NumpyArray | None) -> _Wrong:
@@ -244,19 +242,11 @@ def _nothing_legal(values: NumpyArray, alive: NumpyArray | None) -> _Wrong:
         if not nothing.any():  # mostly after a few actions
             return None
         nothing &= values[..., action] == 0
-    return _some(nothing if alive is None else nothing & (alive != 0))
-
-
-def _infinite(values: NumpyArray) -> _Wrong:
-    return _some(np.isinf(values))
+    return nothing if alive is None else nothing & (alive != 0)
 
 
 def _above_zero(values: NumpyArray) -> _Wrong:
-    return _some((values > _TOLERANCE) | np.isneginf(values))
-
-
-def _some(wrong: NumpyArray) -> _Wrong:
-    return wrong if wrong.any() else None
+    return (values > _TOLERANCE) | np.isneginf(values)
 
 
 # ---------------------------------------------------------------------------------- messages
@@ -270,26 +260,20 @@ def _message(
     place: RecordPosition,
     finals: Sequence[tuple[int, int]] | None = None,
 ) -> str:
-    """Describe the first invalid value.
-
-    ``finals`` has the rows and steps of final views ``(M, ...)``; None for arrays of steps.
-    """
+    """Describe the first invalid value; ``finals`` has the rows and steps of final views."""
     at = np.argwhere(wrong)[0].tolist()
     value = values[tuple(at)].tolist()
     (row, step), rest = (finals[at[0]], at[1:]) if finals else (at[:2], at[2:])
     whose = ""
     if rule.agents is not None and rest:
         agent = rest.pop(0)
-        whose = f" of {_agent(spec, rule.agents[agent] if rule.agents else agent)}"
+        number = rule.agents[agent] if rule.agents else agent
+        whose = f" of agent {number}" + (f" ({spec.agents[number]})" if spec.agents else "")
     entry = f", entry {', '.join(map(str, rest))}," if rest else ""
     where = f"in row {place.row + row}, step {place.step + step} {place.of}"
     count = int(np.count_nonzero(wrong))
     others = f" (and {count - 1:,} more are wrong)" if count > 1 else ""
     return f"the {rule.what}{whose}{entry} {where} is {value!r}{others}: it must be {rule.must}."
-
-
-def _agent(spec: EnvSpec, number: int) -> str:
-    return f"agent {number}" + (f" ({spec.agents[number]})" if spec.agents else "")
 
 
 def cast(

@@ -113,12 +113,3 @@ def _whole(what: str, numbers: NumpyArray) -> NumpyArray:
     if found.size and found.dtype.kind not in "iu":
         raise VaultError(f"the {what} of windows are whole numbers: got {found.dtype}.")
     return found.astype(np.int64, copy=False)
-
-
-def check_finals(numbers: NumpyArray, count: int, path: PurePath) -> None:
-    """Raise `VaultError` if a vault does not have these final views."""
-    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
-        raise VaultError(
-            f"final views {numbers.min()} to {numbers.max()} were requested, and {path} has "
-            f"{count}, from 0: an episode whose `final` is -1 has none."
-        )

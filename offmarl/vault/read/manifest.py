@@ -250,13 +250,8 @@ def read_parts(contents: Contents, schema: Schema, faults: list[Fault]) -> Parts
     for key in contents.keys(layout.FINALS_PREFIX):
         with noting(faults, key):
             first = _first_of(key, layout.FINALS_PREFIX)
-            finals[first] = len(read_final_block(contents, schema, first))
+            finals[first] = len(_records(contents.get(key), encoding.view_dtype(schema.spec)))
     return Parts(schema, ended=ended, finals=finals, **found)
-
-
-def read_final_block(contents: Contents, schema: Schema, first: int) -> NumpyArray:
-    """Read a block of packed final views; `VaultFormatError` if it is damaged."""
-    return _records(contents.get(layout.finals_key(first)), encoding.view_dtype(schema.spec))
 
 
 def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fault]) -> Schema:

@@ -11,6 +11,7 @@ from offmarl.errors import OffmarlError, VaultError, VaultFormatError, VaultNotF
 from offmarl.paths import named
 from offmarl.teams import only_or_all, teams_of
 from offmarl.vault.format import encoding, tables
+from offmarl.vault.format.layout import OBSERVATIONS
 from offmarl.vault.read.manifest import describe, read_episodes
 from offmarl.vault.read.reader import Reader
 from offmarl.vault.storage.drivers import Directory, Driver, driver_of
@@ -105,16 +106,8 @@ def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, S
         found = _walk(place) if isinstance(place, Directory) else place.vaults()
     with ThreadPoolExecutor(_READERS) as readers:
         paths = list(found)
-        summaries = readers.map(lambda one: _summarise_found(one, place.path), paths)
+        summaries = readers.map(lambda one: _summarise(one, place.path), paths)
         yield from zip(paths, summaries, strict=True)
-
-
-def _summarise_found(path: PurePath, root: PurePath) -> Summary:
-    """Return the summary of a vault at or below ``root``."""
-    if path != root and isinstance(path, Path) and path.is_symlink():
-        empty = Summary(path.parent.name.removesuffix(SUFFIX), path.name)
-        return empty._replace(error=str(refused_link(path)))
-    return summarise(path)
 
 
 def _walk(place: Directory) -> Iterator[PurePath]:
@@ -147,21 +140,24 @@ def _descends_into(path: Path, linked: list[Path]) -> bool:
     return True
 
 
-def summarise(path: PurePath) -> Summary:
-    """Return a vault's summary from its few small keys."""
+def _summarise(path: PurePath, root: PurePath) -> Summary:
+    """Return the summary of a vault at or below ``root``."""
     summary = Summary(path.parent.name.removesuffix(SUFFIX), path.name)
     try:
-        return _summarise(summary, path)
+        if path != root and isinstance(path, Path) and path.is_symlink():
+            raise refused_link(path)
+        return _described(summary, Store.open(path))
     except OffmarlError as error:
         return summary._replace(error=str(error))
 
 
-def _summarise(summary: Summary, path: PurePath) -> Summary:
-    store = Store.open(path)
+def _described(summary: Summary, store: Store) -> Summary:
+    """Add what a vault's few small keys say."""
     found = describe(store, check_arrays=False)
     own, steps = found.manifest, found.rows * found.length
     if own is None:
-        return summary._replace(num_agents=encoding.agents_in(found.leaves), steps=steps)
+        shapes = (y.shape for x, y in found.leaves.items() if encoding.is_of(OBSERVATIONS, x))
+        return summary._replace(num_agents=next((x[0] for x in shapes if x), None), steps=steps)
     episodes = tables.to_episodes(read_episodes(store, own), teams_of(own.schema.spec))
     return summary._replace(
         env=own.schema.spec.name or None,

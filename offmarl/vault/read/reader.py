@@ -221,7 +221,12 @@ class Reader:
             A number is out of range, such as the -1 of an episode without a final view.
         """
         numbers = np.asarray(numbers)
-        bounds.check_finals(numbers, self._finals.count, self.path)
+        count = self._finals.count
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
+            raise VaultError(
+                f"final views {numbers.min()} to {numbers.max()} were requested, and {self.path} "
+                f"has {count}, from 0: an episode whose `final` is -1 has none."
+            )
         return self._finals.read(numbers)
 
     @cached_property

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from offmarl import records
 from offmarl.errors import OptionError, ShapeError
 from offmarl.teams import policy_columns
-from offmarl.vault.format.tables import Episodes
 from offmarl.vault.read.reader import Reader
 
 By = Literal["step", "episode"]
@@ -18,9 +17,7 @@ By = Literal["step", "episode"]
 RETURN_TEMPERATURE = 0.1
 """The temperature of returns if none is given, as in Hong et al. 2023 (arXiv 2306.13085)."""
 
-_OF_EPISODES: dict[str, Callable[[Episodes], Any]] = {
-    "length": lambda episodes: episodes.length,
-}
+_LENGTH = "length"
 _RETURN = "return"
 _REWARD = "reward"
 _EXTRAS = "extras."
@@ -192,8 +189,8 @@ def _column(dataset: Reader, name: str) -> Any:
         return dataset.episodes.episode_returns
     if name in dataset.episodes.returns_by_name:
         return dataset.episodes.returns_by_name[name]
-    if name in _OF_EPISODES:
-        return _OF_EPISODES[name](dataset.episodes)
+    if name == _LENGTH:
+        return dataset.episodes.length
     if name in (policies := policy_columns(dataset.spec)):
         return dataset.episodes.policy_ids[:, policies[name]]
     if name == _REWARD:
@@ -201,7 +198,7 @@ def _column(dataset: Reader, name: str) -> Any:
     leaf = _EXTRAS + name.removeprefix(_EXTRAS)
     if leaf not in dataset.leaves:
         extras = [one.removeprefix(_EXTRAS) for one in dataset.leaves if one.startswith(_EXTRAS)]
-        names = [*dataset.episodes.returns_by_name, *_OF_EPISODES, *policies, _REWARD, *extras]
+        names = [*dataset.episodes.returns_by_name, _LENGTH, *policies, _REWARD, *extras]
         columns = ", ".join(names)
         raise OptionError(f"{dataset.path} has no column {name!r}: its columns are {columns}.")
     found = dataset.read(leaves=[leaf])[leaf]

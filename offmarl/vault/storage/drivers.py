@@ -7,6 +7,7 @@ the kinds are methods and flags of the driver, so the layers above do not test f
 
 import math
 import os
+import re
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -461,15 +462,10 @@ def register_driver(scheme: str, factory: Factory) -> None:
         The scheme belongs to offmarl, or is not a word of lower-case letters, digits and ``+.-``.
     """
     reserved = schemes - openers.keys()
-    if scheme in reserved or not scheme[:1].isalpha() or not _is_scheme(scheme):
+    if scheme in reserved or not re.fullmatch(r"[a-z][a-z0-9+.-]+", scheme):
         raise VaultError(f"{scheme!r} cannot be registered as the scheme of a driver.")
     schemes.add(scheme)
     openers[scheme] = lambda url: Registered(url, factory(str(url)))
-
-
-def _is_scheme(text: str) -> bool:
-    allowed = set("abcdefghijklmnopqrstuvwxyz0123456789+.-")
-    return len(text) > 1 and allowed.issuperset(text)
 
 
 # ---------------------------------------------------------------------------------- paths

@@ -223,16 +223,11 @@ def workspace(directory: Path) -> Iterator[Path]:
             time.sleep(_SETTLE_SECONDS)
             raise
         finally:
-            _discard(directory)  # before the lock is released
+            for _ in range(_DISCARDS):  # a library may still write there
+                shutil.rmtree(directory, ignore_errors=True)
+                if not directory.exists():
+                    break
             lock.release()
-
-
-def _discard(directory: Path) -> None:
-    """Remove a directory to which a library may still write."""
-    for _ in range(_DISCARDS):
-        shutil.rmtree(directory, ignore_errors=True)
-        if not directory.exists():
-            return
 
 
 @contextmanager

@@ -229,7 +229,9 @@ class OcdbtStore(Store):
         blocks: Sequence[Block] = (),
     ) -> Pending:
         """Start to write all values or none."""
-        if blocks and not self._is_bulk(blocks):
+        size = sum(len(block.memory) for block in blocks)
+        # A small file costs more than it saves: it is synced beside that of TensorStore.
+        if blocks and not (self.driver.can_map and size >= _BULK_BYTES):
             writes, blocks = {**writes, **_values_of(blocks)}, ()
         # TensorStore overwrites the unfinished manifest of a killed process without truncating it.
         # If that was longer, its rest would follow the new manifest.
@@ -250,14 +252,6 @@ class OcdbtStore(Store):
         # Dropping a future cancels its write, so the futures are kept until the commit is done.
         done.add_done_callback(lambda _: pending.clear())
         return done
-
-    def _is_bulk(self, blocks: Sequence[Block]) -> bool:
-        """Whether blocks are written to a file of their own: a small one costs more than it saves.
-
-        It would be synced in addition to the file that TensorStore writes in every commit.
-        """
-        size = sum(len(block.memory) for block in blocks)
-        return self.driver.can_map and size >= _BULK_BYTES
 
     def _commit_bulk(
         self, transaction: ts.Transaction, blocks: Sequence[Block], pending: list[Any]

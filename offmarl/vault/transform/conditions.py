@@ -24,7 +24,7 @@ from offmarl.vault.transform.expression import (
     Kind,
 )
 from offmarl.vault.transform.lineage import Named, Source
-from offmarl.vault.transform.selection import Pieces, Pool, Unit, everything, whole_episodes
+from offmarl.vault.transform.selection import Pieces, Pool, Unit, whole_episodes
 
 OF_EPISODES: dict[str, Kind] = {
     "return": "number",  # mean over agents, if they are one team
@@ -85,7 +85,7 @@ def meeting(
     if by == "episodes":
         pieces = _whole_meeting(sources, parsed, columns)
     else:
-        given = within or [everything(source.vault) for source in sources]
+        given = within or [whole_episodes(source.vault) for source in sources]
         pieces = [
             _steps_meeting(source, parsed, found, named, inside)
             for source, found, inside in zip(sources, columns, given, strict=True)

@@ -1,23 +1,18 @@
 """Carries out plans: examines the sources, selects, copies, and records the lineage."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from offmarl.errors import VaultError
 from offmarl.terminal import Advance, Progress
-from offmarl.types import EnvSpec, FinalObservations, Transition, View, map_tree
+from offmarl.types import FinalObservations, Transition, View, map_tree
 from offmarl.vault.format.layout import Codec, NumpyArray
 from offmarl.vault.format.tables import CAUSES, CUT, OPEN
-from offmarl.vault.read.open import SUFFIX
 from offmarl.vault.read.reader import Reader, common_spec
-from offmarl.vault.storage.drivers import driver_of
-from offmarl.vault.storage.files import whole
 from offmarl.vault.transform import lineage
 from offmarl.vault.transform.lineage import Named, Source
 from offmarl.vault.transform.plan import Plan, StrPath
@@ -48,27 +43,32 @@ def execute(
     copy: "Copy | None" = None,
     named: Sequence[Named] | None = None,
 ) -> None:
-    """Make the vault that was planned.
+    """Make the vault that was planned; invalid values of the sources are kept.
 
     ``sources`` are those that were examined before; ``copy`` is used in place of `copy_pieces`;
     ``named`` are the origins whose ids policies get, by default those of what is taken.
     """
-    vaults, rows, length = plan.vaults, 1, None
-    if plan.keeps_rows:
-        rows, length = vaults[0].rows, vaults[0].length or None
-    codec = codec_of(vaults, plan.codec)
-    spec = plan.spec or common_spec(vaults)
-    with _create(path, spec, codec, plan.chunk_steps, rows, length) as writer:
+    vaults = plan.vaults
+    with create_whole(
+        path,
+        plan.spec or common_spec(vaults),
+        rows=vaults[0].rows if plan.keeps_rows else 1,
+        codec=codec_of(vaults, plan.codec),
+        chunk_steps=plan.chunk_steps,
+        expected_steps=(vaults[0].length or None) if plan.keeps_rows else None,
+        on_invalid="keep",
+    ) as writer:
         if sources is None:
             sources = examine_all(vaults, progress)
         taken = [*zip(sources, plan.select(sources, None), strict=True)]
         if plan.keeps_rows:
-            copy, named = copy or _copy_rows, sources[0].named
+            copy, named = copy or copy_rows, sources[0].named
         if named is None:
             named = lineage.merged(taken)
         with progress(plan.operation, steps_of(taken, plan.keeps_rows)) as advance:
             for source, pieces in taken:
-                remap = partial(lineage.remap, source=source.named, target=named)
+                remap: Remap = partial(lineage.remap, source=source.named, target=named)
+                remap = unchanged if plan.keeps_rows else remap
                 (copy or copy_pieces)(source.vault, pieces, writer, remap, advance)
         about = lineage.provenance_of(plan.operation, plan.described(), taken, named)
         writer.annotate({**about, **plan.provenance})
@@ -89,6 +89,11 @@ def steps_of(taken: Sequence[tuple[Source, Pieces]], may_be_empty: bool = False)
     return steps
 
 
+def unchanged(ids: NumpyArray) -> NumpyArray:
+    """Keep policy ids, where rows are kept."""
+    return ids
+
+
 def join_rows(
     blocks: Sequence[Reader],
     path: StrPath,
@@ -96,49 +101,25 @@ def join_rows(
     progress: Progress,
     codec: Codec | None = None,
     chunk_steps: int | None = None,
-    remap: Remap | None = None,
+    remap: Remap = unchanged,
 ) -> None:
     """Make a vault of vaults with as many rows each, one after the other in time.
 
     No episode may span two of them.
     """
-    spec, codec = common_spec(blocks), codec_of(blocks, codec)
-    with _create(path, spec, codec, chunk_steps, blocks[0].rows) as writer:
+    with create_whole(
+        path,
+        common_spec(blocks),
+        rows=blocks[0].rows,
+        codec=codec_of(blocks, codec),
+        chunk_steps=chunk_steps,
+        on_invalid="keep",
+    ) as writer:
         with progress("join", sum(block.num_steps for block in blocks)) as advance:
             for block in blocks:
-                copy_rows(block, writer, advance, remap)
+                copy_rows(block, None, writer, remap, advance)
         writer.flush()
         writer.annotate(provenance(Reader(writer.store)))
-
-
-@contextmanager
-def atomic_directory(path: StrPath) -> Iterator[Path]:
-    """Yield a directory for vaults that appears at its path with all of them or not at all."""
-    final = driver_of(path).directory
-    if not final.name.endswith(SUFFIX):
-        raise VaultError(f"{final} cannot hold several vaults: its name must end in {SUFFIX}.")
-    with whole(final) as part:
-        yield part
-
-
-def _create(
-    path: StrPath,
-    spec: EnvSpec,
-    codec: Codec,
-    chunk_steps: int | None,
-    rows: int,
-    expected_steps: int | None = None,
-) -> AbstractContextManager[Writer]:
-    # The sources were checked when they were recorded, or imported as they are: keep all values.
-    return create_whole(
-        path,
-        spec,
-        rows=rows,
-        codec=codec,
-        chunk_steps=chunk_steps,
-        expected_steps=expected_steps,
-        on_invalid="keep",
-    )
 
 
 def codec_of(vaults: Sequence[Reader], codec: Codec | None) -> Codec:
@@ -176,15 +157,12 @@ def copy_pieces(
         advance(steps.last.size)
 
 
-def _copy_rows(vault: Reader, _: Pieces, writer: Writer, __: Remap, advance: Advance) -> None:
-    copy_rows(vault, writer, advance)
-
-
 def copy_rows(
     vault: Reader,
+    _: Pieces | None,
     writer: Writer,
+    remap: Remap,
     advance: Advance,
-    remap: Remap | None = None,
     replace: Replace | None = None,
 ) -> None:
     """Append all of a vault to one with as many rows, unchanged but for what is replaced."""
@@ -193,10 +171,10 @@ def copy_rows(
     is_open = found.cause == CAUSES[OPEN]
     # Data after an open episode was recorded by another run.
     breaks = np.unique(ends[is_open])
-    for begin, stop in _split_at(vault.blocks(), breaks.tolist()):
+    edges = sorted({0, *(stop for _, stop in vault.blocks()), *breaks.tolist()})
+    for begin, stop in pairwise(edges):
         steps = vault.transitions(begin, stop)
-        if remap is not None:
-            steps = steps._replace(policy_id=remap(steps.policy_id))
+        steps = steps._replace(policy_id=remap(steps.policy_id))
         here = np.flatnonzero((ends > begin) & (ends <= stop) & ~is_open)
         row: NumpyArray = found.row[here]
         time: NumpyArray = ends[here] - 1 - begin
@@ -212,12 +190,6 @@ def copy_rows(
         advance(steps.last.size)
 
 
-def _split_at(blocks: Iterator[tuple[int, int]], breaks: list[int]) -> Iterator[tuple[int, int]]:
-    for begin, stop in blocks:
-        edges = [begin, *(edge for edge in breaks if begin < edge < stop), stop]
-        yield from pairwise(edges)
-
-
 def _windows(vault: Reader, pieces: Pieces) -> Iterator[_Window]:
     """Iterate over the rows that have pieces; short rows are read together."""
     rows = vault.episodes.row[pieces.episode]
@@ -229,21 +201,18 @@ def _windows(vault: Reader, pieces: Pieces) -> Iterator[_Window]:
         of_rows = Pieces(*(column[low:high] for column in pieces))
         for begin, stop in times:
             inside = (of_rows.start < stop) & (of_rows.stop > begin)
-            if inside.any():
-                yield _window(vault, Pieces(*(x[inside] for x in of_rows)), begin, stop)
-
-
-def _window(vault: Reader, pieces: Pieces, begin: int, stop: int) -> _Window:
-    start = np.maximum(pieces.start, begin)
-    end = np.minimum(pieces.stop, stop)
-    row = vault.episodes.row[pieces.episode]
-    return _Window(
-        slice(int(row[0]), int(row[-1]) + 1),
-        int(start.min()),
-        int(end.max()),
-        Pieces(pieces.episode, start, end),
-        pieces.stop <= stop,
-    )
+            if not inside.any():
+                continue
+            here = Pieces(*(column[inside] for column in of_rows))
+            start, end = np.maximum(here.start, begin), np.minimum(here.stop, stop)
+            row = vault.episodes.row[here.episode]
+            yield _Window(
+                slice(int(row[0]), int(row[-1]) + 1),
+                int(start.min()),
+                int(end.max()),
+                Pieces(here.episode, start, end),
+                here.stop <= stop,
+            )
 
 
 def _gather(vault: Reader, window: _Window) -> tuple[Transition, FinalObservations, NumpyArray]:

@@ -91,17 +91,13 @@ def parse(
     names: Mapping[str, Kind],
     hints: Mapping[str, str] | None = None,
     percentiles: bool = True,
+    kind: Kind = "truth",
 ) -> Expression:
-    """Parse a condition over columns; ``hints`` are for names that are columns elsewhere."""
-    return _parse(text, "truth", _Samples(names, hints or {}), percentiles)
+    """Parse a condition over columns; ``hints`` are for names that are columns elsewhere.
 
-
-def parse_number(text: str, names: Mapping[str, Kind]) -> Expression:
-    """Parse a formula of numbers, such as ``reward / 10``; conditions in it count as 0 or 1."""
-    return _parse(text, "number", _Samples(names, {}), percentiles=False)
-
-
-def _parse(text: str, kind: Kind, samples: "_Samples", percentiles: bool) -> Expression:
+    Of the kind "number", it is a formula such as ``reward / 10``; conditions in it count as 0 or 1.
+    """
+    samples = _Samples(names, hints or {})
     if len(text) > _LONGEST:
         raise ExpressionError(f"the expression is longer than {_LONGEST} characters.")
     text = text.replace("\n", " ").strip()

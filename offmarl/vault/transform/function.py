@@ -101,7 +101,7 @@ def _checksum(call: Any) -> str | None:
 @cache
 def parse_reward(text: str) -> Expression:
     """Parse a formula of rewards; `ExpressionError` if it is not one."""
-    return expression.parse_number(text, conditions.OF_STEPS)
+    return expression.parse(text, conditions.OF_STEPS, percentiles=False, kind="number")
 
 
 def reward_formula(text: str, columns: Columns) -> Function:

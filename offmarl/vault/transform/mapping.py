@@ -55,10 +55,10 @@ def map_columns(
     first, parts = _start(vault, schema, loaded, by)
     changed = frozenset(first.result.arrays)
 
-    def copy(vault: Reader, _: Pieces, writer: Writer, __: Remap, advance: Advance) -> None:
+    def copy(vault: Reader, _: Pieces, writer: Writer, remap: Remap, advance: Advance) -> None:
         rest = ((part, _result(vault, loaded, part, first.schema)) for part in parts)
         every = chain([(first.part, first.result)], rest)
-        copy_rows(vault, writer, advance, replace=_Replaced(first.schema, changed, every))
+        copy_rows(vault, _, writer, remap, advance, _Replaced(first.schema, changed, every))
 
     arguments = {**loaded.described, "columns": sorted(map(column_of, changed)), "by": by}
     plan = Plan(

@@ -17,7 +17,7 @@ from offmarl.vault.read.reader import Reader
 from offmarl.vault.transform import conditions, selection
 from offmarl.vault.transform.function import Function, load, parse_reward
 from offmarl.vault.transform.lineage import Source, name_of
-from offmarl.vault.transform.selection import Pieces, Pool, Unit, everything, whole_episodes
+from offmarl.vault.transform.selection import Pieces, Pool, Unit, whole_episodes
 
 StrPath = str | os.PathLike[str]
 AnyVault = StrPath | Reader
@@ -151,37 +151,6 @@ def sample(
     return Plan("sample", vaults, select, arguments, codec, like=models)
 
 
-def split(
-    source: AnyVault, shares: Sequence[float], seed: int, by: str | None, codec: Codec | None
-) -> list[Plan]:
-    """Plan the parts of `offmarl.vault.split`."""
-    vault = opened(source)
-    policies = None if by is None else tables.policies_by(vault.episodes, vault.spec, by)
-
-    def part(name: str, episodes: Any) -> Plan:
-        arguments = {"fractions": shares, "seed": seed, "by": by, "part": name}
-        return Plan(
-            "split", [vault], lambda *_: [whole_episodes(vault, episodes)], arguments, codec
-        )
-
-    parts = tables.split(len(vault), shares, seed, vault.path, policies)
-    return [part(name, episodes) for name, episodes in parts.items()]
-
-
-def slice(
-    source: AnyVault, start: int | None, stop: int | None, by: Unit, codec: Codec | None
-) -> Plan:
-    """Plan `offmarl.vault.slice`."""
-    vault = opened(source)
-
-    def select(*_: object) -> list[Pieces]:
-        if by == "steps":
-            return [selection.time_interval(vault, *selection.interval(start, stop, vault.length))]
-        return [whole_episodes(vault, np.arange(*selection.interval(start, stop, len(vault))))]
-
-    return Plan("slice", [vault], select, {"start": start, "stop": stop, "by": by}, codec)
-
-
 def dedup(source: AnyVault, codec: Codec | None, progress: Progress) -> Plan:
     """Plan `offmarl.vault.dedup`."""
     vault = opened(source)
@@ -238,7 +207,7 @@ def checked_function(function: Any, reward: str | None, seed: int) -> Function |
 def take_all(sources: Sequence[Source], within: Sequence[Pieces] | None) -> list[Pieces]:
     """Select all episodes of all sources."""
     del within
-    return [everything(source.vault) for source in sources]
+    return [whole_episodes(source.vault) for source in sources]
 
 
 SHARED: Mapping[str, Callable[..., Plan]] = {

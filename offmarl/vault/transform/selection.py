@@ -44,21 +44,18 @@ class Pieces(NamedTuple):
         return len(np.unique(self.episode))
 
 
-def whole_episodes(vault: Reader, chosen: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"]) -> Pieces:
-    """Take whole episodes, given by a mask or by numbers in any order."""
+def whole_episodes(
+    vault: Reader, chosen: Bool[np.ndarray, "M"] | Int[np.ndarray, "P"] | slice = slice(None)
+) -> Pieces:
+    """Take whole episodes, given by a mask or by numbers in any order; all by default."""
     episode = np.sort(np.arange(len(vault.episodes.row))[chosen])
     start = vault.episodes.start[episode]
     return Pieces(episode, start, start + vault.episodes.length[episode])
 
 
-def everything(vault: Reader) -> Pieces:
-    """Take all episodes."""
-    return whole_episodes(vault, np.ones(len(vault.episodes.row), bool))
-
-
 def time_interval(vault: Reader, start: int, stop: int) -> Pieces:
     """Take a range of time steps of every row; episodes are cut at its ends."""
-    pieces = everything(vault)
+    pieces = whole_episodes(vault)
     within = Pieces(pieces.episode, np.maximum(pieces.start, start), np.minimum(pieces.stop, stop))
     return Pieces(*(column[within.length > 0] for column in within))
 

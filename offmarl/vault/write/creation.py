@@ -98,18 +98,25 @@ def _schema(
     expected_steps: SupportsIndex | None,
     codec: Codec,
 ) -> Schema:
-    """Return a new vault's schema; `VaultError` if an option is invalid."""
+    """Return a new vault's schema; `VaultError` if an option is invalid, or it is too large."""
     spec = _plain(spec)
-    count = _at_least_one("rows", rows)
+    count = _at_least("rows", rows)
     if expected_steps is not None:
-        expected_steps = _at_least_one("expected_steps", expected_steps)
+        expected_steps = _at_least("expected_steps", expected_steps)
     if chunk_steps is None:
         chunk_steps = layout.default_chunk_steps(spec, count, expected_steps)
-    steps = _at_least_one("chunk_steps", chunk_steps)
+    steps = _at_least("chunk_steps", chunk_steps)
     if codec not in get_args(Codec):
         raise VaultError(f"codec must be {' or '.join(get_args(Codec))}, not {codec!r}.")
     schema = Schema(spec, count, layout.default_chunk_rows(count, steps), steps, codec)
-    _check_sizes(schema)
+    if schema.rows > layout.MAX_ROWS:
+        raise VaultError(f"a vault can have at most {layout.MAX_ROWS} rows: got {schema.rows}.")
+    if schema.chunk_bytes > layout.MAX_CHUNK_BYTES:
+        raise VaultError(
+            f"chunks of {schema.chunk_rows} rows and {schema.chunk_steps} steps would take "
+            f"{schema.chunk_bytes} bytes, and {layout.MAX_CHUNK_BYTES} is the most: choose fewer "
+            "chunk_steps."
+        )
     return schema
 
 
@@ -210,13 +217,14 @@ def free_place(path: str | os.PathLike[str]) -> Driver:
 def destination(path: str | os.PathLike[str], may_exist: bool = False) -> Driver:
     """Return the place of a vault to be created."""
     given = absolute(path)
-    if isinstance(given, Path):
-        _refuse_inside(given)
+    for above in given.parents if isinstance(given, Path) else ():
+        if (above / layout.MANIFEST).is_file():
+            raise VaultError(f"{given} is inside the vault {above}: choose a place outside it.")
     if given.name.endswith(SUFFIX):
-        above = driver_of(given)
-        if may_exist and [one.name for one in above.vaults()] == [DEFAULT_UID]:
+        dataset = driver_of(given)
+        if may_exist and [one.name for one in dataset.vaults()] == [DEFAULT_UID]:
             return driver_of(given / DEFAULT_UID)
-        for found in (*above.vaults(), *above.links()):
+        for found in (*dataset.vaults(), *dataset.links()):
             raise VaultExistsError(f"{given} holds {found.name} already: choose another name.")
         return driver_of(given / DEFAULT_UID)
     if not given.parent.name.endswith(SUFFIX):
@@ -227,13 +235,6 @@ def destination(path: str | os.PathLike[str], may_exist: bool = False) -> Driver
     return driver_of(given)
 
 
-def _refuse_inside(path: Path) -> None:
-    """Raise `VaultError` if a directory above is a vault."""
-    for above in path.parents:
-        if (above / layout.MANIFEST).is_file():
-            raise VaultError(f"{path} is inside the vault {above}: choose a place outside it.")
-
-
 def _plain(spec: EnvSpec) -> EnvSpec:
     """Return a spec as it will be read back, with NumPy's numbers converted to Python's."""
     try:
@@ -241,18 +242,14 @@ def _plain(spec: EnvSpec) -> EnvSpec:
     except TypeError as error:
         raise VaultError(f"{spec} cannot be written to a vault: {error}.") from error
     for name in ("num_agents", "observation_size", "action_size"):
-        _at_least_one(f"the spec's {name}", getattr(spec, name))
+        _at_least(f"the spec's {name}", getattr(spec, name))
     _at_least("the spec's state_size", spec.state_size, 0)
     plain = EnvSpec.from_json(json.loads(written))
     layout.check_leaves(plain)
     return plain
 
 
-def _at_least_one(name: str, value: SupportsIndex) -> int:
-    return _at_least(name, value, 1)
-
-
-def _at_least(name: str, value: SupportsIndex, least: int) -> int:
+def _at_least(name: str, value: SupportsIndex, least: int = 1) -> int:
     try:
         number = operator.index(value)
     except TypeError:
@@ -260,18 +257,6 @@ def _at_least(name: str, value: SupportsIndex, least: int) -> int:
     if number < least:
         raise VaultError(f"{name} must be a whole number of at least {least}: got {value!r}.")
     return number
-
-
-def _check_sizes(schema: Schema) -> None:
-    """Raise `VaultError` if a vault would be too large to open."""
-    if schema.rows > layout.MAX_ROWS:
-        raise VaultError(f"a vault can have at most {layout.MAX_ROWS} rows: got {schema.rows}.")
-    if schema.chunk_bytes > layout.MAX_CHUNK_BYTES:
-        raise VaultError(
-            f"chunks of {schema.chunk_rows} rows and {schema.chunk_steps} steps would take "
-            f"{schema.chunk_bytes} bytes, and {layout.MAX_CHUNK_BYTES} is the most: choose fewer "
-            "chunk_steps."
-        )
 
 
 def _fill(store: Store, schema: Schema, provenance: Mapping[str, Any]) -> Manifest:
