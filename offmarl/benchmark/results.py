@@ -108,11 +108,9 @@ def read_results(plan: Plan) -> Results:
             if metrics[label] == metric
         }
         if entries:
-            runs = gather(entries, metric)
-            comparisons[metric] = reports.compare(
-                runs.scores, scales, metric, runs.best, runs.evaluations, partners=runs.partners
-            )
-            curves |= reports.read_curves(entries, metric)
+            found = gather(entries, metric)
+            comparisons[metric] = reports.compare(found, scales, metric)
+            curves |= reports.read_curves(found)
     return Results(plan, files, cells, comparisons, curves, broken)
 
 

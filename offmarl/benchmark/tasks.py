@@ -224,7 +224,8 @@ class CellsWork(Work):
             metric = reports.metric_of([path])
         except RunError as error:
             return str(error)
-        scores = [float(own.mean()) for own in reports.final_returns(path, metric).values()]
+        found = reports.final_evaluation(path)[metric]
+        scores = [float(own.mean()) for own in found.values()]
         return f"{reports.UNITS[metric]} {number(sum(scores) / len(scores))}"
 
     def needs(self, block: int) -> list[int]:
