@@ -326,7 +326,7 @@ class Checkpoints:
             about: Any = json.loads(text)
         except (ValueError, RecursionError, *_MISSING) as error:
             raise self._damaged(step, _in_words(error)) from None
-        if not isinstance(about, dict) or not _is_intact(about):
+        if not isinstance(about, dict) or _sealed(about) != about:
             raise self._damaged(step, "the checksum of its JSON part is wrong")
         return about
 
@@ -390,7 +390,7 @@ def _read(directory: Path, part: ArrayTree) -> ArrayTree:
             raise ValueError(f"{name} is stored with another type, shape or chunks")
         return array.read().result()
 
-    return _unwrap(jax.tree_util.tree_map_with_path(read, _wrap(part)))
+    return jax.tree_util.tree_map_with_path(read, _wrap(part))["tree"]
 
 
 def _in_words(error: BaseException) -> str:
@@ -434,11 +434,6 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _wrap(part: ArrayTree) -> dict[str, ArrayTree]:
     """Put a tree into a container, because orbax rejects a single array."""
     return {"tree": part}
-
-
-def _unwrap(wrapped: Mapping[str, ArrayTree]) -> ArrayTree:
-    (part,) = wrapped.values()
-    return part
 
 
 def _is_directory(path: Path) -> bool:
@@ -494,14 +489,9 @@ def _checksums(tree: ArrayTree) -> dict[str, str]:
 def _sealed(about: dict[str, Any]) -> dict[str, Any]:
     """Return a JSON object with its own checksum, of its canonical text."""
     about = json.loads(json.dumps(about))  # keys become text, tuples lists
+    about.pop("crc32c", None)
     text = json.dumps(about, sort_keys=True, separators=(",", ":"))
     return {**about, "crc32c": f"{google_crc32c.value(text.encode()):08x}"}
-
-
-def _is_intact(about: dict[str, Any]) -> bool:
-    """Whether a JSON object has its own checksum."""
-    rest = {key: value for key, value in about.items() if key != "crc32c"}
-    return bool(_sealed(rest)["crc32c"] == about.get("crc32c"))
 
 
 def _without_keys(tree: ArrayTree) -> ArrayTree:

@@ -98,10 +98,12 @@ def _place(plan: Plan, label: str, content: str) -> Path:
 
 def note_vaults(plan: Plan, job: Job, answer: Mapping[str, Any]) -> None:
     """Write down the vaults that a preparation made; its command answered with ``--json``."""
-    vaults = _vaults_of(plan, job, answer)
-    job.place.mkdir(parents=True, exist_ok=True)
-    found = {"config": job.config, "vaults": {x: _shortened(y, job) for x, y in vaults.items()}}
-    tracking.write_json(_note(job), tracking.plain(found))
+    place, vaults = job.place, {}
+    for label, path in _vaults_of(plan, job, answer).items():
+        full = local(path)  # relative to the job's directory, which may be moved, if it is below it
+        vaults[label] = str(full.relative_to(place) if full.is_relative_to(place) else full)
+    place.mkdir(parents=True, exist_ok=True)
+    tracking.write_json(_note(job), tracking.plain({"config": job.config, "vaults": vaults}))
 
 
 def noted_vaults(job: Job) -> dict[str, str] | None:
@@ -121,12 +123,6 @@ def noted_vaults(job: Job) -> dict[str, str] | None:
 
 def _note(job: Job) -> Path:
     return job.place / "vaults.json"
-
-
-def _shortened(path: str, job: Job) -> str:
-    """Return a path relative to a job's directory, which may be moved, if it is below it."""
-    place, full = job.place, local(path)
-    return str(full.relative_to(place) if full.is_relative_to(place) else full)
 
 
 def _vaults_of(plan: Plan, job: Job, answer: Mapping[str, Any]) -> dict[str, str]:

@@ -159,8 +159,8 @@ class Bridge:
 
 def _bridge_move(position: Int[Array, "2 2"], action: Int[Array, "2"]) -> Int[Array, "2 2"]:
     """Move the agents by the rules of the published data, whose order matters."""
-    done = _done(position)
-    target = _onto_free_cells(position, jnp.where(done[:, None], 0, _moves(action)))
+    done, moves = _done(position), jnp.asarray(_BRIDGE_MOVES)[action]
+    target = _onto_free_cells(position, jnp.where(done[:, None], 0, moves))
     swap = _same(target[0], position[1]) & _same(target[1], position[0])
     target = jnp.where(swap, position, target)
     home = _same(target, jnp.asarray(_BRIDGE_GOAL))  # an agent can always enter its own goal
@@ -170,10 +170,6 @@ def _bridge_move(position: Int[Array, "2 2"], action: Int[Array, "2"]) -> Int[Ar
     taken = _same(target[1], first) & ~done[0]
     second = jnp.where(taken & ~home[1], position[1], target[1])
     return jnp.stack([first, second])
-
-
-def _moves(action: Int[Array, "2"]) -> Int[Array, "2 2"]:
-    return jnp.asarray(_BRIDGE_MOVES)[action]
 
 
 def _onto_free_cells(position: Int[Array, "2 2"], move: Int[Array, "2 2"]) -> Int[Array, "2 2"]:

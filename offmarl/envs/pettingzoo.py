@@ -222,17 +222,15 @@ class PettingZooPolicy:
 
     def __call__(self, observations: Observations, infos: Infos | None = None) -> dict[str, Any]:
         """Return the actions of the agents that act now."""
-        self._translator = self._translator or Translator(self._env, flat=self._is_flat())
+        if self._translator is None:
+            spec = getattr(self._policy, "spec", None)
+            self._translator = Translator(self._env, flat=spec is not None and spec.is_vector)
         agents = list(self._env.agents)
         alive = [agent in agents for agent in self._env.possible_agents]
         view = self._translator.view(observations, infos or {}, alive, state_of(self._env))
         self._key, key = jax.random.split(self._key)
         action, self._carry = self._policy(view.observation, view.legal_actions, self._carry, key)
         return self._translator.by_agent(np.asarray(action), agents)
-
-    def _is_flat(self) -> bool:
-        spec = getattr(self._policy, "spec", None)
-        return spec is not None and spec.is_vector
 
     def after_step(
         self,

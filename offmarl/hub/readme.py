@@ -39,20 +39,16 @@ def readme(card: Card, repository: str, tables: Sequence[str] = ()) -> str:
         {"configs": [{"config_name": EPISODES, "data_files": splits}]} if splits else {}
     )
     licence: dict[str, Any] = {**hub_metadata(card.licence.data, card.licence.link)}
+    steps = sum(one.steps or 0 for one in card.uids.values())
     metadata = DatasetCardData(
         **licence,
         **shown,
         pretty_name=card.name,
         task_categories=["reinforcement-learning"],
-        size_categories=[_size_category(card)],
+        size_categories=[next((name for most, name in _SIZES if steps < most), "n>1T")],
         tags=list(_TAGS),
     )
     return str(DatasetCard(f"---\n{metadata.to_yaml()}\n---\n\n{_text(card, repository)}"))
-
-
-def _size_category(card: Card) -> str:
-    steps = sum(one.steps or 0 for one in card.uids.values())
-    return next((name for most, name in _SIZES if steps < most), "n>1T")
 
 
 def _text(card: Card, repository: str) -> str:

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
         last_metrics as last_metrics,
         metric_of as metric_of,
         read_runs as read_runs,
-        scores_of as scores_of,
     )
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float, Int
 from offmarl.report.accumulators import (
     Actions,
     ContinuousActions,
-    DiscreteActions,
     Distinct,
     actions_of,
     entropy,
@@ -388,13 +387,11 @@ def warnings_by_dataset(surveys: Surveys) -> list[tuple[str, str]]:
     for name, one in surveys.items():
         for text in data_warnings(one):
             about.setdefault(text, []).append(name)
-    return [(_names(named, len(surveys)), text) for text, named in about.items()]
-
-
-def _names(some: Sequence[str], count: int) -> str:
-    if count == 1:
-        return ""
-    return "all" if len(some) == count else ", ".join(some)
+    several = len(surveys) > 1
+    return [
+        ("all" if len(named) == len(surveys) else ", ".join(named), text) if several else ("", text)
+        for text, named in about.items()
+    ]
 
 
 def _of_recording(found: Survey) -> Iterator[str]:
@@ -511,10 +508,6 @@ def _of_actions(found: Survey) -> Iterator[str]:
         return
     if illegal := int(actions.illegal.sum()):
         yield f"Illegal actions taken: {illegal:,} ({illegal / alive:.2%})."
-    yield from _never_taken(actions)
-
-
-def _never_taken(actions: DiscreteActions) -> Iterator[str]:
     never = (actions.legal > 0) & (actions.taken == 0)
     if never.any():
         yield f"Legal actions that were never taken: {_columns(never)}."

@@ -156,16 +156,12 @@ def learning_curves(curves: Curves) -> Section:
             band = curve.interval()
             ends = (None, None) if band is None else band[:, -1].tolist()
             banded |= band is not None
-            shown = bars(_shortened(curve.mean).tolist(), float(means.min()), float(means.max()))
+            blocks = np.array_split(curve.mean, min(len(curve.mean), _BARS))
+            heights = [float(block.mean()) for block in blocks]
+            shown = bars(heights, float(means.min()), float(means.max()))
             last = interval(float(curve.mean[-1]), *ends)
             first = float(curve.mean[0])
             rows.append([dataset, entry.label, first, shown, last, int(curve.steps[-1])])
     heading = "last [95% interval]" if banded else "last"
     names = ["data", "run", "first", "mean over seeds", heading, "steps"]
     return Section("Learning curves", names, rows)
-
-
-def _shortened(values: Float[np.ndarray, "points"]) -> Float[np.ndarray, "_"]:
-    """Return at most `_BARS` values: means over blocks of neighbours."""
-    blocks = np.array_split(values, min(len(values), _BARS))
-    return np.array([block.mean() for block in blocks])

@@ -189,8 +189,8 @@ def read_runs(
 def gather(directories: Mapping[str, Mapping[Entry, Path]], metric: str = RETURN) -> Results:
     """Return the results of runs by dataset and entry, greedy entries first.
 
-    ``directories`` are the runs by dataset and by the entry of the way that their program acts. The
-    errors are those of `scores_of`.
+    ``directories`` are the runs by dataset and by the entry of the way that their program acts.
+    `RunError` if one is no run or not finished, `NotFiniteError` if a loss or a score is not.
     """
     found: dict[str, dict[Entry, Result]] = {}
     for label, entries in directories.items():
@@ -237,19 +237,6 @@ def metrics_of(entry: Entry, metric: str) -> dict[Entry, str]:
         return {entry: metric}
     other: Acting = "sampled" if entry.acting == "greedy" else "greedy"
     return {entry: metric, entry._replace(acting=other): OTHER_RETURN[other]}
-
-
-def scores_of(directory: Path, metric: str = RETURN) -> Mapping[Entry, RunScores]:
-    """Return the final scores of one run, by entry.
-
-    Raises
-    ------
-    RunError
-        The directory is not a run, or the run has not finished its evaluation.
-    NotFiniteError
-        A loss or a score is not finite.
-    """
-    return scores_in(gather({"": {entry_of(directory, metric): directory}}, metric))[""]
 
 
 def entry_of(directory: Path, metric: str = RETURN, run: str = "") -> Entry:

@@ -97,12 +97,9 @@ class Flock(SwarmEnv):
         bunch = jax.random.uniform(
             bunch_key, (self.num_agents, self.dims), minval=-self._radius, maxval=self._radius
         )
-        return dynamics.at_rest(self.side / 2 - self._course(course_key) + bunch)
-
-    def _course(self, key: PRNGKeyArray) -> Float[Array, "D"]:
-        """Draw the vector from the bunch to the centre of the arena."""
-        direction = jax.random.normal(key, (self.dims,))
-        return self.journey / 2 * direction / jnp.maximum(length_of(direction), 1e-6)
+        direction = jax.random.normal(course_key, (self.dims,))
+        course = self.journey / 2 * direction / jnp.maximum(length_of(direction), 1e-6)
+        return dynamics.at_rest(self.side / 2 - course + bunch)
 
     def _begin(self, key: PRNGKeyArray, state: SwarmState) -> FlockTask:
         beacon = self.side - state.drones.position.mean(0)  # opposite of the bunch
