@@ -29,6 +29,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from offmarl._arrays import is_key
 from offmarl.errors import CheckpointError, RunError
 from offmarl.paths import local
 from offmarl.types import ArrayTree
@@ -463,10 +464,6 @@ def _rename_damaged(path: Path) -> Path:
 # ---------------------------------------------------------------------------------- arrays
 
 
-def _is_key(leaf: Any) -> bool:
-    return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _leaf_types(tree: ArrayTree) -> dict[str, str]:
     """Name each leaf of a tree, with its type and shape."""
     return {
@@ -498,7 +495,7 @@ def _without_keys(tree: ArrayTree) -> ArrayTree:
     """Return what orbax can write: the data of keys, and None for arrays without entries."""
 
     def plain(leaf: Any) -> Any:
-        if _is_key(leaf):
+        if is_key(leaf):
             return jax.random.key_data(leaf)
         return None if np.size(leaf) == 0 else leaf
 
@@ -512,7 +509,7 @@ def _with_keys(like: ArrayTree, tree: ArrayTree) -> ArrayTree:
         if leaf is None:
             return jax.device_put(np.empty(expected.shape, expected.dtype))
         array = jax.device_put(leaf)
-        return jax.random.wrap_key_data(array) if _is_key(expected) else array
+        return jax.random.wrap_key_data(array) if is_key(expected) else array
 
     return jax.tree.map(wrap, like, tree)
 
@@ -521,7 +518,7 @@ def _abstract(tree: ArrayTree) -> ArrayTree:
     """Describe the arrays to read, as `_without_keys` makes them."""
 
     def describe(leaf: Any) -> Any:
-        if _is_key(leaf):
+        if is_key(leaf):
             leaf = jax.eval_shape(jax.random.key_data, leaf)
         if not leaf.size:
             return None

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl.errors import InvalidValueError
-from offmarl.trees import ArraySpec
+from offmarl.types import ArraySpec
 
 _EXACT = 2**24
 """Up to here float32 holds every whole number."""

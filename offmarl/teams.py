@@ -69,7 +69,7 @@ def find_side(spec: EnvSpec, name: str) -> Team:
     UnknownNameError
         There is no such team or agent.
     """
-    teams, agents = {team.name: team for team in teams_of(spec)}, _agent_names(spec)
+    teams, agents = {team.name: team for team in teams_of(spec)}, agent_names(spec)
     for part in name.split(","):
         if name not in teams and part not in agents:
             where = spec.name or "the environment"
@@ -84,7 +84,7 @@ def find_side(spec: EnvSpec, name: str) -> Team:
 def name_of_side(spec: EnvSpec, agents: Sequence[int]) -> str:
     """Return the name of a side that `find_side` finds, of the team or of the agents."""
     own = (team.name for team in teams_of(spec) if team.agents == tuple(agents))
-    return next(own, ",".join(_agent_names(spec)[agent] for agent in agents))
+    return next(own, ",".join(agent_names(spec)[agent] for agent in agents))
 
 
 def policy_columns(spec: EnvSpec) -> dict[str, int]:
@@ -95,12 +95,13 @@ def policy_columns(spec: EnvSpec) -> dict[str, int]:
     """
     teams = teams_of(spec)
     first = {team.name: team.agents[0] for team in teams if len(teams) > 1}
-    agents = {name: number for number, name in enumerate(_agent_names(spec))}
+    agents = {name: number for number, name in enumerate(agent_names(spec))}
     found = {f"policy_{name}": number for name, number in (first | agents).items()}
     return {"policy": 0} | found
 
 
-def _agent_names(spec: EnvSpec) -> list[str]:
+def agent_names(spec: EnvSpec) -> list[str]:
+    """Return the names of the agents; by default ``agent_0`` and so on."""
     return list(spec.agents or (f"agent_{number}" for number in range(spec.num_agents)))
 
 

@@ -27,7 +27,6 @@ from importlib.util import find_spec
 from itertools import groupby
 from os import environ
 from pathlib import Path
-from threading import Thread
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -35,6 +34,7 @@ from urllib.request import getproxies, proxy_bypass
 import numpy as np
 
 from offmarl import tracking
+from offmarl._ahead import briefly
 from offmarl._imports import import_optional
 from offmarl.errors import MissingExtraError, OffmarlError, RunError, unknown_name
 from offmarl.paths import expanded
@@ -226,25 +226,12 @@ class _Patience:
 
     def wait(self, work: Callable[[], Any]) -> Any:
         """Return what work returns in a thread; `TimeoutError` if it goes on for too long."""
-        answers: list[Any] = []
-        failures: list[Exception] = []
-
-        def run() -> None:
-            try:
-                answers.append(work())
-            except Exception as error:
-                failures.append(error)
-
-        thread = Thread(target=run, daemon=True)
         begun = time.monotonic()
-        thread.start()
-        thread.join(self._left)
-        self._left = min(max(begun + self._left - time.monotonic(), 0) + 0.5, self._most)
-        if failures:
-            raise failures[0]
-        if not answers:
-            raise TimeoutError("it does not answer in time")
-        return answers[0]
+        try:
+            return briefly(work, "offmarl-tracker", self._left)
+        finally:
+            left = max(begun + self._left - time.monotonic(), 0)
+            self._left = min(left + 0.5, self._most)
 
 
 def _tracked(directory: Path, record: Mapping[str, Any]) -> Tracked:

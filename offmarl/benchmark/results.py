@@ -108,9 +108,9 @@ def read_results(plan: Plan) -> Results:
             if metrics[label] == metric
         }
         if entries:
-            found = gather(entries, metric)
-            comparisons[metric] = reports.compare(found, scales, metric)
-            curves |= reports.read_curves(found)
+            own = gather(entries, metric)
+            comparisons[metric] = reports.compare(own, scales, metric)
+            curves |= reports.read_curves(own)
     return Results(plan, files, cells, comparisons, curves, broken)
 
 

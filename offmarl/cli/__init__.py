@@ -15,12 +15,12 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
 from offmarl._ahead import briefly
-from offmarl._garbage import collect_rarely
+from offmarl._memory import collect_rarely
 from offmarl._version import __version__
 from offmarl.cli import output
 from offmarl.cli.output import Report
@@ -179,7 +179,8 @@ def _end_by_signal(signum: int) -> None:
     processes of the run end with this one; JAX would abort them if process 0 ended first.
     """
     if _has_other_processes():
-        briefly(sys.modules["jax"].distributed.shutdown, "leave", _LEAVE_SECONDS)
+        with suppress(Exception):
+            briefly(sys.modules["jax"].distributed.shutdown, "offmarl-leave", _LEAVE_SECONDS)
     signal.signal(signum, signal.SIG_DFL)
     signal.raise_signal(signum)
 

@@ -27,6 +27,7 @@ from offmarl.envs.translator import (
     to_space,
 )
 from offmarl.errors import OptionError
+from offmarl.teams import agent_names
 from offmarl.types import ArraySpec, Discrete, EnvSpec, SpecTree, Timestep, View, map_tree
 
 Actor = Callable[..., tuple[Any, Any]]
@@ -59,7 +60,7 @@ class OffmarlParallelEnv(ParallelEnv):
         self.env = env
         self.metadata = {"name": spec.name, "render_modes": [], "is_parallelizable": True}
         self.render_mode = None
-        self.possible_agents = list(agent_names(spec))
+        self.possible_agents = agent_names(spec)
         self.agents: list[str] = []
         self.observation_spaces, self.action_spaces = {}, {}
         for i, agent in enumerate(self.possible_agents):
@@ -155,11 +156,6 @@ class OffmarlParallelEnv(ParallelEnv):
             terminations[agent] = bool(step.terminated[i]) or died
             truncations[agent] = bool(step.truncated[i])
         return rewards, terminations, truncations
-
-
-def agent_names(spec: EnvSpec) -> tuple[str, ...]:
-    """Return the names of the agents; by default ``agent_0`` and so on."""
-    return spec.agents or tuple(f"agent_{i}" for i in range(spec.num_agents))
 
 
 def _own_size(spec: EnvSpec, agent: int) -> int:

@@ -273,11 +273,6 @@ def _may_be_best(row: Row, rows: Sequence[Row]) -> bool:
     return high is not None and high >= 0.5  # a probability above one half is no reason against it
 
 
-def is_headline(entry: Entry, entries: Container[Entry]) -> bool:
-    """Whether an entry is the result of its run; see `Row.headline`."""
-    return entry.acting != "sampled" or entry._replace(acting="greedy") not in entries
-
-
 def _row(entry: Entry, scores: Float[np.ndarray, "runs tasks"], among: Container[Entry]) -> Row:
     """Return the summary of an entry; ``among`` are those that it is shown with."""
     return Row(
@@ -286,7 +281,7 @@ def _row(entry: Entry, scores: Float[np.ndarray, "runs tasks"], among: Container
         estimated(iqm, scores),
         float(mean(scores)),
         float(median(scores) if scores.shape[1] > 1 else np.median(scores)),
-        headline=is_headline(entry, among),
+        headline=entry.acting != "sampled" or entry._replace(acting="greedy") not in among,
     )
 
 

@@ -134,11 +134,7 @@ class Flock(SwarmEnv):
         return 2.0 + self._radius
 
     def _sense(self, seen: SwarmState) -> Blocks:
-        way = seen.task.beacon - seen.drones.position
-        distance = length_of(way)[:, None]
-        direction = way / jnp.maximum(distance, 1.0)
-        direction = self._in_frame(seen.drones.heading, direction[:, None])[:, 0]
-        return {"beacon": jnp.concatenate([direction, distance / self.side], -1)}
+        return {"beacon": self._sense_way(seen, seen.task.beacon)}
 
     def _touching(self, state: SwarmState) -> Bool[Array, "N"]:
         """Return which drones touch an obstacle, as after flying into one."""
