@@ -309,7 +309,9 @@ class _MLflow(Tracker):
         self._entities = mlflow.entities
         uri = target or environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
         self._client = mlflow.MlflowClient(tracking_uri=uri)
-        experiment = self._experiment(environ.get("MLFLOW_EXPERIMENT_NAME") or "offmarl")
+        name = environ.get("MLFLOW_EXPERIMENT_NAME") or "offmarl"
+        known = self._client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else self._client.create_experiment(name)
         wanted = f"tags.offmarl_id = '{run.id}'"
         found = self._client.search_runs([experiment], wanted)
         if not found:
@@ -323,11 +325,6 @@ class _MLflow(Tracker):
             self._client.get_metric_history(self._id, key) for key in found[0].data.metrics
         )
         self.last = max((entry.step for one in histories for entry in one), default=-1)
-
-    def _experiment(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        created: str = found.experiment_id if found else self._client.create_experiment(name)
-        return created
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         now, metric = int(time.time() * 1000), self._entities.Metric

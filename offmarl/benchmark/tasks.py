@@ -35,12 +35,6 @@ class Job(NamedTuple):
     config: str = ""
     """Content of its configuration file, if it has one."""
 
-    def write_config(self) -> None:
-        """Write the configuration file that the command names."""
-        if self.config:
-            self.place.mkdir(parents=True, exist_ok=True)
-            tracking.replace_file(_config_file(self.place), self.config)
-
 
 def cell_file(plan: Plan, cell: Cell) -> Path:
     """Return the file of a cell's result."""
@@ -258,7 +252,9 @@ class CellsWork(Work):
         tracking.write_json(run / tracking.PARTNERS_FILE, found)
 
     def _run(self, job: Job) -> Mapping[str, Any]:
-        job.write_config()
+        if job.config:
+            job.place.mkdir(parents=True, exist_ok=True)
+            tracking.replace_file(_config_file(job.place), job.config)
         try:
             return self._call(job.command)
         except SystemExit as error:  # of a program, which must not end the other cells

@@ -293,20 +293,17 @@ def _lineage(provenance: Mapping[str, Any]) -> RenderableType:
         parts.append(tree)
     if origins and isinstance(lineage, Mapping):
         columns = ["recording", "tier", "program", "seed", "policies here", "digest"]
-        parts.append(table(columns, [_origin(origin, len(origins)) for origin in origins]))
+        rows = [
+            [
+                *(one[name] for name in ("vault", "tier", "program")),
+                None if one["seed"] is None else str(one["seed"]),
+                _ids(one, len(origins)),
+                one["digest"][:12],
+            ]
+            for one in origins
+        ]
+        parts.append(table(columns, rows))
     return Group(*parts)
-
-
-def _origin(origin: Mapping[str, Any], origins: int) -> list[str | None]:
-    seed = None if origin["seed"] is None else str(origin["seed"])
-    return [
-        origin["vault"],
-        origin["tier"],
-        origin["program"],
-        seed,
-        _ids(origin, origins),
-        origin["digest"][:12],
-    ]
 
 
 def _grow(tree: Tree, lineage: Mapping[str, Any]) -> None:

@@ -49,9 +49,14 @@ def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
     """
     use_cores(seeds, "auto")
     with more_to_come():
-        _record(out, seed)
+        mappo = registry.load("recorder", "mappo")
+        where = {"env": _ENV, "tiers": ",".join(_TIERS), "out": out / "vaults"}
+        mappo.main(mappo.Args(**where, **_RECORDER, seed=seed))
         runs = _train_all(out, seeds, seed)
-    tiers = {tier: _returns(_vault(out, tier, seed)) for tier in _TIERS}
+    from offmarl.vault import open_vault
+
+    vaults = {tier: open_vault(_vault(out, tier, seed)) for tier in _TIERS}
+    tiers = {tier: one.episodes.complete_returns.tolist() for tier, one in vaults.items()}
     entries = {tier: {entry_of(run): run for run in own.values()} for tier, own in runs.items()}
     scores = scores_in(gather(entries))
     figure = out / "demo.png"
@@ -61,12 +66,6 @@ def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
 
 def _vault(out: Path, tier: str, seed: int) -> Path:
     return out / "vaults" / f"{_ENV}.vlt" / f"mappo-{seed}-{tier}"
-
-
-def _record(out: Path, seed: int) -> None:
-    mappo = registry.load("recorder", "mappo")
-    where = {"env": _ENV, "tiers": ",".join(_TIERS), "out": out / "vaults"}
-    mappo.main(mappo.Args(**where, **_RECORDER, seed=seed))
 
 
 def _train_all(out: Path, seeds: int, seed: int) -> dict[str, dict[str, Path]]:
@@ -91,14 +90,6 @@ def _baseline(name: str, tier: str, out: Path, seeds: int, seed: int) -> tuple[A
     where = {"vault": _vault(out, tier, seed), "out": out / "runs" / tier / name}
     options = _BASELINE | _BASELINES[name]
     return program, program.Args(**where, **options, seeds=seeds, seed=seed)
-
-
-def _returns(path: Path) -> list[float]:
-    """Return the returns of a vault's complete episodes, the mean over agents."""
-    from offmarl.vault import open_vault
-
-    returns: list[float] = open_vault(path).episodes.complete_returns.tolist()
-    return returns
 
 
 def _report(tiers: dict[str, list[float]], scores: Scores, out: Path, figure: Path) -> Report:

@@ -244,7 +244,8 @@ class StatsAccumulator:
     def add(self, begin: int, block: Transition) -> None:
         """Add a block of steps ``(B, T, ...)``."""
         self._rewards.add(begin, block.reward)
-        steps = _flat(block)
+        count = block.last.size
+        steps: Transition = map_tree(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), block)
         alive = steps.view.alive
         self._actions.add(steps)
         self._alive += alive.sum(0)
@@ -349,13 +350,6 @@ def _of_agent(observation: Any, spec: EnvSpec, agent: int) -> Iterator[Any]:
         agents = leaves[path].agents or range(spec.num_agents)
         if agent in agents:
             yield array[:, agents.index(agent)]
-
-
-def _flat(block: Transition) -> Transition:
-    """Return the steps of all rows, ``(n, ...)``."""
-    count = block.last.size
-    flat: Transition = map_tree(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), block)
-    return flat
 
 
 # -------------------------------------------------------------------------------- warnings

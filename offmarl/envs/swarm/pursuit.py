@@ -174,7 +174,9 @@ class Pursuit(GrowingArena):
         top_speed = state.params.top_speed[drones, None]
         if attitude is not None and spin is not None:
             rotation = quadrotor.to_matrix(attitude)
-            return self._command_quadrotors(desired, velocity, rotation, spin, top_speed)
+            return quadrotor.command_towards(
+                top_speed * desired, velocity, rotation, spin, top_speed, self.control
+            )
         if self.dynamics == "unicycle":
             desired, velocity = (
                 dynamics.to_frame(heading, x[:, None])[:, 0] for x in (desired, velocity)
