@@ -222,7 +222,12 @@ def _check(plan: Plan, shown: str) -> None:
         _check_options(
             "recorder", recipe.program, recipe.options, f"{shown} [record.{recipe.name}]"
         )
-        _check_seeds(recipe, shown)
+        if (seeds := recipe.options.get("seeds", 1)) != 1:
+            raise OptionError(
+                f"{shown} [record.{recipe.name}]: seeds = {seeds} makes as many vaults of each "
+                "tier, and a dataset is one: write a recipe for each seed, with seed = 0, seed = 1 "
+                "and so on."
+            )
         _check_tiers(recipe, [x for x in plan.datasets.values() if x.recipe is recipe], shown)
     cells = plan.cells
     for cell in cells:
@@ -232,15 +237,6 @@ def _check(plan: Plan, shown: str) -> None:
     for names in ([one.slug for one in cells], *slugs):
         if twice := {name for name in names if names.count(name) > 1}:
             raise OptionError(f"{shown}: two names become the file {twice.pop()}: change one.")
-
-
-def _check_seeds(recipe: Recipe, shown: str) -> None:
-    """Raise `OptionError` if a recipe would make several vaults of a tier."""
-    if (seeds := recipe.options.get("seeds", 1)) != 1:
-        raise OptionError(
-            f"{shown} [record.{recipe.name}]: seeds = {seeds} makes as many vaults of each tier, "
-            "and a dataset is one: write a recipe for each seed, with seed = 0, seed = 1 and so on."
-        )
 
 
 def _check_tiers(recipe: Recipe, datasets: Sequence[Data], shown: str) -> None:

@@ -645,7 +645,12 @@ def compare_runs(
     curves = read_curves(found.results)
     sections = [*comparison_tables(comparison), *([learning_curves(curves)] if curves else [])]
     if metric != RETURN:
-        sections.append(_losses(runs))
+        lines = [
+            [str(path), ", ".join(f"{name} {number(x)}" for name, x in last_metrics(path).items())]
+            for path in runs  # which were not evaluated in an environment
+        ]
+        title = "Final training metrics, mean over seeds"
+        sections.append(Section(title, ["run", "metrics"], lines))
     left_out = [f"{run} is not finished, and left out: repeat its command." for run in unfinished]
     said = [*notes(comparison, found, metric, pool_settings), *left_out]
     return ComparedRuns(runs, found, comparison, curves, sections, said, unfinished)
@@ -663,12 +668,3 @@ def _is_unfinished(run: Path) -> bool:
     """Whether a run has begun, and has no final evaluation yet."""
     begun = run.is_dir() and (run / RUN_FILE).is_file() and not (run / MARL_EVAL_FILE).exists()
     return begun and not read_run(run).get("complete", False)
-
-
-def _losses(runs: Iterable[Path]) -> Section:
-    """Return the final training metrics of runs that were not evaluated in an environment."""
-    rows = [
-        [str(path), ", ".join(f"{name} {number(value)}" for name, value in last.items())]
-        for path, last in ((path, last_metrics(path)) for path in runs)
-    ]
-    return Section("Final training metrics, mean over seeds", ["run", "metrics"], rows)

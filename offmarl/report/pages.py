@@ -268,6 +268,10 @@ def dataset_page(surveys: Surveys, env: Environment | None = None) -> str:
         if filled[name].spec.num_agents > 1 and actions.together is not None
     }
 
+    count = f"{len(surveys)} datasets" if len(surveys) > 1 else "One dataset"
+    steps = sum(one.vault.num_steps for one in surveys.values())
+    kinds = " or ".join({tables.describe_agents(one.spec): None for one in surveys.values()})
+
     def each(surveys: Surveys, say: Callable[[Survey], Any]) -> str:
         return "; ".join(f"{name}: {say(one)}" for name, one in surveys.items())
 
@@ -278,7 +282,7 @@ def dataset_page(surveys: Surveys, env: Environment | None = None) -> str:
     return render(
         "dataset.html",
         titles=dict.fromkeys(one.spec.name or one.vault.name for one in surveys.values()),
-        introduction=_introduction(surveys),
+        introduction=f"{count}, {number(steps)} steps of {kinds}: {', '.join(surveys)}.",
         surveys=surveys,
         filled=filled,
         warnings=warnings_by_dataset(surveys),
@@ -298,13 +302,6 @@ def dataset_page(surveys: Surveys, env: Environment | None = None) -> str:
         each=each,
         of=of,
     )
-
-
-def _introduction(surveys: Surveys) -> str:
-    count = f"{len(surveys)} datasets" if len(surveys) > 1 else "One dataset"
-    steps = sum(one.vault.num_steps for one in surveys.values())
-    kinds = dict.fromkeys(tables.describe_agents(one.spec) for one in surveys.values())
-    return f"{count}, {number(steps)} steps of {' or '.join(kinds)}: {', '.join(surveys)}."
 
 
 def _episode_films(surveys: Surveys, env: Environment | None) -> Films:

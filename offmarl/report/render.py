@@ -343,16 +343,11 @@ def _draw_floor(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> Non
     points = np.stack([x, y, *([np.zeros_like(x)] * (len(extent) - 2))], -1)
     seen = _flat(points)
     colours = LinearSegmentedColormap.from_list("cells", _CELLS)
+    corners = _corners(extent)  # the arena's edges are pairs of corners that differ in one axis
+    pairs = np.nonzero(np.triu((corners[:, None] != corners).sum(-1) == 1))
+    sides = np.stack([_flat(corners)[one] for one in pairs], 1)
     axes.pcolormesh(seen[..., 0], seen[..., 1], flat, cmap=colours, vmin=0, vmax=1)
-    axes.add_collection(LineCollection(list(_edges(extent)), colors="#9ca3af", linewidths=0.8))
-
-
-def _edges(extent: Float[np.ndarray, "D"]) -> Float[np.ndarray, "E 2 2"]:
-    """Return the projected edges of the arena: pairs of corners that differ in one axis."""
-    corners = _corners(extent)
-    first, second = np.nonzero(np.triu((corners[:, None] != corners).sum(-1) == 1))
-    seen = _flat(corners)
-    return np.stack([seen[first], seen[second]], 1)
+    axes.add_collection(LineCollection(list(sides), colors="#9ca3af", linewidths=0.8))
 
 
 def _draw_marks(axes: Axes, scene: Scene) -> None:

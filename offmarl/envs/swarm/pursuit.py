@@ -278,19 +278,7 @@ def chase(
     apart: Float[Array, "N D"],
     home: Float[Array, "N D"],
 ) -> Float[Array, "N D"]:
-    """Return the velocities of pursuers.
-
-    Parameters
-    ----------
-    offset, velocity
-        Relative position of the nearest evader, and its velocity.
-    known
-        Whether an evader is in sight.
-    apart
-        Direction away from other pursuers; see `apart`.
-    home
-        Relative position of the place to go to otherwise.
-    """
+    """Return the velocities of pursuers towards an evader, if it is known, or else home."""
     distance = jnp.sqrt(jnp.square(offset).sum(-1, keepdims=True))
     hunt = offset + velocity * jnp.minimum(distance, 3.0) + apart * jnp.minimum(distance / 3, 1.0)
     return jnp.where(known, hunt, home + 2 * apart)
