@@ -26,7 +26,7 @@ from offmarl.cli import output
 from offmarl.cli.output import Report
 from offmarl.cli.parse import HELP, parse
 from offmarl.cli.parse import parse_script as parse_script
-from offmarl.cli.verbs import GROUPS, VERBS, Verb, function_of
+from offmarl.cli.verbs import GROUPS, VERBS, function_of
 from offmarl.errors import (
     OffmarlError,
     OptionError,
@@ -196,10 +196,12 @@ def _run(arguments: list[str]) -> Report:
     name, *rest = arguments
     if name not in VERBS:
         raise unknown_name("command", name, VERBS, see="offmarl --help")
-    return _call(name, VERBS[name], rest)
+    return run_verb(name, rest)
 
 
-def _call(name: str, verb: Verb, arguments: list[str]) -> Report:
+def run_verb(name: str, arguments: list[str]) -> Report:
+    """Run a verb with its arguments."""
+    verb = VERBS[name]
     function = function_of(name, verb)
     if verb.is_raw:
         return function(arguments)

@@ -66,9 +66,13 @@ def readme(card: Card, repository: str, tables: Sequence[str] = ()) -> str:
 def _templates() -> Any:
     from jinja2 import Environment, PackageLoader, StrictUndefined  # pulling does not need it
 
-    loader, kept = PackageLoader("offmarl.hub"), {"keep_trailing_newline": True}
-    trimmed = {"trim_blocks": True, "lstrip_blocks": True, **kept}
-    return Environment(loader=loader, undefined=StrictUndefined, **trimmed)
+    return Environment(
+        loader=PackageLoader("offmarl.hub"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
 
 
 def _returns(one: Uid) -> str:

@@ -73,7 +73,6 @@ from offmarl.programs.runs.training import (
     Training,
     Work,
     carry_out,
-    learn,
     named_seeds,
 )
 from offmarl.replay import (
@@ -127,10 +126,16 @@ def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: Ar
         with locked(directory, args.take_over) as lock:
             training = _Training(make, settled(args, directory), dataset, origin, directory)
             training.check()
-            how = learn
-            if (parts := gathering.PARTS.get()) is not None:  # runs of single seeds, of tasks
-                how = lambda training, run, _timer: gathering.gather(training, run, parts)  # noqa: E731
-            for seed, step in (carry_out(training, directory, lock, train=how) or {}).items():
+            if (parts := gathering.PARTS.get()) is None:
+                stops = carry_out(training, directory, lock)
+            else:  # runs of single seeds, of tasks
+                stops = carry_out(
+                    training,
+                    directory,
+                    lock,
+                    train=lambda training, run, _: gathering.gather(training, run, parts),
+                )
+            for seed, step in (stops or {}).items():
                 stopped_on = f"--stop-on {training.args.stop_on}"
                 tracking.notice(f"seed {seed} stopped at update {step}: {stopped_on}")
     return directory

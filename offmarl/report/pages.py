@@ -206,14 +206,19 @@ def comparison_page(compared: ComparedRuns, programs: Sequence[Path] = ()) -> st
 
     ``programs`` are files of programs that are not offmarl's, whose code is run.
     """
-    curves = compared.curves
+    curves, origins = compared.curves, []
+    for directory in compared.runs:
+        run = read_run(directory)
+        settings = ", ".join(f"{key}={value}" for key, value in run["args"].items())
+        data = [str(run.get("vault") or ""), str(run.get("vault_digest") or "")[:12]]
+        origins.append([str(directory), run["program"], *data, settings])
     return render(
         "comparison.html",
         scores=figure_comparison(compared.comparison, curves),
         curves=figure_curves(curves, compared.comparison.unit) if curves else None,
         sections=compared.sections,
         notes=compared.notes,
-        runs=[*map(_origin, compared.runs)],
+        runs=origins,
         films=_run_films(compared.runs, programs),
     )
 
@@ -243,13 +248,6 @@ def _run_films(runs: Sequence[Path], programs: Sequence[Path]) -> Films:
                 shown.append((gif, f"{labelled(loaded.name, acting_of(record))}: {directory}"))
             advance(1)
     return shown, unseen
-
-
-def _origin(directory: Path) -> list[str]:
-    run = read_run(directory)
-    settings = ", ".join(f"{key}={value}" for key, value in run["args"].items())
-    data = [str(run.get("vault") or ""), str(run.get("vault_digest") or "")[:12]]
-    return [str(directory), run["program"], *data, settings]
 
 
 # --------------------------------------------------------------------------------- datasets
