@@ -159,7 +159,7 @@ def record(seeds: int) -> dict[str, list[float]]:
     from offmarl import envs, tracking
     from offmarl.networks import PolicyConfig, make_policy
     from offmarl.programs import record_policy, registry
-    from offmarl.report import final_returns
+    from offmarl.report import final_evaluation
 
     found = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -186,7 +186,7 @@ def record(seeds: int) -> dict[str, list[float]]:
             )
             own = tracking.acting_of(tracking.read_run(run))
             metric = tracking.RETURN if acting == own else tracking.OTHER_RETURN[acting]
-            found[name] = [float(x.mean()) for x in final_returns(run, metric).values()]
+            found[name] = [float(x.mean()) for x in final_evaluation(run)[metric].values()]
     return found
 
 

@@ -42,7 +42,7 @@ from rich.table import Table
 from offmarl import envs, tracking, vault
 from offmarl.errors import UnknownNameError
 from offmarl.programs import registry
-from offmarl.report import final_returns
+from offmarl.report import final_evaluation
 
 FILES = {"xor": "xor_00_02_20", "bridge": "bridge_optimal"}
 EPISODES = {"xor": 100, "bridge": 500}
@@ -290,8 +290,9 @@ def results(args: Args) -> Iterator[Result]:
             directory = run(name, problem, args)
             acts = tracking.read_run(directory).get("greedy", True)
             other = tracking.SAMPLED_RETURN if acts else tracking.GREEDY_RETURN
+            final = final_evaluation(directory)
             found = [
-                [float(np.mean(returns)) for returns in final_returns(directory, metric).values()]
+                [float(np.mean(returns)) for returns in final.get(metric, {}).values()]
                 for metric in (tracking.RETURN, other)
             ]
             greedy, sampled = found if acts else reversed(found)

@@ -6,7 +6,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cache
 from itertools import islice
@@ -41,11 +41,11 @@ def ahead(
         waiting.extend((item, start(item)) for item in islice(rest, 1))
 
 
-def in_thread(work: Callable[[], _Work], name: str) -> "Future[_Work]":
+def in_thread(work: Callable[[], _Work], name: str, awaited: bool = True) -> "Future[_Work]":
     """Do work in a thread of its own, which keeps the process alive for a few seconds at most.
 
     Who cancels the future abandons the work: its result is dropped, and the thread ends at the next
-    call of `end_if_abandoned`.
+    call of `end_if_abandoned`. The end of the interpreter waits for it, unless it is not awaited.
     """
     done: Future[_Work] = Future()
 
@@ -60,7 +60,8 @@ def in_thread(work: Callable[[], _Work], name: str) -> "Future[_Work]":
                 done.set_result(found)
 
     thread = Thread(target=run, name=name, daemon=True)
-    _threads.add(thread)
+    if awaited:
+        _threads.add(thread)
     thread.start()
     return done
 
@@ -88,11 +89,13 @@ def end_if_abandoned() -> None:
         raise CancelledError
 
 
-def briefly(work: Callable[[], object], name: str, seconds: float) -> None:
-    """Do work that may hang in a thread of its own, and wait for it so many seconds at most."""
-    thread = Thread(target=work, name=name, daemon=True)
-    thread.start()
-    thread.join(seconds)
+def briefly(work: Callable[[], _Work], name: str, seconds: float) -> _Work:
+    """Return what work that may hang returns; `TimeoutError` after so many seconds."""
+    done = in_thread(work, name, awaited=False)
+    wait([done], seconds)
+    if not done.done():
+        raise TimeoutError(f"no answer in {seconds:g} s")
+    return done.result()
 
 
 @atexit.register

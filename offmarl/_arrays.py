@@ -1,4 +1,4 @@
-"""Sizes and memory of arrays."""
+"""Sizes, memory and kinds of arrays."""
 
 import math
 from typing import Any
@@ -19,3 +19,10 @@ def as_items(array: NDArray[Any]) -> NDArray[Any]:
     """
     size = array.dtype.itemsize * math.prod(array.shape[2:])
     return array.reshape(-1).view(f"V{size}")
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether an array of JAX, or a shape, is one of random keys."""
+    import jax  # reading vaults does without
+
+    return bool(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key))

@@ -159,8 +159,8 @@ def import_optional(module: str, extra: str, parents_on_use: bool = False) -> Mo
     try:
         with _untouched_streams(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # packages warn about each other
-            if parents_on_use:
-                _defer_parents(module)
+            for size in range(1, module.count(".") + 1) if parents_on_use else ():
+                _defer(".".join(module.split(".")[:size]))
             return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name != package:
@@ -172,12 +172,6 @@ def import_optional(module: str, extra: str, parents_on_use: bool = False) -> Mo
 
 _NOT_DEFINED = ("__wrapped__", "__warningregistry__")
 """Names that Python looks for in every module, and that no package defines."""
-
-
-def _defer_parents(module: str) -> None:
-    parents = module.split(".")[:-1]
-    for size in range(1, len(parents) + 1):
-        _defer(".".join(parents[:size]))
 
 
 def _defer(package: str) -> None:

@@ -29,6 +29,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from offmarl._arrays import is_key
 from offmarl.errors import CheckpointError, RunError
 from offmarl.paths import local
 from offmarl.types import ArrayTree
@@ -326,7 +327,7 @@ class Checkpoints:
             about: Any = json.loads(text)
         except (ValueError, RecursionError, *_MISSING) as error:
             raise self._damaged(step, _in_words(error)) from None
-        if not isinstance(about, dict) or not _is_intact(about):
+        if not isinstance(about, dict) or _sealed(about) != about:
             raise self._damaged(step, "the checksum of its JSON part is wrong")
         return about
 
@@ -390,7 +391,7 @@ def _read(directory: Path, part: ArrayTree) -> ArrayTree:
             raise ValueError(f"{name} is stored with another type, shape or chunks")
         return array.read().result()
 
-    return _unwrap(jax.tree_util.tree_map_with_path(read, _wrap(part)))
+    return jax.tree_util.tree_map_with_path(read, _wrap(part))["tree"]
 
 
 def _in_words(error: BaseException) -> str:
@@ -436,11 +437,6 @@ def _wrap(part: ArrayTree) -> dict[str, ArrayTree]:
     return {"tree": part}
 
 
-def _unwrap(wrapped: Mapping[str, ArrayTree]) -> ArrayTree:
-    (part,) = wrapped.values()
-    return part
-
-
 def _is_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
@@ -468,10 +464,6 @@ def _rename_damaged(path: Path) -> Path:
 # ---------------------------------------------------------------------------------- arrays
 
 
-def _is_key(leaf: Any) -> bool:
-    return jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _leaf_types(tree: ArrayTree) -> dict[str, str]:
     """Name each leaf of a tree, with its type and shape."""
     return {
@@ -494,21 +486,16 @@ def _checksums(tree: ArrayTree) -> dict[str, str]:
 def _sealed(about: dict[str, Any]) -> dict[str, Any]:
     """Return a JSON object with its own checksum, of its canonical text."""
     about = json.loads(json.dumps(about))  # keys become text, tuples lists
+    about.pop("crc32c", None)
     text = json.dumps(about, sort_keys=True, separators=(",", ":"))
     return {**about, "crc32c": f"{google_crc32c.value(text.encode()):08x}"}
-
-
-def _is_intact(about: dict[str, Any]) -> bool:
-    """Whether a JSON object has its own checksum."""
-    rest = {key: value for key, value in about.items() if key != "crc32c"}
-    return bool(_sealed(rest)["crc32c"] == about.get("crc32c"))
 
 
 def _without_keys(tree: ArrayTree) -> ArrayTree:
     """Return what orbax can write: the data of keys, and None for arrays without entries."""
 
     def plain(leaf: Any) -> Any:
-        if _is_key(leaf):
+        if is_key(leaf):
             return jax.random.key_data(leaf)
         return None if np.size(leaf) == 0 else leaf
 
@@ -522,7 +509,7 @@ def _with_keys(like: ArrayTree, tree: ArrayTree) -> ArrayTree:
         if leaf is None:
             return jax.device_put(np.empty(expected.shape, expected.dtype))
         array = jax.device_put(leaf)
-        return jax.random.wrap_key_data(array) if _is_key(expected) else array
+        return jax.random.wrap_key_data(array) if is_key(expected) else array
 
     return jax.tree.map(wrap, like, tree)
 
@@ -531,7 +518,7 @@ def _abstract(tree: ArrayTree) -> ArrayTree:
     """Describe the arrays to read, as `_without_keys` makes them."""
 
     def describe(leaf: Any) -> Any:
-        if _is_key(leaf):
+        if is_key(leaf):
             leaf = jax.eval_shape(jax.random.key_data, leaf)
         if not leaf.size:
             return None

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offmarl.errors import InvalidValueError
-from offmarl.trees import ArraySpec
+from offmarl.types import ArraySpec
 
 _EXACT = 2**24
 """Up to here float32 holds every whole number."""
@@ -65,22 +65,19 @@ def misfits(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[np.bool_] | N
 
 def warn_of_lost_digits(name: str, values: NDArray[Any], dtype: np.dtype[Any]) -> None:
     """Warn, naming the array, where a float type rounds numbers above 2**24."""
-    if _loses_digits(values, dtype):
+    if not is_float(dtype) or np.can_cast(values.dtype, dtype, "safe"):
+        return
+    if not values.size or not np.fmax.reduce(np.abs(values), axis=None) > _EXACT:
+        return
+    large = values[np.abs(values) > _EXACT]
+    with np.errstate(all="ignore"):
+        lost = (large.astype(dtype).astype(values.dtype) != large).any()
+    if lost:
         warnings.warn(
             f"{name} has numbers above {_EXACT:,}, which lose digits in {dtype}: subtract an "
             "offset or change the unit if they matter.",
             stacklevel=3,
         )
-
-
-def _loses_digits(values: NDArray[Any], dtype: np.dtype[Any]) -> bool:
-    if not is_float(dtype) or np.can_cast(values.dtype, dtype, "safe"):
-        return False
-    if not values.size or not np.fmax.reduce(np.abs(values), axis=None) > _EXACT:
-        return False
-    large = values[np.abs(values) > _EXACT]
-    with np.errstate(all="ignore"):
-        return bool((large.astype(dtype).astype(values.dtype) != large).any())
 
 
 def fit(value: Any, leaf: ArraySpec, what: str) -> NDArray[Any]:

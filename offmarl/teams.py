@@ -32,11 +32,7 @@ def teams_of(spec: EnvSpec) -> tuple[Team, ...]:
     """Return the teams of an environment or dataset, in the order of their numbers.
 
     Teams without names are called ``team_0``, ``team_1``, ...; one team of all agents is ``all``.
-
-    Raises
-    ------
-    ShapeError
-        The spec has more or fewer names than teams.
+    `ShapeError` if the spec has more or fewer names than teams.
     """
     numbers = spec.teams or (0,) * spec.num_agents
     distinct = sorted(set(numbers))
@@ -62,14 +58,9 @@ def team_numbers(spec: EnvSpec) -> tuple[int, ...]:
 def find_side(spec: EnvSpec, name: str) -> Team:
     """Return a side by its name: a team, or agents of one team, joined by commas.
 
-    Raises
-    ------
-    OptionError
-        The agents are of several teams.
-    UnknownNameError
-        There is no such team or agent.
+    `UnknownNameError` if there is no such team or agent, `OptionError` for agents of several teams.
     """
-    teams, agents = {team.name: team for team in teams_of(spec)}, _agent_names(spec)
+    teams, agents = {team.name: team for team in teams_of(spec)}, agent_names(spec)
     for part in name.split(","):
         if name not in teams and part not in agents:
             where = spec.name or "the environment"
@@ -84,7 +75,7 @@ def find_side(spec: EnvSpec, name: str) -> Team:
 def name_of_side(spec: EnvSpec, agents: Sequence[int]) -> str:
     """Return the name of a side that `find_side` finds, of the team or of the agents."""
     own = (team.name for team in teams_of(spec) if team.agents == tuple(agents))
-    return next(own, ",".join(_agent_names(spec)[agent] for agent in agents))
+    return next(own, ",".join(agent_names(spec)[agent] for agent in agents))
 
 
 def policy_columns(spec: EnvSpec) -> dict[str, int]:
@@ -95,12 +86,13 @@ def policy_columns(spec: EnvSpec) -> dict[str, int]:
     """
     teams = teams_of(spec)
     first = {team.name: team.agents[0] for team in teams if len(teams) > 1}
-    agents = {name: number for number, name in enumerate(_agent_names(spec))}
+    agents = {name: number for number, name in enumerate(agent_names(spec))}
     found = {f"policy_{name}": number for name, number in (first | agents).items()}
     return {"policy": 0} | found
 
 
-def _agent_names(spec: EnvSpec) -> list[str]:
+def agent_names(spec: EnvSpec) -> list[str]:
+    """Return the names of the agents; by default ``agent_0`` and so on."""
     return list(spec.agents or (f"agent_{number}" for number in range(spec.num_agents)))
 
 
@@ -126,15 +118,7 @@ def spec_of(spec: EnvSpec, agents: tuple[int, ...]) -> EnvSpec:
 def by_team(
     values: Float[Array | np.ndarray, "*b N"], teams: Sequence[Team]
 ) -> list[Float[Array | np.ndarray, "*b"]]:
-    """Return the mean over the agents of each team.
-
-    Parameters
-    ----------
-    values
-        A value of each agent, such as its return: NumPy or JAX.
-    teams
-        From `teams_of`.
-    """
+    """Return the mean over the agents of each team, of a value of each agent: NumPy or JAX."""
     if len(teams) == 1:
         return [values.mean(-1)]
     index: Any = [np.array(team.agents) for team in teams]
@@ -164,19 +148,9 @@ _INSTEAD = {
 def require_one_team(
     spec: EnvSpec, program: str, kind: Literal["recorder", "baseline", "evaluation"] = "baseline"
 ) -> None:
-    """Check that all agents are in one team, as programs that factorise a joint value need.
+    """Raise `OptionError` unless all agents are in one team, as for factorised joint values.
 
-    Parameters
-    ----------
-    spec
-        The environment or dataset.
-    program, kind
-        Name and kind of the program, for the message.
-
-    Raises
-    ------
-    OptionError
-        The agents are in several teams.
+    ``program`` and ``kind`` are named in the message.
     """
     teams = teams_of(spec)
     if len(teams) > 1:

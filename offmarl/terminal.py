@@ -249,7 +249,7 @@ Progress = Callable[[str, int], AbstractContextManager[Advance]]
 of steps, and returns an `Advance`, such as `offmarl.tracking.progress`."""
 
 
-def silent(steps: int) -> None:
+def silent(steps: int = 1, note: str = "") -> None:
     """No-op `Advance`."""
 
 

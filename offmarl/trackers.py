@@ -28,7 +28,6 @@ from importlib.util import find_spec
 from itertools import groupby
 from os import environ
 from pathlib import Path
-from threading import Thread
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -36,6 +35,7 @@ from urllib.request import getproxies, proxy_bypass
 import numpy as np
 
 from offmarl import tracking
+from offmarl._ahead import briefly
 from offmarl._imports import import_optional
 from offmarl.errors import MissingExtraError, OffmarlError, RunError, unknown_name
 from offmarl.paths import expanded
@@ -280,25 +280,12 @@ class _Patience:
 
     def wait(self, work: Callable[[], Any]) -> Any:
         """Return what work returns in a thread; `TimeoutError` if it goes on for too long."""
-        answers: list[Any] = []
-        failures: list[Exception] = []
-
-        def run() -> None:
-            try:
-                answers.append(work())
-            except Exception as error:
-                failures.append(error)
-
-        thread = Thread(target=run, daemon=True)
         begun = time.monotonic()
-        thread.start()
-        thread.join(self._left)
-        self._left = min(max(begun + self._left - time.monotonic(), 0) + 0.5, self._most)
-        if failures:
-            raise failures[0]
-        if not answers:
-            raise TimeoutError("it does not answer in time")
-        return answers[0]
+        try:
+            return briefly(work, "offmarl-tracker", self._left)
+        finally:
+            left = max(begun + self._left - time.monotonic(), 0)
+            self._left = min(left + 0.5, self._most)
 
 
 def tracked(directory: Path, record: Mapping[str, Any]) -> Tracked:
@@ -375,7 +362,9 @@ class _MLflow(Tracker):
         self._entities = mlflow.entities
         uri = target or environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
         self._client = mlflow.MlflowClient(tracking_uri=uri)
-        self._experiment = self._id_of(environ.get("MLFLOW_EXPERIMENT_NAME") or "offmarl")
+        name = environ.get("MLFLOW_EXPERIMENT_NAME") or "offmarl"
+        known = self._client.get_experiment_by_name(name)
+        self._experiment = known.experiment_id if known else self._client.create_experiment(name)
         found = self._found(run.id)
         if not found:
             tags = {"offmarl_id": run.id, "directory": str(run.directory)}
@@ -401,11 +390,6 @@ class _MLflow(Tracker):
             self._client.log_batch(run, params=params[first : first + _MOST_PARAMS])
         if any(len(text) > _MOST_LETTERS for text in texts.values()):
             self._client.log_dict(run, dict(config), "arguments.json")
-
-    def _id_of(self, name: str) -> str:
-        found = self._client.get_experiment_by_name(name)
-        created: str = found.experiment_id if found else self._client.create_experiment(name)
-        return created
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
         now, metric = int(time.time() * 1000), self._entities.Metric

@@ -34,7 +34,7 @@ from rich.text import Text
 
 from offmarl import records
 from offmarl.errors import RunError, ShapeError
-from offmarl.terminal import one_line
+from offmarl.terminal import one_line, silent
 from offmarl.types import EnvSpec
 
 RUN_FILE = "run.json"
@@ -353,7 +353,7 @@ def progress(
     """
     description = one_line(description)
     if is_quiet():
-        yield _silent
+        yield silent
     elif _console.is_terminal or (_console.is_jupyter and find_spec("ipywidgets")):
         with _bar(unit) as bar:
             task = bar.add_task(description, total=total, completed=completed, note=note)
@@ -379,10 +379,6 @@ def console() -> Console:
 def is_quiet() -> bool:
     """Whether progress is turned off."""
     return os.environ.get("OFFMARL_QUIET") == "1"
-
-
-def _silent(steps: int = 1, note: str = "") -> None:
-    """Advance without a display."""
 
 
 def _bar(unit: str) -> Progress:

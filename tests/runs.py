@@ -16,6 +16,7 @@ from offmarl.programs import hyperparameters, registry
 from offmarl.programs.recording.sides import learning_environment, opponents_of
 from offmarl.programs.registry import origin_of
 from offmarl.programs.runs import run as runs
+from offmarl.report import Comparison, Result, compare
 from offmarl.types import ArrayTree, Discrete, EnvSpec
 from tests import plain
 
@@ -106,6 +107,15 @@ def scores_of(run: Path) -> str:
     """Return a run's ``marl_eval.json`` without the times, which differ between equal runs."""
     text = (run / tracking.MARL_EVAL_FILE).read_text()
     return re.sub(r'\s*"(elapsed_time|steps_per_second)": [^,]*,', "", text)
+
+
+def compared(scores: Any, *options: Any, **of_each: Any) -> Comparison:
+    """Compare scores by dataset and entry; ``of_each`` are further fields of their results."""
+    results = {
+        name: {entry: Result(values, **of_each) for entry, values in entries.items()}
+        for name, entries in scores.items()
+    }
+    return compare(results, *options)
 
 
 SIDE_ENV = "swarm/pursuit-2-1:evaders=learned,time_limit=3"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from offmarl import _heap, cli
-from offmarl._garbage import collect_as_before, collect_rarely
+from offmarl import _memory, cli
+from offmarl._memory import collect_as_before, collect_rarely
 
 
 @pytest.fixture
@@ -46,6 +46,6 @@ def test_free_memory_is_returned_below_blocks_in_use():
     kept = blocks[::100]  # glibc itself returns only what is free above all of these
     full = resident()
     del blocks
-    _heap.return_free()
+    _memory.return_free()
     assert full - resident() > 80e6
     assert len(kept) == 100

@@ -282,7 +282,7 @@ def test_a_server_that_is_not_there_is_found_before_a_training(remote, host):
 def test_a_server_that_never_answers_is_an_error_soon(remote, server, place):
     server.hangs.set()
     begun = time.monotonic()
-    with pytest.raises(RunError, match="it does not answer in time"):
+    with pytest.raises(RunError, match="no answer in"):
         opened(place, f"remote=http://127.0.0.1:{server.server_port}")
     assert time.monotonic() - begun < 30
 
@@ -296,7 +296,7 @@ def test_a_server_that_stops_answering_does_not_delay_the_run(remote, server, pl
         server.hangs.set()
         if when == "training":
             tracking.append(path, *lines(2))
-            with pytest.warns(UserWarning, match=r"does not answer in time\): the run continues"):
+            with pytest.warns(UserWarning, match=r"no answer in .* s\): the run continues"):
                 found.sync()
             tracking.append(path, *lines(3))
             found.sync()

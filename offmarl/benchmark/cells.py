@@ -153,7 +153,10 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
         env = record.get("environment_source", {}).get("sha256")
         ran = {"program": record["sha256"], "env": env}
         about["sources"] = {name: ran.get(name) or x for name, x in about["sources"].items()}
-    rows = tracking.read(run / tracking.METRICS_FILE)
+    rows = []
+    for row in tracking.read(run / tracking.METRICS_FILE):
+        kept = {name: _halves(x) for name, x in row.items() if name.startswith(_EVALUATED)}
+        rows += [{"seed": row["seed"], "step": row["step"], **kept}] if kept else []
     document = {
         "dataset": cell.data.label,
         "baseline": cell.baseline.label,
@@ -167,7 +170,7 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
         "seconds": tracking.last(run / tracking.METRICS_FILE, tracking.WALL_TIME),
         "process_seconds": seconds,
         tracking.RUN_FILE: record,
-        tracking.METRICS_FILE: [small for row in rows if (small := _evaluation(row))],
+        tracking.METRICS_FILE: rows,
     }
     if (run / tracking.MARL_EVAL_FILE).is_file():
         document[tracking.MARL_EVAL_FILE] = _halved(
@@ -199,12 +202,6 @@ def is_current(cell: Cell, path: Path) -> bool:
 @lru_cache(maxsize=256)
 def _digest(place: Path, _fingerprint: str) -> str:
     return open_vault(place).known_digest()
-
-
-def _evaluation(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the evaluations of a line of metrics; empty if it has none."""
-    kept = {name: _halves(x) for name, x in row.items() if name.startswith(_EVALUATED)}
-    return {"seed": row["seed"], "step": row["step"], **kept} if kept else {}
 
 
 def _halved(tree: Any) -> Any:

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from offmarl import records
-from offmarl.config import read_values
+from offmarl.config import converted, read_values
 from offmarl.errors import OffmarlError, OptionError, UnknownNameError, unknown_name
 from offmarl.paths import local
 from offmarl.programs.program import Args
@@ -147,18 +147,20 @@ def read_plan(path: str | Path, out: Path | None = None) -> Plan:
         f"comes with offmarl ({names})."
     )
     content = records.user_toml(file, shown, missing)
-    _require_keys(content, ("name", "out", *_TABLES), shown)
-    _require_texts(content, ("name", "out"), shown)
-    training, record, datasets, baselines = (_table(content, one, shown) for one in _TABLES)
+    name, given_out = _take(content, shown, name=str, out=str)
+    tables = [_options(content.pop(one, {}), f"{shown} [{one}]") for one in _TABLES]
+    training, record, datasets, baselines = tables
+    for key in content:
+        raise OptionError(f"{shown}: {unknown_name('entry', key, ('name', 'out', *_TABLES))}")
     if not datasets or not baselines:
         raise OptionError(f"{shown} needs the tables [datasets] and [baselines]: add both.")
     recipes = {name: _recipe(name, x, shown) for name, x in record.items()}
-    name = content.get("name", Path(path).stem)
+    name = Path(path).stem if name is None else name
     if set(name) & {*"/\\"} or not slug(name).strip("._"):
         raise OptionError(f"{shown}: name must be a text without slashes, of words, not {name!r}.")
     plan = Plan(
         name,
-        local(out or content.get("out", Path("runs") / slug(name))),
+        local(out or given_out or Path("runs") / slug(name)),
         recipes,
         {label: _data(label, x, recipes, shown) for label, x in datasets.items()},
         {label: _baseline(label, x, datasets, shown) for label, x in baselines.items()},
@@ -171,55 +173,47 @@ def read_plan(path: str | Path, out: Path | None = None) -> Plan:
 def _recipe(name: str, values: Any, shown: str) -> Recipe:
     where = f"{shown} [record.{name}]"
     options = _options(values, where)
-    if "program" not in options:
+    (program,) = _take(options, where, program=str)
+    if program is None:
         raise OptionError(f'{where} names no recorder: add `program = "mappo"`, for example.')
-    _require_texts(options, ("program",), where)
-    return Recipe(name, options.pop("program"), options)
+    return Recipe(name, program, options)
 
 
 def _data(label: str, values: Any, recipes: Mapping[str, Recipe], shown: str) -> Data:
     where = f"{shown} [datasets] {label!r}"
-    if isinstance(values, str):
-        return Data(label, values, None, "", {})
-    if not isinstance(values, dict):
+    options = {"vault": values} if isinstance(values, str) else values
+    options = dict(options) if isinstance(options, dict) else {}
+    kinds = {"vault": str, "record": str, "tier": str, "partners": tuple[str, ...]}
+    vault, recipe, tier, partners = _take(options, where, **kinds)
+    if (vault is None) == (recipe is None) or (recipe is None) != (tier is None):
         raise OptionError(
             f"{where} must be the path or name of a vault, {{ vault = ... }}, or "
             f'{{ record = "RECIPE", tier = "medium" }}, not {values!r}.'
         )
-    options = _options(values, where)
-    _require_texts(options, ("vault", "record", "tier"), where)
-    vault, recipe, tier = (options.pop(key, None) for key in ("vault", "record", "tier"))
-    if (vault is None) == (recipe is None) or (recipe is None) != (tier is None):
-        raise OptionError(
-            f"{where} must be the path or name of a vault, {{ vault = ... }}, or "
-            '{ record = "RECIPE", tier = "medium" }.'
-        )
     if recipe is not None and recipe not in recipes:
         raise OptionError(f"{where}: {unknown_name('recipe', recipe, recipes)}")
-    partners = _texts(options, "partners", where) or ()
-    return Data(label, vault, recipe and recipes[recipe], tier or "", options, partners)
+    return Data(label, vault, recipe and recipes[recipe], tier or "", options, partners or ())
 
 
 def _baseline(label: str, values: Any, datasets: Mapping[str, Any], shown: str) -> Baseline:
     where = f"{shown} [baselines] {label!r}"
     options = _options(values, where)
-    _require_texts(options, ("program",), where)
-    chosen = _texts(options, "datasets", where)
+    program, chosen = _take(options, where, program=str, datasets=tuple[str, ...])
     for one in chosen or ():
         if one not in datasets:
             raise OptionError(f"{where}: {unknown_name('dataset', one, datasets)}")
-    program = options.pop("program", label)
-    return Baseline(label, program, options, chosen)
+    return Baseline(label, label if program is None else program, options, chosen)
 
 
-def _texts(options: dict[str, Any], name: str, where: str) -> tuple[str, ...] | None:
-    """Take a list of texts out of some options; None if it is not there."""
-    found = options.pop(name, None)
-    if found is None:
-        return None
-    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-        raise OptionError(f'{where}: {name} must be a list, such as ["NAME"], not {found!r}.')
-    return tuple(found)
+def _take(options: dict[str, Any], where: str, **kinds: Any) -> list[Any]:
+    """Take values of these types out of a table; None for those that are not there."""
+    try:
+        return [
+            converted(name, kind, options.pop(name)) if name in options else None
+            for name, kind in kinds.items()
+        ]
+    except OptionError as error:
+        raise OptionError(f"{where}: {error}") from None
 
 
 def _check(plan: Plan, shown: str) -> None:
@@ -228,7 +222,12 @@ def _check(plan: Plan, shown: str) -> None:
         _check_options(
             "recorder", recipe.program, recipe.options, f"{shown} [record.{recipe.name}]"
         )
-        _check_seeds(recipe, shown)
+        if (seeds := recipe.options.get("seeds", 1)) != 1:
+            raise OptionError(
+                f"{shown} [record.{recipe.name}]: seeds = {seeds} makes as many vaults of each "
+                "tier, and a dataset is one: write a recipe for each seed, with seed = 0, seed = 1 "
+                "and so on."
+            )
         _check_tiers(recipe, [x for x in plan.datasets.values() if x.recipe is recipe], shown)
     cells = plan.cells
     for cell in cells:
@@ -238,15 +237,6 @@ def _check(plan: Plan, shown: str) -> None:
     for names in ([one.slug for one in cells], *slugs):
         if twice := {name for name in names if names.count(name) > 1}:
             raise OptionError(f"{shown}: two names become the file {twice.pop()}: change one.")
-
-
-def _check_seeds(recipe: Recipe, shown: str) -> None:
-    """Raise `OptionError` if a recipe would make several vaults of a tier."""
-    if (seeds := recipe.options.get("seeds", 1)) != 1:
-        raise OptionError(
-            f"{shown} [record.{recipe.name}]: seeds = {seeds} makes as many vaults of each tier, "
-            "and a dataset is one: write a recipe for each seed, with seed = 0, seed = 1 and so on."
-        )
 
 
 def _check_tiers(recipe: Recipe, datasets: Sequence[Data], shown: str) -> None:
@@ -315,22 +305,6 @@ def args_of(kind: Kind, program: str) -> type[Any] | None:
             raise
         return None
     return args if is_dataclass(args) else None
-
-
-def _require_keys(content: Mapping[str, Any], known: tuple[str, ...], shown: str) -> None:
-    for key in content:
-        if key not in known:
-            raise OptionError(f"{shown}: {unknown_name('entry', key, known)}")
-
-
-def _require_texts(values: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
-    for name in names:
-        if not isinstance(value := values.get(name), str | None):
-            raise OptionError(f"{where}: {name} must be a text, not {value!r}.")
-
-
-def _table(content: Mapping[str, Any], name: str, shown: str) -> dict[str, Any]:
-    return _options(content.get(name, {}), f"{shown} [{name}]")
 
 
 def _options(values: Any, where: str) -> dict[str, Any]:

@@ -108,11 +108,9 @@ def read_results(plan: Plan) -> Results:
             if metrics[label] == metric
         }
         if entries:
-            runs = gather(entries, metric)
-            comparisons[metric] = reports.compare(
-                runs.scores, scales, metric, runs.best, runs.evaluations, partners=runs.partners
-            )
-            curves |= reports.read_curves(entries, metric)
+            own = gather(entries, metric)
+            comparisons[metric] = reports.compare(own, scales, metric)
+            curves |= reports.read_curves(own)
     return Results(plan, files, cells, comparisons, curves, broken)
 
 
@@ -276,7 +274,10 @@ def _spreads(results: Results) -> Iterator[str]:
 def _differences(cells: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
     """Name what the cells differ in beside their data and methods."""
     for label, found in cells.items():
-        for what, of in (("data", _digest), ("environments", _environment)):
+        for what, of in (
+            ("data", lambda cell: str(cell["digest"])[:8]),
+            ("environments", _environment),
+        ):
             if len({of(cell) for cell in found.values()}) > 1:
                 named = ", ".join(f"{method} {of(cell)}" for method, cell in found.items())
                 yield f"Do not compare the methods on {label}, whose {what} differ: {named}."
@@ -291,7 +292,3 @@ def _differences(cells: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> Iterat
     machines = {f"{one.get('device')}, {one.get('processor')}" for one in hardware}
     if len(machines) > 1:
         yield f"The cells ran on different machines: {'; '.join(sorted(machines))}."
-
-
-def _digest(cell: Mapping[str, Any]) -> str:
-    return str(cell["digest"])[:8]

@@ -35,12 +35,6 @@ class Job(NamedTuple):
     config: str = ""
     """Content of its configuration file, if it has one."""
 
-    def write_config(self) -> None:
-        """Write the configuration file that the command names."""
-        if self.config:
-            self.place.mkdir(parents=True, exist_ok=True)
-            tracking.replace_file(_config_file(self.place), self.config)
-
 
 def cell_file(plan: Plan, cell: Cell) -> Path:
     """Return the file of a cell's result."""
@@ -98,10 +92,12 @@ def _place(plan: Plan, label: str, content: str) -> Path:
 
 def note_vaults(plan: Plan, job: Job, answer: Mapping[str, Any]) -> None:
     """Write down the vaults that a preparation made; its command answered with ``--json``."""
-    vaults = _vaults_of(plan, job, answer)
-    job.place.mkdir(parents=True, exist_ok=True)
-    found = {"config": job.config, "vaults": {x: _shortened(y, job) for x, y in vaults.items()}}
-    tracking.write_json(_note(job), tracking.plain(found))
+    place, vaults = job.place, {}
+    for label, path in _vaults_of(plan, job, answer).items():
+        full = local(path)  # relative to the job's directory, which may be moved, if it is below it
+        vaults[label] = str(full.relative_to(place) if full.is_relative_to(place) else full)
+    place.mkdir(parents=True, exist_ok=True)
+    tracking.write_json(_note(job), tracking.plain({"config": job.config, "vaults": vaults}))
 
 
 def noted_vaults(job: Job) -> dict[str, str] | None:
@@ -121,12 +117,6 @@ def noted_vaults(job: Job) -> dict[str, str] | None:
 
 def _note(job: Job) -> Path:
     return job.place / "vaults.json"
-
-
-def _shortened(path: str, job: Job) -> str:
-    """Return a path relative to a job's directory, which may be moved, if it is below it."""
-    place, full = job.place, local(path)
-    return str(full.relative_to(place) if full.is_relative_to(place) else full)
 
 
 def _vaults_of(plan: Plan, job: Job, answer: Mapping[str, Any]) -> dict[str, str]:
@@ -224,7 +214,8 @@ class CellsWork(Work):
             metric = reports.metric_of([path])
         except RunError as error:
             return str(error)
-        scores = [float(own.mean()) for own in reports.final_returns(path, metric).values()]
+        found = reports.final_evaluation(path)[metric]
+        scores = [float(own.mean()) for own in found.values()]
         return f"{reports.UNITS[metric]} {number(sum(scores) / len(scores))}"
 
     def needs(self, block: int) -> list[int]:
@@ -261,7 +252,9 @@ class CellsWork(Work):
         tracking.write_json(run / tracking.PARTNERS_FILE, found)
 
     def _run(self, job: Job) -> Mapping[str, Any]:
-        job.write_config()
+        if job.config:
+            job.place.mkdir(parents=True, exist_ok=True)
+            tracking.replace_file(_config_file(job.place), job.config)
         try:
             return self._call(job.command)
         except SystemExit as error:  # of a program, which must not end the other cells

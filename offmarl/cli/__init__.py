@@ -15,18 +15,18 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
 from offmarl._ahead import briefly
-from offmarl._garbage import collect_rarely
+from offmarl._memory import collect_rarely
 from offmarl._version import __version__
 from offmarl.cli import output
 from offmarl.cli.output import Report
 from offmarl.cli.parse import HELP, parse
 from offmarl.cli.parse import parse_script as parse_script
-from offmarl.cli.verbs import GROUPS, VERBS, Verb, function_of
+from offmarl.cli.verbs import GROUPS, VERBS, function_of
 from offmarl.errors import (
     OffmarlError,
     OptionError,
@@ -179,7 +179,8 @@ def _end_by_signal(signum: int) -> None:
     processes of the run end with this one; JAX would abort them if process 0 ended first.
     """
     if _has_other_processes():
-        briefly(sys.modules["jax"].distributed.shutdown, "leave", _LEAVE_SECONDS)
+        with suppress(Exception):
+            briefly(sys.modules["jax"].distributed.shutdown, "offmarl-leave", _LEAVE_SECONDS)
     signal.signal(signum, signal.SIG_DFL)
     signal.raise_signal(signum)
 
@@ -195,10 +196,12 @@ def _run(arguments: list[str]) -> Report:
     name, *rest = arguments
     if name not in VERBS:
         raise unknown_name("command", name, VERBS, see="offmarl --help")
-    return _call(name, VERBS[name], rest)
+    return run_verb(name, rest)
 
 
-def _call(name: str, verb: Verb, arguments: list[str]) -> Report:
+def run_verb(name: str, arguments: list[str]) -> Report:
+    """Run a verb with its arguments."""
+    verb = VERBS[name]
     function = function_of(name, verb)
     if verb.is_raw:
         return function(arguments)

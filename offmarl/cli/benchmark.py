@@ -133,18 +133,12 @@ def _devices_of(plan: "Plan") -> int:
 
 def _call(command: Sequence[str]) -> Mapping[str, Any]:
     """Run a command in this process, which may run others after it."""
-    from offmarl.cli.cross_play import cross_play
-    from offmarl.cli.hub import pull
-    from offmarl.cli.programs import record, train
+    from offmarl.cli import run_verb
 
     verb, *arguments = (one for one in command if one != "--json")
     sys.stdout.write(f"$ offmarl {shlex.join([verb, *arguments])}\n")
     with _alone():
-        if verb == "pull":
-            report = parse(pull, verb, "", arguments)
-        else:
-            verbs = {"record": record, "train": train, "cross-play": cross_play}
-            report = verbs[verb](arguments)
+        report = run_verb(verb, arguments)
     found: Mapping[str, Any] = json.loads(tracking.to_json(report.data))
     return found
 

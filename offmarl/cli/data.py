@@ -8,7 +8,6 @@ from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 import numpy as np
-from jaxtyping import Float
 from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
@@ -207,7 +206,7 @@ def _played_together(
 
 def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, Any]:
     """Format the facts as text."""
-    spec = data.spec
+    spec, size = data.spec, facts["bytes"]
     actions = (
         "actions" if isinstance(spec.action, Discrete) else "dimensions of a continuous action"
     )
@@ -219,7 +218,7 @@ def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, Any]:
         "environment": f"{spec.name or 'unknown'} {spec.package and f'({spec.package})'}".strip(),
         "agents": f"{spec.num_agents}, each with {spec.action_size} {actions}; {sizes}",
         "steps": f"{number(data.num_steps)} = {number(data.length)} x {data.rows} environments; "
-        + _size(facts["bytes"]),
+        + ("size unknown" if size is None else f"{number(size / 1e6)} MB"),
         "episodes": f"{number(facts['episodes'])}: {ends}",
         "length": f"{_spread_line(facts['length'])} {_left_out(facts, 'incomplete')}".strip(),
         **_described_returns(data.episodes, _left_out(facts)),
@@ -238,8 +237,10 @@ def _described_returns(episodes: vault.Episodes, left_out: str) -> dict[str, str
         of = f" of {team}" if len(episodes.teams) > 1 else ""
         texts[f"return{of}"] = f"{_spread_line(spread(returns))} {left_out}".strip()
         if len(returns):
-            texts[f"  in order{of}"] = _sparkline(returns)
-            texts[f"  distribution{of}"] = _histogram(returns)
+            stretches = np.array_split(returns, min(_BINS, len(returns)))
+            texts[f"  in order{of}"] = bars([float(one.mean()) for one in stretches])
+            counts, _ = np.histogram(returns, bins=_BINS)
+            texts[f"  distribution{of}"] = bars(counts.tolist())
     return texts
 
 
@@ -248,10 +249,6 @@ _NOT_STOCK = "cannot use this vault: leaves of observations belong to some agent
 
 def _stock_readable(data: vault.Dataset) -> bool:
     return data.manifest is None or data.manifest.schema.stock_readable
-
-
-def _size(num_bytes: int | None) -> str:
-    return "size unknown" if num_bytes is None else f"{number(num_bytes / 1e6)} MB"
 
 
 def _spread_line(values: Mapping[str, float]) -> str:
@@ -272,18 +269,6 @@ def _left_out(facts: Mapping[str, Any], *reasons: str) -> str:
     """Return which episodes the returns exclude; or only those excluded for some reasons."""
     parts = [f"{number(facts[x])} {_REASONS[x]}" for x in reasons or _REASONS if facts[x]]
     return f"(without {' and '.join(parts)})" if parts else ""
-
-
-def _sparkline(values: Float[np.ndarray, "episodes"]) -> str:
-    """Draw how values change over the recording, as means over equal intervals."""
-    stretches = np.array_split(values, min(_BINS, len(values)))
-    return bars([float(stretch.mean()) for stretch in stretches])
-
-
-def _histogram(values: Float[np.ndarray, "episodes"]) -> str:
-    """Draw a histogram with equal bins from the smallest to the largest value."""
-    counts, _ = np.histogram(values, bins=_BINS)
-    return bars(counts.astype(float).tolist())
 
 
 # --------------------------------------------------------------------------------- lineage
@@ -308,20 +293,17 @@ def _lineage(provenance: Mapping[str, Any]) -> RenderableType:
         parts.append(tree)
     if origins and isinstance(lineage, Mapping):
         columns = ["recording", "tier", "program", "seed", "policies here", "digest"]
-        parts.append(table(columns, [_origin(origin, len(origins)) for origin in origins]))
+        rows = [
+            [
+                *(one[name] for name in ("vault", "tier", "program")),
+                None if one["seed"] is None else str(one["seed"]),
+                _ids(one, len(origins)),
+                one["digest"][:12],
+            ]
+            for one in origins
+        ]
+        parts.append(table(columns, rows))
     return Group(*parts)
-
-
-def _origin(origin: Mapping[str, Any], origins: int) -> list[str | None]:
-    seed = None if origin["seed"] is None else str(origin["seed"])
-    return [
-        origin["vault"],
-        origin["tier"],
-        origin["program"],
-        seed,
-        _ids(origin, origins),
-        origin["digest"][:12],
-    ]
 
 
 def _grow(tree: Tree, lineage: Mapping[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """``offmarl demo``: record, train offline and compare, on a small swarm."""
 
-from collections.abc import Iterable
 from concurrent.futures import wait
 from functools import partial
 from itertools import zip_longest
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 from rich.console import Group
 
 from offmarl._ahead import in_thread
@@ -17,7 +15,8 @@ from offmarl.programs import registry
 from offmarl.programs.offline import train_ahead
 from offmarl.programs.runs.compiling import use_cores
 from offmarl.programs.runs.training import more_to_come
-from offmarl.report import Entry, estimate, figure_demo, scores_of
+from offmarl.report import estimate, figure_demo
+from offmarl.report.run_scores import Scores, entry_of, gather, scores_in
 from offmarl.statistics import MIN_RUNS
 from offmarl.terminal import interval, number
 
@@ -50,10 +49,16 @@ def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
     """
     use_cores(seeds, "auto")
     with more_to_come():
-        _record(out, seed)
+        mappo = registry.load("recorder", "mappo")
+        where = {"env": _ENV, "tiers": ",".join(_TIERS), "out": out / "vaults"}
+        mappo.main(mappo.Args(**where, **_RECORDER, seed=seed))
         runs = _train_all(out, seeds, seed)
-    tiers = {tier: _returns(_vault(out, tier, seed)) for tier in _TIERS}
-    scores = {tier: _scores(runs[tier].values()) for tier in runs}
+    from offmarl.vault import open_vault
+
+    vaults = {tier: open_vault(_vault(out, tier, seed)) for tier in _TIERS}
+    tiers = {tier: one.episodes.complete_returns.tolist() for tier, one in vaults.items()}
+    entries = {tier: {entry_of(run): run for run in own.values()} for tier, own in runs.items()}
+    scores = scores_in(gather(entries))
     figure = out / "demo.png"
     figure_demo(tiers, scores, figure)
     return _report(tiers, scores, out, figure)
@@ -61,12 +66,6 @@ def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
 
 def _vault(out: Path, tier: str, seed: int) -> Path:
     return out / "vaults" / f"{_ENV}.vlt" / f"mappo-{seed}-{tier}"
-
-
-def _record(out: Path, seed: int) -> None:
-    mappo = registry.load("recorder", "mappo")
-    where = {"env": _ENV, "tiers": ",".join(_TIERS), "out": out / "vaults"}
-    mappo.main(mappo.Args(**where, **_RECORDER, seed=seed))
 
 
 def _train_all(out: Path, seeds: int, seed: int) -> dict[str, dict[str, Path]]:
@@ -93,26 +92,7 @@ def _baseline(name: str, tier: str, out: Path, seeds: int, seed: int) -> tuple[A
     return program, program.Args(**where, **options, seeds=seeds, seed=seed)
 
 
-def _returns(path: Path) -> list[float]:
-    """Return the returns of a vault's complete episodes, the mean over agents."""
-    from offmarl.vault import open_vault
-
-    returns: list[float] = open_vault(path).episodes.complete_returns.tolist()
-    return returns
-
-
-def _scores(runs: Iterable[Path]) -> dict[Entry, Float[np.ndarray, "seeds"]]:
-    """Return the scores of runs: first of greedy policies, then of sampled ones."""
-    scores = [item for run in runs for item in scores_of(run).items()]
-    return dict(sorted(scores, key=lambda item: item[0].acting == "sampled"))
-
-
-def _report(
-    tiers: dict[str, list[float]],
-    scores: dict[str, dict[Entry, Float[np.ndarray, "seeds"]]],
-    out: Path,
-    figure: Path,
-) -> Report:
+def _report(tiers: dict[str, list[float]], scores: Scores, out: Path, figure: Path) -> Report:
     recorded = {
         tier: {"episodes": len(returns), "mean_return": float(np.mean(returns))}
         for tier, returns in tiers.items()

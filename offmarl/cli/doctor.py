@@ -42,12 +42,16 @@ _CORRECTIONS = (
 
 def doctor() -> Report:
     """Check the installation and the connection to the hub."""
-    missing = _missing_by_extra()
+    import jax
+
+    missing, no_devices = _missing_by_extra(), no_device()
+    found = [] if no_devices else [f"{x.device_kind} ({x.platform})" for x in jax.devices()]
+    devices = [no_devices] if no_devices else found
     facts: dict[str, Any] = {
         "offmarl": __version__,
         "python": f"{platform.python_version()} on {platform.platform()}",
         **{name: _version(name) or "missing" for name in _PACKAGES},
-        "devices": _devices(),
+        "devices": devices,
         "extras": {
             extra: f"lacks {', '.join(names)}" if names else "installed"
             for extra, names in missing.items()
@@ -75,14 +79,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _devices() -> list[str]:
-    import jax
-
-    if missing := no_device():
-        return [missing]
-    return [f"{device.device_kind} ({device.platform})" for device in jax.devices()]
 
 
 def no_device() -> str:

@@ -95,13 +95,14 @@ def _describe(name: str, seconds: float, picture: Path | None) -> Report:
         render.draw(env, picture)
     steps = _speed(env, seconds)
     speed = f"{number(round(steps))} steps per second, in {_NUM_ENVS} environments"
+    drawn = "--picture FILE.gif draws an episode" if hasattr(env, "scene") else "it cannot be drawn"
     view = {
         "environment": name,
         "": about.summary,
         **_in_words(env.spec),
         "traits": ", ".join(about.traits) or ("none" if about.action else "unknown"),
         "speed": f"{speed} with random actions",
-        "picture": picture or _no_picture(env),
+        "picture": picture or drawn,
         "options": _options(name),
     }
     data = {
@@ -123,10 +124,6 @@ def _options(name: str) -> str:
         for key, value in options_of(name).items()
     )
     return ", ".join(options) or "none"
-
-
-def _no_picture(env: Any) -> str:
-    return "--picture FILE.gif draws an episode" if hasattr(env, "scene") else "it cannot be drawn"
 
 
 def _in_words(spec: EnvSpec) -> dict[str, str]:

@@ -195,7 +195,11 @@ def cache(
         With "rm": remove the cached pages of streamed data instead, which are fetched again.
     """
     if streamed:
-        return _remove_pages(action)
+        if action != "rm":
+            text = "--streamed is for `offmarl cache rm`: `offmarl cache ls` gives the size."
+            raise OptionError(text)
+        bytes_freed = page_cache().clear()
+        return Report({"freed": bytes_freed}, f"{decimal(bytes_freed)} of streamed pages removed.")
     found = {one.name: one for one in pulled_datasets.entries()}
     chosen = found if action == "ls" and not names else _choose(found, names, everything)
     match action:
@@ -209,15 +213,6 @@ def cache(
             )
         case "verify":
             return _verified(chosen)
-
-
-def _remove_pages(action: str) -> Report:
-    if action != "rm":
-        raise OptionError(
-            "--streamed is for `offmarl cache rm`: `offmarl cache ls` gives the size."
-        )
-    freed = page_cache().clear()
-    return Report({"freed": freed}, f"{decimal(freed)} of streamed pages removed.")
 
 
 def _confirm(chosen: Mapping[str, pulled_datasets.Entry], yes: bool) -> None:

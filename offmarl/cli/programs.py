@@ -22,8 +22,7 @@ from offmarl.errors import OptionError
 from offmarl.launch import Launched, Work
 from offmarl.paths import below, local
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
-from offmarl.report import UNITS, estimate, final_returns, metric_of
-from offmarl.report.run_scores import final_metrics
+from offmarl.report import UNITS, estimate, final_evaluation
 from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import interval
@@ -239,19 +238,17 @@ def train(arguments: list[str]) -> Report:
     if not (run / MARL_EVAL_FILE).exists():
         view = f"{name} is trained but not evaluated (no environment, no held-out data): {run}"
         return Report({"run": run}, view)
-    metrics = final_metrics(run)
-    teams = sorted(name for name in metrics if name.startswith(f"{RETURN}_"))
-    metric = RETURN if teams else metric_of([run])
+    final = final_evaluation(run)
+    teams = sorted(name for name in final if name.startswith(f"{RETURN}_"))
+    metric = RETURN if teams else next(one for one in UNITS if one in final)
     unit = UNITS[metric]
     if metric == RETURN:
         unit = labelled(unit, acting_of(read_run(run)))
     title = f"{name}, trained and evaluated in {run}: {unit}"
-    more = {head: final_returns(run, other) for other, head in _MORE.items() if other != metric}
+    more = {head: final.get(other, {}) for other, head in _MORE.items() if other != metric}
     if more.get("sampled_mean"):  # side by side
-        more = {"greedy_mean": final_returns(run)} | {x: y for x, y in more.items() if y}
-    returns = {
-        name.removeprefix(f"{RETURN}_"): final_returns(run, name) for name in teams or [metric]
-    }
+        more = {"greedy_mean": final.get(RETURN, {})} | {x: y for x, y in more.items() if y}
+    returns = {name.removeprefix(f"{RETURN}_"): final[name] for name in teams or [metric]}
     return _returns_report(title, {"run": run}, returns, more)
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_type_hints
 import docstring_parser
 from tyro.conf import Positional, Suppress, arg
 
-from offmarl import vault
+from offmarl import envs, vault
 from offmarl.cli.data import show
 from offmarl.cli.output import Report, table
 from offmarl.cli.parse import finite, parse, read_as
@@ -158,7 +158,7 @@ def report(made: Iterable[vault.Dataset]) -> Report:
         [
             *(f[name] for name in columns[:4]),
             only_or_all(data.episodes.mean_returns),
-            _source_episodes(f["lineage"]),
+            f"{sum(source['episodes'] for source in f['lineage']['sources']):,}",
         ]
         for f, data in zip(facts, vaults, strict=True)
     ]
@@ -177,10 +177,6 @@ def _facts(made: vault.Dataset) -> dict[str, Any]:
         "length": spread(made.episodes.length),
         "lineage": made.provenance["lineage"],
     }
-
-
-def _source_episodes(lineage: dict[str, Any]) -> str:
-    return f"{sum(source['episodes'] for source in lineage['sources']):,}"
 
 
 def _map(**options: Any) -> Report:
@@ -290,7 +286,7 @@ def convert(
         source,
         out,
         layout or "pymarl",
-        env_spec=_spec(env) if env else None,
+        env_spec=envs.make(env).spec if env else None,
         time_limit=time_limit,
         terms=terms,
         on_invalid=on_invalid,
@@ -336,9 +332,3 @@ def _check_source(source: str) -> None:
         f"{source} is a vault already: give --to and the layout to write it in, or copy it with "
         "`offmarl recode`."
     )
-
-
-def _spec(env: str) -> Any:
-    from offmarl import envs
-
-    return envs.make(env).spec

@@ -99,14 +99,12 @@ def _read() -> Iterator[Family]:
     for group in _CATALOGUE["group"]:
         prefix, environments = group.pop("prefix"), group.pop("environments")
         for name, own in environments.items():
-            yield _family(f"{prefix}{name}", group | own)
-
-
-def _family(name: str, values: dict[str, Any]) -> Family:
-    about = {one.name: values.pop(one.name) for one in fields(EnvInfo) if one.name in values}
-    about |= {key: tuple(about[key]) for key in ("traits", "choices") if key in about}
-    factory, sizes = f"offmarl.envs.{values.pop('factory')}", tuple(values.pop("sizes", ()))
-    return Family(name, factory, replace(_BUILT_IN, **about), sizes, fixed=values)
+            values = group | own
+            about = {x.name: values.pop(x.name) for x in fields(EnvInfo) if x.name in values}
+            about |= {key: tuple(about[key]) for key in ("traits", "choices") if key in about}
+            factory = f"offmarl.envs.{values.pop('factory')}"
+            sizes, info = tuple(values.pop("sizes", ())), replace(_BUILT_IN, **about)
+            yield Family(f"{prefix}{name}", factory, info, sizes, fixed=values)
 
 
 BUILT_IN = (*_read(),)

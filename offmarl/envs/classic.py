@@ -198,8 +198,11 @@ class Bridge:
 
 def _bridge_move(position: Int[Array, "2 2"], action: Int[Array, "2"]) -> Int[Array, "2 2"]:
     """Move the agents by the rules of the published data, whose order matters."""
-    done = _done(position)
-    target = _onto_free_cells(position, jnp.where(done[:, None], 0, _moves(action)))
+    done, moves = _done(position), jnp.asarray(_BRIDGE_MOVES)[action]
+    last_cell = np.array(_BRIDGE_FREE.shape) - 1
+    target = jnp.clip(position + jnp.where(done[:, None], 0, moves), 0, last_cell)
+    free = jnp.asarray(_BRIDGE_FREE)[target[:, 0], target[:, 1]]
+    target = jnp.where(free[:, None], target, position)
     swap = _same(target[0], position[1]) & _same(target[1], position[0])
     target = jnp.where(swap, position, target)
     home = _same(target, jnp.asarray(_BRIDGE_GOAL))  # an agent can always enter its own goal
@@ -209,17 +212,6 @@ def _bridge_move(position: Int[Array, "2 2"], action: Int[Array, "2"]) -> Int[Ar
     taken = _same(target[1], first) & ~done[0]
     second = jnp.where(taken & ~home[1], position[1], target[1])
     return jnp.stack([first, second])
-
-
-def _moves(action: Int[Array, "2"]) -> Int[Array, "2 2"]:
-    return jnp.asarray(_BRIDGE_MOVES)[action]
-
-
-def _onto_free_cells(position: Int[Array, "2 2"], move: Int[Array, "2 2"]) -> Int[Array, "2 2"]:
-    last_cell = np.array(_BRIDGE_FREE.shape) - 1
-    target = jnp.clip(position + move, 0, last_cell)
-    free = jnp.asarray(_BRIDGE_FREE)[target[:, 0], target[:, 1]]
-    return jnp.where(free[:, None], target, position)
 
 
 def _same(a: Int[Array, "*n 2"], b: Int[Array, "*n 2"]) -> Bool[Array, "*n"]:

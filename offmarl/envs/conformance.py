@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from offmarl._arrays import is_key
 from offmarl._compiling import quickly
 from offmarl.envs.base import autoreset
 from offmarl.envs.outside import faults, outcome
@@ -161,15 +162,14 @@ def record(
 
 def _join(how: str, arrays: Any, axis: int) -> Any:
     """Stack or concatenate: with NumPy, which compiles nothing, except for random keys."""
-    is_key = jnp.issubdtype(arrays[0].dtype, jax.dtypes.prng_key)
-    return getattr(jnp if is_key else np, how)(arrays, axis=axis)
+    return getattr(jnp if is_key(arrays[0]) else np, how)(arrays, axis=axis)
 
 
 def _close(left: Any, right: Any, tolerance: float) -> Any:
     """Whether two trees are equal up to rounding."""
 
     def same(a: Any, b: Any) -> Any:
-        if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+        if is_key(a):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         if jnp.issubdtype(a.dtype, jnp.floating):
             return jnp.isclose(a, b, tolerance, tolerance / 10, equal_nan=True).all()

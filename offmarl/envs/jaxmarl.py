@@ -81,10 +81,6 @@ def _side(agent: str) -> str:
     return "adversaries" if agent.startswith(("adversary", "leadadversary", "eve")) else "agents"
 
 
-def _army(agent: str) -> str:
-    return "allies" if agent.startswith("ally") else "enemies"
-
-
 class Compat(NamedTuple):
     """How the adapter reads one kind of environment; functions take JaxMARL's environment first."""
 
@@ -139,10 +135,6 @@ def _one_side_is_dead(env: Any, before: State, action: Any, after: State) -> Boo
     return ~alive[: env.num_allies].any() | ~alive[env.num_allies :].any()
 
 
-def _units_alive(env: Any, state: State) -> Bool[Array, "N"]:
-    return _battle(state).unit_alive[: len(env.agents)]
-
-
 def _predators_and_prey(env: Any, observations: Observations, state: State) -> Float[Array, "S"]:
     """Concatenate what all agents would observe with unlimited sight."""
     views = env.get_world_state(state)
@@ -154,10 +146,6 @@ def _map_and_robots(env: Any, observations: Observations, state: State) -> Float
     num_agents = len(env.agents)
     (size,) = observations[env.agents[0]].shape
     return env.get_world_state(state)[0, num_agents:-size]
-
-
-def _robots_are_done(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
-    return (after.goal_reached | after.move_term | before.done).all()
 
 
 def _robots_alive(env: Any, state: State) -> Bool[Array, "N"]:
@@ -240,10 +228,6 @@ def _pair_with_inventory(env: Any, observations: Observations) -> Sequence[Any]:
     return [_grid(each["observation"], each["inventory"]) for each in observations]
 
 
-def _grids(env: Any, observations: Observations) -> Sequence[Any]:
-    return [_whole_numbers(grid) for grid in observations]
-
-
 def _grid(grid: Array, inventory: Array) -> dict[str, Array]:
     return {"grid": _whole_numbers(grid), "inventory": inventory}
 
@@ -260,7 +244,7 @@ _SMAX = Compat(
     "team",
     state=lambda env, observations, state: observations["world_state"],
     legal=lambda env, state: env.get_avail_actions(state),
-    alive=_units_alive,
+    alive=lambda env, state: _battle(state).unit_alive[: len(env.agents)],
     scene=_units,
 )
 _MPE = Compat("mpe", _one_more, scene=_points)
@@ -271,7 +255,10 @@ COMPAT = {
     "mpe_rivals": _MPE._replace(team_of=_side),
     "mpe_facmac": _MPE._replace(state=_predators_and_prey, team_of=_side),
     "smax": _SMAX,
-    "smax_self_play": _SMAX._replace(reward="individual", team_of=_army),
+    "smax_self_play": _SMAX._replace(
+        reward="individual",
+        team_of=lambda agent: "allies" if agent.startswith("ally") else "enemies",
+    ),
     "overcooked": Compat(
         "overcooked",
         _max_steps,
@@ -283,7 +270,9 @@ COMPAT = {
     "jaxnav": Compat(
         "jaxnav",
         _max_steps,
-        _robots_are_done,
+        lambda env, before, action, after: (
+            after.goal_reached | after.move_term | before.done
+        ).all(),
         state=_map_and_robots,
         alive=_robots_alive,
         scene=_robots,
@@ -299,7 +288,9 @@ COMPAT = {
     "coin_game": Compat("coin_game", inner_steps),
     "storm": Compat("storm", inner_steps, split=_with_inventory),
     "storm_2p": Compat("storm", inner_steps, split=_pair_with_inventory, tuple_of_actions=True),
-    "storm_np": Compat("storm", inner_steps, split=_grids),
+    "storm_np": Compat(
+        "storm", inner_steps, split=lambda env, observations: [*map(_whole_numbers, observations)]
+    ),
     "mabrax": Compat(
         "mabrax",
         lambda env: int(env.episode_length),

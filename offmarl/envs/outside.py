@@ -19,8 +19,15 @@ from offmarl._imports import summarize
 from offmarl.envs.base import Environment, EnvState, Wrapper, extras_of
 from offmarl.errors import OffmarlError, OptionError, ShapeError
 from offmarl.terminal import one_line
-from offmarl.trees import leaf_difference
-from offmarl.types import ArraySpec, Continuous, EnvSpec, Timestep, Transition, View
+from offmarl.types import (
+    ArraySpec,
+    Continuous,
+    EnvSpec,
+    Timestep,
+    Transition,
+    View,
+    leaf_difference,
+)
 
 _BY_AGENT = ("agents", "observation_sizes", "action_sizes", "teams", "kinds")
 

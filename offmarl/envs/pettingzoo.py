@@ -27,6 +27,7 @@ from offmarl.envs.translator import (
     to_space,
 )
 from offmarl.errors import OptionError
+from offmarl.teams import agent_names
 from offmarl.types import ArraySpec, Discrete, EnvSpec, SpecTree, Timestep, View, map_tree
 
 Actor = Callable[..., tuple[Any, Any]]
@@ -59,7 +60,7 @@ class OffmarlParallelEnv(ParallelEnv):
         self.env = env
         self.metadata = {"name": spec.name, "render_modes": [], "is_parallelizable": True}
         self.render_mode = None
-        self.possible_agents = list(agent_names(spec))
+        self.possible_agents = agent_names(spec)
         self.agents: list[str] = []
         self.observation_spaces, self.action_spaces = {}, {}
         for i, agent in enumerate(self.possible_agents):
@@ -157,11 +158,6 @@ class OffmarlParallelEnv(ParallelEnv):
         return rewards, terminations, truncations
 
 
-def agent_names(spec: EnvSpec) -> tuple[str, ...]:
-    """Return the names of the agents; by default ``agent_0`` and so on."""
-    return spec.agents or tuple(f"agent_{i}" for i in range(spec.num_agents))
-
-
 def _own_size(spec: EnvSpec, agent: int) -> int:
     return spec.observation_sizes[agent] if spec.observation_sizes else spec.observation_size
 
@@ -222,17 +218,15 @@ class PettingZooPolicy:
 
     def __call__(self, observations: Observations, infos: Infos | None = None) -> dict[str, Any]:
         """Return the actions of the agents that act now."""
-        self._translator = self._translator or Translator(self._env, flat=self._is_flat())
+        if self._translator is None:
+            spec = getattr(self._policy, "spec", None)
+            self._translator = Translator(self._env, flat=spec is not None and spec.is_vector)
         agents = list(self._env.agents)
         alive = [agent in agents for agent in self._env.possible_agents]
         view = self._translator.view(observations, infos or {}, alive, state_of(self._env))
         self._key, key = jax.random.split(self._key)
         action, self._carry = self._policy(view.observation, view.legal_actions, self._carry, key)
         return self._translator.by_agent(np.asarray(action), agents)
-
-    def _is_flat(self) -> bool:
-        spec = getattr(self._policy, "spec", None)
-        return spec is not None and spec.is_vector
 
     def after_step(
         self,

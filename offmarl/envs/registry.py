@@ -285,7 +285,7 @@ class _Found(NamedTuple):
 
 
 def _families() -> tuple[Family, ...]:
-    return (*BUILT_IN, *_registered.values(), *_plugins())
+    return (*BUILT_IN, *_registered.values(), *_plugins(tuple(sys.path)))
 
 
 def _resolve(name: str) -> _Found:
@@ -388,14 +388,9 @@ def _info_of(factory: Any) -> EnvInfo:
 # ------------------------------------------------------------------ plug-ins
 
 
-def _plugins() -> tuple[Family, ...]:
-    """Return the environments of installed packages."""
-    return _plugins_on(tuple(sys.path))
-
-
 @lru_cache(maxsize=8)
-def _plugins_on(path: tuple[str, ...]) -> tuple[Family, ...]:
-    """Read the entry points once for each import path."""
+def _plugins(path: tuple[str, ...]) -> tuple[Family, ...]:
+    """Return the environments of installed packages, read once for each import path."""
     del path
     found = []
     for point in entry_points(group=_GROUP):
@@ -505,15 +500,11 @@ def _check(
     checked = {}
     for key, value in options.items():
         if key not in defaults:
-            raise _no_such_option(name, key, defaults)
+            if not defaults:
+                raise UnknownNameError(f"{name} takes no options: remove {key!r}.")
+            raise unknown_name(f"option of {name}", key, defaults)
         checked[key] = _convert(name, key, value, defaults[key])
     return {key: value for key, value in checked.items() if value != defaults[key]}
-
-
-def _no_such_option(name: str, key: str, defaults: Mapping[str, Any]) -> UnknownNameError:
-    if not defaults:
-        return UnknownNameError(f"{name} takes no options: remove {key!r}.")
-    return unknown_name(f"option of {name}", key, defaults)
 
 
 def _convert(name: str, key: str, value: Option, default: Any) -> Option:

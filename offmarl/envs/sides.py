@@ -258,22 +258,10 @@ def population(
 ) -> TeamPolicy:
     """Return a policy that acts as one of several members, drawn anew for each episode.
 
-    Members with the same policy and other parameters are stacked: a program that was compiled for
-    some plays any others of the same number and shapes. Each has a memory of its own.
-
-    Parameters
-    ----------
-    spec
-        The spec of the environment of all agents.
-    members
-        The policies.
-    weights
-        The members' weights, in proportion to which they are drawn; by default equal.
-
-    Raises
-    ------
-    OptionError
-        Weights are negative, not finite, all zero or of another number than the members.
+    Members are drawn in proportion to their weights, by default equally; `OptionError` for weights
+    that are no such numbers. Members with the same policy and other parameters are stacked: a
+    program that was compiled for some plays any others of the same number and shapes. Each has a
+    memory of its own.
     """
     shares = np.ones(len(members)) if weights is None else np.asarray(weights, float)
     if shares.shape != (len(members),) or not shares.sum() > 0 or not (shares >= 0).all():

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PRNGKeyArray, UInt8
 
+from offmarl._arrays import is_key
 from offmarl.envs.base import Environment, EnvState, Wrapper, extras_of
 from offmarl.errors import ShapeError
 from offmarl.types import ArraySpec, ArrayTree, EnvSpec
@@ -66,20 +67,16 @@ def _num_bytes(tree: ArrayTree) -> int:
 def _parts(tree: ArrayTree) -> Iterator[tuple[Any, tuple[int, ...], np.dtype[Any], int]]:
     """Yield each leaf of a tree of shapes, and the shape, type and bytes that stand for it."""
     for leaf in jax.tree.leaves(tree):
-        plain = jax.eval_shape(jax.random.key_data, leaf) if _is_key(leaf) else leaf
+        plain = jax.eval_shape(jax.random.key_data, leaf) if is_key(leaf) else leaf
         dtype = np.dtype(plain.dtype)
         yield leaf, plain.shape, dtype, int(np.prod(plain.shape, dtype=int)) * dtype.itemsize
-
-
-def _is_key(leaf: Any) -> bool:
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
 def to_bytes(tree: ArrayTree) -> UInt8[Array, "n"]:
     """Return the bits of all leaves of a tree, end to end."""
 
     def flat(leaf: Array) -> Array:
-        plain = jnp.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+        plain = jnp.asarray(jax.random.key_data(leaf) if is_key(leaf) else leaf)
         if plain.dtype == bool:
             plain = plain.astype(jnp.uint8)
         return jax.lax.bitcast_convert_type(plain, jnp.uint8).ravel()
@@ -99,7 +96,7 @@ def from_bytes(data: UInt8[np.ndarray, "T n"], like: ArrayTree) -> ArrayTree:
     for leaf, shape, dtype, size in _parts(like):
         part = np.ascontiguousarray(data[:, begin : begin + size])
         plain = jnp.asarray(part.view(dtype).reshape(len(data), *shape))
-        leaves.append(jax.random.wrap_key_data(plain) if _is_key(leaf) else plain)
+        leaves.append(jax.random.wrap_key_data(plain) if is_key(leaf) else plain)
         begin += size
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 

@@ -355,14 +355,11 @@ def _group_reader(parts: dict[str, tuple[Any, Callable[[Any, str], Any]]]) -> An
         names = range(len(value)) if by_number else value if isinstance(value, Mapping) else ()
         if set(names) != keys:
             found = ", ".join(map(str, names)) or f"{value!r:.60}"
-            raise InvalidValueError(f"{what} has {found}, and must have {_listed(keys)}.")
+            needed = ", ".join(sorted(map(str, keys)))
+            raise InvalidValueError(f"{what} has {found}, and must have {needed}.")
         return {name: own(value[key], f"{what}, {key}") for name, (key, own) in parts.items()}
 
     return read
-
-
-def _listed(keys: set[Any]) -> str:
-    return ", ".join(sorted(map(str, keys)))
 
 
 def common(trees: Sequence[Any]) -> Any:

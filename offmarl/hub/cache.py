@@ -137,13 +137,6 @@ def remember(name: str, revision: str, commit: str) -> None:
         tracking.replace_file(file, commit)
 
 
-def recall(name: str, revision: str) -> str:
-    """Return the commit that a revision meant when the hub was last asked, or the revision."""
-    with suppress(FileNotFoundError):
-        return _ref(name, revision).read_text().strip()
-    return revision
-
-
 def _ref(name: str, revision: str) -> Path:
     return root() / name / _REFS / quote(revision, safe="")
 
@@ -227,7 +220,9 @@ class Target(NamedTuple):
     @property
     def commit(self) -> str:
         """The commit that the revision meant when the hub was last asked, or the revision."""
-        return recall(self.name, self.revision)
+        with suppress(FileNotFoundError):
+            return _ref(self.name, self.revision).read_text().strip()
+        return self.revision
 
 
 def parse(name: str) -> Target:

@@ -20,7 +20,7 @@ from offmarl.errors import CardError, unknown_name
 from offmarl.hub.licences import Licence
 from offmarl.records import Agents, Count
 from offmarl.statistics import Reference
-from offmarl.trees import flatten_tree
+from offmarl.types import flatten_tree
 from offmarl.vault.format.layout import DATA, MANIFEST, METADATA
 
 SUFFIX = ".toml"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -80,24 +80,18 @@ def problem() -> str:
     It is tried in a thread that is abandoned after a while, because the lookup of a host name can
     take long and cannot be interrupted.
     """
-    found = [f"no answer in {_PATIENCE:g} s"]
+    scheme = urlsplit(constants.ENDPOINT).scheme  # the first hop is the proxy, if one is set
+    address = urlsplit(getproxies().get(scheme, constants.ENDPOINT))
 
     def attempt() -> None:
-        try:
-            socket.create_connection(_first_hop(constants.ENDPOINT), _PATIENCE).close()
-            found.append("")
-        except (OSError, ValueError) as error:
-            found.append(getattr(error, "strerror", None) or str(error))
+        port = address.port or {"http": 80}.get(address.scheme, 443)
+        socket.create_connection((address.hostname or "", port), _PATIENCE).close()
 
-    briefly(attempt, "offmarl-reach", _PATIENCE)
-    return found[-1]
-
-
-def _first_hop(endpoint: str) -> tuple[str, int]:
-    """Return the host and port to connect to: those of the proxy, if one is set."""
-    scheme = urlsplit(endpoint).scheme
-    address = urlsplit(getproxies().get(scheme, endpoint))
-    return address.hostname or "", address.port or {"http": 80}.get(address.scheme, 443)
+    try:
+        briefly(attempt, "offmarl-reach", _PATIENCE)
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return ""
 
 
 def find(repository: str, path: str, revision: str, kind: Kind = "dataset") -> Remote:
@@ -160,18 +154,14 @@ def errors_of(repository: str, revision: str = "main", path: str = "") -> Iterat
     except EntryNotFoundError as error:
         raise HubError(f"{repository} has no file {path} at revision {revision!r}.") from error
     except (HfHubHTTPError, TransportError, OSError, ValueError) as error:
-        _raise_transport(repository, error)
-
-
-def _raise_transport(repository: str, error: Exception) -> NoReturn:
-    response = getattr(error, "response", None)
-    status = getattr(response, "status_code", None)
-    first = str(error).strip().partition("\n")[0]
-    if status is None or status >= 500:
-        raise HubUnreachableError(f"the hub did not answer about {repository}: {first}") from error
-    if status in (401, 403):
-        raise _no_access(repository, status) from error
-    raise HubError(f"the hub refused a request about {repository}: {first}") from error
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        first = str(error).strip().partition("\n")[0]
+        if status is None or status >= 500:
+            text = f"the hub did not answer about {repository}: {first}"
+            raise HubUnreachableError(text) from error
+        if status in (401, 403):
+            raise _no_access(repository, status) from error
+        raise HubError(f"the hub refused a request about {repository}: {first}") from error
 
 
 def _no_access(place: str, status: int) -> HubError:

@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from offmarl._ahead import in_thread
-from offmarl._heap import return_blocks_from
+from offmarl._memory import return_blocks_from
 from offmarl.errors import HubError, OptionError
 from offmarl.hub import client
 from offmarl.hub.client import Remote, kept_in

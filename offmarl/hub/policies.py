@@ -29,7 +29,7 @@ from offmarl.hub.licences import check_link, licence_named
 from offmarl.hub.pushing import commit_files, files_of, open_repository
 from offmarl.hub.readme import model_readme
 from offmarl.paths import local
-from offmarl.statistics import MIN_RUNS, bootstrap_interval, mean
+from offmarl.statistics import estimate, mean
 
 CARD = records.POLICY_CARD
 
@@ -194,12 +194,10 @@ def _returns(directory: Path) -> dict[str, Any]:
     if not found:
         return {}
     means = np.array([np.mean(values) for values in found.values()])
-    interval = {}
-    if len(means) >= MIN_RUNS:
-        low, high = bootstrap_interval(mean, means[:, None], seed=0)
-        interval = {"low": float(low), "high": float(high)}
+    value, low, high = estimate(mean, means[:, None])
+    interval = {} if low is None else {"low": low, "high": high}
     each = {"seeds": means.tolist(), "episodes": len(next(iter(found.values())))}
-    return {"mean": float(means.mean()), **interval, **each}
+    return {"mean": value, **interval, **each}
 
 
 # ---------------------------------------------------------------------------------- pulling

@@ -167,10 +167,15 @@ def push(
         others = {f"{EPISODES}/{uid}.parquet" for uid in card.uids if uid not in data} & place.files
         tables = episode_tables(data)
         texts = {
-            CARD: _bounded(to_toml(check(card, f"the card of {repository}")), repository),
+            CARD: to_toml(check(card, f"the card of {repository}")),
             "README.md": readme(card, repository, [*sorted(others), *tables]),
             "croissant.json": croissant(card, repository, place.url, str(date.today())),
         }
+        if len(texts[CARD].encode()) > LARGEST:
+            raise CardError(
+                f"the card of {repository} would exceed {LARGEST:,} bytes, the most that a pull "
+                "reads: push fewer vaults together."
+            )
         contents = tables | {path: text.encode() for path, text in texts.items()}
         operations = [one for some in added.values() for one in some]
         operations += [CommitOperationAdd(path, content) for path, content in contents.items()]
@@ -379,16 +384,6 @@ def _time_limit(data: dict[str, Dataset]) -> tuple[int | None, tuple[str, ...]]:
             "them to separate repositories."
         )
     return None, (f"The time limits of the uids differ: {listed}.",)
-
-
-def _bounded(text: str, repository: str) -> str:
-    """Return a card's text; `CardError` if it is larger than `pull` reads."""
-    if len(text.encode()) > LARGEST:
-        raise CardError(
-            f"the card of {repository} would exceed {LARGEST:,} bytes, the most that a pull "
-            "reads: push fewer vaults together."
-        )
-    return text
 
 
 def _describe(one: Dataset, digest: str) -> Uid:

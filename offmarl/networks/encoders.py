@@ -14,8 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from offmarl.networks.linear import Dense, Inputs, product
-from offmarl.trees import ArraySpec, flatten_tree
-from offmarl.types import ArrayTree, EnvSpec, View, empty_view
+from offmarl.types import ArraySpec, ArrayTree, EnvSpec, View, empty_view, flatten_tree
 
 Leaves = tuple[tuple[str, ArraySpec], ...]
 """The arrays of an observation or a state: path and spec of each, in order. Hashable."""

@@ -27,6 +27,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, Sharding
 from numpy.typing import NDArray
 
+from offmarl._arrays import is_key
 from offmarl._mesh import spec
 from offmarl._version import __version__
 from offmarl.config import DeviceArgs, Role, with_role
@@ -301,11 +302,6 @@ def _leaf_from_first(leaf: Any) -> Any:
     starts = range(0, sent.size, _MOST_BYTES)
     pieces = [_broadcast(sent[start : start + _MOST_BYTES]) for start in starts]
     return np.concatenate([sent[:0], *pieces]).view(host.dtype).reshape(host.shape)
-
-
-def is_key(leaf: Any) -> bool:
-    """Whether an array, or a shape, is one of random keys."""
-    return bool(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key))
 
 
 def load_on_first(load: Callable[[], TreeT], like: TreeT) -> TreeT:

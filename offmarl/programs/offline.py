@@ -57,7 +57,6 @@ from offmarl.programs.runs.loop import (
     updates_ahead,
 )
 from offmarl.programs.runs.run import (
-    Run,
     locked,
     settled,
 )
@@ -70,12 +69,10 @@ from offmarl.programs.runs.sharding import (
 )
 from offmarl.programs.runs.stopping import Stopping
 from offmarl.programs.runs.training import (
-    CheckpointTimer,
     Evaluated,
     Training,
     Work,
     carry_out,
-    learn,
     named_seeds,
 )
 from offmarl.replay import (
@@ -129,8 +126,16 @@ def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: Ar
         with locked(directory, args.take_over) as lock:
             training = _Training(make, settled(args, directory), dataset, origin, directory)
             training.check()
-            how = learn if gathering.PARTS.get() is None else _gather
-            for seed, step in (carry_out(training, directory, lock, train=how) or {}).items():
+            if (parts := gathering.PARTS.get()) is None:
+                stops = carry_out(training, directory, lock)
+            else:  # runs of single seeds, of tasks
+                stops = carry_out(
+                    training,
+                    directory,
+                    lock,
+                    train=lambda training, run, _: gathering.gather(training, run, parts),
+                )
+            for seed, step in (stops or {}).items():
                 stopped_on = f"--stop-on {training.args.stop_on}"
                 tracking.notice(f"seed {seed} stopped at update {step}: {stopped_on}")
     return directory
@@ -328,13 +333,6 @@ class _Training(Training):
             drawing.weights,
             drawing.draws,
         )
-
-
-def _gather(training: Training, run: Run, _timer: CheckpointTimer) -> dict[str, int]:
-    """Join the runs of single seeds that tasks have trained."""
-    parts = gathering.PARTS.get()
-    assert parts is not None
-    return gathering.gather(training, run, parts)
 
 
 @jax.jit

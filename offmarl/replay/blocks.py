@@ -24,15 +24,14 @@ from numpy.typing import NDArray
 
 from offmarl._ahead import in_thread
 from offmarl._arrays import as_items
-from offmarl._heap import return_free
+from offmarl._memory import return_free
 from offmarl.errors import OptionError
 from offmarl.replay.circles import Part
 from offmarl.replay.fields import COMPUTED, check_extras, fields_of, recorded_fields
 from offmarl.replay.gathering import Batch, BatchLayout, CircleReader
 from offmarl.replay.orders import BLOCKS, SLOT_BITS, BlockOrder
 from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, sound
-from offmarl.trees import sum_bytes
-from offmarl.types import ArraySpec, EnvSpec, Transition, View, map_tree
+from offmarl.types import ArraySpec, EnvSpec, Transition, View, map_tree, sum_bytes
 
 BUFFER_BYTES = 2**26
 """Default size of the shuffle buffer."""

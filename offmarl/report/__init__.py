@@ -36,15 +36,14 @@ if TYPE_CHECKING:
         UNITS as UNITS,
         Data as Data,
         Entry as Entry,
+        Result as Result,
         Runs as Runs,
         best_scores as best_scores,
         fault_of as fault_of,
-        final_metrics as final_metrics,
-        final_returns as final_returns,
+        final_evaluation as final_evaluation,
         last_metrics as last_metrics,
         metric_of as metric_of,
         read_runs as read_runs,
-        scores_of as scores_of,
     )
 else:
     __all__, __getattr__, __dir__ = lazy_names(__name__)

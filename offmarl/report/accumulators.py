@@ -141,16 +141,10 @@ _ROWS = 2**13
 
 
 class DiscreteActions:
-    """How often live agents took each action, and how often it was legal.
+    """How often live agents took each action, and how often it was legal: ``(N, A)``.
 
-    Attributes
-    ----------
-    taken, legal
-        ``(N, A)`` steps at which the agent took the action, and at which it was alive and the
-        action legal.
-    steps, illegal
-        ``(N,)`` steps at which the agent was alive, and took an action that was not legal or does
-        not exist.
+    ``steps`` and ``illegal``, ``(N,)``, are the steps at which the agent was alive, and took an
+    action that was not legal or does not exist.
     """
 
     COUNTS = "taken", "legal", "steps", "illegal", "together"
@@ -215,23 +209,15 @@ class DiscreteActions:
 
 
 class ContinuousActions:
-    """Values of the actions of live agents, for each dimension.
+    """Values of the actions of live agents, for each dimension ``(N, A)``.
 
-    Attributes
-    ----------
-    ranges
-        Extremes and moments of each dimension, ``(N, A)``; those of the vault's statistics.
-    histogram
-        ``(N, A, BINS)`` numbers of values.
-    steps
-        ``(N,)`` steps at which the agent was alive.
-    legal, at_bounds
-        ``(N, A)`` steps at which the agent was alive and the dimension usable, and values that are
-        1 or -1, or beyond.
+    ``steps``, ``(N,)``, are those at which the agent was alive; of these, the dimension was usable
+    at ``legal``. ``at_bounds`` are values that are 1 or -1, or beyond.
     """
 
     COUNTS = "ranges", "histogram", "steps", "legal", "at_bounds"
     ranges: Ranges
+    """Extremes and moments: those of the vault's statistics."""
 
     def __init__(self, spec: EnvSpec):
         self._shape = (spec.num_agents, spec.action_size)

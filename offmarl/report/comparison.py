@@ -14,7 +14,8 @@ from offmarl.report.curves import Curves, learning_curves, read_curves
 from offmarl.report.run_scores import (
     UNITS,
     Entry,
-    Evaluation,
+    Result,
+    Results,
     Runs,
     RunScores,
     Scores,
@@ -22,6 +23,7 @@ from offmarl.report.run_scores import (
     last_metrics,
     metric_of,
     read_runs,
+    scores_in,
     with_foreign,
 )
 from offmarl.report.tables import Score, Section, to_csv, to_latex, to_markdown
@@ -111,33 +113,24 @@ def estimate(scores: RunScores) -> Estimate:
 
 
 def compare(
-    scores: Scores,
+    results: Results,
     references: Mapping[str, Reference] | None = None,
     metric: str = RETURN,
-    best: Scores | None = None,
-    evaluations: Mapping[str, Mapping[Entry, Evaluation]] | None = None,
     baseline: str = BASELINE,
-    partners: Scores | None = None,
 ) -> Comparison:
     """Compare entries on one or several datasets.
 
     Parameters
     ----------
-    scores
-        As `read_runs` returns them.
+    results
+        Those of `read_runs`.
     references
         Returns to normalise by, for each dataset. Returns of several datasets are summarised only
         if all of them have references.
     metric
         Metric of the scores, a key of `UNITS`; agreement is not normalised.
-    best
-        Scores of the best checkpoints, as `read_runs` returns them.
-    evaluations
-        What scores are of, as `read_runs` returns them: runs of one seed are pairs.
     baseline
         The program or run whose runs are the second of each pair.
-    partners
-        Scores beside other partners, as `read_runs` returns them.
 
     Raises
     ------
@@ -145,35 +138,31 @@ def compare(
         The references are equal or not finite.
     """
     known = references if references and metric == RETURN else {}
-    normalised = all(dataset in known for dataset in scores)
-    pooled = normalised or len(scores) == 1 or metric != RETURN
+    normalised = all(dataset in known for dataset in results)
+    pooled = normalised or len(results) == 1 or metric != RETURN
+    scores = scores_in(results)
     common = _common(scores, known if normalised else {})
     datasets, apart, unpaired = {}, {}, {}
-    for dataset, found in scores.items():
-        pairs = _pairs(found, (evaluations or {}).get(dataset, {}), baseline)
-        apart[dataset], unpaired[dataset] = pairs
-        of_best, beside = ((one or {}).get(dataset, {}) for one in (best, partners))
-        rows = _dataset_rows(found, of_best, beside, known.get(dataset))
+    for dataset, found in results.items():
+        apart[dataset], unpaired[dataset] = _pairs(found, baseline)
+        rows = _dataset_rows(found, known.get(dataset))
         rows = [row._replace(bold=_may_be_best(row, rows)) for row in rows]
         datasets[dataset] = [_with_difference(row, [apart[dataset].get(row.entry)]) for row in rows]
     scales = {name: x.expert - x.random for name, x in known.items()} if normalised else {}
+    overall = []
+    for entry, runs in common.items() if pooled and len(results) > 1 else ():
+        own = [one.get(entry) for one in apart.values()]
+        scaled = [
+            None if difference is None else difference / scales.get(dataset, 1.0)
+            for dataset, difference in zip(apart, own, strict=True)
+        ]
+        overall.append(_with_difference(_row(entry, runs, common), scaled))
     return Comparison(
         scores,
         datasets,
         known,
         common,
-        [
-            _with_difference(
-                _row(entry, runs, common),
-                [
-                    None if (own := found.get(entry)) is None else own / scales.get(dataset, 1.0)
-                    for dataset, found in apart.items()
-                ],
-            )
-            for entry, runs in common.items()
-        ]
-        if pooled and len(scores) > 1
-        else [],
+        overall,
         _improvement(common),
         UNITS[metric],
         normalised,
@@ -184,30 +173,30 @@ def compare(
 
 
 def _pairs(
-    scores: Mapping[Entry, RunScores], evaluations: Mapping[Entry, Evaluation], baseline: str
+    results: Mapping[Entry, Result], baseline: str
 ) -> tuple[dict[Entry, RunScores], dict[str, str]]:
     """Return the differences between runs of one seed and the baseline's, and what to know of them.
 
     Entries are compared with the baseline that acted in the same way.
     """
     differences, reasons = {}, {}
-    for entry, runs in scores.items():
-        alike = [other for other in scores if other.acting == entry.acting]
+    for entry, own in results.items():
+        alike = [other for other in results if other.acting == entry.acting]
         named = [other for other in alike if _is_named(other, baseline)]
         if not named or entry in named:
             continue
-        if len(named) > 1 or not evaluations.keys() >= {entry, named[0]}:
+        others = results[named[0]]
+        if len(named) > 1 or not (own.seeds and others.seeds):
             reason = "several runs have its name" if len(named) > 1 else "seeds are unknown"
             reasons[entry.label] = f"has no pairs with {baseline}, because {reason}"
             continue
-        own, others = evaluations[entry], evaluations[named[0]]
         common = [seed for seed in own.seeds if seed in others.seeds]
         if not common:
             reasons[entry.label] = f"has no pairs with {baseline}: their seeds differ"
             continue
         differences[entry] = (
-            runs[[own.seeds.index(seed) for seed in common]]
-            - scores[named[0]][[others.seeds.index(seed) for seed in common]]
+            own.scores[[own.seeds.index(seed) for seed in common]]
+            - others.scores[[others.seeds.index(seed) for seed in common]]
         )
         if len(common) < max(len(own.seeds), len(others.seeds)):
             reasons[entry.label] = f"and {baseline} have only {len(common)} seeds in common"
@@ -262,20 +251,15 @@ def _improvement(
     return {entry: others for entry, others in found.items() if others}
 
 
-def _dataset_rows(
-    scores: Mapping[Entry, RunScores],
-    best: Mapping[Entry, RunScores],
-    partners: Mapping[Entry, RunScores],
-    reference: Reference | None,
-) -> list[Row]:
+def _dataset_rows(results: Mapping[Entry, Result], reference: Reference | None) -> list[Row]:
     return [
-        _row(entry, runs[:, None], scores)._replace(
-            normalised=estimate(normalise(runs, reference)) if reference else None,
-            best=estimate(best[entry]) if entry in best else None,
-            partners=estimate(partners[entry]) if entry in partners else None,
-            scores=tuple(runs.tolist()),
+        _row(entry, one.scores[:, None], results)._replace(
+            normalised=estimate(normalise(one.scores, reference)) if reference else None,
+            best=None if one.best is None else estimate(one.best),
+            partners=None if one.partners is None else estimate(one.partners),
+            scores=tuple(one.scores.tolist()),
         )
-        for entry, runs in scores.items()
+        for entry, one in results.items()
     ]
 
 
@@ -289,11 +273,6 @@ def _may_be_best(row: Row, rows: Sequence[Row]) -> bool:
     return high is not None and high >= 0.5  # a probability above one half is no reason against it
 
 
-def is_headline(entry: Entry, entries: Container[Entry]) -> bool:
-    """Whether an entry is the result of its run; see `Row.headline`."""
-    return entry.acting != "sampled" or entry._replace(acting="greedy") not in entries
-
-
 def _row(entry: Entry, scores: Float[np.ndarray, "runs tasks"], among: Container[Entry]) -> Row:
     """Return the summary of an entry; ``among`` are those that it is shown with."""
     return Row(
@@ -302,7 +281,7 @@ def _row(entry: Entry, scores: Float[np.ndarray, "runs tasks"], among: Container
         estimated(iqm, scores),
         float(mean(scores)),
         float(median(scores) if scores.shape[1] > 1 else np.median(scores)),
-        headline=is_headline(entry, among),
+        headline=entry.acting != "sampled" or entry._replace(acting="greedy") not in among,
     )
 
 
@@ -658,18 +637,20 @@ def compare_runs(
         scale = given if name in found.outside else {**known, **given}
         if data.environment in scale:
             scales[name] = scale[data.environment]
-    entries = dict.fromkeys(entry for one in found.scores.values() for entry in one)
+    entries = dict.fromkeys(entry for one in found.results.values() for entry in one)
     if baseline is not None and not any(_is_named(entry, baseline) for entry in entries):
         labels = ", ".join(entry.label for entry in entries)
         raise OptionError(f"no run is named {baseline}: name the program of one of {labels}.")
-    baseline = baseline or BASELINE
-    comparison = compare(
-        found.scores, scales, metric, found.best, found.evaluations, baseline, found.partners
-    )
-    curves = read_curves(found.directories, metric)
+    comparison = compare(found.results, scales, metric, baseline or BASELINE)
+    curves = read_curves(found.results)
     sections = [*comparison_tables(comparison), *([learning_curves(curves)] if curves else [])]
     if metric != RETURN:
-        sections.append(_losses(runs))
+        lines = [
+            [str(path), ", ".join(f"{name} {number(x)}" for name, x in last_metrics(path).items())]
+            for path in runs  # which were not evaluated in an environment
+        ]
+        title = "Final training metrics, mean over seeds"
+        sections.append(Section(title, ["run", "metrics"], lines))
     left_out = [f"{run} is not finished, and left out: repeat its command." for run in unfinished]
     said = [*notes(comparison, found, metric, pool_settings), *left_out]
     return ComparedRuns(runs, found, comparison, curves, sections, said, unfinished)
@@ -687,12 +668,3 @@ def _is_unfinished(run: Path) -> bool:
     """Whether a run has begun, and has no final evaluation yet."""
     begun = run.is_dir() and (run / RUN_FILE).is_file() and not (run / MARL_EVAL_FILE).exists()
     return begun and not read_run(run).get("complete", False)
-
-
-def _losses(runs: Iterable[Path]) -> Section:
-    """Return the final training metrics of runs that were not evaluated in an environment."""
-    rows = [
-        [str(path), ", ".join(f"{name} {number(value)}" for name, value in last.items())]
-        for path, last in ((path, last_metrics(path)) for path in runs)
-    ]
-    return Section("Final training metrics, mean over seeds", ["run", "metrics"], rows)

@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float, Int
 from offmarl.report.accumulators import (
     Actions,
     ContinuousActions,
-    DiscreteActions,
     Distinct,
     actions_of,
     entropy,
@@ -245,7 +244,8 @@ class StatsAccumulator:
     def add(self, begin: int, block: Transition) -> None:
         """Add a block of steps ``(B, T, ...)``."""
         self._rewards.add(begin, block.reward)
-        steps = _flat(block)
+        count = block.last.size
+        steps: Transition = map_tree(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), block)
         alive = steps.view.alive
         self._actions.add(steps)
         self._alive += alive.sum(0)
@@ -352,13 +352,6 @@ def _of_agent(observation: Any, spec: EnvSpec, agent: int) -> Iterator[Any]:
             yield array[:, agents.index(agent)]
 
 
-def _flat(block: Transition) -> Transition:
-    """Return the steps of all rows, ``(n, ...)``."""
-    count = block.last.size
-    flat: Transition = map_tree(lambda leaf: leaf.reshape(count, *leaf.shape[2:]), block)
-    return flat
-
-
 # -------------------------------------------------------------------------------- warnings
 
 _MOST_GROUPS = 6
@@ -388,13 +381,11 @@ def warnings_by_dataset(surveys: Surveys) -> list[tuple[str, str]]:
     for name, one in surveys.items():
         for text in data_warnings(one):
             about.setdefault(text, []).append(name)
-    return [(_names(named, len(surveys)), text) for text, named in about.items()]
-
-
-def _names(some: Sequence[str], count: int) -> str:
-    if count == 1:
-        return ""
-    return "all" if len(some) == count else ", ".join(some)
+    several = len(surveys) > 1
+    return [
+        ("all" if len(named) == len(surveys) else ", ".join(named), text) if several else ("", text)
+        for text, named in about.items()
+    ]
 
 
 def _of_recording(found: Survey) -> Iterator[str]:
@@ -511,10 +502,6 @@ def _of_actions(found: Survey) -> Iterator[str]:
         return
     if illegal := int(actions.illegal.sum()):
         yield f"Illegal actions taken: {illegal:,} ({illegal / alive:.2%})."
-    yield from _never_taken(actions)
-
-
-def _never_taken(actions: DiscreteActions) -> Iterator[str]:
     never = (actions.legal > 0) & (actions.taken == 0)
     if never.any():
         yield f"Legal actions that were never taken: {_columns(never)}."

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from offmarl.report.run_scores import Entry, metrics_of
+from offmarl.report.run_scores import Entry, Results
 from offmarl.report.tables import Section
 from offmarl.statistics import MIN_RUNS, Reference, bootstrap_interval, normalise
 from offmarl.terminal import bars, interval
@@ -59,20 +59,21 @@ Curves = Mapping[str, Mapping[Entry, Curve]]
 """By dataset and entry."""
 
 
-def read_curves(runs: Mapping[str, Mapping[Entry, Path]], metric: str) -> Curves:
-    """Return the curves of a metric of runs, by dataset and entry; without those that have none.
+def read_curves(results: Results) -> Curves:
+    """Return the curves of runs, by dataset and entry; without those that have none.
 
     Those of returns are of the best actions, for a fair comparison: a program that samples its
     actions has its own returns only where its best actions were not evaluated.
     """
     found: dict[str, dict[Entry, Curve]] = {}
-    for dataset, entries in runs.items():
-        for entry, path in entries.items():
-            curves, ways = curves_of(path), metrics_of(entry, metric)
-            for one in sorted(ways, key=lambda one: one.acting != "greedy"):
-                if ways[one] in curves:
-                    found.setdefault(dataset, {})[one] = curves[ways[one]]
-                    break
+    for dataset, entries in results.items():
+        read: set[Path] = set()
+        for entry, one in entries.items():  # greedy ones first
+            if one.directory is None or one.directory in read:
+                continue
+            if (curve := curves_of(one.directory).get(one.metric)) is not None:
+                read.add(one.directory)
+                found.setdefault(dataset, {})[entry] = curve
     return found
 
 
@@ -155,16 +156,12 @@ def learning_curves(curves: Curves) -> Section:
             band = curve.interval()
             ends = (None, None) if band is None else band[:, -1].tolist()
             banded |= band is not None
-            shown = bars(_shortened(curve.mean).tolist(), float(means.min()), float(means.max()))
+            blocks = np.array_split(curve.mean, min(len(curve.mean), _BARS))
+            heights = [float(block.mean()) for block in blocks]
+            shown = bars(heights, float(means.min()), float(means.max()))
             last = interval(float(curve.mean[-1]), *ends)
             first = float(curve.mean[0])
             rows.append([dataset, entry.label, first, shown, last, int(curve.steps[-1])])
     heading = "last [95% interval]" if banded else "last"
     names = ["data", "run", "first", "mean over seeds", heading, "steps"]
     return Section("Learning curves", names, rows)
-
-
-def _shortened(values: Float[np.ndarray, "points"]) -> Float[np.ndarray, "_"]:
-    """Return at most `_BARS` values: means over blocks of neighbours."""
-    blocks = np.array_split(values, min(len(values), _BARS))
-    return np.array([block.mean() for block in blocks])

@@ -265,6 +265,8 @@ def _draw_scores(
     figure: Figure, axes: Axes, scores: Scores, data_means: Mapping[str, float]
 ) -> None:
     """Draw the IQM of each entry with its interval, dataset by dataset, and the legend."""
+    from matplotlib.lines import Line2D
+
     looks = _looks(scores)
     spacing = 0.6 / max(len(looks), 3)
     offsets = {entry: spacing * (i - (len(looks) - 1) / 2) for i, entry in enumerate(looks)}
@@ -275,9 +277,11 @@ def _draw_scores(
             axes.hlines(data_means[dataset], x - 0.42, x + 0.42, color=_DATA, linestyle="--")
     handles = [_handle(entry.label, look) for entry, look in looks.items()]
     if data_means:
-        handles.append(_line("mean of the data"))
+        dashed: dict[str, Any] = {"color": _DATA, "linestyle": "--"}
+        handles.append(Line2D([], [], label="mean of the data", **dashed))
     figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
-    axes.set_xticks(range(len(scores)), [_wrapped(dataset) for dataset in scores])
+    names = [plain(one).replace("/", "/\n") for one in scores]  # so that neighbours do not overlap
+    axes.set_xticks(range(len(scores)), names)
     axes.set_xlim(-0.6, len(scores) - 0.4)
 
 
@@ -381,17 +385,6 @@ def _handle(label: str, look: _Look, marked: bool = True) -> Any:
         linewidth=1.8,
         label=plain(label),
     )
-
-
-def _line(label: str) -> Any:
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], color=_DATA, linestyle="--", label=label)
-
-
-def _wrapped(label: str) -> str:
-    """Break the name of a vault at its slashes, so that neighbours do not overlap."""
-    return plain(label).replace("/", "/\n")
 
 
 def plain(text: str) -> str:

@@ -206,14 +206,19 @@ def comparison_page(compared: ComparedRuns, programs: Sequence[Path] = ()) -> st
 
     ``programs`` are files of programs that are not offmarl's, whose code is run.
     """
-    curves = compared.curves
+    curves, origins = compared.curves, []
+    for directory in compared.runs:
+        run = read_run(directory)
+        settings = ", ".join(f"{key}={value}" for key, value in run["args"].items())
+        data = [str(run.get("vault") or ""), str(run.get("vault_digest") or "")[:12]]
+        origins.append([str(directory), run["program"], *data, settings])
     return render(
         "comparison.html",
         scores=figure_comparison(compared.comparison, curves),
         curves=figure_curves(curves, compared.comparison.unit) if curves else None,
         sections=compared.sections,
         notes=compared.notes,
-        runs=[*map(_origin, compared.runs)],
+        runs=origins,
         films=_run_films(compared.runs, programs),
     )
 
@@ -245,13 +250,6 @@ def _run_films(runs: Sequence[Path], programs: Sequence[Path]) -> Films:
     return shown, unseen
 
 
-def _origin(directory: Path) -> list[str]:
-    run = read_run(directory)
-    settings = ", ".join(f"{key}={value}" for key, value in run["args"].items())
-    data = [str(run.get("vault") or ""), str(run.get("vault_digest") or "")[:12]]
-    return [str(directory), run["program"], *data, settings]
-
-
 # --------------------------------------------------------------------------------- datasets
 
 
@@ -268,6 +266,10 @@ def dataset_page(surveys: Surveys, env: Environment | None = None) -> str:
         if filled[name].spec.num_agents > 1 and actions.together is not None
     }
 
+    count = f"{len(surveys)} datasets" if len(surveys) > 1 else "One dataset"
+    steps = sum(one.vault.num_steps for one in surveys.values())
+    kinds = " or ".join({tables.describe_agents(one.spec): None for one in surveys.values()})
+
     def each(surveys: Surveys, say: Callable[[Survey], Any]) -> str:
         return "; ".join(f"{name}: {say(one)}" for name, one in surveys.items())
 
@@ -278,7 +280,7 @@ def dataset_page(surveys: Surveys, env: Environment | None = None) -> str:
     return render(
         "dataset.html",
         titles=dict.fromkeys(one.spec.name or one.vault.name for one in surveys.values()),
-        introduction=_introduction(surveys),
+        introduction=f"{count}, {number(steps)} steps of {kinds}: {', '.join(surveys)}.",
         surveys=surveys,
         filled=filled,
         warnings=warnings_by_dataset(surveys),
@@ -298,13 +300,6 @@ def dataset_page(surveys: Surveys, env: Environment | None = None) -> str:
         each=each,
         of=of,
     )
-
-
-def _introduction(surveys: Surveys) -> str:
-    count = f"{len(surveys)} datasets" if len(surveys) > 1 else "One dataset"
-    steps = sum(one.vault.num_steps for one in surveys.values())
-    kinds = dict.fromkeys(tables.describe_agents(one.spec) for one in surveys.values())
-    return f"{count}, {number(steps)} steps of {' or '.join(kinds)}: {', '.join(surveys)}."
 
 
 def _episode_films(surveys: Surveys, env: Environment | None) -> Films:

@@ -298,9 +298,13 @@ _LOOKS = {
 
 def draw_scene(axes: Axes, scene: Scene, before: Sequence[Scene] = ()) -> None:
     """Draw a scene, with trails of the drones through the scenes before it."""
-    extent = _extent(scene)
+    from matplotlib.patches import Circle
+
+    size = scene.cells.shape if scene.cells.size else [scene.side] * scene.drones.shape[-1]
+    extent = np.asarray(size, float)
     _draw_floor(axes, scene, extent)
-    _draw_obstacles(axes, scene)
+    for centre in _flat(scene.obstacles):
+        axes.add_patch(Circle(tuple(centre), OBSTACLE_RADIUS, color=_STONE, alpha=0.8))
     _draw_marks(axes, scene)
     _draw_links(axes, scene)
     _draw_trails(axes, [*before, scene])
@@ -310,11 +314,6 @@ def draw_scene(axes: Axes, scene: Scene, before: Sequence[Scene] = ()) -> None:
     low, high = corners.min(0) - margin, corners.max(0) + margin
     axes.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal")
     axes.axis("off")
-
-
-def _extent(scene: Scene) -> Float[np.ndarray, "D"]:
-    dims = scene.drones.shape[-1]
-    return np.asarray(scene.cells.shape if scene.cells.size else [scene.side] * dims, float)
 
 
 def _corners(extent: Float[np.ndarray, "D"]) -> Float[np.ndarray, "C D"]:
@@ -333,13 +332,6 @@ def _flat(points: Any) -> Float[np.ndarray, "*p 2"]:
     )
 
 
-def _on_floor(points: Any) -> Float[np.ndarray, "*p D"]:
-    """Return the points ``(*p, D)`` on the floor below; two dimensions are returned unchanged."""
-    points = np.array(points, float)
-    points[..., 2:] = 0.0
-    return points
-
-
 def _draw_floor(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> None:
     from matplotlib.collections import LineCollection
     from matplotlib.colors import LinearSegmentedColormap
@@ -351,23 +343,11 @@ def _draw_floor(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> Non
     points = np.stack([x, y, *([np.zeros_like(x)] * (len(extent) - 2))], -1)
     seen = _flat(points)
     colours = LinearSegmentedColormap.from_list("cells", _CELLS)
+    corners = _corners(extent)  # the arena's edges are pairs of corners that differ in one axis
+    pairs = np.nonzero(np.triu((corners[:, None] != corners).sum(-1) == 1))
+    sides = np.stack([_flat(corners)[one] for one in pairs], 1)
     axes.pcolormesh(seen[..., 0], seen[..., 1], flat, cmap=colours, vmin=0, vmax=1)
-    axes.add_collection(LineCollection(list(_edges(extent)), colors="#9ca3af", linewidths=0.8))
-
-
-def _edges(extent: Float[np.ndarray, "D"]) -> Float[np.ndarray, "E 2 2"]:
-    """Return the projected edges of the arena: pairs of corners that differ in one axis."""
-    corners = _corners(extent)
-    first, second = np.nonzero(np.triu((corners[:, None] != corners).sum(-1) == 1))
-    seen = _flat(corners)
-    return np.stack([seen[first], seen[second]], 1)
-
-
-def _draw_obstacles(axes: Axes, scene: Scene) -> None:
-    from matplotlib.patches import Circle
-
-    for centre in _flat(scene.obstacles):
-        axes.add_patch(Circle(tuple(centre), OBSTACLE_RADIUS, color=_STONE, alpha=0.8))
+    axes.add_collection(LineCollection(list(sides), colors="#9ca3af", linewidths=0.8))
 
 
 def _draw_marks(axes: Axes, scene: Scene) -> None:
@@ -411,7 +391,9 @@ def _draw_drones(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> No
 
     alive = np.asarray(scene.alive)
     places = _flat(scene.drones)
-    feet = _flat(_on_floor(scene.drones))
+    below = np.array(scene.drones, float)
+    below[..., 2:] = 0.0
+    feet = _flat(below)
     axes.add_collection(
         LineCollection(list(np.stack([feet, places], 1)[alive]), colors=_STALK, linewidths=0.6)
     )

@@ -74,37 +74,51 @@ class Data(NamedTuple):
     actions were compared with."""
 
 
-class Evaluation(NamedTuple):
-    """What the scores of a run have in common with those of another, if they are to be paired."""
+class Result(NamedTuple):
+    """What the policies of an entry reached on one dataset."""
 
-    seeds: tuple[int, ...]
-    """Training seed of each score."""
-    played: tuple[int, int | None]
+    scores: RunScores
+    """Of the last policy of each seed."""
+    directory: Path | None = None
+    """The run; None for results of other projects, of which only the scores are known."""
+    metric: str = ""
+    """Name of the scores' metric in the run's files."""
+    seeds: tuple[int, ...] = ()
+    """Training seed of each score: runs of one seed are pairs."""
+    played: tuple[int, int | None] | None = None
     """Step and number of episodes of the final evaluation. With equal ones, and of one seed, two
     programs played the same episodes."""
+    best: RunScores | None = None
+    """Of the best checkpoint of each seed, if there are several: see `best_scores`."""
+    partners: RunScores | None = None
+    """Mean return of each seed's policy beside other partners, where it is known."""
+
+
+Results = Mapping[str, Mapping[Entry, Result]]
+"""Dataset to entry to result."""
 
 
 class Runs(NamedTuple):
     """Final scores of runs, and the data they were trained on."""
 
-    scores: Scores
-    """Of the last policy."""
+    results: Results
     data: dict[str, Data]
-    """By the names of the datasets in ``scores``."""
-    directories: Mapping[str, Mapping[Entry, Path]]
-    """By dataset and entry, as the policy acted in training."""
-    best: Scores
-    """Of the best checkpoint of each seed, for the entries that were evaluated more than once: see
-    `best_scores`."""
-    evaluations: Mapping[str, Mapping[Entry, Evaluation]]
-    """By dataset and entry; not of other projects."""
+    """By the names of the datasets in ``results``."""
     settings: dict[str, list[str]]
     """The programs that were trained with other settings on one dataset than on another, and the
     settings that differ."""
-    partners: Scores
-    """Mean return of each seed's policy beside other partners, where they are known."""
     outside: frozenset[str] = frozenset()
     """The datasets with results of other projects: see `with_foreign`."""
+
+    @property
+    def scores(self) -> Scores:
+        """The scores of the last policies."""
+        return scores_in(self.results)
+
+
+def scores_in(results: Results) -> Scores:
+    """Return the scores of results alone."""
+    return {name: {entry: x.scores for entry, x in one.items()} for name, one in results.items()}
 
 
 def metric_of(directories: Iterable[Path]) -> str:
@@ -116,7 +130,7 @@ def metric_of(directories: Iterable[Path]) -> str:
         The runs have no metric in common, or have not been evaluated.
     """
     paths = [*directories]
-    found = [final_metrics(directory) for directory in paths]
+    found = [final_evaluation(directory) for directory in paths]
     for metric in UNITS:
         if all(metric in metrics for metrics in found):
             return metric
@@ -169,44 +183,49 @@ def read_runs(
         for label, alike in groups.items()
     }
     named = {label: data[alike[0]] for label, alike in groups.items()}
-    return gather(entries, metric)._replace(data=named, settings=settings)
+    return Runs(gather(entries, metric), named, settings)
 
 
-def gather(directories: Mapping[str, Mapping[Entry, Path]], metric: str = RETURN) -> Runs:
-    """Return the final scores of runs by dataset and entry, greedy entries first.
+def gather(directories: Mapping[str, Mapping[Entry, Path]], metric: str = RETURN) -> Results:
+    """Return the results of runs by dataset and entry, greedy entries first.
 
-    ``directories`` are those of `Runs`. The errors are those of `scores_of`.
+    ``directories`` are the runs by dataset and by the entry of the way that their program acts.
+    `RunError` if one is no run or not finished, `NotFiniteError` if a loss or a score is not.
     """
-    scores: dict[str, dict[Entry, RunScores]] = {label: {} for label in directories}
-    best: dict[str, dict[Entry, RunScores]] = {}
-    partners: dict[str, dict[Entry, RunScores]] = {}
-    evaluations: dict[str, dict[Entry, Evaluation]] = {label: {} for label in directories}
+    found: dict[str, dict[Entry, Result]] = {}
     for label, entries in directories.items():
-        for acted, path in entries.items():
-            if fault := fault_of(path):
-                raise NotFiniteError(
-                    f"{fault} in {path}, so that it has no score: leave the run out, or train it "
-                    "with other settings, such as a smaller learning rate."
-                )
-            played = read_json(path, PARTNERS_FILE) if holds(path, PARTNERS_FILE) else {}
-            checked(
-                played, dict[str, list[float | None] | str], f"{path} ({PARTNERS_FILE})", RunError
+        own = [one for acted, path in entries.items() for one in _results(acted, path, metric)]
+        found[label] = dict(sorted(own, key=lambda one: one[0].acting == "sampled"))
+    return found
+
+
+def _results(acted: Entry, path: Path, metric: str) -> Iterator[tuple[Entry, Result]]:
+    """Yield the results of a run: of the way that its program acts, and of the other one."""
+    if fault := fault_of(path):
+        raise NotFiniteError(
+            f"{fault} in {path}, so that it has no score: leave the run out, or train it with "
+            "other settings, such as a smaller learning rate."
+        )
+    beside = read_json(path, PARTNERS_FILE) if holds(path, PARTNERS_FILE) else {}
+    checked(beside, dict[str, list[float | None] | str], f"{path} ({PARTNERS_FILE})", RunError)
+    final, rows = final_evaluation(path), read(path / METRICS_FILE)
+    episodes = read_run(path).get("args", {}).get("final_episodes")
+    for entry, name in metrics_of(acted, metric).items():
+        if returns := final.get(name):
+            last = max((row["step"] for row in rows if name in row), default=0)
+            partners = beside.get(str(entry.acting))
+            yield (
+                entry,
+                Result(
+                    np.array([own.mean() for own in returns.values()]),
+                    path,
+                    name,
+                    (*returns,),
+                    (last, episodes),
+                    best_scores(path, name),
+                    np.array(partners, float) if isinstance(partners, list) else None,
+                ),
             )
-            for entry, name in metrics_of(acted, metric).items():
-                if isinstance(found := played.get(str(entry.acting)), list):
-                    partners.setdefault(label, {})[entry] = np.array(found, float)
-                if returns := final_returns(path, name):
-                    scores[label][entry] = np.array([own.mean() for own in returns.values()])
-                    evaluations[label][entry] = Evaluation((*returns,), _played(path, name))
-                if (of_best := best_scores(path, name)) is not None:
-                    best.setdefault(label, {})[entry] = of_best
-        scores[label] = dict(sorted(scores[label].items(), key=lambda x: x[0].acting == "sampled"))
-    return Runs(scores, {}, directories, best, evaluations, {}, partners)
-
-
-def _played(directory: Path, metric: str) -> tuple[int, int | None]:
-    steps = [row["step"] for row in read(directory / METRICS_FILE) if metric in row]
-    return max(steps, default=0), read_run(directory).get("args", {}).get("final_episodes")
 
 
 def metrics_of(entry: Entry, metric: str) -> dict[Entry, str]:
@@ -218,19 +237,6 @@ def metrics_of(entry: Entry, metric: str) -> dict[Entry, str]:
         return {entry: metric}
     other: Acting = "sampled" if entry.acting == "greedy" else "greedy"
     return {entry: metric, entry._replace(acting=other): OTHER_RETURN[other]}
-
-
-def scores_of(directory: Path, metric: str = RETURN) -> Mapping[Entry, RunScores]:
-    """Return the final scores of one run, by entry.
-
-    Raises
-    ------
-    RunError
-        The directory is not a run, or the run has not finished its evaluation.
-    NotFiniteError
-        A loss or a score is not finite.
-    """
-    return gather({"": {entry_of(directory, metric): directory}}, metric).scores[""]
 
 
 def entry_of(directory: Path, metric: str = RETURN, run: str = "") -> Entry:
@@ -247,8 +253,8 @@ def fault_of(directory: Path) -> str:
         for name in row if step <= ends.get(str(seed), step) else ():
             if row[name] is None:  # losses; evaluations are lists
                 return f"{name} of seed {seed} is not finite at step {step:,}"
-    metrics = final_metrics(directory) & {*UNITS, *OTHER_RETURN.values()}
-    finals = [final_returns(directory, metric) for metric in metrics]
+    final = final_evaluation(directory)
+    finals = [final[metric] for metric in final.keys() & {*UNITS, *OTHER_RETURN.values()}]
     wrong = {seed for found in finals for seed, own in found.items() if not np.isfinite(own).all()}
     seeds = ", ".join(map(str, sorted(wrong)))
     return f"the final evaluation of seed {seeds} is not finite" if wrong else ""
@@ -289,28 +295,33 @@ def _best(evaluations: Sequence[Float[np.ndarray, "episodes"]]) -> float:
     return float(halves[[chosen_by_first, chosen_by_second], [1, 0]].mean())
 
 
-def final_returns(
-    directory: Path, metric: str = RETURN
-) -> dict[int, Float[np.ndarray, "episodes"]]:
-    """Return the final evaluation of a run: the returns of its episodes, by training seed.
+def final_evaluation(directory: Path) -> dict[str, dict[int, Float[np.ndarray, "episodes"]]]:
+    """Return the final evaluation of a run: the values of its episodes, by metric and seed.
 
-    Empty if the run was not evaluated by this metric.
+    The returns of the way that its program acts are `offmarl.tracking.RETURN`.
 
     Raises
     ------
     RunError
         The directory is not a run, or the run has not finished its evaluation.
     """
-    return {
-        seed: np.array(metrics[metric], float)
-        for seed, metrics in _final(directory).items()
-        if metric in metrics
-    }
-
-
-def final_metrics(directory: Path) -> set[str]:
-    """Return the metrics of a run's final evaluation; raises what `final_returns` raises."""
-    return {name for metrics in _final(directory).values() for name in metrics}
+    run = read_run(directory)
+    if run.get("complete") and not holds(directory, MARL_EVAL_FILE):
+        raise RunError(
+            f"{directory} was trained without an evaluation, so it cannot be compared: train it "
+            "again, with --env if its environment can be made, or with --held-out."
+        )
+    document = read_json(directory, MARL_EVAL_FILE)
+    try:
+        found = _absolute_metrics(document, run)
+    except (ValueError, KeyError, AttributeError, TypeError):
+        found = {}
+    if not found:
+        raise RunError(
+            f"{directory / MARL_EVAL_FILE} holds no final evaluation: repeat the command of the "
+            "run to finish it."
+        )
+    return found
 
 
 def last_metrics(directory: Path) -> dict[str, float]:
@@ -325,43 +336,21 @@ def last_metrics(directory: Path) -> dict[str, float]:
 # ---------------------------------------------------------------------------------- reading
 
 
-def _final(directory: Path) -> dict[int, dict[str, Any]]:
-    """Return the metrics of a run's final evaluation, by training seed."""
-    run = read_run(directory)
-    if run.get("complete") and not holds(directory, MARL_EVAL_FILE):
-        raise RunError(
-            f"{directory} was trained without an evaluation, so it cannot be compared: train it "
-            "again, with --env if its environment can be made, or with --held-out."
-        )
-    document = read_json(directory, MARL_EVAL_FILE)
-    try:
-        found = _absolute_metrics(document, run)
-    except (ValueError, KeyError, AttributeError, TypeError):
-        found = {}
-    if not any(found.values()):
-        raise RunError(
-            f"{directory / MARL_EVAL_FILE} holds no final evaluation: repeat the command of the "
-            "run to finish it."
-        )
-    return found
-
-
 def _absolute_metrics(
     document: Mapping[str, Any], run: Mapping[str, Any]
-) -> dict[int, dict[str, Any]]:
+) -> dict[str, dict[int, Float[np.ndarray, "episodes"]]]:
     """Return the final metrics of a run's document, which has an algorithm for each way to act."""
     (tasks,) = document.values()
     (algorithms,) = tasks.values()
     other = other_acting(run)
     second = labelled(run["program"], other)
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {}
     for name, seeds in algorithms.items():
         for seed, record in seeds.items():
-            metrics = record["absolute_metrics"]
-            if name == second:
-                prefix = OTHER_RETURN[other]
-                metrics = {key.replace(RETURN, prefix, 1): x for key, x in metrics.items()}
-            found.setdefault(int(seed.removeprefix("seed_")), {}).update(metrics)
+            for key, values in record["absolute_metrics"].items():
+                metric = key.replace(RETURN, OTHER_RETURN[other], 1) if name == second else key
+                own = found.setdefault(metric, {})
+                own[int(seed.removeprefix("seed_"))] = np.array(values, float)
     return found
 
 
@@ -508,12 +497,13 @@ def with_foreign(found: Runs, paths: Sequence[Path]) -> Runs:
     A task belongs to the dataset whose runs name the same environment and task in their
     ``marl_eval.json``; other tasks are datasets of their own.
     """
-    scores = {name: dict(entries) for name, entries in found.scores.items()}
+    results = {name: dict(entries) for name, entries in found.results.items()}
     data, outside, names = dict(found.data), set[str](), [path.name for path in paths]
     ours = {
         keys: name
-        for name, directories in found.directories.items()
-        for keys, _ in _nested(read_json(next(iter(directories.values())), MARL_EVAL_FILE), 2)
+        for name, (run, *_) in ((x, [*own.values()]) for x, own in results.items())
+        if run.directory is not None
+        for keys, _ in _nested(read_json(run.directory, MARL_EVAL_FILE), 2)
     }
     for path in paths:
         file = path.name if names.count(path.name) == 1 else str(path)
@@ -524,9 +514,9 @@ def with_foreign(found: Runs, paths: Sequence[Path]) -> Runs:
             name = f"{environment}/{task}"
             label = ours.get((environment, task)) or labelled(name, "marl-eval")
             data.setdefault(label, Data(name, "", name))
-            scores.setdefault(label, {})[Entry(algorithm, None, file)] = np.array(own)
+            results.setdefault(label, {})[Entry(algorithm, None, file)] = Result(np.array(own))
             outside.add(label)
-    return found._replace(scores=scores, data=data, outside=frozenset(outside))
+    return found._replace(results=results, data=data, outside=frozenset(outside))
 
 
 def _read_foreign(path: Path) -> Any:

@@ -281,7 +281,7 @@ def _saco(found: Survey) -> str | None:
 
 def _facts(found: Survey) -> dict[str, str]:
     vault, spec = found.vault, found.spec
-    size = vault.num_bytes
+    size, rows = vault.num_bytes, f"{number(vault.rows)} rows" if vault.rows > 1 else "one row"
     policies = len(vault.policy_ids)
     acted = int(found.alive.sum())
     return {
@@ -291,7 +291,7 @@ def _facts(found: Survey) -> dict[str, str]:
         "observation, state": f"{spec.observation_text}, {spec.state_text} ({spec.state})",
         "rewards": "shared by all agents" if found.rewards.alike else "individual",
         "episodes": ends_line(found),
-        "steps": f"{number(vault.num_steps)} in {_rows(vault.rows)}",
+        "steps": f"{number(vault.num_steps)} in {rows}",
         "size": "unknown" if size is None else f"{number(size / 1e6)} MB",
         "agents alive": percent(acted, vault.num_steps * spec.num_agents),
         "policies": number(policies) if policies else "unknown",
@@ -299,10 +299,6 @@ def _facts(found: Survey) -> dict[str, str]:
         "checked": _checked(found),
         "digest": found.digest,
     }
-
-
-def _rows(count: int) -> str:
-    return f"{number(count)} rows" if count > 1 else "one row"
 
 
 def _checked(found: Survey) -> str:

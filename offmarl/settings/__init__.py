@@ -108,21 +108,16 @@ def fill(
     if packaged and path is not None:
         found |= _read(path, f"offmarl/settings/{path.name}", True, kind, program, env)
     if str(file) == REFERENCE:
-        found |= _reference(kind, program, env)
+        if "vault" not in get_type_hints(kind):
+            raise OptionError(
+                f"--settings {REFERENCE} is for baselines, and {program} is none: leave it out."
+            )
+        path = Path(__file__).with_name(f"{REFERENCE}.toml")
+        found |= _read(path, f"offmarl/settings/{path.name}", True, kind, program, env)
     elif file is not None:
         found |= _read(local(file), str(file), False, kind, program, env)
     values = {name: setting.value for name, setting in found.items()}
     return _with(kind(**{**values, **given}), Used(found, frozenset(given)))
-
-
-def _reference(kind: type[Validated], program: str, env: str) -> dict[str, Setting]:
-    """Return the published settings of a baseline."""
-    if "vault" not in get_type_hints(kind):
-        raise OptionError(
-            f"--settings {REFERENCE} is for baselines, and {program} is none: leave it out."
-        )
-    path = Path(__file__).with_name(f"{REFERENCE}.toml")
-    return _read(path, f"offmarl/settings/{path.name}", True, kind, program, env)
 
 
 def package_file(env: str) -> Path | None:

@@ -12,7 +12,7 @@ import offmarl
 from offmarl import envs, tracking, vault
 from offmarl.networks import PolicyConfig, agent_network
 from offmarl.programs import record_policy, registry
-from offmarl.report import final_returns
+from offmarl.report import final_evaluation
 
 BASELINES = ("bc", "cfcql", "iql_cql", "maicq", "omiga", "qmix_bcq", "qmix_cql")
 
@@ -21,7 +21,8 @@ def train(name: str, data: Path, out: Path, **options: object) -> np.ndarray:
     """Train a baseline and return the final returns of its best actions, ``(seeds, episodes)``."""
     program = registry.load("baseline", name)
     run = program.main(program.Args(vault=data, out=out, final_episodes=64, **options))
-    returns = final_returns(run, tracking.GREEDY_RETURN) or final_returns(run)
+    final = final_evaluation(run)
+    returns = final.get(tracking.GREEDY_RETURN) or final[tracking.RETURN]
     return np.array(list(returns.values()))
 
 

@@ -388,7 +388,7 @@ def test_compare_reads_cells_as_it_reads_runs(read, tmp_path):
     packed_args = whole["args"] | {"vault": "cover:random"}
     label = {"label": cell.baseline.label}
     assert tracking.read_run(packed) == whole | {"args": packed_args} | label
-    for read in (report.scores_of, report.best_scores):
+    for read in (report.final_evaluation, report.best_scores):
         ours, theirs = read(packed), read(run)
         assert str(ours) == str(theirs)
     curves = [report.curves_of(one)["episode_return"] for one in (packed, run)]

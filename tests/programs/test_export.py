@@ -18,8 +18,7 @@ from offmarl.networks import PolicyConfig, init_policy, make_policy
 from offmarl.programs import DatasetStatistics, LoadedPolicy, hyperparameters, registry
 from offmarl.programs.program import structure
 from offmarl.programs.runs.normalisation import make_program
-from offmarl.trees import ArraySpec, flatten_tree
-from offmarl.types import ArrayTree, Continuous, Discrete, EnvSpec
+from offmarl.types import ArraySpec, ArrayTree, Continuous, Discrete, EnvSpec, flatten_tree
 from tests.children import python
 from tests.docs.test_snippets import DOCS, snippets_of
 from tests.runs import write_policy

@@ -33,7 +33,7 @@ from offmarl.programs.runs.loop import Schedule, online_schedule, stage_starts
 from offmarl.programs.runs.run import LOCK
 from offmarl.programs.runs.sharding import Layout, layout_of, map_seeds
 from offmarl.replay import Windows
-from offmarl.report import final_returns
+from offmarl.report import final_evaluation
 from tests.children import python
 from tests.programs import two_stage
 from tests.runs import metrics_of, scores_of
@@ -88,7 +88,7 @@ def test_two_stages_find_the_optimum_of_a_probe(probe, random_data, tmp_path):
     changes = {"updates": 500, "pretrain": 50, "batch_size": 32, "final_episodes": 64}
     data = random_data(f"probe/{probe}")
     run = two_stage.main(arguments(data, tmp_path / "toy", **changes, eval_every=500))
-    returns = np.array(list(final_returns(run).values()))
+    returns = np.array([*final_evaluation(run)[tracking.RETURN].values()])
     np.testing.assert_array_equal(returns, np.ones((2, 64)))
 
 

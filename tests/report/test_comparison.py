@@ -11,12 +11,11 @@ from offmarl.errors import OptionError, RunError
 from offmarl.hub.card import references
 from offmarl.report import Entry
 from offmarl.report.comparison import comparison_tables, notes, score_list
-from offmarl.report.run_scores import Evaluation
 from offmarl.report.tables import Section, to_csv, to_latex, to_markdown
 from offmarl.statistics import Reference, mean_interval
 from offmarl.terminal import interval, number
 from offmarl.tracking import AGREEMENT, RETURN
-from tests.runs import write_run
+from tests.runs import compared, write_run
 
 LOW, HIGH = np.array([0.0, 1.0, 2.0, 3.0]), np.array([2.0, 3.0, 4.0, 5.0])
 BC, MAICQ = Entry("bc", "greedy"), Entry("maicq", "greedy")
@@ -35,7 +34,7 @@ def test_runs_are_read_by_dataset_and_entry(tmp_path):
 
 def test_the_numbers_of_the_table():
     runs = np.array([0.0, 0.0, 1.0, 3.0, 11.0])
-    comparison = report.compare({"data": {BC: runs, MAICQ: runs + 4}})
+    comparison = compared({"data": {BC: runs, MAICQ: runs + 4}})
     summary, beats, *_ = comparison_tables(comparison)
     (bc, maicq) = (dict(zip(summary.columns, row, strict=True)) for row in summary.rows)
     assert (bc["algorithm"], bc["seeds"], bc["mean"], bc["median"]) == ("bc (greedy)", 5, 3, 1)
@@ -62,9 +61,9 @@ def test_a_policy_that_can_draw_its_actions_has_two_entries_too(tmp_path):
     sampled = Entry("maicq", "sampled")
     assert list(found.scores["a/b"]) == [MAICQ, sampled]
     np.testing.assert_array_equal(found.scores["a/b"][sampled], [0.5, 2.5])
-    rows = report.compare(found.scores).datasets["a/b"]
+    rows = report.compare(found.results).datasets["a/b"]
     assert [row.headline for row in rows] == [True, False]
-    alone = report.compare({"a/b": {sampled: HIGH}}).datasets["a/b"]
+    alone = compared({"a/b": {sampled: HIGH}}).datasets["a/b"]
     assert [row.headline for row in alone] == [True]
 
 
@@ -84,7 +83,7 @@ def test_the_best_checkpoint_is_chosen_by_one_half_and_scored_by_the_other(tmp_p
     # Of seed 0 the first half chooses step 3, which the other half scores 0; that chooses step 5.
     np.testing.assert_array_equal(report.best_scores(run), [(0 + 2) / 2, 5])
     found = report.read_runs([run])
-    (row,) = report.compare(found.scores, best=found.best).datasets["a/b"]
+    (row,) = report.compare(found.results).datasets["a/b"]
     assert (row.iqm.value, row.best.value) == ((1.5 + 5) / 2, 3.0)
 
 
@@ -103,9 +102,9 @@ def test_other_settings_on_another_dataset_are_not_pooled(tmp_path):
         "bc (learning_rate=0.001, greedy)",
     ]
     assert found.settings == {"bc": ["learning_rate"]}
-    assert report.compare(found.scores).common == {}
+    assert report.compare(found.results).common == {}
     pooled = report.read_runs([tmp_path / "one", tmp_path / "two"], pool_settings=True)
-    assert list(report.compare(pooled.scores).common) == [BC]
+    assert list(report.compare(pooled.results).common) == [BC]
     assert pooled.settings == found.settings
 
 
@@ -115,7 +114,7 @@ def test_notes_tell_of_datasets_of_one_name(tmp_path):
     ]
     for given, there in ((runs[:1], False), (runs, True)):
         found = report.read_runs(given)
-        told = [*notes(report.compare(found.scores), found, RETURN, False)]
+        told = [*notes(report.compare(found.results), found, RETURN, False)]
         assert any(one.startswith("Several datasets") for one in told) == there
 
 
@@ -131,7 +130,7 @@ def test_many_other_settings_are_named_by_a_checksum(tmp_path):
 
 def test_equal_settings_are_pooled(tmp_path):
     found = report.read_runs(settings_runs(tmp_path, seeds=3))
-    assert list(report.compare(found.scores).common) == [BC] and found.settings == {}
+    assert list(report.compare(found.results).common) == [BC] and found.settings == {}
 
 
 def test_runs_of_one_program_on_one_dataset_are_told_apart(tmp_path):
@@ -204,7 +203,7 @@ def test_a_run_without_final_evaluation_is_refused(tmp_path, content):
 
 
 def test_one_dataset_is_compared_in_its_own_unit():
-    comparison = report.compare({"a": {BC: LOW, MAICQ: HIGH}})
+    comparison = compared({"a": {BC: LOW, MAICQ: HIGH}})
     low, high = comparison.datasets["a"]
     assert (low.entry, low.runs, low.iqm.value, low.mean, low.median) == (BC, 4, 1.5, 1.5, 1.5)
     assert high.iqm.low < high.iqm.value == 3.5 < high.iqm.high
@@ -217,7 +216,7 @@ def test_one_dataset_is_compared_in_its_own_unit():
 def test_scores_are_normalised_by_references_whatever_the_runs():
     reference = Reference(random=-1.0, expert=9.0)
     for runs in ({BC: LOW}, {BC: LOW, MAICQ: HIGH}):
-        comparison = report.compare({"a": runs}, {"a": reference})
+        comparison = compared({"a": runs}, {"a": reference})
         row = comparison.datasets["a"][0]
         assert row.iqm.value == 1.5
         assert row.normalised.value == pytest.approx((1.5 + 1) / 10)
@@ -229,7 +228,7 @@ def test_several_datasets_are_put_on_one_scale_by_their_references():
         "a": {BC: LOW, MAICQ: HIGH, Entry("only here"): LOW},
         "b": {BC: 10 * LOW, MAICQ: 10 * HIGH},
     }
-    comparison = report.compare(scores, {"a": Reference(-5.0, 5.0), "b": Reference(0.0, 100.0)})
+    comparison = compared(scores, {"a": Reference(-5.0, 5.0), "b": Reference(0.0, 100.0)})
     low, high = comparison.overall
     assert (low.entry, high.entry) == (BC, MAICQ) and comparison.normalised
     assert (low.mean, high.mean) == pytest.approx(((0.65 + 0.15) / 2, (0.85 + 0.35) / 2))
@@ -238,7 +237,7 @@ def test_several_datasets_are_put_on_one_scale_by_their_references():
 
 def test_without_a_reference_returns_are_raw_and_not_summed_up():
     scores = {"a": {BC: LOW, MAICQ: HIGH}, "b": {BC: 10 * LOW, MAICQ: 10 * HIGH}}
-    comparison = report.compare(scores, {"a": Reference(0.0, 5.0)})
+    comparison = compared(scores, {"a": Reference(0.0, 5.0)})
     assert comparison.overall == [] and not comparison.normalised and not comparison.pooled
     assert comparison.datasets["a"][0].normalised.value == pytest.approx(0.3)
     assert comparison.datasets["b"][0].normalised is None
@@ -247,34 +246,32 @@ def test_without_a_reference_returns_are_raw_and_not_summed_up():
 
 def test_agreement_has_one_scale_everywhere():
     scores = {"a": {Entry("bc"): LOW / 5}, "b": {Entry("bc"): HIGH / 5}}
-    comparison = report.compare(
-        scores, {"a": Reference(0, 9), "b": Reference(0, 9)}, "action_agreement"
-    )
+    comparison = compared(scores, {"a": Reference(0, 9), "b": Reference(0, 9)}, "action_agreement")
     assert comparison.overall[0].mean == pytest.approx(0.5) and not comparison.normalised
 
 
 @pytest.mark.parametrize("reference", [Reference(1.0, 1.0), Reference(0.0, float("nan"))])
 def test_references_that_are_no_scale_are_refused(reference):
     with pytest.raises(OptionError, match="cannot be normalised"):
-        report.compare({"a": {BC: LOW}}, {"a": reference})
+        compared({"a": {BC: LOW}}, {"a": reference})
 
 
 def test_only_what_acted_alike_is_compared_in_pairs():
     mappo = Entry("mappo", "sampled")
     scores = {"a": {BC: LOW, MAICQ: HIGH, SAMPLED: LOW, mappo: HIGH}}
-    found = report.compare(scores).improvement
+    found = compared(scores).improvement
     assert {first: set(others) for first, others in found.items()} == {
         BC: {MAICQ},
         MAICQ: {BC},
         SAMPLED: {mappo},
         mappo: {SAMPLED},
     }
-    assert report.compare({"a": {BC: LOW, SAMPLED: LOW}}).improvement == {}
+    assert compared({"a": {BC: LOW, SAMPLED: LOW}}).improvement == {}
 
 
 @pytest.mark.parametrize(("seeds", "there"), [(1, False), (2, False), (3, True)])
 def test_there_is_no_interval_below_three_seeds(seeds, there):
-    comparison = report.compare({"a": {BC: LOW[:seeds], MAICQ: HIGH}}, {"a": Reference(0.0, 5.0)})
+    comparison = compared({"a": {BC: LOW[:seeds], MAICQ: HIGH}}, {"a": Reference(0.0, 5.0)})
     row, other = comparison.datasets["a"]
     for one in (row.iqm, row.normalised, comparison.improvement[MAICQ][BC]):
         assert (one.low is not None, one.high is not None) == (there, there)
@@ -283,19 +280,19 @@ def test_there_is_no_interval_below_three_seeds(seeds, there):
 
 def test_algorithms_with_other_numbers_of_seeds_are_left_out_of_what_is_common():
     scores = {"a": {BC: LOW, MAICQ: HIGH}, "b": {BC: LOW[:2], MAICQ: HIGH}}
-    assert list(report.compare(scores).common) == [MAICQ]
+    assert list(compared(scores).common) == [MAICQ]
 
 
 def test_equal_scores_do_not_divide_by_zero():
     same = {BC: np.ones(3), MAICQ: np.ones(3)}
     reference = Reference(0.0, 2.0)
-    comparison = report.compare({"a": same, "b": same}, {"a": reference, "b": reference})
+    comparison = compared({"a": same, "b": same}, {"a": reference, "b": reference})
     assert [row.iqm for row in comparison.overall] == [(0.5, 0.5, 0.5)] * 2
     assert comparison.improvement[BC][MAICQ] == (0.5, 0.5, 0.5)
 
 
 def test_the_same_runs_give_the_same_numbers():
-    first, second = (report.compare({"a": {BC: LOW, MAICQ: HIGH}}) for _ in range(2))
+    first, second = (compared({"a": {BC: LOW, MAICQ: HIGH}}) for _ in range(2))
     assert json.dumps(first.datasets) == json.dumps(second.datasets)
 
 
@@ -319,7 +316,7 @@ TWO = {
 
 
 def test_tables_of_methods_by_datasets_in_every_form():
-    found = report.compare(TWO)
+    found = compared(TWO)
     table = next(one for one in comparison_tables(found) if one.columns == ["method", "a|b_1", "c"])
     texts = [[*map(number, row)] for row in table.rows]
     assert texts == [
@@ -368,14 +365,9 @@ def test_a_name_is_no_option_of_the_end_of_a_row_in_latex(label):
 
 
 def test_a_dataset_that_is_named_all_keeps_its_differences():
-    runs = {BC: LOW, MAICQ: HIGH}
-    played = {one: Evaluation((*range(len(own)),), (9, 32)) for one, own in runs.items()}
-    names = "all", "b"
-    found = report.compare(
-        dict.fromkeys(names, runs),
-        dict.fromkeys(names, Reference(0.0, 5.0)),
-        evaluations=dict.fromkeys(names, played),
-    )
+    scores = {name: {BC: LOW, MAICQ: HIGH} for name in ("all", "b")}
+    scales = dict.fromkeys(scores, Reference(0.0, 5.0))
+    found = compared(scores, scales, seeds=(0, 1, 2, 3), played=(9, 32))
     table = [*comparison_tables(found)][3]
     assert table.columns == ["method", "all", "b", "all"]
     assert table.rows[0][1] == table.rows[0][2] != table.rows[0][3]
@@ -448,17 +440,13 @@ def test_a_baseline_that_there_is_not_is_named(tmp_path):
         paired(paired_runs(tmp_path), baseline="bcc")
 
 
-def test_differences_over_datasets_are_of_normalised_scores(tmp_path):
-    seeds = Evaluation((0, 1, 2), (10, 4))
+def test_differences_over_datasets_are_of_normalised_scores():
     scores = {
         name: {BC: scale * np.array([1.0, 2.0, 3.0]), MAICQ: scale * np.array([2.0, 4.0, 6.0])}
         for name, scale in (("a", 1.0), ("b", 10.0))
     }
-    found = report.compare(
-        scores,
-        {"a": Reference(0.0, 10.0), "b": Reference(0.0, 100.0)},
-        evaluations={name: {BC: seeds, MAICQ: seeds} for name in scores},
-    )
+    scales = {"a": Reference(0.0, 10.0), "b": Reference(0.0, 100.0)}
+    found = compared(scores, scales, seeds=(0, 1, 2), played=(10, 4))
     (_, maicq) = found.overall
     assert maicq.difference.value == pytest.approx(0.2)
     assert found.datasets["b"][1].difference.value == pytest.approx(20.0)

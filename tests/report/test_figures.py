@@ -10,6 +10,7 @@ from offmarl.errors import OptionError
 from offmarl.report import Entry, pages
 from offmarl.report.tables import Section
 from offmarl.statistics import Reference
+from tests.runs import compared
 
 BC, SAMPLED, MAICQ = Entry("bc", "greedy"), Entry("bc", "sampled"), Entry("maicq", "greedy")
 SCORES = {
@@ -54,14 +55,14 @@ def test_demo_figure_names_tiers_and_algorithms(tmp_path, monkeypatch):
     ],
 )
 def test_comparison_is_drawn_whatever_there_is_to_compare(tmp_path, scores):
-    report.save(report.figure_comparison(report.compare(scores)), tmp_path / "comparison.svg")
+    report.save(report.figure_comparison(compared(scores)), tmp_path / "comparison.svg")
     assert (tmp_path / "comparison.svg").stat().st_size > 5000
 
 
 def test_intervals_are_drawn_from_three_seeds_on():
     for seeds, bars in ((2, 0), (3, 1)):
         scores = {"medium": {BC: np.arange(float(seeds))}}
-        left, middle, _ = report.figure_comparison(report.compare(scores)).axes
+        left, middle, _ = report.figure_comparison(compared(scores)).axes
         assert sum(one.has_yerr for one in left.containers) == bars
         assert len(middle.collections) == bars  # the band of the performance profile
         assert ("interval" in left.get_title("left")) == bool(bars)
@@ -75,17 +76,17 @@ def test_sample_efficiency_is_the_iqm_over_all_datasets_on_one_scale():
     curves = {"a": {BC: curve, MAICQ: curve}, "b": {BC: sparse}}
     scores = {"a": {BC: runs, MAICQ: runs}, "b": {BC: 10 * runs}}
     references = {"a": Reference(0.0, 1.0), "b": Reference(0.0, 10.0)}
-    figure = report.figure_comparison(report.compare(scores, references), curves)
+    figure = report.figure_comparison(compared(scores, references), curves)
     (line,), (band,) = figure.axes[3].get_lines(), figure.axes[3].collections
     assert line.get_xdata().tolist() == [0, 10] and line.get_ydata().tolist() == [2.0, 6.0]
     heights = band.get_paths()[0].vertices[:, 1]
     assert heights.min() < 2 and heights.max() > 6
     for unknown in ({}, {"a": references["a"]}):  # no common scale
-        assert len(report.figure_comparison(report.compare(scores, unknown), curves).axes) == 3
+        assert len(report.figure_comparison(compared(scores, unknown), curves).axes) == 3
 
 
 def test_sampled_entries_are_hollow_and_dashed_in_their_algorithms_colour():
-    figure = report.figure_comparison(report.compare({"medium": SCORES["medium"]}))
+    figure = report.figure_comparison(compared({"medium": SCORES["medium"]}))
     handles = {line.get_label(): line for line in figure.legends[0].get_lines()}
     greedy, sampled = handles["bc (greedy)"], handles["bc (sampled)"]
     assert greedy.get_color() == sampled.get_color() != handles["maicq (greedy)"].get_color()
@@ -95,7 +96,7 @@ def test_sampled_entries_are_hollow_and_dashed_in_their_algorithms_colour():
 
 def test_many_algorithms_look_different():
     scores = {"medium": {Entry(f"m{i}", "greedy"): np.array([float(i)]) for i in range(20)}}
-    figure = report.figure_comparison(report.compare(scores))
+    figure = report.figure_comparison(compared(scores))
     lines = figure.legends[0].get_lines()
     looks = {(x.get_color(), x.get_marker(), str(x._dash_pattern)) for x in lines}
     drawn = {(x.get_color(), str(x._dash_pattern)) for x in lines}  # of curves, without markers
@@ -104,7 +105,7 @@ def test_many_algorithms_look_different():
 
 def test_the_numbers_that_are_drawn():
     scores = {"medium": {BC: np.array([1.0, 2.0, 6.0]), MAICQ: np.array([3.0, 5.0, 7.0])}}
-    _, profiles, matrix = report.figure_comparison(report.compare(scores)).axes
+    _, profiles, matrix = report.figure_comparison(compared(scores)).axes
     (first, second) = profiles.get_lines()
     taus, above = first.get_data()
     assert above[0] == 1 and above[-1] == 0 and above[np.searchsorted(taus, 1.5)] == 2 / 3
@@ -124,7 +125,7 @@ def test_curves_are_the_means_of_the_seeds():
 
 def test_formulas_are_not_drawn(tmp_path):
     scores = {"a $x^$": {Entry("m $x^$", "greedy"): np.array([1.0, 2.0, 3.0])}}
-    report.save(report.figure_comparison(report.compare(scores)), tmp_path / "figure.svg")
+    report.save(report.figure_comparison(compared(scores)), tmp_path / "figure.svg")
     report.figure_demo({"a $x^$": [1.0, 2.0]}, scores, tmp_path / "demo.svg")
 
 
@@ -136,7 +137,7 @@ def test_a_page_is_self_contained_and_reproducible_and_escapes_what_it_shows():
     """Names of datasets, programs and devices, and all other texts, are those of others."""
 
     def write() -> str:
-        figure = report.figure_comparison(report.compare(SCORES))
+        figure = report.figure_comparison(compared(SCORES))
         section = Section(OUTSIDE, [OUTSIDE], [[OUTSIDE], [3.0]])
         return pages.render(
             "benchmark.html",

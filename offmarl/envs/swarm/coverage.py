@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from offmarl.envs.base import require_positive
 from offmarl.envs.swarm.env import Advanced, GrowingArena
@@ -104,13 +104,10 @@ class Coverage(GrowingArena):
         ahead = 0.5 * velocity + _moves(dims)
         off = jnp.abs(ahead[:, :, None] - cells[:, None]).max(-1)
         score = (worth[:, None] * jnp.exp(-1.2 * jnp.maximum(off - 0.5, 0.0))).sum(-1)
-        score = jnp.where(self._open(see["own"]), score, -1.0)
+        target = (see["own"][:, None, :dims] + 1) * self.side / 2 + _moves(dims)
+        score = jnp.where(((target >= 0) & (target <= self.side)).all(-1), score, -1.0)
         best = jnp.asarray(_moves(dims))[score.argmax(-1)]
         return self._from_arena(see["own"], best[:, None])[:, 0]
-
-    def _open(self, own: Float[Array, "N F"]) -> Bool[Array, "N A"]:
-        target = (own[:, None, : self.dims] + 1) * self.side / 2 + _moves(self.dims)
-        return ((target >= 0) & (target <= self.side)).all(-1)
 
 
 def _grid(size: int, dims: int) -> Float[np.ndarray, "C D"]:

@@ -147,21 +147,16 @@ class Delivery(GrowingArena):
             _CARRY_REWARD * (length_of(goal - task.position) - left) + _DELIVER_REWARD * arrived
         )
         reward = (jnp.where(task.heavy, 2.0, 1.0) * gained).mean()
-        after = self._replace_loads(key, task._replace(position=position), arrived)
+        new_position, new_goal, new_heavy = self._new_loads(key, task.sites)
+        after = task._replace(
+            position=jnp.where(arrived[:, None], new_position, position),
+            goal=jnp.where(arrived, new_goal, task.goal),
+            heavy=jnp.where(arrived, new_heavy, task.heavy),
+            delivered=task.delivered + arrived.sum(dtype=jnp.int32),
+        )
         after = self._grip(moved, after)
         rewards = jnp.full(self.num_agents, reward)
         return moved._replace(task=after), rewards, jnp.zeros((), bool)
-
-    def _replace_loads(
-        self, key: PRNGKeyArray, task: DeliveryTask, arrived: Bool[Array, "M"]
-    ) -> DeliveryTask:
-        position, goal, heavy = self._new_loads(key, task.sites)
-        return task._replace(
-            position=jnp.where(arrived[:, None], position, task.position),
-            goal=jnp.where(arrived, goal, task.goal),
-            heavy=jnp.where(arrived, heavy, task.heavy),
-            delivered=task.delivered + arrived.sum(dtype=jnp.int32),
-        )
 
     def _sense(self, seen: SwarmState) -> Blocks:
         task = seen.task

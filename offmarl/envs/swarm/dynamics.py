@@ -151,7 +151,8 @@ def fly(
     heading = drones.heading
     if dynamics == "unicycle":
         heading = (heading + _TURN * command[:, 1]) % (2 * math.pi)
-        command = _along(heading, command)
+        ahead = jnp.stack([jnp.cos(heading), jnp.sin(heading)], -1) * command[:, :1]
+        command = jnp.concatenate([ahead, command[:, 2:]], -1)
     if dynamics == "acceleration":
         velocity = _thrust(drones.velocity, _bounded(command), params, wind)
     else:
@@ -196,12 +197,6 @@ def _thrust(
     drag = _DRAG if params.drag is None else _DRAG * params.drag[:, None]
     pushed = velocity + (thrust * top_speed * command - drag * (velocity - wind)) / mass
     return pushed * jnp.minimum(1.0, top_speed / jnp.maximum(_norm(pushed), 1e-6))
-
-
-def _along(heading: Float[Array, "N"], command: Float[Array, "N D"]) -> Float[Array, "N D"]:
-    """Return the target velocity of a unicycle's command."""
-    ahead = jnp.stack([jnp.cos(heading), jnp.sin(heading)], -1) * command[:, :1]
-    return jnp.concatenate([ahead, command[:, 2:]], -1)
 
 
 def _bounded(command: Float[Array, "N D"]) -> Float[Array, "N D"]:

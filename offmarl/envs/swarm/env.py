@@ -258,7 +258,9 @@ class SwarmEnv(SwarmObservations):
         top_speed = jnp.asarray([[kind.top_speed] for kind in self._kinds[: self._num_acting]])
         if self.dynamics == "quadrotor":
             rotation, spin = own[:, 6:15].reshape(-1, 3, 3), own[:, 15:18]
-            command = self._command_quadrotors(desired, velocity, rotation, spin, top_speed)
+            command = quadrotor.command_towards(
+                top_speed * desired, velocity, rotation, spin, top_speed, self.control
+            )
         else:
             command = dynamics.command_towards(desired, velocity / top_speed, self.dynamics)
         if self.action == "continuous":
@@ -268,19 +270,6 @@ class SwarmEnv(SwarmObservations):
         error = jnp.square(command[:, None] - self._motions).sum(-1)
         motion = jnp.where(legal_actions[:, ::every], error, jnp.inf).argmin(-1)
         return (motion * every).astype(jnp.int32)
-
-    def _command_quadrotors(
-        self,
-        desired: Float[Array, "N 3"],
-        velocity: Float[Array, "N 3"],
-        rotation: Float[Array, "N 3 3"],
-        spin: Float[Array, "N 3"],
-        top_speed: Float[Array, "N 1"],
-    ) -> Float[Array, "N 4"]:
-        """Return the commands for velocities that are desired in units of the top speed."""
-        return quadrotor.command_towards(
-            top_speed * desired, velocity, rotation, spin, top_speed, self.control
-        )
 
     def _broadcast(self, state: SwarmState, message: Float[Array, "N C"]) -> SwarmState:
         if self.comm == "none":

@@ -97,12 +97,9 @@ class Flock(SwarmEnv):
         bunch = jax.random.uniform(
             bunch_key, (self.num_agents, self.dims), minval=-self._radius, maxval=self._radius
         )
-        return dynamics.at_rest(self.side / 2 - self._course(course_key) + bunch)
-
-    def _course(self, key: PRNGKeyArray) -> Float[Array, "D"]:
-        """Draw the vector from the bunch to the centre of the arena."""
-        direction = jax.random.normal(key, (self.dims,))
-        return self.journey / 2 * direction / jnp.maximum(length_of(direction), 1e-6)
+        direction = jax.random.normal(course_key, (self.dims,))
+        course = self.journey / 2 * direction / jnp.maximum(length_of(direction), 1e-6)
+        return dynamics.at_rest(self.side / 2 - course + bunch)
 
     def _begin(self, key: PRNGKeyArray, state: SwarmState) -> FlockTask:
         beacon = self.side - state.drones.position.mean(0)  # opposite of the bunch
@@ -137,11 +134,7 @@ class Flock(SwarmEnv):
         return 2.0 + self._radius
 
     def _sense(self, seen: SwarmState) -> Blocks:
-        way = seen.task.beacon - seen.drones.position
-        distance = length_of(way)[:, None]
-        direction = way / jnp.maximum(distance, 1.0)
-        direction = self._in_frame(seen.drones.heading, direction[:, None])[:, 0]
-        return {"beacon": jnp.concatenate([direction, distance / self.side], -1)}
+        return {"beacon": self._sense_way(seen, seen.task.beacon)}
 
     def _touching(self, state: SwarmState) -> Bool[Array, "N"]:
         """Return which drones touch an obstacle, as after flying into one."""

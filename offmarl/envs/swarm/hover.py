@@ -90,11 +90,7 @@ class Hover(GrowingArena):
         return after, jnp.full(self.num_agents, reward), jnp.zeros((), bool)
 
     def _sense(self, seen: SwarmState) -> Blocks:
-        way = seen.task.goal - seen.drones.position
-        distance = length_of(way)[:, None]
-        direction = way / jnp.maximum(distance, 1.0)
-        direction = self._in_frame(seen.drones.heading, direction[:, None])[:, 0]
-        return {"goal": jnp.concatenate([direction, distance / self.side], -1)}
+        return {"goal": self._sense_way(seen, seen.task.goal)}
 
     def _status(self, state: SwarmState) -> Float[Array, "N 1"]:
         return state.task.hovers[:, None].astype(jnp.float32)

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -120,9 +120,11 @@ def reduce_all_pairs(
     side: float,  # noqa: ARG001
 ) -> Carry:
     """Reduce over all pairs at once: the cost grows with N times M."""
-    offsets = [its[:, None] - own for its, own in _axes(points.position, observers)]
+    axes = zip(points.position.T, observers.T, strict=True)
+    offsets = [its[:, None] - own for its, own in axes]
     squared = jnp.where(points.mask[:, None], sum_of_squares(offsets), jnp.inf)
-    return add(initial, squared, *(_spread(value, squared) for value in points.values))
+    values = (jnp.broadcast_to(value[:, None], squared.shape) for value in points.values)
+    return add(initial, squared, *values)
 
 
 def reduce_cells(
@@ -187,14 +189,6 @@ def _find_runs(grid: _Grid, observers: Float[Array, "N D"], points: Points) -> _
 def sum_of_squares(offsets: Sequence[Float[Array, "*b"]]) -> Float[Array, "*b"]:
     """Add in a fixed order, so that all searches return the same bits."""
     return functools.reduce(jnp.add, [jnp.square(offset) for offset in offsets])
-
-
-def _axes(one: Float[Array, "M D"], other: Float[Array, "N D"]) -> Any:
-    return zip(one.T, other.T, strict=True)
-
-
-def _spread(value: Array, table: Float[Array, "M N"]) -> Array:
-    return jnp.broadcast_to(value[:, None], table.shape)
 
 
 # ---------------------------------------------------------------------------------- neighbours

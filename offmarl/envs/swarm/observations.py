@@ -206,6 +206,14 @@ class SwarmObservations(SwarmOptions):
         known = jnp.isfinite(near.distance)
         return describe(known, offset / sight[:, None, None], features[near.which])
 
+    def _sense_way(self, seen: SwarmState, place: Float[Array, "*n D"]) -> Float[Array, "N F"]:
+        """Describe the way to a place: in cells, shorter than 1, and its length over the side."""
+        way = place - seen.drones.position
+        distance = dynamics.length_of(way)[:, None]
+        direction = way / jnp.maximum(distance, 1.0)
+        direction = self._in_frame(seen.drones.heading, direction[:, None])[:, 0]
+        return jnp.concatenate([direction, distance / self.side], -1)
+
     def _in_frame(
         self, heading: Float[Array, "N"], vectors: Float[Array, "N K D"]
     ) -> Float[Array, "N K D"]:

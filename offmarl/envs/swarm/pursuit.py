@@ -174,7 +174,9 @@ class Pursuit(GrowingArena):
         top_speed = state.params.top_speed[drones, None]
         if attitude is not None and spin is not None:
             rotation = quadrotor.to_matrix(attitude)
-            return self._command_quadrotors(desired, velocity, rotation, spin, top_speed)
+            return quadrotor.command_towards(
+                top_speed * desired, velocity, rotation, spin, top_speed, self.control
+            )
         if self.dynamics == "unicycle":
             desired, velocity = (
                 dynamics.to_frame(heading, x[:, None])[:, 0] for x in (desired, velocity)
@@ -276,19 +278,7 @@ def chase(
     apart: Float[Array, "N D"],
     home: Float[Array, "N D"],
 ) -> Float[Array, "N D"]:
-    """Return the velocities of pursuers.
-
-    Parameters
-    ----------
-    offset, velocity
-        Relative position of the nearest evader, and its velocity.
-    known
-        Whether an evader is in sight.
-    apart
-        Direction away from other pursuers; see `apart`.
-    home
-        Relative position of the place to go to otherwise.
-    """
+    """Return the velocities of pursuers towards an evader, if it is known, or else home."""
     distance = jnp.sqrt(jnp.square(offset).sum(-1, keepdims=True))
     hunt = offset + velocity * jnp.minimum(distance, 3.0) + apart * jnp.minimum(distance / 3, 1.0)
     return jnp.where(known, hunt, home + 2 * apart)

@@ -30,10 +30,13 @@ _FIRST_KEY = 1000  # `jax.random.fold_in` with a small number gives the keys of 
 def draw_disturbance(
     wind_key: PRNGKeyArray, noise_key: PRNGKeyArray, parts: tuple[str, ...], dims: int
 ) -> Disturbance:
-    """Draw the wind and the size of the sensor noise."""
+    """Draw the wind, in any direction, and the size of the sensor noise."""
     wind, noise = jnp.zeros(dims), jnp.zeros(())
     if "wind" in parts:
-        wind = _draw_wind(wind_key, dims)
+        direction_key, strength_key = jax.random.split(wind_key)
+        direction = jax.random.normal(direction_key, (dims,))
+        strength = jax.random.uniform(strength_key, maxval=WIND)
+        wind = strength * direction / jnp.maximum(jnp.linalg.norm(direction), 1e-6)
     if "noise" in parts:
         noise = jax.random.uniform(noise_key, maxval=_NOISE)
     return Disturbance(wind, noise)
@@ -68,11 +71,3 @@ def draw_params(
         dropout = jax.random.uniform(keys["dropout"], shape, maxval=_DROPOUT)
         params = params._replace(dropout=dropout)
     return params
-
-
-def _draw_wind(key: PRNGKeyArray, dims: int) -> Float[Array, "D"]:
-    """Draw a velocity of uniform direction, with uniform speed up to `WIND`."""
-    direction_key, strength_key = jax.random.split(key)
-    direction = jax.random.normal(direction_key, (dims,))
-    strength = jax.random.uniform(strength_key, maxval=WIND)
-    return strength * direction / jnp.maximum(jnp.linalg.norm(direction), 1e-6)

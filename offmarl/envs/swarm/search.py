@@ -85,7 +85,11 @@ class Search(GrowingArena):
 
     def _advance(self, key: PRNGKeyArray, before: SwarmState, moved: SwarmState) -> Advanced:
         old = before.task
-        position, velocity = _wander(key, old.position, old.velocity, self.side)
+        noise = _TARGET_TURN * jax.random.normal(key, old.velocity.shape)
+        velocity = _TARGET_SPEED * _unit(old.velocity / _TARGET_SPEED + noise)
+        moved_to = old.position + velocity
+        position = jnp.clip(moved_to, 0.0, self.side)
+        velocity = jnp.where(position == moved_to, velocity, -velocity)
         task = self._watch(moved, old._replace(position=position, velocity=velocity))
         found = (task.found & ~old.found).mean(dtype=jnp.float32)
         held = (task.strength >= _HOLD_STRENGTH).mean(dtype=jnp.float32)
@@ -169,16 +173,6 @@ def _watch(
     seen = (squared <= jnp.square(sight)).any(0)
     near = jnp.where(squared <= _HOLD_RANGE**2, strength, 0.0).sum(0)
     return so_far[0] | seen, so_far[1] + near
-
-
-def _wander(
-    key: PRNGKeyArray, position: Float[Array, "M D"], velocity: Float[Array, "M D"], side: int
-) -> tuple[Float[Array, "M D"], Float[Array, "M D"]]:
-    noise = _TARGET_TURN * jax.random.normal(key, velocity.shape)
-    velocity = _TARGET_SPEED * _unit(velocity / _TARGET_SPEED + noise)
-    moved = position + velocity
-    inside = jnp.clip(moved, 0.0, side)
-    return inside, jnp.where(inside == moved, velocity, -velocity)
 
 
 def _unit(vector: Float[Array, "M D"]) -> Float[Array, "M D"]:

@@ -15,12 +15,13 @@ from jaxtyping import Array, Float, Int, Key, PRNGKeyArray
 from numpy.typing import NDArray
 
 from offmarl import envs, evaluation, tracking
+from offmarl._arrays import is_key
 from offmarl._compiling import jit_rarely_run
 from offmarl.envs.base import Environment
 from offmarl.envs.sides import one_of, others_of, slot
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, log_likelihood, require_room_for
-from offmarl.programs.cluster import gathered, is_key
+from offmarl.programs.cluster import gathered
 from offmarl.programs.program import Args, Program
 from offmarl.programs.runs.compiling import compile_ahead
 from offmarl.programs.runs.identity import environment_source

@@ -19,8 +19,7 @@ from offmarl._version import __version__
 from offmarl.errors import OptionError
 from offmarl.paths import local
 from offmarl.tracking import replace_file
-from offmarl.trees import map_tree
-from offmarl.types import ArrayTree, Discrete
+from offmarl.types import ArrayTree, Discrete, map_tree
 
 if TYPE_CHECKING:
     from offmarl.programs.runs.policy import LoadedPolicy

@@ -15,10 +15,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, use_abstract_mesh
 
 from offmarl import tracking
-from offmarl._arrays import largest_divisor
+from offmarl._arrays import is_key, largest_divisor
 from offmarl._mesh import DATA, constrain, spec
 from offmarl.errors import OptionError, RunError
-from offmarl.programs.cluster import is_key, on_first, put
+from offmarl.programs.cluster import on_first, put
 from offmarl.programs.experience.buffer import Capture
 from offmarl.rollout import RolloutState
 from offmarl.types import ArrayTree

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 
 from offmarl import tracking
-from offmarl._garbage import collect_as_before
+from offmarl._memory import collect_as_before
 from offmarl.errors import Stopped
 from offmarl.programs.cluster import Agreement, any_process, gathered, is_first
 from offmarl.programs.program import Args, Keep, OnlineArgs
