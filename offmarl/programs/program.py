@@ -265,6 +265,11 @@ class OnlineArgs(_Configurable):
     program; each has vaults of its own, with the same data as if it were trained alone."""
     seed: Seed = option(0, Role.CASE)
     """The first of the seeds."""
+    pbt: tuple[str, ...] = option((), Role.UNTUNED | Role.RARE)
+    """Train the --seeds as a population (population based training): at each evaluation the worst
+    fifth goes on with the networks of the best fifth, and with its hyperparameters times 0.8 or
+    1.2. NAME=VALUE,VALUE for each hyperparameter that changes, such as learning_rate=1e-4,1e-3: the
+    first seed starts with the first value, and so on, and again from the first."""
     init: Path | None = option(None, Role.FREE)
     """Run to continue from, such as one of an offline baseline. In qmix, vdn and iql its policy
     plays half of the episodes until a learner that starts anew is better. In others the networks
@@ -306,6 +311,15 @@ class Hyperparameters:
     def __repr__(self) -> str:
         inside = ", ".join(f"{name}={value}" for name, value in self._values.items())
         return f"Hyperparameters({inside})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self._values)
+
+    def replace(self, **values: Any) -> "Hyperparameters":
+        """Return hyperparameters with other values, as float32 arrays."""
+        return Hyperparameters(self._values | {x: jnp.float32(y) for x, y in values.items()})
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
         """Return the values with their names, as JAX asks for."""
