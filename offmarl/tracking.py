@@ -77,8 +77,7 @@ LOG_LIKELIHOOD = "action_log_likelihood"
 """Mean log-probability (density), in nats, of an agent's action in held-out episodes."""
 
 PARENT = "pbt_parent"
-"""With population based training: the seed from whose networks a seed went on after an evaluation.
-"""
+"""Seed of a population from which a seed went on after an evaluation."""
 
 EVALUATED = (RETURN, *OTHER_RETURN.values(), AGREEMENT, LOG_LIKELIHOOD)
 """Metrics of evaluations, one list for each seed; the first existing one is the main metric. Where

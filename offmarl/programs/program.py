@@ -312,15 +312,6 @@ class Hyperparameters:
         inside = ", ".join(f"{name}={value}" for name, value in self._values.items())
         return f"Hyperparameters({inside})"
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Their names."""
-        return tuple(self._values)
-
-    def replace(self, **values: Any) -> "Hyperparameters":
-        """Return hyperparameters with other values, as float32 arrays."""
-        return Hyperparameters(self._values | {x: jnp.float32(y) for x, y in values.items()})
-
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[str, ...]]:
         """Return the values with their names, as JAX asks for."""
         keyed = [(jax.tree_util.GetAttrKey(name), x) for name, x in self._values.items()]
@@ -332,11 +323,14 @@ class Hyperparameters:
         return cls(dict(zip(names, values, strict=True)))
 
 
-def hyperparameters(args: Validated) -> Hyperparameters:
-    """Return the numeric hyperparameters among a program's arguments, as float32 arrays."""
-    return Hyperparameters(
-        {name: jnp.float32(getattr(args, name)) for name in _hyperparameter_names(args)}
-    )
+def hyperparameters(args: Validated, changed: Mapping[str, Any] | None = None) -> Hyperparameters:
+    """Return the numeric hyperparameters among a program's arguments, as float32 arrays.
+
+    ``changed`` holds values that replace those of the arguments.
+    """
+    values = {name: getattr(args, name) for name in hyperparameter_names(args)}
+    values.update(changed or {})
+    return Hyperparameters({name: jnp.float32(value) for name, value in values.items()})
 
 
 def state_shapes(program: "Program", args: Validated) -> ArrayTree:
@@ -367,7 +361,7 @@ def shaping_values(args: Validated) -> tuple[tuple[str, Any], ...]:
 def _reasons(args: Validated) -> dict[str, str]:
     """Return the arguments that must not shape a program, each with the reason."""
     numeric, shared = (
-        _hyperparameter_names(args),
+        hyperparameter_names(args),
         shared_names(args) - with_role(type(args), Role.SHAPES),
     )
     return dict.fromkeys(shared, "for the loop only") | {
@@ -375,7 +369,8 @@ def _reasons(args: Validated) -> dict[str, str]:
     }
 
 
-def _hyperparameter_names(args: Validated) -> list[str]:
+def hyperparameter_names(args: Validated) -> list[str]:
+    """Return the names of a program's numeric hyperparameters."""
     shared = shared_names(args)
     return [name for name in float_fields(type(args)) if name not in shared]
 

@@ -123,7 +123,7 @@ class RunReport(NamedTuple):
 
     def metrics(self) -> dict[str, Curve]:
         """Return the curves of the training's metrics."""
-        return {name: curve for name, curve in self.curves.items() if not unit_of(name)}
+        return {x: y for x, y in self.curves.items() if not unit_of(x) and x != PARENT}
 
     def notes(self) -> list[str]:
         """Say which curves end early because training diverged."""
@@ -162,13 +162,12 @@ class RunReport(NamedTuple):
 
     def _lineage(self) -> str:
         """Return how often members of a population were replaced, and whose heirs the last are."""
-        seeds, replaced = np.array(self.record["seeds"]), 0
-        origin = seeds
-        for parents in self.curves[PARENT].values.T.astype(int):
-            replaced += (parents != seeds).sum()
-            origin = origin[np.searchsorted(seeds, parents)]
+        origin = seeds = np.array(self.record["seeds"])
+        parents = self.curves[PARENT].values.T.astype(int)
+        for own in parents:
+            origin = origin[np.searchsorted(seeds, own)]
         heirs = ", ".join(map(str, np.unique(origin)))
-        return f"{replaced} replacements; the last members come from seeds {heirs}"
+        return f"{(parents != seeds).sum()} replacements; the last come from seeds {heirs}"
 
     def details(self) -> Iterator[Section]:
         """Yield the first and last values of metrics, and where the arguments came from."""

@@ -68,8 +68,8 @@ def collect(
             # Copies, because donated leaves must not be aliases or kept elsewhere; not of buffers.
             started = [_but_buffer(program.stages[stage].on_start(state)) for state in states]
             states, size = [place_state(*one) for one in zip(started, mesh_of, strict=True)], 1
-        # Few numbers, so that few programs that copy steps out of the buffer are compiled.
-        count = _power_of_two(min(size, most, schedule.next_stop(done) - done))
+        # Powers of two, so that few programs that copy steps out of the buffer are compiled.
+        count = 1 << (min(size, most, schedule.next_stop(done) - done).bit_length() - 1)
         begun = time.monotonic()
         for seed, (state, mesh) in enumerate(zip(states, mesh_of, strict=True)):
             place, rest = (done, count), place_shared((keys[seed], hypers[seed]), mesh)
@@ -93,11 +93,6 @@ def _but_buffer(state: ArrayTree) -> ArrayTree:
     if not hasattr(state, "capture"):
         return copied(state)
     return copied(state._replace(capture=None))._replace(capture=state.capture)
-
-
-def _power_of_two(number: int) -> int:
-    """Return the largest power of two that is at most ``number``."""
-    return 1 << (number.bit_length() - 1)
 
 
 def _most_at_once(

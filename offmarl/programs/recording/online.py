@@ -35,7 +35,7 @@ from offmarl.programs.program import (
     state_shapes,
 )
 from offmarl.programs.recording.collecting import collect
-from offmarl.programs.recording.population import Population, require_population
+from offmarl.programs.recording.population import Population
 from offmarl.programs.recording.record import (
     Player,
     is_complete,
@@ -181,8 +181,6 @@ def _prepared(
         check_vaults(run, tiers)
     check_shards(directory, "environments", layout)
     require_room_for(env.spec, 4 * runs[0].args.eval_episodes)
-    if args.pbt:
-        require_population(args, env.spec, state_shapes(runs[0].program, runs[0].args))
     if start.source:
         start.check(runs[0].program, state_shapes(runs[0].program, runs[0].args))
     return _Training(runs, start, tiers)
@@ -361,6 +359,8 @@ class _Training(Training):
         self.description = f"train {first.name}, {named_seeds(first.seeds)}"
         self.statistics, self.evaluations = {}, []
         self._population, self._kept = Population(first.args), first.policies()
+        if self.args.pbt and len(_metrics(first)) > 1:
+            raise OptionError("--pbt compares one return, and each team has its own: give --side.")
         self._chunks: list[ChunkWriter | None] = []
         """Writers of each seed's training data."""
         self._recording: list[Future[None]] | None = None
@@ -388,6 +388,10 @@ class _Training(Training):
         if program.guided is not None:
             shapes = jax.eval_shape(lambda state: self._start.begin(program, state, 0), shapes)
         _check_room(self.runs, shapes)
+        if self.args.pbt and not learned(shapes):
+            raise OptionError(
+                "--pbt copies params and optimiser, which this program's state lacks."
+            )
         return {"state": [shapes] * len(self.runs)}
 
     def begin(self) -> list[ArrayTree]:
@@ -470,14 +474,11 @@ class _Training(Training):
         """Replace members of a population, and add their lineage to the evaluation."""
         if not self.args.pbt:
             return found
-        last = done == self.schedule.updates
-        copies, log = self._population.replace(done, found[tracking.RETURN], last)
+        last, returns = done == self.schedule.updates, found[tracking.RETURN]
+        copies, log = self._population.replace(done, returns, last)
         for loser, winner in copies.items():
-            gained = learned(states[winner])
-            if self.runs[0].layout.devices > 1:
-                gained = jax.device_get(gathered(gained))
-            state = states[loser]._replace(**copied(gained))
-            states[loser] = place_state(state, self.runs[loser].mesh)
+            gained = copied(jax.device_get(gathered(learned(states[winner]))))
+            states[loser] = place_state(states[loser]._replace(**gained), self.runs[loser].mesh)
         return found | log
 
     @contextmanager

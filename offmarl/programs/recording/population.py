@@ -3,75 +3,61 @@
 At each evaluation but the last, the fifth of the members with the lowest mean returns goes on with
 what members of the best fifth have learned, and with their hyperparameters, each multiplied by 0.8
 or 1.2 (truncation selection, Jaderberg et al. 2017, arXiv 1711.09846). What is drawn follows from
-the member's seed and the number of updates. Hyperparameters are data, so nothing compiles again.
-The lineage is logged with the evaluations, and a resumed run reads it there.
+the member's seed and the number of updates. The lineage is logged with the evaluations, and a
+resumed run reads it there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Float32
 from numpy.typing import NDArray
 
-from offmarl.config import Fraction, converted
+from offmarl.config import Fraction, check_rules
 from offmarl.errors import OptionError, unknown_name
-from offmarl.programs.program import Hyperparameters, OnlineArgs, hyperparameters
-from offmarl.programs.runs.continuing import learned
-from offmarl.teams import teams_of
+from offmarl.programs.program import OnlineArgs, hyperparameter_names, hyperparameters
 from offmarl.tracking import PARENT
-from offmarl.types import ArrayTree, EnvSpec
-
-FACTORS = (0.8, 1.2)
-"""What a hyperparameter of a replaced member is multiplied by, each at even odds."""
-
-_SHARE = 5
-"""One of so many members is replaced at an evaluation, but at least one."""
-
-_FEWEST = 4
-
-
-def require_population(args: OnlineArgs, spec: EnvSpec, state: ArrayTree) -> None:
-    """Raise `OptionError` if seeds cannot replace one another; ``state`` has a seed's shapes."""
-    if args.seeds < _FEWEST:
-        raise OptionError(
-            f"--pbt trains a population: give at least --seeds {_FEWEST}, not {args.seeds}."
-        )
-    if len(teams_of(spec)) > 1:
-        raise OptionError(
-            "--pbt compares members by one return, and each of the teams that learn has its own: "
-            "give --side."
-        )
-    if "params" not in learned(state):
-        raise OptionError(
-            "--pbt copies what the fields params, target, moments and optimiser of a program's "
-            "state hold, and the state of this program has no params."
-        )
 
 
 class Population:
     """The hyperparameters of the members, which are the seeds of a run."""
 
     def __init__(self, args: OnlineArgs):
-        self._shared, self._seeds = hyperparameters(args), args.seed + np.arange(args.seeds)
-        hints = get_type_hints(type(args), include_extras=True)
-        self._values = _starts(args, hints)
-        self._fractions = {name for name in self._values if hints[name] == Fraction}
-        self.members: list[Hyperparameters] = []
+        self._args, self._seeds = args, args.seed + np.arange(args.seeds)
+        self._hints = get_type_hints(type(args), include_extras=True)
+        self.members = [hyperparameters(args)] * args.seeds
         """Those of each member, which `replace` and `resume` change in place."""
-        self._fill()
+        self._fill(dict(map(self._start, args.pbt)))
 
-    def _fill(self) -> None:
-        """Set the hyperparameters of all members to the values."""
-        each = range(len(self._seeds))
-        own = ({name: x[member] for name, x in self._values.items()} for member in each)
-        self.members[:] = [self._shared.replace(**values) for values in own]
+    def _start(self, text: str) -> tuple[str, Float32[np.ndarray, "members"]]:
+        """Return a hyperparameter, and the value that each member starts with."""
+        option, _, given = text.partition("=")
+        name, known = option.replace("-", "_"), hyperparameter_names(self._args)
+        if name not in known:
+            raise unknown_name("numeric hyperparameter", option, known)
+        try:
+            values = [float(one) for one in given.split(",")]
+        except ValueError:
+            raise OptionError(f"--pbt {text}: give numbers, as in {option}=0.1,0.2.") from None
+        for value in values:
+            check_rules(name, self._hints[name], value)
+            if value == self._perturbed(name, value, 2.0):
+                raise OptionError(f"--pbt {text}: no factor changes {value:g}; start from another.")
+        if len(self._seeds) < (fewest := max(4, len(values))):
+            raise OptionError(f"--pbt {text} needs a population: give --seeds {fewest} or more.")
+        return name, np.resize(np.array(values, np.float32), len(self._seeds))
+
+    def _fill(self, values: Mapping[str, Float32[np.ndarray, "members"]]) -> None:
+        self._values = values
+        for member in range(len(self._seeds)):
+            own = {name: x[member] for name, x in values.items()}
+            self.members[member] = hyperparameters(self._args, own)
 
     def resume(self, evaluation: Mapping[str, Any]) -> None:
         """Set the values to those with which the members went on after an evaluation."""
-        after = {name: evaluation.get(_after(name), x) for name, x in self._values.items()}
-        self._values = {name: np.asarray(x, np.float32) for name, x in after.items()}
-        self._fill()
+        after = {name: evaluation.get(f"pbt_{name}_next", x) for name, x in self._values.items()}
+        self._fill({name: np.asarray(x, np.float32) for name, x in after.items()})
 
     def replace(
         self, done: int, returns: Float[np.ndarray, "members episodes"], last: bool
@@ -82,72 +68,26 @@ class Population:
         each member goes on from, and its hyperparameters before and after. After the ``last``
         update nobody is replaced.
         """
-        if not self._values:
-            return {}, {}
-        before, copies = self._values, dict[int, int]()
-        self._values = {name: x.copy() for name, x in before.items()}
-        fitness = returns.mean(1)
-        order = np.argsort(fitness, kind="stable")
-        few = max(len(order) // _SHARE, 1)
-        for loser in [] if last else order[:few].tolist():
+        fitness, before = returns.mean(1), self._values
+        after = {name: x.copy() for name, x in before.items()}
+        order, parents = np.argsort(fitness, kind="stable"), np.arange(len(fitness))
+        few = max(len(order) // 5, 1)
+        for loser in [] if last else order[:few]:
             draw = np.random.default_rng([self._seeds[loser], done])
-            winner = int(draw.choice(order[-few:]))
-            if fitness[winner] > fitness[loser]:
-                copies[loser] = winner
-                for name, values in self._values.items():
-                    values[loser] = self._perturbed(name, before[name][winner], draw)
-        self._fill()
-        parents = [copies.get(member, member) for member in range(len(order))]
-        log: dict[str, NDArray[Any]] = {PARENT: self._seeds[parents]}
-        for name, values in self._values.items():
-            log |= {f"pbt_{name}": before[name], _after(name): values}
-        return copies, log
+            winner = draw.choice(order[-few:])
+            if fitness[winner] == fitness[loser]:
+                continue
+            parents[loser] = winner
+            for name, value in before.items():
+                factor = draw.choice([0.8, 1.2])
+                after[name][loser] = self._perturbed(name, float(value[winner]), factor)
+        self._fill(after)
+        log = {PARENT: self._seeds[parents]} | {f"pbt_{name}": x for name, x in before.items()}
+        log |= {f"pbt_{name}_next": x for name, x in after.items()}
+        return {place: own for place, own in enumerate(parents.tolist()) if own != place}, log
 
-    def _perturbed(self, name: str, value: np.float32, draw: np.random.Generator) -> float:
-        """Multiply a value by one of `FACTORS`; of a fraction above one half, what 1 exceeds it by.
-
-        So discounts stay below 1, and a discount near 1 changes the horizon by the factor.
-        """
-        factor = float(draw.choice(FACTORS))
-        if name in self._fractions and value > 0.5:
-            return 1 - factor * (1 - float(value))
-        return factor * float(value)
-
-
-def _after(name: str) -> str:
-    return f"pbt_{name}_next"
-
-
-def _starts(args: OnlineArgs, hints: Mapping[str, Any]) -> dict[str, NDArray[np.float32]]:
-    """Return the value that each member starts with, by hyperparameter; or raise `OptionError`."""
-    known, found = hyperparameters(args).names, dict[str, NDArray[np.float32]]()
-    for text in args.pbt:
-        option, _, given = text.partition("=")
-        name = option.replace("-", "_")
-        if hasattr(args, name) and name not in known:
-            raise OptionError(
-                f"--pbt {text}: {option} is no number that may change while a program trains: "
-                f"choose among {', '.join(known)}."
-            )
-        if name not in known:
-            raise unknown_name("hyperparameter", option, known)
-        values = _numbers(text, given)
-        for value in values:
-            converted(name, hints[name], value)
-            if value == 0 or (value == 1 and hints[name] == Fraction):
-                raise OptionError(
-                    f"--pbt {text}: {value:g} stays what it is, whatever it is multiplied by: "
-                    "start from another number."
-                )
-        if name in found or len(values) > args.seeds:
-            what = "is given twice" if name in found else f"has values for {len(values)} members"
-            raise OptionError(f"--pbt {text}: {option} {what}, and there are {args.seeds} --seeds.")
-        found[name] = np.resize(np.array(values, np.float32), args.seeds)
-    return found
-
-
-def _numbers(text: str, given: str) -> Sequence[float]:
-    try:
-        return [float(one) for one in given.split(",")]
-    except ValueError:
-        raise OptionError(f"--pbt {text}: give numbers, as in learning_rate=1e-4,1e-3.") from None
+    def _perturbed(self, name: str, value: float, factor: float) -> float:
+        """Multiply a value; of a fraction above 1/2, such as a discount, the difference to 1."""
+        if self._hints[name] == Fraction and value > 0.5:
+            return 1 - factor * (1 - value)
+        return factor * value
