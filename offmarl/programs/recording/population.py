@@ -3,8 +3,7 @@
 At each evaluation but the last, the fifth of the members with the lowest mean returns goes on with
 what members of the best fifth have learned, and with their hyperparameters, each multiplied by 0.8
 or 1.2 (truncation selection, Jaderberg et al. 2017, arXiv 1711.09846). What is drawn follows from
-the member's seed and the number of updates. The lineage is logged with the evaluations, and a
-resumed run reads it there.
+the member's seed and the number of updates. A resumed run reads the lineage in its evaluations.
 """
 
 from collections.abc import Mapping
