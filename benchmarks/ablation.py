@@ -97,7 +97,7 @@ def train(args: Args, changes: dict[str, str], seed: int) -> Iterator[tuple[int,
         play = jax.jit(partial(evaluate, env, program.policy(True)), static_argnums=2)
         schedule = Schedule(count, count, 1, (0,))
         key = jax.random.fold_in(jax.random.key(seed), 1000)
-        work = collect(program, [state], hyper, [key], schedule, 0, [None])
+        work = collect(program, [state], [hyper], [key], schedule, 0, [None])
         for done, (state,), (metrics,) in work:
             if done % max(count // args.evaluations, 1) == 0 or done == count:
                 found = play(program.policy_params(state), jax.random.key(7), args.episodes)

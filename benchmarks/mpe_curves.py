@@ -123,7 +123,7 @@ def run(args: Run, seed: int) -> Iterator[dict[str, Any]]:
     begun, paused = time.monotonic(), 0.0
     train_key = jax.random.fold_in(key, 1)
     for done, (state,), metrics in collect(
-        program, [begin], hyper, [train_key], schedule, 0, [None]
+        program, [begin], [hyper], [train_key], schedule, 0, [None]
     ):
         if done in due(rounds, args.points):
             jax.block_until_ready(metrics)

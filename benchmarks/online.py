@@ -302,7 +302,7 @@ def our_speed(pair: Pair, steps: int) -> Callable[[], float]:
 
     def run() -> float:
         state = init(jax.random.key(0), hyper)
-        work = collect(program, [state], hyper, [jax.random.key(1)], schedule, 0, [None])
+        work = collect(program, [state], [hyper], [jax.random.key(1)], schedule, 0, [None])
         jax.block_until_ready(next(work)[1])
         begun = time.perf_counter()
         *_, (_, states, _) = work

@@ -76,6 +76,9 @@ TIMES = (WALL_TIME, SPEED)
 LOG_LIKELIHOOD = "action_log_likelihood"
 """Mean log-probability (density), in nats, of an agent's action in held-out episodes."""
 
+PARENT = "pbt_parent"
+"""Seed of a population from which a seed went on after an evaluation."""
+
 EVALUATED = (RETURN, *OTHER_RETURN.values(), AGREEMENT, LOG_LIKELIHOOD)
 """Metrics of evaluations, one list for each seed; the first existing one is the main metric. Where
 there are several teams, each has its own returns: see `offmarl.teams.names_by_team`."""

@@ -140,7 +140,7 @@ class Responses(PopulationWork):
         program = build(self._make, env.spec, self._oracle, blank, lambda: cast(Hashable, blank))
         state = meet(env, jax.jit(program.init, compiler_options=quickly())(init_key, hyper))
         schedule = online_schedule(program, self._oracle)
-        *_, (_, (state,), _) = collect(program, [state], hyper, [key], schedule, 0, [None])
+        *_, (_, (state,), _) = collect(program, [state], [hyper], [key], schedule, 0, [None])
         return program.policy_params(state)
 
     def _against(self, seed: int, number: int, side: int) -> Side:

@@ -266,6 +266,11 @@ class OnlineArgs(_Configurable):
     program; each has vaults of its own, with the same data as if it were trained alone."""
     seed: Seed = option(0, Role.CASE)
     """The first of the seeds."""
+    pbt: tuple[str, ...] = option((), Role.UNTUNED | Role.RARE)
+    """Train the --seeds as a population (population based training): at each evaluation the worst
+    fifth goes on with the networks of the best fifth, and with its hyperparameters times 0.8 or
+    1.2. NAME=VALUE,VALUE for each hyperparameter that changes, such as learning_rate=1e-4,1e-3: the
+    first seed starts with the first value, and so on, and again from the first."""
     init: Path | None = option(None, Role.FREE)
     """Run to continue from, such as one of an offline baseline. In qmix, vdn and iql its policy
     plays half of the episodes until a learner that starts anew is better. In others the networks
@@ -319,11 +324,14 @@ class Hyperparameters:
         return cls(dict(zip(names, values, strict=True)))
 
 
-def hyperparameters(args: Validated) -> Hyperparameters:
-    """Return the numeric hyperparameters among a program's arguments, as float32 arrays."""
-    return Hyperparameters(
-        {name: jnp.float32(getattr(args, name)) for name in _hyperparameter_names(args)}
-    )
+def hyperparameters(args: Validated, changed: Mapping[str, Any] | None = None) -> Hyperparameters:
+    """Return the numeric hyperparameters among a program's arguments, as float32 arrays.
+
+    ``changed`` holds values that replace those of the arguments.
+    """
+    values = {name: getattr(args, name) for name in hyperparameter_names(args)}
+    values.update(changed or {})
+    return Hyperparameters({name: jnp.float32(value) for name, value in values.items()})
 
 
 def state_shapes(program: "Program", args: Validated) -> ArrayTree:
@@ -354,7 +362,7 @@ def shaping_values(args: Validated) -> tuple[tuple[str, Any], ...]:
 def _reasons(args: Validated) -> dict[str, str]:
     """Return the arguments that must not shape a program, each with the reason."""
     numeric, shared = (
-        _hyperparameter_names(args),
+        hyperparameter_names(args),
         shared_names(args) - with_role(type(args), Role.SHAPES),
     )
     return dict.fromkeys(shared, "for the loop only") | {
@@ -362,7 +370,8 @@ def _reasons(args: Validated) -> dict[str, str]:
     }
 
 
-def _hyperparameter_names(args: Validated) -> list[str]:
+def hyperparameter_names(args: Validated) -> list[str]:
+    """Return the names of a program's numeric hyperparameters."""
     shared = shared_names(args)
     return [name for name in float_fields(type(args)) if name not in shared]
 

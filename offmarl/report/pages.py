@@ -37,6 +37,7 @@ from offmarl.report.tables import Section
 from offmarl.teams import only_or_all
 from offmarl.terminal import number
 from offmarl.tracking import (
+    PARENT,
     RETURN,
     WALL_TIME,
     acting_of,
@@ -122,7 +123,7 @@ class RunReport(NamedTuple):
 
     def metrics(self) -> dict[str, Curve]:
         """Return the curves of the training's metrics."""
-        return {name: curve for name, curve in self.curves.items() if not unit_of(name)}
+        return {x: y for x, y in self.curves.items() if not unit_of(x) and x != PARENT}
 
     def notes(self) -> list[str]:
         """Say which curves end early because training diverged."""
@@ -152,11 +153,21 @@ class RunReport(NamedTuple):
             "digest": str(self.record.get("vault_digest") or "")[:12],
             "environment": self.record["spec"]["name"],
             "seeds": ", ".join(map(str, self.record["seeds"])),
+            "population": self._lineage() if PARENT in self.curves else "",
             "complete": "yes" if self.record.get("complete") else "no",
             "wall time": f"{float(wall.mean[-1]):,.0f} s" if wall else "",
             "offmarl": self.record.get("offmarl", ""),
         }
         return Section(self.title, ["", ""], [[name, x] for name, x in facts.items() if x])
+
+    def _lineage(self) -> str:
+        """Return how often members of a population were replaced, and whose heirs the last are."""
+        origin = seeds = np.array(self.record["seeds"])
+        parents = self.curves[PARENT].values.T.astype(int)
+        for own in parents:
+            origin = origin[np.searchsorted(seeds, own)]
+        heirs = ", ".join(map(str, np.unique(origin)))
+        return f"{(parents != seeds).sum()} replacements; the last come from seeds {heirs}"
 
     def details(self) -> Iterator[Section]:
         """Yield the first and last values of metrics, and where the arguments came from."""

@@ -42,7 +42,7 @@ def train(recorder, args, env=None):
     begin = jax.jit(program.init)(jax.random.key(args.seed), hyper)
     iterations = args.total_steps // (args.num_envs * args.num_steps)
     schedule = Schedule(iterations, iterations, 1, (0,))
-    work = collect(program, [begin], hyper, [jax.random.key(1)], schedule, 0, [None])
+    work = collect(program, [begin], [hyper], [jax.random.key(1)], schedule, 0, [None])
     *_, (_, (state,), _) = work
     return env, program, state
 

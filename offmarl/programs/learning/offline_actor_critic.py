@@ -107,11 +107,6 @@ class Networks(NamedTuple):
     actor: AgentNetwork
     critics: Critics
 
-    @property
-    def are_joint(self) -> bool:
-        """Whether the critics see the actions of all agents."""
-        return self.critics.network.sees == "joint"
-
     def actions(self, actor: ArrayTree, batch: Sequence) -> Float[Array, "B slots N A"]:
         """Return the policies' actions in all slots of the windows."""
         view = batch.view
@@ -253,7 +248,7 @@ def conservative_loss(
         key, networks.actions(actor, batch), batch, args.cql_samples, hyper.cql_noise
     )
     log_density = samples.log_density
-    if networks.are_joint:
+    if networks.critics.network.sees == "joint":
         log_density = jnp.broadcast_to(log_density.sum(-1, keepdims=True), log_density.shape)
     q = networks.values(critics, batch.view_tm1, samples.action)
     q_data = networks.values(critics, batch.view_tm1, data_action(batch))

@@ -34,7 +34,7 @@ SECONDS_AT_ONCE = 0.25
 def collect(
     program: Program,
     states: list[ArrayTree],
-    hyper: Hyperparameters,
+    hypers: list[Hyperparameters],
     keys: list[PRNGKeyArray],
     schedule: Schedule,
     done: int,
@@ -45,7 +45,8 @@ def collect(
     """Update a program that collects its own steps, and write every step to vaults.
 
     Yields the number of updates done, the states of the seeds after them, and the metrics
-    ``(seeds, n)`` of the n updates since the last yield.
+    ``(seeds, n)`` of the n updates since the last yield. The caller may replace entries of the
+    yielded list of states, and of ``hypers``, the hyperparameters of each seed.
 
     The updates run in a compiled loop, as many in a call as fit into `SECONDS_AT_ONCE`, if the
     buffer holds the steps that are written. One compiled loop serves every number, and the vault
@@ -59,7 +60,6 @@ def collect(
     meshes, writers = layout.meshes(), list(chunks)
     mesh_of = [meshes[seed % len(meshes)] for seed in range(len(states))]
     states = [place_state(*one) for one in zip(states, mesh_of, strict=True)]
-    rest = [place_shared((key, hyper), mesh) for key, mesh in zip(keys, mesh_of, strict=True)]
     metrics: list[dict[str, Array]] = [{} for _ in states]
     most, size = _most_at_once(program, states, writers), 1
     while done < schedule.updates:
@@ -68,12 +68,12 @@ def collect(
             # Copies, because donated leaves must not be aliases or kept elsewhere; not of buffers.
             started = [_but_buffer(program.stages[stage].on_start(state)) for state in states]
             states, size = [place_state(*one) for one in zip(started, mesh_of, strict=True)], 1
-        # Few numbers, so that few programs that copy steps out of the buffer are compiled.
-        count = _power_of_two(min(size, most, schedule.next_stop(done) - done))
+        # Powers of two, so that few programs that copy steps out of the buffer are compiled.
+        count = 1 << (min(size, most, schedule.next_stop(done) - done).bit_length() - 1)
         begun = time.monotonic()
         for seed, (state, mesh) in enumerate(zip(states, mesh_of, strict=True)):
-            place = done, count
-            states[seed], metrics[seed] = run(program, stage, mesh, state, place, *rest[seed])
+            place, rest = (done, count), place_shared((keys[seed], hypers[seed]), mesh)
+            states[seed], metrics[seed] = run(program, stage, mesh, state, place, *rest)
         jax.block_until_ready(states)  # type: ignore[no-untyped-call]
         seconds = (time.monotonic() - begun) / count
         if most > 1:
@@ -85,7 +85,7 @@ def collect(
                 capture = writer.put(states[seed].capture, program.num_steps, last, count)
                 states[seed] = states[seed]._replace(capture=capture)
         logs = jax.device_get(metrics)
-        yield done, list(states), {x: np.stack([log[x][:count] for log in logs]) for x in logs[0]}
+        yield done, states, {x: np.stack([log[x][:count] for log in logs]) for x in logs[0]}
 
 
 def _but_buffer(state: ArrayTree) -> ArrayTree:
@@ -93,11 +93,6 @@ def _but_buffer(state: ArrayTree) -> ArrayTree:
     if not hasattr(state, "capture"):
         return copied(state)
     return copied(state._replace(capture=None))._replace(capture=state.capture)
-
-
-def _power_of_two(number: int) -> int:
-    """Return the largest power of two that is at most ``number``."""
-    return 1 << (number.bit_length() - 1)
 
 
 def _most_at_once(

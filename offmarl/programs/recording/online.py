@@ -32,10 +32,10 @@ from offmarl.programs.program import (
     ArgsT,
     OnlineArgs,
     Program,
-    hyperparameters,
     state_shapes,
 )
 from offmarl.programs.recording.collecting import collect
+from offmarl.programs.recording.population import Population
 from offmarl.programs.recording.record import (
     Player,
     is_complete,
@@ -73,13 +73,14 @@ from offmarl.programs.registry import origin_of
 from offmarl.programs.runs.compiling import keep_compiled_programs
 from offmarl.programs.runs.continuing import Start, learned, start_of
 from offmarl.programs.runs.identity import environment_source, made_from
-from offmarl.programs.runs.loop import build, online_schedule
+from offmarl.programs.runs.loop import build, copied, online_schedule
 from offmarl.programs.runs.run import locked, settled
 from offmarl.programs.runs.sharding import (
     ONE_DEVICE,
     Layout,
     check_divisible,
     check_shards,
+    place_state,
     recorder_layout,
     shards_record,
 )
@@ -165,6 +166,8 @@ def _prepared(
     start = start_of(args, env)
     args = changed(args, **start.scale)
     source = environment_source(env.spec.name) | opponents_of(env) | start.source
+    if args.pbt:  # the data of a seed depend on those of all
+        source |= {"population": {"first": args.seed, "members": args.seeds}}
     layout = recorder_layout(args.seeds, args.devices)
     check_divisible("--num-envs", args.num_envs, layout)
     runs = _recorders(make, args, env, origin, directory, source, layout)
@@ -264,7 +267,7 @@ def record_from_run(
     return _record_all(runs, _saved_versions(runs, directory), chosen)
 
 
-_SOURCES = ("environment_source", "opponents", "init", "replay")
+_SOURCES = ("environment_source", "opponents", "init", "replay", "population")
 """Entries of a run's record that make `Recorder.source`."""
 
 
@@ -355,7 +358,9 @@ class _Training(Training):
         self.unit, self.environment = first.iteration_steps, first.env.spec.name
         self.description = f"train {first.name}, {named_seeds(first.seeds)}"
         self.statistics, self.evaluations = {}, []
-        self._hyper, self._kept = hyperparameters(first.args), first.policies()
+        self._population, self._kept = Population(first.args), first.policies()
+        if self.args.pbt and len(_metrics(first)) > 1:
+            raise OptionError("--pbt compares one return, and each team has its own: give --side.")
         self._chunks: list[ChunkWriter | None] = []
         """Writers of each seed's training data."""
         self._recording: list[Future[None]] | None = None
@@ -369,12 +374,24 @@ class _Training(Training):
         """Return the evaluated versions of the policy of each seed."""
         return _versions(self.runs, self.evaluations)
 
+    def _acted(self) -> list[list[Version]]:
+        """Return the versions that acted after the evaluations: copies in replaced members."""
+        versions = self.versions()
+        for number, (_, found) in enumerate(self.evaluations):
+            for place, parent in enumerate(found.get(tracking.PARENT, ())):
+                versions[place][number] = versions[int(parent) - self.args.seed][number]
+        return versions
+
     def shapes(self) -> dict[str, ArrayTree]:
         program = self.runs[0].program
         shapes = state_shapes(program, self.args)
         if program.guided is not None:
             shapes = jax.eval_shape(lambda state: self._start.begin(program, state, 0), shapes)
         _check_room(self.runs, shapes)
+        if self.args.pbt and not learned(shapes):
+            raise OptionError(
+                "--pbt copies params and optimiser, which this program's state lacks."
+            )
         return {"state": [shapes] * len(self.runs)}
 
     def begin(self) -> list[ArrayTree]:
@@ -383,11 +400,14 @@ class _Training(Training):
             keep_opponents(first.env, first.directory)
         init = jax.jit(program.init, compiler_options=quickly())
         # The buffers are replaced one by one.
-        fresh = (init(run.key(INIT), self._hyper) for run in self.runs)
+        hypers = self._population.members
+        fresh = (init(run.key(INIT), own) for run, own in zip(self.runs, hypers, strict=True))
         begun = (self._start.begin(program, state, number) for number, state in enumerate(fresh))
         return self._beside_prior([meet(first.env, state) for state in begun])
 
-    def resume(self, tree: Mapping[str, ArrayTree], _info: Mapping[str, Any]) -> list[ArrayTree]:
+    def resume(self, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> list[ArrayTree]:
+        for _, found in info["evaluations"]:
+            self._population.resume(found)
         return self._beside_prior(tree["state"])
 
     def _beside_prior(self, states: Sequence[ArrayTree]) -> list[ArrayTree]:
@@ -450,6 +470,17 @@ class _Training(Training):
             self._recording = _record_ahead(self.runs[0], self.tiers)
         return found
 
+    def observe(self, done: int, states: list[ArrayTree], found: Evaluated) -> Evaluated:
+        """Replace members of a population, and add their lineage to the evaluation."""
+        if not self.args.pbt:
+            return found
+        last, returns = done == self.schedule.updates, found[tracking.RETURN]
+        copies, log = self._population.replace(done, returns, last)
+        for loser, winner in copies.items():
+            gained = copied(jax.device_get(gathered(learned(states[winner]))))
+            states[loser] = place_state(states[loser]._replace(**gained), self.runs[loser].mesh)
+        return found | log
+
     @contextmanager
     def work(self, states: list[ArrayTree], done: int) -> Iterator[Work]:
         first, keys = self.runs[0], [run.key(TRAIN) for run in self.runs]
@@ -460,7 +491,7 @@ class _Training(Training):
             yield collect(
                 first.program,
                 states,
-                self._hyper,
+                self._population.members,
                 keys,
                 self.schedule,
                 done,
@@ -468,7 +499,7 @@ class _Training(Training):
                 first.layout,
             )
             wait(self._recording or [])
-            for run, chunks, versions in zip(self.runs, self._chunks, self.versions(), strict=True):
+            for run, chunks, versions in zip(self.runs, self._chunks, self._acted(), strict=True):
                 if chunks is not None:
                     others = described(players_of(run.env), run.iterations + 1)
                     chunks.complete(policies=[*map(run.about, versions), *others])

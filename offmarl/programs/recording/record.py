@@ -372,7 +372,7 @@ def _record(
         progress(f"record {path.name}", steps, start * num_steps) as advance,
     ):
         begun = [begin._replace(params=copied(params))]  # it will be donated
-        work = collect(program, begun, hyper, [key], schedule, start, [chunks], layout, False)
+        work = collect(program, begun, [hyper], [key], schedule, start, [chunks], layout, False)
         for done, (state,), _ in work:
             timer.work_done()
             advance(num_steps)

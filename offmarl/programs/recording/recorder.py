@@ -1,6 +1,6 @@
 """A recorder's run of one training seed: its paths, keys and settings, and its policies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -150,10 +150,6 @@ class Recorder(NamedTuple):
             key = jax.random.fold_in(key, number)
         return key
 
-    def by_team_name(self, values: Sequence[Any]) -> dict[str, Any]:
-        """Return values of the teams by their names."""
-        return dict(zip((team.name for team in teams_of(self.env.spec)), values, strict=True))
-
     # ------------------------------------------------------------------------------ policies
 
     def returns(self, params: ArrayTree, key: PRNGKeyArray) -> Float[np.ndarray, "episodes"]:
@@ -236,10 +232,12 @@ class Recorder(NamedTuple):
     def about(self, version: Version) -> dict[str, Any]:
         """Describe a version of the policy for a vault."""
         one = self.team is not None  # and the version has the returns of this team alone
+        names = (team.name for team in teams_of(self.env.spec))
+        mean = version.mean if one else only_or_all(dict(zip(names, version.means, strict=True)))
         return {
             "policy_id": version.iteration,
             "training_steps": version.iteration * self.iteration_steps,
-            "return": version.mean if one else only_or_all(self.by_team_name(version.means)),
+            "return": mean,
         }
 
 

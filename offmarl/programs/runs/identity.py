@@ -71,17 +71,13 @@ def made_from(
 
     ``source`` has the digests of its data and of what it starts from.
     """
-    about = {"offmarl": __version__, **machine(devices), **origin_record(origin), **source}
+    code = {"program": origin.name, "file": origin.file, "sha256": origin.sha256}
+    about = {"offmarl": __version__, **machine(devices), **code, **source}
     if env is None:
         return about
     if package := env.spec.package:
         about["versions"] |= [package.split(" ", 1)]
     return about | environment_source(env.spec.name)
-
-
-def origin_record(origin: Origin) -> dict[str, Any]:
-    """Return what a record says of a program's code."""
-    return {"program": origin.name, "file": origin.file, "sha256": origin.sha256}
 
 
 def environment_source(name: str) -> dict[str, dict[str, str]]:

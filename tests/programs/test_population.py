@@ -1,0 +1,159 @@
+"""Population based training of the seeds of a recorder."""
+
+import json
+from dataclasses import replace
+
+import chex
+import numpy as np
+import pytest
+
+from offmarl import load_policy, tracking, vault
+from offmarl.errors import OptionError, RunError, UnknownNameError
+from offmarl.programs.recording import collecting, online
+from offmarl.programs.recording.population import Population
+from offmarl.report.pages import describe_run
+from recorders import ippo
+
+PBT = ("learning_rate=1e-4,1e-3", "gamma=0.99")
+
+
+def args_of(tmp_path, **options):
+    given = {"env": "probe/match", "tiers": "replay", "out": tmp_path, "num_envs": 4}
+    given |= {"num_steps": 8, "total_steps": 320, "evaluations": 5, "eval_episodes": 8}
+    return ippo.Args(**given | {"hidden": 8, "seeds": 5, "pbt": PBT} | options)
+
+
+def returns_of(means):
+    return np.array(means)[:, None] + np.array([-1.0, 1.0])
+
+
+def test_the_worst_copies_the_best_and_perturbs_its_hyperparameters():
+    population = Population(ippo.Args(seed=3, seeds=5, pbt=("learning_rate=1e-4,1e-3", "gamma=.9")))
+    copies, log = population.replace(7, returns_of([1, 0, 5, 3, 2]), last=False)
+    assert copies == {1: 2}
+    assert log["pbt_parent"].tolist() == [3, 5, 5, 6, 7]
+    before, after = log["pbt_learning_rate"], log["pbt_learning_rate_next"]
+    np.testing.assert_allclose(before, [1e-4, 1e-3, 1e-4, 1e-3, 1e-4])
+    assert min(abs(after[1] / 1e-4 - factor) for factor in (0.8, 1.2)) < 1e-6
+    np.testing.assert_array_equal(np.delete(after, 1), np.delete(before, 1))
+    gamma = log["pbt_gamma_next"][1]  # the difference to 1 is multiplied
+    assert min(abs(gamma - one) for one in (0.92, 0.88)) < 1e-6
+    assert [float(one.learning_rate) for one in population.members] == after.tolist()
+    assert {float(one.clip) for one in population.members} == {np.float32(0.2)}
+
+
+@pytest.mark.parametrize(("means", "last"), [([1, 0, 5, 3, 2], True), ([2, 2, 2, 2, 2], False)])
+def test_nobody_is_replaced_at_the_end_or_by_an_equal(means, last):
+    population = Population(ippo.Args(seeds=5, pbt=PBT))
+    copies, log = population.replace(7, returns_of(means), last)
+    assert copies == {}
+    assert log["pbt_parent"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_fifth_is_replaced_and_draws_follow_from_seed_and_step():
+    args = ippo.Args(seeds=20, pbt=("learning_rate=1e-3",))
+    fitness = returns_of(np.arange(20))
+    found = [Population(args).replace(done, fitness, False) for done in (1, 1, 2)]
+    assert {*found[0][0]} == {0, 1, 2, 3}
+    assert {*found[0][0].values()} <= {16, 17, 18, 19}
+    chex.assert_trees_all_equal(found[0][1], found[1][1])
+    assert (
+        found[0][1]["pbt_learning_rate_next"].tolist()
+        != found[2][1]["pbt_learning_rate_next"].tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("pbt", "says"),
+    [
+        ("hidden=32,64", "no numeric hyperparameter named .hidden."),
+        ("num-envs=32", "no numeric hyperparameter named"),
+        ("learning_rate=-1e-4,1e-3", "learning_rate must be above 0 and finite, not -0.0001"),
+        ("learning_rate=0", "must be above 0"),
+        ("learning_rate=nan", "must be above 0"),
+        ("entropy=0,0.01", "no factor changes 0"),
+        ("gamma=1", "no factor changes 1"),
+        ("gamma=1.5", "gamma must be from 0 to 1"),
+        ("learning_rate", "give numbers"),
+        ("learning_rate=fast", "give numbers"),
+        ("learning_rate=" + ",".join(["1e-3"] * 6), "give --seeds 6 or more"),
+    ],
+)
+def test_what_cannot_change_is_refused_in_one_line(pbt, says, tmp_path):
+    with pytest.raises((OptionError, UnknownNameError), match=says) as caught:
+        ippo.main(args_of(tmp_path, pbt=(pbt,)))
+    assert "\n" not in str(caught.value)
+    assert not [*tmp_path.rglob("run.json")]
+
+
+def test_unknown_names_and_small_populations_are_refused(tmp_path):
+    with pytest.raises(UnknownNameError, match="learning_rat"):
+        ippo.main(args_of(tmp_path, pbt=("learning_rat=1",)))
+    with pytest.raises(OptionError, match="give --seeds 4 or more"):
+        ippo.main(args_of(tmp_path, seeds=3))
+    with pytest.raises(OptionError, match="give --side"):
+        ippo.main(args_of(tmp_path, env="swarm/pursuit-2-1:evaders=learned"))
+    assert not [*tmp_path.rglob("run.json")]
+
+
+@pytest.mark.slow
+def test_a_killed_population_has_the_same_lineage_and_the_same_bits(tmp_path, monkeypatch):
+    whole = args_of(tmp_path / "whole")
+    ippo.main(whole)
+    killed = replace(whole, out=tmp_path / "killed", checkpoint_seconds=0)
+    evaluate, calls = online._Training.observe, []
+
+    def die(self, done, states, found):
+        calls.append(done)
+        if len(calls) == 4:
+            raise KeyboardInterrupt  # after a checkpoint of replaced members
+        return evaluate(self, done, states, found)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(online._Training, "observe", die)
+        with pytest.raises(KeyboardInterrupt):
+            ippo.main(killed)
+    ippo.main(killed)
+
+    runs = [one.out / "probe/match.run/ippo-0-to-4" for one in (whole, killed)]
+    logs = [
+        [row for row in tracking.read(run / "metrics.jsonl") if "wall_time" not in row]
+        for run in runs
+    ]
+    assert logs[0] == logs[1]
+    replaced = [row for row in logs[0] if row.get("pbt_parent", row["seed"]) != row["seed"]]
+    assert 0 < len(replaced) <= 4  # one of five at each of the evaluations but the last
+    for row in replaced:
+        (winner,) = (
+            x for x in logs[0] if (x["seed"], x["step"]) == (row["pbt_parent"], row["step"])
+        )
+        ratio = row["pbt_learning_rate_next"] / winner["pbt_learning_rate"]
+        assert min(abs(ratio - 0.8), abs(ratio - 1.2)) < 1e-6
+    for seed in range(5):
+        policies = [load_policy(run, seed).params for run in runs]
+        chex.assert_trees_all_equal(*policies)
+        vaults = [
+            vault.open_vault(one.out / f"probe/match.vlt/ippo-{seed}-replay")
+            for one in (whole, killed)
+        ]
+        assert vaults[0].digest() == vaults[1].digest()
+    assert f"{len(replaced)} replacements" in json.dumps(describe_run(runs[0]).facts().rows)
+
+
+@pytest.mark.slow
+def test_data_say_which_policy_acted_in_a_replaced_member(tmp_path):
+    compiled = collecting.train._cache_size()
+    ippo.main(args_of(tmp_path))
+    assert collecting.train._cache_size() <= compiled + 1  # replacements compile nothing
+    rows = [
+        row
+        for row in tracking.read(tmp_path / "probe/match.run/ippo-0-to-4/metrics.jsonl")
+        if "pbt_parent" in row
+    ]
+    row = next(row for row in rows if row["pbt_parent"] != row["seed"])
+    (winner,) = (x for x in rows if (x["seed"], x["step"]) == (row["pbt_parent"], row["step"]))
+    about = vault.open_vault(tmp_path / f"probe/match.vlt/ippo-{row['seed']}-replay").provenance
+    (acted,) = (x for x in about["policies"] if x.get("training_steps") == row["step"])
+    assert acted["return"] == pytest.approx(np.mean(winner["episode_return"]))
+    with pytest.raises(RunError, match="population"):  # data of a seed depend on the others
+        ippo.main(args_of(tmp_path, seeds=6))
