@@ -260,11 +260,18 @@ def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Po
     """
     if config.kind == "random":
         continuous = isinstance(spec.action, Continuous)
-        return Policy(lambda: (), _act_anywhere if continuous else _act_uniformly)
+        return Policy(lambda: (), partial(_act_randomly, continuous=continuous))
     network, head = agent_network(config, spec), agent_head(config)
     if config.head == "deterministic":
         return noisy_policy(network, spec, greedy)
-    has_values = config.head == "q"
+    return head_policy(network, head, spec, greedy, has_values=config.head == "q")
+
+
+@lru_cache(maxsize=64)
+def head_policy(
+    network: AgentNetwork, head: Head, spec: EnvSpec, greedy: bool = False, has_values: bool = False
+) -> Policy:
+    """Build the policy of a network and a head, or of action values with `QParams`."""
 
     def act(
         params: ArrayTree,
@@ -304,27 +311,18 @@ def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Po
     )
 
 
-def _act_uniformly(
+def _act_randomly(
     _params: ArrayTree,
     carry: ArrayTree,
     _observation: ArrayTree,
     legal_actions: Bool[Array, "N A"],
     key: PRNGKeyArray,
-) -> tuple[Int[Array, "N"], Float[Array, "N"], ArrayTree]:
-    action, log_prob = categorical(
-        jnp.zeros(legal_actions.shape), legal_actions
-    ).sample_and_log_prob(key)
-    return action, log_prob, carry
-
-
-def _act_anywhere(
-    _params: ArrayTree,
-    carry: ArrayTree,
-    _observation: ArrayTree,
-    legal_actions: Bool[Array, "N A"],
-    key: PRNGKeyArray,
-) -> tuple[Float[Array, "N A"], Float[Array, "N"], ArrayTree]:
-    return *uniform_action(key, legal_actions), carry
+    continuous: bool,
+) -> tuple[Array, Float[Array, "N"], ArrayTree]:
+    if continuous:
+        return *uniform_action(key, legal_actions), carry
+    uniform = categorical(jnp.zeros(legal_actions.shape), legal_actions)
+    return *uniform.sample_and_log_prob(key), carry
 
 
 def _epsilon_greedy(
