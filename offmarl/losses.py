@@ -409,16 +409,51 @@ def generalised_advantages(
     lambda_
         λ, in [0, 1].
     """
-    delta_t = r_t + discount_t * v_t - v_tm1
-    decay_t = lambda_ * discount_t * ~last_t
+    return _decayed_sums(r_t + discount_t * v_t - v_tm1, lambda_ * discount_t * ~last_t)
 
-    def step(advantage: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:
-        delta, decay = xs
-        advantage = delta + decay * advantage
-        return advantage, advantage
 
-    _, advantage = jax.lax.scan(step, jnp.zeros((), v_t.dtype), (delta_t, decay_t), reverse=True)
-    return advantage
+def _decayed_sums(x_t: Float[Array, "T"], decay_t: Float[Array, "T"]) -> Float[Array, "T"]:
+    """Return y_t = x_t + decay_t y_t+1, computed backwards."""
+
+    def step(total: Array, xs: tuple[Array, Array]) -> tuple[Array, Array]:
+        x, decay = xs
+        total = x + decay * total
+        return total, total
+
+    _, totals = jax.lax.scan(step, jnp.zeros((), x_t.dtype), (x_t, decay_t), reverse=True)
+    return totals
+
+
+def vtrace(
+    r_t: Float[Array, "T"],
+    discount_t: Float[Array, "T"],
+    last_t: Bool[Array, "T"],
+    v_tm1: Float[Array, "T"],
+    v_t: Float[Array, "T"],
+    log_ratio_tm1: Float[Array, "T"],
+    lambda_: Scalar,
+) -> tuple[Float[Array, "T"], Float[Array, "T"]]:
+    """Return V-trace's errors E of values, and its advantages A, of steps of another policy.
+
+    Values should be v_tm1 + E.
+    δ_t = ρ_tm1 (r_t + discount_t v_t − v_tm1), E_tm1 = δ_t + λ ρ_tm1 discount_t (1 − last_t) E_t,
+    and A_tm1 = ρ_tm1 (r_t + discount_t (v_t + λ (1 − last_t) E_t) − v_tm1)
+    (Espeholt et al. 2018, "IMPALA", arXiv 1802.01561, eq. 1 and section 4.2, with the thresholds
+    ρ̄ and c̄ of 1). If both policies are the same, both results are `generalised_advantages`.
+
+    Parameters
+    ----------
+    r_t, discount_t, last_t, v_tm1, v_t, lambda_
+        As for `generalised_advantages`.
+    log_ratio_tm1
+        Logarithm of how much likelier the action taken is under the policy that learns than under
+        the one that took it. ρ is this ratio, and at most 1.
+    """
+    ratio_tm1 = jnp.exp(jnp.minimum(log_ratio_tm1, 0.0))
+    delta_t, decay_t = r_t + discount_t * v_t - v_tm1, lambda_ * discount_t * ~last_t
+    error_tm1 = _decayed_sums(ratio_tm1 * delta_t, ratio_tm1 * decay_t)
+    error_t = jnp.append(error_tm1[1:], 0.0)
+    return error_tm1, ratio_tm1 * (delta_t + decay_t * error_t)
 
 
 def clipped_surrogate(

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         agent_head as agent_head,
         agent_network as agent_network,
         differentiable_action as differentiable_action,
+        head_policy as head_policy,
         init_network as init_network,
         init_policy as init_policy,
         make_network as make_network,

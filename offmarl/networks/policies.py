@@ -255,7 +255,14 @@ def make_policy(config: PolicyConfig, spec: EnvSpec, greedy: bool = False) -> Po
     network, head = agent_network(config, spec), agent_head(config)
     if config.head == "deterministic":
         return noisy_policy(network, spec, greedy)
-    has_values = config.head == "q"
+    return head_policy(network, head, spec, greedy, has_values=config.head == "q")
+
+
+@lru_cache(maxsize=64)
+def head_policy(
+    network: AgentNetwork, head: Head, spec: EnvSpec, greedy: bool = False, has_values: bool = False
+) -> Policy:
+    """Build the policy of a network and a head, or of action values with `QParams`."""
 
     def act(
         params: ArrayTree,

@@ -9,6 +9,7 @@ from offmarl.distributions import Categorical
 from offmarl.losses import (
     clipped_surrogate,
     generalised_advantages,
+    vtrace,
 )
 from offmarl.networks import Moments
 
@@ -44,6 +45,58 @@ def test_with_lambda_zero_advantages_are_temporal_differences():
     r, v, w = jnp.arange(3.0), jnp.array([1.0, -1.0, 2.0]), jnp.array([-1.0, 2.0, 0.5])
     advantage = generalised_advantages(r, jnp.full(3, 0.9), jnp.zeros(3, bool), v, w, 0.0)
     np.testing.assert_allclose(advantage, r + 0.9 * w - v, rtol=1e-6)
+
+
+RATIO = jnp.array([2.0, 0.5, 0.25, 1.0])
+VALUE = jnp.array([1.0, 2.0, -1.0, 0.5, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("lambda_", "errors", "advantages"),
+    [
+        # δ = [1.8, -2.9, .25, 4.2], times ρ = [1, ½, ¼, 1] where it is below 1; λγρ are its decays.
+        (1.0, [0.73293746, -1.185625, 0.5875, 4.2], [0.73293746, -1.185625, 0.5875, 4.2]),
+        (0.5, [1.18040625, -1.376875, 0.325, 4.2], [1.18040625, -1.376875, 0.325, 4.2]),
+    ],
+)
+def test_vtrace_has_the_numbers_of_rlax(lambda_, errors, advantages):
+    """Those of `rlax.vtrace_td_error_and_advantage`, release 0.1.9, for thresholds of 1."""
+    found = vtrace(
+        r_t=jnp.array([1.0, 0.0, -1.0, 2.0]),
+        discount_t=jnp.array([0.9, 0.9, 0.5, 0.9]),
+        last_t=jnp.zeros(4, bool),
+        v_tm1=VALUE[:-1],
+        v_t=VALUE[1:],
+        log_ratio_tm1=jnp.log(RATIO),
+        lambda_=lambda_,
+    )
+    np.testing.assert_allclose(jnp.stack(found), [errors, advantages], rtol=1e-6)
+
+
+def test_vtrace_at_the_end_of_an_episode_by_hand():
+    # The second step is truncated: it bootstraps from 10, and nothing flows across. γ = λ = ½.
+    # δ = [1 + ½·2 - 1, 2 + ½·10 - 2, 1 + ½·4 - 7] = [1, 5, -4]; ρ = [½, ½, 1].
+    # E = [½·1 + ½·¼·2.5, ½·5, -4], A = [½(1 + ¼·2.5), 2.5, -4].
+    found = vtrace(
+        r_t=jnp.array([1.0, 2.0, 1.0]),
+        discount_t=jnp.full(3, 0.5),
+        last_t=jnp.array([False, True, False]),
+        v_tm1=jnp.array([1.0, 2.0, 7.0]),
+        v_t=jnp.array([2.0, 10.0, 4.0]),
+        log_ratio_tm1=jnp.log(jnp.array([0.5, 0.5, 3.0])),
+        lambda_=0.5,
+    )
+    np.testing.assert_allclose(jnp.stack(found), [[0.8125, 2.5, -4.0]] * 2, rtol=1e-6)
+
+
+def test_vtrace_of_the_policys_own_steps_is_generalised_advantages():
+    keys = jax.random.split(jax.random.key(0), 4)
+    r, v, w = (jax.random.normal(key, (9,)) for key in keys[:3])
+    last = jax.random.bernoulli(keys[3], 0.3, (9,))
+    steps = r, jnp.full(9, 0.9), last, v, w
+    wanted = generalised_advantages(*steps, lambda_=0.7)
+    for found in vtrace(*steps, jnp.zeros(9), lambda_=0.7):
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -378,10 +378,10 @@ def test_windows_start_from_the_memory_that_acting_had(recorder, share, length):
     batch, carry = found["batch"], found["carry"]
     assert batch.first.shape == ((4, 6) if length else (8, 3))
     assert jnp.abs(carry.actor).max() > 0.01  # inside an episode
-    log_prob, _ = jax.jit(networks.log_prob_and_entropy)(after.params, carry, batch)
+    log_prob = jax.jit(networks.evaluate)(after.params, carry, batch, batch.first)[0]
     np.testing.assert_allclose(log_prob, batch.behaviour_log_prob, rtol=0, atol=2e-7)
     blank = ActorCritic(*jax.tree.map(jnp.zeros_like, carry))
-    forgotten, _ = jax.jit(networks.log_prob_and_entropy)(after.params, blank, batch)
+    forgotten = jax.jit(networks.evaluate)(after.params, blank, batch, batch.first)[0]
     assert jnp.abs(forgotten - batch.behaviour_log_prob).max() > 1e-5
     # The same holds for the critic's values, and for its memory after the rollout.
     sees = "view" if recorder is mappo else "observation"

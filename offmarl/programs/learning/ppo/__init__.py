@@ -1,9 +1,10 @@
-"""Proximal policy optimisation of several agents: what MAPPO and IPPO share.
+"""Proximal policy optimisation of several agents: what MAPPO, IPPO, IMPALA and OPRE share.
 
-The two programs differ in what the critic sees. Everything else is here: the arguments, the losses
-and the update, which collects steps, estimates advantages and learns from windows of the steps. A
-feed-forward network learns from single steps, a recurrent one from windows of several, whose first
-step starts from the memory that acting had there.
+MAPPO and IPPO differ in what the critic sees. IMPALA and OPRE learn from the steps of earlier
+policies, by V-trace, and OPRE has networks of its own. Everything else is here: the arguments, the
+losses and the update, which collects steps, estimates advantages and learns from windows of the
+steps. A feed-forward network learns from single steps, a recurrent one from windows of several,
+whose first step starts from the memory that acting had there.
 """
 
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from offmarl._imports import lazy_names
 
 if TYPE_CHECKING:
     from offmarl.programs.learning.ppo.arguments import (
+        OffPolicyArgs as OffPolicyArgs,
         PPOArgs as PPOArgs,
         policy_config as policy_config,
     )

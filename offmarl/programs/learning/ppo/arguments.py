@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from offmarl.config import Fraction, NonNegative, Positive, PositiveInt
+from offmarl.config import Fraction, NonNegative, NonNegativeInt, Positive, PositiveInt
 from offmarl.errors import OptionError
 from offmarl.networks import Activation, AgentId, PolicyConfig, stochastic_head
 from offmarl.programs.learning.optimisers import ScheduleKind
@@ -75,6 +75,27 @@ class PPOArgs(OnlineArgs):
     agent_id: AgentId = "onehot"
     """How the network distinguishes the agents. onehot: by their index, which ties it to their
     number; sinusoidal: by 16 sines and cosines of their place in the team; none: not at all."""
+
+
+@dataclass(frozen=True)
+class OffPolicyArgs(PPOArgs):
+    """Arguments of actor-critics that learn from the steps of their earlier policies."""
+
+    lag: NonNegativeInt = 1
+    """Updates by which the policy that acts is behind the one that learns."""
+    correct: bool = True
+    """Correct for that by V-trace. Otherwise the steps count as if the policy that learns had taken
+    them, as in a plain actor-critic."""
+    num_steps: PositiveInt = 16
+    """Time steps in each environment between updates."""
+    epochs: PositiveInt = 1
+    """Passes over the steps of an update."""
+    minibatches: PositiveInt = 1
+    """Minibatches in a pass."""
+    gae_lambda: Fraction = 1.0
+    """λ of V-trace: trades bias for variance."""
+    normalise_advantages: bool = False
+    """Shift and scale the advantages of each minibatch to mean 0 and deviation 1."""
 
 
 def policy_config(spec: EnvSpec, args: PPOArgs) -> PolicyConfig:

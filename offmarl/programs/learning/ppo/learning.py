@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from offmarl.losses import (
     generalised_advantages,
     masked_mean,
     value_error,
+    vtrace,
 )
 from offmarl.networks import AgentNetwork, Head, Moments
 from offmarl.programs.experience.buffer import Capture
@@ -47,6 +48,8 @@ class State(NamedTuple):
     """The critic's memory in the running episodes, ``(E, ...)``; the actor's is in the rollout."""
     capture: Capture
     iteration: Int[Array, ""]
+    behind: ArrayTree = ()
+    """The actor's parameters before each of the last updates, ``(lag, ...)``, the oldest first."""
 
 
 class Windows(NamedTuple):
@@ -81,30 +84,37 @@ class Networks(NamedTuple):
         """Who is in each team."""
         return jnp.arange(max(self.teams) + 1)[:, None] == jnp.array(self.teams)
 
-    def log_prob_and_entropy(
-        self, params: ActorCritic, carry: ActorCritic, batch: Windows
-    ) -> tuple[Float[Array, "L W N"], Float[Array, "L W N"]]:
-        """Return the log-probability of each agent's action, and the entropy of its policy."""
+    def evaluate(
+        self, params: ActorCritic, carry: ActorCritic, steps: Transition | Windows, first: Array
+    ) -> tuple[Float[Array, "L W N"], Float[Array, "L W N"], Float[Array, "L W N"] | None]:
+        """Return the log-probability of each agent's action, and the entropy of its policy.
+
+        The third result is a part of the loss, of weight ``hyper.penalty``; None for nothing.
+        """
         outputs = self.actor.apply(
-            params.actor, batch.view.observation, batch.first, carry.actor, method="unroll"
+            params.actor, steps.view.observation, first, carry.actor, method="unroll"
         )
-        distribution = self.head(outputs, batch.view.legal_actions)
-        return distribution.log_prob(batch.action), distribution.entropy()
+        distribution = self.head(outputs, steps.view.legal_actions)
+        return distribution.log_prob(steps.action), distribution.entropy(), None
 
     def value(
         self, params: ActorCritic, carry: ActorCritic, view: View, first: Bool[Array, "T *b"]
     ) -> tuple[Float[Array, "T *b N"], ArrayTree]:
         """Return the normalised values of the steps of windows, and the memory after each step."""
         seen = self.critic_input(view)
-        values, carries = self.critic.apply(
+        outputs, carries = self.critic.apply(
             params.critic, seen, first, carry.critic, method="unroll_states"
         )
-        return (values * self.members.T).sum(-1), carries
+        return self.team_values(outputs), carries
 
     def next_value(self, params: ActorCritic, carries: ArrayTree, next_view: View) -> Array:
         """Return the normalised values of views, each with the memory after the step before it."""
-        values, _ = self.critic.apply(params.critic, carries, self.critic_input(next_view))
-        return (values * self.members.T).sum(-1)
+        outputs, _ = self.critic.apply(params.critic, carries, self.critic_input(next_view))
+        return self.team_values(outputs)
+
+    def team_values(self, outputs: Float[Array, "*b N G"]) -> Float[Array, "*b N"]:
+        """Return the value of each agent's team, of the critic's outputs."""
+        return (outputs * self.members.T).sum(-1)
 
 
 # ---------------------------------------------------------------------------------- losses
@@ -125,7 +135,7 @@ def loss(
     in Yu et al. 2022, arXiv 2103.01955).
     """
     mask = batch.view.alive
-    log_prob, entropy = networks.log_prob_and_entropy(params, carry, batch)
+    log_prob, entropy, penalty = networks.evaluate(params, carry, batch, batch.first)
     advantage = batch.advantage
     if args.normalise_advantages:
         advantage = normalise(advantage, mask, networks)
@@ -141,6 +151,9 @@ def loss(
         "kl": masked_mean(jnp.expm1(change) - change, mask),
     }
     total = metrics["policy_loss"] - entropy_weight * metrics["entropy"]
+    if penalty is not None:
+        metrics["penalty"] = masked_mean(penalty, mask)
+        total += hyper.penalty * metrics["penalty"]
     return total + hyper.value_weight * metrics["value_loss"], metrics
 
 
@@ -180,8 +193,9 @@ def estimate(
     transitions: Transition,
     reward: Float[Array, "T E N"],
     next_views: View,
+    log_ratio: Float[Array, "T E N"] | None = None,
 ) -> Estimates:
-    """Return generalised advantages and λ-returns; see also `offmarl.losses.bootstrap_discounts`.
+    """Return generalised advantages and λ-returns, or V-trace's; see also `bootstrap_discounts`.
 
     Parameters
     ----------
@@ -193,6 +207,8 @@ def estimate(
         The steps and the views after them, ``(T, E, ...)``.
     reward
         The rewards to learn from; those of the transitions are not used.
+    log_ratio
+        Log-probabilities of the actions, minus those of the policy that took them: for V-trace.
     """
     carry = ActorCritic((), state.critic_carry)
     value, carries = networks.value(state.params, carry, transitions.view, begins(transitions.last))
@@ -201,17 +217,23 @@ def estimate(
     scale, shift = state.moments.std[teams], state.moments.mean[teams]
     value_tm1, value_t = value * scale + shift, next_value * scale + shift
 
-    advantages = partial(generalised_advantages, lambda_=hyper.gae_lambda)
-    for _ in ("environments", "agents"):
-        advantages = jax.vmap(advantages, in_axes=1, out_axes=1)
-    advantage = advantages(
+    steps = (
         reward,
         bootstrap_discounts(hyper.gamma, transitions.terminated, spec.reward == "team"),
         jnp.broadcast_to(transitions.last[..., None], value_tm1.shape),
         value_tm1,
         value_t,
     )
-    return Estimates(advantage, advantage + value_tm1, value, carries)
+
+    def of_each(function: Callable[..., Any]) -> Callable[..., Any]:
+        of_agent = partial(function, lambda_=hyper.gae_lambda)
+        return jax.vmap(jax.vmap(of_agent, in_axes=1, out_axes=1), in_axes=1, out_axes=1)
+
+    if log_ratio is None:
+        error = advantage = of_each(generalised_advantages)(*steps)
+    else:
+        error, advantage = of_each(vtrace)(*steps, log_ratio)
+    return Estimates(advantage, error + value_tm1, value, carries)
 
 
 def normalise_targets(
@@ -233,6 +255,33 @@ def normalise_targets(
 def begins(last: Bool[Array, "T E"]) -> Bool[Array, "T E"]:
     """Return the steps of a rollout that begin an episode after its first step."""
     return jnp.concatenate([jnp.zeros_like(last[:1]), last[:-1]])
+
+
+# ---------------------------------------------------------------------------------- off-policy
+
+
+def acting(state: State, lag: int) -> tuple[ArrayTree, ArrayTree]:
+    """Return the actor's parameters of ``lag`` updates ago, or the first, and the next `behind`."""
+    now = state.params.actor
+    if not lag:
+        return now, ()
+
+    def add(leaf: Array, behind: Array) -> Array:
+        return jnp.concatenate([jnp.where(state.iteration == 0, leaf, behind), leaf[None]])
+
+    every = jax.tree.map(add, now, state.behind)
+    return jax.tree.map(lambda leaf: leaf[0], every), jax.tree.map(lambda leaf: leaf[1:], every)
+
+
+def ratios(
+    networks: Networks, state: State, transitions: Transition
+) -> tuple[Float[Array, "T E N"], Float[Array, "T E N"], Float[Array, ""]]:
+    """Return the actions' log-probabilities, these minus those when taken, and the mean ratio."""
+    carry = ActorCritic(state.rollout.carry, state.critic_carry)
+    log_prob = networks.evaluate(state.params, carry, transitions, begins(transitions.last))[0]
+    alive = transitions.view.alive  # what a dead agent does has no effect: its ratio is 1
+    log_ratio = jnp.where(alive, log_prob - transitions.behaviour_log_prob, 0.0)
+    return log_prob, log_ratio, masked_mean(jnp.exp(jnp.minimum(log_ratio, 0.0)), alive)
 
 
 # ---------------------------------------------------------------------------------- windows

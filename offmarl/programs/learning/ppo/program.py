@@ -12,26 +12,34 @@ from offmarl import envs
 from offmarl.errors import OptionError
 from offmarl.networks import (
     AgentNetwork,
+    Head,
     Moments,
     agent_head,
     agent_network,
     blank_view,
-    init_policy,
-    make_policy,
+    head_policy,
+    init_network,
 )
 from offmarl.programs.experience.buffer import add, init_capture, make_buffer
 from offmarl.programs.learning.optimisers import clipped_adam, linear_schedule, training_progress
-from offmarl.programs.learning.ppo.arguments import PPOArgs, policy_config, window_length
+from offmarl.programs.learning.ppo.arguments import (
+    OffPolicyArgs,
+    PPOArgs,
+    policy_config,
+    window_length,
+)
 from offmarl.programs.learning.ppo.learning import (
     ActorCritic,
     Networks,
     State,
     Windows,
+    acting,
     begins,
     cut,
     estimate,
     learn,
     normalise_targets,
+    ratios,
     window_carries,
 )
 from offmarl.programs.program import Hyperparameters, Program, Stage
@@ -46,17 +54,23 @@ def make_program(
     env: envs.Environment,
     critic: AgentNetwork,
     critic_input: Callable[[View], ArrayTree],
+    actor: tuple[AgentNetwork, Head] | None = None,
+    kind: type[Networks] = Networks,
 ) -> Program:
-    """Build a program of proximal policy optimisation.
+    """Build a program of proximal policy optimisation, or of V-trace for `OffPolicyArgs`.
 
     Parameters
     ----------
     spec, args, env
         As given to the program's ``make``.
     critic
-        Network with an output for each team: the value of an agent of the team.
+        Network whose outputs are a value for each team, or what ``kind`` makes values of.
     critic_input
         Returns what the critic sees of a view.
+    actor
+        Network and head of the policy; by default those of `policy_config`.
+    kind
+        How both networks are evaluated.
 
     Raises
     ------
@@ -64,33 +78,36 @@ def make_program(
         Arguments do not fit together, or the environment has no shaped rewards.
     """
     length = window_length(args)
-    config = policy_config(spec, args)
     if args.shaped_rewards is not None and not envs.has_shaping(env):
         raise OptionError(
             f"{spec.name} has no shaped rewards: leave out --shaped-rewards {args.shaped_rewards}."
         )
-    env, policy = envs.autoreset(env), make_policy(config, spec)
-    actor, teams = agent_network(config, spec), team_numbers(spec)
-    networks = Networks(actor, agent_head(config), critic, critic_input, teams)
+    config = policy_config(spec, args)
+    actor = actor or (agent_network(config, spec), agent_head(config))
+    networks = kind(*actor, critic, critic_input, team_numbers(spec))
+    env, make_policy = envs.autoreset(env), partial(head_policy, *actor, spec)
+    policy, off_policy = make_policy(), args if isinstance(args, OffPolicyArgs) else None
+    lag = off_policy.lag if off_policy else 0
     buffer = make_buffer(args.num_envs, args.num_steps)
 
     def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> State:
         actor_key, critic_key, env_key = jax.random.split(key, 3)
         view, fresh = blank_view(spec), critic.initial_carry(spec.num_agents)
         params = ActorCritic(
-            init_policy(config, spec, actor_key),
+            init_network(networks.actor, spec, actor_key),
             critic.init(critic_key, fresh, critic_input(view)),
         )
         return State(
             params=params,
             optimiser=clipped_adam(0.0, 0.0).init(params),
-            moments=Moments.zero(max(teams) + 1),
+            moments=Moments.zero(max(networks.teams) + 1),
             rollout=init_rollout(env, policy, env_key, args.num_envs),
             critic_carry=jax.tree.map(
                 lambda leaf: jnp.broadcast_to(leaf, (args.num_envs, *leaf.shape)), fresh
             ),
             capture=init_capture(buffer, spec),
             iteration=jnp.zeros((), jnp.int32),
+            behind=jax.tree.map(lambda x: jnp.zeros((lag, *x.shape)), params.actor) if lag else (),
         )
 
     def update(
@@ -100,17 +117,23 @@ def make_program(
         progress = training_progress(
             state.iteration, args.total_steps, args.num_envs, args.num_steps
         )
+        actor, behind = acting(state, lag)
         after, transitions, next_views, shaping = rollout_shaped(
             env,
             policy,
-            state.params.actor,
+            actor,
             state.rollout,
             rollout_key,
             args.num_steps,
-            state.iteration,
+            jnp.maximum(state.iteration - lag, 0),
         )
         reward, metrics = learned_reward(args, hyper, transitions.reward, shaping, progress)
-        found = estimate(networks, hyper, spec, state, transitions, reward, next_views)
+        log_prob, log_ratio = transitions.behaviour_log_prob, None
+        if off_policy:
+            log_prob, log_ratio, metrics["ratio"] = ratios(networks, state, transitions)
+        if off_policy and not off_policy.correct:
+            log_ratio = None
+        found = estimate(networks, hyper, spec, state, transitions, reward, next_views, log_ratio)
         carry = window_carries(networks, state, transitions, found.carries, length)
         if args.normalise_values:
             state, found = normalise_targets(networks, state, found, transitions.view.alive)
@@ -118,7 +141,7 @@ def make_program(
             transitions.view,
             begins(transitions.last),
             transitions.action,
-            transitions.behaviour_log_prob,
+            log_prob,
             found.advantage,
             found.value,
             found.target,
@@ -129,6 +152,7 @@ def make_program(
             critic_carry=jax.tree.map(lambda leaf: jnp.where(ended, 0.0, leaf[-1]), found.carries),
             capture=add(buffer, state.capture, transitions, next_views),
             iteration=state.iteration + 1,
+            behind=behind,
         )
         state, learned = learn(
             networks, args, hyper, state, cut(batch, length), carry, progress, learn_key
@@ -138,7 +162,7 @@ def make_program(
     return Program(
         init,
         stages=(Stage(update),),
-        policy=partial(make_policy, config, spec),
+        policy=make_policy,
         policy_params=lambda state: state.params.actor,
         greedy=False,
         num_steps=args.num_steps,
