@@ -71,6 +71,11 @@ GROUPS: dict[str, dict[str, Verb]] = {
             is_raw=True,
             work="cross_play_work",
         ),
+        "exploitability": Verb(
+            "exploitability",
+            "Measure what a best response gains against a policy, in a game of two sides",
+            "vaults/pgx/kuhn_poker.run/ippo-0",
+        ),
         "ope": Verb(
             "ope",
             "Estimate the returns of trained policies from a dataset, without the environment",

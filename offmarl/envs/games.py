@@ -26,7 +26,9 @@ from offmarl.types import ArrayTree, Policy, Timestep, View, remember
 _DECKS = {"pgx/kuhn_poker": ((0, 1, 2), 2), "pgx/leduc_holdem": ((0, 0, 1, 1, 2, 2), 3)}
 """The ranks of the cards, and how many are dealt: one to each seat, then those for both."""
 
-_MOST_NODES = 1_000_000
+_LONGEST = 10
+"""Actions in the longest game: those of pgx that are longer have far too many nodes."""
+
 _BATCH = 1024
 """Nodes at a time: trees of any size share one program."""
 
@@ -84,8 +86,11 @@ class Solution(NamedTuple):
 @lru_cache(maxsize=4)
 def game_tree(env: Any) -> GameTree:
     """Return the tree of a game of pgx; `OptionError` if there is none, or too large a one."""
-    if not isinstance(env, Pgx):
-        raise OptionError(f"{env.spec.name} has no tree of games: only games of pgx have one.")
+    if not isinstance(env, Pgx) or env.time_limit > _LONGEST:
+        raise OptionError(
+            f"{env.spec.name} has no exact exploitability: only the games of pgx with at most "
+            f"{_LONGEST} actions have one, such as pgx/leduc_holdem."
+        )
     states, timestep, chance = _deal(env)
     step = jit_rarely_run()(jax.vmap(partial(env.step, jax.random.key(0))))
     parent = action = np.full(len(chance), -1)
@@ -116,11 +121,6 @@ def game_tree(env: Any) -> GameTree:
         if not len(live):
             return _join(levels, views, infosets)
         parent, action = np.nonzero(acts.any(1))
-        if num_nodes + len(parent) > _MOST_NODES:
-            raise OptionError(
-                f"the tree of {env.spec.name} has more than {_MOST_NODES:,} nodes, so that its "
-                "exploitability cannot be computed exactly."
-            )
         waits = env.spec.num_actions - 1
         joint = np.where(seat[parent, None] == np.arange(2), action[:, None], waits)
         states, timestep = _step(step, states, parent, joint.astype(np.int32))

@@ -52,11 +52,14 @@ _CODE = re.compile(r".*\.py:.+|[\w.]+:[\w.]+")
 _NUMBER = re.compile(r"-?\d*\.?\d+(e-?\d+)?")
 
 
-def team_policy(source: str, env: Environment, team: Team) -> TeamPolicy:
-    """Return the policy that a name stands for, or the population of several names."""
+def team_policy(source: str, env: Environment, team: Team, **how: Any) -> TeamPolicy:
+    """Return the policy that a name stands for, or the population of several names.
+
+    ``how`` is that of `members_of`.
+    """
     members, weights, names = [], [], []
     for name, weight in names_in(source):
-        found = members_of(name, env, team)
+        found = members_of(name, env, team, **how)
         members += found
         weights += [weight] * len(found)
         names += [found[0].name if len(found) == 1 else f"{found[0].name.partition('@')[0]}@all"]
@@ -177,11 +180,11 @@ def policies_by_side(
     sources: Sequence[str], env: Environment, agents: Sequence[int]
 ) -> dict[str, TeamPolicy]:
     """Return the policies of some agents, by the name of their side."""
-    given = _by_side(sources, env.spec, agents)
+    given = sources_by_side(sources, env.spec, agents)
     return {side.name: team_policy(source, env, side) for side, source in given}
 
 
-def _by_side(
+def sources_by_side(
     sources: Sequence[str], spec: EnvSpec, agents: Sequence[int]
 ) -> list[tuple[Team, str]]:
     """Return what is given for each side of some agents; without a name, each team is a side."""
@@ -233,7 +236,7 @@ def side_of(
         except (RunError, UnknownNameError):
             if run is None or not (run / tracking.OPPONENTS).is_dir():
                 raise
-    given = _by_side(opponents, env.spec, rest) if opponents else []
+    given = sources_by_side(opponents, env.spec, rest) if opponents else []
     names = {name: name for _, source in given for name, _ in names_in(source)}
     about = tracking.read_run(run).get("opponents", {})
     kept = {side: _kept(run, env, side, one, names) for side, one in about.items()}
