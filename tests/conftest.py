@@ -40,6 +40,10 @@ if (
     # Writes to memory do not wait for a disk. No test cuts the power, which is when they differ.
     os.environ["TMPDIR"] = tempfile.tempdir = "/dev/shm"
 
+# Processes that tests start import `tests` from here, and not pgx's, which pgx installs.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")])
+)
 os.environ["OFFMARL_DIGEST_CACHE"] = "off"  # tests leave nothing in the home directory
 
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:

@@ -73,7 +73,7 @@ GROUPS: dict[str, dict[str, Verb]] = {
         ),
         "exploitability": Verb(
             "exploitability",
-            "Measure what a best response gains against a policy, in a game of two sides",
+            "Measure what the best response of each side gains against a policy",
             "vaults/pgx/kuhn_poker.run/ippo-0",
         ),
         "ope": Verb(

@@ -91,7 +91,7 @@ def spelled(place, monkeypatch, request):
 @pytest.fixture
 def light(monkeypatch):
     """Take out of the verbs what takes long: learning, acting, and the network."""
-    monkeypatch.setattr("offmarl.programs.offline.learn", lambda *_: None)
+    monkeypatch.setattr("offmarl.programs.runs.training.learn", lambda *_: None)
     returns = lambda _, loaded, *__: {"team": dict.fromkeys(loaded, np.zeros(2))}  # noqa: E731
     monkeypatch.setattr(policies, "play", returns)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

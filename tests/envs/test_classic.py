@@ -173,8 +173,7 @@ def test_every_published_transition_is_reproduced(published_data, file, name):
 
 def test_rock_paper_scissors_has_opponents_and_a_stake():
     env = envs.make("classic/rps", rock=2.0)
-    rewards = [
-        [env.step(None, (), jnp.array([a, b]))[1].reward for b in range(3)] for a in range(3)
-    ]
+    key = jax.random.key(0)
+    rewards = [[env.step(key, (), jnp.array([a, b]))[1].reward for b in range(3)] for a in range(3)]
     first = np.array([[0, -1, 2], [1, 0, -1], [-2, 1, 0]])
     np.testing.assert_array_equal(np.moveaxis(rewards, -1, 0), [first, -first])

@@ -73,7 +73,7 @@ def test_every_verb_takes_the_name_of_what_was_pulled(
     published,
     monkeypatch,
 ):
-    monkeypatch.setattr("offmarl.programs.offline.learn", lambda *_: None)
+    monkeypatch.setattr("offmarl.programs.runs.training.learn", lambda *_: None)
     paths = library.hub.pull(NAME).paths
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for verb, arguments in VERBS.items():

@@ -140,7 +140,7 @@ def test_train_takes_the_limit_and_notes_it(hub, packed, tmp_path, monkeypatch):
     path = library.pull(f"{NAME}/Good").paths["Good"]
     learnt = []
     monkeypatch.setattr(
-        "offmarl.programs.offline.learn", lambda training, *_: learnt.append(training.data)
+        "offmarl.programs.runs.training.learn", lambda training, *_: learnt.append(training.data)
     )
     args = bc.Args(vault=path, env="none", held_out=0.25, out=tmp_path / "run", time_limit=6)
     run = programs.train(bc.make, args) / "run.json"
@@ -157,7 +157,7 @@ def test_train_takes_the_limit_and_notes_it(hub, packed, tmp_path, monkeypatch):
 
 def test_another_limit_makes_another_run_wherever_it_is_from(published, tmp_path, monkeypatch):
     path = library.pull(f"{NAME}/Good").paths["Good"]
-    monkeypatch.setattr("offmarl.programs.offline.learn", lambda *_: None)
+    monkeypatch.setattr("offmarl.programs.runs.training.learn", lambda *_: None)
     args = bc.Args(vault=path, env="none", held_out=0.25, out=tmp_path / "run")
     run = programs.train(bc.make, args)
     programs.train(bc.make, dataclasses.replace(args, time_limit=6))

@@ -11,7 +11,7 @@ from offmarl.cli.programs import PolicyOptions
 from offmarl.envs import registry
 from offmarl.errors import RunError, ShapeError
 from offmarl.networks import PolicyConfig, make_policy
-from offmarl.programs import offline, record_policy
+from offmarl.programs import record_policy
 from offmarl.programs.recording import online
 from offmarl.programs.runs import training
 from offmarl.programs.runs.continuing import start_of
@@ -103,7 +103,7 @@ def test_further_tiers_are_recorded_in_the_same_environment_only(chase, tmp_path
 def test_a_baseline_refuses_the_run_of_another_environment(chase, tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr(tracking, "notice", said.append)
-    monkeypatch.setattr(offline, "learn", leave_out)
+    monkeypatch.setattr(training, "learn", leave_out)
     record_policy(*acting(chase("a", 1.0)), tmp_path / "data.vlt" / "main", 4, 2)
 
     def train(reward):

@@ -1,6 +1,6 @@
 """Proximal policy optimisation against numbers computed by hand, and on the probes."""
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import chex
 import jax
@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from offmarl import envs
+from offmarl import envs, load_policy
 from offmarl.distributions import categorical
 from offmarl.envs import restart, transition
 from offmarl.errors import OptionError
@@ -19,13 +19,15 @@ from offmarl.networks import (
     observation_encoder,
     view_encoder,
 )
-from offmarl.programs import hyperparameters
+from offmarl.programs import hyperparameters, registry
 from offmarl.programs.learning.ppo import ActorCritic, Networks, State, Windows, policy_config
 from offmarl.programs.learning.ppo import learning as ppo
 from offmarl.programs.learning.ppo import program as ppo_program
 from offmarl.programs.program import structure
+from offmarl.programs.registry import origin_of
 from offmarl.types import Discrete, EnvSpec, Transition, View
 from recorders import ippo, mappo
+from tests.runs import write_policy
 
 from .learning import learn, train
 
@@ -551,6 +553,15 @@ def test_shaped_rewards_fade_out_and_are_not_recorded(fraction, first, second):
         learned = batch.advantage + batch.value  # of episodes of one step
         np.testing.assert_allclose(learned[0], np.tile(wanted, (4, 1)), rtol=1e-5)
         np.testing.assert_array_equal(after.capture.buffer.experience.transition.reward, 1)
+
+
+def test_a_policy_that_learned_from_shaped_rewards_is_built_without_its_environment(tmp_path):
+    args, spec = ippo.Args(shaped_rewards=0.5, hidden=4), Guided().spec
+    _, file, sha256 = origin_of(registry.load("recorder", "ippo").make)
+    record = {"kind": "recorder", "program": "ippo", "file": file, "sha256": sha256}
+    record |= {"args": {**asdict(args), "out": None}}
+    write_policy(tmp_path / "run", policy_config(spec, args), spec, [0], **record)
+    assert load_policy(tmp_path / "run").spec == spec
 
 
 # ---------------------------------------------------------------------------------- arguments

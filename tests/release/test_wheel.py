@@ -38,7 +38,8 @@ def test_wheel_holds_the_sources_and_nothing_else(wheel):
     expected = (
         sources("offmarl", "*.py")
         | sources("offmarl", "*.toml")
-        | sources("offmarl", "*.html")
+        | sources("offmarl/report/templates", "*")
+        | sources("offmarl/hub/templates", "*")
         | {"offmarl/py.typed"}
         | programs
         | cards

@@ -12,8 +12,7 @@ from offmarl.replay import Windows
 from offmarl.replay.blocks import BlockTable
 from offmarl.replay.fields import COMPUTED, fields_of
 from offmarl.replay.orders import SLOT_BITS, BlockOrder
-from offmarl.trees import sum_bytes
-from offmarl.types import Discrete, EnvSpec
+from offmarl.types import Discrete, EnvSpec, sum_bytes
 from offmarl.vault import Dataset
 
 from .test_device import write

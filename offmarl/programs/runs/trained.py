@@ -179,7 +179,7 @@ def stacked(trees: Sequence[ArrayTree]) -> ArrayTree:
 
 @dataclass(frozen=True)
 class _Blank:
-    """An environment of a spec in which nothing happens.
+    """An environment of a spec in which nothing happens, with shaped rewards of 0.
 
     A recorder's policy depends on sizes alone, so it is rebuilt without its environment.
     """
@@ -197,8 +197,9 @@ class _Blank:
         action: Array,  # noqa: ARG002
     ) -> tuple[tuple[()], Timestep]:
         """Take a step."""
-        ended = jnp.zeros(self.spec.num_agents, bool)
-        return (), transition(self._view(), jnp.zeros(self.spec.num_agents), ended, ended)
+        nothing = jnp.zeros(self.spec.num_agents)
+        ended = nothing.astype(bool)
+        return (), transition(self._view(), nothing, ended, ended, shaping=nothing)
 
     def _view(self) -> View:
         view = blank_view(self.spec)
