@@ -21,17 +21,18 @@ import json
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from shlex import quote
 from typing import Any, cast
 
 import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 from rich.console import Console, Group
-from rich.text import Text
 
 from offmarl import cli, envs, tracking
 from offmarl._compiling import quickly
 from offmarl.cli import tasks
+from offmarl.cli.output import as_is
 from offmarl.config import PositiveInt, changed, read_values
 from offmarl.envs.sides import Side, play_side, population, slot
 from offmarl.errors import OptionError
@@ -67,7 +68,7 @@ def oracle_of(args: Args) -> tuple[Callable[..., Program], OnlineArgs]:
     """Return the oracle's ``make``, and its arguments."""
     module = load_origin("recorder", Origin(args.oracle, None, None), Path())
     if not issubclass(module.Args, OnlineArgs):
-        raise OptionError(f"--oracle {args.oracle} learns nothing: give a recorder such as ippo.")
+        raise OptionError(f"--oracle {args.oracle} learns no response: give one such as ippo.")
     given, shared = dict(map(_option, args.oracle_option)), [one.name for one in fields(OnlineArgs)]
     given = read_values(module.Args, given, "--oracle-option", refused=shared)
     sizes = {"total_steps": args.response_steps, "num_envs": args.num_envs, "evaluations": 1}
@@ -175,11 +176,15 @@ def main(args: Args) -> Recorded:
     data, view = summarise(own.path, rows, outcome)
     mixtures = own.mixtures()
     lines = [
-        Text(f"{side}={mixture}", no_wrap=True, overflow="ignore")
+        quote(f"{side}={mixture}")
         for by_side in mixtures.values()
         for side, mixture in by_side.items()
     ]
-    return Recorded(data | {"mixtures": mixtures}, Group(view, "\nFinal mixtures:", *lines))
+    if len(own.sides) == 2 and not args.side:
+        lines.append(f"\nNext: offmarl exploitability {' '.join(lines[:2])}")
+    return Recorded(
+        data | {"mixtures": mixtures}, Group(view, "\nFinal mixtures:", *map(as_is, lines))
+    )
 
 
 if __name__ == "__main__":

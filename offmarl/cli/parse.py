@@ -211,13 +211,20 @@ def read(
 
 
 def _fitted(description: str) -> str:
-    """Return a description in lines that fit the terminal; indented lines are kept."""
+    """Return a description in lines that fit the terminal; indented lines are kept, and items."""
     width = shutil.get_terminal_size().columns
+
+    def filled(part: str) -> str:
+        if part.startswith("    "):
+            return part
+        items = re.split(r"\n(?=- )", part)  # of a list, or the one paragraph
+        indent = "  " if part.startswith("- ") else ""
+        return "\n".join(
+            textwrap.fill(" ".join(item.split()), width, subsequent_indent=indent) for item in items
+        )
+
     paragraphs = re.split(r"\n\s*\n", description.strip().replace("``", "`"))
-    return "\n\n".join(
-        part if part.startswith("    ") else textwrap.fill(" ".join(part.split()), width)
-        for part in paragraphs
-    )
+    return "\n\n".join(map(filled, paragraphs))
 
 
 def split(target: type, arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:

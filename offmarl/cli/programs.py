@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from offmarl.programs.recording.blocks import Recording
 
 _USAGE = """\
-offmarl record NAME ...           train agents online and record them
-offmarl record --from-run RUN ... record further tiers of a finished run, without training
-offmarl record --policy RUN ...   record a trained policy; see `offmarl record --policy --help`
-offmarl record --policy random --env ENV ...      the same of policies by name, as `scripted` has
-offmarl record ... --tasks 16 --launcher slurm    divide a recording of fixed policies into tasks
+offmarl record NAME ...            train agents online and record them
+offmarl record --from-run RUN ...  record further tiers of a finished run
+offmarl record --policy RUN ...    record a trained policy (--policy --help)
+offmarl record --policy random --env ENV ...      the same of policies by name
+offmarl record ... --tasks 16 --launcher slurm    divide a recording into tasks
 """
 
 _SCRIPTED = "scripted"
@@ -368,14 +368,14 @@ def _named(run: Path) -> Path:
     return run_named(run)
 
 
-def overview(kind: Kind, usage: str) -> Report:
-    """Return the list of programs, as help."""
+def overview(kind: Kind, usage: str, verb: str = "") -> Report:
+    """Return the list of programs, as help of a verb, by default the one that runs them."""
     summaries = {name: summary(path) for name, path in find(kind).items()}
     rows = table([kind, ""], summaries.items())
     more = (
-        f"`offmarl {VERBS[kind]} NAME --help` lists a {kind}'s options. In place of NAME, give the "
-        f"path of a Python file to run a {kind} of your own. With --json the result is printed as "
-        "one JSON object."
+        f"`offmarl {verb or VERBS[kind]} NAME --help` lists a {kind}'s options. In place of NAME, "
+        f"give the path of a Python file to run a {kind} of your own. With --json the result is "
+        "printed as one JSON object."
     )
     return Report({f"{kind}s": summaries}, Group(usage, rows, more))
 

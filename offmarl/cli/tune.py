@@ -120,7 +120,7 @@ def _load(name: str, arguments: list[str]) -> ModuleType:
     kind = next((kind for kind in kinds if name in find(kind)), kinds[0])
     program = load(kind, name)
     if not hasattr(program.Args, "for_env"):
-        raise OptionError(f"{name} learns nothing, so it has no settings to search.")
+        raise OptionError(f"{name} has no settings to search: tune a program that learns, as ippo.")
     return program
 
 
@@ -133,7 +133,7 @@ def _space(program: ModuleType, args: Any, file: Path | None, only: tuple[str, .
 
 def _overview() -> Report:
     kinds: list[Kind] = ["recorder", "baseline"]
-    parts = [overview(kind, _USAGE if kind == "recorder" else "") for kind in kinds]
+    parts = [overview(kind, _USAGE if kind == "recorder" else "", "tune") for kind in kinds]
     data = {key: value for part in parts for key, value in part.data.items()}
     return Report(data, Group(*(part.text for part in parts)))
 

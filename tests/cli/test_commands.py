@@ -514,6 +514,15 @@ def test_help_is_in_whole_sentences_and_without_defaults_that_are_none(offmarl, 
     assert "--training-seed" in offmarl("record", "--policy", "--help").out
 
 
+def test_help_keeps_lists_and_fits_the_terminal(offmarl, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = offmarl("record", "psro", "--help").out.splitlines()
+    assert "- `last`: the newest member. This is self-play in turns;" in lines
+    for line in [*lines, *offmarl("record", "--help").out.splitlines()[:6]]:
+        assert len(line) <= 80
+    assert "`offmarl tune NAME --help`" in offmarl("tune", "--help").out
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["show", "--help"], ["ls", "--remote"]])
 def test_a_closed_pipe_ends_a_command_quietly(arguments, tmp_path):
     """As in `offmarl --help | head -1`, whose reader is gone before all is written."""

@@ -43,7 +43,8 @@ def test_a_file_is_written_that_programs_take(offmarl, tmp_path):
         ([BANDIT, "--tiers", "random"], "--tiers"),
         ([BANDIT, "--init", "run"], "start from nothing: leave out init"),
         ([BANDIT, "--prefill", "vault"], "start from nothing: leave out prefill"),
-        (["random"], "random learns nothing, so it has no settings to search"),
+        (["random"], "random has no settings to search"),
+        (["psro"], "psro has no settings to search"),
         ([BANDIT, "--trials", "0"], "trials must be at least 1, not 0"),
     ],
 )

@@ -107,8 +107,8 @@ def test_parts_of_the_work_make_what_one_process_makes(tmp_path):
     ("wrong", "error", "message"),
     [
         ({"env": "classic/xor"}, OptionError, "has one team, .* give --side .* such as agent_0"),
-        ({"oracle": "random"}, OptionError, "--oracle random learns nothing"),
-        ({"oracle": "psro"}, OptionError, "--oracle psro learns nothing"),
+        ({"oracle": "random"}, OptionError, "--oracle random learns no response"),
+        ({"oracle": "psro"}, OptionError, "--oracle psro learns no response"),
         ({"oracle": "mine.py"}, UnknownNameError, "mine.py"),
         ({"oracle_option": ("hidden",)}, OptionError, "hidden is not KEY=VALUE"),
         ({"oracle_option": ("seeds=3",)}, OptionError, "seeds cannot be set"),
