@@ -227,12 +227,13 @@ def give(
     names: Iterable[str],
     run: Tracked,
     steps: Sequence[tuple[int, Mapping[str, float]]] = (),
-    files: Iterable[Path] = (),
+    files: Sequence[Path] = (),
     is_required: bool = False,
 ) -> None:
     """Give trackers the numbers and files of a run, at once.
 
-    One that fails is an error if it is required, and else a line: the run has ended.
+    One that fails is an error if it is required, and else a line: the run has ended. One for which
+    there is nothing stays closed, because some delete what they have of a run when it is opened.
     """
 
     def fill(text: str) -> None:
@@ -244,6 +245,9 @@ def give(
         tracker.close()
 
     for text in names:
+        keeps_files = KINDS[text.partition("=")[0]].keep is not Tracker.keep
+        if not steps and files and not keeps_files:
+            continue
         try:
             with _opening(text), _quiet():
                 _Patience(_SECONDS_HERE).wait(partial(fill, text))

@@ -162,6 +162,7 @@ def test_a_resumed_run_continues_its_tracked_run_without_duplicates(place, name,
     with opened(run, text) as second:
         tracking.append(path, *lines(30, 40))
         second.sync()
+    trackers.give([text], trackers.tracked(run, RECORD), files=[path])  # the run has ended
     found, deadline = points(target or place), time.monotonic() + 10
     while not found and time.monotonic() < deadline:  # W&B's own process is still writing
         time.sleep(0.2)

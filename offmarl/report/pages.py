@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from offmarl._version import __version__
-from offmarl.errors import OffmarlError, OptionError
+from offmarl.errors import OffmarlError, OptionError, RunError
 from offmarl.programs.registry import file_of_run
 from offmarl.report import dataset_figures, tables
 from offmarl.report.accumulators import DiscreteActions
@@ -163,7 +163,9 @@ class RunReport(NamedTuple):
     def _lineage(self) -> str:
         """Return how often members of a population were replaced, and whose heirs the last are."""
         origin = seeds = np.array(self.record["seeds"])
-        parents = self.curves[PARENT].values.T.astype(int)
+        parents = self.curves[PARENT].values.T
+        if not np.isin(parents, seeds).all():
+            raise RunError(f"{self.directory} is not valid: its {PARENT} names no seed of the run.")
         for own in parents:
             origin = origin[np.searchsorted(seeds, own)]
         heirs = ", ".join(map(str, np.unique(origin)))

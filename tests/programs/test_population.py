@@ -13,6 +13,7 @@ from offmarl.programs.recording import collecting, online
 from offmarl.programs.recording.population import Population
 from offmarl.report.pages import describe_run
 from recorders import ippo
+from tests.runs import write_run
 
 PBT = ("learning_rate=1e-4,1e-3", "gamma=0.99")
 
@@ -94,6 +95,17 @@ def test_unknown_names_and_small_populations_are_refused(tmp_path):
     with pytest.raises(OptionError, match="give --side"):
         ippo.main(args_of(tmp_path, env="swarm/pursuit-2-1:evaders=learned"))
     assert not [*tmp_path.rglob("run.json")]
+
+
+def test_a_lineage_of_seeds_that_a_run_does_not_have_is_refused(tmp_path):
+    run = write_run(tmp_path / "run", "ippo", None, [[1.0], [2.0]])
+    rows = [{"seed": seed, "step": 5, tracking.PARENT: 0} for seed in (0, 1)]
+    tracking.append(run / tracking.METRICS_FILE, *rows)
+    assert "1 replacements" in json.dumps(describe_run(run).facts().rows)
+    rows = [row | {"step": 6, tracking.PARENT: 7} for row in rows]
+    tracking.append(run / tracking.METRICS_FILE, *rows)
+    with pytest.raises(RunError, match="pbt_parent names no seed"):
+        describe_run(run).facts()
 
 
 @pytest.mark.slow

@@ -13,8 +13,10 @@ import offmarl
 from offmarl import vault
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.launch import Share, join_work, run_share
+from offmarl.programs import record_from_run
 from offmarl.programs.recording import collecting
 from offmarl.programs.runs import evaluate
+from recorders import ippo
 from recorders.psro import Args, main, work
 
 SMALL = Args(
@@ -85,6 +87,10 @@ def test_a_population_is_compiled_once_and_its_members_are_those_of_any_run(tmp_
     assert main(args).data["outcome"].startswith("complete already")
     with pytest.raises(RunError, match=r"with episodes 32, not 16: choose another"):
         main(replace(args, episodes=16))
+    with pytest.raises(RunError, match="no versions to choose tiers from"):
+        record_from_run(run, "medium")
+    with pytest.raises(RunError, match="keeps policies alone"):
+        ippo.main(ippo.Args(env=args.env, init=run, out=tmp_path / "init"))
 
 
 @pytest.mark.slow

@@ -242,6 +242,11 @@ def record_from_run(
         raise RunError(f"{directory} is not finished: repeat its command until the training is.")
     origin = registry.Origin(record["program"], record["file"], record["sha256"])
     module = registry.load_origin("recorder", origin, directory, program)
+    if not issubclass(module.Args, OnlineArgs):
+        raise RunError(
+            f"{directory} has no versions to choose tiers from: record its policies with "
+            f"`offmarl record scripted --policy {directory}@SEED/STEP`."
+        )
     args = from_json(module.Args, record["args"])
     args = replace(
         args, env=env or args.env, tiers=tiers, steps=args.steps if steps is None else steps

@@ -253,6 +253,11 @@ def _load(record: Mapping[str, Any], directory: Path) -> tuple[Program, list[Arr
     online = record["kind"] == "recorder"
     built = builder_of(dict(record), directory)(EnvSpec.from_json(record["spec"]))
     seeds, like = len(record["seeds"]), built.state
+    if online and not learned(like):
+        raise RunError(
+            f"{directory} keeps policies alone, from which no training can continue: give the run "
+            "of a program that learns, such as ippo."
+        )
     checkpoints = Checkpoints(directory / tracking.CHECKPOINTS)
     if checkpoints.latest() is None:
         raise RunError(f"{directory} has no checkpoint: repeat its command first.")
