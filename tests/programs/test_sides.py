@@ -379,6 +379,11 @@ def test_the_path_of_a_run_may_have_a_plus(tmp_path):
         assert [one.name for one in found.members or [found]] == names
 
 
+def test_a_game_without_a_scripted_policy_says_to_name_opponents():
+    with pytest.raises(UnknownNameError, match="has no scripted policy .*--opponents"):
+        side_of(envs.make("classic/rps"), "first", ("scripted",))
+
+
 @pytest.mark.parametrize(
     ("which", "draws"), [("@3", False), ("@3/sampled", True), ("@3/1/greedy", False)]
 )

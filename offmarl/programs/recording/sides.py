@@ -111,6 +111,11 @@ def members_of(source: str, env: Environment, team: Team, **how: Any) -> list[Te
     if (named := run_of(source)) is not None:
         return _of_run(local(named[0]), named[1], env, team, **how)
     offered = scripted_policies(env)
+    if source == "scripted" and not offered:  # the default of `--opponents`
+        raise UnknownNameError(
+            f"{env.spec.name} has no scripted policy for {team.name}: name another one "
+            "(`--opponents` of recorders), such as random, a run's directory or code of your own."
+        )
     if source not in offered and not _CODE.fullmatch(source):
         raise unknown_name(
             f"policy for {team.name} of {env.spec.name}, and no run's directory,",
