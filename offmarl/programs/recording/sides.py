@@ -10,7 +10,7 @@ episode draws a member: in ``RUN@*+scripted:2``, scripted weighs twice as much a
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -43,6 +43,7 @@ from offmarl.programs.runs.identity import fingerprint
 from offmarl.programs.runs.policy import load_policy
 from offmarl.programs.runs.trained import TrainedRun
 from offmarl.teams import Team, find_side, name_of_side, spec_of, teams_of
+from offmarl.tracking import Acting
 from offmarl.types import ArrayTree, EnvSpec, Policy
 
 RANDOM = "random"
@@ -98,6 +99,29 @@ def run_of(name: str) -> tuple[str, str | None] | None:
     return None
 
 
+def acting_of(sources: Iterable[str]) -> list[Acting]:
+    """Return the ways of acting that names of runs say."""
+    named = (run_of(name) for source in sources for name, _ in names_in(source))
+    ways = {(one[1] or "").rpartition("/")[2] for one in named if one}
+    return [acting for acting in get_args(Acting) if acting in ways]
+
+
+def environment_of(
+    sources: Sequence[str], env: str | None = None
+) -> tuple[Environment, list[dict[str, Any]]]:
+    """Return an environment, and the records of the runs among some names, SIDE=NAME, too.
+
+    By default it is that of the first run; `OptionError` if there is none.
+    """
+    split = ((source, source.partition("=")[2]) for source in sources)
+    named = (run_of(name) for either in split for x in either if x for name, _ in names_in(x))
+    runs = [tracking.read_run(local(one[0])) for one in named if one]
+    if env is None and not runs:
+        given = ", ".join(sources) or "the policies"
+        raise OptionError(f"none of {given} is the directory of a run: give one, or give --env.")
+    return envs.make(EnvSpec.from_json(runs[0]["spec"]).name if env is None else env), runs
+
+
 def members_of(source: str, env: Environment, team: Team, **how: Any) -> list[TeamPolicy]:
     """Return the policy that a name stands for, or those of all seeds or checkpoints of a run.
 
@@ -126,7 +150,7 @@ def _of_run(
 ) -> list[TeamPolicy]:
     """Return policies of a run, as SEED/STEP/ACTING names them."""
     named, slash, acting = (which or "").rpartition("/")
-    if acting not in get_args(tracking.Acting):
+    if acting not in get_args(Acting):
         named, slash, acting = which or "", "", ""
     seed, _, step = named.partition("/")
     if which is not None and seed != "*" and not seed.isdecimal():
