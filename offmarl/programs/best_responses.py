@@ -18,8 +18,9 @@ from offmarl.paths import local
 from offmarl.programs import registry
 from offmarl.programs.recording.recorder import run_directory
 from offmarl.programs.recording.sides import (
-    acting_of,
     joint_policy,
+    names_in,
+    run_of,
     side_of,
     team_policy,
 )
@@ -37,7 +38,9 @@ def exact(tree: GameTree, env: Environment, given: Given) -> dict[str, Solution]
 
     If a name says how it acts, it is the only way.
     """
-    named = acting_of(source for _, source in given)
+    runs = (run_of(name) for _, source in given for name, _ in names_in(source))
+    said = {(one[1] or "").rpartition("/")[2] for one in runs if one}
+    named = [acting for acting in get_args(Acting) if acting in said]
     ways: dict[str, dict[str, bool]] = {x: {"greedy": x == "greedy"} for x in get_args(Acting)}
     ways, tables = {"+".join(named): {}} if named else ways, {}
     for acting, how in ways.items():

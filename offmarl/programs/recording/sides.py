@@ -10,7 +10,7 @@ episode draws a member: in ``RUN@*+scripted:2``, scripted weighs twice as much a
 
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -97,13 +97,6 @@ def run_of(name: str) -> tuple[str, str | None] | None:
         if run and (local(run) / tracking.RUN_FILE).exists():
             return run, which
     return None
-
-
-def acting_of(sources: Iterable[str]) -> list[Acting]:
-    """Return the ways of acting that names of runs say."""
-    named = (run_of(name) for source in sources for name, _ in names_in(source))
-    ways = {(one[1] or "").rpartition("/")[2] for one in named if one}
-    return [acting for acting in get_args(Acting) if acting in ways]
 
 
 def environment_of(
