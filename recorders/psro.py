@@ -19,7 +19,7 @@ all pairs meet equally often.
 
 import json
 import shutil
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
@@ -61,6 +61,7 @@ from offmarl.evaluation import require_time_limit, returns_by_team
 from offmarl.launch import Share, Work, join_work
 from offmarl.paths import local
 from offmarl.programs import Hyperparameters, OnlineArgs, Program, hyperparameters
+from offmarl.programs.best_responses import require_learner
 from offmarl.programs.program import recorded
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.recording.online import Recorded, describe, summarise
@@ -124,8 +125,7 @@ class Args(Validated):
 def oracle_of(args: Args) -> tuple[Callable[..., Program], OnlineArgs]:
     """Return the oracle's ``make``, and its arguments."""
     module = load_origin("recorder", Origin(args.oracle, None, None), Path())
-    if not issubclass(module.Args, OnlineArgs):
-        raise OptionError(f"--oracle {args.oracle} learns nothing: give a recorder such as ippo.")
+    require_learner(module, args.oracle)
     given, shared = dict(map(_option, args.oracle_option)), [one.name for one in fields(OnlineArgs)]
     given = read_values(module.Args, given, "--oracle-option", refused=shared)
     sizes = {"total_steps": args.response_steps, "num_envs": args.num_envs, "evaluations": 1}
@@ -356,14 +356,14 @@ class Responses(Work):
         record_policy(self.env, policy, params, *place, about)
 
     def is_complete(self) -> bool:
-        """Whether the run exists; `RunError` if it has other arguments."""
-        found = tracking.recorded(self.path)
-        for name, theirs, ours in differences(
-            {**self._about, **found}["args"], self._about["args"]
-        ):
+        """Whether the run exists; `RunError` if it has other arguments or environment code."""
+        if not (found := tracking.recorded(self.path)):
+            return False
+        theirs = {name: found.get(name) for name in self.identity}
+        for name, before, ours in differences(theirs, self.identity):
             raise RunError(
-                f"{self.path} holds a run with {name} {theirs!r}, not {ours!r}: choose another "
-                "directory with --out, or give the arguments of that run."
+                f"{self.path} holds a run with {name.removeprefix('args.')} {before!r}, not "
+                f"{ours!r}: choose another directory with --out, or give the arguments of that run."
             )
         return bool(found.get("complete"))
 
@@ -413,6 +413,28 @@ def work(args: Args) -> Responses:
     return Responses(args)
 
 
+def final_mixtures(run: Path, seeds: Sequence[int]) -> dict[int, dict[str, str]]:
+    """Return the last meta-strategy of each side, as options name it, by seed."""
+    found = tracking.read_json(run, POPULATION_FILE)
+
+    def named(seed: int, weights: Sequence[float]) -> str:
+        kept = [(number, x) for number, x in enumerate(weights) if x >= 1e-6]
+        return "+".join(f"{run}@{seed}/{number}:{x:.6f}" for number, x in kept)
+
+    try:
+        final = {seed: found["seeds"][str(seed)]["strategies"][-1] for seed in seeds}
+        return {
+            seed: {
+                side: named(seed, own) for side, own in zip(found["sides"], weights, strict=True)
+            }
+            for seed, weights in final.items()
+        }
+    except (IndexError, KeyError, TypeError, ValueError):
+        raise RunError(
+            f"{run / POPULATION_FILE} is damaged: remove {run}, and repeat the command."
+        ) from None
+
+
 def main(args: Args) -> Recorded:
     """Learn the populations, and record their matches."""
     own = work(args)
@@ -420,20 +442,12 @@ def main(args: Args) -> Recorded:
     outcome = "recorded" if join_work(own) else "complete already, nothing was changed"
     rows = [{"seed": seed, **describe(own.vaults[seed], "matches")} for seed in own.seeds]
     data, view = summarise(own.path, rows, outcome)
-    found = json.loads((own.path / POPULATION_FILE).read_text())
-    mixtures, lines = dict[int, dict[str, str]](), list[Text]()
-    for seed in own.seeds:
-        final = zip(found["sides"], found["seeds"][str(seed)]["strategies"][-1], strict=True)
-        mixtures[seed] = {
-            side: "+".join(
-                f"{own.path}@{seed}/{number}:{weight:.6f}"
-                for number, weight in enumerate(weights)
-                if weight >= 1e-6
-            )
-            for side, weights in final
-        }
-        texts = (f"{side}={mixture}" for side, mixture in mixtures[seed].items())
-        lines += [Text(text, no_wrap=True, overflow="ignore") for text in texts]
+    mixtures = final_mixtures(own.path, own.seeds)
+    lines = [
+        Text(f"{side}={mixture}", no_wrap=True, overflow="ignore")
+        for by_side in mixtures.values()
+        for side, mixture in by_side.items()
+    ]
     return Recorded(data | {"mixtures": mixtures}, Group(view, "\nFinal mixtures:", *lines))
 
 

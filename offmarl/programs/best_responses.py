@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import get_args
 
 import jax
@@ -13,9 +14,11 @@ from jaxtyping import Float
 from offmarl.envs import Environment
 from offmarl.envs.games import GameTree, Solution, mixture, solve, tabulate
 from offmarl.envs.sides import compose
+from offmarl.errors import OptionError
 from offmarl.evaluation import returns_by_team
 from offmarl.paths import local
 from offmarl.programs import registry
+from offmarl.programs.program import OnlineArgs
 from offmarl.programs.recording.recorder import run_directory
 from offmarl.programs.recording.sides import (
     joint_policy,
@@ -63,6 +66,12 @@ def _table(
     return mixture(tree, np.stack(tables), np.array(player.about.get("weights", [1.0])))
 
 
+def require_learner(recorder: ModuleType, oracle: str) -> None:
+    """Raise `OptionError` unless a recorder learns, which was given with ``--oracle``."""
+    if not issubclass(recorder.Args, OnlineArgs):
+        raise OptionError(f"--oracle {oracle} learns nothing: give a recorder such as ippo.")
+
+
 def learn(
     env: Environment,
     given: Given,
@@ -76,6 +85,8 @@ def learn(
     ``limits`` are arguments of the recorder ``oracle``: its steps and seed.
     """
     program, key = registry.load("recorder", oracle), jax.random.key(limits["seed"])
+    require_learner(program, oracle)
+    name, is_own = registry.program_of(program.Args)
     players = {side.name: team_policy(source, env, side) for side, source in given}
     about = json.dumps([*(dict(one.about) for one in players.values()), limits])
     place = local(out) / f"exploitability-{hashlib.sha256(about.encode()).hexdigest()[:8]}"
@@ -88,7 +99,8 @@ def learn(
         where = {"env": env.spec.name, "side": team.name, "opponents": others, "out": place}
         args = program.Args(tiers="", **where, **limits)
         program.main(args)
-        best, against = load_policy(run_directory(args, oracle)), side_of(env, team.name, others)
+        run, file = run_directory(args, name), None if is_own else oracle
+        best, against = load_policy(run, program=file), side_of(env, team.name, others)
         played = play_policy(against, best.policy, episodes, None, best.params, key)
         gains[:, number] = returns_by_team(against.spec, played)[:, 0] - fixed[:, number]
     error = gains.sum(1).std(ddof=1) / episodes**0.5

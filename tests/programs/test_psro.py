@@ -85,6 +85,9 @@ def test_a_population_is_compiled_once_and_its_members_are_those_of_any_run(tmp_
     assert main(args).data["outcome"].startswith("complete already")
     with pytest.raises(RunError, match=r"with episodes 32, not 16: choose another"):
         main(replace(args, episodes=16))
+    (run / "population.json").write_text("{}")
+    with pytest.raises(RunError, match=r"population.json is damaged: remove"):
+        main(args)
 
 
 @pytest.mark.slow
