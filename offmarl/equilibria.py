@@ -63,16 +63,13 @@ def nash(payoffs: Payoffs) -> list[Float[np.ndarray, "M"]]:
     that the simplex method ends at. `OptionError` for another table.
     """
     require_constant_sum(payoffs, "the table")
-    return [_maximin(own) for own in (payoffs[0], payoffs[1].T)]
-
-
-def _maximin(payoffs: Float[np.ndarray, "own other"]) -> Float[np.ndarray, "own"]:
-    """Return the mixture of rows whose least expected payoff is the largest."""
-    own, other = payoffs.shape
-    value = [*np.zeros(own), -1.0]  # the last variable is the least payoff, which is maximised
-    exceeds = np.hstack([-payoffs.T, np.ones((other, 1))])
-    bounds = [*[(0, None)] * own, (None, None)]
-    return _solve(value, exceeds, bounds, own)
+    found = []
+    for payoff in (payoffs[0], payoffs[1].T):
+        own, other = payoff.shape
+        value = [*np.zeros(own), -1.0]  # the last variable is the least payoff, which is maximised
+        exceeds = np.hstack([-payoff.T, np.ones((other, 1))])
+        found.append(_solve(value, exceeds, [*[(0, None)] * own, (None, None)], own))
+    return found
 
 
 def coarse_correlated(payoffs: Payoffs) -> Float[np.ndarray, "*members"]:

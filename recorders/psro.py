@@ -18,57 +18,115 @@ all pairs meet equally often.
 """
 
 import json
-from collections.abc import Callable, Hashable
-from dataclasses import dataclass, fields
+import shutil
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from shlex import quote
-from typing import Any, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import jax
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Float, PRNGKeyArray
 from rich.console import Console, Group
 
 from offmarl import cli, envs, tracking
-from offmarl._compiling import quickly
+from offmarl._compiling import pinned, quickly
+from offmarl.checkpoint import Checkpoints
 from offmarl.cli import tasks
 from offmarl.cli.output import as_is
-from offmarl.config import PositiveInt, changed, read_values
-from offmarl.envs.sides import Side, play_side, population, slot
-from offmarl.errors import OptionError
-from offmarl.launch import Share, join_work
+from offmarl.config import (
+    PositiveInt,
+    Role,
+    Seed,
+    SeedCount,
+    Validated,
+    changed,
+    option,
+    read_values,
+)
+from offmarl.envs.base import Wrapper
+from offmarl.envs.sides import (
+    Seat,
+    TeamPolicy,
+    compose,
+    play_side,
+    population,
+    rest_of,
+    slot,
+)
+from offmarl.equilibria import Meta, meta_strategy, require_constant_sum
+from offmarl.errors import OptionError, RunError
+from offmarl.evaluation import require_time_limit, returns_by_team
+from offmarl.launch import Share, Work, join_work
+from offmarl.paths import local
 from offmarl.programs import Hyperparameters, OnlineArgs, Program, hyperparameters
+from offmarl.programs.best_responses import require_learner
 from offmarl.programs.program import recorded
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.recording.online import Recorded, describe, summarise
+from offmarl.programs.recording.record import record_policy
+from offmarl.programs.recording.sides import described, joint_policy
 from offmarl.programs.registry import Origin, load_origin
-from offmarl.programs.responses import PopulationArgs, PopulationWork, pair_policy, sides_of
+from offmarl.programs.runs.compiling import keep_compiled_programs
+from offmarl.programs.runs.evaluate import play_policy
+from offmarl.programs.runs.finite import require_finite
+from offmarl.programs.runs.identity import differences, environment_source, fingerprint, made_from
 from offmarl.programs.runs.loop import build, online_schedule
-from offmarl.programs.runs.trained import Built, builder_of
+from offmarl.programs.runs.trained import Built, builder_of, stacked
 from offmarl.rollout import meet
-from offmarl.teams import spec_of
-from offmarl.types import ArrayTree, EnvSpec
+from offmarl.teams import Team, find_side, name_of_side, spec_of, teams_of
+from offmarl.types import ArrayTree, EnvSpec, Policy
+
+POPULATION_FILE = "population.json"
+"""File of a run: the table of payoffs, and the meta-strategy of each of its sizes."""
+
+RESPOND, PLAY = range(2)
+"""Purposes of random keys."""
 
 # ---------------------------------------------------------------------------------- arguments
 
 
 @dataclass(frozen=True)
-class Args(PopulationArgs):
+class Args(Validated):
     """Arguments of PSRO."""
 
+    env: str = option("classic/rps", Role.CASE)
+    """Environment: a name that `offmarl envs` lists, or code of your own as path/to/file.py:FACTORY
+    or package.module:FACTORY."""
+    side: str = ""
+    """In an environment of one team: the agents of one side, such as agent_0; the others are the
+    other side. By default each of several teams is a side."""
     oracle: str = "ippo"
     """The recorder that learns responses, such as ippo, mappo, iql or qmix."""
     oracle_option: tuple[str, ...] = ()
     """Options of the oracle's own as KEY=VALUE, such as learning_rate=3e-4 network=recurrent."""
     response_steps: PositiveInt = 61_440
     """Environment steps in which a response learns."""
+    meta: Meta = "nash"
+    """How the members that a response meets are drawn: last (self-play), uniform (fictitious
+    self-play), nash (zero-sum games of two sides), cce or alpha-rank."""
+    iterations: PositiveInt = 9
+    """Responses that each side learns. One more member of its population has not learned."""
+    num_envs: PositiveInt = 32
+    """Number of environments that run side by side."""
+    episodes: PositiveInt = 1024
+    """Episodes of each entry of the table of payoffs."""
+    steps: PositiveInt = 100_000
+    """Environment steps of matches to record for each seed."""
+    out: Path = option(Path("vaults"), Role.CASE | Role.FREE | Role.LOCAL)
+    """Directory for the vaults, ENV.vlt/psro-ORACLE-META-SEED, and the run, ENV.run/..., too."""
+    seeds: SeedCount = option(1, Role.CASE)
+    """Number of independent populations, which share compiled programs."""
+    seed: Seed = option(0, Role.CASE)
+    """The first of the seeds."""
 
 
 def oracle_of(args: Args) -> tuple[Callable[..., Program], OnlineArgs]:
     """Return the oracle's ``make``, and its arguments."""
     module = load_origin("recorder", Origin(args.oracle, None, None), Path())
-    if not issubclass(module.Args, OnlineArgs):
-        raise OptionError(f"--oracle {args.oracle} learns no response: give one such as ippo.")
+    require_learner(module, args.oracle)
     given, shared = dict(map(_option, args.oracle_option)), [one.name for one in fields(OnlineArgs)]
     given = read_values(module.Args, given, "--oracle-option", refused=shared)
     sizes = {"total_steps": args.response_steps, "num_envs": args.num_envs, "evaluations": 1}
@@ -86,6 +144,20 @@ def _option(pair: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
+
+
+def sides_of(spec: EnvSpec, side: str) -> tuple[Team, ...]:
+    """Return the sides that oppose one another; `OptionError` if there is only one."""
+    if side:
+        own = find_side(spec, side)
+        rest = rest_of(spec, own)
+        return own, Team(name_of_side(spec, rest), rest)
+    if len(teams := teams_of(spec)) == 1:
+        raise OptionError(
+            f"{spec.name} has one team, and members respond to those of other sides: give --side "
+            f"with some of its agents, such as {name_of_side(spec, (0,))}."
+        )
+    return teams
 
 
 # ---------------------------------------------------------------------------------- program
@@ -106,45 +178,114 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:  # noqa: 
     def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> tuple[ArrayTree, ...]:
         return tuple(one.program.policy_params(one.program.init(key, hyper)) for one in built)
 
-    return Program(
-        init,
-        (),
-        lambda greedy: pair_policy(
-            spec, sides_of(spec, args.side), [one.program.policy(greedy) for one in built]
-        ),
-        lambda state: state,
-        greedy=built[0].program.greedy,
-    )
+    def policy(greedy: bool) -> Policy:
+        each = zip(sides_of(spec, args.side), built, strict=True)
+        policies = [(side.agents, one.program.policy(greedy)) for side, one in each]
+        return compose(spec, [Seat(agents, own, agents) for agents, own in policies])
+
+    return Program(init, (), policy, lambda state: state, greedy=built[0].program.greedy)
 
 
 # ---------------------------------------------------------------------------------- responses
 
 
-class Responses(PopulationWork):
-    """Populations of responses to the meta-strategies of the members before them."""
+class Block(NamedTuple):
+    """A part of the work, which needs those of its seed in earlier phases."""
 
-    args: Args
+    phase: int
+    seed: int
+    what: Literal["response", "payoffs", "matches"]
+    which: tuple[int, ...] = ()
+    """The number and side of a response; the members, one of each side, that the payoffs are of."""
+
+
+def blocks_of(args: Args, num_sides: int) -> Iterator[Block]:
+    """Yield the blocks in an order in which they can be run."""
+    size, seeds = args.iterations + 1, range(args.seed, args.seed + args.seeds)
+    for number in range(size):
+        for seed, side in product(seeds, range(num_sides)):
+            yield Block(2 * number, seed, "response", (number, side))
+        for seed, profile in product(seeds, np.ndindex(*(number + 1,) * num_sides)):
+            if max(profile) == number:
+                yield Block(2 * number + 1, seed, "payoffs", profile)
+    for seed in seeds:
+        yield Block(2 * size, seed, "matches")
+
+
+@dataclass(frozen=True)
+class _Sided(Wrapper):
+    """An environment whose teams are the sides."""
+
+    spec: EnvSpec
+
+
+class Responses(Work):
+    """The members of each side, the table of their payoffs, and their matches."""
 
     def __init__(self, args: Args):
         self._make, self._oracle = oracle_of(args)
-        built = oracles(envs.make(args.env).spec, args)
-        super().__init__("psro", f"psro-{args.oracle}", args, built)
+        env, name = envs.make(args.env), envs.short_name(args.env)
+        require_time_limit(env.spec)
+        self.env, self.args, self.built = env, args, oracles(env.spec, args)
+        self.sides = sides_of(env.spec, args.side)
+        self._policies = [one.program.policy(one.program.greedy) for one in self.built]
+        self.seeds = [*range(args.seed, args.seed + args.seeds)]
+        self.parts = [*blocks_of(args, len(self.sides))]
+        self._members = dict[tuple[int, int, int], TeamPolicy]()
+        label = "-".join(["psro", args.oracle, args.meta, *filter(None, args.side.split(","))])
+        self.vaults = {x: local(args.out) / f"{name}.vlt" / f"{label}-{x}" for x in self.seeds}
+        last = f"-to-{self.seeds[-1]}" if args.seeds > 1 else ""
+        path = local(args.out) / f"{name}.run" / f"{label}-{args.seed}{last}"
+        self._about = {"args": tracking.plain(recorded(args) | {"env": name})}
+        identity = self._about | environment_source(env.spec.name)
+        super().__init__(f"record {path.name}", path, identity, len(self.parts))
 
-    def learn(self, seed: int, number: int, side: int, key: PRNGKeyArray) -> ArrayTree:
-        """Return the parameters of a response; that of number 0 has not learned."""
-        hyper, (init_key, key) = hyperparameters(self._oracle), jax.random.split(key)
+    def label(self, block: int) -> str:
+        """Return the name of a block in messages."""
+        _, seed, what, which = self.parts[block]
+        return f"{what} {'-'.join(map(str, which))} of seed {seed}"
+
+    def needs(self, block: int) -> list[int]:
+        """Return the blocks of the same seed in earlier phases."""
+        phase, seed, *_ = self.parts[block]
+        earlier = enumerate(self.parts[:block])
+        return [x for x, other in earlier if other.seed == seed and other.phase < phase]
+
+    @pinned()
+    def run(self, block: int) -> None:
+        """Learn a response, play an entry of the table, or record the matches."""
+        keep_compiled_programs()
+        _, seed, what, which = self.parts[block]
+        ways: dict[str, Callable[..., None]] = {
+            "response": self._respond,
+            "payoffs": self._play,
+            "matches": self._record,
+        }
+        ways[what](seed, *which)
+
+    def _respond(self, seed: int, number: int, side: int) -> None:
+        """Learn a member, and keep it; that of number 0 has not learned."""
+        checkpoints = self._responses(seed, side)
+        if number in checkpoints.steps():
+            return
+        hyper, program = hyperparameters(self._oracle), self.built[side].program
+        init_key, key = jax.random.split(_key(seed, RESPOND, number, side))
         if number == 0:
-            program = self.built[side].program
-            return program.policy_params(program.init(init_key, hyper))
-        env = self._against(seed, number, side)
-        blank = slot(env)
-        program = build(self._make, env.spec, self._oracle, blank, lambda: cast(Hashable, blank))
-        state = meet(env, jax.jit(program.init, compiler_options=quickly())(init_key, hyper))
-        schedule = online_schedule(program, self._oracle)
-        *_, (_, (state,), _) = collect(program, [state], [hyper], [key], schedule, 0, [None])
-        return program.policy_params(state)
+            state = program.init(init_key, hyper)
+        else:
+            env = self._against(seed, number, side)
+            blank = slot(env)
+            program = build(
+                self._make, env.spec, self._oracle, blank, lambda: cast(Hashable, blank)
+            )
+            state = meet(env, jax.jit(program.init, compiler_options=quickly())(init_key, hyper))
+            schedule = online_schedule(program, self._oracle)
+            *_, (_, (state,), _) = collect(program, [state], [hyper], [key], schedule, 0, [None])
+        params = jax.device_get(program.policy_params(state))
+        require_finite(params, f"response {number} of {self.sides[side].name} in {self.path}")
+        checkpoints.save(number, {"policy": params}, {})
 
-    def _against(self, seed: int, number: int, side: int) -> Side:
+    def _against(self, seed: int, number: int, side: int) -> envs.Environment:
         """Return the environment of a side, whose opponents are drawn by the meta-strategy.
 
         Their populations have the size of the last iteration, with weights of 0 for members to
@@ -158,6 +299,112 @@ class Responses(PopulationWork):
         del others[self.sides[side].name]
         return play_side(self.env, self.sides[side].name, others)
 
+    def member(self, seed: int, number: int, side: int) -> TeamPolicy:
+        """Return a member of a side."""
+        if (seed, number, side) not in self._members:
+            like, run = {"policy": self.built[side].policy}, self.path.name
+            tree, _ = self._responses(seed, side).restore(like, number)
+            params = jax.tree.map(np.asarray, tree["policy"])
+            about: dict[str, Any] = {"policy": "psro", "run": run}
+            about |= {"seed": seed, "step": str(number), "parameters": fingerprint(params)}
+            agents, name = self.sides[side].agents, f"{run}@{seed}/{number}"
+            found = TeamPolicy(self._policies[side], params, agents, name, about)
+            self._members[seed, number, side] = found
+        return self._members[seed, number, side]
+
+    def _play(self, seed: int, *profile: int) -> None:
+        """Play an entry of the table of payoffs."""
+        spec, args = self.env.spec, self.args
+        side_of = {agent: x for x, side in enumerate(self.sides) for agent in side.agents}
+        teams = tuple(side_of[agent] for agent in range(spec.num_agents))
+        env = _Sided(self.env, replace(spec, teams=teams, team_names=None))
+        numbered = zip(self.sides, profile, strict=True)
+        players = {own.name: self.member(seed, x, n) for n, (own, x) in enumerate(numbered)}
+        policy, params = joint_policy(self.env, players)
+        found = play_policy(env, policy, args.episodes, None, params, _key(seed, PLAY, *profile))
+        returns = returns_by_team(env.spec, found).astype(float)
+        if args.meta == "nash":
+            require_constant_sum(returns.T, spec.name)
+        file, errors = self._entry(seed, profile), returns.std(0) / max(len(returns) - 1, 1) ** 0.5
+        file.parent.mkdir(parents=True, exist_ok=True)
+        entry = {"returns": returns.mean(0), "standard_errors": errors}
+        tracking.write_json(file, tracking.plain(entry))
+
+    def table(
+        self, seed: int, size: int, what: str = "returns"
+    ) -> Float[np.ndarray, "sides *members"]:
+        """Return the mean returns of the sides' first members, or their ``standard_errors``."""
+        shape = (size,) * len(self.sides)
+        files = (self._entry(seed, profile) for profile in np.ndindex(*shape))
+        entries = [json.loads(file.read_text())[what] for file in files]
+        return np.moveaxis(np.reshape(entries, (*shape, len(self.sides))), -1, 0)
+
+    def strategies(self, seed: int, size: int) -> list[Float[np.ndarray, "size"]]:
+        """Return the meta-strategy of the sides' first members."""
+        return meta_strategy(self.args.meta, self.table(seed, size))
+
+    def _record(self, seed: int) -> None:
+        """Record matches of all members with one another."""
+        numbers, args = range(self.args.iterations + 1), self.args
+        players = {
+            own.name: population(self.env.spec, [self.member(seed, x, side) for x in numbers])
+            for side, own in enumerate(self.sides)
+        }
+        about = {"program": "psro", "tier": "matches", "run": self.path.name} | self._about
+        about |= {"policies": described(players, 0)}
+        policy, params = joint_policy(self.env, players)
+        place = self.vaults[seed], args.steps, args.num_envs, seed
+        record_policy(self.env, policy, params, *place, about)
+
+    def is_complete(self) -> bool:
+        """Whether the run exists; `RunError` if it has other arguments or environment code."""
+        if not (found := tracking.recorded(self.path)):
+            return False
+        theirs = {name: found.get(name) for name in self.identity}
+        for name, before, ours in differences(theirs, self.identity):
+            raise RunError(
+                f"{self.path} holds a run with {name.removeprefix('args.')} {before!r}, not "
+                f"{ours!r}: choose another directory with --out, or give the arguments of that run."
+            )
+        return bool(found.get("complete"))
+
+    def join(self) -> None:
+        """Write the run: its members, payoffs and meta-strategies."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        size, sides = self.args.iterations + 1, range(len(self.sides))
+        for number in range(size):
+            each = [[self.member(x, number, side).params for side in sides] for x in self.seeds]
+            policy = {"policy": stacked([*map(tuple, each)])}
+            Checkpoints(self.path / tracking.POLICIES).save(number, policy, {})
+        Checkpoints(self.path / tracking.CHECKPOINTS).save(size - 1, policy, {})
+        found = {
+            str(seed): {
+                "returns": self.table(seed, size),
+                "standard_errors": self.table(seed, size, "standard_errors"),
+                "strategies": [self.strategies(seed, x + 1) for x in range(size)],
+            }
+            for seed in self.seeds
+        }
+        about = {"sides": [side.name for side in self.sides], "episodes": self.args.episodes}
+        tracking.write_json(self.path / POPULATION_FILE, tracking.plain(about | {"seeds": found}))
+        record = made_from(Origin("psro", None, None), self.env, {}) | self._about
+        record |= {"kind": "recorder", "seeds": self.seeds, "spec": self.env.spec.to_json()}
+        record |= {"greedy": self.built[0].program.greedy, "vault": None, "complete": True}
+        tracking.write_json(self.path / tracking.RUN_FILE, record)
+
+    def _responses(self, seed: int, side: int) -> Checkpoints:
+        return Checkpoints(self.directory / "blocks" / f"{seed}-{side}")
+
+    def _entry(self, seed: int, profile: tuple[int, ...]) -> Path:
+        return self.directory / "blocks" / f"{seed}-payoffs" / "-".join(map(str, profile))
+
+
+def _key(seed: int, *parts: int) -> PRNGKeyArray:
+    key = jax.random.key(seed)
+    for part in parts:
+        key = jax.random.fold_in(key, part)
+    return key
+
 
 # ---------------------------------------------------------------------------------- main
 
@@ -167,6 +414,28 @@ def work(args: Args) -> Responses:
     return Responses(args)
 
 
+def final_mixtures(run: Path, seeds: Sequence[int]) -> dict[int, dict[str, str]]:
+    """Return the last meta-strategy of each side, as options name it, by seed."""
+    found = tracking.read_json(run, POPULATION_FILE)
+
+    def named(seed: int, weights: Sequence[float]) -> str:
+        kept = [(number, x) for number, x in enumerate(weights) if x >= 1e-6]
+        return "+".join(f"{run}@{seed}/{number}:{x:.6f}" for number, x in kept)
+
+    try:
+        final = {seed: found["seeds"][str(seed)]["strategies"][-1] for seed in seeds}
+        return {
+            seed: {
+                side: named(seed, own) for side, own in zip(found["sides"], weights, strict=True)
+            }
+            for seed, weights in final.items()
+        }
+    except (IndexError, KeyError, TypeError, ValueError):
+        raise RunError(
+            f"{run / POPULATION_FILE} is damaged: remove {run}, and repeat the command."
+        ) from None
+
+
 def main(args: Args) -> Recorded:
     """Learn the populations, and record their matches."""
     own = work(args)
@@ -174,7 +443,7 @@ def main(args: Args) -> Recorded:
     outcome = "recorded" if join_work(own) else "complete already, nothing was changed"
     rows = [{"seed": seed, **describe(own.vaults[seed], "matches")} for seed in own.seeds]
     data, view = summarise(own.path, rows, outcome)
-    mixtures = own.mixtures()
+    mixtures = final_mixtures(own.path, own.seeds)
     lines = [
         quote(f"{side}={mixture}")
         for by_side in mixtures.values()

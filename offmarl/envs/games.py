@@ -33,7 +33,7 @@ _BATCH = 1024
 """Nodes at a time: trees of any size share one program."""
 
 _DRAWS = 256
-"""Actions drawn from a policy without likelihoods; see `_distribution`."""
+"""Actions drawn from a policy without likelihoods; see `_distributions`."""
 
 
 class Level(NamedTuple):
@@ -43,6 +43,8 @@ class Level(NamedTuple):
     """Place in the level before."""
     action: Int[np.ndarray, "n"]
     """The action that led here."""
+    joint: Int[np.ndarray, "n 2"]
+    """The same of both seats: one of them waits."""
     seat: Int[np.ndarray, "n"]
     """Who acts; -1 if the game is over."""
     infoset: Int[np.ndarray, "n"]
@@ -51,6 +53,8 @@ class Level(NamedTuple):
     """What each seat has earned so far."""
     chance: Float[np.ndarray, "n"]
     """Probability of the cards."""
+    view: View
+    """What both seats see, ``(n, 2, ...)``."""
 
 
 class GameTree(NamedTuple):
@@ -60,13 +64,6 @@ class GameTree(NamedTuple):
     seats: Int[np.ndarray, "I"]
     """Whose the information sets are."""
     legal: Bool[np.ndarray, "I A"]
-    views: View
-    """The views of both seats at all nodes, ``(V, 2, ...)``."""
-    path: Int[np.ndarray, "I T"]
-    """Rows of ``views`` on the way to each information set, the last of which is its own; then -1.
-    Other ways there look the same to its seat."""
-    taken: Int[np.ndarray, "I T 2"]
-    """Actions of both seats on that way."""
 
 
 class Solution(NamedTuple):
@@ -76,6 +73,8 @@ class Solution(NamedTuple):
     """What the seat earns if both play the policy."""
     gain: Float[np.ndarray, "2"]
     """How much more its best response earns."""
+    error: float = 0.0
+    """Standard error of ``nash_conv``; 0 if it is exact."""
 
     @property
     def nash_conv(self) -> float:
@@ -83,10 +82,15 @@ class Solution(NamedTuple):
         return float(self.gain.sum())
 
 
+def has_small_tree(env: Any) -> bool:
+    """Return whether `game_tree` takes an environment."""
+    return isinstance(env, Pgx) and env.time_limit <= _LONGEST
+
+
 @lru_cache(maxsize=4)
 def game_tree(env: Any) -> GameTree:
     """Return the tree of a game of pgx; `OptionError` if there is none, or too large a one."""
-    if not isinstance(env, Pgx) or env.time_limit > _LONGEST:
+    if not has_small_tree(env):
         raise OptionError(
             f"{env.spec.name} has no exact exploitability: only the games of pgx with at most "
             f"{_LONGEST} actions have one, such as pgx/leduc_holdem."
@@ -94,39 +98,35 @@ def game_tree(env: Any) -> GameTree:
     states, timestep, chance = _deal(env)
     step = jit_rarely_run()(jax.vmap(partial(env.step, jax.random.key(0))))
     parent = action = np.full(len(chance), -1)
-    payoff, known = np.zeros((len(chance), 2)), [parent, parent]
-    path, taken = parent[:, None][:, :0], np.zeros((len(chance), 0, 2), int)
-    levels, views, infosets = list[Level](), list[View](), list[Any]()
-    num_infosets = num_nodes = 0
+    payoff, known, joint = np.zeros((len(chance), 2)), [parent] * 2, np.stack([parent] * 2, 1)
+    levels, seats, legal = list[Level](), list[Any](), list[Any]()
+    num_infosets = 0
     while True:
         view = timestep.view
         acts = view.legal_actions[..., :-1]
         seat = np.where(acts.any((1, 2)), acts.any(-1).argmax(-1), -1)
         known = [
-            _number((known[own], np.where(mover == own, action, -1), _of_seat(view, own)))
-            for own, mover in enumerate([levels[-1].seat[parent] if levels else parent] * 2)
+            _number((known[x], joint[:, x], view.observation[:, x], view.legal_actions[:, x]))
+            for x in range(2)
         ]
         live = np.flatnonzero(seat >= 0)
-        mine = _number((seat, np.where(seat == 0, *known)))[live]
+        mine = (2 * np.where(seat == 0, *known) + seat)[live]
         _, first, which = np.unique(mine, return_index=True, return_inverse=True)
         infoset = np.full(len(seat), -1)
         infoset[live] = num_infosets + which
         payoff = payoff + timestep.reward
-        levels.append(Level(parent, action, seat, infoset, payoff, chance))
-        views.append(view)
-        path = np.column_stack([path, num_nodes + np.arange(len(seat))])
-        at = live[first]
-        infosets.append((seat[at], view.legal_actions[at, seat[at]], path[at], taken[at]))
-        num_infosets, num_nodes = num_infosets + len(at), num_nodes + len(seat)
+        levels.append(Level(parent, action, joint, seat, infoset, payoff, chance, view))
         if not len(live):
-            return _join(levels, views, infosets)
+            return GameTree(tuple(levels), np.concatenate(seats), np.concatenate(legal))
+        at = live[first]
+        seats.append(seat[at])
+        legal.append(view.legal_actions[at, seat[at]])
+        num_infosets += len(at)
         parent, action = np.nonzero(acts.any(1))
         waits = env.spec.num_actions - 1
         joint = np.where(seat[parent, None] == np.arange(2), action[:, None], waits)
-        states, timestep = _step(step, states, parent, joint.astype(np.int32))
-        path, payoff, chance = path[parent], payoff[parent], chance[parent]
-        known = [own[parent] for own in known]
-        taken = np.concatenate([taken[parent], joint[:, None]], axis=1)
+        states, timestep = _in_batches(step, _rows(states, parent), joint.astype(np.int32))
+        payoff, chance, known = payoff[parent], chance[parent], [own[parent] for own in known]
 
 
 def _deal(env: Pgx) -> tuple[ArrayTree, Timestep, Float[np.ndarray, "n"]]:
@@ -146,21 +146,17 @@ def _deal(env: Pgx) -> tuple[ArrayTree, Timestep, Float[np.ndarray, "n"]]:
     return states, timestep, counts / counts.sum()
 
 
-def _step(
-    step: Any, states: ArrayTree, rows: Int[np.ndarray, "n"], joint: Int[np.ndarray, "n 2"]
-) -> tuple[ArrayTree, Timestep]:
-    """Take a step from each of some states, a batch at a time."""
-    parts = []
-    for begin in range(0, len(rows), _BATCH):
-        some = np.resize(np.arange(begin, min(begin + _BATCH, len(rows))), _BATCH)
-        given = jax.tree.map(lambda x, some=some: x[rows[some]], states)
-        parts.append(jax.device_get(step(given, joint[some])))
-    found: Any = jax.tree.map(lambda *each: np.concatenate(each)[: len(rows)], *parts)
-    return found
+def _in_batches(function: Any, *rows: ArrayTree) -> Any:
+    """Map a compiled function over rows, of which it gets the same number each time."""
+    count, parts = len(jax.tree.leaves(rows)[0]), []
+    for begin in range(0, count, _BATCH):
+        some = np.resize(np.arange(begin, min(begin + _BATCH, count)), _BATCH)
+        parts.append(jax.device_get(function(*_rows(rows, some))))
+    return jax.tree.map(lambda *each: np.concatenate(each)[:count], *parts)
 
 
-def _of_seat(view: View, seat: int) -> tuple[Any, Any]:
-    return view.observation[:, seat], view.legal_actions[:, seat]
+def _rows(tree: Any, index: Int[np.ndarray, "n"]) -> Any:
+    return jax.tree.map(lambda x: x[index], tree)
 
 
 def _number(tree: ArrayTree) -> Int[np.ndarray, "n"]:
@@ -168,25 +164,6 @@ def _number(tree: ArrayTree) -> Int[np.ndarray, "n"]:
     leaves = [np.ascontiguousarray(x).reshape(len(x), -1) for x in jax.tree.leaves(tree)]
     rows = np.concatenate([x.view(np.uint8) for x in leaves], axis=1)
     return np.unique(rows.view(f"V{rows.shape[1]}").ravel(), return_inverse=True)[1]
-
-
-def _join(levels: list[Level], views: list[View], infosets: list[Any]) -> GameTree:
-    seats, legal, paths, taken = zip(*infosets, strict=True)
-    length = max(path.shape[1] for path in paths)
-
-    def joined(arrays: Any) -> np.ndarray:
-        pads = [((0, 0), (0, length - x.shape[1]), *[(0, 0)] * (x.ndim - 2)) for x in arrays]
-        whole = [np.pad(x, pad, constant_values=-1) for x, pad in zip(arrays, pads, strict=True)]
-        return np.concatenate(whole)
-
-    return GameTree(
-        tuple(levels),
-        np.concatenate(seats),
-        np.concatenate(legal),
-        jax.tree.map(lambda *each: np.concatenate(each), *views),
-        joined(paths),
-        joined(taken),
-    )
 
 
 # ------------------------------------------------------------------------------------ policies
@@ -202,67 +179,68 @@ def tabulate(tree: GameTree, policy: Policy, params: ArrayTree) -> Float[np.ndar
     """
     if policy.joint:
         raise OptionError("agents that choose after one another have no policy of their own.")
-    path, taken = tree.path, tree.taken
-    same = np.arange(len(path))
-    if not jax.tree.leaves(policy.initial_carry()):  # only the last view matters
-        path = np.take_along_axis(path, (path >= 0).sum(1, keepdims=True) - 1, axis=1)
-        views = jax.tree.map(lambda x: x[path[:, 0]], tree.views)
-        _, first, same = np.unique(_number(views), return_index=True, return_inverse=True)
-        path, taken = path[first], taken[first, :1]
-    seen = tree.views.observation, tree.views.legal_actions
-    found = _tables(policy, bool(policy.draws(params)), params, seen, path, taken)
+    carry, ends = policy.initial_carry(), list[tuple[ArrayTree, View]]()
+    carry = jax.tree.map(lambda x: np.stack([x] * len(tree.levels[0].seat)), carry)
+    for number, level in enumerate(tree.levels):
+        if number and jax.tree.leaves(carry):
+            given = _rows((carry, tree.levels[number - 1].view), level.parent)
+            carry = _in_batches(partial(_remembered, policy, params), *given, level.joint)
+        rows, first = np.unique(level.infoset, return_index=True)
+        at = first[rows >= 0]  # of nodes that look the same to their seat, any one
+        ends.append(_rows((carry, level.view), at))
+    ends = jax.tree.map(lambda *each: np.concatenate(each), *ends)
+    _, first, same = np.unique(_number(ends), return_index=True, return_inverse=True)
+    draws = bool(policy.draws(params))
+    found = _distributions(policy, draws, params, *_rows(ends, first))
     table = np.asarray(found, float)[same, tree.seats] * tree.legal
     return table / table.sum(1, keepdims=True)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
-def _tables(
-    policy: Policy, draws: bool, params: ArrayTree, seen: Any, path: Array, taken: Array
-) -> Float[Array, "M 2 A"]:
-    """Return how both seats would act at the ends of paths."""
+@partial(jax.jit, static_argnums=0)
+def _remembered(
+    policy: Policy, params: ArrayTree, carry: ArrayTree, view: View, joint: Array
+) -> ArrayTree:
+    """Return what a policy remembers after actions, for each row of the others."""
 
-    def remembered(carry: ArrayTree, at: Any) -> tuple[ArrayTree, None]:
-        row, next_row, joint = at
-        observation, legal = jax.tree.map(lambda x: x[row], seen)
+    def one(carry: ArrayTree, view: View, joint: Array) -> ArrayTree:
+        seen = view.observation, view.legal_actions
         if policy.log_prob is None:
-            after = policy.act(params, carry, observation, legal, jax.random.key(0))[2]
+            after = policy.act(params, carry, *seen, jax.random.key(0))[2]
         else:
-            after = policy.log_prob(params, carry, observation, legal, joint)[1]
-        after = remember(policy, after, jnp.zeros(2), jnp.zeros(2, bool))
-        return jax.tree.map(lambda x, y: jnp.where(next_row >= 0, x, y), after, carry), None
+            after = policy.log_prob(params, carry, *seen, joint)[1]
+        return remember(policy, after, jnp.zeros(2), jnp.zeros(2, bool))
 
-    def last(given: Any) -> Float[Array, "2 A"]:
-        path, taken = given
-        before = path[:-1], path[1:], taken[: len(path) - 1]
-        carry, _ = jax.lax.scan(remembered, policy.initial_carry(), before)
-        view = jax.tree.map(lambda x: x[path[(path >= 0).sum() - 1]], seen)
-        return _distribution(policy, draws, params, carry, *view)
-
-    return jax.lax.map(last, (path, taken), batch_size=min(_BATCH, len(path)))
+    return jax.vmap(one)(carry, view, joint)
 
 
-def _distribution(
-    policy: Policy, draws: bool, params: ArrayTree, carry: ArrayTree, seen: Any, legal: Array
-) -> Float[Array, "2 A"]:
-    """Return the probabilities of all actions.
+@partial(jax.jit, static_argnums=(0, 1))
+def _distributions(
+    policy: Policy, draws: bool, params: ArrayTree, carries: ArrayTree, views: View
+) -> Float[Array, "M 2 A"]:
+    """Return the probabilities of all actions, for each row of carries and views.
 
     A policy without likelihoods tells those of the actions that it draws. Those that it never drew
     share the rest: for uniform and epsilon-greedy policies, this is exact.
     """
-    actions = legal.shape[1]
-    if not draws:
-        return jax.nn.one_hot(policy.act(params, carry, seen, legal, jax.random.key(0))[0], actions)
-    if policy.log_prob is not None:
-        likelihood, everywhere = policy.log_prob, jnp.arange(actions)[:, None].repeat(2, 1)
-        return jnp.exp(
-            jax.vmap(lambda joint: likelihood(params, carry, seen, legal, joint)[0])(everywhere)
-        ).T
-    keys = jax.random.split(jax.random.key(0), _DRAWS)
-    action, log_prob, _ = jax.vmap(lambda key: policy.act(params, carry, seen, legal, key))(keys)
-    known = (jax.nn.one_hot(action, actions) * jnp.exp(log_prob)[..., None]).max(0)
-    other = legal & (known == 0)
-    rest = jnp.maximum(1 - known.sum(1), 0) / jnp.maximum(other.sum(1), 1)
-    return jnp.where(other, rest[:, None], known)
+    key, actions = jax.random.key(0), views.legal_actions.shape[-1]
+
+    def one(given: tuple[ArrayTree, View]) -> Float[Array, "2 A"]:
+        carry, view = given
+        seen, likelihood = (view.observation, view.legal_actions), policy.log_prob
+        if not draws:
+            return jax.nn.one_hot(policy.act(params, carry, *seen, key)[0], actions)
+        if likelihood is not None:
+            joint = jnp.arange(actions)[:, None].repeat(2, 1)
+            log_prob, _ = jax.vmap(lambda own: likelihood(params, carry, *seen, own))(joint)
+            return jnp.exp(log_prob).T
+        keys = jax.random.split(key, _DRAWS)
+        action, log_prob, _ = jax.vmap(lambda own: policy.act(params, carry, *seen, own))(keys)
+        known = (jax.nn.one_hot(action, actions) * jnp.exp(log_prob)[..., None]).max(0)
+        other = view.legal_actions & (known == 0)
+        rest = jnp.maximum(1 - known.sum(1), 0) / jnp.maximum(other.sum(1), 1)
+        return jnp.where(other, rest[:, None], known)
+
+    return jax.lax.map(one, (carries, views), batch_size=min(_BATCH, len(views.alive)))
 
 
 # ------------------------------------------------------------------------------------- values

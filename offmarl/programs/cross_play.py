@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import stdtrit
 
-from offmarl import envs, records, tracking
+from offmarl import records, tracking
 from offmarl._compiling import pinned
 from offmarl.config import check_seed
 from offmarl.envs import Environment
@@ -28,7 +28,7 @@ from offmarl.errors import OptionError, RunError
 from offmarl.evaluation import returns_by_team
 from offmarl.launch import Work
 from offmarl.paths import below, local
-from offmarl.programs.recording.sides import members_of, names_in, run_of
+from offmarl.programs.recording.sides import environment_of, members_of, names_in, run_of
 from offmarl.programs.registry import file_of_run
 from offmarl.programs.runs.compiling import keep_compiled_programs
 from offmarl.programs.runs.evaluate import placed, play_against
@@ -208,17 +208,12 @@ def _environment(
     sources: Sequence[str], env: str | None, side: str | None
 ) -> tuple[Environment, Team, Team]:
     """Return the environment, the side that a policy acts for, and the rest."""
-    named = [run_of(name) for source in sources for name, _ in names_in(source)]
-    runs = [tracking.read_run(local(one[0])) for one in named if one]
-    if env is None and not runs:
-        raise OptionError(
-            f"none of {', '.join(sources)} is the directory of a run: give one, or give --env."
-        )
-    made = envs.make(EnvSpec.from_json(runs[0]["spec"]).name if env is None else env)
+    made, runs = environment_of(sources, env)
     if len(teams := teams_of(made.spec)) > 1:
         raise OptionError(
             f"cross-play is that of agents of one team, and {made.spec.name} has the teams "
-            f"{', '.join(team.name for team in teams)}: record them with `offmarl record scripted`."
+            f"{', '.join(team.name for team in teams)}: record them with `offmarl record "
+            "scripted`, or measure them with `offmarl exploitability`."
         )
     learned = runs[0]["args"].get("side") if runs else None
     own = find_side(made.spec, side or learned or name_of_side(made.spec, (0,)))

@@ -91,6 +91,9 @@ def test_a_population_is_compiled_once_and_its_members_are_those_of_any_run(tmp_
         record_from_run(run, "medium")
     with pytest.raises(RunError, match="keeps policies alone"):
         ippo.main(ippo.Args(env=args.env, init=run, out=tmp_path / "init"))
+    (run / "population.json").write_text("{}")
+    with pytest.raises(RunError, match=r"population.json is damaged: remove"):
+        main(args)
 
 
 @pytest.mark.slow

@@ -380,7 +380,7 @@ def test_the_path_of_a_run_may_have_a_plus(tmp_path):
 
 
 def test_a_game_without_a_scripted_policy_says_to_name_opponents():
-    with pytest.raises(UnknownNameError, match="has no scripted policy .*--opponents"):
+    with pytest.raises(UnknownNameError, match=r"has no scripted policy .*--opponents"):
         side_of(envs.make("classic/rps"), "first", ("scripted",))
 
 

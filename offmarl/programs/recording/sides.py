@@ -43,6 +43,7 @@ from offmarl.programs.runs.identity import fingerprint
 from offmarl.programs.runs.policy import load_policy
 from offmarl.programs.runs.trained import TrainedRun
 from offmarl.teams import Team, find_side, name_of_side, spec_of, teams_of
+from offmarl.tracking import Acting
 from offmarl.types import ArrayTree, EnvSpec, Policy
 
 RANDOM = "random"
@@ -98,6 +99,22 @@ def run_of(name: str) -> tuple[str, str | None] | None:
     return None
 
 
+def environment_of(
+    sources: Sequence[str], env: str | None = None
+) -> tuple[Environment, list[dict[str, Any]]]:
+    """Return an environment, and the records of the runs among some names, SIDE=NAME, too.
+
+    By default it is that of the first run; `OptionError` if there is none.
+    """
+    split = ((source, source.partition("=")[2]) for source in sources)
+    named = (run_of(name) for either in split for x in either if x for name, _ in names_in(x))
+    runs = [tracking.read_run(local(one[0])) for one in named if one]
+    if env is None and not runs:
+        given = ", ".join(sources) or "the policies"
+        raise OptionError(f"none of {given} is the directory of a run: give one, or give --env.")
+    return envs.make(EnvSpec.from_json(runs[0]["spec"]).name if env is None else env), runs
+
+
 def members_of(source: str, env: Environment, team: Team, **how: Any) -> list[TeamPolicy]:
     """Return the policy that a name stands for, or those of all seeds or checkpoints of a run.
 
@@ -131,7 +148,7 @@ def _of_run(
 ) -> list[TeamPolicy]:
     """Return policies of a run, as SEED/STEP/ACTING names them."""
     named, slash, acting = (which or "").rpartition("/")
-    if acting not in get_args(tracking.Acting):
+    if acting not in get_args(Acting):
         named, slash, acting = which or "", "", ""
     seed, _, step = named.partition("/")
     if which is not None and seed != "*" and not seed.isdecimal():

@@ -1,0 +1,107 @@
+"""What best responses of two sides gain against policies: exactly in small games, or learned."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import get_args
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from offmarl.envs import Environment
+from offmarl.envs.games import GameTree, Solution, mixture, solve, tabulate
+from offmarl.envs.sides import compose
+from offmarl.errors import OptionError
+from offmarl.evaluation import returns_by_team
+from offmarl.paths import local
+from offmarl.programs import registry
+from offmarl.programs.program import OnlineArgs
+from offmarl.programs.recording.recorder import run_directory
+from offmarl.programs.recording.sides import (
+    joint_policy,
+    names_in,
+    run_of,
+    side_of,
+    team_policy,
+)
+from offmarl.programs.runs.evaluate import play_policy
+from offmarl.programs.runs.policy import load_policy
+from offmarl.teams import Team, teams_of
+from offmarl.tracking import Acting
+
+Given = Sequence[tuple[Team, str]]
+"""The name of the policy of each side."""
+
+
+def exact(tree: GameTree, env: Environment, given: Given) -> dict[str, Solution]:
+    """Return the gains for greedy and for sampled actions; of one way, if both are the same.
+
+    If a name says how it acts, it is the only way.
+    """
+    runs = (run_of(name) for _, source in given for name, _ in names_in(source))
+    said = {(one[1] or "").rpartition("/")[2] for one in runs if one}
+    named = [acting for acting in get_args(Acting) if acting in said]
+    ways: dict[str, dict[str, bool]] = {x: {"greedy": x == "greedy"} for x in get_args(Acting)}
+    ways, tables = {"+".join(named): {}} if named else ways, {}
+    for acting, how in ways.items():
+        first, second = (_table(tree, env, side, source, how) for side, source in given)
+        tables[acting] = np.where(tree.seats[:, None] == 0, first, second)
+    if len(ways) > 1 and np.array_equal(tables["greedy"], tables["sampled"]):
+        del tables["sampled" if np.isin(tables["greedy"], (0, 1)).all() else "greedy"]
+    return {acting: solve(tree, policy) for acting, policy in tables.items()}
+
+
+def _table(
+    tree: GameTree, env: Environment, side: Team, source: str, how: Mapping[str, bool]
+) -> Float[np.ndarray, "I A"]:
+    """Return the policy of a side as a table, of a population the mixture of its members."""
+    player = team_policy(source, env, side, **how)
+    tables = [
+        tabulate(tree, compose(env.spec, [one.seat(side.agents)]), (one.params,))
+        for one in player.members or (player,)
+    ]
+    return mixture(tree, np.stack(tables), np.array(player.about.get("weights", [1.0])))
+
+
+def require_learner(recorder: ModuleType, oracle: str) -> None:
+    """Raise `OptionError` unless a recorder learns, which was given with ``--oracle``."""
+    if not issubclass(recorder.Args, OnlineArgs):
+        raise OptionError(f"--oracle {oracle} learns no response: give one such as ippo.")
+
+
+def learn(
+    env: Environment,
+    given: Given,
+    oracle: str,
+    episodes: int,
+    out: Path,
+    limits: Mapping[str, int],
+) -> Solution:
+    """Return what learned best responses gain against the policies, which act as trained.
+
+    ``limits`` are arguments of the recorder ``oracle``: its steps and seed.
+    """
+    program, key = registry.load("recorder", oracle), jax.random.key(limits["seed"])
+    require_learner(program, oracle)
+    name, is_own = registry.program_of(program.Args)
+    players = {side.name: team_policy(source, env, side) for side, source in given}
+    about = json.dumps([*(dict(one.about) for one in players.values()), limits])
+    place = local(out) / f"exploitability-{hashlib.sha256(about.encode()).hexdigest()[:8]}"
+    policy, params = joint_policy(env, players)
+    fixed = returns_by_team(env.spec, play_policy(env, policy, episodes, None, params, key))
+    gains = np.zeros((episodes, 2))  # of episodes with the same initial states
+    for number, team in enumerate(teams_of(env.spec)):
+        rest = ((side, source) for side, source in given if not {*side.agents} <= {*team.agents})
+        others = tuple(f"{side.name}={source}" for side, source in rest)
+        where = {"env": env.spec.name, "side": team.name, "opponents": others, "out": place}
+        args = program.Args(tiers="", **where, **limits)
+        program.main(args)
+        run, file = run_directory(args, name), None if is_own else oracle
+        best, against = load_policy(run, program=file), side_of(env, team.name, others)
+        played = play_policy(against, best.policy, episodes, None, best.params, key)
+        gains[:, number] = returns_by_team(against.spec, played)[:, 0] - fixed[:, number]
+    error = gains.sum(1).std(ddof=1) / episodes**0.5
+    return Solution(fixed.mean(0), gains.mean(0), error)
