@@ -1,8 +1,10 @@
 """Sizes, memory and kinds of arrays."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 
@@ -19,6 +21,12 @@ def as_items(array: NDArray[Any]) -> NDArray[Any]:
     """
     size = array.dtype.itemsize * math.prod(array.shape[2:])
     return array.reshape(-1).view(f"V{size}")
+
+
+def join_bytes(arrays: Iterable[NDArray[Any]], lead: int) -> NDArray[np.uint8]:
+    """Join the bytes of each record: ``(*lead, ...)`` arrays to ``(*lead, bytes)``."""
+    flat = (x.reshape(*x.shape[:lead], math.prod(x.shape[lead:])) for x in arrays)
+    return np.concatenate([np.ascontiguousarray(x).view("u1") for x in flat if x.shape[-1]], -1)
 
 
 def is_key(leaf: Any) -> bool:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from offmarl._arrays import join_bytes
 from offmarl._compiling import jit_rarely_run
 from offmarl.envs.pgx import Pgx
 from offmarl.errors import OptionError
@@ -161,8 +162,7 @@ def _rows(tree: Any, index: Int[np.ndarray, "n"]) -> Any:
 
 def _number(tree: ArrayTree) -> Int[np.ndarray, "n"]:
     """Return the number of each row among the distinct rows of a tree of arrays."""
-    leaves = [np.ascontiguousarray(x).reshape(len(x), -1) for x in jax.tree.leaves(tree)]
-    rows = np.concatenate([x.view(np.uint8) for x in leaves], axis=1)
+    rows = join_bytes(jax.tree.leaves(tree), 1)
     return np.unique(rows.view(f"V{rows.shape[1]}").ravel(), return_inverse=True)[1]
 
 

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt8, UInt32
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
+from offmarl._arrays import join_bytes
 from offmarl.ope.history import Histories
 from offmarl.types import ArrayTree, Policy, View, remember
 
@@ -55,9 +56,9 @@ def read_table(histories: Histories, members: int, seed: int) -> Table | None:
     for part, episodes in histories.blocks():
         size = part.stop - part.start
         block = jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], episodes)
-        number, bytes_ = np.zeros(block.first.shape, int), _as_bytes(block.view)
+        number, rows = np.zeros(block.first.shape, int), join_bytes(jax.tree.leaves(block.view), 2)
         for place in zip(*np.nonzero(_slots(block.mask)), strict=True):
-            number[place] = numbers.setdefault(bytes_[place].tobytes(), len(numbers))
+            number[place] = numbers.setdefault(rows[place].tobytes(), len(numbers))
             if len(views) < len(numbers):
                 views.append(jax.tree.map(lambda leaf, place=place: leaf[place], block.view))
             if len(views) > _MOST_VIEWS:
@@ -93,13 +94,6 @@ def read_table(histories: Histories, members: int, seed: int) -> Table | None:
         jnp.asarray(factors),
         jnp.asarray(np.concatenate([np.arange(len(low))[None], others])),
         jnp.asarray(starts),
-    )
-
-
-def _as_bytes(view: View) -> UInt8[np.ndarray, "M slots _"]:
-    leaves = [np.ascontiguousarray(leaf) for leaf in jax.tree.leaves(view) if leaf.size]
-    return np.concatenate(
-        [leaf.reshape(*leaf.shape[:2], -1).view(np.uint8) for leaf in leaves], axis=-1
     )
 
 

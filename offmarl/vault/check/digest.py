@@ -1,7 +1,6 @@
 """Digests of a vault's content, which do not depend on how it is stored."""
 
 import hashlib
-import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -9,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from offmarl._arrays import join_bytes
 from offmarl.errors import VaultError
 from offmarl.paths import cache, is_off
 from offmarl.terminal import Advance, silent
@@ -178,7 +178,7 @@ def _mixed_steps(steps: Transition, policies: bool) -> NumpyArray:
 def _finals(vault: Reader, episodes: NumpyArray) -> dict[int, NumpyArray]:
     """Return the final views of episodes that have one, packed."""
     found = vault.final_views(vault.episodes.final[episodes])
-    views = _pack([*flatten_view(found).values()], 1)
+    views = join_bytes(flatten_view(found).values(), 1)
     return dict(zip(episodes.tolist(), views, strict=True))
 
 
@@ -187,11 +187,4 @@ def _pack_steps(transition: Transition, policies: bool) -> NumpyArray:
     ids = arrays.pop(layout.POLICY_IDS)
     if policies:  # those of the first agent; or one for the whole team
         arrays[layout.POLICY_IDS] = ids if ids.ndim < 3 else ids[..., 0]
-    return _pack(list(arrays.values()), 2)
-
-
-def _pack(arrays: list[NumpyArray], lead: int) -> NumpyArray:
-    """Join the bytes of each record: ``(*lead, ...)`` arrays to ``(*lead, bytes)``."""
-    sizes = [math.prod(x.shape[lead:]) for x in arrays]
-    flat = (x.reshape(*x.shape[:lead], size) for x, size in zip(arrays, sizes, strict=True) if size)
-    return np.concatenate([np.ascontiguousarray(x).view(np.uint8) for x in flat], axis=-1)
+    return join_bytes(arrays.values(), 2)
