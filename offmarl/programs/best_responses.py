@@ -25,6 +25,7 @@ from offmarl.programs.recording.sides import (
     names_in,
     run_of,
     side_of,
+    split_acting,
     team_policy,
 )
 from offmarl.programs.runs.evaluate import play_policy
@@ -42,7 +43,7 @@ def exact(tree: GameTree, env: Environment, given: Given) -> dict[str, Solution]
     If a name says how it acts, it is the only way.
     """
     runs = (run_of(name) for _, source in given for name, _ in names_in(source))
-    said = {(one[1] or "").rpartition("/")[2] for one in runs if one}
+    said = {split_acting(one[1] or "")[1] for one in runs if one}
     named = [acting for acting in get_args(Acting) if acting in said]
     ways: dict[str, dict[str, bool]] = {x: {"greedy": x == "greedy"} for x in get_args(Acting)}
     ways, tables = {"+".join(named): {}} if named else ways, {}

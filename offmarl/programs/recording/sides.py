@@ -143,13 +143,17 @@ def members_of(source: str, env: Environment, team: Team, **how: Any) -> list[Te
     return [TeamPolicy(policy, (), everyone, name, about)]
 
 
+def split_acting(which: str) -> tuple[str, str]:
+    """Split what is named after a run's @ from the way of acting at its end; "" for none."""
+    named, _, acting = which.rpartition("/")
+    return (named, acting) if acting in get_args(Acting) else (which, "")
+
+
 def _of_run(
     directory: Path, which: str | None, env: Environment, team: Team, **how: Any
 ) -> list[TeamPolicy]:
     """Return policies of a run, as SEED/STEP/ACTING names them."""
-    named, slash, acting = (which or "").rpartition("/")
-    if acting not in get_args(Acting):
-        named, slash, acting = which or "", "", ""
+    named, acting = split_acting(which or "")
     seed, _, step = named.partition("/")
     if which is not None and seed != "*" and not seed.isdecimal():
         raise OptionError(
@@ -158,8 +162,7 @@ def _of_run(
         )
     if acting and "greedy" in how:
         raise OptionError(
-            f"{directory}@{which} says how it acts, but both ways are played: leave out "
-            f"{slash}{acting}."
+            f"{directory}@{which} says how it acts, but both ways are played: leave out /{acting}."
         )
     found, how = list[TeamPolicy](), {"greedy": acting == "greedy" if acting else None, **how}
     seeds = tracking.read_run(directory)["seeds"] if seed == "*" else [int(seed or 0)]
