@@ -67,6 +67,7 @@ from offmarl.programs.program import recorded
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.recording.online import Recorded, describe, summarise
 from offmarl.programs.recording.record import record_policy
+from offmarl.programs.recording.recorder import fold_key
 from offmarl.programs.recording.sides import described, joint_policy
 from offmarl.programs.registry import Origin, load_origin
 from offmarl.programs.runs.compiling import keep_compiled_programs
@@ -269,7 +270,7 @@ class Responses(Work):
         if number in checkpoints.steps():
             return
         hyper, program = hyperparameters(self._oracle), self.built[side].program
-        init_key, key = jax.random.split(_key(seed, RESPOND, number, side))
+        init_key, key = jax.random.split(fold_key(seed, RESPOND, number, side))
         if number == 0:
             state = program.init(init_key, hyper)
         else:
@@ -321,7 +322,9 @@ class Responses(Work):
         numbered = zip(self.sides, profile, strict=True)
         players = {own.name: self.member(seed, x, n) for n, (own, x) in enumerate(numbered)}
         policy, params = joint_policy(self.env, players)
-        found = play_policy(env, policy, args.episodes, None, params, _key(seed, PLAY, *profile))
+        found = play_policy(
+            env, policy, args.episodes, None, params, fold_key(seed, PLAY, *profile)
+        )
         returns = returns_by_team(env.spec, found).astype(float)
         if args.meta == "nash":
             require_constant_sum(returns.T, spec.name)
@@ -397,13 +400,6 @@ class Responses(Work):
 
     def _entry(self, seed: int, profile: tuple[int, ...]) -> Path:
         return self.directory / "blocks" / f"{seed}-payoffs" / "-".join(map(str, profile))
-
-
-def _key(seed: int, *parts: int) -> PRNGKeyArray:
-    key = jax.random.key(seed)
-    for part in parts:
-        key = jax.random.fold_in(key, part)
-    return key
 
 
 # ---------------------------------------------------------------------------------- main

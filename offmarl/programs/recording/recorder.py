@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -141,14 +142,8 @@ class Recorder(NamedTuple):
         return self.args.out / f"{envs.short_name(self.args.env)}.vlt" / name
 
     def key(self, purpose: int, *parts: int) -> PRNGKeyArray:
-        """Return the random key for a purpose, such as `TRAIN`, and for parts of it.
-
-        Keys are folded, so neighbouring seeds, purposes and parts share nothing.
-        """
-        key = jax.random.key(self.seed)
-        for number in (purpose, *parts):
-            key = jax.random.fold_in(key, number)
-        return key
+        """Return the random key for a purpose, such as `TRAIN`, and for parts of it."""
+        return fold_key(self.seed, purpose, *parts)
 
     # ------------------------------------------------------------------------------ policies
 
@@ -239,6 +234,11 @@ class Recorder(NamedTuple):
             "training_steps": version.iteration * self.iteration_steps,
             "return": mean,
         }
+
+
+def fold_key(seed: int, *parts: int) -> PRNGKeyArray:
+    """Return a seed's random key for some numbers; neighbouring ones share nothing."""
+    return reduce(jax.random.fold_in, parts, jax.random.key(seed))
 
 
 def run_directory(args: OnlineArgs, program: str) -> Path:
