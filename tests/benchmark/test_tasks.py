@@ -102,10 +102,10 @@ def test_a_cell_that_fails_does_not_stop_the_others(make):
     assert [work.label(block) for block in work.missing()] == ["deep on one", "deep on two"]
 
 
-def test_a_benchmark_has_no_steps(make, tmp_path):
+def test_a_benchmark_has_no_steps(make, offmarl):
     make()
-    with pytest.raises(OptionError, match="divided by its cells"):
-        cli.benchmark_work("benchmark", [str(tmp_path / "plan.toml")], 100)
+    outcome = offmarl("benchmark", "plan.toml", "--block-steps", 100)
+    assert outcome.code == 2 and "divided by its cells" in outcome.err
 
 
 # ---------------------------------------------------------------------------------- one process
