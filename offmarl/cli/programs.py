@@ -241,7 +241,7 @@ def train(arguments: list[str]) -> Report:
     return _returns_report(title, {"run": run}, returns, more)
 
 
-def train_work(verb: str, arguments: list[str], _: None) -> Divided:
+def train_work(verb: str, arguments: list[str], _block_steps: None) -> Divided:
     """Return the work of a training: a block for each seed, or one if there is one seed."""
     from offmarl.programs.offline import run_directory
     from offmarl.programs.runs.gathering import SeedsWork

@@ -55,7 +55,7 @@ def tune(arguments: list[str]) -> Report:
     return _report(work, work.search())
 
 
-def tune_work(_verb: str, arguments: list[str], _: None) -> Divided:
+def tune_work(_verb: str, arguments: list[str], _block_steps: None) -> Divided:
     """Return the work of a search: a block is a trial."""
     work = TrialsWork(*_parsed(arguments))
     return Divided(work, lambda _: _report(work, work.tuned()))
