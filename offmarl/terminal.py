@@ -213,34 +213,6 @@ def interval(value: float, low: float | None, high: float | None) -> str:
     return number(value) if low is None else f"{number(value)} [{number(low)}, {number(high)}]"
 
 
-def plot(
-    x: Sequence[float],
-    y: Sequence[float],
-    reference: float | None = None,
-    width: int = 60,
-    height: int = 8,
-) -> str:
-    """Draw a curve as lines of text, with a dashed line at ``reference``; ``x`` ascends."""
-    values = [*y, *([] if reference is None else [reference])]
-    bottom, top = min(values), max(values)
-
-    def line_of(value: float) -> int:
-        return round((top - value) / ((top - bottom) or 1) * (height - 1))
-
-    cells = [[" "] * width for _ in range(height)]
-    if reference is not None:
-        cells[line_of(reference)] = ["-" if column % 2 else " " for column in range(width)]
-    for at, value in zip(x, y, strict=True):
-        column = round((at - x[0]) / ((x[-1] - x[0]) or 1) * (width - 1))
-        cells[line_of(value)][column] = "*"
-    labels = [number(float(top)), *[""] * (height - 2), number(float(bottom))]
-    margin = max(map(len, labels))
-    lines = [f"{label:>{margin}} |{''.join(row)}" for label, row in zip(labels, cells, strict=True)]
-    ends = number(x[0]), number(x[-1])
-    axis = f"{ends[0]}{ends[1]:>{max(width - len(ends[0]), 1)}}"
-    return "\n".join(line.rstrip() for line in [*lines, f"{'':{margin}}  {axis}"])
-
-
 Advance = Callable[[int], object]
 """Called with the number of steps done since the last call."""
 

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from offmarl.cli import output
 from offmarl.errors import OffmarlError
-from offmarl.terminal import number, one_line, plot, printable
+from offmarl.terminal import number, one_line, printable
 
 HOSTILE = {
     "\x1b[2J": r"\x1b[2J",  # clears the screen
@@ -64,19 +64,6 @@ def test_every_output_function_escapes_control_characters(printed, capsys, monke
 def test_what_people_write_stays():
     for text in ("", "a b\n\tc", "Größe 日本 עברית ▁█ ✓ [x]", "क्‍ष", "👩‍🚀"):
         assert printable(text) == text
-
-
-def test_a_curve_is_drawn_with_its_reference():
-    drawn = plot([0, 50, 100], [0.0, 1.0, 4.0], reference=2.0, width=9, height=5)
-    assert drawn.splitlines() == [
-        "4.000 |        *",
-        "      |",
-        "      | - - - -",
-        "      |    *",
-        "0.000 |*",
-        "       0     100",
-    ]
-    assert plot([3], [1.0], width=4, height=3).splitlines()[0].endswith("|*")
 
 
 def test_numbers_round_to_four_digits():

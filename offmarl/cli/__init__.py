@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from inspect import cleandoc
 from typing import Any
 
 from offmarl._ahead import briefly
@@ -203,15 +204,17 @@ def run_verb(name: str, arguments: list[str]) -> Report:
     """Run a verb with its arguments."""
     verb = VERBS[name]
     function = function_of(name, verb)
-    if verb.is_raw:
-        return function(arguments)
     more: list[type] = []
     if verb.work:
         from offmarl.cli import tasks
 
         options, arguments = tasks.split(arguments)
         if options is not None:
-            return tasks.run(name, arguments, options, tasks.report_vault)
+            return tasks.run(name, arguments, options)
         more = [tasks.TaskOptions]
+    if verb.is_raw:
+        return function(arguments)
+    about, *_ = (function.__doc__ or "").partition("Parameters\n")
     example = f"\n\nExample: offmarl {name} {verb.example}" if verb.example else ""
-    return parse(function, name, f"{verb.summary}.{example}", arguments, *more)
+    found = parse(function, name, f"{cleandoc(about)}{example}", arguments, *more)
+    return found if isinstance(found, Report) else tasks.run_whole(name, arguments, found)

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,72 +15,64 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl import tracking
-from offmarl.cli import tasks
 from offmarl.cli.output import Report, as_is
-from offmarl.cli.parse import parse
-from offmarl.errors import OffmarlError, OptionError, VaultError
-from offmarl.launch import Launched, Work
+from offmarl.cli.tasks import Divided
+from offmarl.errors import OffmarlError, VaultError
 
 if TYPE_CHECKING:
     from offmarl.benchmark import Plan
 
 
-_ABOUT = """\
-Train baselines on datasets, and make tables, curves and a page. The same command continues after \
-a stop, and tries cells again that have failed. --dry-run runs nothing: it makes the tables, the \
-curves and the page of the cells that are finished, and lists the others.
+def benchmark(
+    file: Annotated[str, Positional, arg(metavar="FILE.toml|NAME")],
+    out: Path | None = None,
+    take_over: bool = False,
+) -> Divided:
+    """Train baselines on datasets, and make tables, curves and a page.
 
-Example: offmarl benchmark plan.toml --jobs 2"""
+    The same command continues after a stop, and tries cells again that have failed. --dry-run runs
+    nothing: it makes the tables, the curves and the page of the cells that are finished, and lists
+    the others.
+
+    Parameters
+    ----------
+    file
+        The plan: datasets, baselines and options of their training; see the guide on benchmarks.
+        first-hour, six and full are plans that come with offmarl.
+    out
+        Directory of the results; by default what the plan says, or runs/NAME.
+    take_over
+        Go on although a process of another machine has not released the benchmark. Do so only if
+        that process has ended.
+    """
+    from offmarl import benchmark as benchmarks  # takes a while to import
+    from offmarl.programs.runs.compiling import use_cores
+
+    plan = benchmarks.read_plan(file, out)
+    use_cores(_devices_of(plan), "map")
+    work = benchmarks.CellsWork(plan, _call)
+    before = partial(_checked, plan)
+    return Divided(work, lambda launched: _results(plan, launched.failed), before, take_over)
 
 
-def benchmark(arguments: list[str]) -> Report:
-    """Train baselines on datasets, and make tables, curves and a page."""
-    options, rest = tasks.split(arguments)
-    options = options or tasks.TaskOptions()
-    if options.task is not None or options.join:
-        return tasks.run("benchmark", rest, options, report_benchmark)
-    found = parse(Options, "benchmark", _ABOUT, rest, tasks.TaskOptions)
+def _checked(plan: "Plan", dry_run: bool) -> Report | None:
+    """Check a plan before it is launched; report what is finished instead for ``--dry-run``."""
     import jax
 
-    from offmarl import benchmark as benchmarks  # takes a while to import
+    from offmarl import benchmark as benchmarks
 
     config: Any = jax.config
     config.update("jax_platforms", "cpu")  # an accelerator's memory is for the cells' processes
-    plan = benchmarks.read_plan(found.file, found.out)
     checks = benchmarks.require_vaults, benchmarks.require_environments, benchmarks.require_fit
     for check in checks:
         try:
             check(plan)
         except OffmarlError as error:
             # A vault that fails concerns its own cells only.
-            if not (options.dry_run or isinstance(error, VaultError)):
+            if not (dry_run or isinstance(error, VaultError)):
                 raise
             tracking.notice(f"warning: {error}")
-    if options.dry_run:
-        return _results(plan, {})
-    return tasks.run("benchmark", rest, options, report_benchmark, found.take_over)
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a benchmark."""
-
-    file: Annotated[str, Positional, arg(metavar="FILE.toml|NAME")]
-    """The plan: datasets, baselines and options of their training; see the guide on benchmarks.
-    first-hour, six and full are plans that come with offmarl."""
-    out: Path | None = None
-    """Directory of the results; by default what the plan says, or runs/NAME."""
-    take_over: bool = False
-    """Go on although a process of another machine has not released the benchmark. Do so only if
-    that process has ended."""
-
-
-def report_benchmark(work: Work, launched: Launched) -> Report:
-    """Make the tables, curves and the page of a benchmark that tasks ran."""
-    from offmarl.benchmark import CellsWork
-
-    assert isinstance(work, CellsWork)
-    return _results(work.benchmark_plan, launched.failed)
+    return _results(plan, {}) if dry_run else None
 
 
 def _results(plan: "Plan", failed: Mapping[str, Path]) -> Report:
@@ -105,19 +97,6 @@ def _results(plan: "Plan", failed: Mapping[str, Path]) -> Report:
         as_is(f"\n{plan.out}: {data['finished']} of {data['cells']} cells"),
     )
     return Report(data, text, sound=not failed)
-
-
-def benchmark_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
-    """Return the work of a benchmark, from its arguments."""
-    from offmarl import benchmark as benchmarks
-    from offmarl.programs.runs.compiling import use_cores
-
-    if block_steps is not None:
-        raise OptionError("--block-steps divides data: a benchmark is divided by its cells.")
-    found = parse(Options, verb, "", arguments)
-    plan = benchmarks.read_plan(found.file, found.out)
-    use_cores(_devices_of(plan), "map")
-    return benchmarks.CellsWork(plan, _call)
 
 
 def _devices_of(plan: "Plan") -> int:

@@ -1,19 +1,16 @@
 """``offmarl cross-play``: play policies with partners that they were not trained with."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Group
 from tyro.conf import Positional, arg
 
-from offmarl.cli import tasks
 from offmarl.cli.ope import directory_of
 from offmarl.cli.output import Report, check_file, write_page
-from offmarl.cli.parse import parse
+from offmarl.cli.tasks import Divided
 from offmarl.errors import OptionError
-from offmarl.launch import Share, Work
 from offmarl.paths import local
 from offmarl.report.tables import Section
 from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS
@@ -23,79 +20,65 @@ from offmarl.tracking import plain
 if TYPE_CHECKING:
     from offmarl.programs.cross_play import CrossPlayWork
 
-_ABOUT = """\
-Play policies with partners that they were not trained with: every pair, in both seat orders. The \
-same command continues after a stop, and shows a finished table again.
-
-Example: offmarl cross-play vaults/classic/xor.run/mappo-0-to-4"""
-
 _FEW = 6
 """Most columns of a heat map that have numbers."""
 _ESTIMATED = ("self_play", "cross_play", "gap")
 _WAYS = {"greedy": "best actions", "sampled": "sampled actions"}
 
 
-@dataclass(frozen=True)
-class Options:
-    """Options of cross-play."""
+def cross_play(
+    runs: Annotated[tuple[str, ...], Positional, arg(metavar="RUN...")] = (),
+    partners: tuple[str, ...] | None = None,
+    env: str | None = None,
+    side: str | None = None,
+    eval_episodes: int = 128,
+    seed: int = 0,
+    html: Path | None = None,
+    program: Annotated[tuple[Path, ...], arg(metavar="[PATH ...]")] = (),
+) -> Divided:
+    """Play policies with partners that they were not trained with.
 
-    runs: Annotated[tuple[str, ...], Positional, arg(metavar="RUN...")] = ()
-    """Policies: a run's directory for all of its seeds, RUN@SEED, RUN@SEED/STEP, the name of a
-    pulled policy, random, scripted, or path/to/file.py:FUNCTION."""
-    partners: tuple[str, ...] | None = None
-    """Policies that they meet, named likewise; by default they meet one another."""
-    env: str | None = None
-    """Environment to play in; by default that of the first run."""
-    side: str | None = None
-    """Agents, joined by commas, for which one of a pair acts while the other one acts for the rest;
-    by default the first, or the side that the first run learned."""
-    eval_episodes: int = 128
-    """Number of episodes for each pair and seat order."""
-    seed: int = 0
-    """Random seed of the episodes."""
-    html: Path | None = None
-    """Write a self-contained page here."""
-    program: Annotated[tuple[Path, ...], arg(metavar="[PATH ...]")] = ()
-    """Python files of the programs that trained the runs, for programs that are not offmarl's. The
-    files' code is run."""
+    Every pair plays in both seat orders. The same command continues after a stop, and shows a
+    finished table again.
 
-
-def cross_play(arguments: list[str]) -> Report:
-    """Play policies with partners that they were not trained with."""
-    options, rest = tasks.split(arguments)
-    if options is not None:
-        html = parse(Options, "cross-play", "", rest).html
-        return tasks.run("cross-play", rest, options, lambda work, _: _report(work, html))
-    found = parse(Options, "cross-play", _ABOUT, rest, tasks.TaskOptions)
-    work = _work(found)
-    tasks.run_task(work, Share(0, 1))
-    return _report(work, found.html)
-
-
-def cross_play_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
-    """Return the work of a table, of which each row is a block."""
-    if block_steps is not None:
-        raise OptionError("--block-steps divides data: a table is divided by its rows.")
-    return _work(parse(Options, verb, "", arguments))
-
-
-def _work(given: Options) -> "CrossPlayWork":
+    Parameters
+    ----------
+    runs
+        Policies: a run's directory for all of its seeds, RUN@SEED, RUN@SEED/STEP, the name of a
+        pulled policy, random, scripted, or path/to/file.py:FUNCTION.
+    partners
+        Policies that they meet, named likewise; by default they meet one another.
+    env
+        Environment to play in; by default that of the first run.
+    side
+        Agents, joined by commas, for which one of a pair acts while the other one acts for the
+        rest; by default the first, or the side that the first run learned.
+    eval_episodes
+        Number of episodes for each pair and seat order.
+    seed
+        Random seed of the episodes.
+    html
+        Write a self-contained page here.
+    program
+        Python files of the programs that trained the runs, for programs that are not offmarl's. The
+        files' code is run.
+    """
     from offmarl.hub.policies import run_named  # takes a while to import, as the next does
     from offmarl.programs.cross_play import CrossPlayWork
 
-    check_file(given.html, "--html", "page.html")
-    if not given.runs:
+    check_file(html, "--html", "page.html")
+    if not runs:
         raise OptionError("no policies to play: give the directory of at least one run.")
-    if given.partners == ():
+    if partners == ():
         raise OptionError("--partners names no policy: give at least one, or leave it out.")
 
     def located(name: str) -> str:
         run, at, which = name.rpartition("@") if "@" in name else (name, "", "")
         return name if local(name).exists() else f"{run_named(run)}{at}{which}"
 
-    policies, partners = ([*map(located, names)] for names in (given.runs, given.partners or ()))
-    where = given.env, given.side
-    return CrossPlayWork(policies, partners, *where, given.eval_episodes, given.seed, given.program)
+    policies, others = ([*map(located, names)] for names in (runs, partners or ()))
+    work = CrossPlayWork(policies, others, env, side, eval_episodes, seed, program)
+    return Divided(work, lambda _: _report(work, html))
 
 
 def _report(work: Any, html: Path | None) -> Report:

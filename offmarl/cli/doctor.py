@@ -161,15 +161,13 @@ def _script(shell: str) -> str:
 
 def _commands() -> Any:
     """Return the type of all commands with their options, for tyro."""
-    from offmarl.cli import benchmark, cross_play
     from offmarl.cli.verbs import VERBS, function_of
 
     kinds = {verb: [kind] for kind, verb in registry.VERBS.items()} | {"tune": [*registry.VERBS]}
-    raw = {"benchmark": benchmark, "cross-play": cross_play}
     return _any(
         Annotated[Any, subcommand(name, constructor=_any_program(kinds[name]))]
         if name in kinds
-        else _command(name, raw[name].Options if name in raw else function_of(name, verb))
+        else _command(name, function_of(name, verb))
         for name, verb in VERBS.items()
     )
 

@@ -1,8 +1,7 @@
 """``offmarl record``, ``train`` and ``evaluate``: run programs, and play what they trained."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -13,13 +12,13 @@ from rich.console import Group
 from rich.filesize import decimal
 from tyro.conf import Positional, arg
 
-from offmarl.cli import tasks
 from offmarl.cli.output import Report, as_is, check_file, grid, records, table
 from offmarl.cli.parse import HELP, config_among, given_among, parse, parse_program
+from offmarl.cli.tasks import CommandWork, Divided, TaskOptions
 from offmarl.config import DeviceArgs, Role, option
 from offmarl.envs.registry import make_parallel, short_name
 from offmarl.errors import OptionError
-from offmarl.launch import Launched, Work
+from offmarl.launch import Launched
 from offmarl.paths import below, local
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
 from offmarl.report import UNITS, estimate, final_evaluation
@@ -71,9 +70,6 @@ def record(arguments: list[str]) -> Report:
     """Train agents online and record them at several tiers, or record a trained policy."""
     if not arguments or arguments[0] in HELP:
         return overview("recorder", _USAGE)
-    options, rest = tasks.split(arguments)
-    if options is not None:
-        return tasks.run("record", rest, options, partial(_report_work, record, rest))
     if (command := _with_program(arguments)) is not None:
         return _recorded(_Command.of("recorder", command).run())
     if "from_run" in given_among(arguments, from_run=_SEVERAL):
@@ -92,23 +88,31 @@ def record(arguments: list[str]) -> Report:
     return show(str(recording.path))
 
 
-def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
+def record_work(verb: str, arguments: list[str], block_steps: int | None) -> Divided:
     """Return the work of a recording: one block, or blocks of a fixed policy or a population."""
-    from offmarl.programs.recording.blocks import RecordWork
     from offmarl.programs.recording.fixed import FixedArgs, fixed_recording
 
     if (command := _with_program(arguments)) is not None:
         _, program, args = _Command.of("recorder", command)
         if isinstance(args, FixedArgs):
-            return RecordWork(fixed_recording(args), block_steps)
+            return _divided_recording(fixed_recording(args), block_steps)
         if hasattr(program, "work") and block_steps is None:
-            work: Work = program.work(args)
-            return work
+            return Divided(program.work(args), lambda _: record(arguments))
     elif "from_run" not in given_among(arguments, from_run=_SEVERAL):
-        return RecordWork(_trained_recording(arguments), block_steps)
+        return _divided_recording(_trained_recording(arguments), block_steps)
     if block_steps is not None:
         raise OptionError("--block-steps divides the recording of a fixed policy, not training.")
-    return tasks.CommandWork(verb, arguments, record)
+    return Divided(CommandWork(verb, arguments, record), lambda _: record(arguments))
+
+
+def _divided_recording(recording: "Recording", block_steps: int | None) -> Divided:
+    from offmarl.programs.recording.blocks import RecordWork
+    from offmarl.programs.recording.fixed import recorded_summary
+
+    def report(launched: Launched) -> Report:
+        return _recorded(recorded_summary(recording.path, launched.fresh))
+
+    return Divided(RecordWork(recording, block_steps), report)
 
 
 def _with_program(arguments: list[str]) -> list[str] | None:
@@ -121,18 +125,6 @@ def _with_program(arguments: list[str]) -> list[str] | None:
     named = "/" not in policies[0] and "env" in given
     is_policy = named or policies[0] == "random" or {*policies[0]} & {*":="}
     return [_SCRIPTED, *arguments] if is_policy else None
-
-
-def _report_work(
-    run: Callable[[list[str]], Report], arguments: list[str], work: Work, launched: Launched
-) -> Report:
-    """Report what tasks made: the recording, or the result of a command that is complete now."""
-    from offmarl.programs.recording.blocks import RecordWork
-    from offmarl.programs.recording.fixed import recorded_summary
-
-    if isinstance(work, RecordWork):
-        return _recorded(recorded_summary(work.path, launched.fresh))
-    return run(arguments)
 
 
 def _recorded(recorded: Any) -> Report:
@@ -195,7 +187,7 @@ class _TrainedArgs(DeviceArgs, PolicyOptions):
 
 def _trained_recording(arguments: list[str]) -> "Recording":
     """Return the recording of a trained policy, which the same command resumes after a stop."""
-    args = parse(_TrainedArgs, "record", "Record a trained policy.", arguments, tasks.TaskOptions)
+    args = parse(_TrainedArgs, "record", "Record a trained policy.", arguments, TaskOptions)
     from offmarl import envs
     from offmarl.cli.parse import use_cores_for
     from offmarl.cli.policies import load
@@ -230,9 +222,6 @@ def train(arguments: list[str]) -> Report:
     if not arguments or arguments[0] in HELP:
         usage = "offmarl train NAME --vault PATH ...\noffmarl train --config FILE.toml ..."
         return overview("baseline", usage)
-    options, rest = tasks.split(arguments)
-    if options is not None:
-        return tasks.run("train", rest, options, partial(_report_work, train, rest))
     command = _Command.of("baseline", arguments)
     name, run = command.name, command.run()
     if not (run / MARL_EVAL_FILE).exists():
@@ -252,17 +241,19 @@ def train(arguments: list[str]) -> Report:
     return _returns_report(title, {"run": run}, returns, more)
 
 
-def train_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
+def train_work(verb: str, arguments: list[str], _block_steps: None) -> Divided:
     """Return the work of a training: a block for each seed, or one if there is one seed."""
     from offmarl.programs.offline import run_directory
     from offmarl.programs.runs.gathering import SeedsWork
 
-    if block_steps is not None:
-        raise OptionError("--block-steps divides data: a training is divided by its seeds.")
     _, program, args = _Command.of("baseline", arguments)
-    if args.seeds == 1:
-        return tasks.CommandWork(verb, arguments, train)
-    return SeedsWork(program.main, args, run_directory(args))
+    by_seed = args.seeds > 1
+    work = (
+        SeedsWork(program.main, args, run_directory(args))
+        if by_seed
+        else CommandWork(verb, arguments, train)
+    )
+    return Divided(work, lambda _: train(arguments))
 
 
 def evaluate(
@@ -408,10 +399,8 @@ class _Command(NamedTuple):
                 f"`offmarl {VERBS[kind]} NAME {arguments[0]}`."
             )
         program = load(kind, name)
-        about, more = program.__doc__, tasks.TaskOptions
-        return cls(
-            name, program, parse_program(program.Args, f"{VERBS[kind]} {name}", about, rest, more)
-        )
+        about = f"{VERBS[kind]} {name}", program.__doc__
+        return cls(name, program, parse_program(program.Args, *about, rest, TaskOptions))
 
     def run(self) -> Any:
         """Run the program."""

@@ -13,7 +13,6 @@ from offmarl.cli.output import Report, as_is, check_file, write_page
 from offmarl.errors import OptionError, ShapeError, VaultError
 from offmarl.report import pages, tables
 from offmarl.report.contents import Survey, Surveys, survey, warnings_by_dataset
-from offmarl.terminal import plot
 from offmarl.tracking import is_run, progress, refuse_benchmark
 from offmarl.vault import Dataset
 from offmarl.vault.dataset import open_vault
@@ -76,11 +75,7 @@ def _run_report(runs: Sequence[Path], given: Sequence[str], html: Path | None) -
     described = pages.describe_run(runs[0])
     if html:
         write_page(html, pages.run_page(described))
-    shown: list[Any] = [*described.sections()]
-    for name, curve in described.evaluations().items():
-        drawn = plot(curve.steps.tolist(), curve.mean.tolist())
-        shown += [Text(f"{pages.unit_of(name)} by step", style="bold"), Text(drawn)]
-    shown += map(as_is, described.notes())
+    shown = [*described.sections(), *map(as_is, described.notes())]
     data = {"run": runs[0], "record": described.record, "page": html, "notes": described.notes()}
     data |= {"curves": {name: curve.data() for name, curve in described.curves.items()}}
     return Report(data, Group(*shown, *([f"wrote {html}"] if html else [])))

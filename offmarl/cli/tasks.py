@@ -1,20 +1,18 @@
 """Options that divide the work of a verb into tasks, and launch or join them.
 
-A verb that knows them calls `split`. In the process of a task, `work_of` makes the work from the
-rest of the arguments.
+In the process of a task, `work_of` makes the work from the rest of the arguments.
 """
 
 import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from rich.console import Group
 
-from offmarl import vault
 from offmarl.cli.output import Report, as_is, grid
-from offmarl.cli.parse import HELP, given_among
+from offmarl.cli.parse import HELP, given_among, parse
 from offmarl.cli.parse import split as split_options
 from offmarl.cli.verbs import VERBS, function_of
 from offmarl.config import REPEATED, PositiveInt, Validated
@@ -106,6 +104,18 @@ def _pair(text: str) -> tuple[str, Any]:
     return name, value
 
 
+class Divided(NamedTuple):
+    """The work of a verb, which tasks can share."""
+
+    work: Work
+    report: Callable[[Launched], Report]
+    """Describes the result."""
+    before: Callable[[bool], Report | None] | None = None
+    """Checks work that is always launched; called with ``--dry-run``, of which it may report."""
+    take_over: bool = True
+    """Whether to go on after a launch of another machine that has not ended by itself."""
+
+
 class CommandWork(Work):
     """A command as a whole: one block, which resumes where it was stopped.
 
@@ -131,18 +141,32 @@ class CommandWork(Work):
 def work_of(arguments: tuple[str, ...]) -> Work:
     """Make the work of a verb; `run` gives the arguments to the processes of its tasks."""
     verb, block_steps, *rest = arguments
-    make: Callable[[str, list[str], int | None], Work] = function_of(VERBS[verb].work, VERBS[verb])
-    return make(verb, rest, int(block_steps) if block_steps else None)
+    return _divided(verb, rest, int(block_steps) if block_steps else None).work
+
+
+def _divided(verb: str, arguments: list[str], block_steps: int | None) -> Divided:
+    about = VERBS[verb]
+    if block_steps is not None and about.blocks:
+        raise OptionError(f"--block-steps divides data: {about.blocks}.")
+    make, name = function_of(about.work, about), about.work.replace("_", "-")
+    found: Divided = (
+        parse(make, verb, "", arguments) if name == verb else make(verb, arguments, block_steps)
+    )
+    return found
+
+
+def run_whole(verb: str, arguments: list[str], divided: Divided) -> Report:
+    """Run all of a work here, unless it is always launched."""
+    if divided.before is not None:
+        return run(verb, arguments, TaskOptions(), divided)
+    run_task(divided.work, Share(0, 1))
+    return divided.report(Launched(join_work(divided.work)))
 
 
 def run(
-    verb: str,
-    arguments: list[str],
-    options: TaskOptions,
-    report: Callable[[Work, Launched], Report],
-    take_over: bool = True,
+    verb: str, arguments: list[str], options: TaskOptions, divided: Divided | None = None
 ) -> Report:
-    """Do what the options ask for with the work of a verb; ``report`` describes the result."""
+    """Do what the options ask for with the work of a verb."""
     if not arguments:
         raise OptionError(f"give the command that tasks divide: see `offmarl {verb} --help`.")
     share, of_launcher = options.share, options.of_launcher
@@ -151,25 +175,18 @@ def run(
             f"--{given} joins the processes of one program, and each task is a program of its "
             "own: divide the work by tasks or by processes."
         )
-    entry = (verb, str(options.block_steps or ""), *arguments)
-    work = work_of(entry)
+    work, report, before, take_over = divided or _divided(verb, arguments, options.block_steps)
+    if before and share is None and not options.join and (shown := before(options.dry_run)):
+        return shown
     if options.dry_run:
         return _plan(work, share.of if share else options.tasks)
     if share is not None:
         return run_task(work, share)
     if options.join:
-        return report(work, Launched(join_work(work)))
+        return report(Launched(join_work(work)))
+    entry = (verb, str(options.block_steps or ""), *arguments)
     how = options.tasks, options.launcher or "local", options.jobs, of_launcher
-    launched = launch(work, f"{__name__}:work_of", entry, *how, take_over=take_over)
-    return report(work, launched)
-
-
-def report_vault(work: Work, launched: Launched) -> Report:
-    """Describe the vault that a transform made."""
-    from offmarl.cli import transform
-
-    del launched
-    return transform.report([vault.open_vault(work.path)])
+    return report(launch(work, f"{__name__}:work_of", entry, *how, take_over=take_over))
 
 
 def run_task(work: Work, share: Share) -> Report:

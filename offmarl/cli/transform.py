@@ -19,6 +19,7 @@ from offmarl import envs, vault
 from offmarl.cli.data import show
 from offmarl.cli.output import Report, table
 from offmarl.cli.parse import finite, parse, read_as
+from offmarl.cli.tasks import Divided
 from offmarl.errors import OptionError, VaultError
 from offmarl.launch import Share, Work, join_work, run_share
 from offmarl.statistics import spread
@@ -190,10 +191,11 @@ def _map(**options: Any) -> Report:
     return report([vault.map(**options | {"source": source[0]}, progress=progress)])
 
 
-def transform_work(name: str, arguments: list[str], block_steps: int | None) -> Work:
+def transform_work(name: str, arguments: list[str], block_steps: int | None) -> Divided:
     """Return the work of a transform, from the arguments of its verb."""
     call = partial(_work, name, block_steps)
-    return parse(verb_of(getattr(vault, name), call, several=True), name, "", arguments)
+    work: Work = parse(verb_of(getattr(vault, name), call, several=True), name, "", arguments)
+    return Divided(work, lambda _: report([vault.open_vault(work.path)]))
 
 
 def _work(name: str, block_steps: int | None, **options: Any) -> Work:

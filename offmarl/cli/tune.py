@@ -9,7 +9,6 @@ from typing import Any, TypeVar, cast
 
 from rich.console import Group
 
-from offmarl.cli import tasks
 from offmarl.cli.output import Report, as_is, records, write_page
 from offmarl.cli.parse import (
     HELP,
@@ -20,9 +19,9 @@ from offmarl.cli.parse import (
     use_cores_for,
 )
 from offmarl.cli.programs import overview
+from offmarl.cli.tasks import Divided, TaskOptions
 from offmarl.config import Role, with_role
 from offmarl.errors import OptionError
-from offmarl.launch import Launched, Work
 from offmarl.programs.registry import Kind, find, load, program_of
 from offmarl.programs.runs.run import print_sources
 from offmarl.programs.tuning import (
@@ -51,20 +50,15 @@ def tune(arguments: list[str]) -> Report:
     """Search settings with which a program learns, and write a file for --settings."""
     if not arguments or arguments[0] in HELP:
         return _overview()
-    options, rest = tasks.split(arguments)
-    if options is not None:
-        return tasks.run("tune", rest, options, _report_work)
-    work = TrialsWork(*(parsed := _parsed(rest)))
+    work = TrialsWork(*(parsed := _parsed(arguments)))
     use_cores_for(parsed[-1], getattr(work.args, "batching", "auto"))
     return _report(work, work.search())
 
 
-def tune_work(verb: str, arguments: list[str], block_steps: int | None) -> Work:
+def tune_work(_verb: str, arguments: list[str], _block_steps: None) -> Divided:
     """Return the work of a search: a block is a trial."""
-    del verb
-    if block_steps is not None:
-        raise OptionError("--block-steps divides data: a search is divided by its trials.")
-    return TrialsWork(*_parsed(arguments))
+    work = TrialsWork(*_parsed(arguments))
+    return Divided(work, lambda _: _report(work, work.tuned()))
 
 
 def _parsed(arguments: list[str]) -> tuple[ModuleType, Any, Space, Path, Search]:
@@ -75,7 +69,7 @@ def _parsed(arguments: list[str]) -> tuple[ModuleType, Any, Space, Path, Search]
     targets = [_Options, Search, SettingsFile, program.Args]
     untuned = with_role(program.Args, Role.UNTUNED) - {field.name for field in fields(Search)}
     command = f"offmarl tune {name}"
-    given = read(targets, command, about, rest, tasks.TaskOptions, left_out=untuned)
+    given = read(targets, command, about, rest, TaskOptions, left_out=untuned)
     options, search = _taken(_Options, given), _taken(Search, given)
     file, env = given.pop("settings", None), settings_environment(program.Args, given)
     args = program.Args.for_env(env, settings=file, **given)
@@ -90,12 +84,6 @@ def _taken(kind: type[T], given: dict[str, Any]) -> T:
     """Return a dataclass of the values that are given for it, which are taken out."""
     names = [field.name for field in fields(cast(Any, kind))]
     return kind(**{name: given.pop(name) for name in names if name in given})
-
-
-def _report_work(work: Work, launched: Launched) -> Report:
-    del launched
-    assert isinstance(work, TrialsWork)
-    return _report(work, work.tuned())
 
 
 @dataclass(frozen=True)

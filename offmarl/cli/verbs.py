@@ -15,7 +15,10 @@ class Verb(NamedTuple):
     is_raw: bool = False
     """Whether the function takes the arguments unparsed."""
     work: str = ""
-    """The function of the module that makes the work which tasks can share, if any."""
+    """The function of the module that makes the work which tasks can share, if any. It takes the
+    verb, its arguments and ``--block-steps``; the verb's own function takes the parsed options."""
+    blocks: str = ""
+    """What the blocks of the work are, if ``--block-steps`` does not set their size."""
 
 
 GROUPS: dict[str, dict[str, Verb]] = {
@@ -42,16 +45,25 @@ GROUPS: dict[str, dict[str, Verb]] = {
             work="record_work",
         ),
         "train": Verb(
-            "programs", "Train an offline baseline on a vault", is_raw=True, work="train_work"
+            "programs",
+            "Train an offline baseline on a vault",
+            is_raw=True,
+            work="train_work",
+            blocks="a training is divided by its seeds",
         ),
         "tune": Verb(
-            "tune", "Search settings with which a program learns", is_raw=True, work="tune_work"
+            "tune",
+            "Search settings with which a program learns",
+            is_raw=True,
+            work="tune_work",
+            blocks="a search is divided by its trials",
         ),
         "benchmark": Verb(
             "benchmark",
             "Train baselines on datasets, and make tables, curves and a page",
-            is_raw=True,
-            work="benchmark_work",
+            "plan.toml --jobs 2",
+            work="benchmark",
+            blocks="a benchmark is divided by its cells",
         ),
     },
     "Evaluate": {
@@ -68,8 +80,9 @@ GROUPS: dict[str, dict[str, Verb]] = {
         "cross-play": Verb(
             "cross_play",
             "Play policies with partners that they were not trained with",
-            is_raw=True,
-            work="cross_play_work",
+            "vaults/classic/xor.run/mappo-0-to-4",
+            work="cross_play",
+            blocks="a table is divided by its rows",
         ),
         "exploitability": Verb(
             "exploitability",

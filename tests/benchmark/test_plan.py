@@ -93,24 +93,15 @@ def test_unknown_programs_are_named(path):
         read_plan(path)
 
 
-def test_a_plan_without_a_file_is_named(tmp_path):
-    with pytest.raises(OptionError, match="there is no benchmark file"):
-        read_plan(tmp_path / "no.toml")
-
-
 @pytest.mark.parametrize("name", sorted(path.stem for path in PLANS.glob("*.toml")))
 def test_plans_that_come_with_offmarl_are_named(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / name).mkdir()  # a directory does not hide it
     plan = read_plan(name)
     assert plan.name == name and len(plan.cells) >= 9
+    (tmp_path / name).rmdir()
     (tmp_path / name).write_text(PLAN)
     assert read_plan(name).name == "small"  # a file takes precedence
-
-
-def test_a_directory_of_the_name_of_a_plan_does_not_hide_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "six").mkdir()
-    assert read_plan("six").name == "six"
 
 
 MIXED = "mixed=medium:0.5+expert:0.5"

@@ -2,9 +2,11 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,9 +15,11 @@ from offmarl import benchmark, report, tracking, vault
 from offmarl.benchmark import CellsWork, spread
 from offmarl.benchmark.cells import identity, is_current, pack
 from offmarl.benchmark.tasks import cell_file, note_vaults, noted_vaults, preparation, run_of
+from offmarl.cli import benchmark as cli
 from offmarl.cli.output import Report
-from offmarl.errors import RunError, VaultError
-from offmarl.launch import Share, launch, run_share
+from offmarl.errors import OptionError, RunError, VaultError
+from offmarl.launch import Share, join_work, launch, run_share
+from offmarl.paths import STREAM_CACHE
 from offmarl.programs import registry
 from offmarl.vault.check.digest import fingerprint
 from tests.benchmark import stub
@@ -160,6 +164,101 @@ def test_cells_of_other_datasets_run_while_one_is_recorded(run):
     assert run(seed=1) == (True, {})  # the recording ends after such a cell
 
 
+@pytest.fixture
+def make(read):
+    """Return the work of such a plan, and the list of the commands that it runs."""
+    commands = []
+
+    def call(command):
+        commands.append(command)
+        return stub.call(command)
+
+    return CellsWork(read(), call), commands
+
+
+def test_tasks_run_the_cells_and_each_dataset_is_made_once(make):
+    work, commands = make
+    plan = work.benchmark_plan
+    assert work.plan(2)["missing cells"] == 4 and work.num_blocks == work.tasks(2) == 6
+    for index in range(2):
+        run_share(work, Share(index, 2))
+    assert sorted(command[0] for command in commands) == ["pull", "record"] + ["train"] * 4
+    for cell in plan.cells:
+        found = json.loads(cell_file(plan, cell).read_text())
+        assert (found["dataset"], found["baseline"]) == (cell.data.label, cell.baseline.label)
+    configs = [Path(one[3]).read_text() for one in commands if one[0] == "train"]
+    assert sum('vaults/mappo-random"' in text for text in configs) == 2
+    assert sum('/pulled/some/name/Good"' in text for text in configs) == 2
+    assert work.is_complete() and not join_work(work)
+
+
+def test_datasets_come_first_and_only_those_that_are_needed(make):
+    work, commands = make
+    assert [work.label(block) for block in work.missing()[:3]] == [
+        "record cover",
+        "two",
+        "bc on one",
+    ]
+    assert [list(work.needs(block)) for block in range(6)] == [[], [], [0], [0], [1], [1]]
+    run_share(work, Share(4, 6))  # bc on two
+    run_share(work, Share(5, 6))
+    assert [command[0] for command in commands] == ["pull", "train", "train"]
+    assert work.missing() == [0, 2, 3]
+
+
+def test_a_dataset_is_prepared_again_if_its_vault_is_gone(read):
+    work = CellsWork(read(), stub.call)
+    run_share(work, Share(0, 6))
+    job = preparation(work.benchmark_plan, work.benchmark_plan.datasets["one"])
+    vaults = noted_vaults(job)
+    assert list(vaults) == ["one"] and 0 not in work.missing()
+    Path(vaults["one"]).rmdir()
+    assert 0 in work.missing()
+
+
+def test_a_benchmark_has_no_steps(read, offmarl):
+    read()
+    outcome = offmarl("benchmark", "plan.toml", "--block-steps", 100)
+    assert outcome.code == 2 and "divided by its cells" in outcome.err
+
+
+@pytest.mark.slow
+def test_a_command_leaves_no_variables_for_the_next_one(monkeypatch):
+    seen = []
+
+    def train(arguments):
+        seen.append(os.environ.get(STREAM_CACHE))
+        os.environ[STREAM_CACHE] = "1"
+        raise OptionError("no")
+
+    monkeypatch.delenv(STREAM_CACHE, raising=False)
+    monkeypatch.setattr("offmarl.cli.programs.train", train)
+    for _ in range(2):
+        with pytest.raises(OptionError, match="no"):
+            cli._call(["train", "bc"])
+    assert seen == [None, None]
+
+
+def test_wrong_options_of_a_cell_are_an_error_of_that_cell():
+    with pytest.raises(OptionError, match="colour"):
+        cli._call(["train", "bc", "--colour", "red"])
+
+
+@pytest.mark.parametrize(
+    ("options", "devices"),
+    [
+        ([{"seeds": 3}, {"seeds": 5}], 5),
+        ([{"seeds": 3}, {"devices": 8}], 8),
+        ([{"seeds": 3}, {"seeds": 2, "batching": "vmap"}], 1),
+    ],
+)
+def test_a_cpu_is_split_once_for_all_cells(options, devices):
+    data = benchmark.plan.Data("d", "v", "", "", {})
+    method = benchmark.plan.Baseline("b", "bc", {}, None)
+    plan = SimpleNamespace(cells=[benchmark.Cell(data, method, one) for one in options])
+    assert cli._devices_of(plan) == devices
+
+
 # ---------------------------------------------------------------------------------- results
 
 
@@ -226,22 +325,25 @@ def test_a_cell_depends_on_the_runs_of_all_partners(read, tmp_path):
     assert same == [True, False]
 
 
-def test_bold_is_the_best_and_what_may_be_as_good(read, tmp_path):
-    table = scores(cells(read(), tmp_path, SCORES))
-    assert {method: [one.bold for one in row] for method, row in table.items()} == {
-        "bc": [True, False],  # on the second, every run of the other is better
-        "deep & wide": [True, True],
-    }
-    assert table["bc"][0].value == 12.0
+CLOSE = {("one", "bc"): [10.0, 11, 12, 13, 14], ("one", "deep & wide"): [11.0, 12, 13, 14, 15]}
+APART = {("two", "bc"): [1.0, 2, 3, 4, 6.5], ("two", "deep & wide"): [6.0, 7, 8, 8.5, 10]}
 
 
-def test_a_method_is_bold_whose_interval_of_beating_the_best_includes_one_half(read, tmp_path):
-    close = {("one", "bc"): [10.0, 11, 12, 13, 14], ("one", "deep & wide"): [11.0, 12, 13, 14, 15]}
-    apart = {("two", "bc"): [1.0, 2, 3, 4, 6.5], ("two", "deep & wide"): [6.0, 7, 8, 8.5, 10]}
-    table = scores(cells(read(), tmp_path, close | apart))
-    assert [one.bold for one in table["deep & wide"]] == [True, True]
-    # It wins 6 and draws 4 of 25 pairs, which is 0.32, and on the second 1, which is 0.04.
-    assert [one.bold for one in table["bc"]] == [True, False]
+@pytest.mark.parametrize(
+    ("given", "bc", "deep"),
+    [
+        (SCORES, [True, False], [True, True]),  # on the second, every run of the other is better
+        # Beating the best: 6 wins and 4 draws of 25 pairs are 0.32, and on the second 1 is 0.04.
+        (CLOSE | APART, [True, False], [True, True]),
+        ({key: [3.0, 4.0] for key in SCORES}, [True, True], [True, True]),
+        ({key: values[:2] for key, values in SCORES.items()}, [False, False], [True, True]),
+    ],
+    ids=["better", "close", "equal", "too few for intervals"],
+)
+def test_bold_is_the_best_and_what_may_be_as_good(read, tmp_path, given, bc, deep):
+    table = scores(cells(read(), tmp_path, given))
+    found = {method: [one.bold for one in row] for method, row in table.items()}
+    assert found == {"bc": bc, "deep & wide": deep}
 
 
 def test_the_spread_is_the_best_minus_the_worst_in_widths_of_intervals(read, tmp_path):
@@ -313,12 +415,6 @@ def test_labels_are_escaped_and_drawn_as_they_are(read, tmp_path):
     assert r"| method | cost $x^$ \| a_b | two |" in markdown
 
 
-def test_of_equal_scores_all_are_bold(read, tmp_path):
-    equal = {key: [3.0, 4.0] for key in SCORES}  # too few for intervals
-    table = scores(cells(read(), tmp_path, equal))
-    assert all(one.bold for row in table.values() for one in row)
-
-
 def test_tables_and_figures_of_other_data_are_removed(read, tmp_path):
     written = benchmark.write_results(cells(read(), tmp_path, SCORES))
     assert (tmp_path / "out" / "tables" / "scores.csv") in written
@@ -352,13 +448,6 @@ def test_compare_names_the_runs_of_a_plan_as_the_plan_does(read, tmp_path):
     found = report.read_runs((tmp_path / "out" / "cells").iterdir())
     for scores in found.scores.values():  # one name on both datasets, so that they are pooled
         assert {entry.label for entry in scores} == {"bc (greedy)", "iql_cql (deep & wide, greedy)"}
-
-
-def test_without_enough_seeds_only_the_best_is_bold(read, tmp_path):
-    few = {key: values[:2] for key, values in SCORES.items()}
-    results = cells(read(), tmp_path, few)
-    assert [row[0].bold for row in scores(results).values()] == [False, True]
-    assert "Intervals need at least 3 seeds" in " ".join(benchmark.notes(results, {}))
 
 
 @pytest.mark.slow

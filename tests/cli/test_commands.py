@@ -234,14 +234,6 @@ def test_compare_takes_references_and_says_where_there_are_none(offmarl, tmp_pat
     assert refused.code == 2 and "cannot be normalised" in refused.err
 
 
-def test_compare_says_where_names_of_datasets_coincide(offmarl, tmp_path):
-    for program, digest in (("bc", "1" * 64), ("maicq", "2" * 64)):
-        write_run(tmp_path / program, program, "a/b", [[1]], vault_digest=digest)
-    text = offmarl("compare", "bc", "maicq").out
-    assert "a/b (data 11111111)" in text and "a/b (data 22222222)" in text
-    assert "Several datasets or environments are named a/b" in text
-
-
 @pytest.mark.parametrize(
     ("runs", "message"), [([], "no runs to compare"), (["missing"], "missing is not the directory")]
 )
@@ -334,11 +326,14 @@ def test_a_run_that_is_given_twice_counts_once(offmarl, tmp_path):
     assert [*rows] == ["bc (greedy)"]
 
 
+def without_evaluation(run, complete):
+    (run / "marl_eval.json").unlink()
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps(record | {"complete": complete}))
+
+
 def test_compare_says_what_was_not_evaluated(offmarl, tmp_path):
-    write_run(tmp_path / "bc", "bc", "coverage-3/medium", [[1, 2]])
-    (tmp_path / "bc" / "marl_eval.json").unlink()
-    record = json.loads((tmp_path / "bc" / "run.json").read_text())
-    (tmp_path / "bc" / "run.json").write_text(json.dumps(record | {"complete": True}))
+    without_evaluation(write_run(tmp_path / "bc", "bc", "coverage-3/medium", [[1, 2]]), True)
     outcome = offmarl("compare", "bc")
     assert outcome.code == 1 and "bc was trained without an evaluation" in outcome.err
 
@@ -346,9 +341,7 @@ def test_compare_says_what_was_not_evaluated(offmarl, tmp_path):
 def test_compare_leaves_out_what_is_not_finished(offmarl, tmp_path):
     for name in ("bc", "maicq"):
         write_run(tmp_path / name, name, "coverage-3/medium", [[1, 2]])
-    (tmp_path / "maicq" / "marl_eval.json").unlink()
-    record = json.loads((tmp_path / "maicq" / "run.json").read_text())
-    (tmp_path / "maicq" / "run.json").write_text(json.dumps(record | {"complete": False}))
+    without_evaluation(tmp_path / "maicq", False)
     outcome = offmarl("compare", "bc", "maicq", "--json").json
     assert outcome["unfinished"] == ["maicq"]
     assert [*outcome["datasets"]["coverage-3/medium"]] == ["bc (greedy)"]

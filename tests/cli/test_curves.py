@@ -124,7 +124,7 @@ def test_a_run_of_several_teams_has_curves_and_no_single_score(offmarl, tmp_path
     for name in (tracking.METRICS_FILE, tracking.MARL_EVAL_FILE):
         text = (run / name).read_text().replace('"episode_return"', '"episode_return_red"')
         (run / name).write_text(text)
-    assert "episode return of red by step" in offmarl("report", run).out
+    assert "episode return of red" in offmarl("report", run).out
     outcome = offmarl("compare", run)
     assert outcome.code == 1 and "a return for each team" in outcome.err
 

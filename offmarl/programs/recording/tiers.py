@@ -34,7 +34,7 @@ from offmarl.programs.recording.sides import described, players_of
 from offmarl.programs.runs.training import more_to_come
 from offmarl.statistics import mean_interval
 from offmarl.teams import teams_of
-from offmarl.terminal import interval, plot
+from offmarl.terminal import bars, interval
 from offmarl.terminal import number as cell
 from offmarl.types import ArrayTree
 
@@ -223,7 +223,6 @@ class Ladder:
 
     def _refuse(self, tier: str, why: str) -> NoReturn:
         run = self._run
-        steps = [version.iteration * run.iteration_steps for version in self._versions]
         means = [version.mean for version in self._versions]
         lacks = "did not learn" if tier == "expert" else f"has no {tier} of"
         more = "with more versions to choose from (--evaluations)"
@@ -231,7 +230,7 @@ class Ladder:
             more = "with more and smaller updates to choose from (--num-envs, --num-steps)"
         raise NotLearnedError(
             f"{run.name} with seed {run.seed} {lacks} {run.env.spec.name}: {why}.\n\n"
-            f"{plot(steps, means, self.returns('random').mean())}\n\n"
+            f"Returns in order: {bars(means)} ({min(means):.4g} to {max(means):.4g})\n\n"
             "Train in another directory (--out): longer (--total-steps), with other settings "
             f"(--learning-rate and others; `offmarl tune` finds some), {more}, or on more episodes "
             f"(--eval-episodes) for narrower intervals. The run is kept in {run.directory}, and "
