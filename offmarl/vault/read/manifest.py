@@ -23,7 +23,7 @@ from offmarl.vault.format.metadata import (
     stock_metadata,
 )
 from offmarl.vault.storage.commit import Contents
-from offmarl.vault.storage.drivers import Driver, TensorStoreDriver
+from offmarl.vault.storage.drivers import Directory, Driver, TensorStoreDriver
 from offmarl.vault.storage.store import Store
 
 
@@ -368,8 +368,10 @@ def read_pull_record(driver: Driver) -> PullRecord:
 
     Invalid fields are ignored; the vault is readable without them.
     """
+    if not isinstance(driver, Directory):
+        return PullRecord()
     try:
-        content = driver.read_in_parent(RECORD)
+        content = Directory(driver.path.parent).read(RECORD)
         found = load_json(content, RECORD) if content else {}
     except (OSError, VaultFormatError):
         return PullRecord()

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path, PurePath, PurePosixPath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
@@ -83,11 +83,6 @@ class Driver(ABC):
     def prefetch(self, keys: Sequence[str]) -> None:
         """Start to read the values of keys, where single reads are slow; may do nothing."""
         del keys
-
-    def read_in_parent(self, name: str) -> bytes | None:
-        """Return the content of a small file in the directory above; None on other machines."""
-        del name
-        return None
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file; the caller syncs it if it must be durable."""
@@ -217,10 +212,6 @@ class Directory(TensorStoreDriver):
                 return file.read()
         except (FileNotFoundError, NotADirectoryError):
             return None
-
-    def read_in_parent(self, name: str) -> bytes | None:
-        """Return the content of a small file in the directory above."""
-        return Directory(self.path.parent).read(name)
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file."""
@@ -436,9 +427,7 @@ class Registered(Driver):
 
     def vaults(self) -> list[PurePath]:
         """Return the vaults below, at any depth."""
-        keys = (PurePosixPath(key) for key in self.values.sizes("") if key.endswith(METADATA))
-        found = sorted({key.parent for key in keys if key.name == METADATA and len(key.parts) > 1})
-        return [self.path / below for below in found if not below.name.startswith(".")]
+        return [self.path / found for found in vaults_among(self.values.sizes(""), (METADATA,))]
 
 
 openers: dict[str, Callable[[Url], Driver]] = {}

@@ -229,10 +229,11 @@ def open_files(path: PurePath) -> "ts.KvStore":
     return ts.KvStore.open(kvstore_spec(path, "/"), context=caching_context()).result()
 
 
-def vaults_among(names: Iterable[str]) -> list[PurePosixPath]:
+def vaults_among(
+    names: Iterable[str], needed: tuple[str, ...] = (METADATA, MANIFEST)
+) -> list[PurePosixPath]:
     """Return the directories of vaults that files of these names belong to, sorted."""
-    ends = f"/{METADATA}", f"/{MANIFEST}"
-    paths = {PurePosixPath(name) for name in names if name.endswith(ends)}
-    found = {path.parent for path in paths if path.name == METADATA}
-    whole = [path for path in found if path / MANIFEST in paths and path.parts]
+    paths = {PurePosixPath(name) for name in names if name.endswith(needed)}
+    found = {path.parent for path in paths if path.parent.parts}
+    whole = [path for path in found if all(path / name in paths for name in needed)]
     return sorted(path for path in whole if not path.name.startswith("."))
