@@ -14,7 +14,7 @@ the factors are close to 1. Episodes that weigh 0 are left out.
 
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +23,6 @@ from offmarl.errors import OptionError
 from offmarl.replay.sampling import Chosen, SlotTable, Source, Windows, sound
 from offmarl.replay.starts import Starts, Uniform, segments
 from offmarl.types import EnvSpec
-
-By = Literal["step", "episode"]
 
 Weighting = tuple[NDArray[np.float64], ...] | None
 """For each source the weights of its steps, finite and at least 0: ``(M,)``, one for all steps of
@@ -42,14 +40,11 @@ class Mixed(Protocol):
     path
         For messages.
     shares
-        Shares of the `sources`, which add up to 1.
-    by
-        What they are shares of: the steps in batches, or the episodes.
+        Shares of the steps in batches, one for each of the `sources`; they add up to 1.
     """
 
     path: PurePath
     shares: tuple[float, ...]
-    by: By
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -130,11 +125,10 @@ class Circles:
         weights: Weighting = None,
     ):
         self.source, self.windows, parts = source, windows, []
-        self._by: By = "step"
         sources: tuple[Any, ...] = (source,)
         shares: tuple[float, ...] = (1.0,)
         if isinstance(source, Mixed):
-            self._by, sources, shares = source.by, source.sources, source.shares
+            sources, shares = source.sources, source.shares
         slot = episode = 0
         for number, (one, share) in enumerate(zip(map(sound, sources), shares, strict=True)):
             chosen = episodes
@@ -170,7 +164,7 @@ class Circles:
     @property
     def chances(self) -> NDArray[np.float64]:
         """How likely a window is to lie in each circle, so that the shares are exact."""
-        found = np.array([part.share / _rate(part, self._by) for part in self.parts])
+        found = np.array([part.share / _rate(part) for part in self.parts])
         return found / found.sum()
 
     @cached_property
@@ -297,14 +291,8 @@ def _sums(x: NDArray[np.float64], first: int, stop: int) -> NDArray[np.float64]:
     return np.maximum(sums[where + stop] - sums[where + first], 0.0)
 
 
-def _rate(part: Part, by: By) -> float:
-    """Return the mean number of steps, or of episodes, that a slot drawn from a circle stands for.
-
-    Each counts by its weight.
-    """
-    table = part.table
-    slots = np.ones(table.num_slots) if part.weights is None else part.weights
-    if by == "step":
-        return float(slots[table.is_step].mean() * table.is_step.mean())
-    sums = np.add.reduceat(np.where(table.is_step, slots, 0.0), table.offsets)
-    return float((sums / table.lengths).sum()) / len(slots)
+def _rate(part: Part) -> float:
+    """Return the mean number of steps that a slot drawn from a circle stands for, by weight."""
+    is_step = part.table.is_step
+    slots = np.ones(len(is_step)) if part.weights is None else part.weights
+    return float(slots[is_step].mean() * is_step.mean())

@@ -18,7 +18,6 @@ from offmarl.vault.dataset import Dataset, open_vault
 from offmarl.vault.format import layout, tables
 from offmarl.vault.read import bounds
 from offmarl.vault.read.reader import common_spec
-from offmarl.vault.read.weights import By, check_by
 from offmarl.vault.transform.episode_set import Chosen, EpisodeSet
 
 VaultLike = str | os.PathLike[str] | Dataset
@@ -47,22 +46,19 @@ class Mixture(EpisodeSet):
     sources
         The vaults.
     shares
-        The share of each; they add up to 1.
-    by
-        What they are shares of. "step": of the steps in batches. "episode": of the episodes, so
-        that a vault of longer episodes has more of the steps.
+        The share of each in the steps of batches; they add up to 1.
     path
         The vaults' paths, for messages.
     """
 
-    def __init__(self, sources: tuple[Dataset, ...], shares: tuple[float, ...], by: By = "step"):
-        self.sources, self.shares, self.by = sources, shares, by
+    def __init__(self, sources: tuple[Dataset, ...], shares: tuple[float, ...]):
+        self.sources, self.shares = sources, shares
         self.path = PurePath(" + ".join(str(one.path) for one in sources))
 
     def __repr__(self) -> str:
         """Describe the mixture without reading any data."""
         parts = (f"{x:.3g} of {s.path}" for x, s in zip(self.shares, self.sources, strict=True))
-        return f"<Mixture by {self.by}: {', '.join(parts)}>"
+        return f"<Mixture: {', '.join(parts)}>"
 
     @cached_property
     def spec(self) -> EnvSpec:
@@ -142,8 +138,7 @@ class Mixture(EpisodeSet):
         for one, first, share in zip(self.sources, self.first_episodes, self.shares, strict=True):
             own = every[(every >= first) & (every < first + len(one))] - first
             if len(own):
-                length = float(one.episodes.length[own].mean())
-                found.append(Part(one, own, share if self.by == "step" else share * length))
+                found.append(Part(one, own, share))
         total = sum(part.share for part in found)
         return [part._replace(share=part.share / total) for part in found]
 
@@ -157,7 +152,7 @@ class Mixture(EpisodeSet):
 
     def _of_all(self, digests: list[str]) -> str:
         parts = [[one, x] for one, x in zip(digests, self.shares, strict=True)]
-        return hashlib.sha256(layout.dump_json([self.by, parts])).hexdigest()
+        return hashlib.sha256(layout.dump_json(["step", parts])).hexdigest()
 
     def _located(self, episodes: Chosen) -> tuple["Mixture", Chosen]:
         return self, None if episodes is None else episode_numbers(episodes, len(self))
@@ -165,7 +160,6 @@ class Mixture(EpisodeSet):
 
 def mix(
     vaults: Mapping[VaultLike, float] | Iterable[VaultLike],
-    by: By = "step",
     *,
     time_limit: int | None = None,
 ) -> Mixture:
@@ -175,17 +169,15 @@ def mix(
     ----------
     vaults
         Datasets, or the paths or names of vaults, and the share of each; shares are divided by
-        their sum. Without shares, each step (or episode) of all vaults is equally likely.
-    by
-        What shares are of: "step", the steps in batches; "episode", the episodes.
+        their sum. Each is that of the vault's steps in batches. Without shares, each step of all
+        vaults is equally likely.
     time_limit
         As for `open_vault`, for the vaults that are given by path.
 
     Raises
     ------
     OptionError
-        ``by`` is something else; a share is negative or not finite, or all are 0; or a vault is
-        named twice.
+        A share is negative or not finite, or all are 0; or a vault is named twice.
     ShapeError
         Two vaults differ in a shape or a type, or in their environment, its settings or release.
     VaultError
@@ -196,7 +188,6 @@ def mix(
     >>> mixed = offmarl.mix({"coverage.vlt/expert": 0.7, "coverage.vlt/random": 0.3})
     >>> replay = mixed.replay(256, 20)
     """
-    check_by(by)
     if isinstance(vaults, str | os.PathLike):
         raise OptionError(f"{vaults} is one path: give several vaults, as a list or with shares.")
     opened = [
@@ -206,11 +197,11 @@ def mix(
     if isinstance(vaults, Mapping):
         shares = _as_numbers(vaults)
     else:
-        shares = np.array([one.num_steps if by == "step" else len(one) for one in opened], float)
+        shares = np.array([one.num_steps for one in opened], float)
     _check_shares(opened, shares)
     common_spec(opened)
     kept = [(one, float(x)) for one, x in zip(opened, shares / shares.sum(), strict=True) if x]
-    return Mixture(tuple(one for one, _ in kept), tuple(x for _, x in kept), by)
+    return Mixture(tuple(one for one, _ in kept), tuple(x for _, x in kept))
 
 
 def _as_numbers(shares: Mapping[VaultLike, float]) -> NDArray[np.float64]:

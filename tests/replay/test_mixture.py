@@ -123,14 +123,10 @@ def agree(found: np.ndarray, shares) -> None:
     assert chisquare(counts[kept], expected).pvalue > 0.001
 
 
-@pytest.mark.parametrize(("by", "share"), [("step", 0.7), ("episode", None)])
-def test_shares_of_a_mixture_are_exact(vaults, by: str, share: float | None) -> None:
-    mixed = offmarl.mix({vaults["short"]: 0.7, vaults["long"]: 0.3}, by)
+def test_shares_of_a_mixture_are_exact(vaults, mixed) -> None:
     shares = mixed.step_probabilities(5)
     of_short = shares.episode < len(vaults["short"])
-    if by == "episode":  # 7 episodes of 8 steps to 3 of 50
-        share = 7 * 8 / (7 * 8 + 3 * 50)
-    assert shares.drawn[of_short].sum() == pytest.approx(share, rel=1e-12)
+    assert shares.drawn[of_short].sum() == pytest.approx(0.7, rel=1e-12)
     assert np.ptp(shares.drawn[of_short]) < 1e-15
     np.testing.assert_array_equal(shares.drawn, shares.counted)
     agree(drawn_steps(mixed)[0], shares)
@@ -178,11 +174,10 @@ def test_a_mixture_without_shares_draws_all_steps_alike(vaults) -> None:
 
 
 def test_the_digest_of_a_mixture_has_the_shares(vaults) -> None:
-    def digest(share: float, by: str = "step") -> str:
-        return offmarl.mix({vaults["short"]: share, vaults["long"]: 1}, by).digest()
+    def digest(share: float) -> str:
+        return offmarl.mix({vaults["short"]: share, vaults["long"]: 1}).digest()
 
-    assert digest(1) == digest(1)
-    assert len({digest(1), digest(2), digest(1, "episode")}) == 3
+    assert digest(1) == digest(1) != digest(2)
 
 
 # ---------------------------------------------------------------------------------- weights
@@ -197,7 +192,7 @@ def of_time(dataset: Dataset) -> np.ndarray:
 
 @pytest.mark.parametrize(
     "weights",
-    ["return", "length", Weights("return", "episode"), of_time, Weights(of_time, temperature=2)],
+    ["return", "length", of_time, Weights(of_time, temperature=2)],
 )
 @pytest.mark.parametrize("name", ["short", "mixed"])
 @pytest.mark.slow
@@ -236,8 +231,6 @@ def expected_shares(source, weights) -> np.ndarray:
     if temperature:
         low, high = every.min(), every.max()
         values = [np.exp((x - low) / (high - low) / temperature) for x in values]
-    if weights.by == "episode":
-        values = [x / len(x) for x in values]
     shares, first = [], 0
     for one, share in zip(parts, getattr(source, "shares", (1.0,)), strict=True):
         own = np.concatenate(values[first : first + len(one)])
@@ -403,16 +396,12 @@ def test_weights_of_a_part_are_those_of_its_episodes(vaults) -> None:
     # Neither are the others checked, nor do they count in the scale of a temperature.
     spread[0], given = np.nan, np.array([1.0, 2.0, 3.0])
     spread[[2, 5, 7]] = given
-    shares = part.step_probabilities(5, weights=Weights(spread, "episode", temperature=0.5))
+    shares = part.step_probabilities(5, weights=Weights(spread, temperature=0.5))
     found = [shares.counted[shares.episode == number].sum() for number in (2, 5, 7)]
     expected = np.exp(np.array([0.0, 0.5, 1.0]) / 0.5)
     np.testing.assert_allclose(found, expected / expected.sum())
 
 
-def test_shares_are_by_step_or_by_episode(vaults) -> None:
-    with pytest.raises(OptionError, match=r'by=.episodes. is unknown: give "step" or "episode"'):
-        offmarl.mix([*vaults.values()], by="episodes")
-    with pytest.raises(OptionError, match=r"by=.steps. is unknown"):
-        Weights("return", by="steps")
+def test_a_mixture_is_of_several_vaults() -> None:
     with pytest.raises(OptionError, match="is one path"):
         offmarl.mix("a.vlt")

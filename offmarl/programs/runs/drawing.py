@@ -147,7 +147,7 @@ def _weights(args: Args, dataset: Dataset | Mixture, episodes: Chosen) -> Weight
         if args.weight_temperature is not None:
             raise OptionError("--weight-temperature needs --weight: give both.")
         return None
-    weights = Weights(args.weight, "step", args.weight_temperature)
+    weights = Weights(args.weight, args.weight_temperature)
     return resolve(dataset, weights, episodes)
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,6 @@ from offmarl.errors import OptionError, ShapeError
 from offmarl.teams import policy_columns
 from offmarl.vault.read.reader import Reader
 
-By = Literal["step", "episode"]
-
 RETURN_TEMPERATURE = 0.1
 """The temperature of returns if none is given, as in Hong et al. 2023 (arXiv 2306.13085)."""
 
@@ -21,12 +19,6 @@ _LENGTH = "length"
 _RETURN = "return"
 _REWARD = "reward"
 _EXTRAS = "extras."
-
-
-def check_by(by: str) -> None:
-    """Raise `OptionError` if ``by`` is neither "step" nor "episode"."""
-    if by not in get_args(By):
-        raise OptionError(f'by={by!r} is unknown: give "step" or "episode".')
 
 
 @dataclass(frozen=True)
@@ -45,8 +37,6 @@ class Weights:
         ``path/to/file.py:function`` or ``package.module:function``: it is called with each
         `Dataset` and returns a number for each episode, ``(M,)``, or for each step, ``(rows,
         length)``. Or an array of such numbers.
-    by
-        "step": each step has the weight. "episode": each episode has it in all, however long it is.
     temperature
         Values are scaled to [0, 1], over all data, and weigh exp(value / temperature): small
         temperatures prefer the highest values. None: the values are the weights, except that
@@ -55,16 +45,14 @@ class Weights:
     Raises
     ------
     OptionError
-        ``by`` is something else, or the temperature is not above 0 and finite.
+        The temperature is not above 0 and finite.
     """
 
     of: str | Callable[[Any], Any] | NDArray[Any]
-    by: By = "step"
     temperature: float | None = None
 
     def __post_init__(self) -> None:
-        """Check the options."""
-        check_by(self.by)
+        """Check the temperature."""
         if self.temperature is not None and not 0 < self.temperature < np.inf:
             raise OptionError(
                 f"weights cannot have a temperature of {self.temperature:g}: give a finite number "
@@ -133,7 +121,7 @@ def resolve(
                 f"all weights of {one.dataset.path} by {weights.name} are 0: give at least one "
                 "above 0, or leave this vault out."
             )
-    return tuple(_by_episode(one) if weights.by == "episode" else one.numbers for one in values)
+    return tuple(one.numbers for one in values)
 
 
 def _scored(dataset: Reader, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -238,11 +226,3 @@ def _exponentials(values: list[_Values], temperature: float) -> list[_Values]:
         )
         for one in values
     ]
-
-
-def _by_episode(values: _Values) -> NDArray[np.float64]:
-    """Divide each step's weight by its episode's length."""
-    numbers, table = values.numbers, values.dataset.episodes
-    if numbers.ndim == 1:
-        return numbers / table.length
-    return numbers / np.repeat(table.length, table.length).reshape(numbers.shape)

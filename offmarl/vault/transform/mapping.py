@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
 from offmarl.errors import OptionError, VaultError
-from offmarl.terminal import Advance, Progress
+from offmarl.terminal import Progress
 from offmarl.types import Transition, View, flatten_view
 from offmarl.vault.format import encoding, layout
 from offmarl.vault.format.layout import NumpyArray, Schema, column_of
 from offmarl.vault.read.reader import Reader
 from offmarl.vault.transform.columns import Part, Result, Steps, check, new_extras
 from offmarl.vault.transform.conditions import columns_of
-from offmarl.vault.transform.execute import Remap, copy_rows, examine_all, execute
+from offmarl.vault.transform.execute import copy_rows, examine_all, execute
 from offmarl.vault.transform.function import Function, MapFunction, parse_reward, reward_formula
 from offmarl.vault.transform.plan import (
     AnyVault,
@@ -25,9 +25,8 @@ from offmarl.vault.transform.plan import (
     opened,
     take_all,
 )
-from offmarl.vault.transform.selection import Pieces, Unit
+from offmarl.vault.transform.selection import Unit
 from offmarl.vault.write.creation import free_place
-from offmarl.vault.write.writer import Writer
 
 _PART_BYTES = 2**25
 """Approximate size of the steps of a part."""
@@ -51,14 +50,8 @@ def map_columns(
         assert reward is not None
         columns = columns_of(examined, names=parse_reward(reward).names)
         by, loaded = "steps", reward_formula(reward, columns)
-    schema = _schema_of(vault)
-    first, parts = _start(vault, schema, loaded, by)
-    changed = frozenset(first.result.arrays)
-
-    def copy(vault: Reader, _: Pieces, writer: Writer, remap: Remap, advance: Advance) -> None:
-        rest = ((part, _result(vault, loaded, part, first.schema)) for part in parts)
-        every = chain([(first.part, first.result)], rest)
-        copy_rows(vault, _, writer, remap, advance, _Replaced(first.schema, changed, every))
+    schema, changed, results = _start(vault, _schema_of(vault), loaded, by)
+    copy = partial(copy_rows, replace=_Replaced(schema, changed, results))
 
     arguments = {**loaded.described, "columns": sorted(map(column_of, changed)), "by": by}
     plan = Plan(
@@ -68,7 +61,7 @@ def map_columns(
         arguments,
         schema.codec,
         schema.chunk_steps,
-        first.schema.spec,
+        schema.spec,
         keeps_rows=True,
     )
     execute(plan, path, progress, [examined], copy=copy)
@@ -103,33 +96,30 @@ def _parts_of(vault: Reader, schema: Schema, by: Unit) -> Iterator[Part]:
             yield Part(rows, start, min(start + size, vault.length), group * len(starts) + time)
 
 
-class _First(NamedTuple):
-    """The first part, what the function returned for it, and the new vault's schema."""
-
-    part: Part
-    result: Result
-    schema: Schema
-
-
 def _start(
     vault: Reader, schema: Schema, function: Function, by: Unit
-) -> tuple[_First, Iterator[Part]]:
-    """Apply a function to the first part, to find out what it changes and adds."""
+) -> tuple[Schema, frozenset[str], Iterator[tuple[Part, Result]]]:
+    """Return the new vault's schema, the columns that a function changes, and all its results.
+
+    It is applied to the first part at once, which tells what it changes and adds.
+    """
     parts = _parts_of(vault, schema, by)
-    part = next(parts, None)
-    if part is None:
+    first = next(parts, None)
+    if first is None:
         raise VaultError(f"{vault.path} has no steps: an empty vault is not written.")
-    steps = Steps(vault, part)
-    returned = function(steps, part)
+    steps = Steps(vault, first)
+    returned = function(steps, first)
     extras = {**schema.spec.extras, **new_extras(returned, steps)}
     schema = replace(schema, spec=replace(schema.spec, extras=extras))
     layout.check_leaves(schema.spec)
-    return _First(part, check(returned, steps, part, schema.leaves), schema), parts
+    result = check(returned, steps, first, schema.leaves)
 
+    def rest() -> Iterator[tuple[Part, Result]]:
+        for part in parts:
+            steps = Steps(vault, part)
+            yield part, check(function(steps, part), steps, part, schema.leaves)
 
-def _result(vault: Reader, function: Function, part: Part, schema: Schema) -> Result:
-    steps = Steps(vault, part)
-    return check(function(steps, part), steps, part, schema.leaves)
+    return schema, frozenset(result.arrays), chain([(first, result)], rest())
 
 
 class _Replaced:
