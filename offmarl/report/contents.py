@@ -236,7 +236,7 @@ class StatsAccumulator:
         spec = vault.spec
         self._vault = vault
         discrete = isinstance(spec.action, Discrete)
-        self._actions = (DiscreteActions if discrete else ContinuousActions)(spec)
+        self._actions: Actions = (DiscreteActions if discrete else ContinuousActions)(spec)
         self._rewards = _RewardsAccumulator(vault)
         self._pairs, self._states, self._local, self._joint = (Distinct() for _ in range(4))
         self._alive = np.zeros(spec.num_agents, np.int64)
