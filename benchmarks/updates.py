@@ -65,7 +65,7 @@ def unroll_windows(
     network: Any, params: Any, observation: Any, first: Any, carry: Any = None
 ) -> Any:
     unroll = partial(network.apply, params, method="unroll")
-    return jax.vmap(unroll)(observation, first, carry)
+    return jax.vmap(unroll)(observation, first, carry)[0]
 
 
 @contextmanager

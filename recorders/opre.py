@@ -88,10 +88,10 @@ class Options(Networks):
     ) -> tuple[Float[Array, "L W N"], Float[Array, "L W N"], Float[Array, "L W N"]]:
         """Evaluate the mixture by the hindsight options; the part of the loss is KL(q ‖ p)."""
         view = steps.view
-        outputs = self.actor.apply(
+        outputs, _ = self.actor.apply(
             params.actor, view.observation, first, carry.actor, method="unroll"
         )
-        seen = self.critic.apply(
+        seen, _ = self.critic.apply(
             params.critic, self.critic_input(view), first, carry.critic, method="unroll"
         )
         options, actions = split(outputs, view.legal_actions)

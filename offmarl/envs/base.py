@@ -98,7 +98,6 @@ class Scene(NamedTuple):
     team: Int[Array, "P"]
     kind: Int[Array, "P"]
     """Index into `offmarl.envs.swarm.dynamics.KINDS`."""
-    velocity: Float[Array, "P D"]
     heading: Float[Array, "P"]
     """Angle from the first axis to the second: heading of unicycles, course of others."""
     links: Int[Array, "N K"]
@@ -122,7 +121,6 @@ def plain_scene(side: int, drones: Float[Array, "P D"], **more: Array) -> Scene:
         "alive": jnp.ones(count, bool),
         "team": jnp.zeros(count, jnp.int32),
         "kind": jnp.zeros(count, jnp.int32),
-        "velocity": jnp.zeros((count, dims)),
         "heading": jnp.zeros(count),
         "links": jnp.zeros((count, 0), jnp.int32),
         "obstacles": jnp.zeros((0, dims)),

@@ -54,15 +54,12 @@ class Xor:
         """Sizes, name and limit."""
         return EnvSpec(self.name, 2, 4, 4, Discrete(2), self.time_limit)
 
-    def reset(self, key: PRNGKeyArray) -> tuple[XorState, Timestep]:  # noqa: ARG002
+    def reset(self, key: PRNGKeyArray) -> tuple[XorState, Timestep]:
         """Start an episode; nothing is random."""
         return XorState(jnp.zeros((), jnp.int32)), restart(_xor_view())
 
     def step(
-        self,
-        key: PRNGKeyArray,  # noqa: ARG002
-        state: XorState,
-        action: Int[Array, "2"],
+        self, key: PRNGKeyArray, state: XorState, action: Int[Array, "2"]
     ) -> tuple[XorState, Timestep]:
         """Play a round."""
         time = state.time + 1
@@ -102,15 +99,12 @@ class RockPaperScissors:
             self.name, 2, 1, 1, Discrete(3), 1, "individual", teams=(0, 1), team_names=names
         )
 
-    def reset(self, key: PRNGKeyArray) -> tuple[tuple[()], Timestep]:  # noqa: ARG002
+    def reset(self, key: PRNGKeyArray) -> tuple[tuple[()], Timestep]:
         """Start a game."""
         return (), restart(_rps_view())
 
     def step(
-        self,
-        key: PRNGKeyArray,  # noqa: ARG002
-        state: tuple[()],  # noqa: ARG002
-        action: Int[Array, "2"],
+        self, key: PRNGKeyArray, state: tuple[()], action: Int[Array, "2"]
     ) -> tuple[tuple[()], Timestep]:
         """Play the game."""
         wins = jnp.array([self.rock, 1.0, 1.0])[action] * ((action - action[::-1]) % 3 == 1)
@@ -157,16 +151,13 @@ class Bridge:
         """Sizes, name and limit."""
         return EnvSpec(self.name, 2, 8, 8, Discrete(5), self.time_limit)
 
-    def reset(self, key: PRNGKeyArray) -> tuple[BridgeState, Timestep]:  # noqa: ARG002
+    def reset(self, key: PRNGKeyArray) -> tuple[BridgeState, Timestep]:
         """Start an episode; nothing is random."""
         state = BridgeState(jnp.asarray(_BRIDGE_START), jnp.zeros((), jnp.int32))
         return state, restart(_bridge_view(state.position))
 
     def step(
-        self,
-        key: PRNGKeyArray,  # noqa: ARG002
-        state: BridgeState,
-        action: Int[Array, "2"],
+        self, key: PRNGKeyArray, state: BridgeState, action: Int[Array, "2"]
     ) -> tuple[BridgeState, Timestep]:
         """Move both agents."""
         position, time = _bridge_move(state.position, action), state.time + 1

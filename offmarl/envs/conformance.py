@@ -5,8 +5,6 @@ and a scan of steps of two environments under vmap with autoreset. All checks re
 that these make.
 """
 
-# ruff: noqa: ARG002 - all checks have the same arguments
-
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple

@@ -78,12 +78,7 @@ class Jumanji:
         state, timestep = wrapped.env.reset(key)
         return strongly_typed(state), restart(_view(wrapped, timestep.observation))
 
-    def step(
-        self,
-        key: PRNGKeyArray,  # noqa: ARG002
-        state: State,
-        action: Array,
-    ) -> tuple[State, Timestep]:
+    def step(self, key: PRNGKeyArray, state: State, action: Array) -> tuple[State, Timestep]:
         """Take one step; its randomness comes from the key in the state."""
         wrapped = _wrap(self)
         state, timestep = wrapped.env.step(state, action.astype(wrapped.env.action_spec.dtype))
@@ -107,7 +102,7 @@ class Jumanji:
         images = []
 
         class Frames(AbstractMovieWriter):
-            def setup(self, fig: Any, outfile: Any, dpi: float | None = None) -> None:  # noqa: ARG002
+            def setup(self, fig: Any, outfile: Any, dpi: float | None = None) -> None:
                 super().setup(fig, outfile, _PIXELS / max(fig.get_size_inches()))
 
             def grab_frame(self, **options: Any) -> None:

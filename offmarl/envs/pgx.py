@@ -88,10 +88,7 @@ class Pgx:
         return state, restart(self._view(state))
 
     def step(
-        self,
-        key: PRNGKeyArray,  # noqa: ARG002 - nothing is random after the cards are dealt
-        state: PgxState,
-        action: Int[Array, "N"],
+        self, key: PRNGKeyArray, state: PgxState, action: Int[Array, "N"]
     ) -> tuple[PgxState, Timestep]:
         """Play the action of the seat to move.
 

@@ -69,10 +69,7 @@ class _Probe(ABC):
         return state, restart(self._view(state))
 
     def step(
-        self,
-        key: PRNGKeyArray,  # noqa: ARG002
-        state: ProbeState,
-        action: Int[Array, "2"] | Float[Array, "2 1"],
+        self, key: PRNGKeyArray, state: ProbeState, action: Int[Array, "2"] | Float[Array, "2 1"]
     ) -> tuple[ProbeState, Timestep]:
         """Take one step; only the cues are random."""
         share = action if self.action == "discrete" else (1 + action[:, 0]) / 2
@@ -112,10 +109,10 @@ class OneStep(_Probe):
     uniform_return = 0.5
     wrong_return = 0.0
 
-    def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:  # noqa: ARG002
+    def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:
         return jnp.zeros((2, 3))
 
-    def _reward(self, state: ProbeState, share: Array) -> Float[Array, ""]:  # noqa: ARG002
+    def _reward(self, state: ProbeState, share: Array) -> Float[Array, ""]:
         return share.mean()
 
 
@@ -168,10 +165,10 @@ class Match(_Probe):
     uniform_return = 0.375
     wrong_return = 0.5
 
-    def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:  # noqa: ARG002
+    def _observation(self, state: ProbeState) -> Float[Array, "2 3"]:
         return jnp.zeros((2, 3))
 
-    def _reward(self, state: ProbeState, share: Array) -> Float[Array, ""]:  # noqa: ARG002
+    def _reward(self, state: ProbeState, share: Array) -> Float[Array, ""]:
         return share.prod() + 0.5 * (1 - share).prod()
 
 

@@ -1,9 +1,9 @@
 """Networks that all agents share, and running statistics for normalisation.
 
 Both torsos have the same methods, so that programs work with either:
-``initial_carry(num_agents)``, a call for one step, and ``unroll`` and ``unroll_states`` for the
-steps of a window. They take observations of any shape: an `offmarl.networks.Encoder` turns those
-that are not float32 vectors into vectors, which are the torso's input.
+``initial_carry(num_agents)``, a call for one step, and ``unroll`` for the steps of a window. They
+take observations of any shape: an `offmarl.networks.Encoder` turns those that are not float32
+vectors into vectors, which are the torso's input.
 """
 
 from dataclasses import dataclass
@@ -111,17 +111,15 @@ class FeedForward(nn.Module):
 
     def unroll(
         self, observation: ArrayTree, _first: Bool[Array, "T *b"], _carry: ArrayTree = None
-    ) -> Float[Array, "T *b N _"]:
-        """Apply the network to all steps of a window."""
-        return self((), observation)[0]
-
-    unroll_batch = unroll
-
-    def unroll_states(
-        self, observation: ArrayTree, _first: Bool[Array, "T *b"], _carry: ArrayTree = None
     ) -> tuple[Float[Array, "T *b N _"], tuple[()]]:
-        """Do the same; the second result is empty."""
+        """Apply the network to all steps of a window."""
         return self((), observation)
+
+    def unroll_batch(
+        self, observation: ArrayTree, _first: Bool[Array, "B T"], _carry: ArrayTree = None
+    ) -> Float[Array, "B T N _"]:
+        """Apply the network to windows."""
+        return self((), observation)[0]
 
 
 class Recurrent(nn.Module):
@@ -170,15 +168,6 @@ class Recurrent(nn.Module):
         return self._outputs(carry), carry
 
     def unroll(
-        self,
-        observation: ArrayTree,
-        first: Bool[Array, "T *b"],
-        carry: Float[Array, "*b N hidden"] | None = None,
-    ) -> Float[Array, "T *b N _"]:
-        """Apply the network to all steps of a window; see `unroll_states`."""
-        return self.unroll_states(observation, first, carry)[0]
-
-    def unroll_states(
         self,
         observation: ArrayTree,
         first: Bool[Array, "T *b"],

@@ -1,6 +1,6 @@
 """Statistics of data that does not fit in memory, accumulated a part at a time.
 
-`Distinct` counts distinct rows, and `actions_of` what agents did.
+`Distinct` counts distinct rows, and `Actions` what agents did.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, UInt64
 
-from offmarl.types import Discrete, EnvSpec, Transition
+from offmarl.types import EnvSpec, Transition
 from offmarl.vault.format.column_statistics import Ranges
 
 # ------------------------------------------------------------------------------------ distinct rows
@@ -247,8 +247,3 @@ class ContinuousActions:
 
 
 Actions = DiscreteActions | ContinuousActions
-
-
-def actions_of(spec: EnvSpec) -> Actions:
-    """Return an accumulator for the actions of an environment."""
-    return (DiscreteActions if isinstance(spec.action, Discrete) else ContinuousActions)(spec)

@@ -625,7 +625,12 @@ def compare_runs(
         raise RunError("no runs to compare: give the directory of at least one run.")
     foreign = [path for path in every if is_foreign(path)]
     begun = [path for path in every if path not in foreign]
-    unfinished = [path for path in begun if _is_unfinished(path)]
+    unfinished = [
+        path
+        for path in begun
+        if (path / RUN_FILE).is_file() and not (path / MARL_EVAL_FILE).exists()
+        if not read_run(path).get("complete", False)
+    ]
     # If none is finished, the error says what to do.
     runs = [path for path in begun if path not in unfinished] or begun
     metric = metric_of(runs)
@@ -662,9 +667,3 @@ def _each(path: Path) -> list[Path]:
         return [path]
     cells = sorted((path / "cells").glob("*.json")) or sorted(path.glob("*--*.json"))
     return cells or [path]
-
-
-def _is_unfinished(run: Path) -> bool:
-    """Whether a run has begun, and has no final evaluation yet."""
-    begun = run.is_dir() and (run / RUN_FILE).is_file() and not (run / MARL_EVAL_FILE).exists()
-    return begun and not read_run(run).get("complete", False)

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, Int
 from offmarl.report.accumulators import (
     Actions,
     ContinuousActions,
+    DiscreteActions,
     Distinct,
-    actions_of,
     entropy,
     hash_rows,
 )
@@ -20,7 +20,7 @@ from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import Progress, quiet
 from offmarl.tracking import as_dicts
-from offmarl.types import EnvSpec, Transition, flatten_tree, map_tree
+from offmarl.types import Discrete, EnvSpec, Transition, flatten_tree, map_tree
 from offmarl.vault import Dataset, Episodes
 from offmarl.vault.check.digest import known_digest
 from offmarl.vault.check.leaf_statistics import Statistics, StatisticsAccumulator, keep, stored
@@ -235,7 +235,8 @@ class StatsAccumulator:
     def __init__(self, vault: Dataset):
         spec = vault.spec
         self._vault = vault
-        self._actions = actions_of(spec)
+        discrete = isinstance(spec.action, Discrete)
+        self._actions: Actions = (DiscreteActions if discrete else ContinuousActions)(spec)
         self._rewards = _RewardsAccumulator(vault)
         self._pairs, self._states, self._local, self._joint = (Distinct() for _ in range(4))
         self._alive = np.zeros(spec.num_agents, np.int64)

@@ -333,7 +333,6 @@ def _flat(points: Any) -> Float[np.ndarray, "*p 2"]:
 
 
 def _draw_floor(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> None:
-    from matplotlib.collections import LineCollection
     from matplotlib.colors import LinearSegmentedColormap
 
     cells = np.asarray(scene.cells, float) if scene.cells.size else np.zeros((1, 1))
@@ -347,7 +346,7 @@ def _draw_floor(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> Non
     pairs = np.nonzero(np.triu((corners[:, None] != corners).sum(-1) == 1))
     sides = np.stack([_flat(corners)[one] for one in pairs], 1)
     axes.pcolormesh(seen[..., 0], seen[..., 1], flat, cmap=colours, vmin=0, vmax=1)
-    axes.add_collection(LineCollection(list(sides), colors="#9ca3af", linewidths=0.8))
+    _draw_lines(axes, sides, colors="#9ca3af", linewidths=0.8)
 
 
 def _draw_marks(axes: Axes, scene: Scene) -> None:
@@ -366,37 +365,36 @@ def _draw_marks(axes: Axes, scene: Scene) -> None:
         )
 
 
-def _draw_links(axes: Axes, scene: Scene) -> None:
+def _draw_lines(axes: Axes, lines: Float[np.ndarray, "n points 2"], **style: Any) -> None:
     from matplotlib.collections import LineCollection
 
+    axes.add_collection(LineCollection(list(lines), **style))
+
+
+def _draw_links(axes: Axes, scene: Scene) -> None:
     hearer, which = np.nonzero(np.asarray(scene.links) >= 0)
     places = _flat(scene.drones)
     ends = np.stack([places[hearer], places[np.asarray(scene.links)[hearer, which]]], 1)
-    axes.add_collection(LineCollection(list(ends), colors=_LINK, linewidths=0.7, alpha=0.6))
+    _draw_lines(axes, ends, colors=_LINK, linewidths=0.7, alpha=0.6)
 
 
 def _draw_trails(axes: Axes, scenes: Sequence[Scene]) -> None:
-    from matplotlib.collections import LineCollection
-
     trails = np.stack([_flat(scene.drones) for scene in scenes], 1)
     alive = np.asarray(scenes[-1].alive)
     colours = list(compress(_colours(scenes[-1]), alive))
     width = 1.2 if _scale(len(alive)) > _THIN else 0.5
-    style: dict[str, Any] = {"linewidths": width, "alpha": 0.35, "zorder": 2.5}
-    axes.add_collection(LineCollection(list(trails[alive]), colors=colours, **style))
+    _draw_lines(axes, trails[alive], colors=colours, linewidths=width, alpha=0.35, zorder=2.5)
 
 
 def _draw_drones(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> None:
-    from matplotlib.collections import LineCollection, PolyCollection
+    from matplotlib.collections import PolyCollection
 
     alive = np.asarray(scene.alive)
     places = _flat(scene.drones)
     below = np.array(scene.drones, float)
     below[..., 2:] = 0.0
     feet = _flat(below)
-    axes.add_collection(
-        LineCollection(list(np.stack([feet, places], 1)[alive]), colors=_STALK, linewidths=0.6)
-    )
+    _draw_lines(axes, np.stack([feet, places], 1)[alive], colors=_STALK, linewidths=0.6)
     scale = _scale(len(alive))
     size = 0.02 * float(np.max(extent)) * scale
     sizes = size * np.asarray(_SIZES)[np.asarray(scene.kind)]
@@ -424,12 +422,8 @@ def _rotors(attitude: Any, position: Any, sizes: Float[np.ndarray, "P"]) -> Any:
 
 def _draw_rotors(axes: Axes, rotors: Float[np.ndarray, "P 4 2"], colours: Sequence[str]) -> None:
     """Draw two arms from rotor to rotor, and the rotors; those in front are filled."""
-    from matplotlib.collections import LineCollection
-
     arms = np.concatenate([rotors[:, [0, 2]], rotors[:, [1, 3]]])
-    axes.add_collection(
-        LineCollection(list(arms), colors=[*colours, *colours], linewidths=2.0, zorder=3)
-    )
+    _draw_lines(axes, arms, colors=[*colours, *colours], linewidths=2.0, zorder=3)
     for number in range(4):
         x, y = rotors[:, number].T
         face = colours if number < 2 else "white"

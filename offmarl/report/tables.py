@@ -152,15 +152,14 @@ def rewards(surveys: Surveys) -> Section:
 
 def actions(surveys: Surveys) -> Iterator[Section]:
     """Return statistics of actions: a table of discrete ones, and a table of continuous ones."""
-    discrete = {k: v for k, v in surveys.items() if isinstance(v.actions, DiscreteActions)}
-    if discrete:
-        columns = ["dataset", "illegal", "legal on average", "entropy (bits)", "joint entropy"]
-        columns += ["total correlation", "joint actions"]
-        yield _by_dataset("Actions", columns, discrete, _choices)
-    continuous = {k: v for k, v in surveys.items() if isinstance(v.actions, ContinuousActions)}
-    if continuous:
-        columns = ["dataset", "mean", "std", "min", "max", "at a bound", "usable"]
-        yield _by_dataset("Actions", columns, continuous, _values)
+    columns = ["illegal", "legal on average", "entropy (bits)", "joint entropy"]
+    columns += ["total correlation", "joint actions"]
+    for kind, names, cells in (
+        (DiscreteActions, columns, _choices),
+        (ContinuousActions, ["mean", "std", "min", "max", "at a bound", "usable"], _values),
+    ):
+        if own := {k: v for k, v in surveys.items() if isinstance(v.actions, kind)}:
+            yield _by_dataset("Actions", ["dataset", *names], own, cells)
 
 
 def coverage(surveys: Surveys) -> Section:
@@ -263,16 +262,13 @@ def _by_dataset(
 
 def _overview_row(found: Survey) -> list[Any]:
     returns = {team: spread(values) for team, values in found.team_returns.items()}
-    means = {team: _plus_minus(**one) if one else None for team, one in returns.items()}
+    text = "{mean:.4g}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{std:.3g}"
+    means = {team: text.format(**one) if one else None for team, one in returns.items()}
     least, most = ({team: x.get(end) for team, x in returns.items()} for end in ("min", "max"))
     length = spread(found.lengths).get("mean")
     counts = [len(found.episodes.row), found.vault.num_steps]
     cells = [only_or_all(means), only_or_all(least), only_or_all(most)]
     return [*counts, *cells, length, _saco(found)]
-
-
-def _plus_minus(mean: float, std: float, **_: float) -> str:
-    return f"{mean:.4g}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{std:.3g}"
 
 
 def _saco(found: Survey) -> str | None:

@@ -106,7 +106,7 @@ def test_unshared_networks_are_those_of_the_single_agents() -> None:
     observation, carry = random_view(5).observation, network.initial_carry(3)
     outputs, after = jax.jit(network.apply)(params, carry, observation[0])
     first = jnp.array([True, False, False, True, False])
-    window = jax.jit(lambda *inputs: network.apply(*inputs, method="unroll"))(
+    window, _ = jax.jit(lambda *inputs: network.apply(*inputs, method="unroll"))(
         params, observation, first
     )
     np.testing.assert_allclose(window[0], outputs, atol=1e-6)
@@ -117,7 +117,7 @@ def test_unshared_networks_are_those_of_the_single_agents() -> None:
         )
         alone, memory = network.torso.apply(own, carry[row], observation[0, row])
         np.testing.assert_allclose(outputs[row], alone, atol=1e-6)
-        wanted = network.torso.apply(own, observation[:, row], first, method="unroll")
+        wanted, _ = network.torso.apply(own, observation[:, row], first, method="unroll")
         np.testing.assert_allclose(window[:, row], wanted, atol=1e-6)
         np.testing.assert_allclose(after[row], memory, atol=1e-6)
 

@@ -82,7 +82,7 @@ def test_unroll_equals_one_step_after_the_other(kind: str, spec: EnvSpec) -> Non
     network, params = agent_network(config, spec), init_policy(config, spec, jax.random.key(0))
     observations = views(spec, 4).observation
     first = jnp.array([False, False, True, False])
-    unrolled = quick(partial(network.apply, method="unroll"))(params, observations, first)
+    unrolled, _ = quick(partial(network.apply, method="unroll"))(params, observations, first)
     carry, step = network.initial_carry(3), quick(network.apply)
     for t in range(4):
         carry = network.initial_carry(3) if first[t] else carry

@@ -125,7 +125,7 @@ def test_windows_are_unrolled_as_their_steps_are() -> None:
     carry = rng.normal(size=(4, 2, HIDDEN)).astype(np.float32)
     params = jax.jit(network.init)(jax.random.key(0), carry[0], seen[0, 0])
     found = jax.jit(partial(unroll_batch, network))(params, seen, first, carry)
-    in_time = jax.jit(partial(network.apply, method="unroll"))(
+    in_time, _ = jax.jit(partial(network.apply, method="unroll"))(
         params, seen.swapaxes(0, 1), first.T, carry
     )
     np.testing.assert_allclose(found, in_time.swapaxes(0, 1), rtol=1e-5, atol=1e-6)

@@ -38,7 +38,7 @@ def test_unroll_equals_one_step_after_the_other(kind: str) -> None:
     network, params = agent_network(config, SPEC), init_policy(config, SPEC, jax.random.key(0))
     observations = jax.random.normal(jax.random.key(1), (6, 3, 7))
     first = jnp.array([False, False, True, False, False, True])
-    unrolled = jax.jit(partial(network.apply, method="unroll"))(params, observations, first)
+    unrolled, _ = jax.jit(partial(network.apply, method="unroll"))(params, observations, first)
     carry, step = network.initial_carry(3), jax.jit(network.apply)
     for t, observation in enumerate(observations):
         carry = network.initial_carry(3) if first[t] else carry
@@ -130,7 +130,7 @@ def test_continuous_policies_store_what_their_head_says(kind: str) -> None:
         params, carry, observation, legal, jax.random.key(1)
     )
     outputs, _ = network.apply(params, carry, observation)
-    unrolled = network.apply(params, observation[None], jnp.ones(1, bool), method="unroll")
+    unrolled, _ = network.apply(params, observation[None], jnp.ones(1, bool), method="unroll")
     np.testing.assert_allclose(unrolled[0], outputs, atol=1e-6)
     np.testing.assert_array_equal(log_prob, head(outputs, legal).log_prob(action))
     assert action[2, 1] == 0  # an entry that the agent has not

@@ -74,7 +74,7 @@ def test_equal_networks_for_each_agent_are_one_shared_network(kind, sees, spec):
     assert all(len(leaf) == 3 for leaf in leaves)
     assert any((leaf[0] != leaf[1]).any() for leaf in leaves)
     first = jnp.array([False, False, True, False, False])
-    unroll = jax.jit(partial(own.apply, method="unroll_states"))
+    unroll = jax.jit(partial(own.apply, method="unroll"))
     outputs, carries = unroll(params, seen, first, carry)
     assert outputs.shape == (5, 3, 2)
     now, apply = carry, jax.jit(own.apply)
@@ -88,7 +88,7 @@ def test_equal_networks_for_each_agent_are_one_shared_network(kind, sees, spec):
         same = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[:1], leaf.shape), params)
         one = jax.tree.map(lambda leaf: leaf[0], params)
         wanted, found = (
-            jax.jit(partial(network.apply, method="unroll"))(given, seen, first, carry)
+            jax.jit(partial(network.apply, method="unroll"))(given, seen, first, carry)[0]
             for network, given in ((shared, one), (own, same))
         )
         np.testing.assert_allclose(found, wanted, atol=2e-6)
@@ -104,7 +104,7 @@ def test_an_agent_without_shared_parameters_learns_from_its_own_steps_only():
     observation, first = some(jnp.zeros((3, 4)), (2,)), jnp.zeros(2, bool)
 
     def loss(params):
-        return network.apply(params, observation, first, method="unroll")[:, 1].sum()
+        return network.apply(params, observation, first, method="unroll")[0][:, 1].sum()
 
     grads = jax.tree.leaves(jax.jit(jax.grad(loss))(params))
     moved = [float(jnp.abs(leaf[agent]).sum()) for leaf in grads for agent in (0, 2)]

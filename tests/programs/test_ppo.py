@@ -164,7 +164,7 @@ class Outputs:
         self.outputs = outputs
 
     def apply(self, *_, method):
-        return (self.outputs, ()) if method == "unroll_states" else self.outputs
+        return self.outputs, ()
 
 
 ALIVE = jnp.array([[[True, True]], [[True, False]]])

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from offmarl.envs.base import require_positive
 from offmarl.envs.swarm.env import Advanced, GrowingArena
 from offmarl.envs.swarm.observations import Blocks, SwarmState, sense_map, watched
 
@@ -52,10 +51,6 @@ class Coverage(GrowingArena):
     """
 
     recovery_time: float = 25.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(recovery_time=self.recovery_time)
 
     def metrics(self, state: SwarmState) -> dict[str, Float[Array, ""]]:
         """Return the mean staleness."""

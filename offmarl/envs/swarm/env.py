@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.base import Scene, require_positive, restart, transition
+from offmarl.envs.base import Scene, restart, transition
 from offmarl.envs.swarm import dynamics, quadrotor
 from offmarl.envs.swarm.collisions import RESTITUTION, collide
 from offmarl.envs.swarm.dynamics import Disturbance, DroneParams, DroneState
@@ -162,7 +162,6 @@ class SwarmEnv(SwarmObservations):
             alive=state.alive,
             team=jnp.asarray(self._teams, jnp.int32),
             kind=jnp.asarray([dynamics.KINDS.index(kind) for kind in self._kinds], jnp.int32),
-            velocity=state.drones.velocity,
             heading=state.drones.heading if turning else jnp.arctan2(y, x),
             links=self._links(state),
             obstacles=jnp.zeros((0, self.dims)) if state.obstacles is None else state.obstacles,
@@ -290,10 +289,6 @@ class GrowingArena(SwarmEnv):
     """
 
     cells_per_agent: float = 32.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(cells_per_agent=self.cells_per_agent)
 
     @property
     def side(self) -> int:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from offmarl.envs.base import MARKS, require_positive
+from offmarl.envs.base import MARKS
 from offmarl.envs.swarm import dynamics
 from offmarl.envs.swarm.dynamics import DroneState, around, length_of
 from offmarl.envs.swarm.env import Advanced, SwarmEnv
@@ -67,10 +67,6 @@ class Flock(SwarmEnv):
     comm_range: float = 4.0
     randomise: str = "wind"
     obstacles: float = 0.08
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(journey=self.journey)
 
     @property
     def side(self) -> int:

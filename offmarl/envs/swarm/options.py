@@ -1,7 +1,7 @@
 """Options of all swarm tasks, and properties that follow from them alone."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import numpy as np
@@ -15,8 +15,9 @@ from offmarl.types import Continuous, Discrete
 
 GAP = 1.0
 """Free space between two obstacles."""
-_MOST_OBSTACLES = 0.25
-"""Largest fraction of the arena: each obstacle needs a grid cell and free space around it."""
+_FRACTIONS = {"comm_dropout": 1.0, "obstacles": 0.25}
+"""Options that may be 0, and their largest values. Each obstacle needs a grid cell and free space
+around it. All other numbers are positive."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,20 +111,15 @@ class SwarmOptions(ABC):
     heterogeneous: bool = False
 
     def __post_init__(self) -> None:
-        require_positive(
-            num_agents=self.num_agents,
-            time_limit=self.time_limit,
-            sensing_range=self.sensing_range,
-            num_neighbours=self.num_neighbours,
-            comm_size=self.comm_size,
-            comm_range=self.comm_range,
-        )
+        options = {x.name: getattr(self, x.name) for x in fields(self) if x.name not in _FRACTIONS}
+        require_positive(**{k: v for k, v in options.items() if not isinstance(v, str | bool)})
         require_one_of("dims", self.dims, (2, 3))
         require_one_of("dynamics", self.dynamics, dynamics.DYNAMICS)
         require_one_of("action", self.action, ("discrete", "continuous"))
         require_one_of("comm", self.comm, ("none", "status", "learned"))
-        _require_within("comm_dropout", self.comm_dropout, 1.0)
-        _require_within("obstacles", self.obstacles, _MOST_OBSTACLES)
+        for option, most in _FRACTIONS.items():
+            if not 0 <= (value := getattr(self, option)) <= most:
+                raise OptionError(f"{option} must be from 0 to {most}, not {value}.")
         require_one_of("collisions", self.collisions, ("none", *collisions.RESTITUTION))
         require_one_of("control", self.control, quadrotor.CONTROLS)
         if self.opaque and not self.obstacles:
@@ -239,8 +235,3 @@ def require_one_of(option: str, value: object, known: tuple[object, ...]) -> Non
     if value not in known:
         choices = ", ".join(map(str, known))
         raise OptionError(f"{option} must be one of {choices}, not {value!r}.")
-
-
-def _require_within(option: str, value: float, most: float) -> None:
-    if not 0 <= value <= most:
-        raise OptionError(f"{option} must be from 0 to {most}, not {value}.")

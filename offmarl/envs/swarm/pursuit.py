@@ -9,7 +9,6 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from offmarl.envs.base import require_positive
 from offmarl.envs.swarm import dynamics, quadrotor
 from offmarl.envs.swarm.dynamics import Kind
 from offmarl.envs.swarm.env import Advanced, GrowingArena
@@ -80,7 +79,6 @@ class Pursuit(GrowingArena):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(num_evaders=self.num_evaders)
         for side in ("evaders", "pursuers"):
             require_one_of(side, getattr(self, side), ("scripted", "learned"))
         if self.evaders == self.pursuers == "scripted":

@@ -91,7 +91,7 @@ class Networks(NamedTuple):
 
         The third result is a part of the loss, of weight ``hyper.penalty``; None for nothing.
         """
-        outputs = self.actor.apply(
+        outputs, _ = self.actor.apply(
             params.actor, steps.view.observation, first, carry.actor, method="unroll"
         )
         distribution = self.head(outputs, steps.view.legal_actions)
@@ -103,7 +103,7 @@ class Networks(NamedTuple):
         """Return the normalised values of the steps of windows, and the memory after each step."""
         seen = self.critic_input(view)
         outputs, carries = self.critic.apply(
-            params.critic, seen, first, carry.critic, method="unroll_states"
+            params.critic, seen, first, carry.critic, method="unroll"
         )
         return self.team_values(outputs), carries
 
@@ -330,7 +330,7 @@ def window_carries(
             transitions.view.observation,
             begins(transitions.last),
             actor,
-            method="unroll_states",
+            method="unroll",
         )
         actor = starts(actor, during, length)
     return ActorCritic(actor, critic)
