@@ -56,7 +56,12 @@ from offmarl.envs.sides import (
     rest_of,
     slot,
 )
-from offmarl.equilibria import Meta, meta_strategy, require_constant_sum
+from offmarl.equilibria import (
+    Meta,
+    meta_strategy,
+    not_constant_sum,
+    require_constant_sum,
+)
 from offmarl.errors import OptionError, RunError
 from offmarl.evaluation import require_time_limit, returns_by_team
 from offmarl.launch import Share, Work, join_work
@@ -66,15 +71,17 @@ from offmarl.programs.best_responses import require_learner
 from offmarl.programs.program import recorded
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.recording.online import Recorded, describe, summarise
-from offmarl.programs.recording.record import record_policy
-from offmarl.programs.recording.recorder import fold_key
+from offmarl.programs.recording.record import HINTS, check_recipe, chunks_of, record_policy
+from offmarl.programs.recording.recorder import fold_key, label_of, run_directory
 from offmarl.programs.recording.sides import described, joint_policy
 from offmarl.programs.registry import Origin, load_origin
 from offmarl.programs.runs.compiling import keep_compiled_programs
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.programs.runs.finite import require_finite
-from offmarl.programs.runs.identity import differences, environment_source, fingerprint, made_from
+from offmarl.programs.runs.identity import environment_source, fingerprint, made_from
 from offmarl.programs.runs.loop import build, online_schedule
+from offmarl.programs.runs.policy import load_policy
+from offmarl.programs.runs.run import open_run
 from offmarl.programs.runs.trained import Built, builder_of, stacked
 from offmarl.rollout import meet
 from offmarl.teams import Team, find_side, name_of_side, spec_of, teams_of
@@ -229,14 +236,15 @@ class Responses(Work):
         require_time_limit(env.spec)
         self.env, self.args, self.built = env, args, oracles(env.spec, args)
         self.sides = sides_of(env.spec, args.side)
+        if args.meta == "nash" and (len(self.sides) != 2 or env.spec.reward == "team"):
+            raise not_constant_sum(env.spec.name)
         self._policies = [one.program.policy(one.program.greedy) for one in self.built]
         self.seeds = [*range(args.seed, args.seed + args.seeds)]
         self.parts = [*blocks_of(args, len(self.sides))]
         self._members = dict[tuple[int, int, int], TeamPolicy]()
-        label = "-".join(["psro", args.oracle, args.meta, *filter(None, args.side.split(","))])
-        self.vaults = {x: local(args.out) / f"{name}.vlt" / f"{label}-{x}" for x in self.seeds}
-        last = f"-to-{self.seeds[-1]}" if args.seeds > 1 else ""
-        path = local(args.out) / f"{name}.run" / f"{label}-{args.seed}{last}"
+        path = local(run_directory(args, program := f"psro-{args.oracle}-{args.meta}"))
+        place, label = path.parent.with_suffix(".vlt"), label_of(program, args)
+        self.vaults = {seed: place / f"{label}-{seed}" for seed in self.seeds}
         self._about = {"args": tracking.plain(recorded(args) | {"env": name})}
         identity = self._about | environment_source(env.spec.name)
         super().__init__(f"record {path.name}", path, identity, len(self.parts))
@@ -303,9 +311,12 @@ class Responses(Work):
     def member(self, seed: int, number: int, side: int) -> TeamPolicy:
         """Return a member of a side."""
         if (seed, number, side) not in self._members:
-            like, run = {"policy": self.built[side].policy}, self.path.name
-            tree, _ = self._responses(seed, side).restore(like, number)
-            params = jax.tree.map(np.asarray, tree["policy"])
+            run, like = self.path.name, {"policy": self.built[side].policy}
+            if self._is_learned():
+                params = load_policy(self.path, seed, step=number).params[side]
+            else:
+                params = self._responses(seed, side).restore(like, number)[0]["policy"]
+            params = jax.tree.map(np.asarray, params)
             about: dict[str, Any] = {"policy": "psro", "run": run}
             about |= {"seed": seed, "step": str(number), "parameters": fingerprint(params)}
             agents, name = self.sides[side].agents, f"{run}@{seed}/{number}"
@@ -360,19 +371,31 @@ class Responses(Work):
         record_policy(self.env, policy, params, *place, about)
 
     def is_complete(self) -> bool:
-        """Whether the run exists; `RunError` if it has other arguments or environment code."""
-        if not (found := tracking.recorded(self.path)):
+        """Whether the run and the matches exist; `RunError` if they have other arguments."""
+        return self._is_learned() and all(map(self._is_recorded, self.seeds))
+
+    def is_done(self, block: int) -> bool:
+        """Whether a block is complete; of a run, all but matches that are missing."""
+        _, seed, what, _ = self.parts[block]
+        if not self._is_learned():
+            return super().is_done(block)
+        return what != "matches" or self._is_recorded(seed)
+
+    def _is_learned(self) -> bool:
+        if not (self.path / tracking.RUN_FILE).exists():
             return False
-        theirs = {name: found.get(name) for name in self.identity}
-        for name, before, ours in differences(theirs, self.identity):
-            raise RunError(
-                f"{self.path} holds a run with {name.removeprefix('args.')} {before!r}, not "
-                f"{ours!r}: choose another directory with --out, or give the arguments of that run."
-            )
+        return open_run(self.path, self._run_record()).complete
+
+    def _is_recorded(self, seed: int) -> bool:
+        size = [*chunks_of(self.args.steps, self.args.num_envs)]
+        recipe = {"env": self.env.spec.name, "num_envs": self.args.num_envs, "chunks": size}
+        found = check_recipe(self.vaults[seed], recipe, partly=True, hints=HINTS)
         return bool(found.get("complete"))
 
     def join(self) -> None:
         """Write the run: its members, payoffs and meta-strategies."""
+        if self._is_learned():  # and its matches were recorded again
+            return
         shutil.rmtree(self.path, ignore_errors=True)
         size, sides = self.args.iterations + 1, range(len(self.sides))
         for number in range(size):
@@ -390,10 +413,12 @@ class Responses(Work):
         }
         about = {"sides": [side.name for side in self.sides], "episodes": self.args.episodes}
         tracking.write_json(self.path / POPULATION_FILE, tracking.plain(about | {"seeds": found}))
+        tracking.write_json(self.path / tracking.RUN_FILE, self._run_record() | {"complete": True})
+
+    def _run_record(self) -> dict[str, Any]:
         record = made_from(Origin("psro", None, None), self.env, {}) | self._about
         record |= {"kind": "recorder", "seeds": self.seeds, "spec": self.env.spec.to_json()}
-        record |= {"greedy": self.built[0].program.greedy, "vault": None, "complete": True}
-        tracking.write_json(self.path / tracking.RUN_FILE, record)
+        return record | {"greedy": self.built[0].program.greedy, "vault": None}
 
     def _responses(self, seed: int, side: int) -> Checkpoints:
         return Checkpoints(self.directory / "blocks" / f"{seed}-{side}")
