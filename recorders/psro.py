@@ -19,12 +19,12 @@ all pairs meet equally often.
 
 import json
 import shutil
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -71,7 +71,7 @@ from offmarl.programs.best_responses import require_learner
 from offmarl.programs.program import recorded
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.recording.online import Recorded, describe, summarise
-from offmarl.programs.recording.record import HINTS, check_recipe, chunks_of, record_policy
+from offmarl.programs.recording.record import check_recipe, chunks_of, record_policy
 from offmarl.programs.recording.recorder import fold_key, label_of, run_directory
 from offmarl.programs.recording.sides import described, joint_policy
 from offmarl.programs.registry import Origin, load_origin
@@ -187,9 +187,8 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:  # noqa: 
         return tuple(one.program.policy_params(one.program.init(key, hyper)) for one in built)
 
     def policy(greedy: bool) -> Policy:
-        each = zip(sides_of(spec, args.side), built, strict=True)
-        policies = [(side.agents, one.program.policy(greedy)) for side, one in each]
-        return compose(spec, [Seat(agents, own, agents) for agents, own in policies])
+        each = zip((side.agents for side in sides_of(spec, args.side)), built, strict=True)
+        return compose(spec, [Seat(own, x.program.policy(greedy), own) for own, x in each])
 
     return Program(init, (), policy, lambda state: state, greedy=built[0].program.greedy)
 
@@ -265,11 +264,8 @@ class Responses(Work):
         """Learn a response, play an entry of the table, or record the matches."""
         keep_compiled_programs()
         _, seed, what, which = self.parts[block]
-        ways: dict[str, Callable[..., None]] = {
-            "response": self._respond,
-            "payoffs": self._play,
-            "matches": self._record,
-        }
+        ways: dict[str, Callable[..., None]]
+        ways = {"response": self._respond, "payoffs": self._play, "matches": self._record}
         ways[what](seed, *which)
 
     def _respond(self, seed: int, number: int, side: int) -> None:
@@ -283,10 +279,8 @@ class Responses(Work):
             state = program.init(init_key, hyper)
         else:
             env = self._against(seed, number, side)
-            blank = slot(env)
-            program = build(
-                self._make, env.spec, self._oracle, blank, lambda: cast(Hashable, blank)
-            )
+            blank: Any = slot(env)
+            program = build(self._make, env.spec, self._oracle, blank, lambda: blank)
             state = meet(env, jax.jit(program.init, compiler_options=quickly())(init_key, hyper))
             schedule = online_schedule(program, self._oracle)
             *_, (_, (state,), _) = collect(program, [state], [hyper], [key], schedule, 0, [None])
@@ -389,13 +383,13 @@ class Responses(Work):
     def _is_recorded(self, seed: int) -> bool:
         size = [*chunks_of(self.args.steps, self.args.num_envs)]
         recipe = {"env": self.env.spec.name, "num_envs": self.args.num_envs, "chunks": size}
-        found = check_recipe(self.vaults[seed], recipe, partly=True, hints=HINTS)
+        found = check_recipe(
+            self.vaults[seed], recipe, partly=True, hints={"chunks": "--steps decides it"}
+        )
         return bool(found.get("complete"))
 
     def join(self) -> None:
         """Write the run: its members, payoffs and meta-strategies."""
-        if self._is_learned():  # and its matches were recorded again
-            return
         shutil.rmtree(self.path, ignore_errors=True)
         size, sides = self.args.iterations + 1, range(len(self.sides))
         for number in range(size):
@@ -435,23 +429,23 @@ def work(args: Args) -> Responses:
     return Responses(args)
 
 
-def final_mixtures(run: Path, seeds: Sequence[int]) -> dict[int, dict[str, str]]:
+def final_mixtures(run: Path) -> dict[int, dict[str, str]]:
     """Return the last meta-strategy of each side, as options name it, by seed."""
     found = tracking.read_json(run, POPULATION_FILE)
 
-    def named(seed: int, weights: Sequence[float]) -> str:
+    def named(seed: str, weights: Sequence[float]) -> str:
         kept = [(number, x) for number, x in enumerate(weights) if x >= 1e-6]
         return "+".join(f"{run}@{seed}/{number}:{x:.6f}" for number, x in kept)
 
     try:
-        final = {seed: found["seeds"][str(seed)]["strategies"][-1] for seed in seeds}
         return {
-            seed: {
-                side: named(seed, own) for side, own in zip(found["sides"], weights, strict=True)
+            int(seed): {
+                side: named(seed, weights)
+                for side, weights in zip(found["sides"], own["strategies"][-1], strict=True)
             }
-            for seed, weights in final.items()
+            for seed, own in found["seeds"].items()
         }
-    except (IndexError, KeyError, TypeError, ValueError):
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         raise RunError(
             f"{run / POPULATION_FILE} is damaged: remove {run}, and repeat the command."
         ) from None
@@ -459,17 +453,15 @@ def final_mixtures(run: Path, seeds: Sequence[int]) -> dict[int, dict[str, str]]
 
 def main(args: Args) -> Recorded:
     """Learn the populations, and record their matches."""
-    own = work(args)
-    tasks.run_task(own, Share(0, 1))
-    outcome = "recorded" if join_work(own) else "complete already, nothing was changed"
+    own, outcome = work(args), "complete already, nothing was changed"
+    if not own.is_complete():
+        tasks.run_task(own, Share(0, 1))
+        join_work(own)
+        outcome = "recorded"
     rows = [{"seed": seed, **describe(own.vaults[seed], "matches")} for seed in own.seeds]
     data, view = summarise(own.path, rows, outcome)
-    mixtures = final_mixtures(own.path, own.seeds)
-    lines = [
-        quote(f"{side}={mixture}")
-        for by_side in mixtures.values()
-        for side, mixture in by_side.items()
-    ]
+    mixtures = final_mixtures(own.path)
+    lines = [quote(f"{side}={x}") for one in mixtures.values() for side, x in one.items()]
     if len(own.sides) == 2 and not args.side:
         lines.append(f"\nNext: offmarl exploitability {' '.join(lines[:2])}")
     return Recorded(

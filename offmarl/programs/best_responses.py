@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -38,7 +38,7 @@ Given = Sequence[tuple[Team, str]]
 """The name of the policy of each side."""
 
 
-def exact(env: Environment, given: Given) -> dict[str, Solution]:
+def exact(env: Any, given: Given) -> dict[str, Solution]:
     """Return the gains for greedy and for sampled actions; of one way, if both are the same.
 
     If a name says how it acts, it is the only way.
