@@ -50,15 +50,10 @@ def require_constant_sum(returns: Float[np.ndarray, "seats *outcomes"], name: st
     """Raise `OptionError` unless two seats share a constant, whatever the outcome."""
     sums = np.asarray(returns, float).sum(0)
     if len(returns) != 2 or np.ptp(sums) > 1e-4 * np.abs(returns).max():
-        raise not_constant_sum(name)
-
-
-def not_constant_sum(name: str) -> OptionError:
-    """Return the error of a game without a Nash equilibrium by `nash`."""
-    return OptionError(
-        f"{name} is not a zero-sum game of two sides: give --meta cce, alpha-rank, uniform or "
-        "last in place of nash."
-    )
+        raise OptionError(
+            f"{name} is not a zero-sum game of two sides: give --meta cce, alpha-rank, uniform or "
+            "last in place of nash."
+        )
 
 
 def nash(payoffs: Payoffs) -> list[Float[np.ndarray, "M"]]:

@@ -56,12 +56,7 @@ from offmarl.envs.sides import (
     rest_of,
     slot,
 )
-from offmarl.equilibria import (
-    Meta,
-    meta_strategy,
-    not_constant_sum,
-    require_constant_sum,
-)
+from offmarl.equilibria import Meta, meta_strategy, require_constant_sum
 from offmarl.errors import OptionError, RunError
 from offmarl.evaluation import require_time_limit, returns_by_team
 from offmarl.launch import Share, Work, join_work
@@ -236,7 +231,8 @@ class Responses(Work):
         self.env, self.args, self.built = env, args, oracles(env.spec, args)
         self.sides = sides_of(env.spec, args.side)
         if args.meta == "nash" and (len(self.sides) != 2 or env.spec.reward == "team"):
-            raise not_constant_sum(env.spec.name)
+            shared = np.array([[0.0, 1.0]] * len(self.sides))  # returns that all sides share
+            require_constant_sum(shared, env.spec.name)
         self._policies = [one.program.policy(one.program.greedy) for one in self.built]
         self.seeds = [*range(args.seed, args.seed + args.seeds)]
         self.parts = [*blocks_of(args, len(self.sides))]
