@@ -19,12 +19,12 @@ all pairs meet equally often.
 
 import json
 import shutil
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from shlex import quote
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -66,15 +66,17 @@ from offmarl.programs.best_responses import require_learner
 from offmarl.programs.program import recorded
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.recording.online import Recorded, describe, summarise
-from offmarl.programs.recording.record import record_policy
-from offmarl.programs.recording.recorder import fold_key
+from offmarl.programs.recording.record import check_recipe, chunks_of, record_policy
+from offmarl.programs.recording.recorder import fold_key, label_of, run_directory
 from offmarl.programs.recording.sides import described, joint_policy
 from offmarl.programs.registry import Origin, load_origin
 from offmarl.programs.runs.compiling import keep_compiled_programs
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.programs.runs.finite import require_finite
-from offmarl.programs.runs.identity import differences, environment_source, fingerprint, made_from
+from offmarl.programs.runs.identity import environment_source, fingerprint, made_from
 from offmarl.programs.runs.loop import build, online_schedule
+from offmarl.programs.runs.policy import load_policy
+from offmarl.programs.runs.run import open_run
 from offmarl.programs.runs.trained import Built, builder_of, stacked
 from offmarl.rollout import meet
 from offmarl.teams import Team, find_side, name_of_side, spec_of, teams_of
@@ -180,9 +182,8 @@ def make(spec: EnvSpec, args: Args, env: envs.Environment) -> Program:  # noqa: 
         return tuple(one.program.policy_params(one.program.init(key, hyper)) for one in built)
 
     def policy(greedy: bool) -> Policy:
-        each = zip(sides_of(spec, args.side), built, strict=True)
-        policies = [(side.agents, one.program.policy(greedy)) for side, one in each]
-        return compose(spec, [Seat(agents, own, agents) for agents, own in policies])
+        each = zip((side.agents for side in sides_of(spec, args.side)), built, strict=True)
+        return compose(spec, [Seat(own, x.program.policy(greedy), own) for own, x in each])
 
     return Program(init, (), policy, lambda state: state, greedy=built[0].program.greedy)
 
@@ -229,14 +230,16 @@ class Responses(Work):
         require_time_limit(env.spec)
         self.env, self.args, self.built = env, args, oracles(env.spec, args)
         self.sides = sides_of(env.spec, args.side)
+        if args.meta == "nash" and (len(self.sides) != 2 or env.spec.reward == "team"):
+            shared = np.array([[0.0, 1.0]] * len(self.sides))  # returns that all sides share
+            require_constant_sum(shared, env.spec.name)
         self._policies = [one.program.policy(one.program.greedy) for one in self.built]
         self.seeds = [*range(args.seed, args.seed + args.seeds)]
         self.parts = [*blocks_of(args, len(self.sides))]
         self._members = dict[tuple[int, int, int], TeamPolicy]()
-        label = "-".join(["psro", args.oracle, args.meta, *filter(None, args.side.split(","))])
-        self.vaults = {x: local(args.out) / f"{name}.vlt" / f"{label}-{x}" for x in self.seeds}
-        last = f"-to-{self.seeds[-1]}" if args.seeds > 1 else ""
-        path = local(args.out) / f"{name}.run" / f"{label}-{args.seed}{last}"
+        path = local(run_directory(args, program := f"psro-{args.oracle}-{args.meta}"))
+        place, label = path.parent.with_suffix(".vlt"), label_of(program, args)
+        self.vaults = {seed: place / f"{label}-{seed}" for seed in self.seeds}
         self._about = {"args": tracking.plain(recorded(args) | {"env": name})}
         identity = self._about | environment_source(env.spec.name)
         super().__init__(f"record {path.name}", path, identity, len(self.parts))
@@ -257,11 +260,8 @@ class Responses(Work):
         """Learn a response, play an entry of the table, or record the matches."""
         keep_compiled_programs()
         _, seed, what, which = self.parts[block]
-        ways: dict[str, Callable[..., None]] = {
-            "response": self._respond,
-            "payoffs": self._play,
-            "matches": self._record,
-        }
+        ways: dict[str, Callable[..., None]]
+        ways = {"response": self._respond, "payoffs": self._play, "matches": self._record}
         ways[what](seed, *which)
 
     def _respond(self, seed: int, number: int, side: int) -> None:
@@ -275,10 +275,8 @@ class Responses(Work):
             state = program.init(init_key, hyper)
         else:
             env = self._against(seed, number, side)
-            blank = slot(env)
-            program = build(
-                self._make, env.spec, self._oracle, blank, lambda: cast(Hashable, blank)
-            )
+            blank: Any = slot(env)
+            program = build(self._make, env.spec, self._oracle, blank, lambda: blank)
             state = meet(env, jax.jit(program.init, compiler_options=quickly())(init_key, hyper))
             schedule = online_schedule(program, self._oracle)
             *_, (_, (state,), _) = collect(program, [state], [hyper], [key], schedule, 0, [None])
@@ -303,9 +301,12 @@ class Responses(Work):
     def member(self, seed: int, number: int, side: int) -> TeamPolicy:
         """Return a member of a side."""
         if (seed, number, side) not in self._members:
-            like, run = {"policy": self.built[side].policy}, self.path.name
-            tree, _ = self._responses(seed, side).restore(like, number)
-            params = jax.tree.map(np.asarray, tree["policy"])
+            run, like = self.path.name, {"policy": self.built[side].policy}
+            if self._is_learned():
+                params = load_policy(self.path, seed, step=number).params[side]
+            else:
+                params = self._responses(seed, side).restore(like, number)[0]["policy"]
+            params = jax.tree.map(np.asarray, params)
             about: dict[str, Any] = {"policy": "psro", "run": run}
             about |= {"seed": seed, "step": str(number), "parameters": fingerprint(params)}
             agents, name = self.sides[side].agents, f"{run}@{seed}/{number}"
@@ -360,15 +361,27 @@ class Responses(Work):
         record_policy(self.env, policy, params, *place, about)
 
     def is_complete(self) -> bool:
-        """Whether the run exists; `RunError` if it has other arguments or environment code."""
-        if not (found := tracking.recorded(self.path)):
+        """Whether the run and the matches exist; `RunError` if they have other arguments."""
+        return self._is_learned() and all(map(self._is_recorded, self.seeds))
+
+    def is_done(self, block: int) -> bool:
+        """Whether a block is complete; of a run, all but matches that are missing."""
+        _, seed, what, _ = self.parts[block]
+        if not self._is_learned():
+            return super().is_done(block)
+        return what != "matches" or self._is_recorded(seed)
+
+    def _is_learned(self) -> bool:
+        if not (self.path / tracking.RUN_FILE).exists():
             return False
-        theirs = {name: found.get(name) for name in self.identity}
-        for name, before, ours in differences(theirs, self.identity):
-            raise RunError(
-                f"{self.path} holds a run with {name.removeprefix('args.')} {before!r}, not "
-                f"{ours!r}: choose another directory with --out, or give the arguments of that run."
-            )
+        return open_run(self.path, self._run_record()).complete
+
+    def _is_recorded(self, seed: int) -> bool:
+        size = [*chunks_of(self.args.steps, self.args.num_envs)]
+        recipe = {"env": self.env.spec.name, "num_envs": self.args.num_envs, "chunks": size}
+        found = check_recipe(
+            self.vaults[seed], recipe, partly=True, hints={"chunks": "--steps decides it"}
+        )
         return bool(found.get("complete"))
 
     def join(self) -> None:
@@ -390,10 +403,12 @@ class Responses(Work):
         }
         about = {"sides": [side.name for side in self.sides], "episodes": self.args.episodes}
         tracking.write_json(self.path / POPULATION_FILE, tracking.plain(about | {"seeds": found}))
+        tracking.write_json(self.path / tracking.RUN_FILE, self._run_record() | {"complete": True})
+
+    def _run_record(self) -> dict[str, Any]:
         record = made_from(Origin("psro", None, None), self.env, {}) | self._about
         record |= {"kind": "recorder", "seeds": self.seeds, "spec": self.env.spec.to_json()}
-        record |= {"greedy": self.built[0].program.greedy, "vault": None, "complete": True}
-        tracking.write_json(self.path / tracking.RUN_FILE, record)
+        return record | {"greedy": self.built[0].program.greedy, "vault": None}
 
     def _responses(self, seed: int, side: int) -> Checkpoints:
         return Checkpoints(self.directory / "blocks" / f"{seed}-{side}")
@@ -410,23 +425,23 @@ def work(args: Args) -> Responses:
     return Responses(args)
 
 
-def final_mixtures(run: Path, seeds: Sequence[int]) -> dict[int, dict[str, str]]:
+def final_mixtures(run: Path) -> dict[int, dict[str, str]]:
     """Return the last meta-strategy of each side, as options name it, by seed."""
     found = tracking.read_json(run, POPULATION_FILE)
 
-    def named(seed: int, weights: Sequence[float]) -> str:
+    def named(seed: str, weights: Sequence[float]) -> str:
         kept = [(number, x) for number, x in enumerate(weights) if x >= 1e-6]
         return "+".join(f"{run}@{seed}/{number}:{x:.6f}" for number, x in kept)
 
     try:
-        final = {seed: found["seeds"][str(seed)]["strategies"][-1] for seed in seeds}
         return {
-            seed: {
-                side: named(seed, own) for side, own in zip(found["sides"], weights, strict=True)
+            int(seed): {
+                side: named(seed, weights)
+                for side, weights in zip(found["sides"], own["strategies"][-1], strict=True)
             }
-            for seed, weights in final.items()
+            for seed, own in found["seeds"].items()
         }
-    except (IndexError, KeyError, TypeError, ValueError):
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         raise RunError(
             f"{run / POPULATION_FILE} is damaged: remove {run}, and repeat the command."
         ) from None
@@ -434,17 +449,15 @@ def final_mixtures(run: Path, seeds: Sequence[int]) -> dict[int, dict[str, str]]
 
 def main(args: Args) -> Recorded:
     """Learn the populations, and record their matches."""
-    own = work(args)
-    tasks.run_task(own, Share(0, 1))
-    outcome = "recorded" if join_work(own) else "complete already, nothing was changed"
+    own, outcome = work(args), "complete already, nothing was changed"
+    if not own.is_complete():
+        tasks.run_task(own, Share(0, 1))
+        join_work(own)
+        outcome = "recorded"
     rows = [{"seed": seed, **describe(own.vaults[seed], "matches")} for seed in own.seeds]
     data, view = summarise(own.path, rows, outcome)
-    mixtures = final_mixtures(own.path, own.seeds)
-    lines = [
-        quote(f"{side}={mixture}")
-        for by_side in mixtures.values()
-        for side, mixture in by_side.items()
-    ]
+    mixtures = final_mixtures(own.path)
+    lines = [quote(f"{side}={x}") for one in mixtures.values() for side, x in one.items()]
     if len(own.sides) == 2 and not args.side:
         lines.append(f"\nNext: offmarl exploitability {' '.join(lines[:2])}")
     return Recorded(

@@ -205,7 +205,8 @@ class _Launch:
                         if not cancelled:
                             self._end(task, job.exception())
                 show(not (self._waiting or self._running))
-                if cancelled and self._is_quiet():
+                states = (read_status(task.call).state for task in self._running)
+                if cancelled and "running" not in states:
                     break
         if cancelled:
             raise Stopped(
@@ -223,10 +224,6 @@ class _Launch:
                 self._waiting.remove(task)
         elif not self._running:
             self._waiting.clear()
-
-    def _is_quiet(self) -> bool:
-        """Whether no task runs any more, after the launcher has been told to cancel them."""
-        return all(read_status(task.call).state != "running" for task in self._running)
 
     def _end(self, task: Task, died: BaseException | None) -> None:
         """Take a task whose process has ended it; it waits for its next start if it died."""

@@ -5,14 +5,15 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
+from offmarl import tracking
 from offmarl.envs import Environment
-from offmarl.envs.games import GameTree, Solution, mixture, solve, tabulate
+from offmarl.envs.games import GameTree, Solution, game_tree, mixture, solve, tabulate
 from offmarl.envs.sides import compose
 from offmarl.errors import OptionError
 from offmarl.evaluation import returns_by_team
@@ -37,7 +38,7 @@ Given = Sequence[tuple[Team, str]]
 """The name of the policy of each side."""
 
 
-def exact(tree: GameTree, env: Environment, given: Given) -> dict[str, Solution]:
+def exact(env: Any, given: Given) -> dict[str, Solution]:
     """Return the gains for greedy and for sampled actions; of one way, if both are the same.
 
     If a name says how it acts, it is the only way.
@@ -47,16 +48,27 @@ def exact(tree: GameTree, env: Environment, given: Given) -> dict[str, Solution]
     named = [acting for acting in get_args(Acting) if acting in said]
     ways: dict[str, dict[str, bool]] = {x: {"greedy": x == "greedy"} for x in get_args(Acting)}
     ways, tables = {"+".join(named): {}} if named else ways, {}
-    for acting, how in ways.items():
-        first, second = (_table(tree, env, side, source, how) for side, source in given)
-        tables[acting] = np.where(tree.seats[:, None] == 0, first, second)
-    if len(ways) > 1 and np.array_equal(tables["greedy"], tables["sampled"]):
-        del tables["sampled" if np.isin(tables["greedy"], (0, 1)).all() else "greedy"]
-    return {acting: solve(tree, policy) for acting, policy in tables.items()}
+    name, each = f"exploitability in {env.spec.name}", len(given)
+    with tracking.progress(name, 2 + each * len(ways), note="builds the tree") as advance:
+        tree = game_tree(env)
+        advance(note="tabulates the policies")
+        for acting, how in ways.items():
+            sides = [_table(tree, env, side, source, how, advance) for side, source in given]
+            tables[acting] = np.where(tree.seats[:, None] == 0, *sides)
+        if len(ways) > 1 and np.array_equal(tables["greedy"], tables["sampled"]):
+            del tables["sampled" if np.isin(tables["greedy"], (0, 1)).all() else "greedy"]
+        found = {acting: solve(tree, policy) for acting, policy in tables.items()}
+        advance()
+    return found
 
 
 def _table(
-    tree: GameTree, env: Environment, side: Team, source: str, how: Mapping[str, bool]
+    tree: GameTree,
+    env: Environment,
+    side: Team,
+    source: str,
+    how: Mapping[str, bool],
+    advance: tracking.Advance,
 ) -> Float[np.ndarray, "I A"]:
     """Return the policy of a side as a table, of a population the mixture of its members."""
     player = team_policy(source, env, side, **how)
@@ -64,6 +76,7 @@ def _table(
         tabulate(tree, compose(env.spec, [one.seat(side.agents)]), (one.params,))
         for one in player.members or (player,)
     ]
+    advance()
     return mixture(tree, np.stack(tables), np.array(player.about.get("weights", [1.0])))
 
 

@@ -1,6 +1,7 @@
 """Populations of responses: self-play, fictitious self-play and PSRO."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,12 +12,13 @@ import pytest
 
 import offmarl
 from offmarl import vault
+from offmarl.cli import tasks
 from offmarl.errors import OptionError, RunError, UnknownNameError
-from offmarl.launch import Share, join_work, run_share
+from offmarl.launch import launch
 from offmarl.programs import record_from_run
 from offmarl.programs.recording import collecting
 from offmarl.programs.runs import evaluate
-from recorders import ippo
+from recorders import ippo, psro
 from recorders.psro import Args, main, work
 
 SMALL = Args(
@@ -85,31 +87,44 @@ def test_a_population_is_compiled_once_and_its_members_are_those_of_any_run(tmp_
     (mixture,) = data["mixtures"].values()
     assert mixture["first"].startswith(f"{run}@0/") and {*mixture} == {"first", "second"}
     assert main(args).data["outcome"].startswith("complete already")
-    with pytest.raises(RunError, match=r"with episodes 32, not 16: choose another"):
+    with pytest.raises(RunError, match=r"with args.episodes 32, not 16: choose another"):
         main(replace(args, episodes=16))
     with pytest.raises(RunError, match="no versions to choose tiers from"):
         record_from_run(run, "medium")
     with pytest.raises(RunError, match="keeps policies alone"):
         ippo.main(ippo.Args(env=args.env, init=run, out=tmp_path / "init"))
+    digest, record = matches.digest(), (run / "run.json").read_text()
+    shutil.rmtree(matches.path)
+    monkeypatch.setattr(psro, "collect", None)  # nothing is learned again
+    assert main(args).data["outcome"] == "recorded"
+    assert vault.open_vault(matches.path).digest() == digest
+    assert (run / "run.json").read_text() == record
+    with pytest.raises(RunError, match=r"--steps decides it"):
+        main(replace(args, steps=128))
     (run / "population.json").write_text("{}")
     with pytest.raises(RunError, match=r"population.json is damaged: remove"):
         main(args)
 
 
 @pytest.mark.slow
-def test_parts_of_the_work_make_what_one_process_makes(tmp_path):
-    """Two shares, the second of which is stopped, and its blocks are made again by the first."""
-    args = replace(SMALL, meta="alpha-rank", seeds=2, iterations=2, out=tmp_path / "whole")
+def test_one_task_and_four_make_the_same_bits(tmp_path):
+    args = replace(SMALL, meta="alpha-rank", iterations=1, out=tmp_path / "whole")
     main(args)
     shared = replace(args, out=tmp_path / "shared")
-    for block in range(10):
+    for block in range(4):
         work(shared).run(block)  # killed before the block was noted
-    for share in (1, 0):
-        run_share(work(shared), Share(share, 2))
-    join_work(work(shared))
+    given = tyro_arguments(shared)
+    launch(work(shared), f"{tasks.__name__}:work_of", ("record", "", "psro", *given), 4, workers=2)
     one, other = content(args), content(shared)
     assert one[:2] == other[:2]
     chex.assert_trees_all_equal(one[2], other[2])
+
+
+def tyro_arguments(args):
+    """Arguments of the command that gives these values."""
+    for name, value in vars(args).items():
+        several = isinstance(value, tuple)
+        yield from (f"--{name.replace('_', '-')}", *map(str, value if several else [value]))
 
 
 @pytest.mark.parametrize(
@@ -133,8 +148,29 @@ def test_what_cannot_be_a_population_is_refused_in_one_line(tmp_path, wrong, err
 
 
 @pytest.mark.slow
-def test_nash_is_refused_where_the_sides_do_not_oppose_each_other(tmp_path):
+def test_sides_of_one_team_have_no_nash_equilibrium_of_opponents(tmp_path):
     args = replace(SMALL, env="classic/xor", side="agent_0", out=tmp_path, iterations=1)
     with pytest.raises(OptionError, match=r"classic/xor is not a zero-sum game .* give --meta cce"):
-        main(args)
+        work(args)
     assert main(replace(args, meta="cce")).data["outcome"] == "recorded"
+
+
+UNFAIR = """
+from dataclasses import dataclass
+from offmarl.envs.classic import RockPaperScissors
+
+@dataclass(frozen=True, kw_only=True)
+class Unfair(RockPaperScissors):
+    def step(self, key, state, action):
+        state, timestep = super().step(key, state, action)
+        return state, timestep._replace(reward=timestep.reward.at[0].mul(2))
+"""
+
+
+@pytest.mark.slow
+def test_nash_is_refused_before_anything_is_learned(tmp_path, monkeypatch):
+    monkeypatch.setattr(psro, "collect", None)
+    (tmp_path / "unfair.py").write_text(UNFAIR)
+    args = replace(SMALL, env=f"{tmp_path / 'unfair.py'}:Unfair", out=tmp_path)
+    with pytest.raises(OptionError, match=r"is not a zero-sum game"):
+        main(args)

@@ -9,9 +9,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-import jax
-from jaxtyping import PRNGKeyArray
-
 from offmarl import tracking, vault
 from offmarl.config import check_seed
 from offmarl.envs import Environment
@@ -30,6 +27,7 @@ from offmarl.programs.recording.record import (
     recorded_return,
     software,
 )
+from offmarl.programs.recording.recorder import fold_key
 from offmarl.programs.runs.identity import environment_source
 from offmarl.types import ArrayTree, Policy
 from offmarl.vault.format import layout
@@ -123,7 +121,7 @@ class RecordWork(Work):
             [self._player],
             self._vault(block),
             self.times * recording.num_envs,
-            block_key(recording.seed, block),
+            fold_key(check_seed(recording.seed), _BLOCKS, block),
             {"seed": recording.seed, "block": [block, self.num_blocks]},
             {},
             recording.checkpoint_seconds,
@@ -194,8 +192,3 @@ def block_times(
     least = max(_LEAST_STEPS, _LEAST_EPISODES * (time_limit or 0))
     blocks = min(_MOST_BLOCKS, max(row // least, 1))
     return -(-row // blocks)
-
-
-def block_key(seed: int, block: int) -> PRNGKeyArray:
-    """Return the random key of a block."""
-    return jax.random.fold_in(jax.random.fold_in(jax.random.key(check_seed(seed)), _BLOCKS), block)

@@ -35,7 +35,7 @@ from offmarl.programs.program import (
     state_shapes,
 )
 from offmarl.programs.recording.collecting import collect
-from offmarl.programs.recording.population import Population
+from offmarl.programs.recording.pbt import PopulationTraining
 from offmarl.programs.recording.record import (
     Player,
     is_complete,
@@ -363,7 +363,7 @@ class _Training(Training):
         self.unit, self.environment = first.iteration_steps, first.env.spec.name
         self.description = f"train {first.name}, {named_seeds(first.seeds)}"
         self.statistics, self.evaluations = {}, []
-        self._population, self._kept = Population(first.args), first.policies()
+        self._population, self._kept = PopulationTraining(first.args), first.policies()
         if self.args.pbt and len(_metrics(first)) > 1:
             raise OptionError("--pbt compares one return, and each team has its own: give --side.")
         self._chunks: list[ChunkWriter | None] = []

@@ -96,7 +96,7 @@ class Recorder(NamedTuple):
     @property
     def label(self) -> str:
         """Name of the program, with the side that it learned if there are several."""
-        return _label(self.name, self.args)
+        return label_of(self.name, self.args)
 
     def by_team(self) -> list["Recorder"]:
         """Return the recorder as that of each team of its environment.
@@ -241,17 +241,18 @@ def fold_key(seed: int, *parts: int) -> PRNGKeyArray:
     return reduce(jax.random.fold_in, parts, jax.random.key(seed))
 
 
-def run_directory(args: OnlineArgs, program: str) -> Path:
+def run_directory(args: Any, program: str) -> Path:
     """Return the directory of a run: ``<out>/<env>.run/<program>-<seed>``.
 
     With several training seeds it is ``<program>-<first>-to-<last>``; if one side learns, its name
-    follows that of the program.
+    follows that of the program. ``args`` are those of a recorder.
     """
     last = args.seed + args.seeds - 1
     seeds = f"{args.seed}-to-{last}" if args.seeds > 1 else f"{args.seed}"
-    return args.out / f"{envs.short_name(args.env)}.run" / f"{_label(program, args)}-{seeds}"
+    out: Path = args.out
+    return out / f"{envs.short_name(args.env)}.run" / f"{label_of(program, args)}-{seeds}"
 
 
-def _label(program: str, args: OnlineArgs) -> str:
+def label_of(program: str, args: Any) -> str:
     """Return the name of a program with its side; a vault with a comma cannot be published."""
     return f"{program}-{args.side.replace(',', '-')}" if args.side else program

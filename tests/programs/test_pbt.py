@@ -10,7 +10,7 @@ import pytest
 from offmarl import load_policy, tracking, vault
 from offmarl.errors import OptionError, RunError, UnknownNameError
 from offmarl.programs.recording import collecting, online
-from offmarl.programs.recording.population import Population
+from offmarl.programs.recording.pbt import PopulationTraining
 from offmarl.report.pages import describe_run
 from recorders import ippo
 from tests.runs import write_run
@@ -29,7 +29,9 @@ def returns_of(means):
 
 
 def test_the_worst_copies_the_best_and_perturbs_its_hyperparameters():
-    population = Population(ippo.Args(seed=3, seeds=5, pbt=("learning_rate=1e-4,1e-3", "gamma=.9")))
+    population = PopulationTraining(
+        ippo.Args(seed=3, seeds=5, pbt=("learning_rate=1e-4,1e-3", "gamma=.9"))
+    )
     copies, log = population.replace(7, returns_of([1, 0, 5, 3, 2]), last=False)
     assert copies == {1: 2}
     assert log["pbt_parent"].tolist() == [3, 5, 5, 6, 7]
@@ -45,7 +47,7 @@ def test_the_worst_copies_the_best_and_perturbs_its_hyperparameters():
 
 @pytest.mark.parametrize(("means", "last"), [([1, 0, 5, 3, 2], True), ([2, 2, 2, 2, 2], False)])
 def test_nobody_is_replaced_at_the_end_or_by_an_equal(means, last):
-    population = Population(ippo.Args(seeds=5, pbt=PBT))
+    population = PopulationTraining(ippo.Args(seeds=5, pbt=PBT))
     copies, log = population.replace(7, returns_of(means), last)
     assert copies == {}
     assert log["pbt_parent"].tolist() == [0, 1, 2, 3, 4]
@@ -54,7 +56,7 @@ def test_nobody_is_replaced_at_the_end_or_by_an_equal(means, last):
 def test_a_fifth_is_replaced_and_draws_follow_from_seed_and_step():
     args = ippo.Args(seeds=20, pbt=("learning_rate=1e-3",))
     fitness = returns_of(np.arange(20))
-    found = [Population(args).replace(done, fitness, False) for done in (1, 1, 2)]
+    found = [PopulationTraining(args).replace(done, fitness, False) for done in (1, 1, 2)]
     assert {*found[0][0]} == {0, 1, 2, 3}
     assert {*found[0][0].values()} <= {16, 17, 18, 19}
     chex.assert_trees_all_equal(found[0][1], found[1][1])

@@ -19,7 +19,7 @@ from offmarl.programs.program import OnlineArgs, hyperparameter_names, hyperpara
 from offmarl.tracking import PARENT
 
 
-class Population:
+class PopulationTraining:
     """The hyperparameters of the members, which are the seeds of a run."""
 
     def __init__(self, args: OnlineArgs):
