@@ -111,7 +111,7 @@ def _prior(args: OnlineArgs, data: Dataset) -> Replay:
 
 def _windows(args: OnlineArgs) -> int:
     """Return how many windows a batch of a recorder has; 2 where it has no replay."""
-    found: int = getattr(args, "windows", None) or getattr(args, "batch_size", 2)
+    found: int = getattr(args, "windows", 0) or getattr(args, "batch_size", 2)
     return found
 
 
