@@ -60,19 +60,12 @@ class Resumed(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints in one directory, numbered by step.
+    """The checkpoints in one directory, numbered by step; ``keep`` of the newest, by default all.
 
     Saves are atomic and complete when `save` returns: a kill during a save leaves the earlier
     checkpoints intact. Trees may hold typed PRNG keys, NamedTuples, optax states and empty nodes.
     Each array is stored with the CRC32C of its type, shape and bytes, which is compared when it is
-    read. Other files in the directory are not touched.
-
-    Parameters
-    ----------
-    directory
-        The directory; the first save creates it.
-    keep
-        Number of the newest checkpoints to keep; by default all.
+    read. The first save makes the directory; other files in it are not touched.
     """
 
     def __init__(self, directory: str | Path, keep: int | None = None):
@@ -82,24 +75,12 @@ class Checkpoints:
         """Numbers of older checkpoints that are kept, too."""
 
     def save(self, step: int, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> None:
-        """Write a checkpoint. Of several processes of JAX only the first one writes.
+        """Write named pytrees of arrays, each of which can be restored alone, and a JSON object.
 
-        Parameters
-        ----------
-        step
-            Its number, larger than all earlier ones.
-        tree
-            Named pytrees of arrays. Each can be restored without the others.
-        info
-            A JSON object.
-
-        Raises
-        ------
-        OSError
-            The disk is full or cannot be written; the earlier checkpoints are intact.
-        RunError
-            Another file has the name of the checkpoint. A checkpoint that has lost a part is
-            renamed to ``<step>.damaged``, with a warning.
+        The step is larger than all earlier ones. Of several processes only the first one writes.
+        After an `OSError`, such as that of a full disk, the earlier checkpoints are intact.
+        `RunError` if another file has the name; a checkpoint that has lost a part is renamed to
+        ``<step>.damaged``, with a warning.
         """
         from orbax.checkpoint import args
 
@@ -155,31 +136,12 @@ class Checkpoints:
     def restore(
         self, like: Mapping[str, ArrayTree], step: int | None = None, partly: bool = False
     ) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
-        """Read a checkpoint.
+        """Read parts of a checkpoint, by default of the newest, and return them with the info.
 
-        Parameters
-        ----------
-        like
-            The parts to read, as arrays or `jax.ShapeDtypeStruct` of the expected shapes.
-        step
-            Number of the checkpoint; by default the newest.
-        partly
-            Whether ``like`` may have None in place of subtrees that are not read.
-
-        Returns
-        -------
-        tuple
-            The tree, with the structure of ``like``, and the info.
-
-        Raises
-        ------
-        RunError
-            The checkpoint does not exist, does not match ``like``, or cannot be read for a reason
-            that may not be damage.
-        CheckpointError
-            It is damaged.
-        OSError
-            The operating system cannot read it now.
+        ``like`` has the expected shapes; ``partly``, with None in place of subtrees that are not
+        read. `CheckpointError` if it is damaged; `RunError` if it does not exist, does not match
+        ``like``, or cannot be read for a reason that may not be damage; `OSError` if the operating
+        system cannot read it now.
         """
         step = self._existing(step)
         about = self._read_about(step)
@@ -195,20 +157,7 @@ class Checkpoints:
         A damaged checkpoint is renamed to ``<step>.damaged``, with a warning. The run then repeats
         the work since the checkpoint before it and ends with the same result. A checkpoint is
         renamed only if two reads find the same damage, and not if the operating system or a library
-        fails.
-
-        Parameters
-        ----------
-        like
-            As for `restore`.
-
-        Raises
-        ------
-        RunError
-            The checkpoint does not match ``like``, or cannot be read for a reason that may not be
-            damage.
-        OSError
-            The operating system cannot read it now.
+        fails: that is raised, as by `restore`.
         """
         for step in reversed(self.steps()):
             try:

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -206,8 +205,6 @@ def _keep_output_apart() -> None:
 
 # ---------------------------------------------------------------------------------- ending
 
-_guarded = ContextVar("inside of ends_with_others", default=False)
-
 _OWN_FAULTS = ("RESOURCE_EXHAUSTED", "INVALID_ARGUMENT", "UNIMPLEMENTED")
 """Beginnings of errors of this process itself, such as a device without memory left."""
 
@@ -217,17 +214,15 @@ def ends_with_others(where: Path) -> Iterator[None]:
     """Name what a run continues from if the loss of another process ends this one.
 
     The next exchange with a lost process fails, or JAX misses its heartbeat and aborts this one.
-    After an error, the process ends without the end of JAX, which would wait for the others. Within
-    another block of this kind, a block does nothing.
+    After an error, the process ends without the end of JAX, which would wait for the others.
     """
-    if jax.process_count() == 1 or _guarded.get():
+    if jax.process_count() == 1:
         yield
         return
     advice = (
         f"Start all processes again with the same commands: {where} continues from its last "
         "checkpoint."
     )
-    token = _guarded.set(True)
     try:
         yield
     except Exception as error:
@@ -238,8 +233,6 @@ def ends_with_others(where: Path) -> Iterator[None]:
             raise
         reason = f"an exchange with another process failed ({_first_line(error)})"
         raise ProcessLostError(f"{reason}. {advice}") from None
-    finally:
-        _guarded.reset(token)
 
 
 def _first_line(error: BaseException) -> str:
@@ -270,11 +263,8 @@ def on_first(make: Callable[[], Any]) -> Any:
             text = to_json({"value": make()}).encode()
         except OffmarlError as error:
             raised, text = error, to_json({"error": str(error)}).encode()
-    (size,) = _broadcast(np.array([len(text)], np.int32))
-    whole = np.zeros(size, np.uint8)
-    if is_first():
-        whole[:] = np.frombuffer(text, np.uint8)
-    found = json.loads(_broadcast(whole).tobytes())
+    (size,) = _from_first(np.array([len(text)], np.int32))
+    found = json.loads(_from_first(np.frombuffer(text.ljust(size), np.uint8)).tobytes())
     if raised is not None:
         raise raised
     if "error" in found:
@@ -297,17 +287,19 @@ def _leaf_from_first(leaf: Any) -> Any:
         numbers = jax.random.key_data
         data = _leaf_from_first(jax.eval_shape(numbers, leaf) if is_shape else numbers(leaf))
         return jax.random.wrap_key_data(jnp.asarray(data))
-    host = np.zeros(leaf.shape, leaf.dtype) if is_shape else np.asarray(leaf)
-    sent = host.reshape(-1).view(np.uint8)
+    return _from_first(np.zeros(leaf.shape, leaf.dtype) if is_shape else np.asarray(leaf))
+
+
+def _from_first(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of the first process; elsewhere only its shape and type count."""
+    sent, broadcast = array.reshape(-1).view(np.uint8), multihost_utils.broadcast_one_to_all
     starts = range(0, sent.size, _MOST_BYTES)
-    pieces = [_broadcast(sent[start : start + _MOST_BYTES]) for start in starts]
-    return np.concatenate([sent[:0], *pieces]).view(host.dtype).reshape(host.shape)
+    pieces = [np.asarray(broadcast(sent[x : x + _MOST_BYTES]), np.uint8) for x in starts]
+    return np.concatenate([sent[:0], *pieces]).view(array.dtype).reshape(array.shape)
 
 
 def load_on_first(load: Callable[[], TreeT], like: TreeT) -> TreeT:
     """Load arrays in the first process, and return them in all; ``like`` has their shapes."""
-    if jax.process_count() == 1:
-        return load()
     found: list[TreeT] = []
     on_first(lambda: found.append(load()))
     shared: TreeT = arrays_from_first(found[0] if found else like)
@@ -321,40 +313,17 @@ def any_process(flag: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
-class Agreement:
-    """Whether the processes of a loop save and stop, agreed on about once a second."""
-
-    def __init__(self) -> None:
-        self._since = time.monotonic()
-        self._every = self._calls = 1
-
-    def reached(self, due: bool, signum: int | None) -> tuple[bool, int]:
-        """Return whether any process wants to save, and the signal that any got (0 for none).
-
-        All processes must call it equally often. Most calls return at once.
-        """
-        self._calls -= 1
-        if self._calls:
-            return False, 0
-        taken = min(int(1e6 * (time.monotonic() - self._since)), 2**31 - 1) if is_first() else 0
-        own = np.array([due, signum or 0, taken], np.int32)
-        dues, signals, times = multihost_utils.process_allgather(own).T
-        # The same number of calls in each process, which take about a second.
-        fitting = int(self._every * 1e6 / max(times.max(), 1))
-        self._every = self._calls = max(1, min(2 * self._every, fitting))
-        self._since = time.monotonic()
-        return bool(dues.any() or signals.any()), int(signals.max())
+def agree(due: bool, signum: int | None) -> tuple[bool, int]:
+    """Return whether any process wants to save, and the signal that any got (0 for none)."""
+    own = np.array([due, signum or 0], np.int32)
+    dues, signals = multihost_utils.process_allgather(own).T
+    return bool(dues.any() or signals.any()), int(signals.max())
 
 
 def check_same(what: str, value: Any, advice: str) -> None:
     """Raise `RunError` in all processes where a value differs from that of the first process."""
     if any_process(from_first(value) != json.loads(to_json(value))):
         raise RunError(f"{what} differs between the processes: {advice}")
-
-
-def _broadcast(array: NDArray[Any]) -> NDArray[Any]:
-    found: NDArray[Any] = multihost_utils.broadcast_one_to_all(array)
-    return np.asarray(found, array.dtype)
 
 
 # ---------------------------------------------------------------------------------- arrays

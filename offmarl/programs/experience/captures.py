@@ -224,7 +224,7 @@ class _Files:
         files = self._up_to(step, filled)
         if sum(file.size for file in files) < filled:
             raise self._damaged(step, f"{self._directory} lacks a part of the buffer's steps")
-        place = partial(_in_ring, int(found.buffer.current_index), filled)
+        place = (int(found.buffer.current_index) - 1 - np.arange(filled)[::-1]) % like.capacity
         try:
             experience, next_views = _read([file.path for file in files], like, place)
         except _DAMAGE as error:
@@ -274,29 +274,15 @@ def _slice(leaf: Array, start: Int[Array, ""] | int, size: int) -> Array:
     return jax.lax.dynamic_slice_in_dim(leaf, start, size, axis=1)
 
 
-def _in_ring(end: int, filled: int, ring: NDArray[Any], steps: Sequence[NDArray[Any]]) -> None:
-    """Put consecutive time steps into a ring, so that the last lies before ``end``."""
-    rest = filled
-    for piece in reversed(steps):
-        newest = piece[:, -rest:] if rest < piece.shape[1] else piece
-        count = newest.shape[1]
-        stop = (end - (filled - rest)) % ring.shape[1] or ring.shape[1]
-        tail = min(count, stop)
-        ring[:, stop - tail : stop] = newest[:, count - tail :]
-        if tail < count:
-            ring[:, ring.shape[1] - (count - tail) :] = newest[:, : count - tail]
-        rest -= count
-
-
-def _read(
-    paths: Sequence[Path], like: Capture, place: Callable[[NDArray[Any], list[NDArray[Any]]], None]
-) -> tuple[Any, Any]:
-    """Read the steps of a buffer one array after another, so that few are in memory twice."""
+def _read(paths: Sequence[Path], like: Capture, place: NDArray[np.int64]) -> tuple[Any, Any]:
+    """Read the steps of a buffer, of which the last go to some places, one array after another."""
     files = [np.load(path, allow_pickle=False) for path in paths]
 
     def ring(path: Any, spec: Any) -> Array:
         found = np.zeros(spec.shape, spec.dtype)
-        place(found, [file[jax.tree_util.keystr(path)].view(spec.dtype) for file in files])
+        if len(place):
+            steps = [file[jax.tree_util.keystr(path)].view(spec.dtype) for file in files]
+            found[:, place] = np.concatenate(steps, axis=1)[:, -len(place) :]
         return jnp.asarray(found)
 
     def finals(path: Any, spec: Any) -> Array:

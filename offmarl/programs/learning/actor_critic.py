@@ -77,23 +77,9 @@ def learn(
 ) -> tuple[Learner, Metrics]:
     """Update the critics, and after every ``delay`` updates the policies and the target networks.
 
-    Parameters
-    ----------
-    losses, optimiser
-        What is minimised, and how.
-    tau
-        Fraction by which the target networks move to the learned ones.
-    delay
-        Updates of the critics for each update of the policies.
-    learner, batch, key
-        What learns, the windows, and a random key.
-    step
-        Number of this update, from 1.
-
-    Returns
-    -------
-    The learner after the update, and metrics, in which those of the policies are multiplied by
-    ``delay`` or are 0: their mean over many updates is that over the updates of the policies.
+    Updates have the numbers ``step``, from 1. Target networks move by the fraction ``tau`` to the
+    learned ones. The metrics of the policies are multiplied by ``delay`` or are 0: their mean over
+    many updates is that over the updates of the policies.
     """
     critic_key, actor_key = jax.random.split(key)
     params, target, (critic_state, actor_state) = learner

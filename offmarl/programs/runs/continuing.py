@@ -44,20 +44,31 @@ _SHAPING = ("network", "hidden", "layers", "activation", "agent_id", "share_para
 
 
 class Start(NamedTuple):
-    """What training starts from."""
+    """What training starts from: nothing, a run, recorded data beside its own, or both."""
 
     source: dict[str, Any]
     """What the run's record says of it; empty if it starts from nothing."""
-    check: Callable[[Program, ArrayTree], None]
-    """``check(program, shapes)``: raises what ``begin`` would, from the shapes of a fresh state."""
-    begin: Callable[[Program, ArrayTree, int], ArrayTree]
-    """``begin(program, state, number)``: the state of a seed, from its fresh one and its number."""
+    run: "_Source | None" = None
     scale: Mapping[str, Any] = {}
-    """Arguments that its values depend on, which the new program takes over."""
+    """Arguments that the run's values depend on, which the new program takes over."""
     statistics: dict[str, NDArray[Any]] | None = None
     """Statistics of its dataset that a baseline normalises by."""
     prior: Callable[[], Replay] | None = None
     """Loads the recorded data that a recorder learns from beside its own."""
+
+    def check(self, program: Program, state: ArrayTree) -> None:
+        """Raise what `begin` would, from the shapes of a fresh state."""
+        if self.run is not None:
+            self.run.check(program, state)
+        if self.prior is not None and not state.capture.is_sampled:
+            raise OptionError(
+                "this program learns from its newest steps alone, and has no replay beside which "
+                "others could stand: leave out --prefill."
+            )
+
+    def begin(self, program: Program, state: ArrayTree, number: int) -> ArrayTree:
+        """Return the state of a seed, from its fresh one and its number."""
+        return state if self.run is None else self.run.begin(program, state, number)
 
 
 def start_of(args: OnlineArgs, env: Environment) -> Start:
@@ -72,45 +83,35 @@ def start_of(args: OnlineArgs, env: Environment) -> Start:
             "--prefill, or --side."
         )
     run = None if args.init is None else _Source.of(args.init, env.spec)
-    data = None if args.prefill is None else open_vault(args.prefill)
     source: dict[str, Any] = {} if run is None else {"init": run.about}
-    if data is not None:
-        if difference := data.spec.difference(env.spec, extras=False):
-            raise ShapeError(
-                f"{data.path} and {env.spec.name} differ in {difference}: give a vault recorded in "
-                f"{env.spec.name}."
-            )
-        source["replay"] = {"vault": f"{data.name}/{data.uid}", "digest": data.known_digest()}
-
-    def check(program: Program, state: ArrayTree) -> None:
-        if run is not None:
-            run.check(program, state)
-        if data is not None and not state.capture.is_sampled:
-            raise OptionError(
-                "this program learns from its newest steps alone, and has no replay beside which "
-                "others could stand: leave out --prefill."
-            )
-        if data is not None and _windows(args) < 2:
-            raise OptionError(
-                "half of a batch of one window cannot be drawn from --prefill: give a larger "
-                "--batch-size."
-            )
-
-    def begin(program: Program, state: ArrayTree, number: int) -> ArrayTree:
-        return state if run is None else run.begin(program, state, number)
-
-    def prior(data: Dataset) -> Replay:
-        length: int = getattr(args, "window", 0) or getattr(args, "length", 1)
-        burn_in = getattr(args, "burn_in", 0)
-        return load(data, Windows(_windows(args) // 2, length, burn_in, extras=()))
-
     scale = {} if run is None or args.init_acts else run.taken_over(args)
-    return Start(source, check, begin, scale, prior=None if data is None else partial(prior, data))
+    if args.prefill is None:
+        return Start(source, run, scale)
+    if _windows(args) < 2:
+        raise OptionError(
+            "half of a batch of one window cannot be drawn from --prefill: give a larger "
+            "--batch-size."
+        )
+    data = open_vault(args.prefill)
+    if difference := data.spec.difference(env.spec, extras=False):
+        raise ShapeError(
+            f"{data.path} and {env.spec.name} differ in {difference}: give a vault recorded in "
+            f"{env.spec.name}."
+        )
+    source["replay"] = {"vault": f"{data.name}/{data.uid}", "digest": data.known_digest()}
+    return Start(source, run, scale, prior=partial(_prior, args, data))
+
+
+def _prior(args: OnlineArgs, data: Dataset) -> Replay:
+    """Load the data from which half of each batch of windows is drawn."""
+    length: int = getattr(args, "window", 0) or getattr(args, "length", 1)
+    burn_in = getattr(args, "burn_in", 0)
+    return load(data, Windows(_windows(args) // 2, length, burn_in, extras=()))
 
 
 def _windows(args: OnlineArgs) -> int:
-    """Return how many windows a batch of a recorder with a replay has."""
-    found: int = getattr(args, "windows", None) or args.batch_size  # type: ignore[attr-defined]
+    """Return how many windows a batch of a recorder has; 2 where it has no replay."""
+    found: int = getattr(args, "windows", 0) or getattr(args, "batch_size", 2)
     return found
 
 
@@ -121,14 +122,13 @@ def start_of_baseline(args: Args, spec: EnvSpec) -> Start:
     these are normalised by, stays that of the run.
     """
     if args.init is None:
-        return Start({}, lambda _program, _state: None, lambda _program, state, _number: state)
+        return Start({})
     run = _Source.of(args.init, spec, args.normalise)
     kept = dataset.read(local(args.init) / dataset.STATISTICS_FILE)
     statistics = {name: kept[name] for name in kept if dataset.is_scale(name)}
     if "reward_scale" in run.scale and getattr(args, "scale_rewards", False):
         statistics["return_scale"] = np.asarray(UNIT / run.scale["reward_scale"])
-    scale = run.taken_over(args)
-    return Start({"init": run.about}, run.check, run.carry_over, scale, statistics)
+    return Start({"init": run.about}, run, run.taken_over(args), statistics)
 
 
 def started(start: Start, program: Program, states: ArrayTree) -> ArrayTree:

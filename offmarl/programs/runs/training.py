@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from offmarl import tracking
 from offmarl._memory import collect_as_before
 from offmarl.errors import Stopped
-from offmarl.programs.cluster import Agreement, any_process, gathered, is_first
+from offmarl.programs.cluster import agree, any_process, gathered, is_first
 from offmarl.programs.program import Args, Keep, OnlineArgs
 from offmarl.programs.runs import dataset, finite
 from offmarl.programs.runs.evaluate import summary
@@ -71,7 +71,6 @@ class CheckpointTimer:
         self._begun = self._unsaved = False
         self._signal: int | None = None
         self._since = time.monotonic()
-        self._agreement = Agreement()
 
     def begin(self, position: int) -> None:
         """Start at a position: that of a checkpoint, or 0."""
@@ -89,7 +88,7 @@ class CheckpointTimer:
         late = time.monotonic() - self._since > self._seconds
         if jax.process_count() == 1:
             return self._signal is not None or late
-        due, signum = self._agreement.reached(late and is_first(), self._signal)
+        due, signum = agree(late and is_first(), self._signal)
         self._signal = signum or self._signal
         return due
 

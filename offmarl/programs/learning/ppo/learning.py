@@ -195,20 +195,10 @@ def estimate(
     next_views: View,
     log_ratio: Float[Array, "T E N"] | None = None,
 ) -> Estimates:
-    """Return generalised advantages and λ-returns, or V-trace's; see also `bootstrap_discounts`.
+    """Return generalised advantages and λ-returns of ``reward``; see also `bootstrap_discounts`.
 
-    Parameters
-    ----------
-    networks, hyper, spec
-        The program's.
-    state
-        The state before the steps.
-    transitions, next_views
-        The steps and the views after them, ``(T, E, ...)``.
-    reward
-        The rewards to learn from; those of the transitions are not used.
-    log_ratio
-        Log-probabilities of the actions, minus those of the policy that took them: for V-trace.
+    They are V-trace's if ``log_ratio`` is given: the log-probabilities of the actions, minus those
+    of the policy that took them. ``state`` is the one before the steps.
     """
     carry = ActorCritic((), state.critic_carry)
     value, carries = networks.value(state.params, carry, transitions.view, begins(transitions.last))
@@ -301,15 +291,8 @@ def cut(tree: ArrayTree, length: int) -> ArrayTree:
 def starts(carry: ArrayTree, carries: ArrayTree, length: int) -> ArrayTree:
     """Return the memory at the start of each window, ``(T / length * E, ...)``.
 
-    Parameters
-    ----------
-    carry
-        Memory before the first step, ``(E, ...)``.
-    carries
-        Memory after each step, ``(T, E, ...)``. If the step ended an episode, the window's first
-        flag empties the memory.
-    length
-        Steps in a window.
+    ``carry`` is the one before the first step, and ``carries`` are those after each step, ``(T, E,
+    ...)``. If the step ended an episode, the window's first flag empties the memory.
     """
 
     def start_leaf(start: Array, after: Array) -> Array:
