@@ -132,8 +132,8 @@ def push_policy(
     record = tracking.plain(tracking.publishable(record))
     contents = _members(directory)
     for copy in directory.glob(_COPIES):
-        place = copy.relative_to(directory).as_posix()
-        contents |= {f"{place}/{name}": content for name, content in _members(copy).items()}
+        within = copy.relative_to(directory).as_posix()
+        contents |= {f"{within}/{name}": content for name, content in _members(copy).items()}
     operations = [CommitOperationAdd(path, content) for path, content in contents.items()]
     card = _card(directory, record, repository, terms, summary)
     card["files"] = [asdict(file) for file in files_of(operations)]
