@@ -148,6 +148,8 @@ def publishable(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a run with the ends of paths, which say nothing of this machine."""
     args = record["args"]
     short = {name: path_end(args[name]) for name in _PATHS if args.get(name) is not None}
+    if given := args.get("opponents"):  # RUN@SEED/STEP+RUN
+        short["opponents"] = ["+".join(map(_member_end, one.split("+"))) for one in given]
     file = {"file": PurePath(record["file"]).name} if record.get("file") else {}
     return {**record, "args": {**args, **short}, **file}
 
@@ -157,6 +159,11 @@ def path_end(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [path_end(one) for one in value]
     return "/".join(PurePath(value).parts[-2:]) if isinstance(value, str) else value
+
+
+def _member_end(name: str) -> str:
+    run, at, which = name.partition("@")
+    return f"{path_end(run)}{at}{which}"
 
 
 def recorded(directory: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.networks import PolicyConfig, init_policy
 from offmarl.programs import hyperparameters, registry
-from offmarl.programs.recording.sides import learning_environment, opponents_of
+from offmarl.programs.recording.sides import keep_opponents, learning_environment, opponents_of
 from offmarl.programs.registry import origin_of
 from offmarl.programs.runs import run as runs
 from offmarl.report import Comparison, Result, compare
@@ -121,13 +121,18 @@ def compared(scores: Any, *options: Any, **of_each: Any) -> Comparison:
 SIDE_ENV = "swarm/pursuit-2-1:evaders=learned,time_limit=3"
 
 
-def write_side(directory: Path, env: str = SIDE_ENV, side: str = "pursuers") -> Path:
+def write_side(
+    directory: Path,
+    env: str = SIDE_ENV,
+    side: str = "pursuers",
+    opponents: tuple[str, ...] = ("random",),
+) -> Path:
     """Write the finished run of a recorder of one side, with a policy fresh from its seed.
 
     It is what is published in full: everything that a run can name is in its record.
     """
     program = registry.load("recorder", "mappo")
-    args = program.Args(env=env, side=side, opponents=("random",), hidden=4, num_envs=2)
+    args = program.Args(env=env, side=side, opponents=opponents, hidden=4, num_envs=2)
     made = learning_environment(args)
     built = program.make(made.spec, args, made)
     init = jax.jit(lambda key: built.policy_params(built.init(key, hyperparameters(args))))
@@ -141,6 +146,7 @@ def write_side(directory: Path, env: str = SIDE_ENV, side: str = "pursuers") -> 
     policy = jax.device_get(init(jax.random.key(0)))
     checkpoints.save(1, {"policy": jax.tree.map(lambda leaf: leaf[None], policy)}, {})
     checkpoints.close()
+    keep_opponents(made, directory)
     return directory
 
 

@@ -245,6 +245,8 @@ class CellsWork(Work):
         if load_policy(run, program=program if given else None).policy.joint:
             found = {"refused": "its agents choose after one another, so none has a seat alone"}
         else:
+            if (env := cell.options.get("env")) not in (None, "", "none"):
+                given += ["--env", str(env)]  # where its other returns are from
             command = ["cross-play", str(run), "--partners", *cell.data.partners, *given, "--json"]
             table = self._call(command)
             ways = [way for way in tracking.OTHER_RETURN if way in table]

@@ -1,7 +1,8 @@
 """Trained policies on the hub: a run's record, statistics and last checkpoint, with a model card.
 
 A policy is a model repository with these files of the run as they are, ``offmarl-policy.toml`` with
-their sizes and SHA-256, and a README that the hub shows as a model card. What `pull_policy`
+their sizes and SHA-256, and a README that the hub shows as a model card. The copies of opponents
+that a run of one side learned against are runs in it, and are published with it. What `pull_policy`
 installs is a run: `offmarl.load_policy`, ``offmarl evaluate`` and ``offmarl record --policy`` read
 it.
 """
@@ -34,7 +35,11 @@ from offmarl.statistics import estimate, mean
 CARD = records.POLICY_CARD
 
 _FILES = (tracking.RUN_FILE, tracking.METRICS_FILE, tracking.MARL_EVAL_FILE, "dataset.npz")
-_PATH = re.compile(rf"{'|'.join(map(re.escape, _FILES))}|{tracking.CHECKPOINTS}/\d+/.+")
+_COPIES = f"{tracking.OPPONENTS}/*"
+_PATH = re.compile(
+    rf"({tracking.OPPONENTS}/\d+-\d+/)?"
+    rf"({'|'.join(map(re.escape, _FILES))}|{tracking.CHECKPOINTS}/\d+/.+)"
+)
 """Paths of the files that a policy consists of."""
 
 _MOST_BYTES = 10 * 2**30
@@ -126,7 +131,9 @@ def push_policy(
         raise RunError(f"{directory} is not finished: repeat its command first.")
     record = tracking.plain(tracking.publishable(record))
     contents = _members(directory)
-    contents[tracking.RUN_FILE] = (tracking.to_json(record, indent=2) + "\n").encode()
+    for copy in directory.glob(_COPIES):
+        within = copy.relative_to(directory).as_posix()
+        contents |= {f"{within}/{name}": content for name, content in _members(copy).items()}
     operations = [CommitOperationAdd(path, content) for path, content in contents.items()]
     card = _card(directory, record, repository, terms, summary)
     card["files"] = [asdict(file) for file in files_of(operations)]
@@ -142,7 +149,10 @@ def push_policy(
 
 
 def _members(directory: Path) -> dict[str, str | bytes]:
-    """Return the files of a run that a policy consists of, by their paths in it."""
+    """Return the files of a run that a policy consists of, by their paths in it.
+
+    The record is the published one; those of copies of opponents are not among them.
+    """
     folder = directory / tracking.CHECKPOINTS
     steps = [int(path.name) for path in folder.glob("*") if path.name.isdigit()]
     if not steps:
@@ -150,7 +160,11 @@ def _members(directory: Path) -> dict[str, str | bytes]:
     last = folder / str(max(steps))
     found = [*(directory / name for name in _FILES), *last.rglob("*")]
     files = {x.relative_to(directory).as_posix(): x for x in sorted(found) if x.is_file()}
-    return {name: b"" if x.name == _COMMITTED else str(x) for name, x in files.items()}
+    record = tracking.plain(tracking.publishable(tracking.read_run(directory)))
+    return {
+        **{name: b"" if x.name == _COMMITTED else str(x) for name, x in files.items()},
+        tracking.RUN_FILE: (tracking.to_json(record, indent=2) + "\n").encode(),
+    }
 
 
 # ---------------------------------------------------------------------------------- card
@@ -306,7 +320,8 @@ def _install(run: Path, repository: str, remote: client.Remote) -> PulledPolicy:
     fetched = download_files(files, content, locate, repository)
     about = {"repository": repository, "commit": remote.commit}
     (content / CARD).write_text(tomli_w.dumps({**card, **about}))
-    tracking.read_run(content)
+    for place in (content, *content.glob(_COPIES)):
+        tracking.read_run(place)
     content.rename(run)
     shutil.rmtree(arriving)
     return PulledPolicy(run, remote.commit, fetched, card)

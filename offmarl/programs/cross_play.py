@@ -44,7 +44,7 @@ class Member(NamedTuple):
 
     name: str
     ways: Mapping[Acting, Policy]
-    """How it acts, for all agents. Both are one policy if it draws no actions."""
+    """How it acts, for all agents; both alike if it draws no actions, or if its name says how."""
     params: ArrayTree
     seats: tuple[bool, bool]
     """Whether it can act for the side, and for the rest."""
@@ -107,7 +107,8 @@ class CrossPlayWork(Work):
             )
             for one, other in zip(best, drawn, strict=True):
                 full = f"{run[0]}{one.name.removeprefix(local(run[0]).name)}" if run else name
-                content = f"{one.about['policy']} {one.about.get('parameters', '')}"
+                about = (one.about.get(x, "") for x in ("policy", "parameters", "acting"))
+                content = " ".join(about)
                 if content not in self._pool:
                     both = one.policy, other.policy
                     self._pool[content] = self._member(full, both, one.params, one.agents)

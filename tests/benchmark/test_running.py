@@ -11,19 +11,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from offmarl import benchmark, report, tracking, vault
-from offmarl.benchmark import CellsWork, spread
+from offmarl import benchmark, envs, report, tracking, vault
+from offmarl.benchmark import CellsWork, spread, tasks
 from offmarl.benchmark.cells import identity, is_current, pack
 from offmarl.benchmark.tasks import cell_file, note_vaults, noted_vaults, preparation, run_of
 from offmarl.cli import benchmark as cli
 from offmarl.cli.output import Report
 from offmarl.errors import OptionError, RunError, VaultError
 from offmarl.launch import Share, join_work, launch, run_share
+from offmarl.networks import PolicyConfig
 from offmarl.paths import STREAM_CACHE
 from offmarl.programs import registry
 from offmarl.vault.check.digest import fingerprint
 from tests.benchmark import stub
-from tests.runs import write_run
+from tests.runs import write_policy, write_run
 
 PLAN = """
 [training]
@@ -311,6 +312,26 @@ def test_returns_beside_partners_are_a_column_of_their_own(read, tmp_path):
     path.write_text(path.read_text().replace('"sampled": [', '"sampled": ["many", '))
     with pytest.raises(RunError, match=r"\(partners.json\) is not valid"):
         report.read_runs([path])
+
+
+@pytest.mark.parametrize("env", ["swarm/coverage-3", "none"])
+def test_partners_are_met_where_the_cell_is_evaluated(read, monkeypatch, env):
+    plan, commands = read(), []
+    data = plan.datasets["two"]._replace(vault="two.vlt", partners=("random",))
+    plan = plan._replace(datasets={"two": data}, training={"env": env})
+    run = run_of(plan, plan.cells[0])
+    stub.vault(Path("two.vlt"))
+
+    def call(command):
+        commands.append(command)
+        return {} if command[0] == "train" else {"greedy": {"policies": [{"cross_play": 1.0}]}}
+
+    monkeypatch.setattr(tasks, "pack", lambda *_: None)
+    write_policy(run, PolicyConfig("feedforward"), envs.make("swarm/coverage-3").spec, [0])
+    CellsWork(plan, call).run(0)
+    assert commands[-1][:4] == ["cross-play", str(run), "--partners", "random"]
+    assert commands[-1][4:] == ([] if env == "none" else ["--env", env]) + ["--json"]
+    assert json.loads((run / "partners.json").read_text()) == {"greedy": [1.0]}
 
 
 def test_a_cell_depends_on_the_runs_of_all_partners(read, tmp_path):

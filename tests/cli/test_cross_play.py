@@ -100,6 +100,17 @@ def test_policies_that_compute_the_same_of_other_parameters_meet(here):
     np.testing.assert_array_equal(played(work)["greedy"][..., 0], expected)
 
 
+@pytest.mark.slow
+def test_a_partner_whose_name_says_how_it_acts_does_so_in_both_tables(here):
+    work = CrossPlayWork(["two@9"], ["five@0/sampled", "five@0"], **FEW)
+    names = [one.name for one in work.members]
+    assert names == ["two@9", "five@0/sampled", "five@0"]
+    found = played(work)
+    for way in ("greedy", "sampled"):
+        fixed, both = found[way][0, 1:, 1] > 0  # only drawn actions differ between episodes
+        assert fixed and both == (way == "sampled")
+
+
 def test_the_same_policy_counts_once(here):
     assert len(CrossPlayWork(["five", "five@2", "two"], **FEW).members) == 6  # both have seed 3
 

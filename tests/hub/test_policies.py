@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -129,6 +130,37 @@ def test_the_card_says_how_the_policy_was_trained(tmp_path, kind, stop_on, words
 
 
 @pytest.mark.slow
+def test_a_side_is_pulled_with_the_opponents_that_it_learned_against(hub, tmp_path, offmarl):
+    """They are copies in the run. Their own run is not needed, and not named by its place."""
+    partner, env = tmp_path / "at home" / "partner", "classic/xor"
+    write_side(partner, env, "agent_1")
+    run = write_side(tmp_path / "side", env, "agent_0", (f"{partner}@*/greedy+random:2",))
+    library.push_policy(run, NAME, "MIT")
+    shutil.rmtree(partner)
+    files = hub.files(NAME, "main")[1]
+    assert not [name for name, text in files.items() if str(tmp_path).encode() in text]
+    assert json.loads(files["run.json"])["args"]["opponents"] == [
+        "at home/partner@*/greedy+random:2"
+    ]
+    pulled = library.pull_policy(NAME).path
+    ours, theirs = (cli_policies.load(x, PolicyOptions(), [0], [])[0] for x in (run, pulled))
+    chex.assert_trees_all_equal(ours.others, theirs.others)
+    played = [offmarl("evaluate", x, "--eval-episodes", 3, "--json").json for x in (run, NAME)]
+    chex.assert_trees_all_equal(*({**one, "run": None} for one in played))
+
+    copy = next(name for name in files if name.startswith("opponents/") and "run.json" in name)
+    record = json.loads(files[copy])
+    for wrong, error, message in (
+        ({}, RunError, r"opponents/1-0/run\.json is not valid"),
+        (record | {"program": "evil:f"}, UnknownNameError, "no recorder named 'evil:f'"),
+    ):
+        forged = {name: x for name, x in files.items() if "/" in name or name == "run.json"}
+        publish(hub, forged | {copy: json.dumps(wrong)})
+        with pytest.raises(error, match=message):
+            cli_policies.load(library.pull_policy(NAME).path, PolicyOptions(), [0], [])
+
+
+@pytest.mark.slow
 def test_a_push_that_does_not_arrive_whole_is_an_error(hub, run):
     hub.commit(NAME, {".gitignore": b"*.json"})
     with pytest.raises(HubError, match=r"the \.gitignore of org/clone leaves out .*\.json"):
@@ -182,6 +214,7 @@ def publish(hub, files, **card):
 
 EVIL = ["../evil", "/evil", "checkpoints/../../evil", "checkpoints/1/a\\..\\evil", "evil.py"]
 EVIL += ["checkpoints/1/.evil", "checkpoints/evil", "run.json/evil", policies.CARD]
+EVIL += ["opponents/evil/run.json", "opponents/1-0/evil.py", "opponents/1-0/../run.json"]
 
 
 @pytest.mark.parametrize("name", EVIL)

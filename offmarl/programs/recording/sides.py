@@ -118,7 +118,8 @@ def environment_of(
 def members_of(source: str, env: Environment, team: Team, **how: Any) -> list[TeamPolicy]:
     """Return the policy that a name stands for, or those of all seeds or checkpoints of a run.
 
-    ``how`` are ``greedy`` and ``program`` of `load_policy`; by default runs act as in training.
+    ``how`` are ``greedy`` and ``program`` of `load_policy`; by default runs act as in training. A
+    name that says how it acts takes precedence.
     """
     everyone = tuple(range(env.spec.num_agents))
     about: dict[str, Any] = {"policy": source}
@@ -160,11 +161,8 @@ def _of_run(
             f"{directory}@{which} names no seed: write RUN@SEED, RUN@SEED/STEP or RUN@*, each with "
             "/sampled or /greedy at its end if it shall act so."
         )
-    if acting and "greedy" in how:
-        raise OptionError(
-            f"{directory}@{which} says how it acts, but both ways are played: leave out /{acting}."
-        )
-    found, how = list[TeamPolicy](), {"greedy": acting == "greedy" if acting else None, **how}
+    found = list[TeamPolicy]()
+    how = {"greedy": None, **how} | ({"greedy": acting == "greedy"} if acting else {})
     seeds = tracking.read_run(directory)["seeds"] if seed == "*" else [int(seed or 0)]
     steps = [step]
     if step == "*":
