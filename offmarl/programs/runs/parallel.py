@@ -6,7 +6,6 @@ act in this one.
 """
 
 import multiprocessing
-import queue
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -297,7 +296,7 @@ class ParallelEnvironment:
         self._start = partial(_Copy, name, flat)
         self._most = processes or min(len(own_cores()), _MOST_PROCESSES)
         self._copies = [self._start()]
-        self.spec: EnvSpec = self._copies[0].spec
+        self.spec: EnvSpec = self._copies[0].ask("spec")
 
     def require(self, spec: EnvSpec, what: str) -> None:
         """Raise `ShapeError` unless what was recorded or trained with a spec fits.
@@ -329,18 +328,14 @@ class ParallelEnvironment:
         jobs = [(one, number) for one in range(len(players)) for number in range(episodes)]
         returns = np.zeros((len(players), episodes, self.spec.num_agents))
         while len(self._copies) < min(self._most, len(jobs)):
-            self._copies.append(self._start(wait=False))
+            self._copies.append(self._start())
         placed = [one._replace(params=jax.device_put(one.params)) for one in players]
-        waiting: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-        for job in jobs:
-            waiting.put(job)
+        waiting = iter(jobs)  # of all threads
 
         def play_waiting(copy: _Copy) -> None:
-            with suppress(queue.Empty):
-                while True:
-                    one, number = waiting.get_nowait()
-                    returns[one, number] = _play(copy, placed[one], number)
-                    advance(1)
+            for one, number in waiting:
+                returns[one, number] = _play(copy, placed[one], number)
+                advance(1)
 
         with ThreadPoolExecutor(len(self._copies)) as pool:
             try:
@@ -361,7 +356,7 @@ class ParallelEnvironment:
 class _Copy:
     """An environment in a process of its own."""
 
-    def __init__(self, name: str, flat: bool, wait: bool = True):
+    def __init__(self, name: str, flat: bool):
         startup = multiprocessing.get_context("spawn")  # a fork of a process that runs JAX may hang
         self._name = name
         self._pipe, theirs = startup.Pipe()
@@ -370,30 +365,12 @@ class _Copy:
         theirs.close()
         # Before multiprocessing waits for the processes that are left at the exit.
         self.close = Finalize(self, _end, (self._pipe, self._process), exitpriority=10)
-        self._spec: EnvSpec | None = None
-        if wait:
-            self._begun()
 
-    @property
-    def spec(self) -> EnvSpec:
-        """The environment's spec."""
-        return self._begun()
-
-    def _begun(self) -> EnvSpec:
-        if self._spec is None:
-            self._spec = self._answer()
-        return self._spec
-
-    def ask(self, method: str, *arguments: Any) -> _Seen:
-        """Reset or step the environment."""
-        self._begun()
-        with suppress(BrokenPipeError):  # its end is told below
-            self._pipe.send((method, *arguments))
-        found: _Seen = self._answer()
-        return found
-
-    def _answer(self) -> Any:
+    def ask(self, method: str, value: Any = None) -> Any:
+        """Reset with a seed or step with actions, and return `_Seen`; or return the spec."""
         try:
+            with suppress(BrokenPipeError, ConnectionResetError):  # it may have told why
+                self._pipe.send((method, value))
             found = self._pipe.recv()
         except (EOFError, OSError):
             self._process.join(_END_SECONDS)
@@ -402,8 +379,8 @@ class _Copy:
                 f"{self._process.exitcode}: repeat the command, and if it happens again, play "
                 "fewer episodes or train with --env none."
             ) from None
-        if isinstance(found, tuple) and found[0] is OffmarlError:
-            raise found[1](found[2])
+        if isinstance(found, OffmarlError):
+            raise found
         return found
 
 
@@ -424,10 +401,9 @@ def _serve(pipe: Connection, name: str, flat: bool) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     except OffmarlError as error:
-        pipe.send((OffmarlError, type(error), str(error)))
+        pipe.send(type(error)(f"{name}: {error}"))
     except Exception as error:
-        what = f"{name} failed: {summarize(error)}."
-        pipe.send((OffmarlError, RunError, what))
+        pipe.send(RunError(f"{name} failed: {summarize(error)}."))
 
 
 def _serve_steps(pipe: Connection, made: Any, flat: bool) -> None:
@@ -437,9 +413,11 @@ def _serve_steps(pipe: Connection, made: Any, flat: bool) -> None:
     try:
         env.reset(seed=0)  # the sizes of a state are known after a reset
         translator = Translator(env, name=name, flat=flat)
-        pipe.send(translator.spec)
         while True:
             method, value = pipe.recv()
+            if method == "spec":
+                pipe.send(translator.spec)
+                continue
             if method == "reset":
                 episode = Episode(translator, env, *env.reset(seed=value))
             else:
