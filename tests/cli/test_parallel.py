@@ -125,8 +125,7 @@ def test_training_evaluates_greedy_and_sampled_actions_in_it(train: Any, offmarl
     record = read_run(Path("run"))
     assert record["environment_source"]["factory"] == "Duel"
     assert record["args"]["eval_every"] == 4
-    (compared,) = offmarl("compare", "run", "--json").json["tasks"]
-    assert compared == "mine.py:Duel"
+    assert "mine.py:Duel" in offmarl("compare", "run", "--json").out
 
     played = offmarl("evaluate", "run", "--env", "mine.py:Duel", "--json").json
     for one, other in zip(played["seeds"], ended.json["seeds"], strict=True):
