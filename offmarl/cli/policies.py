@@ -1,9 +1,8 @@
 """Trained policies in environments, for the commands that play or record them."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -11,13 +10,12 @@ from jaxtyping import Float
 
 from offmarl import envs, evaluation
 from offmarl.envs import Environment
-from offmarl.envs.registry import make_parallel
 from offmarl.errors import OptionError
 from offmarl.paths import local
 from offmarl.programs import LoadedPolicy
-from offmarl.programs.recording.python import play_episodes
 from offmarl.programs.recording.sides import side_of
 from offmarl.programs.runs.evaluate import play_policy
+from offmarl.programs.runs.parallel import ParallelEnvironment, Player
 from offmarl.report import render
 from offmarl.teams import only_or_all, teams_of
 from offmarl.terminal import number
@@ -72,19 +70,20 @@ def play_parallel(
     run: Path, options: "PolicyOptions", env: str, episodes: int, seed: int, processes: int
 ) -> dict[str, dict[int, Float[np.ndarray, "episodes"]]]:
     """Do what `play` does in a PettingZoo environment, with all policies of a run."""
-    record, make_env = read_run(run), partial(make_parallel, env)
-    teams = teams_of(EnvSpec.from_json(record["spec"]))
-    returns: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {team.name: {} for team in teams}
-    for trained in record["seeds"]:
-        policy = partial(_parallel_policy, run, options, trained)
-        played = play_episodes(make_env, policy, episodes, processes, seed)
-        for team in teams:
-            returns[team.name][trained] = played[:, list(team.agents)].mean(1)
-    return returns
-
-
-def _parallel_policy(run: Path, options: "PolicyOptions", seed: int, env: Any) -> Any:
-    return envs.PettingZooPolicy(options.load(run, seed), env)
+    record = read_run(run)
+    spec = EnvSpec.from_json(record["spec"])
+    loaded = {trained: options.load(run, trained) for trained in record["seeds"]}
+    policy = next(iter(loaded.values())).policy
+    copies = ParallelEnvironment(env, spec.is_vector, processes)
+    copies.require(spec, str(run))
+    players = [Player(policy, one.params, seed) for one in loaded.values()]
+    with progress("evaluate", len(players) * episodes) as advance:
+        played = copies.play(players, episodes, advance)
+    copies.close()
+    return {
+        team.name: dict(zip(loaded, played[..., list(team.agents)].mean(-1), strict=True))
+        for team in teams_of(spec)
+    }
 
 
 def watch(environment: Environment, loaded: LoadedPolicy, seed: int) -> render.Playback:

@@ -16,7 +16,7 @@ from offmarl.cli.output import Report, as_is, check_file, grid, records, table
 from offmarl.cli.parse import HELP, config_among, given_among, parse, parse_program
 from offmarl.cli.tasks import CommandWork, Divided, TaskOptions
 from offmarl.config import DeviceArgs, Role, option
-from offmarl.envs.registry import make_parallel, short_name
+from offmarl.envs.registry import short_name
 from offmarl.errors import OptionError
 from offmarl.launch import Launched
 from offmarl.paths import below, local
@@ -290,12 +290,13 @@ def evaluate(
         if value is not None and value < 1:
             raise OptionError(f"{option_name} must be at least 1: got {value}.")
     from offmarl.cli import policies  # imports JAX, which --help does without
+    from offmarl.programs.runs.parallel import is_parallel
     from offmarl.report.render import KINDS, save
 
     check_file(render, "--render", "episode.gif", KINDS)
     run = _named(run)
     record, env = read_run(run), policy.env
-    if env is not None and make_parallel(env) is not None:
+    if env is not None and is_parallel(env):
         if render or opponents:
             raise OptionError(
                 f"{env} is a PettingZoo environment: leave out --render, --opponents."

@@ -183,15 +183,18 @@ def make(name: str, **options: Option) -> "Environment":
     return env
 
 
-def make_parallel(name: str) -> Any:
-    """Return the PettingZoo environment that code of the user makes; None for any other name.
+def make_parallel(name: str) -> tuple[str, Any] | None:
+    """Return the PettingZoo environment that code of the user makes, after its full name.
 
-    The name and the errors are those of `make`.
+    None for any other name. The name and the errors are those of `make`.
     """
     if not (_FILE.fullmatch(name) or _MODULE.fullmatch(name)):
         return None
-    _, _, made = _made(name, {})
-    return made if hasattr(made, "possible_agents") else None
+    found, full, made = _made(name, {})
+    if not hasattr(made, "possible_agents"):
+        return None
+    _sources[full] = found.source
+    return full, made
 
 
 def _made(name: str, options: Mapping[str, Option]) -> "tuple[_Found, str, Any]":

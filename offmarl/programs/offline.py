@@ -165,11 +165,11 @@ def digests(dataset: Dataset | Mixture, evaluator: Evaluator) -> dict[str, str]:
     return found | ({"validation_digest": evaluator.validation} if evaluator.validation else {})
 
 
-def resolved(args: Args, spec: EnvSpec) -> Args:
+def resolved(args: Args, spec: EnvSpec, evaluations: int = 20) -> Args:
     """Return arguments with the defaults that depend on the data."""
     small = spec.name.startswith(("classic/", "probe/"))
     updates = (3_000 if small else 100_000) if args.updates is None else args.updates
-    every = max(updates // 20, 1) if args.eval_every is None else args.eval_every
+    every = max(updates // evaluations, 1) if args.eval_every is None else args.eval_every
     return replace(args, updates=updates, eval_every=every)
 
 
@@ -206,9 +206,12 @@ class _Training(Training):
         directory: Path,
     ):
         origins, self._start = settings.used(args).record(), start_of_baseline(args, dataset.spec)
-        args = replace(resolved(args, dataset.spec), **self._start.scale)
-        self.data, self.evaluator, self.evaluations = dataset, make_evaluator(args, dataset), []
-        self.args = args = replace(args, held_out=self.evaluator.fraction)
+        args = replace(args, **self._start.scale)
+        self.data, self.evaluations = dataset, []
+        self.evaluator = found = make_evaluator(args, dataset)
+        args = resolved(args, dataset.spec, found.evaluations)
+        args = replace(args, eval_episodes=found.episodes, final_episodes=found.final_episodes)
+        self.args = args = replace(args, held_out=found.fraction)
         kept = data.read(directory / data.STATISTICS_FILE) or self._start.statistics
         statistics = DatasetStatistics(dataset, kept, self.evaluator.learned_from)
         self.program = build(make, dataset.spec, args, statistics, statistics.freeze)
@@ -300,7 +303,7 @@ class _Training(Training):
         return play_ahead(self.evaluator, self.program, layout, policies, keys)
 
     def evaluate(self, policies: ArrayTree, done: int, last: bool = False) -> Evaluated:
-        episodes = self.args.final_episodes if last else self.args.eval_episodes
+        episodes = self.evaluator.final_episodes if last else self.evaluator.episodes
         keys = folded(self._evaluation_keys, done)
         layout = self.learners.layout
         return evaluate(self.evaluator, self.program, layout, policies, keys, episodes)

@@ -202,11 +202,13 @@ class Args(_Configurable):
     """Replace observations by zeros, in training and in acting: what a method earns that knows only
     the legal actions, the agent and, with a memory, the time."""
     eval_every: PositiveInt | None = None
-    """Updates between evaluations; by default a twentieth of --updates."""
-    eval_episodes: PositiveInt = 32
-    """Episodes in an evaluation."""
-    final_episodes: PositiveInt = 320
-    """Episodes of the last evaluation, whose returns are the run's result."""
+    """Updates between evaluations; by default a twentieth of --updates, or a fifth in a PettingZoo
+    environment."""
+    eval_episodes: PositiveInt | None = None
+    """Episodes in an evaluation; by default 32, or 8 in a PettingZoo environment."""
+    final_episodes: PositiveInt | None = None
+    """Episodes of the last evaluation, whose returns are the run's result; by default 320, or 32 in
+    a PettingZoo environment."""
     stop_on: Literal["agreement", "return"] | None = option(None, Role.RARE)
     """Stop a seed early, when this has not improved for --patience evaluations: the agreement with
     the actions of held-out episodes, or the return in the environment. Choosing by returns in the

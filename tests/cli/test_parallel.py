@@ -1,15 +1,19 @@
 """Policies are played in environments of PettingZoo's parallel API that the user names."""
 
+from pathlib import Path
 from typing import Any
 
+import chex
 import pytest
 
 from offmarl import envs
 from offmarl.networks import PolicyConfig
+from offmarl.programs import load_policy
+from offmarl.programs.recording import python as recording
+from offmarl.tracking import RETURN, read, read_run
 from tests import plain
+from tests.programs.pettingzoo import Duel
 from tests.runs import write_policy
-
-pytest.importorskip("pettingzoo", reason="needs pip install 'offmarl[pettingzoo]'")
 
 ENV = "classic/bridge"
 
@@ -54,3 +58,110 @@ def test_what_such_environments_lack_is_said(evaluate: Any) -> None:
     assert refused.code == 2
     assert "is a PettingZoo environment: leave out --render" in refused.json["error"]["message"]
     assert evaluate("--env", "mine.py:make", "--jobs", 0).code == 2
+
+
+FAULTY = """
+import os
+from tests.programs.pettingzoo import Duel
+
+
+class Raises(Duel):
+    def step(self, actions):
+        raise ZeroDivisionError("no fuel")
+
+
+class Dies(Duel):
+    def step(self, actions):
+        os._exit(3)
+
+
+class Lonely(Duel):
+    def __init__(self):
+        super().__init__()
+        self.possible_agents = self.possible_agents[:1]
+
+
+class Swapped(Duel):
+    def __init__(self):
+        super().__init__()
+        self.possible_agents = self.possible_agents[::-1]
+
+
+class Refused(Duel):
+    def __init__(self):
+        raise OSError("no licence")
+"""
+
+
+@pytest.fixture
+def train(offmarl: Any, tmp_path: Any, duel: Any) -> Any:
+    """Train a clone of two seeds on random episodes of the duel."""
+    (tmp_path / "mine.py").write_text(FAULTY)
+    sizes = {"--updates": 20, "--hidden": 4, "--batch-size": 4, "--length": 2, "--seeds": 2}
+
+    def run(env: str, *options: Any, out: str = "run") -> Any:
+        given = [item for pair in sizes.items() for item in pair]
+        where = ("--vault", duel, "--env", env, "--out", out, "--json")
+        return offmarl("train", "bc", *where, *given, *options)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def duel(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("duel") / "duel.vlt"
+    recording.record_episodes(Duel, path, 8)
+    return path
+
+
+@pytest.mark.slow
+def test_training_evaluates_greedy_and_sampled_actions_in_it(train: Any, offmarl: Any) -> None:
+    ended = train("mine.py:Duel", "--keep", "all")
+    assert ended.code == 0, ended.err
+    assert ended.json["seeds"][0].keys() > {"greedy_mean", "sampled_mean"}
+    rows = [row for row in read(Path("run/metrics.jsonl")) if RETURN in row]
+    assert [row["step"] for row in rows if row["seed"] == 1] == [0, 4, 8, 12, 16, 20]
+    assert {len(row[RETURN]) for row in rows} == {8, 32}  # fewer than in JAX
+    record = read_run(Path("run"))
+    assert record["environment_source"]["factory"] == "Duel"
+    assert record["args"]["eval_every"] == 4
+    assert "mine.py:Duel" in offmarl("compare", "run", "--json").out
+
+    played = offmarl("evaluate", "run", "--env", "mine.py:Duel", "--json").json
+    for one, other in zip(played["seeds"], ended.json["seeds"], strict=True):
+        assert one["mean"] == other["greedy_mean"]  # the duel draws nothing
+
+
+@pytest.mark.slow
+def test_evaluations_in_it_do_not_change_what_is_learned(train: Any) -> None:
+    sizes = ("--final-episodes", 2, "--eval-episodes", 2)
+    assert train("mine.py:Duel", *sizes, out="often").code == 0
+    assert train("mine.py:Duel", *sizes, "--eval-every", 20, out="once").code == 0
+    assert train("none", *sizes, "--held-out", 0, out="never").code == 0
+    policies = [load_policy(run, 1).params for run in ("often", "once", "never")]
+    chex.assert_trees_all_equal(*policies)
+    often, once = ([*read(Path(run) / "metrics.jsonl")] for run in ("often", "once"))
+    last = [[row for row in rows if RETURN in row][-2:] for rows in (often, once)]
+    assert last[0] == last[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("Raises", "mine.py:Raises failed: ZeroDivisionError: no fuel (mine.py, line 8)"),
+        ("Dies", "mine.py:Dies has ended with exit code 3"),
+        ("Lonely", "differ in num_agents (2, not 1)"),
+        ("Swapped", "the order of agents"),
+        ("Refused", "mine.py:Refused cannot be created: OSError: no licence"),
+        ("Missing", "mine.py has no Missing"),
+    ],
+)
+def test_a_faulty_environment_is_an_error_of_one_line(
+    train: Any, factory: str, message: str
+) -> None:
+    refused = train(f"mine.py:{factory}")
+    assert refused.code in (1, 2)
+    found = refused.json["error"]["message"]
+    assert message in found
+    assert "\n" not in found

@@ -1,28 +1,24 @@
 """Recording environments that are stepped in Python: those of the PettingZoo parallel API.
 
-`record` follows a loop of the user's; `record_episodes` plays episodes in several processes, and
-`play_episodes` plays them for their returns alone.
+`record` follows a loop of the user's; `record_episodes` plays episodes in several processes.
 """
 
 import multiprocessing
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, wait
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float
 
 from offmarl import vault
 from offmarl._imports import import_optional
 from offmarl.errors import (
-    InvalidValueError,
     OptionError,
     RunError,
     ShapeError,
@@ -32,20 +28,12 @@ from offmarl.errors import (
     VaultLockedError,
     VaultNotFoundError,
 )
-from offmarl.gate import fit
 from offmarl.paths import local
+from offmarl.programs.runs.parallel import Episode, episode_seeds
 from offmarl.tracking import progress
 from offmarl.types import (
-    ArraySpec,
     EnvSpec,
-    FinalObservations,
-    Transition,
-    View,
-    flatten_tree,
-    map_tree,
 )
-from offmarl.vault.format.values import RecordPosition
-from offmarl.vault.format.values import check as check_values
 
 if TYPE_CHECKING:
     from offmarl.envs.translator import Translator
@@ -55,13 +43,6 @@ _CREATION_SECONDS = 10.0
 
 _FLUSH_SECONDS = 30.0
 """Largest time between two writes to disk: what a killed process may lose."""
-
-_DISK_NAMES = {
-    "action": "actions",
-    "reward": "rewards",
-    "behaviour_log_prob": "infos.behaviour_log_probs",
-}
-"""The fields of a step that are checked, and their names on disk."""
 
 
 class Recorder:
@@ -96,7 +77,7 @@ class Recorder:
         self._about = about
         self._translator: Translator | None = None
         self._writer = writer
-        self._episode: _Episode | None = None
+        self._episode: Episode | None = None
         self._flushed = time.monotonic()
 
     def reset(self, **arguments: Any) -> tuple[Mapping[str, Any], Any]:
@@ -104,7 +85,7 @@ class Recorder:
         self._cut()
         observations, infos = self.env.reset(**arguments)
         self._translator = self._translator or self._open()
-        self._episode = _Episode(self._translator, self.env, observations, infos)
+        self._episode = Episode(self._translator, self.env, observations, infos)
         return observations, infos
 
     def step(
@@ -204,7 +185,7 @@ class Recorder:
         if episode is not None and len(episode):
             self._store(episode, cut=True)
 
-    def _store(self, episode: "_Episode", cut: bool) -> None:
+    def _store(self, episode: "Episode", cut: bool) -> None:
         self._episode = None
         if self._writer is None:
             return
@@ -273,189 +254,6 @@ def record(
     about = {"name": name, "time_limit": time_limit, "provenance": origin}
     run = run or f"python-{uuid.uuid4().hex[:12]}"
     return Recorder(env, path, run, resume, about, _join_if_there(path, run))
-
-
-class _Episode:
-    """The steps of the running episode; it is broken if the outcome of the last step was invalid.
-
-    An agent ends when it leaves ``env.agents``; its flags are kept until then. When all agents have
-    left or have a flag, the episode is over.
-    """
-
-    def __init__(self, translator: "Translator", env: Any, observations: Any, infos: Any):
-        self._translator, self._env = translator, env
-        self._agents = list(env.possible_agents)
-        count = (len(self._agents),)
-        self._flag, self._number = ArraySpec(count, "bool"), ArraySpec(count)
-        self._id = ArraySpec(count, "int32")
-        present = self._present()
-        self._terminated = ~present  # agents that are absent at the start never take part
-        self._truncated = np.zeros_like(present)
-        self._steps: list[dict[str, Any]] = []
-        self._final_is_known = True
-        self.broken = self.over = False
-        with _named("the first view"):
-            view = self._view_of(observations, infos, present)
-        self._check({}, view)
-        self._views = [view]
-
-    def __len__(self) -> int:
-        return len(self._steps)
-
-    def _present(self) -> Any:
-        return np.array([agent in self._env.agents for agent in self._agents])
-
-    def joint(self, actions: Mapping[str, Any]) -> Any:
-        """Return the agents' actions as an array; `InvalidValueError` if one is invalid."""
-        with _named(f"step {len(self)} of the episode", " The step was not taken."):
-            self._of("action", actions, required=self._present())
-            return self._translator.joint(actions)
-
-    def add(
-        self,
-        joint: Any,
-        log_prob: Mapping[str, float],
-        policy_id: int | Mapping[str, int],
-        outcome: tuple[Any, ...],
-    ) -> None:
-        """Add the outcome of a step, or raise `InvalidValueError` and add nothing."""
-        self.broken = True
-        with _named(f"step {len(self)} of the episode"):
-            if len(self) == self._translator.spec.time_limit:
-                raise InvalidValueError(
-                    f"the episode has not ended after {len(self)} steps, its time_limit: give the "
-                    "real limit, or let the environment truncate all agents there."
-                )
-            step, view = self._read(joint, log_prob, policy_id, outcome)
-        self._check(step, view)
-        self.broken = False
-        self._steps.append(step)
-        self._views.append(view)
-
-    def _read(
-        self, joint: Any, log_prob: Any, policy_id: Any, outcome: Any
-    ) -> tuple[dict[str, Any], View]:
-        """Return a step and the view after it."""
-        if not isinstance(outcome, tuple) or len(outcome) != 5:
-            raise InvalidValueError(
-                "env.step returned no five dicts: observations, rewards, terminations, "
-                "truncations and infos."
-            )
-        observations, rewards, terminations, truncations, infos = outcome
-        acted, present = self._views[-1].alive, self._present()
-        ended = self._of("termination", terminations, self._flag, False, acted)
-        cut_off = self._of("truncation", truncations, self._flag, False, acted) & ~ended
-        self._terminated, self._truncated = self._terminated | ended, self._truncated | cut_off
-        self.over = bool((self._terminated | self._truncated | ~present).all())
-        terminated = self._terminated & (self.over | ~present)
-        if not isinstance(policy_id, Mapping):
-            policy_id = dict.fromkeys(self._agents, policy_id)
-        step = {
-            "action": joint,
-            "reward": self._of("reward", rewards, self._number, 0.0, acted),
-            "terminated": terminated,
-            "truncated": ~terminated & (self.over | ~present),
-            "behaviour_log_prob": self._of("log-probability", log_prob, self._number, np.nan),
-            "policy_id": self._of("policy id", policy_id, self._id, -1),
-        }
-        alive = (present | cut_off) & ~terminated
-        final = _final_observations(infos, self._agents) if self.over else {}
-        if final:  # the environment has begun the next episode: its state and masks are of that
-            observations, infos = {**observations, **final}, {}
-            told = np.array([agent in final for agent in self._agents])
-            has_state = self._translator.spec.state == "native"
-            self._final_is_known = not has_state and bool((told | ~alive).all())
-        return step, self._view_of(observations, infos, alive)
-
-    def _check(self, step: Mapping[str, Any], view: View) -> None:
-        """Raise `InvalidValueError` for invalid values of a step when it is taken.
-
-        ``view`` is the next view of the step, or the first view of the episode.
-        """
-        arrays = {_DISK_NAMES[name]: value for name, value in step.items() if name in _DISK_NAMES}
-        arrays |= flatten_tree(view.observation, "observations")
-        arrays |= flatten_tree(view.state, "infos.state")
-        check_values(
-            {name: np.asarray(array)[None, None] for name, array in arrays.items()},
-            self._translator.spec,
-            place=RecordPosition(len(self), "of the episode"),
-        )
-
-    def record(self, cut: bool) -> tuple[Transition, FinalObservations | None]:
-        """Return the episode, ``(1, T, ...)``, and its final view if it is known.
-
-        If the recording cuts it here, agents that have not terminated are marked as truncated.
-        """
-        fields: dict[str, Any] = {
-            k: np.stack([step[k] for step in self._steps])[None] for k in self._steps[0]
-        }
-        if cut:
-            fields["terminated"][:, -1] |= self._terminated
-            fields["truncated"][:, -1] = ~fields["terminated"][:, -1]
-        last = (fields["terminated"] | fields["truncated"]).all(-1)
-        views = map_tree(lambda *leaves: np.stack(leaves)[None], *self._views)
-        before = map_tree(lambda leaf: leaf[:, :-1], views)
-        transition = Transition(view=before, last=last, **fields)
-        if not self._final_is_known:
-            return transition, None
-        final = map_tree(lambda leaf: leaf[:, -1], views)
-        row: Any = np.zeros(1, np.int32)
-        return transition, FinalObservations(row, row + len(self._steps) - 1, final)
-
-    def _view_of(self, observations: Any, infos: Any, alive: Any) -> View:
-        from offmarl.envs.translator import state_of
-
-        return self._translator.view(observations, infos, alive, state_of(self._env))
-
-    def _of(
-        self,
-        what: str,
-        by_agent: Any,
-        leaf: ArraySpec | None = None,
-        default: Any = None,
-        required: Any = (),
-    ) -> Any:
-        """Return what agents have, as an array; without a ``leaf``, only check their names."""
-        from offmarl.envs.translator import check_agents
-
-        check_agents(f"the {what}s", by_agent, self._agents)
-        for agent, must in zip(self._agents, required, strict=False):
-            if must and agent not in by_agent:
-                raise InvalidValueError(f"{agent} is alive and has no {what}.")
-        if leaf is None:
-            return None
-        given = [by_agent.get(agent, default) for agent in self._agents]
-        try:
-            return fit(given, leaf, what)
-        except InvalidValueError:  # name the first agent that it is of
-            own = ArraySpec((), leaf.dtype)
-            for agent, value in zip(self._agents, given, strict=True):
-                fit(value, own, f"the {what} of {agent}")
-            raise
-
-
-@contextmanager
-def _named(where: str, then: str = "") -> Iterator[None]:
-    """Say in the messages of invalid values where they are."""
-    try:
-        yield
-    except InvalidValueError as error:
-        raise InvalidValueError(f"{where}: {error}{then}") from None
-
-
-def _final_observations(infos: Any, agents: list[Any]) -> dict[Any, Any]:
-    """Return the last observations, which Gymnasium's vector API has in the infos of the next."""
-    infos = infos if isinstance(infos, Mapping) else {}
-    for name in ("final_obs", "final_observation"):
-        shared = infos.get(name)
-        found = {**shared} if isinstance(shared, Mapping) else {}
-        for agent in agents:
-            own = infos.get(agent)
-            if isinstance(own, Mapping) and own.get(name) is not None:
-                found[agent] = own[name]
-        if found:
-            return found
-    return {}
 
 
 def _join_if_there(path: Path, run: str) -> vault.SharedWriter | None:
@@ -620,62 +418,6 @@ def _check_recipe(path: Path, recipe: Mapping[str, Any]) -> None:
         )
 
 
-class _Scorer(Recorder):
-    """A recorder that keeps the return of each agent in place of the episodes."""
-
-    def __init__(self, env: Any):
-        super().__init__(env, Path(), "", False, {})
-        self.returns: list[Float[np.ndarray, "N"]] = []
-
-    def _open(self) -> "Translator":
-        from offmarl.envs.translator import Translator
-
-        return Translator(self.env)
-
-    def _store(self, episode: "_Episode", cut: bool) -> None:
-        self._episode = None
-        transition, _ = episode.record(cut)
-        self.returns.append(np.asarray(transition.reward[0], np.float64).sum(0))
-
-
-def play_episodes(
-    make_env: Callable[[], Any],
-    make_policy: Callable[[Any], PythonPolicy],
-    episodes: int,
-    processes: int = 1,
-    seed: int = 0,
-) -> Float[np.ndarray, "episodes N"]:
-    """Return the return of each agent in episodes of a PettingZoo environment.
-
-    The arguments, and the seeds of episode i, are those of `record_episodes`.
-    """
-    processes = min(processes, episodes)
-    play = partial(_score, make_env, make_policy, (episodes, processes, seed))
-    with progress("evaluate", episodes) as advance:
-        found = _play_in_processes(play, processes, advance)
-    returns = np.empty((episodes, found[0].shape[1]))
-    for number, part in enumerate(found):
-        returns[number::processes] = part
-    return returns
-
-
-def _score(
-    make_env: Callable[[], Any],
-    make_policy: Callable[[Any], PythonPolicy],
-    sizes: tuple[int, int, int],
-    number: int,
-    count: Callable[[], None],
-) -> Float[np.ndarray, "episodes N"]:
-    """Play the episodes of one process."""
-    env, (episodes, processes, seed) = make_env(), sizes
-    policy, scorer = make_policy(env), _Scorer(env)
-    for episode in range(number, episodes, processes):
-        _play_episode(scorer, policy, *_seeds(seed, episode))
-        count()
-    env.close()
-    return np.stack(scorer.returns)
-
-
 def _play_in_processes(
     play: Callable[..., Any], processes: int, advance: Callable[[int], None]
 ) -> list[Any]:
@@ -731,22 +473,13 @@ def _play(
         there = recorder.recorded()
         for episode in mine[there:]:
             try:
-                _play_episode(recorder, policy, *_seeds(seed, episode))
+                _play_episode(recorder, policy, *episode_seeds(seed, episode))
             except BaseException:
                 recorder.discard()  # the next call plays it again
                 raise
             count()
     env.close()
     return recorder.episodes
-
-
-def _seeds(seed: int, episode: int) -> list[int]:
-    """Return an episode's seeds for the environment and the policy, which NumPy alike draws from.
-
-    They have 31 bits, which environments of any kind accept.
-    """
-    found = np.random.SeedSequence(seed, spawn_key=(episode,)).generate_state(2) >> 1
-    return [int(number) for number in found]
 
 
 def _play_episode(recorder: Recorder, policy: PythonPolicy, seed: int, draws: int) -> None:

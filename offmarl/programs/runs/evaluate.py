@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +21,11 @@ from offmarl.envs.base import Environment
 from offmarl.envs.sides import one_of, others_of, slot
 from offmarl.errors import OptionError, ShapeError, UnknownNameError
 from offmarl.evaluation import agreement, log_likelihood, require_room_for
-from offmarl.programs.cluster import gathered
+from offmarl.programs.cluster import gathered, on_first
 from offmarl.programs.program import Args, Program
 from offmarl.programs.runs.compiling import compile_ahead
 from offmarl.programs.runs.identity import environment_source
+from offmarl.programs.runs.parallel import ParallelEnvironment, Player, is_parallel
 from offmarl.programs.runs.sharding import Layout, map_seeds, place_shared
 from offmarl.replay.device import bytes_of
 from offmarl.teams import Team, names_by_team, teams_of
@@ -40,7 +41,7 @@ class Evaluator(NamedTuple):
 
     spec: EnvSpec
     """The dataset's spec."""
-    env: Environment | None
+    env: Environment | ParallelEnvironment | None
     """Environment in which episodes are played."""
     held_out: Sequence | None
     """Whole episodes, whose actions are compared with the policy's."""
@@ -49,7 +50,11 @@ class Evaluator(NamedTuple):
     fraction: float = 0.0
     """Fraction of the episodes that is held out."""
     episodes: int = 32
-    """Number of episodes that are played side by side."""
+    """Number of episodes of an evaluation, which are played side by side."""
+    final_episodes: int = 320
+    """Number of episodes of the last evaluation."""
+    evaluations: int = 20
+    """Number of evaluations after the first, by default."""
     validation: str = ""
     """Digest of the vault of held-out episodes, if they are not of the dataset."""
 
@@ -75,23 +80,42 @@ def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
 
 
 def _evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
-    if (env := _environment(args, dataset)) is not None:
-        require_room_for(env.spec, max(args.eval_episodes, args.final_episodes))
+    env = _environment(args, dataset)
+    numbers = (8, 32, 5) if isinstance(env, ParallelEnvironment) else (32, 320, 20)
+    sizes = args.eval_episodes or numbers[0], args.final_episodes or numbers[1]
+    if isinstance(env, ParallelEnvironment):
+        _note_fewer(args, env, sizes, numbers[2])
+    elif env is not None:
+        require_room_for(env.spec, max(sizes))
+    if env is not None:
         _warn_of_other_code(env, dataset)
-    played = Evaluator(dataset.spec, env, None, None, episodes=args.eval_episodes)
+    played = Evaluator(dataset.spec, env, None, None, 0.0, *sizes, numbers[2])
     if args.validation is not None:
         data = _validation(args, args.validation, dataset)
         every = np.arange(len(data.episodes.length))
-        episodes = with_actions(data.whole_episodes(_some(every, args.final_episodes)))
+        episodes = with_actions(data.whole_episodes(_some(every, sizes[1])))
         return played._replace(held_out=episodes, validation=data.known_digest())
     if not (fraction := _fraction(args, env, dataset)):
         return played
     rest, held_out = dataset.hold_out(fraction)
-    episodes = with_actions(dataset.whole_episodes(_some(held_out, args.final_episodes)))
+    episodes = with_actions(dataset.whole_episodes(_some(held_out, sizes[1])))
     return played._replace(held_out=episodes, learned_from=rest, fraction=fraction)
 
 
-def _warn_of_other_code(env: Environment, dataset: Dataset | Mixture) -> None:
+def _note_fewer(
+    args: Args, env: ParallelEnvironment, sizes: tuple[int, int], evaluations: int
+) -> None:
+    """Print how often policies are evaluated in a PettingZoo environment, unless the user said."""
+    if None not in (args.eval_every, args.eval_episodes, args.final_episodes):
+        return
+    often = f"{evaluations} times" if args.eval_every is None else f"each {args.eval_every} updates"
+    tracking.notice(
+        f"{env.spec.name} steps in Python: evaluated {often} on {sizes[0]} episodes, at the end on "
+        f"{sizes[1]} (--eval-every, --eval-episodes, --final-episodes)"
+    )
+
+
+def _warn_of_other_code(env: Environment | ParallelEnvironment, dataset: Dataset | Mixture) -> None:
     """Print which data was recorded in an environment of the same name whose code was another."""
     now = environment_source(env.spec.name).get("environment_source", {}).get("sha256")
     for one in dataset.sources if isinstance(dataset, Mixture) else [dataset]:
@@ -118,7 +142,7 @@ def _some(episodes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     return episodes[chosen.round().astype(int)]
 
 
-def _fraction(args: Args, env: Environment | None, dataset: Dataset | Mixture) -> float:
+def _fraction(args: Args, env: Any, dataset: Dataset | Mixture) -> float:
     """Return the fraction of the episodes to hold out."""
     if args.held_out is not None:
         return args.held_out
@@ -126,10 +150,16 @@ def _fraction(args: Args, env: Environment | None, dataset: Dataset | Mixture) -
     return HELD_OUT if env is None and several else 0.0
 
 
-def _environment(args: Args, dataset: Dataset | Mixture) -> Environment | None:
+def _environment(
+    args: Args, dataset: Dataset | Mixture
+) -> Environment | ParallelEnvironment | None:
     name = dataset.spec.name if args.env is None else args.env
     if name in ("", "none"):
         return None
+    if args.env is not None and is_parallel(args.env):
+        parallel = ParallelEnvironment(args.env, flat=dataset.spec.is_vector)
+        parallel.require(dataset.spec, str(dataset.path))
+        return parallel
     try:
         env = envs.make(name)
     except UnknownNameError as error:
@@ -182,17 +212,48 @@ def evaluate(
     if evaluator.held_out is not None:
         found |= _imitation(program, layout, params, evaluator.held_out)
     if evaluator.env is not None:
-        modes, teams = _modes(program, params), teams_of(evaluator.env.spec)
+        env, modes, teams = evaluator.env, _modes(program, params), teams_of(evaluator.spec)
         ways = tuple(modes.values())
-        rounds, size = [], evaluator.episodes  # all evaluations share a compiled program
-        for number in range(-(-episodes // size)):
-            own = layout.place(folded(keys, number) if number else keys, per_seed=True)
-            played = gathered(play(program, evaluator.env, layout, size, ways, params, own))
-            rounds.append(evaluation.returns_by_team(evaluator.env.spec, played))
-        returns = np.concatenate(rounds, axis=2)[:, :, :episodes]
+        if isinstance(env, ParallelEnvironment):
+            each = _play_in_python(env, program, ways, gathered((params, keys)), episodes)
+            returns = np.stack([each[..., list(team.agents)].mean(-1) for team in teams], -1)
+        else:
+            rounds, size = [], evaluator.episodes  # all evaluations share a compiled program
+            for number in range(-(-episodes // size)):
+                own = layout.place(folded(keys, number) if number else keys, per_seed=True)
+                played = gathered(play(program, env, layout, size, ways, params, own))
+                rounds.append(evaluation.returns_by_team(env.spec, played))
+            returns = np.concatenate(rounds, axis=2)[:, :, :episodes]
         for mode, name in enumerate(modes):
             found |= _by_name(name, teams, returns[:, mode])
     return {name: values[:seeds] for name, values in jax.device_get(gathered(found)).items()}
+
+
+def _play_in_python(
+    env: ParallelEnvironment,
+    program: Program,
+    modes: tuple[bool, ...],
+    of_seeds: tuple[ArrayTree, Key[Array, "seeds"]],
+    episodes: int,
+) -> Float[np.ndarray, "seeds modes episodes N"]:
+    """Play the same episodes in modes, greedy or not, in the first process."""
+    params, keys = jax.device_get(of_seeds[0]), of_seeds[1]
+    numbers = [int(jax.random.bits(key)) for key in keys]
+    players = [
+        Player(
+            policy_of(program, greedy), jax.tree.map(lambda leaf, s=seed: leaf[s], params), number
+        )
+        for seed, number in enumerate(numbers)
+        for greedy in modes
+    ]
+    found = np.array(on_first(lambda: env.play(players, episodes).tolist()))
+    return found.reshape(len(numbers), len(modes), *found.shape[1:])
+
+
+@lru_cache(maxsize=8)
+def policy_of(program: Program, greedy: bool) -> Policy:
+    """Return a program's policy, the same each time, so that it is compiled once."""
+    return program.policy(greedy)
 
 
 def play_ahead(
@@ -203,13 +264,12 @@ def play_ahead(
     keys: Key[Array, "seeds"],
 ) -> "Future[None] | None":
     """Compile what `evaluate` plays episodes with, in a thread; its arguments are those of it."""
-    if evaluator.env is None or jax.process_count() > 1:
+    env = evaluator.env
+    if env is None or isinstance(env, ParallelEnvironment) or jax.process_count() > 1:
         return None
     params, keys = layout.place((params, keys), per_seed=True)
     ways = tuple(_modes(program, params).values())
-    return compile_ahead(
-        play, program, evaluator.env, layout, evaluator.episodes, ways, params, keys
-    )
+    return compile_ahead(play, program, env, layout, evaluator.episodes, ways, params, keys)
 
 
 def _modes(program: Program, params: ArrayTree) -> dict[str, bool]:

@@ -19,7 +19,6 @@ import numpy as np
 from offmarl import envs
 from offmarl._version import __version__
 from offmarl.config import Role, with_role
-from offmarl.envs import Environment
 from offmarl.errors import RunError
 from offmarl.launch.local import threads
 from offmarl.programs.program import Args, OnlineArgs
@@ -65,11 +64,12 @@ _HARMLESS = re.compile(r"--xla_(dump_|force_host_platform|cpu_multi_thread_eigen
 
 
 def made_from(
-    origin: Origin, env: Environment | None, source: Mapping[str, Any], devices: int = 1
+    origin: Origin, env: Any, source: Mapping[str, Any], devices: int = 1
 ) -> dict[str, Any]:
     """Return what a program's results depend on beside its arguments.
 
-    ``source`` has the digests of its data and of what it starts from.
+    ``env`` is an environment of any kind, or None. ``source`` has the digests of the data and of
+    what the program starts from.
     """
     code = {"program": origin.name, "file": origin.file, "sha256": origin.sha256}
     about = {"offmarl": __version__, **machine(devices), **code, **source}

@@ -1,0 +1,471 @@
+"""Episodes of environments of PettingZoo's parallel API, which are stepped in Python.
+
+`Episode` checks and keeps the steps of one. `ParallelEnvironment` plays policies in copies of an
+environment that code of the user makes: the copies step in processes of their own, and the policies
+act in this one.
+"""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from offmarl._imports import summarize
+from offmarl.envs.registry import make_parallel
+from offmarl.errors import InvalidValueError, OffmarlError, RunError, ShapeError
+from offmarl.gate import fit
+from offmarl.launch.local import own_cores
+from offmarl.types import (
+    ArraySpec,
+    ArrayTree,
+    EnvSpec,
+    FinalObservations,
+    Policy,
+    Transition,
+    View,
+    flatten_tree,
+    map_tree,
+    remember,
+)
+from offmarl.vault.format.values import RecordPosition
+from offmarl.vault.format.values import check as check_values
+
+if TYPE_CHECKING:
+    from offmarl.envs.translator import Translator
+
+_END_SECONDS = 5.0
+"""How long a process may take to close its environment."""
+
+_MOST_PROCESSES = 8
+"""Largest number of processes by default: each has a copy of the environment in memory."""
+
+_DISK_NAMES = {
+    "action": "actions",
+    "reward": "rewards",
+    "behaviour_log_prob": "infos.behaviour_log_probs",
+}
+"""The fields of a step that are checked, and their names on disk."""
+
+
+class Episode:
+    """The steps of the running episode; it is broken if the outcome of the last step was invalid.
+
+    An agent ends when it leaves ``env.agents``; its flags are kept until then. When all agents have
+    left or have a flag, the episode is over.
+    """
+
+    def __init__(self, translator: "Translator", env: Any, observations: Any, infos: Any):
+        self._translator, self._env = translator, env
+        self._agents = list(env.possible_agents)
+        count = (len(self._agents),)
+        self._flag, self._number = ArraySpec(count, "bool"), ArraySpec(count)
+        self._id = ArraySpec(count, "int32")
+        present = self._present()
+        self._terminated = ~present  # agents that are absent at the start never take part
+        self._truncated = np.zeros_like(present)
+        self._steps: list[dict[str, Any]] = []
+        self._final_is_known = True
+        self.broken = self.over = False
+        with _named("the first view"):
+            view = self._view_of(observations, infos, present)
+        self._check({}, view)
+        self._views = [view]
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def _present(self) -> Any:
+        return np.array([agent in self._env.agents for agent in self._agents])
+
+    def joint(self, actions: Mapping[str, Any]) -> Any:
+        """Return the agents' actions as an array; `InvalidValueError` if one is invalid."""
+        with _named(f"step {len(self)} of the episode", " The step was not taken."):
+            self._of("action", actions, required=self._present())
+            return self._translator.joint(actions)
+
+    def add(
+        self,
+        joint: Any,
+        log_prob: Mapping[str, float],
+        policy_id: int | Mapping[str, int],
+        outcome: tuple[Any, ...],
+    ) -> None:
+        """Add the outcome of a step, or raise `InvalidValueError` and add nothing."""
+        self.broken = True
+        with _named(f"step {len(self)} of the episode"):
+            if len(self) == self._translator.spec.time_limit:
+                raise InvalidValueError(
+                    f"the episode has not ended after {len(self)} steps, its time_limit: give the "
+                    "real limit, or let the environment truncate all agents there."
+                )
+            step, view = self._read(joint, log_prob, policy_id, outcome)
+        self._check(step, view)
+        self.broken = False
+        self._steps.append(step)
+        self._views.append(view)
+
+    def _read(
+        self, joint: Any, log_prob: Any, policy_id: Any, outcome: Any
+    ) -> tuple[dict[str, Any], View]:
+        """Return a step and the view after it."""
+        if not isinstance(outcome, tuple) or len(outcome) != 5:
+            raise InvalidValueError(
+                "env.step returned no five dicts: observations, rewards, terminations, "
+                "truncations and infos."
+            )
+        observations, rewards, terminations, truncations, infos = outcome
+        acted, present = self._views[-1].alive, self._present()
+        ended = self._of("termination", terminations, self._flag, False, acted)
+        cut_off = self._of("truncation", truncations, self._flag, False, acted) & ~ended
+        self._terminated, self._truncated = self._terminated | ended, self._truncated | cut_off
+        self.over = bool((self._terminated | self._truncated | ~present).all())
+        terminated = self._terminated & (self.over | ~present)
+        if not isinstance(policy_id, Mapping):
+            policy_id = dict.fromkeys(self._agents, policy_id)
+        step = {
+            "action": joint,
+            "reward": self._of("reward", rewards, self._number, 0.0, acted),
+            "terminated": terminated,
+            "truncated": ~terminated & (self.over | ~present),
+            "behaviour_log_prob": self._of("log-probability", log_prob, self._number, np.nan),
+            "policy_id": self._of("policy id", policy_id, self._id, -1),
+        }
+        alive = (present | cut_off) & ~terminated
+        final = _final_observations(infos, self._agents) if self.over else {}
+        if final:  # the environment has begun the next episode: its state and masks are of that
+            observations, infos = {**observations, **final}, {}
+            told = np.array([agent in final for agent in self._agents])
+            has_state = self._translator.spec.state == "native"
+            self._final_is_known = not has_state and bool((told | ~alive).all())
+        return step, self._view_of(observations, infos, alive)
+
+    def _check(self, step: Mapping[str, Any], view: View) -> None:
+        """Raise `InvalidValueError` for invalid values of a step when it is taken.
+
+        ``view`` is the next view of the step, or the first view of the episode.
+        """
+        arrays = {_DISK_NAMES[name]: value for name, value in step.items() if name in _DISK_NAMES}
+        arrays |= flatten_tree(view.observation, "observations")
+        arrays |= flatten_tree(view.state, "infos.state")
+        check_values(
+            {name: np.asarray(array)[None, None] for name, array in arrays.items()},
+            self._translator.spec,
+            place=RecordPosition(len(self), "of the episode"),
+        )
+
+    def seen(self) -> "_Seen":
+        """Return what the agents see, and the outcome of the last step; zeros at the start."""
+        view, reward = self._views[-1], np.zeros(len(self._agents))
+        done = np.zeros(len(self._agents), bool)
+        if self._steps:
+            step = self._steps[-1]
+            reward, done = step["reward"], step["terminated"] | step["truncated"]
+        return _Seen(view.observation, np.asarray(view.legal_actions), reward, done, self.over)
+
+    def record(self, cut: bool) -> tuple[Transition, FinalObservations | None]:
+        """Return the episode, ``(1, T, ...)``, and its final view if it is known.
+
+        If the recording cuts it here, agents that have not terminated are marked as truncated.
+        """
+        fields: dict[str, Any] = {
+            k: np.stack([step[k] for step in self._steps])[None] for k in self._steps[0]
+        }
+        if cut:
+            fields["terminated"][:, -1] |= self._terminated
+            fields["truncated"][:, -1] = ~fields["terminated"][:, -1]
+        last = (fields["terminated"] | fields["truncated"]).all(-1)
+        views = map_tree(lambda *leaves: np.stack(leaves)[None], *self._views)
+        before = map_tree(lambda leaf: leaf[:, :-1], views)
+        transition = Transition(view=before, last=last, **fields)
+        if not self._final_is_known:
+            return transition, None
+        final = map_tree(lambda leaf: leaf[:, -1], views)
+        row: Any = np.zeros(1, np.int32)
+        return transition, FinalObservations(row, row + len(self._steps) - 1, final)
+
+    def _view_of(self, observations: Any, infos: Any, alive: Any) -> View:
+        from offmarl.envs.translator import state_of
+
+        return self._translator.view(observations, infos, alive, state_of(self._env))
+
+    def _of(
+        self,
+        what: str,
+        by_agent: Any,
+        leaf: ArraySpec | None = None,
+        default: Any = None,
+        required: Any = (),
+    ) -> Any:
+        """Return what agents have, as an array; without a ``leaf``, only check their names."""
+        from offmarl.envs.translator import check_agents
+
+        check_agents(f"the {what}s", by_agent, self._agents)
+        for agent, must in zip(self._agents, required, strict=False):
+            if must and agent not in by_agent:
+                raise InvalidValueError(f"{agent} is alive and has no {what}.")
+        if leaf is None:
+            return None
+        given = [by_agent.get(agent, default) for agent in self._agents]
+        try:
+            return fit(given, leaf, what)
+        except InvalidValueError:  # name the first agent that it is of
+            own = ArraySpec((), leaf.dtype)
+            for agent, value in zip(self._agents, given, strict=True):
+                fit(value, own, f"the {what} of {agent}")
+            raise
+
+
+@contextmanager
+def _named(where: str, then: str = "") -> Iterator[None]:
+    """Say in the messages of invalid values where they are."""
+    try:
+        yield
+    except InvalidValueError as error:
+        raise InvalidValueError(f"{where}: {error}{then}") from None
+
+
+def _final_observations(infos: Any, agents: list[Any]) -> dict[Any, Any]:
+    """Return the last observations, which Gymnasium's vector API has in the infos of the next."""
+    infos = infos if isinstance(infos, Mapping) else {}
+    for name in ("final_obs", "final_observation"):
+        shared = infos.get(name)
+        found = {**shared} if isinstance(shared, Mapping) else {}
+        for agent in agents:
+            own = infos.get(agent)
+            if isinstance(own, Mapping) and own.get(name) is not None:
+                found[agent] = own[name]
+        if found:
+            return found
+    return {}
+
+
+# ---------------------------------------------------------------------------------- processes
+
+
+class _Seen(NamedTuple):
+    """What an environment's process tells of a reset or a step."""
+
+    observation: ArrayTree
+    legal_actions: Bool[np.ndarray, "N A"]
+    reward: Float[np.ndarray, "N"]
+    done: Bool[np.ndarray, "N"]
+    over: bool
+
+
+def is_parallel(name: str) -> bool:
+    """Whether code of the user makes a PettingZoo environment; the errors are those of `make`."""
+    if (made := make_parallel(name)) is None:
+        return False
+    with suppress(Exception):
+        made[1].close()
+    return True
+
+
+class Player(NamedTuple):
+    """A policy, its parameters, and the seed of its episodes."""
+
+    policy: Policy
+    params: ArrayTree
+    seed: int
+
+
+class ParallelEnvironment:
+    """Copies of a user's PettingZoo environment, each in a process that lasts until `close`.
+
+    Parameters
+    ----------
+    name
+        Its name, as for `offmarl.envs.registry.make_parallel`.
+    flat
+        Whether observations are read as flat vectors, as those of a vault of vectors.
+    processes
+        Number of processes; by default one for each core, at most 8.
+    """
+
+    def __init__(self, name: str, flat: bool, processes: int | None = None):
+        self._start = partial(_Copy, name, flat)
+        self._most = processes or min(len(own_cores()), _MOST_PROCESSES)
+        self._copies = [self._start()]
+        self.spec: EnvSpec = self._copies[0].ask("spec")
+
+    def require(self, spec: EnvSpec, what: str) -> None:
+        """Raise `ShapeError` unless what was recorded or trained with a spec fits.
+
+        The states may differ: policies do not act on them.
+        """
+        own = replace(self.spec, state_size=spec.state_size, global_state=spec.global_state)
+        difference, agents = spec.difference(own, extras=False), own.agents or ()
+        if not difference and agents != spec.agents and {*agents} == {*(spec.agents or ())}:
+            difference = f"the order of agents ({spec.agents}, not {agents})"
+        if difference:
+            self.close()
+            raise ShapeError(
+                f"{what} and {own.name} differ in {difference}: give the environment that was "
+                "recorded, or one of the same sizes, with --env."
+            )
+
+    def play(
+        self,
+        players: Sequence[Player],
+        episodes: int,
+        advance: Callable[[int], None] = lambda _: None,
+    ) -> Float[np.ndarray, "players episodes N"]:
+        """Return the return of each agent in episodes of policies.
+
+        They do not depend on the number of processes, if the environment's episodes depend on the
+        seed of ``reset`` alone. Players with the same seed play the same episodes.
+        """
+        jobs = [(one, number) for one in range(len(players)) for number in range(episodes)]
+        returns = np.zeros((len(players), episodes, self.spec.num_agents))
+        while len(self._copies) < min(self._most, len(jobs)):
+            self._copies.append(self._start())
+        placed = [one._replace(params=jax.device_put(one.params)) for one in players]
+        waiting = iter(jobs)  # of all threads
+
+        def play_waiting(copy: _Copy) -> None:
+            for one, number in waiting:
+                returns[one, number] = _play(copy, placed[one], number)
+                advance(1)
+
+        with ThreadPoolExecutor(len(self._copies)) as pool:
+            try:
+                running = [pool.submit(play_waiting, copy) for copy in self._copies]
+                for future in wait(running, return_when=FIRST_EXCEPTION).done:
+                    future.result()
+            except BaseException:
+                self.close()  # which ends the threads
+                raise
+        return returns
+
+    def close(self) -> None:
+        """End the processes."""
+        while self._copies:
+            self._copies.pop().close()
+
+
+class _Copy:
+    """An environment in a process of its own."""
+
+    def __init__(self, name: str, flat: bool):
+        startup = multiprocessing.get_context("spawn")  # a fork of a process that runs JAX may hang
+        self._name = name
+        self._pipe, theirs = startup.Pipe()
+        self._process = startup.Process(target=_serve, args=(theirs, name, flat), daemon=True)
+        self._process.start()
+        theirs.close()
+        # Before multiprocessing waits for the processes that are left at the exit.
+        self.close = Finalize(self, _end, (self._pipe, self._process), exitpriority=10)
+
+    def ask(self, method: str, value: Any = None) -> Any:
+        """Reset with a seed or step with actions, and return `_Seen`; or return the spec."""
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):  # it may have told why
+                self._pipe.send((method, value))
+            found = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(_END_SECONDS)
+            raise RunError(
+                f"the process that plays {self._name} has ended with exit code "
+                f"{self._process.exitcode}: repeat the command, and if it happens again, play "
+                "fewer episodes or train with --env none."
+            ) from None
+        if isinstance(found, OffmarlError):
+            raise found
+        return found
+
+
+def _end(pipe: Connection, process: Any) -> None:
+    """Let a process close its environment and end."""
+    pipe.close()
+    process.join(_END_SECONDS)
+    if process.is_alive():
+        process.kill()
+
+
+def _serve(pipe: Connection, name: str, flat: bool) -> None:
+    """Step an environment as the other end of a pipe asks, until that closes."""
+    for signum in (signal.SIGINT, signal.SIGTERM):  # which end the other process, and so this one
+        signal.signal(signum, signal.SIG_IGN)
+    try:
+        _serve_steps(pipe, make_parallel(name), flat)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+    except OffmarlError as error:
+        pipe.send(type(error)(f"{name}: {error}"))
+    except Exception as error:
+        pipe.send(RunError(f"{name} failed: {summarize(error)}."))
+
+
+def _serve_steps(pipe: Connection, made: Any, flat: bool) -> None:
+    from offmarl.envs.translator import Translator
+
+    name, env = made
+    try:
+        env.reset(seed=0)  # the sizes of a state are known after a reset
+        translator = Translator(env, name=name, flat=flat)
+        while True:
+            method, value = pipe.recv()
+            if method == "spec":
+                pipe.send(translator.spec)
+                continue
+            if method == "reset":
+                episode = Episode(translator, env, *env.reset(seed=value))
+            else:
+                actions = translator.by_agent(value, list(env.agents))
+                episode.add(value, {}, -1, env.step(actions))
+            pipe.send(episode.seen())
+    finally:
+        with suppress(Exception):
+            env.close()
+
+
+def _play(copy: _Copy, player: Player, number: int) -> Float[np.ndarray, "N"]:
+    """Play one episode, and return the return of each agent."""
+    policy, params, seed = player
+    reset, draws = episode_seeds(seed, number)
+    carry, key, seen = policy.initial_carry(), jax.random.key(draws), copy.ask("reset", reset)
+    returns = np.zeros(seen.reward.shape)
+    while not seen.over:
+        view = seen.observation, seen.legal_actions
+        action, carry, key = _act(policy, params, carry, key, *view)
+        seen = copy.ask("step", np.asarray(action))
+        if policy.after_step is not None:
+            carry = _remember(policy, carry, seen.reward, seen.done)
+        returns += seen.reward
+    return returns
+
+
+@partial(jax.jit, static_argnums=0)
+def _act(
+    policy: Policy,
+    params: ArrayTree,
+    carry: ArrayTree,
+    key: PRNGKeyArray,
+    observation: ArrayTree,
+    legal_actions: Bool[Array, "N A"],
+) -> tuple[Array, ArrayTree, PRNGKeyArray]:
+    key, own = jax.random.split(key)
+    action, _, carry = policy.act(params, carry, observation, legal_actions, own)
+    return action, carry, key
+
+
+_remember = jax.jit(remember, static_argnums=0)
+
+
+def episode_seeds(seed: int, episode: int) -> list[int]:
+    """Return an episode's seeds for the environment and the policy, which NumPy alike draws from.
+
+    They have 31 bits, which environments of any kind accept.
+    """
+    found = np.random.SeedSequence(seed, spawn_key=(episode,)).generate_state(2) >> 1
+    return [int(number) for number in found]
