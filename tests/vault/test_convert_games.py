@@ -312,7 +312,9 @@ def test_no_step_of_the_76_games_differs(tmp_path):
         "forced_coord",
     ):
         spec = envs.make(f"jaxmarl/overcooked/{name}", max_steps=1204).spec
-        found = vault.import_dataset(source, tmp_path / name, "overcooked-ai", env_spec=spec)
+        found = vault.import_dataset(
+            source, tmp_path / f"{name}.vlt", "overcooked-ai", env_spec=spec
+        )
         counts += len(found.episodes.row), found.num_steps, found.episodes.returns[:, 0].sum() / 20
     assert counts.tolist() == [76, 91_102, 1_363]
 
