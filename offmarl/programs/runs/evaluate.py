@@ -28,7 +28,7 @@ from offmarl.programs.runs.identity import environment_source
 from offmarl.programs.runs.parallel import ParallelEnvironment, Player, is_parallel
 from offmarl.programs.runs.sharding import Layout, map_seeds, place_shared
 from offmarl.replay.device import bytes_of
-from offmarl.teams import Team, names_by_team, teams_of
+from offmarl.teams import names_by_team, teams_of
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 from offmarl.vault import Dataset, Mixture, open_vault
 
@@ -95,7 +95,8 @@ def _evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
         every = np.arange(len(data.episodes.length))
         episodes = with_actions(data.whole_episodes(_some(every, sizes[1])))
         return played._replace(held_out=episodes, validation=data.known_digest())
-    if not (fraction := _fraction(args, env, dataset)):
+    by_default = HELD_OUT if env is None and len(dataset.episodes.length) > 1 else 0.0
+    if not (fraction := by_default if args.held_out is None else args.held_out):
         return played
     rest, held_out = dataset.hold_out(fraction)
     episodes = with_actions(dataset.whole_episodes(_some(held_out, sizes[1])))
@@ -140,14 +141,6 @@ def _some(episodes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     """Return at most ``most`` episodes, evenly spread: early agents may be worse than late ones."""
     chosen = np.linspace(0, len(episodes) - 1, min(most, len(episodes)))
     return episodes[chosen.round().astype(int)]
-
-
-def _fraction(args: Args, env: Any, dataset: Dataset | Mixture) -> float:
-    """Return the fraction of the episodes to hold out."""
-    if args.held_out is not None:
-        return args.held_out
-    several = len(dataset.episodes.length) > 1
-    return HELD_OUT if env is None and several else 0.0
 
 
 def _environment(
@@ -225,7 +218,8 @@ def evaluate(
                 rounds.append(evaluation.returns_by_team(env.spec, played))
             returns = np.concatenate(rounds, axis=2)[:, :, :episodes]
         for mode, name in enumerate(modes):
-            found |= _by_name(name, teams, returns[:, mode])
+            names = enumerate(names_by_team(name, teams))
+            found |= {one: returns[:, mode, :, team] for team, one in names}
     return {name: values[:seeds] for name, values in jax.device_get(gathered(found)).items()}
 
 
@@ -310,14 +304,6 @@ def _imitation(
         return found
 
     return map_seeds(layout, of_seed, (params,), episodes)
-
-
-def _by_name(
-    metric: str, teams: tuple[Team, ...], returns: Float[np.ndarray, "seeds episodes teams"]
-) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
-    """Return the returns by the name of the metric, one for each team."""
-    names = names_by_team(metric, teams)
-    return {name: returns[..., index] for index, name in enumerate(names)}
 
 
 @jit_rarely_run(static_argnums=(0, 1, 2, 3, 4))
