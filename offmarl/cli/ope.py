@@ -88,7 +88,7 @@ def ope(
         "gamma": options.gamma,
     }
     data = about | compare_candidates(found, candidates, draws, act)
-    return Report(data, Group(*_view(data)))
+    return Report(data, Group(*view(data)))
 
 
 def _load(candidates: Sequence["Candidate"], act: str, programs: Sequence[Path]) -> dict[str, Any]:
@@ -110,7 +110,8 @@ def _load(candidates: Sequence["Candidate"], act: str, programs: Sequence[Path])
 # ---------------------------------------------------------------------------------- tables
 
 
-def _view(data: Mapping[str, Any]) -> Iterator[Any]:
+def view(data: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the tables of the results, and what is to be said of them."""
     discounted = "" if data["gamma"] == 1 else f", discounted by {data['gamma']:g}"
     title = f"Estimated from {data['episodes']:,} episodes{discounted}; their own return is "
     checked = data["data_return_by_fqe"]
@@ -120,18 +121,18 @@ def _view(data: Mapping[str, Any]) -> Iterator[Any]:
     yield records(
         _policies(data, directory), title + interval(*data["data_return"].values()) + by_fqe
     )
-    if data["ranking"]:
-        rows = [
-            {
-                "method": method,
-                "policies": one["policies"],
-                "rank correlation": one["spearman"],
-                **{f"regret@{k}": one["regret"].get(str(k)) for k in (1, 3, 5)},
-                "regret@1 by chance": one["chance_regret"],
-            }
-            for method, one in data["ranking"].items()
-            if one["policies"]
-        ]
+    rows = [
+        {
+            "method": method,
+            "policies": one["policies"],
+            "rank correlation": one["spearman"],
+            **{f"regret@{k}": one["regret"].get(str(k)) for k in (1, 3, 5)},
+            "regret@1 by chance": one["chance_regret"],
+        }
+        for method, one in data["ranking"].items()
+        if one["policies"]
+    ]
+    if rows:
         yield records(rows, "Order of the estimates against the returns in the environment")
     if len(data["policies"]) > 1:
         yield "Ranks such as 1-3: the policy cannot be told from others, and may have any of these."
