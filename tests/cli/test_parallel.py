@@ -53,6 +53,19 @@ def test_sampled_returns_do_not_depend_on_the_number_of_processes(evaluate: Any)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("env", [ENV, "mine.py:make"])
+def test_ope_shows_the_returns_in_an_environment(
+    evaluate: Any, offmarl: Any, random_data: Any, env: str
+) -> None:
+    given = ("--program", plain.__file__, "--eval-episodes", 3, "--env", env, "--json")
+    act = ("--methods", "wis", "--act", "greedy")
+    found = offmarl("ope", "run", "--vault", random_data(ENV), *act, *given).json
+    assert found["env"] == env
+    returns = [one["true_return"] for one in found["policies"].values()]
+    assert returns == pytest.approx([one["mean"] for one in evaluate("--env", env).json["seeds"]])
+
+
+@pytest.mark.slow
 def test_what_such_environments_lack_is_said(evaluate: Any) -> None:
     refused = evaluate("--env", "mine.py:make", "--render", "episode.gif")
     assert refused.code == 2
@@ -99,8 +112,9 @@ def train(offmarl: Any, tmp_path: Any, duel: Any) -> Any:
     (tmp_path / "mine.py").write_text(FAULTY)
     sizes = {"--updates": 20, "--hidden": 4, "--batch-size": 4, "--length": 2, "--seeds": 2}
 
+    given = [item for pair in sizes.items() for item in pair]
+
     def run(env: str, *options: Any, out: str = "run") -> Any:
-        given = [item for pair in sizes.items() for item in pair]
         where = ("--vault", duel, "--env", env, "--out", out, "--json")
         return offmarl("train", "bc", *where, *given, *options)
 

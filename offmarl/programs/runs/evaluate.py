@@ -80,7 +80,7 @@ def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
 
 
 def _evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
-    env = _environment(args, dataset)
+    env = environment_for(args.env, dataset)
     numbers = (8, 32, 5) if isinstance(env, ParallelEnvironment) else (32, 320, 20)
     sizes = args.eval_episodes or numbers[0], args.final_episodes or numbers[1]
     if isinstance(env, ParallelEnvironment):
@@ -143,20 +143,21 @@ def _some(episodes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     return episodes[chosen.round().astype(int)]
 
 
-def _environment(
-    args: Args, dataset: Dataset | Mixture
+def environment_for(
+    env_name: str | None, dataset: Dataset | Mixture
 ) -> Environment | ParallelEnvironment | None:
-    name = dataset.spec.name if args.env is None else args.env
+    """Return the environment of a name, by default that of the data, if it fits the data."""
+    name = dataset.spec.name if env_name is None else env_name
     if name in ("", "none"):
         return None
-    if args.env is not None and is_parallel(args.env):
-        parallel = ParallelEnvironment(args.env, flat=dataset.spec.is_vector)
+    if env_name is not None and is_parallel(env_name):
+        parallel = ParallelEnvironment(env_name, flat=dataset.spec.is_vector)
         parallel.require(dataset.spec, str(dataset.path))
         return parallel
     try:
         env = envs.make(name)
     except UnknownNameError as error:
-        if args.env is not None:
+        if env_name is not None:
             raise
         raise UnknownNameError(
             f"{dataset.path} was recorded in {str(name)!r}, which is not an installed environment: "
