@@ -110,10 +110,14 @@ def _note_fewer(
     if None not in (args.eval_every, args.eval_episodes, args.final_episodes):
         return
     often = f"{evaluations} times" if args.eval_every is None else f"each {args.eval_every} updates"
-    tracking.notice(
+    _notice_once(
         f"{env.spec.name} steps in Python: evaluated {often} on {sizes[0]} episodes, at the end on "
         f"{sizes[1]} (--eval-every, --eval-episodes, --final-episodes)"
     )
+
+
+_notice_once = lru_cache(maxsize=64)(tracking.notice)
+"""A search makes an evaluator of its own before those of its trials."""
 
 
 def _warn_of_other_code(env: Environment | ParallelEnvironment, dataset: Dataset | Mixture) -> None:

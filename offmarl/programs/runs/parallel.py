@@ -38,8 +38,7 @@ from offmarl.types import (
     map_tree,
     remember,
 )
-from offmarl.vault.format.values import RecordPosition
-from offmarl.vault.format.values import check as check_values
+from offmarl.vault.format import values
 
 if TYPE_CHECKING:
     from offmarl.envs.translator import Translator
@@ -158,11 +157,9 @@ class Episode:
         arrays = {_DISK_NAMES[name]: value for name, value in step.items() if name in _DISK_NAMES}
         arrays |= flatten_tree(view.observation, "observations")
         arrays |= flatten_tree(view.state, "infos.state")
-        check_values(
-            {name: np.asarray(array)[None, None] for name, array in arrays.items()},
-            self._translator.spec,
-            place=RecordPosition(len(self), "of the episode"),
-        )
+        found = {name: np.asarray(array)[None, None] for name, array in arrays.items()}
+        place = values.RecordPosition(len(self), "of the episode")
+        values.refuse(values.find(found, self._translator.spec, place=place), "")
 
     def seen(self) -> tuple[Any, Any, Any, Any, bool]:
         """Return observations, legal actions, and after a step rewards and which agents are done.
