@@ -10,7 +10,7 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl.cli.output import Report, records
-from offmarl.errors import RunError
+from offmarl.errors import OptionError, RunError
 from offmarl.ope.options import Options
 from offmarl.paths import distinct
 from offmarl.terminal import interval
@@ -28,13 +28,15 @@ def ope(
     act: Literal["as-trained", "greedy", "sample"] = "as-trained",
     checkpoints: Literal["last", "all"] = "last",
     options: Options = Options(),  # noqa: B008 - frozen
+    env: str | None = None,
+    eval_episodes: int | None = None,
     time_limit: int | None = None,
     program: Annotated[tuple[Path, ...], arg(metavar="[PATH ...]")] = (),
 ) -> Report:
     """Estimate the returns of trained policies from a dataset, without the environment.
 
-    Where the runs were evaluated in an environment, the order of the estimates, which are
-    discounted, is compared with that of the returns, which are not.
+    Where the runs were evaluated in an environment, or with --env, the order of the estimates,
+    which are discounted, is compared with that of the returns, which are not.
 
     Parameters
     ----------
@@ -57,6 +59,11 @@ def ope(
         (train --keep all).
     options
         How they are evaluated.
+    env
+        Environment in which the policies are also played, as in `offmarl evaluate`, so that their
+        returns there stand beside the estimates in place of those of the runs.
+    eval_episodes
+        Number of episodes for each policy there; by default 320, or 32 in a PettingZoo environment.
     time_limit
         For a vault of another program that flags the time limit as a termination: the limit.
     program
@@ -65,6 +72,8 @@ def ope(
     """
     if not runs:
         raise RunError("no runs to evaluate: give the directory of at least one run.")
+    if eval_episodes is not None and eval_episodes < 1:
+        raise OptionError(f"--eval-episodes must be at least 1: got {eval_episodes}.")
     from offmarl.hub.policies import run_named  # takes a while to import, as the others do
     from offmarl.ope import estimate
     from offmarl.ope.ranking import candidates_of, compare_candidates
@@ -74,6 +83,7 @@ def ope(
     named = distinct(map(run_named, runs))
     candidates = [one for run in named for one in candidates_of(run, checkpoints)]
     policies = _load(candidates, act, program)
+    played = _returns(env, policies, dataset, eval_episodes)
     try:
         found = estimate(policies, dataset, options, methods or None, progress)
     except KeyboardInterrupt:
@@ -86,9 +96,23 @@ def ope(
         "vault": dataset.path,
         "digest": dataset.known_digest(),
         "gamma": options.gamma,
+        "env": env,
     }
-    data = about | compare_candidates(found, candidates, draws, act)
-    return Report(data, Group(*_view(data)))
+    data = about | compare_candidates(found, candidates, draws, act, played)
+    return Report(data, Group(*view(data)))
+
+
+def _returns(
+    env: str | None, policies: Mapping[str, Any], dataset: Any, episodes: int | None
+) -> dict[str, Any] | None:
+    """Play policies in an environment of the user's choice."""
+    from offmarl.cli.policies import play
+    from offmarl.programs.runs.evaluate import environment_for
+
+    if env is None or (environment := environment_for(env, dataset)) is None:
+        return None
+    (returns,) = play(environment, policies, episodes, seed=0).values()
+    return returns
 
 
 def _load(candidates: Sequence["Candidate"], act: str, programs: Sequence[Path]) -> dict[str, Any]:
@@ -110,7 +134,8 @@ def _load(candidates: Sequence["Candidate"], act: str, programs: Sequence[Path])
 # ---------------------------------------------------------------------------------- tables
 
 
-def _view(data: Mapping[str, Any]) -> Iterator[Any]:
+def view(data: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the tables of the results, and what is to be said of them."""
     discounted = "" if data["gamma"] == 1 else f", discounted by {data['gamma']:g}"
     title = f"Estimated from {data['episodes']:,} episodes{discounted}; their own return is "
     checked = data["data_return_by_fqe"]
@@ -120,18 +145,18 @@ def _view(data: Mapping[str, Any]) -> Iterator[Any]:
     yield records(
         _policies(data, directory), title + interval(*data["data_return"].values()) + by_fqe
     )
-    if data["ranking"]:
-        rows = [
-            {
-                "method": method,
-                "policies": one["policies"],
-                "rank correlation": one["spearman"],
-                **{f"regret@{k}": one["regret"].get(str(k)) for k in (1, 3, 5)},
-                "regret@1 by chance": one["chance_regret"],
-            }
-            for method, one in data["ranking"].items()
-            if one["policies"]
-        ]
+    rows = [
+        {
+            "method": method,
+            "policies": one["policies"],
+            "rank correlation": one["spearman"],
+            **{f"regret@{k}": one["regret"].get(str(k)) for k in (1, 3, 5)},
+            "regret@1 by chance": one["chance_regret"],
+        }
+        for method, one in data["ranking"].items()
+        if one["policies"]
+    ]
+    if rows:
         yield records(rows, "Order of the estimates against the returns in the environment")
     if len(data["policies"]) > 1:
         yield "Ranks such as 1-3: the policy cannot be told from others, and may have any of these."

@@ -1,8 +1,9 @@
 """Trained policies in environments, for the commands that play or record them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
@@ -25,6 +26,8 @@ from offmarl.types import EnvSpec
 if TYPE_CHECKING:
     from offmarl.cli.programs import PolicyOptions
 
+T = TypeVar("T")
+
 
 def load(
     run: Path, options: "PolicyOptions", seeds: Sequence[int], opponents: Sequence[str]
@@ -41,48 +44,58 @@ def load(
         raise OptionError(f"{run} learned no side that has opponents: leave out --opponents.")
     if side:
         environment = side_of(environment, side, opponents, None if opponents else local(run))
-    return environment, {seed: options.load(run, seed, environment) for seed in seeds}
+    return environment, _load(run, options, seeds, environment)
+
+
+def load_parallel(
+    run: Path, options: "PolicyOptions", env: str, seeds: Sequence[int], processes: int
+) -> tuple[ParallelEnvironment, dict[int, LoadedPolicy]]:
+    """Do what `load` does for a PettingZoo environment."""
+    spec = EnvSpec.from_json(read_run(run)["spec"])
+    environment = ParallelEnvironment(env, spec.is_vector, processes)
+    environment.require(spec, str(run))
+    return environment, _load(run, options, seeds)
+
+
+def _load(
+    run: Path, options: "PolicyOptions", seeds: Sequence[int], environment: Any = None
+) -> dict[int, LoadedPolicy]:
+    """Load policies with the same functions, which are compiled once."""
+    first, *others = [options.load(run, seed, environment) for seed in seeds]
+    shared = [first, *(replace(one, policy=first.policy) for one in others)]
+    return dict(zip(seeds, shared, strict=True))
 
 
 def play(
-    environment: Environment, policies: Mapping[int, LoadedPolicy], episodes: int, seed: int
-) -> dict[str, dict[int, Float[np.ndarray, "episodes"]]]:
-    """Return the returns of each team in each policy's episodes, by team.
+    environment: Environment | ParallelEnvironment,
+    policies: Mapping[T, LoadedPolicy],
+    episodes: int | None,
+    seed: int,
+) -> dict[str, dict[T, Float[np.ndarray, "episodes"]]]:
+    """Return the returns of each team in each policy's episodes, by team; and close PettingZoo's.
 
     The episodes of all policies have the same initial states.
     """
-    policy, key = next(iter(policies.values())).policy, jax.random.key(seed)
-    teams = [team.name for team in teams_of(environment.spec)]
-    returns: dict[str, dict[int, Float[np.ndarray, "episodes"]]] = {team: {} for team in teams}
-    with progress("evaluate", len(policies)) as advance:
-        for trained, loaded in policies.items():
-            played = play_policy(environment, policy, episodes, None, loaded.params, key)
-            found = evaluation.returns_by_team(environment.spec, played)
-            by_team = dict(zip(teams, found.T, strict=True))
-            for team, values in by_team.items():
-                returns[team][trained] = values
-            means = {team: float(values.mean()) for team, values in by_team.items()}
-            advance(1, f"return {number(only_or_all(means))}")
-    return returns
-
-
-def play_parallel(
-    run: Path, options: "PolicyOptions", env: str, episodes: int, seed: int, processes: int
-) -> dict[str, dict[int, Float[np.ndarray, "episodes"]]]:
-    """Do what `play` does in a PettingZoo environment, with all policies of a run."""
-    record = read_run(run)
-    spec = EnvSpec.from_json(record["spec"])
-    loaded = {trained: options.load(run, trained) for trained in record["seeds"]}
-    policy = next(iter(loaded.values())).policy
-    copies = ParallelEnvironment(env, spec.is_vector, processes)
-    copies.require(spec, str(run))
-    players = [Player(policy, one.params, seed) for one in loaded.values()]
-    with progress("evaluate", len(players) * episodes) as advance:
-        played = copies.play(players, episodes, advance)
-    copies.close()
+    teams, key, found = teams_of(environment.spec), jax.random.key(seed), []
+    if isinstance(environment, ParallelEnvironment):
+        teams, episodes = teams_of(next(iter(policies.values())).spec), episodes or 32
+        players = [Player(one.policy, one.params, seed) for one in policies.values()]
+        with progress("evaluate", len(players) * episodes) as advance:
+            each = environment.play(players, episodes, advance)
+        environment.close()
+        found = [*np.stack([each[..., list(team.agents)].mean(-1) for team in teams], -1)]
+    else:
+        with progress("evaluate", len(policies)) as advance:
+            for one in policies.values():
+                given = environment, one.policy, episodes or 320, None, one.params, key
+                found.append(evaluation.returns_by_team(environment.spec, play_policy(*given)))
+                means = {
+                    team.name: float(x.mean()) for team, x in zip(teams, found[-1].T, strict=True)
+                }
+                advance(1, f"return {number(only_or_all(means))}")
     return {
-        team.name: dict(zip(loaded, played[..., list(team.agents)].mean(-1), strict=True))
-        for team in teams_of(spec)
+        team.name: dict(zip(policies, [own[:, place] for own in found], strict=True))
+        for place, team in enumerate(teams)
     }
 
 

@@ -16,7 +16,6 @@ from offmarl.cli.output import Report, as_is, check_file, grid, records, table
 from offmarl.cli.parse import HELP, config_among, given_among, parse, parse_program
 from offmarl.cli.tasks import CommandWork, Divided, TaskOptions
 from offmarl.config import DeviceArgs, Role, option
-from offmarl.envs.registry import short_name
 from offmarl.errors import OptionError
 from offmarl.launch import Launched
 from offmarl.paths import below, local
@@ -296,19 +295,18 @@ def evaluate(
     check_file(render, "--render", "episode.gif", KINDS)
     run = _named(run)
     record, env = read_run(run), policy.env
+    environment: Any
     if env is not None and is_parallel(env):
         if render or opponents:
             raise OptionError(
                 f"{env} is a PettingZoo environment: leave out --render, --opponents."
             )
-        returns = policies.play_parallel(run, policy, env, eval_episodes or 32, seed, jobs)
-        place = short_name(env)
+        environment, loaded = policies.load_parallel(run, policy, env, record["seeds"], jobs)
     else:
         environment, loaded = policies.load(run, policy, record["seeds"], opponents)
-        place = environment.spec.name
-        if render:
-            save(policies.watch(environment, loaded[record["seeds"][0]], seed), render)
-        returns = policies.play(environment, loaded, eval_episodes or 320, seed)
+    if render:
+        save(policies.watch(environment, loaded[record["seeds"][0]], seed), render)
+    returns, place = policies.play(environment, loaded, eval_episodes, seed), environment.spec.name
     acting: Acting = "greedy" if policy.act == "greedy" else "sampled"
     who, checkpoint = labelled(record["program"], acting), policy.checkpoint
     if checkpoint != "last":

@@ -90,8 +90,9 @@ def compare_candidates(
     candidates: Sequence[Candidate],
     draws: Mapping[str, bool],
     act: str,
+    played: Mapping[str, Float[np.ndarray, "_"]] | None = None,
 ) -> dict[str, Any]:
-    """Compare the estimates of candidates with the returns of their runs, for JSON.
+    """Compare the estimates of candidates with returns, of their runs unless ``played``, for JSON.
 
     ``draws`` says by label which sample their actions, and ``act`` how they were asked to act:
     greedy, sample, or as-trained.
@@ -99,7 +100,8 @@ def compare_candidates(
     returns, settings = {}, dict[str, list[str]]()
     for one in candidates:
         settings.setdefault(one.setting, []).append(one.label)
-        if (known := _returns(one, act, draws[one.label])) is not None:
+        known = played[one.label] if played else _returns(one, act, draws[one.label])
+        if known is not None:
             returns[one.label] = known
     compared = compare_with_returns(found.values, settings, returns)
     return {

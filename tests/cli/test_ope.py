@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from offmarl import envs, tracking
+from offmarl.cli.ope import view
 from offmarl.networks import PolicyConfig
-from offmarl.ope.ranking import Candidate, notes
+from offmarl.ope.ranking import Candidate, compare_with_returns, notes
 from tests import plain
 from tests.runs import write_policy
 
@@ -76,6 +77,27 @@ def test_estimates_beside_returns(offmarl, runs, random_data):
     assert "\nfirst, seed 0" in text  # the directory stands in the heading
     assert "chosen by wis" in text and "rank correlation" in text
     assert "rank by wis" in text and "cannot be told from others" in text
+
+
+def test_a_method_that_evaluated_no_policy_is_left_out_of_the_tables():
+    known, returns = {"value": 1.0, "low": 1.0, "high": 1.0}, {"a, seed 0": 1.0, "b, seed 0": 2.0}
+    settings = {label[0]: [label] for label in returns}
+    compared = compare_with_returns({"wis": {}}, settings, {k: np.ones(1) for k in returns})
+    data = compared | {
+        "gamma": 1.0,
+        "episodes": 3,
+        "data_return": known,
+        "data_return_by_fqe": None,
+        "policies": {
+            label: {"wis": None, "effective_sample_size": None, "true_return": value}
+            for label, value in returns.items()
+        },
+        "order": {"wis": {"ranks": {}}},
+        "notes": ["wis cannot evaluate them"],
+    }
+    assert data["ranking"]["wis"]["policies"] == 0
+    shown = [one for one in view(data) if isinstance(one, str)]
+    assert "wis cannot evaluate them" in shown
 
 
 def test_a_ranking_of_policies_that_act_in_different_ways_says_so():

@@ -1,5 +1,9 @@
 """Policies are played in environments of PettingZoo's parallel API that the user names."""
 
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +57,19 @@ def test_sampled_returns_do_not_depend_on_the_number_of_processes(evaluate: Any)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("env", [ENV, "mine.py:make"])
+def test_ope_shows_the_returns_in_an_environment(
+    evaluate: Any, offmarl: Any, random_data: Any, env: str
+) -> None:
+    given = ("--program", plain.__file__, "--eval-episodes", 3, "--env", env, "--json")
+    act = ("--methods", "wis", "--act", "greedy")
+    found = offmarl("ope", "run", "--vault", random_data(ENV), *act, *given).json
+    assert found["env"] == env
+    returns = [one["true_return"] for one in found["policies"].values()]
+    assert returns == pytest.approx([one["mean"] for one in evaluate("--env", env).json["seeds"]])
+
+
+@pytest.mark.slow
 def test_what_such_environments_lack_is_said(evaluate: Any) -> None:
     refused = evaluate("--env", "mine.py:make", "--render", "episode.gif")
     assert refused.code == 2
@@ -87,6 +104,17 @@ class Swapped(Duel):
         self.possible_agents = self.possible_agents[::-1]
 
 
+class Kills(Duel):
+    def reset(self, seed=None, options=None):
+        if os.path.exists("armed"):
+            with open("armed", "a") as file:
+                file.write(".")
+            if os.path.getsize("armed") > 80:  # in the third evaluation
+                os.remove("armed")
+                os.kill(os.getppid(), 9)
+        return super().reset(seed, options)
+
+
 class Refused(Duel):
     def __init__(self):
         raise OSError("no licence")
@@ -99,11 +127,13 @@ def train(offmarl: Any, tmp_path: Any, duel: Any) -> Any:
     (tmp_path / "mine.py").write_text(FAULTY)
     sizes = {"--updates": 20, "--hidden": 4, "--batch-size": 4, "--length": 2, "--seeds": 2}
 
+    given = [item for pair in sizes.items() for item in pair]
+
     def run(env: str, *options: Any, out: str = "run") -> Any:
-        given = [item for pair in sizes.items() for item in pair]
         where = ("--vault", duel, "--env", env, "--out", out, "--json")
         return offmarl("train", "bc", *where, *given, *options)
 
+    run.sizes = given  # type: ignore[attr-defined]
     return run
 
 
@@ -143,6 +173,27 @@ def test_evaluations_in_it_do_not_change_what_is_learned(train: Any) -> None:
     often, once = ([*read(Path(run) / "metrics.jsonl")] for run in ("often", "once"))
     last = [[row for row in rows if RETURN in row][-2:] for rows in (often, once)]
     assert last[0] == last[1]
+
+
+@pytest.mark.slow
+def test_a_killed_training_ends_with_the_same_policies_and_returns(train: Any, duel: Any) -> None:
+    assert train("mine.py:Kills", out="whole").code == 0
+    Path("armed").touch()
+    command = [sys.executable, "-m", "offmarl", "train", "bc", "--vault", str(duel)]
+    options = [*train.sizes, "--env", "mine.py:Kills", "--out", "killed"]
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    killed = subprocess.run([*command, *map(str, options)], env=path, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert not read_run(Path("killed")).get("complete")
+    assert train("mine.py:Kills", out="killed").code == 0
+    for seed in (0, 1):
+        params = [load_policy(run, seed).params for run in ("whole", "killed")]
+        chex.assert_trees_all_equal(*params)
+    logged = [
+        [(row["step"], row["seed"], row[RETURN]) for row in rows if RETURN in row]
+        for rows in (read(Path(run) / "metrics.jsonl") for run in ("whole", "killed"))
+    ]
+    assert logged[0] == logged[1]
 
 
 @pytest.mark.slow

@@ -3,15 +3,13 @@
 `record` follows a loop of the user's; `record_episodes` plays episodes in several processes.
 """
 
-import multiprocessing
 import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor, wait
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,11 +27,16 @@ from offmarl.errors import (
     VaultNotFoundError,
 )
 from offmarl.paths import local
-from offmarl.programs.runs.parallel import Episode, episode_seeds
-from offmarl.tracking import progress
-from offmarl.types import (
-    EnvSpec,
+from offmarl.programs.runs.parallel import (
+    Answers,
+    Episode,
+    Process,
+    close,
+    episode_seeds,
+    in_threads,
 )
+from offmarl.tracking import progress
+from offmarl.types import EnvSpec
 
 if TYPE_CHECKING:
     from offmarl.envs.translator import Translator
@@ -45,7 +48,7 @@ _FLUSH_SECONDS = 30.0
 """Largest time between two writes to disk: what a killed process may lose."""
 
 
-class Recorder:
+class Recorder(AbstractContextManager["Recorder"]):
     """Steps an environment and records its episodes in a vault; made by `record`.
 
     Each episode is written to the vault when it ends. An episode that a reset, the end of the block
@@ -155,15 +158,7 @@ class Recorder:
         if self._writer is not None:
             self._writer.close()
 
-    def __enter__(self) -> "Recorder":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _open(self) -> "Translator":
@@ -253,15 +248,10 @@ def record(
     origin = {"recorded": "in Python", **(provenance or {})}
     about = {"name": name, "time_limit": time_limit, "provenance": origin}
     run = run or f"python-{uuid.uuid4().hex[:12]}"
-    return Recorder(env, path, run, resume, about, _join_if_there(path, run))
-
-
-def _join_if_there(path: Path, run: str) -> vault.SharedWriter | None:
-    """Join a vault; None if it does not exist or another process is creating it."""
-    try:
-        return vault.join(path, run)
-    except (VaultNotFoundError, VaultFormatError):
-        return None
+    writer = None
+    with suppress(VaultNotFoundError, VaultFormatError):  # another process may be creating it
+        writer = vault.join(path, run)
+    return Recorder(env, path, run, resume, about, writer)
 
 
 def _create(path: Path, spec: EnvSpec, provenance: Mapping[str, Any], resume: bool) -> None:
@@ -391,22 +381,41 @@ def record_episodes(
     OptionError
         ``episodes`` or ``processes`` is below 1, or ``seed`` below 0.
     """
-    if episodes < 1 or processes < 1 or seed < 0:
-        raise OptionError(
-            "episodes and processes must be above 0, and the seed 0 or above, not "
-            f"{episodes}, {processes} and {seed}."
-        )
-    path = local(path)
-    recipe = {"seed": seed, "processes": processes, "episode_seeds": "folded"}
-    _check_recipe(path, recipe)
+    path, recipe = local(path), {"seed": seed, "processes": processes, "episode_seeds": "folded"}
+    _check(path, episodes, recipe)
     about = {**(provenance or {}), "recipe": recipe}
     options = {"name": name, "time_limit": time_limit, "provenance": about}
     play = partial(_play, make_env, make_policy, path, (episodes, processes, seed), options)
     with progress(f"record {path.name}", episodes) as advance:
-        return sum(_play_in_processes(play, processes, advance))
+        return _play_all(play, processes, path.name, advance)
 
 
-def _check_recipe(path: Path, recipe: Mapping[str, Any]) -> None:
+def _play_all(
+    play: Callable[[int], Answers], processes: int, name: str, advance: Callable[[int], None]
+) -> int:
+    """Return how many episodes were played."""
+
+    def count(answers: Process | Answers) -> int:
+        played = 0
+        while answers.send(None):
+            advance(1)
+            played += 1
+        return played
+
+    if processes == 1:
+        return count(play(0))
+    started = [Process(name, partial(play, number)) for number in range(processes)]
+    played = sum(in_threads(started, count))
+    close(started)
+    return played
+
+
+def _check(path: Path, episodes: int, recipe: Mapping[str, Any]) -> None:
+    if episodes < 1 or recipe["processes"] < 1 or recipe["seed"] < 0:
+        raise OptionError(
+            "episodes and processes must be above 0, and the seed 0 or above, not "
+            f"{episodes}, {recipe['processes']} and {recipe['seed']}."
+        )
     try:
         found = vault.open_vault(path).provenance.get("recipe")
     except (VaultNotFoundError, VaultFormatError):  # nothing, or the remains of a killed process
@@ -418,43 +427,6 @@ def _check_recipe(path: Path, recipe: Mapping[str, Any]) -> None:
         )
 
 
-def _play_in_processes(
-    play: Callable[..., Any], processes: int, advance: Callable[[int], None]
-) -> list[Any]:
-    """Return ``play(number, count)`` of each process, in order."""
-    if processes == 1:
-        return [play(0, lambda: advance(1))]
-    startup = multiprocessing.get_context("spawn")  # a fork of a process that runs JAX may hang
-    counter, shown = startup.Value("q", 0), 0
-    with ProcessPoolExecutor(
-        processes, mp_context=startup, initializer=_begin, initargs=(counter,)
-    ) as pool:
-        running = [pool.submit(_play_counted, play, number) for number in range(processes)]
-        waiting = {*running}
-        while waiting:
-            waiting = wait(running, timeout=0.5).not_done
-            done = counter.value
-            advance(done - shown)
-            shown = done
-        return [future.result() for future in running]
-
-
-_counter: Any = None
-
-
-def _begin(counter: Any) -> None:
-    global _counter  # noqa: PLW0603 - how a pool hands shared memory to its processes
-    _counter = counter
-
-
-def _play_counted(play: Callable[..., Any], number: int) -> Any:
-    def count() -> None:
-        with _counter.get_lock():
-            _counter.value += 1
-
-    return play(number, count)
-
-
 def _play(
     make_env: Callable[[], Any],
     make_policy: Callable[[Any], PythonPolicy],
@@ -462,9 +434,8 @@ def _play(
     sizes: tuple[int, int, int],
     options: Mapping[str, Any],
     number: int,
-    count: Callable[[], None],
-) -> int:
-    """Record the missing episodes of one process; return how many were played."""
+) -> Answers:
+    """Record the missing episodes of one process, yield True after each, and False at the end."""
     env = make_env()
     policy, (episodes, processes, seed) = make_policy(env), sizes
     run = f"process {number} of {processes}"
@@ -477,9 +448,9 @@ def _play(
             except BaseException:
                 recorder.discard()  # the next call plays it again
                 raise
-            count()
+            yield True
     env.close()
-    return recorder.episodes
+    yield False
 
 
 def _play_episode(recorder: Recorder, policy: PythonPolicy, seed: int, draws: int) -> None:

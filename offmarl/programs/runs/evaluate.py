@@ -28,7 +28,7 @@ from offmarl.programs.runs.identity import environment_source
 from offmarl.programs.runs.parallel import ParallelEnvironment, Player, is_parallel
 from offmarl.programs.runs.sharding import Layout, map_seeds, place_shared
 from offmarl.replay.device import bytes_of
-from offmarl.teams import Team, names_by_team, teams_of
+from offmarl.teams import names_by_team, teams_of
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 from offmarl.vault import Dataset, Mixture, open_vault
 
@@ -80,7 +80,7 @@ def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
 
 
 def _evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
-    env = _environment(args, dataset)
+    env = environment_for(args.env, dataset)
     numbers = (8, 32, 5) if isinstance(env, ParallelEnvironment) else (32, 320, 20)
     sizes = args.eval_episodes or numbers[0], args.final_episodes or numbers[1]
     if isinstance(env, ParallelEnvironment):
@@ -95,7 +95,8 @@ def _evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
         every = np.arange(len(data.episodes.length))
         episodes = with_actions(data.whole_episodes(_some(every, sizes[1])))
         return played._replace(held_out=episodes, validation=data.known_digest())
-    if not (fraction := _fraction(args, env, dataset)):
+    by_default = HELD_OUT if env is None and len(dataset.episodes.length) > 1 else 0.0
+    if not (fraction := by_default if args.held_out is None else args.held_out):
         return played
     rest, held_out = dataset.hold_out(fraction)
     episodes = with_actions(dataset.whole_episodes(_some(held_out, sizes[1])))
@@ -109,10 +110,14 @@ def _note_fewer(
     if None not in (args.eval_every, args.eval_episodes, args.final_episodes):
         return
     often = f"{evaluations} times" if args.eval_every is None else f"each {args.eval_every} updates"
-    tracking.notice(
+    _notice_once(
         f"{env.spec.name} steps in Python: evaluated {often} on {sizes[0]} episodes, at the end on "
         f"{sizes[1]} (--eval-every, --eval-episodes, --final-episodes)"
     )
+
+
+_notice_once = lru_cache(maxsize=64)(tracking.notice)
+"""A search makes an evaluator of its own before those of its trials."""
 
 
 def _warn_of_other_code(env: Environment | ParallelEnvironment, dataset: Dataset | Mixture) -> None:
@@ -142,28 +147,21 @@ def _some(episodes: NDArray[np.int64], most: int) -> NDArray[np.int64]:
     return episodes[chosen.round().astype(int)]
 
 
-def _fraction(args: Args, env: Any, dataset: Dataset | Mixture) -> float:
-    """Return the fraction of the episodes to hold out."""
-    if args.held_out is not None:
-        return args.held_out
-    several = len(dataset.episodes.length) > 1
-    return HELD_OUT if env is None and several else 0.0
-
-
-def _environment(
-    args: Args, dataset: Dataset | Mixture
+def environment_for(
+    env_name: str | None, dataset: Dataset | Mixture
 ) -> Environment | ParallelEnvironment | None:
-    name = dataset.spec.name if args.env is None else args.env
+    """Return the environment of a name, by default that of the data, if it fits the data."""
+    name = dataset.spec.name if env_name is None else env_name
     if name in ("", "none"):
         return None
-    if args.env is not None and is_parallel(args.env):
-        parallel = ParallelEnvironment(args.env, flat=dataset.spec.is_vector)
+    if env_name is not None and is_parallel(env_name):
+        parallel = ParallelEnvironment(env_name, flat=dataset.spec.is_vector)
         parallel.require(dataset.spec, str(dataset.path))
         return parallel
     try:
         env = envs.make(name)
     except UnknownNameError as error:
-        if args.env is not None:
+        if env_name is not None:
             raise
         raise UnknownNameError(
             f"{dataset.path} was recorded in {str(name)!r}, which is not an installed environment: "
@@ -225,7 +223,8 @@ def evaluate(
                 rounds.append(evaluation.returns_by_team(env.spec, played))
             returns = np.concatenate(rounds, axis=2)[:, :, :episodes]
         for mode, name in enumerate(modes):
-            found |= _by_name(name, teams, returns[:, mode])
+            names = enumerate(names_by_team(name, teams))
+            found |= {one: returns[:, mode, :, team] for team, one in names}
     return {name: values[:seeds] for name, values in jax.device_get(gathered(found)).items()}
 
 
@@ -310,14 +309,6 @@ def _imitation(
         return found
 
     return map_seeds(layout, of_seed, (params,), episodes)
-
-
-def _by_name(
-    metric: str, teams: tuple[Team, ...], returns: Float[np.ndarray, "seeds episodes teams"]
-) -> dict[str, Float[np.ndarray, "seeds episodes"]]:
-    """Return the returns by the name of the metric, one for each team."""
-    names = names_by_team(metric, teams)
-    return {name: returns[..., index] for index, name in enumerate(names)}
 
 
 @jit_rarely_run(static_argnums=(0, 1, 2, 3, 4))

@@ -7,14 +7,15 @@ act in this one.
 
 import multiprocessing
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -37,8 +38,7 @@ from offmarl.types import (
     map_tree,
     remember,
 )
-from offmarl.vault.format.values import RecordPosition
-from offmarl.vault.format.values import check as check_values
+from offmarl.vault.format import values
 
 if TYPE_CHECKING:
     from offmarl.envs.translator import Translator
@@ -157,20 +157,21 @@ class Episode:
         arrays = {_DISK_NAMES[name]: value for name, value in step.items() if name in _DISK_NAMES}
         arrays |= flatten_tree(view.observation, "observations")
         arrays |= flatten_tree(view.state, "infos.state")
-        check_values(
-            {name: np.asarray(array)[None, None] for name, array in arrays.items()},
-            self._translator.spec,
-            place=RecordPosition(len(self), "of the episode"),
-        )
+        found = {name: np.asarray(array)[None, None] for name, array in arrays.items()}
+        place = values.RecordPosition(len(self), "of the episode")
+        values.refuse(values.find(found, self._translator.spec, place=place), "")
 
-    def seen(self) -> "_Seen":
-        """Return what the agents see, and the outcome of the last step; zeros at the start."""
+    def seen(self) -> tuple[Any, Any, Any, Any, bool]:
+        """Return observations, legal actions, and after a step rewards and which agents are done.
+
+        With whether the episode is over.
+        """
         view, reward = self._views[-1], np.zeros(len(self._agents))
         done = np.zeros(len(self._agents), bool)
         if self._steps:
             step = self._steps[-1]
             reward, done = step["reward"], step["terminated"] | step["truncated"]
-        return _Seen(view.observation, np.asarray(view.legal_actions), reward, done, self.over)
+        return view.observation, np.asarray(view.legal_actions), reward, done, self.over
 
     def record(self, cut: bool) -> tuple[Transition, FinalObservations | None]:
         """Return the episode, ``(1, T, ...)``, and its final view if it is known.
@@ -251,15 +252,87 @@ def _final_observations(infos: Any, agents: list[Any]) -> dict[Any, Any]:
 
 # ---------------------------------------------------------------------------------- processes
 
+T = TypeVar("T")
 
-class _Seen(NamedTuple):
-    """What an environment's process tells of a reset or a step."""
+Answers = Generator[Any, Any, Any]
+"""Yields an answer to each question that it is sent, the first of which is None."""
 
-    observation: ArrayTree
-    legal_actions: Bool[np.ndarray, "N A"]
-    reward: Float[np.ndarray, "N"]
-    done: Bool[np.ndarray, "N"]
-    over: bool
+
+class Process:
+    """A generator in a process of its own, which ends with `close` or with this process."""
+
+    def __init__(self, name: str, answers: Callable[[], Answers]):
+        startup = multiprocessing.get_context("spawn")  # a fork of a process that runs JAX may hang
+        self._name = name
+        self._pipe, theirs = startup.Pipe()
+        self._process = startup.Process(target=_serve, args=(theirs, name, answers), daemon=True)
+        self._process.start()
+        theirs.close()
+        # Before multiprocessing waits for the processes that are left at the exit.
+        self.close = Finalize(self, _end, (self._pipe, self._process), exitpriority=10)
+
+    def send(self, question: Any) -> Any:
+        """Return the generator's answer, or raise its error."""
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):  # it may have told why
+                self._pipe.send(question)
+            found = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(_END_SECONDS)
+            raise RunError(
+                f"the process that plays {self._name} has ended with exit code "
+                f"{self._process.exitcode}: repeat the command, and if it happens again, play the "
+                "environment alone to see why."
+            ) from None
+        if isinstance(found, OffmarlError):
+            raise found
+        return found
+
+
+def in_threads(processes: list[Process], follow: Callable[[Process], T]) -> list[T]:
+    """Return what a function returns of each process; end all of them if one fails."""
+    with ThreadPoolExecutor(len(processes)) as pool:
+        try:
+            running = [pool.submit(follow, one) for one in processes]
+            for future in wait(running, return_when=FIRST_EXCEPTION).done:
+                future.result()
+            return [future.result() for future in running]
+        except BaseException:
+            close(processes)  # which ends the threads
+            raise
+
+
+def close(processes: list[Process]) -> None:
+    """End processes, and take them out of the list."""
+    while processes:
+        processes.pop().close()
+
+
+def _end(pipe: Connection, process: Any) -> None:
+    """Let a process close what it has open, and end."""
+    pipe.close()
+    process.join(_END_SECONDS)
+    if process.is_alive():
+        process.kill()
+
+
+def _serve(pipe: Connection, name: str, answers: Callable[[], Answers]) -> None:
+    """Answer what the other end of a pipe asks, until that closes."""
+    try:
+        with closing(answers()) as found:
+            while True:
+                pipe.send(found.send(pipe.recv()))
+    except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
+        pass
+    except Exception as error:
+        told: OffmarlError = RunError(f"{name} failed: {summarize(error)}.")
+        if isinstance(error, OffmarlError):
+            told = type(error)(f"{name}: {error}")
+        told.add_note(traceback.format_exc())
+        pipe.send(told)
+
+
+# ---------------------------------------------------------------------------------- playing
 
 
 def is_parallel(name: str) -> bool:
@@ -293,10 +366,10 @@ class ParallelEnvironment:
     """
 
     def __init__(self, name: str, flat: bool, processes: int | None = None):
-        self._start = partial(_Copy, name, flat)
+        self._start = partial(Process, name, partial(_steps, name, flat))
         self._most = processes or min(len(own_cores()), _MOST_PROCESSES)
         self._copies = [self._start()]
-        self.spec: EnvSpec = self._copies[0].ask("spec")
+        self.spec: EnvSpec = self._copies[0].send(None)
 
     def require(self, spec: EnvSpec, what: str) -> None:
         """Raise `ShapeError` unless what was recorded or trained with a spec fits.
@@ -332,116 +405,60 @@ class ParallelEnvironment:
         placed = [one._replace(params=jax.device_put(one.params)) for one in players]
         waiting = iter(jobs)  # of all threads
 
-        def play_waiting(copy: _Copy) -> None:
+        def play_waiting(copy: Process) -> None:
+            copy.send(None)
             for one, number in waiting:
                 returns[one, number] = _play(copy, placed[one], number)
                 advance(1)
 
-        with ThreadPoolExecutor(len(self._copies)) as pool:
-            try:
-                running = [pool.submit(play_waiting, copy) for copy in self._copies]
-                for future in wait(running, return_when=FIRST_EXCEPTION).done:
-                    future.result()
-            except BaseException:
-                self.close()  # which ends the threads
-                raise
+        in_threads(self._copies, play_waiting)
         return returns
 
     def close(self) -> None:
         """End the processes."""
-        while self._copies:
-            self._copies.pop().close()
+        close(self._copies)
 
 
-class _Copy:
-    """An environment in a process of its own."""
+def _steps(name: str, flat: bool) -> Answers:
+    """Yield what `Episode.seen` has after a reset with a seed or a step with actions.
 
-    def __init__(self, name: str, flat: bool):
-        startup = multiprocessing.get_context("spawn")  # a fork of a process that runs JAX may hang
-        self._name = name
-        self._pipe, theirs = startup.Pipe()
-        self._process = startup.Process(target=_serve, args=(theirs, name, flat), daemon=True)
-        self._process.start()
-        theirs.close()
-        # Before multiprocessing waits for the processes that are left at the exit.
-        self.close = Finalize(self, _end, (self._pipe, self._process), exitpriority=10)
-
-    def ask(self, method: str, value: Any = None) -> Any:
-        """Reset with a seed or step with actions, and return `_Seen`; or return the spec."""
-        try:
-            with suppress(BrokenPipeError, ConnectionResetError):  # it may have told why
-                self._pipe.send((method, value))
-            found = self._pipe.recv()
-        except (EOFError, OSError):
-            self._process.join(_END_SECONDS)
-            raise RunError(
-                f"the process that plays {self._name} has ended with exit code "
-                f"{self._process.exitcode}: repeat the command, and if it happens again, play "
-                "fewer episodes or train with --env none."
-            ) from None
-        if isinstance(found, OffmarlError):
-            raise found
-        return found
-
-
-def _end(pipe: Connection, process: Any) -> None:
-    """Let a process close its environment and end."""
-    pipe.close()
-    process.join(_END_SECONDS)
-    if process.is_alive():
-        process.kill()
-
-
-def _serve(pipe: Connection, name: str, flat: bool) -> None:
-    """Step an environment as the other end of a pipe asks, until that closes."""
-    for signum in (signal.SIGINT, signal.SIGTERM):  # which end the other process, and so this one
-        signal.signal(signum, signal.SIG_IGN)
-    try:
-        _serve_steps(pipe, make_parallel(name), flat)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass
-    except OffmarlError as error:
-        pipe.send(type(error)(f"{name}: {error}"))
-    except Exception as error:
-        pipe.send(RunError(f"{name} failed: {summarize(error)}."))
-
-
-def _serve_steps(pipe: Connection, made: Any, flat: bool) -> None:
+    For None, yield the spec.
+    """
     from offmarl.envs.translator import Translator
 
+    for signum in (signal.SIGINT, signal.SIGTERM):  # which end the other process, and so this one
+        signal.signal(signum, signal.SIG_IGN)
+    made: Any = make_parallel(name)
     name, env = made
     try:
         env.reset(seed=0)  # the sizes of a state are known after a reset
         translator = Translator(env, name=name, flat=flat)
+        episode: Any = None
+        asked = yield translator.spec
         while True:
-            method, value = pipe.recv()
-            if method == "spec":
-                pipe.send(translator.spec)
-                continue
-            if method == "reset":
-                episode = Episode(translator, env, *env.reset(seed=value))
-            else:
-                actions = translator.by_agent(value, list(env.agents))
-                episode.add(value, {}, -1, env.step(actions))
-            pipe.send(episode.seen())
+            if isinstance(asked, int):
+                episode = Episode(translator, env, *env.reset(seed=asked))
+            elif asked is not None:
+                actions = translator.by_agent(asked, list(env.agents))
+                episode.add(asked, {}, -1, env.step(actions))
+            asked = yield translator.spec if asked is None else episode.seen()
     finally:
         with suppress(Exception):
             env.close()
 
 
-def _play(copy: _Copy, player: Player, number: int) -> Float[np.ndarray, "N"]:
+def _play(copy: Process, player: Player, number: int) -> Float[np.ndarray, "N"]:
     """Play one episode, and return the return of each agent."""
     policy, params, seed = player
     reset, draws = episode_seeds(seed, number)
-    carry, key, seen = policy.initial_carry(), jax.random.key(draws), copy.ask("reset", reset)
-    returns = np.zeros(seen.reward.shape)
-    while not seen.over:
-        view = seen.observation, seen.legal_actions
+    carry, key = policy.initial_carry(), jax.random.key(draws)
+    *view, returns, _, over = copy.send(reset)
+    while not over:
         action, carry, key = _act(policy, params, carry, key, *view)
-        seen = copy.ask("step", np.asarray(action))
+        *view, reward, done, over = copy.send(np.asarray(action))
         if policy.after_step is not None:
-            carry = _remember(policy, carry, seen.reward, seen.done)
-        returns += seen.reward
+            carry = _remember(policy, carry, reward, done)
+        returns = returns + reward
     return returns
 
 

@@ -77,11 +77,11 @@ def check(
     refuse(find(arrays, spec, finals, place))
 
 
-def refuse(found: Iterable[Invalid]) -> None:
+def refuse(found: Iterable[Invalid], then: str = " Nothing of the record was appended.") -> None:
     """Raise `InvalidValueError` for the first of the values that are refused."""
     for one in found:
         if one.is_refused:
-            raise InvalidValueError(f"{one.message} Nothing of the record was appended.")
+            raise InvalidValueError(f"{one.message}{then}")
 
 
 def find(
