@@ -360,7 +360,7 @@ class _Copy:
         startup = multiprocessing.get_context("spawn")  # a fork of a process that runs JAX may hang
         self._name = name
         self._pipe, theirs = startup.Pipe()
-        self._process = startup.Process(target=_serve, args=(theirs, name, flat), daemon=True)
+        self._process = startup.Process(target=_serve, args=(theirs, name, flat))
         self._process.start()
         theirs.close()
         # Before multiprocessing waits for the processes that are left at the exit.
@@ -395,7 +395,7 @@ def _end(pipe: Connection, process: Any) -> None:
 def _serve(pipe: Connection, name: str, flat: bool) -> None:
     """Step an environment as the other end of a pipe asks, until that closes."""
     for signum in (signal.SIGINT, signal.SIGTERM):  # which end the other process, and so this one
-        signal.signal(signum, signal.SIG_IGN)
+        signal.signal(signum, lambda *_: None)  # what env starts would inherit SIG_IGN
     try:
         _serve_steps(pipe, make_parallel(name), flat)
     except (EOFError, BrokenPipeError, ConnectionResetError):
