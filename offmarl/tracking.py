@@ -8,6 +8,7 @@ writes ``checkpoints/``.
 import json
 import math
 import os
+import re
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -140,18 +141,34 @@ def refuse_benchmark(path: Path) -> None:
         ) from None
 
 
-_PATHS = ("vault", "validation", "init")
-"""Arguments that name vaults and runs by their paths."""
+_PATHS = ("vault", "validation", "init", "weight")
+"""Arguments that name vaults, runs and code by their paths."""
+
+_MEMBER = re.compile(r"([^/=]*=)?(.*?)(@(?:\*|\d+)(?:[/:].*)?)?", re.DOTALL)
+"""SIDE=RUN@SEED/STEP:WEIGHT, one of the names of opponents that are joined by +."""
 
 
 def publishable(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of a run with the ends of paths, which say nothing of this machine."""
-    args = record["args"]
+    args, more = record["args"], dict[str, Any]()
     short = {name: path_end(args[name]) for name in _PATHS if args.get(name) is not None}
-    if given := args.get("opponents"):  # RUN@SEED/STEP+RUN
-        short["opponents"] = ["+".join(map(_member_end, one.split("+"))) for one in given]
-    file = {"file": PurePath(record["file"]).name} if record.get("file") else {}
-    return {**record, "args": {**args, **short}, **file}
+    if given := args.get("opponents"):
+        members = [[_MEMBER.fullmatch(x).groups("") for x in one.split("+")] for one in given]  # type: ignore[union-attr]
+        short["opponents"] = ["+".join(x + path_end(y) + z for x, y, z in one) for one in members]
+    if record.get("file"):
+        more["file"] = PurePath(record["file"]).name
+    if "opponents" in record:
+        more["opponents"] = _policies_end(record["opponents"])
+    return {**record, "args": {**args, **short}, **more}
+
+
+def _policies_end(about: Any) -> Any:
+    """Return what a record says of opponents, whose policies may be code, with ends of paths."""
+    if isinstance(about, list | tuple):
+        return [*map(_policies_end, about)]
+    if not isinstance(about, Mapping):
+        return about
+    return {k: path_end(v) if k == "policy" else _policies_end(v) for k, v in about.items()}
 
 
 def path_end(value: Any) -> Any:
@@ -159,11 +176,6 @@ def path_end(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [path_end(one) for one in value]
     return "/".join(PurePath(value).parts[-2:]) if isinstance(value, str) else value
-
-
-def _member_end(name: str) -> str:
-    run, at, which = name.partition("@")
-    return f"{path_end(run)}{at}{which}"
 
 
 def recorded(directory: Path) -> dict[str, Any]:

@@ -45,6 +45,26 @@ def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path, torn):
     assert resumed.read_bytes() == whole.read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("given", "published"),
+    [
+        ("random", "random"),
+        ("red=/home/me/runs/a@*/*/greedy+scripted:2", "red=runs/a@*/*/greedy+scripted:2"),
+        ("/home/me=1/my@place/runs/a@0/3:0.5", "runs/a@0/3:0.5"),
+        ("blue=/home/me/code/mine.py:f", "blue=code/mine.py:f"),
+    ],
+)
+def test_what_is_published_does_not_say_where_opponents_are(given, published):
+    of_code = {"policy": "/home/me/code/mine.py:f"}
+    record = {
+        "args": {"opponents": [given], "weight": of_code["policy"]},
+        "opponents": {"red": of_code, "blue": {"members": [of_code, {"run": "a"}]}},
+    }
+    found, short = tracking.publishable(record), {"policy": "code/mine.py:f"}
+    assert found["args"] == {"opponents": [published], "weight": short["policy"]}
+    assert found["opponents"] == {"red": short, "blue": {"members": [short, {"run": "a"}]}}
+
+
 def test_json_is_replaced_whole_or_not_at_all(tmp_path):
     path = tmp_path / "run.json"
     tracking.write_json(path, {"seeds": (0, 1), "vault": tmp_path, "loss": math.inf})

@@ -313,11 +313,11 @@ def any_process(flag: bool) -> bool:
     return bool(multihost_utils.process_allgather(np.array(flag)).any())
 
 
-def agree(due: bool, signum: int | None) -> tuple[bool, int]:
-    """Return whether any process wants to save, and the signal that any got (0 for none)."""
-    own = np.array([due, signum or 0], np.int32)
-    dues, signals = multihost_utils.process_allgather(own).T
-    return bool(dues.any() or signals.any()), int(signals.max())
+def agree(due: bool, signum: int | None, calls: int = 0) -> tuple[bool, int | None, int]:
+    """Return whether any process wants to save, its signal, and the first process's ``calls``."""
+    own = np.array([due, signum or 0, calls], np.int32)
+    dues, signals, numbers = multihost_utils.process_allgather(own).T
+    return bool(dues.any() or signals.any()), int(signals.max()) or None, int(numbers[0])
 
 
 def check_same(what: str, value: Any, advice: str) -> None:

@@ -14,6 +14,7 @@ from offmarl import envs
 from offmarl.networks import PolicyConfig
 from offmarl.programs import load_policy
 from offmarl.programs.recording import python as recording
+from offmarl.programs.runs.parallel import ParallelEnvironment
 from offmarl.tracking import RETURN, read, read_run
 from tests import plain
 from tests.programs.pettingzoo import Duel
@@ -120,6 +121,30 @@ class Refused(Duel):
         raise OSError("no licence")
 """
 
+HELPED = """
+import multiprocessing
+import subprocess
+import time
+from pathlib import Path
+from tests.programs.pettingzoo import Duel
+
+
+class Helped(Duel):
+    def __init__(self):
+        super().__init__()
+        startup = multiprocessing.get_context("spawn")
+        helper = startup.Process(target=time.sleep, args=(1000,))
+        helper.start()
+        self.helpers = helper, subprocess.Popen(["sleep", "1000"])
+
+    def close(self):
+        for helper in self.helpers:
+            helper.terminate()
+        self.helpers[0].join()
+        self.helpers[1].wait()
+        Path(__file__).with_name("ended").touch()
+"""
+
 
 @pytest.fixture
 def train(offmarl: Any, tmp_path: Any, duel: Any) -> Any:
@@ -216,3 +241,11 @@ def test_a_faulty_environment_is_an_error_of_one_line(
     found = refused.json["error"]["message"]
     assert message in found
     assert "\n" not in found
+
+
+@pytest.mark.slow
+def test_an_environment_starts_and_ends_processes_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(HELPED)
+    copies = ParallelEnvironment(f"{tmp_path / 'mine.py'}:Helped", False, 1)
+    copies.close()
+    assert (tmp_path / "ended").exists()

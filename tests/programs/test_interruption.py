@@ -38,6 +38,30 @@ def test_a_checkpoint_is_due_when_its_time_has_come(monkeypatch):
         assert not timer.is_due()
 
 
+@pytest.mark.parametrize("seconds", [0.01, 10.0])
+def test_processes_ask_one_another_about_once_a_second_and_at_each_save(monkeypatch, seconds):
+    """An exchange takes milliseconds, and blocks of updates may, too."""
+    now, asked, of_another = [100.0], [0], [None]
+
+    def agree(due, signum, calls=0):
+        asked[0] += 1
+        return due, signum or of_another[0], calls
+
+    monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(training.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(training, "agree", agree)
+    with pytest.raises(Stopped), checkpoint_timer(1e6, "update") as timer:
+        timer.begin(0)
+        for _ in range(2000):
+            timer.work_done()
+            assert not timer.is_due()
+            now[0] += seconds
+        assert asked[0] >= 1999 if seconds > 1 else 20 <= asked[0] <= 30
+        timer.saved(5)
+        of_another[0] = signal.SIGTERM
+        timer.saved(6)
+
+
 @pytest.mark.parametrize("signum", SIGNALS)
 def test_a_signal_saves_the_work_and_stops(signum):
     with pytest.raises(Stopped) as stopped, checkpoint_timer(30.0, "update") as timer:

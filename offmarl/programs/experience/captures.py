@@ -279,10 +279,13 @@ def _read(paths: Sequence[Path], like: Capture, place: NDArray[np.int64]) -> tup
     files = [np.load(path, allow_pickle=False) for path in paths]
 
     def ring(path: Any, spec: Any) -> Array:
-        found = np.zeros(spec.shape, spec.dtype)
-        if len(place):
-            steps = [file[jax.tree_util.keystr(path)].view(spec.dtype) for file in files]
-            found[:, place] = np.concatenate(steps, axis=1)[:, -len(place) :]
+        found, end = np.zeros(spec.shape, spec.dtype), len(place)
+        for file in reversed(files):
+            steps = file[jax.tree_util.keystr(path)].view(spec.dtype)[:, -end:]
+            found[:, place[end - steps.shape[1] : end]] = steps
+            end -= steps.shape[1]
+        if end:
+            raise ValueError(f"{end} steps are missing")
         return jnp.asarray(found)
 
     def finals(path: Any, spec: Any) -> Array:

@@ -67,20 +67,10 @@ class Recording(NamedTuple):
 
 
 class RecordWork(Work):
-    """A recording in blocks.
+    """A recording in blocks of ``block_steps`` environment steps.
 
-    Parameters
-    ----------
-    recording
-        What is recorded.
-    block_steps
-        Environment steps of a block; by default such that there are at most 1,024 blocks, and that
-        a block has room for four episodes in each environment.
-
-    Raises
-    ------
-    OptionError
-        A number is not positive, or the recording is divided over devices.
+    By default there are at most 1,024, each with room for four episodes in each environment.
+    `OptionError` if a number is not positive, or the recording is divided over devices.
     """
 
     hints: ClassVar[Mapping[str, str]] = {

@@ -265,7 +265,7 @@ class Process:
         startup = multiprocessing.get_context("spawn")  # a fork of a process that runs JAX may hang
         self._name = name
         self._pipe, theirs = startup.Pipe()
-        self._process = startup.Process(target=_serve, args=(theirs, name, answers), daemon=True)
+        self._process = startup.Process(target=_serve, args=(theirs, name, answers))
         self._process.start()
         theirs.close()
         # Before multiprocessing waits for the processes that are left at the exit.
@@ -303,9 +303,11 @@ def in_threads(processes: list[Process], follow: Callable[[Process], T]) -> list
 
 
 def close(processes: list[Process]) -> None:
-    """End processes, and take them out of the list."""
-    while processes:
-        processes.pop().close()
+    """End processes side by side, and take them out of the list."""
+    if processes:
+        with ThreadPoolExecutor(len(processes)) as pool:
+            list(pool.map(lambda one: one.close(), processes))
+    processes.clear()
 
 
 def _end(pipe: Connection, process: Any) -> None:
@@ -327,7 +329,8 @@ def _serve(pipe: Connection, name: str, answers: Callable[[], Answers]) -> None:
     except Exception as error:
         told: OffmarlError = RunError(f"{name} failed: {summarize(error)}.")
         if isinstance(error, OffmarlError):
-            told = type(error)(f"{name}: {error}")
+            with suppress(TypeError):  # of an error that takes more than a message
+                told = type(error)(f"{name}: {error}")
         told.add_note(traceback.format_exc())
         pipe.send(told)
 
@@ -427,7 +430,7 @@ def _steps(name: str, flat: bool) -> Answers:
     from offmarl.envs.translator import Translator
 
     for signum in (signal.SIGINT, signal.SIGTERM):  # which end the other process, and so this one
-        signal.signal(signum, signal.SIG_IGN)
+        signal.signal(signum, lambda *_: None)  # what env starts would inherit SIG_IGN
     made: Any = make_parallel(name)
     name, env = made
     try:

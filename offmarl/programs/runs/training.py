@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from offmarl import tracking
 from offmarl._memory import collect_as_before
 from offmarl.errors import Stopped
-from offmarl.programs.cluster import agree, any_process, gathered, is_first
+from offmarl.programs.cluster import agree, gathered, is_first
 from offmarl.programs.program import Args, Keep, OnlineArgs
 from offmarl.programs.runs import dataset, finite
 from offmarl.programs.runs.evaluate import summary
@@ -70,7 +70,8 @@ class CheckpointTimer:
         self._saved: int | None = None
         self._begun = self._unsaved = False
         self._signal: int | None = None
-        self._since = time.monotonic()
+        self._since = self._asked = time.monotonic()
+        self._calls = self._every = 1
 
     def begin(self, position: int) -> None:
         """Start at a position: that of a checkpoint, or 0."""
@@ -84,20 +85,28 @@ class CheckpointTimer:
         """Whether to save: after the given time, or after a signal.
 
         Several processes save at the same time: all of them must call this after the same work.
+        They ask one another about once a second.
         """
-        late = time.monotonic() - self._since > self._seconds
+        late = (now := time.monotonic()) - self._since > self._seconds
         if jax.process_count() == 1:
             return self._signal is not None or late
-        due, signum = agree(late and is_first(), self._signal)
-        self._signal = signum or self._signal
+        self._calls -= 1
+        if self._calls:
+            return False
+        fitting = int(self._every / max(now - self._asked, 1e-6))
+        every = max(1, min(2 * self._every, fitting))
+        due, _, self._every = agree(late and is_first(), self._signal, every)
+        self._calls, self._asked = self._every, now
         return due
 
     def saved(self, position: int) -> None:
         """Record that a checkpoint was saved at a position; `Stopped` if a signal requested it."""
         self._saved, self._unsaved, self._since = position, False, time.monotonic()
-        if self._signal is not None:
-            any_process(False)  # none ends before the first one has saved
-            raise self._stopped(self._signal)
+        signum = self._signal
+        if jax.process_count() > 1:  # all of them stop, once the first one has saved
+            _, signum, _ = agree(False, signum)
+        if signum is not None:
+            raise self._stopped(signum)
 
     def end(self) -> None:
         """Record that the work is complete.
