@@ -636,6 +636,9 @@ class Episode(NamedTuple):
     final: View | None
     """The view after the last step; None if unknown."""
 
+    def __repr__(self) -> str:
+        return f"<Episode of {len(self.transition.reward):,} steps>"
+
     def _repr_html_(self) -> str:
         leaves = self.transition._asdict() | self.transition.view._asdict()
         rows = [[name, x.dtype, x.shape] for name, x in leaves.items() if hasattr(x, "shape")]

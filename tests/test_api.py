@@ -96,6 +96,8 @@ def test_datasets_and_episodes_are_shown(vault):
     texts = Texts(data._repr_html_()).texts
     assert texts[texts.index("environment") + 1] == "classic/xor"
     assert texts[texts.index("steps") + 1] == "64" and "mean return" in texts
+    assert "classic/xor, 2 agents" in repr(data)
+    assert repr(data[0]).startswith("<Episode of ") and len(repr(data[0])) < 40
     episode = Texts(data[0]._repr_html_())
     assert "Episode of " in episode.texts[0] and "observation" in episode.texts
 

@@ -111,7 +111,7 @@ INSTALLS = "python3 -m venv "
 SMALLER = {
     "--total-steps 160000 --steps 20000": "--total-steps 4096 --steps 2000 --num-envs 8 "
     "--evaluations 2 --eval-episodes 2",
-    "--seeds 10 --updates 1000": "--seeds 3 --updates 4 --eval-every 4 --eval-episodes 2 "
+    "--seeds 5 --updates 1000": "--seeds 3 --updates 4 --eval-every 4 --eval-episodes 2 "
     "--final-episodes 2",
     "--steps 50000": "--steps 256",
 }

@@ -29,6 +29,7 @@ from offmarl.vault.storage.location import hide_credentials
 _BINS = 40
 _MOST_LINES = 50
 _MOST_ENTRIES = 4
+_LINE = 60  # characters
 
 _Vault = Annotated[str, Positional, arg(metavar="VAULT")]
 _in_bytes = partial(progress, unit="bytes")
@@ -91,7 +92,9 @@ def _listed(vaults: Sequence[Mapping[str, Any]]) -> RenderableType:
     return table(list(columns.values()), rows)
 
 
-def show(path: _Vault, time_limit: int | None = None, statistics: bool = False) -> Report:
+def show(
+    path: _Vault, time_limit: int | None = None, statistics: bool = False, provenance: bool = False
+) -> Report:
     """Show the contents and the origin of a vault.
 
     Parameters
@@ -105,6 +108,8 @@ def show(path: _Vault, time_limit: int | None = None, statistics: bool = False) 
     statistics
         Also show the mean, standard deviation and range of every array. They are computed once,
         which reads all data, and then stored in the vault.
+    provenance
+        Also show every setting with which the data were made; --json always has them.
     """
     data = vault.open_vault(path, time_limit=time_limit)
     computed = data.statistics(progress) if statistics else {}
@@ -113,7 +118,7 @@ def show(path: _Vault, time_limit: int | None = None, statistics: bool = False) 
     text = Group(
         grid(_described(facts, data)),
         table(["array", "type", "shape of a step"], [[k, *v] for k, v in leaves.items()]),
-        grid({k: _brief(v) for k, v in data.provenance.items() if v != {} and k not in _SHOWN}),
+        grid(_made(data.provenance, provenance)),
         _lineage(data.provenance),
         *_played_together(facts["pairings"], data.provenance),
         *([_statistics_table(computed)] if computed else []),
@@ -194,13 +199,17 @@ def _played_together(
         for one in (known if isinstance(known, list) else [])
         if isinstance(one, dict) and isinstance(one.get("policy_id"), int)
     }
+    shown = pairings[:_MOST_LINES]
+    called = {one: str(names.get(one) or one) for each in shown for one in each["policies"]}
+    runs = {name.rpartition("@")[0] for name in called.values()}
+    run = runs.pop() if len(runs) == 1 else ""  # a name that all share is said once
     rows = []
-    for pairing in pairings[:_MOST_LINES]:
-        players = [str(names.get(one) or one) for one in pairing["policies"]]
+    for pairing in shown:
+        players = [called[one].removeprefix(run) for one in pairing["policies"]]
         players = players if len(players) <= _MOST_ENTRIES else [*dict.fromkeys(players)]
         rows.append([" + ".join(players), pairing["episodes"], pairing["return"]])
     more = len(pairings) - len(rows)
-    title = ["policies that played together", "episodes", "mean return"]
+    title = [f"policies{run and f' of {run}'} that played together", "episodes", "mean return"]
     return [table(title, rows), *([f"and {more} more (--json)"] if more else [])] if rows else []
 
 
@@ -276,11 +285,12 @@ def _left_out(facts: Mapping[str, Any], *reasons: str) -> str:
 _SHOWN = ("lineage", "origins")
 
 
-def _brief(value: Any) -> Any:
-    """Return the first entries of a long list, and how many there are."""
-    if not isinstance(value, list) or len(value) <= _MOST_ENTRIES:
-        return value
-    return f"{json.dumps(value[:_MOST_ENTRIES])}, and {len(value) - _MOST_ENTRIES} more (--json)"
+def _made(provenance: Mapping[str, Any], whole: bool) -> dict[str, Any]:
+    """Return the facts of the provenance that fit a line each; or all of them."""
+    facts = {k: v for k, v in provenance.items() if v != {} and k not in _SHOWN}
+    short = {k: v for k, v in facts.items() if whole or len(json.dumps(v, default=str)) <= _LINE}
+    more = ", ".join(k for k in facts if k not in short)
+    return short | ({"more": f"{more} (--provenance)"} if more else {})
 
 
 def _lineage(provenance: Mapping[str, Any]) -> RenderableType:

@@ -74,7 +74,7 @@ def _check(name: str, path: Path) -> None:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or keyword.iskeyword(name):
         raise OptionError(
             f"{name!r} cannot name a Python module: use letters, digits and _, beginning with a "
-            "letter, such as my_env."
+            "letter, such as my_env; --out names the file's directory."
         )
     if os.path.lexists(path):
         raise OptionError(f"{path} exists and is not overwritten: choose another name or --out.")

@@ -233,7 +233,12 @@ def parse(name: str) -> Target:
     in_catalogue = _is_source(parts[0])
     length = 3 if in_catalogue else 2
     target = "/".join(parts[:length])
-    if len(parts) not in (length, length + 1) or (in_catalogue and target not in known):
+    unknown = len(parts) not in (length, length + 1) or (in_catalogue and target not in known)
+    if not in_catalogue and (unknown or SUFFIX in name) and Path(name).exists():
+        raise UnknownNameError(
+            f"{name} is a path, not the name of a dataset: `offmarl.open` and commands open it."
+        )
+    if unknown:
         raise unknown_name("dataset", path, known, see="offmarl ls --remote")
     return Target(target, parts[length] if len(parts) > length else None, revision or None)
 

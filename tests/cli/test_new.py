@@ -88,7 +88,7 @@ def test_nothing_is_overwritten(offmarl, tmp_path):
     [
         ("my-env", "letters, digits and _"),
         ("2d", "letters, digits and _"),
-        ("../up", "letters, digits and _"),
+        ("../up", "--out names the file's directory"),
         ("class", "cannot name a Python module"),
         ("json", "already has a module named json"),
     ],

@@ -8,7 +8,7 @@ from huggingface_hub import constants
 
 import offmarl as library
 from offmarl import vault
-from offmarl.errors import HubUnreachableError, VaultError, VaultNotFoundError
+from offmarl.errors import HubUnreachableError, UnknownNameError, VaultError, VaultNotFoundError
 from offmarl.hub import card as catalogue
 from offmarl.vault import Dataset
 
@@ -159,6 +159,15 @@ def test_a_card_that_lists_no_uids_is_not_guessed_at(published, tmp_path):
         library.open(NAME)
     with pytest.raises(VaultError, match="several vaults: add one of Good, Poor"):
         library.load_dataset(NAME)
+
+
+@pytest.mark.parametrize("name", ["made/one.vlt/A", "{}/made/one.vlt/A", "../x/made/one.vlt"])
+def test_load_dataset_of_a_path_names_open(tmp_path, monkeypatch, name):
+    directory = tmp_path / "x"
+    record(directory / "made" / "one.vlt" / "A")
+    monkeypatch.chdir(directory)
+    with pytest.raises(UnknownNameError, match="is a path, not the name of a dataset"):
+        library.load_dataset(name.format(directory))
 
 
 def test_what_is_at_a_path_comes_first(published, tmp_path, monkeypatch):

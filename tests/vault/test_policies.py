@@ -168,5 +168,10 @@ def test_show_has_the_returns_of_those_that_played_together(tmp_path, capsys):
     output.show(shown, as_json=False)
     assert "policies that played together" in (text := capsys.readouterr().out)
     assert "1 + [red]two" in text
+    names = {"policies": [{"policy_id": one, "name": f"run@{one}"} for one in range(9)]}
+    written(tmp_path / "c.vlt", (mixed(transition, start=20), finals), provenance=names)
+    output.show(data.show(str(tmp_path / "c.vlt")), as_json=False)
+    assert "policies of run that played together" in (text := capsys.readouterr().out)
+    assert "@1 + @2" in text and "run@1" not in text
     written(tmp_path / "b.vlt", make(steps=20))
     assert data.show(str(tmp_path / "b.vlt")).data["pairings"] == []

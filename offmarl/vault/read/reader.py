@@ -73,7 +73,7 @@ class Reader:
         text = f"{self.num_steps:,} steps in {self.rows} rows"
         if self.manifest:
             spec = self.manifest.schema.spec
-            text = f"{spec.name}, {spec.num_agents} agents, {text}"
+            text = f"{spec.name or 'unknown environment'}, {spec.num_agents} agents, {text}"
         return f"<{type(self).__name__} {str(self.path)!r}: {text}>"
 
     def _repr_html_(self) -> str:
