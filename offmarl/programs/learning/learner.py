@@ -77,17 +77,7 @@ class TargetState(NamedTuple):
 
 
 def policy_config(args: LearnerArgs, head: Any, **other: Any) -> PolicyConfig:
-    """Return the description of an agents' network of the chosen kind and size.
-
-    Parameters
-    ----------
-    args
-        The program's arguments.
-    head
-        As in `offmarl.networks.PolicyConfig`.
-    other
-        Further fields of it.
-    """
+    """Return the description of an agents' network; ``head`` and ``other`` are its other fields."""
     return PolicyConfig(args.network, head, args.hidden, args.agent_id, layers=args.layers, **other)
 
 
