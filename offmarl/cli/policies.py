@@ -15,10 +15,10 @@ from offmarl.errors import OptionError
 from offmarl.paths import local
 from offmarl.programs import LoadedPolicy
 from offmarl.programs.recording.sides import side_of
-from offmarl.programs.runs.evaluate import play_policy
+from offmarl.programs.runs.evaluate import default_sizes, play_policy
 from offmarl.programs.runs.parallel import ParallelEnvironment, Player
 from offmarl.report import render
-from offmarl.teams import only_or_all, teams_of
+from offmarl.teams import by_team, only_or_all, teams_of
 from offmarl.terminal import number
 from offmarl.tracking import progress, read_run
 from offmarl.types import EnvSpec
@@ -77,17 +77,18 @@ def play(
     The episodes of all policies have the same initial states.
     """
     teams, key, found = teams_of(environment.spec), jax.random.key(seed), []
+    episodes = episodes or default_sizes(environment)[1]
     if isinstance(environment, ParallelEnvironment):
-        teams, episodes = teams_of(next(iter(policies.values())).spec), episodes or 32
+        teams = teams_of(next(iter(policies.values())).spec)
         players = [Player(one.policy, one.params, seed) for one in policies.values()]
         with progress("evaluate", len(players) * episodes) as advance:
             each = environment.play(players, episodes, advance)
         environment.close()
-        found = [*np.stack([each[..., list(team.agents)].mean(-1) for team in teams], -1)]
+        found = [*np.stack(by_team(each, teams), -1)]
     else:
         with progress("evaluate", len(policies)) as advance:
             for one in policies.values():
-                given = environment, one.policy, episodes or 320, None, one.params, key
+                given = environment, one.policy, episodes, None, one.params, key
                 found.append(evaluation.returns_by_team(environment.spec, play_policy(*given)))
                 means = {
                     team.name: float(x.mean()) for team, x in zip(teams, found[-1].T, strict=True)

@@ -246,11 +246,10 @@ def train_work(verb: str, arguments: list[str], _block_steps: None) -> Divided:
     from offmarl.programs.runs.gathering import SeedsWork
 
     _, program, args = _Command.of("baseline", arguments)
-    by_seed = args.seeds > 1
     work = (
-        SeedsWork(program.main, args, run_directory(args))
-        if by_seed
-        else CommandWork(verb, arguments, train)
+        CommandWork(verb, arguments, train)
+        if args.seeds == 1
+        else SeedsWork(program.main, args, run_directory(args))
     )
     return Divided(work, lambda _: train(arguments))
 

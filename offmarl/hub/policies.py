@@ -130,10 +130,11 @@ def push_policy(
     if not record.get("complete"):
         raise RunError(f"{directory} is not finished: repeat its command first.")
     record = tracking.plain(tracking.publishable(record))
-    contents = _members(directory)
-    for copy in directory.glob(_COPIES):
-        within = copy.relative_to(directory).as_posix()
-        contents |= {f"{within}/{name}": content for name, content in _members(copy).items()}
+    contents = {
+        (place.relative_to(directory) / name).as_posix(): content
+        for place in (directory, *directory.glob(_COPIES))
+        for name, content in _members(place).items()
+    }
     operations = [CommitOperationAdd(path, content) for path, content in contents.items()]
     card = _card(directory, record, repository, terms, summary)
     card["files"] = [asdict(file) for file in files_of(operations)]

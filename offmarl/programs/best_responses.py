@@ -53,8 +53,9 @@ def exact(env: Any, given: Given) -> dict[str, Solution]:
         tree = game_tree(env)
         advance(note="tabulates the policies")
         for acting, how in ways.items():
-            sides = [_table(tree, env, side, source, how, advance) for side, source in given]
+            sides = (_table(tree, env, side, source, how) for side, source in given)
             tables[acting] = np.where(tree.seats[:, None] == 0, *sides)
+            advance(each)
         if len(ways) > 1 and np.array_equal(tables["greedy"], tables["sampled"]):
             del tables["sampled" if np.isin(tables["greedy"], (0, 1)).all() else "greedy"]
         found = {acting: solve(tree, policy) for acting, policy in tables.items()}
@@ -63,12 +64,7 @@ def exact(env: Any, given: Given) -> dict[str, Solution]:
 
 
 def _table(
-    tree: GameTree,
-    env: Environment,
-    side: Team,
-    source: str,
-    how: Mapping[str, bool],
-    advance: tracking.Advance,
+    tree: GameTree, env: Environment, side: Team, source: str, how: Mapping[str, bool]
 ) -> Float[np.ndarray, "I A"]:
     """Return the policy of a side as a table, of a population the mixture of its members."""
     player = team_policy(source, env, side, **how)
@@ -76,7 +72,6 @@ def _table(
         tabulate(tree, compose(env.spec, [one.seat(side.agents)]), (one.params,))
         for one in player.members or (player,)
     ]
-    advance()
     return mixture(tree, np.stack(tables), np.array(player.about.get("weights", [1.0])))
 
 

@@ -46,7 +46,7 @@ def policy(run: Path, seed: int = 0, step: Any = None) -> Any:
 
 def stopping(seeds: int, start: int = 0) -> Stopping:
     args = bc.Args(vault="x", seeds=seeds, **PATIENT)
-    return Stopping(args, Evaluator(None, object(), None, None), start)
+    return Stopping(args, Evaluator(None, object(), None, None, 32, 320, 20), start)
 
 
 RETURNS = [[1.0, 1.0], [2.0, 0.5], [2.0, 0.9], [1.5, 5.0], [9.0, 5.0], [0.0, 5.0]]

@@ -28,7 +28,7 @@ from offmarl.programs.runs.identity import environment_source
 from offmarl.programs.runs.parallel import ParallelEnvironment, Player, is_parallel
 from offmarl.programs.runs.sharding import Layout, map_seeds, place_shared
 from offmarl.replay.device import bytes_of
-from offmarl.teams import names_by_team, teams_of
+from offmarl.teams import by_team, names_by_team, teams_of
 from offmarl.types import ArrayTree, EnvSpec, Policy, Sequence
 from offmarl.vault import Dataset, Mixture, open_vault
 
@@ -47,14 +47,14 @@ class Evaluator(NamedTuple):
     """Whole episodes, whose actions are compared with the policy's."""
     learned_from: NDArray[np.int64] | None
     """Numbers of the episodes to train on; None for all."""
+    episodes: int
+    """Number of episodes of an evaluation, which are played side by side."""
+    final_episodes: int
+    """Number of episodes of the last evaluation."""
+    evaluations: int
+    """Number of evaluations after the first, by default."""
     fraction: float = 0.0
     """Fraction of the episodes that is held out."""
-    episodes: int = 32
-    """Number of episodes of an evaluation, which are played side by side."""
-    final_episodes: int = 320
-    """Number of episodes of the last evaluation."""
-    evaluations: int = 20
-    """Number of evaluations after the first, by default."""
     validation: str = ""
     """Digest of the vault of held-out episodes, if they are not of the dataset."""
 
@@ -62,6 +62,11 @@ class Evaluator(NamedTuple):
     def environment(self) -> str:
         """Name of the environment that is played in, or of the data's if there is none."""
         return self.env.spec.name if self.env else self.spec.name
+
+
+def default_sizes(env: object) -> tuple[int, int, int]:
+    """Return the episodes of an evaluation and of the last one, and how many evaluations follow."""
+    return (8, 32, 5) if isinstance(env, ParallelEnvironment) else (32, 320, 20)
 
 
 def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
@@ -81,15 +86,15 @@ def make_evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
 
 def _evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     env = environment_for(args.env, dataset)
-    numbers = (8, 32, 5) if isinstance(env, ParallelEnvironment) else (32, 320, 20)
-    sizes = args.eval_episodes or numbers[0], args.final_episodes or numbers[1]
+    each, last, evaluations = default_sizes(env)
+    sizes = args.eval_episodes or each, args.final_episodes or last
+    played = Evaluator(dataset.spec, env, None, None, *sizes, evaluations)
     if isinstance(env, ParallelEnvironment):
-        _note_fewer(args, env, sizes, numbers[2])
+        _note_fewer(args, played)
     elif env is not None:
         require_room_for(env.spec, max(sizes))
     if env is not None:
         _warn_of_other_code(env, dataset)
-    played = Evaluator(dataset.spec, env, None, None, 0.0, *sizes, numbers[2])
     if args.validation is not None:
         data = _validation(args, args.validation, dataset)
         every = np.arange(len(data.episodes.length))
@@ -103,16 +108,15 @@ def _evaluator(args: Args, dataset: Dataset | Mixture) -> Evaluator:
     return played._replace(held_out=episodes, learned_from=rest, fraction=fraction)
 
 
-def _note_fewer(
-    args: Args, env: ParallelEnvironment, sizes: tuple[int, int], evaluations: int
-) -> None:
+def _note_fewer(args: Args, played: Evaluator) -> None:
     """Print how often policies are evaluated in a PettingZoo environment, unless the user said."""
     if None not in (args.eval_every, args.eval_episodes, args.final_episodes):
         return
-    often = f"{evaluations} times" if args.eval_every is None else f"each {args.eval_every} updates"
+    every = args.eval_every
+    often = f"{played.evaluations} times" if every is None else f"each {every} updates"
     _notice_once(
-        f"{env.spec.name} steps in Python: evaluated {often} on {sizes[0]} episodes, at the end on "
-        f"{sizes[1]} (--eval-every, --eval-episodes, --final-episodes)"
+        f"{played.environment} steps in Python: evaluated {often} on {played.episodes} episodes, "
+        f"at the end on {played.final_episodes} (--eval-every, --eval-episodes, --final-episodes)"
     )
 
 
@@ -214,7 +218,7 @@ def evaluate(
         ways = tuple(modes.values())
         if isinstance(env, ParallelEnvironment):
             each = _play_in_python(env, program, ways, gathered((params, keys)), episodes)
-            returns = np.stack([each[..., list(team.agents)].mean(-1) for team in teams], -1)
+            returns = np.stack(by_team(each, teams), -1)
         else:
             rounds, size = [], evaluator.episodes  # all evaluations share a compiled program
             for number in range(-(-episodes // size)):
