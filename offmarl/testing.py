@@ -30,7 +30,7 @@ from offmarl.types import (
 )
 from offmarl.vault.format import encoding
 from offmarl.vault.format.layout import METADATA
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import store_of
 
 EnvironmentConformance = conformance.EnvironmentConformance
 """Conformance tests of environments: see `offmarl.envs.conformance`."""
@@ -217,10 +217,10 @@ def write_stock(path: Path, transition: Transition) -> Path:
 
 def copy_stock(path: Path, place: "Place") -> None:
     """Copy a vault of stock flashbax, key by key, to a place that any driver keeps."""
-    source, target = Store.open(path), Store.open(place)
+    source, target = store_of(path), store_of(place)
     keys = source.keys("")
     target.commit(dict(zip(keys, source.get_all(keys), strict=True)), {}).result()
-    target.driver.write(METADATA, (path / METADATA).read_bytes())
+    target.write(METADATA, (path / METADATA).read_bytes())
 
 
 Place = str | os.PathLike[str]

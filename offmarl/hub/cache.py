@@ -36,7 +36,7 @@ from offmarl.hub.client import kept_in
 from offmarl.paths import local
 from offmarl.vault.read.manifest import RECORD
 from offmarl.vault.read.open import SUFFIX
-from offmarl.vault.storage.drivers import driver_of
+from offmarl.vault.storage.store import store_of
 
 ARRIVING = ".arriving"
 """Directory of incomplete data, in the directory of a dataset."""
@@ -57,7 +57,7 @@ class Entry(NamedTuple):
     @property
     def uids(self) -> dict[str, Path]:
         """Paths of its vaults on this machine, by uid."""
-        return {path.name: self.path / path.name for path in driver_of(self.path).vaults()}
+        return {path.name: self.path / path.name for path in store_of(self.path).vaults()}
 
     @property
     def arriving(self) -> Path:

@@ -57,7 +57,7 @@ class Document(msgspec.Struct, forbid_unknown_fields=True):
 def build_index(contents: Contents, name: str) -> bytes:
     """Return the index of a vault on this machine; every value is read for its checksum."""
     if contents.tree.lost:
-        raise damaged(contents.driver.path, contents.tree.lost[0])
+        raise damaged(contents.store.path, contents.tree.lost[0])
     values = contents.tree.values.items()
     inline = {key: value for key, value in values if isinstance(value, bytes)}
     placed = sorted((at, key) for key, at in values if isinstance(at, ValueLocation))
@@ -66,7 +66,7 @@ def build_index(contents: Contents, name: str) -> bytes:
     total, sums = sum(at.length for at, _ in placed), []
     with tracking.progress(f"index {name}", total, unit="bytes") as advance:
         for file, some in groupby((at for at, _ in placed), lambda at: at.file):
-            sums += _checksums(open_file(contents.driver.directory, file), some, advance)
+            sums += _checksums(open_file(contents.store.directory, file), some, advance)
     document = Document(
         files,
         keys=[key for _, key in placed],

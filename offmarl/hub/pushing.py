@@ -51,8 +51,8 @@ from offmarl.vault.format.layout import (
 )
 from offmarl.vault.read.open import SUFFIX, place_of, refused_link
 from offmarl.vault.storage.commit import Contents, live_bytes, live_files
-from offmarl.vault.storage.drivers import Directory, driver_of
 from offmarl.vault.storage.files import errors_of
+from offmarl.vault.storage.store import Directory, store_of
 from offmarl.vault.write.compaction import compact
 
 _LEAST_UNUSED = 2**20
@@ -211,43 +211,43 @@ def _open_all(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Dataset]:
 def _expand(path: Path) -> list[Path]:
     """Return the vaults of a path; `VaultFormatError` if one is a link in a dataset."""
     is_dataset = path.name.endswith(SUFFIX)
-    linked = driver_of(path).links() if is_dataset else []
+    linked = store_of(path).links() if is_dataset else []
     if path.is_symlink() and path.parent.name.endswith(SUFFIX):
         linked = [path]
     if linked:
         raise refused_link(linked[0])
-    inside = driver_of(path).vaults() if is_dataset else []
+    inside = store_of(path).vaults() if is_dataset else []
     return [path / one.name for one in inside] or [path]
 
 
 def _read(one: Dataset) -> _Vault:
     """Read a vault once for its digest, and once for its index."""
-    driver, path = one.store.driver, one.path
-    assert isinstance(driver, Directory)
+    store, path = one.store, one.path
+    assert isinstance(store, Directory)
     with errors_of(path):
         if one.native:
             one.statistics(tracking.progress)  # which it stores if it can
-        if _is_untidy(driver):
+        if _is_untidy(store):
             with suppress(VaultError):  # it is locked, or there is no room: publish it as it is
                 compact(path)
-        manifest = (driver.directory / MANIFEST).read_bytes()
+        manifest = (store.directory / MANIFEST).read_bytes()
         one = open_vault(path)
         digest = one.digest()
         contents = Contents.of(one.store)
         listing = build_index(contents, one.uid)
-        files = [driver.directory / name for name in sorted(live_files(driver))]
-        if (driver.directory / MANIFEST).read_bytes() != manifest:
+        files = [store.directory / name for name in sorted(live_files(store))]
+        if (store.directory / MANIFEST).read_bytes() != manifest:
             raise VaultConflictError(
                 f"{path} was written to while it was read: push it when its writer is done."
             )
     return _Vault(one, digest, manifest, listing, [file for file in files if file.is_file()])
 
 
-def _is_untidy(driver: Directory) -> bool:
+def _is_untidy(store: Directory) -> bool:
     """Whether a vault has much unused space, or very many small files."""
-    sizes = [file.stat().st_size for file in (driver.directory / DATA).iterdir()]
+    sizes = [file.stat().st_size for file in (store.directory / DATA).iterdir()]
     total = sum(sizes)
-    unused = total - live_bytes(driver)
+    unused = total - live_bytes(store)
     wasteful = unused > max(_LEAST_UNUSED, _MOST_UNUSED * total)
     return wasteful or (len(sizes) > _MANY_FILES and total < _SMALL_FILE * len(sizes))
 

@@ -27,8 +27,8 @@ from offmarl.hub.card import Card, File
 from offmarl.hub.index import Index, Place
 from offmarl.hub.pages import Pages
 from offmarl.vault.format.layout import METADATA
-from offmarl.vault.storage.drivers import Registered
 from offmarl.vault.storage.location import Url
+from offmarl.vault.storage.store import Registered
 
 _DATASETS = "datasets"
 """The host of addresses as huggingface_hub writes them: ``hf://datasets/org/name``."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from offmarl.vault.write.creation import create as create, create_whole as create_whole
     from offmarl.vault.dataset import Dataset as Dataset, open_vault as open_vault
-    from offmarl.vault.storage.drivers import (
+    from offmarl.vault.storage.store import (
         KeyValues as KeyValues,
         register_driver as register_driver,
     )

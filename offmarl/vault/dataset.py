@@ -8,7 +8,6 @@ from offmarl.replay.sampling import episode_numbers
 from offmarl.terminal import Progress, quiet
 from offmarl.vault.read.open import locate
 from offmarl.vault.read.reader import Reader
-from offmarl.vault.storage.store import store_of
 from offmarl.vault.transform.episode_set import Chosen, EpisodeSet
 
 if TYPE_CHECKING:  # what only verbs need is imported when they are called
@@ -94,7 +93,7 @@ class Dataset(Reader, EpisodeSet):
         """Return the SHA-256 of the content, or the published one; see `vault.check.digest`."""
         from offmarl.vault.check.digest import digest
 
-        return self.store.driver.digest or digest(self)
+        return self.store.digest or digest(self)
 
     def known_digest(self) -> str:
         """Return the digest, without reading the data again if this user computed it before.
@@ -140,4 +139,4 @@ def open_vault(
     VaultFormatError
         The data at the path is not a vault, or is damaged.
     """
-    return Dataset(store_of(locate(path)), checked, time_limit)
+    return Dataset(locate(path), checked, time_limit)

@@ -27,7 +27,7 @@ from offmarl.vault.read.open import locate
 from offmarl.vault.read.reader import Reader
 from offmarl.vault.storage.commit import Contents
 from offmarl.vault.storage.files import errors_of
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import store_of
 from offmarl.vault.transform import lineage
 from offmarl.vault.transform.execute import Remap, copy_pieces, execute
 from offmarl.vault.transform.plan import Plan
@@ -128,7 +128,7 @@ class _DamagedVault(Reader):
 
     def __init__(self, found: Verification):
         self._faults = found.faults
-        super().__init__(Store.open(found.path), checked=False)  # the verification was deep
+        super().__init__(store_of(found.path), checked=False)  # the verification was deep
 
     def _describe(self) -> Description:
         with errors_of(self.path):
@@ -137,7 +137,7 @@ class _DamagedVault(Reader):
             return self._describe_foreign()
         metadata: dict[str, Any] = {}
         with suppress(VaultFormatError):
-            metadata = read_metadata(contents.driver)
+            metadata = read_metadata(contents.store)
         self._parts = read_parts(contents, read_schema(contents, metadata, []), [])
         return self._parts.description(self.store)
 

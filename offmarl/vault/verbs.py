@@ -25,8 +25,8 @@ from offmarl.vault.dataset import Dataset, open_vault
 from offmarl.vault.format import tables
 from offmarl.vault.format.layout import Codec
 from offmarl.vault.read.open import SUFFIX
-from offmarl.vault.storage.drivers import driver_of
 from offmarl.vault.storage.files import whole
+from offmarl.vault.storage.store import store_of
 from offmarl.vault.transform import plan
 from offmarl.vault.transform.execute import examine_all, execute
 from offmarl.vault.transform.function import MapFunction
@@ -215,7 +215,7 @@ def split(
     vault, fractions = plan.opened(source), tables.shares(fractions, validation)
     policies = None if by is None else tables.policies_by(vault.episodes, vault.spec, by)
     parts = tables.split(len(vault), fractions, seed, vault.path, policies)
-    final = driver_of(path).directory
+    final = store_of(path).directory
     if not final.name.endswith(SUFFIX):
         raise VaultError(f"{final} cannot hold several vaults: its name must end in {SUFFIX}.")
     with whole(final) as directory:

@@ -3,7 +3,7 @@
 import shutil
 
 from offmarl.vault.storage import commit
-from offmarl.vault.storage.drivers import Directory
+from offmarl.vault.storage.store import Directory
 from tests.vault import damage
 
 

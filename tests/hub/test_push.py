@@ -29,7 +29,7 @@ from offmarl.errors import (
 from offmarl.hub import cache, pushing
 from offmarl.hub import card as catalogue
 from offmarl.vault.format.layout import METADATA
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import store_of
 from tests.runs import write_run
 from tests.vault.experience import SPEC, make
 from tests.vault.test_stock import open_stock
@@ -424,7 +424,7 @@ def test_the_episodes_are_a_parquet_table(hub, pushed):
 
 def test_vaults_of_other_programs_are_published_too(hub, tmp_path):
     path = record(tmp_path / "other.vlt" / "uid", 0)
-    Store.open(path)._kv.delete_range(ts.KvStore.KeyRange("offmarl/", "offmarl0")).result()
+    store_of(path)._kv.delete_range(ts.KvStore.KeyRange("offmarl/", "offmarl0")).result()
     metadata = json.loads((path / METADATA).read_text())
     (path / METADATA).write_text(json.dumps({**metadata, "offmarl": "no more"}))
     library.push([path], "org/other", "CC-BY-4.0")

@@ -53,7 +53,7 @@ def test_it_is_the_vault_that_was_pushed(hub, pushed, tmp_path):
     with pytest.raises(VaultError):
         vault.resume(ADDRESS)
     with pytest.raises(VaultConflictError, match="pull it first"):
-        remote.store.driver.values.clear()
+        remote.store.values.clear()
 
 
 @pytest.mark.parametrize(

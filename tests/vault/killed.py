@@ -5,6 +5,7 @@ take seconds. To add a program, add a function to `PROGRAMS`: it says what is ac
 """
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import time
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from offmarl import vault
 from offmarl.testing import typed_spec
@@ -87,6 +88,20 @@ def change(path: Path) -> None:
         say(1)
 
 
+def unite(path: Path) -> None:
+    """Join a vault two directories above with itself."""
+    if not path.exists():
+        vault.cat([path.parents[2] / "source.vlt"] * 2, path)
+        say(1)
+
+
+def divide(path: Path) -> None:
+    """Split it; the path is that of the first part."""
+    if not path.exists():
+        vault.split(path.parents[2] / "source.vlt", path.parent, fractions=(0.5, 0.5))
+        say(1)
+
+
 def export(path: Path) -> None:
     """Write the vault beside in the layout that the path's suffix names."""
     source = vault.open_vault(path.with_name("source.vlt"))
@@ -113,9 +128,18 @@ PROGRAMS = {
         compact,
         close,
         change,
+        unite,
+        divide,
         export,
     )
 }
+
+
+def deaths(events: int, count: int, longest: float) -> list[dict[str, Any]]:
+    """Instants by the count of events, and as many by the clock: inside of TensorStore."""
+    rng = random.Random(0)
+    by_count = [{"event": 1 + number * (events - 1) // count} for number in range(count)]
+    return [*by_count, *({"seconds": rng.uniform(0.001, longest)} for _ in range(count))]
 
 
 class Death(NamedTuple):

@@ -13,8 +13,7 @@ from offmarl.errors import VaultConflictError, VaultFullError
 from offmarl.vault.storage import bulk, commit
 from offmarl.vault.storage import store as store_module
 from offmarl.vault.storage.bulk import Block, allocate, write_blocks
-from offmarl.vault.storage.drivers import Directory
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import Directory, store_of
 from offmarl.vault.write import writer as writer_module
 
 from . import damage
@@ -159,7 +158,7 @@ def test_a_full_disk_loses_nothing(tmp_path, always_bulk):
 
 def test_a_conflict_leaves_the_vault_as_it_is(tmp_path, always_bulk):
     path = tmp_path / "a.vlt" / "a"
-    store = Store.open(fill(path).path)
+    store = store_of(fill(path).path)
     before = store.get("offmarl/head")
     with pytest.raises(VaultConflictError):
         store.commit({}, {"offmarl/head": b"other"}, [block(VALUES)]).result()

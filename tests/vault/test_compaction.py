@@ -1,7 +1,6 @@
 """Compaction removes unused bytes only, and a kill during it loses nothing."""
 
 import errno
-import random
 import shutil
 import signal
 from dataclasses import replace
@@ -12,12 +11,12 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultLockedError
 from offmarl.vault.storage import commit
-from offmarl.vault.storage.drivers import Directory
+from offmarl.vault.storage.store import Directory
 from offmarl.vault.write import compaction
 
 from . import damage
 from .experience import SPEC, assert_same, concatenate, make
-from .killed import PROGRAMS
+from .killed import PROGRAMS, deaths
 from .test_stock import (
     append_with_stock,
     assert_stock_reads_and_samples,
@@ -245,17 +244,16 @@ def state_of(path):
     return said, vault.verify(path, deep=True).faults
 
 
-def campaign(victims, program, path, instants):
-    """Kill it at instants by the count of events, and as many by the clock."""
-    old = path.with_name("old")
-    shutil.copytree(path, old)
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, pytest.param(30, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("program", ["compact", "close"])
+def test_killed_at_any_instant(victims, tmp_path, program, count):
+    path = damage.record(tmp_path / "v.vlt" / "a")
+    old = shutil.copytree(path, path.with_name("old"))
     before = state_of(path)
     events = victims.run(program, path).events
     after = state_of(path)
-    rng = random.Random(0)
-    deaths = [{"event": 1 + number * (events - 1) // instants} for number in range(instants)]
-    deaths += [{"seconds": rng.uniform(0.001, 0.08)} for _ in range(instants)]
-    for when in deaths:
+    for when in deaths(events, count, 0.08):
         shutil.rmtree(path)
         shutil.copytree(old, path)
         died = victims.run(program, path, **when)
@@ -268,20 +266,6 @@ def campaign(victims, program, path, instants):
         live = commit.live_files(Directory(path))
         assert {f"d/{file.name}" for file in (path / "d").iterdir()} == live
         assert not (path / compaction.REBUILT).exists()
-
-
-@pytest.mark.parametrize("program", ["compact", "close"])
-@pytest.mark.slow
-def test_killed_at_some_instants(victims, tmp_path, program):
-    path = damage.record(tmp_path / "v.vlt" / "a")
-    campaign(victims, program, path, 2)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("program", ["compact", "close"])
-def test_killed_at_60_instants(victims, tmp_path, program):
-    path = damage.record(tmp_path / "v.vlt" / "a")
-    campaign(victims, program, path, 30)
 
 
 @pytest.mark.slow

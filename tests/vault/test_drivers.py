@@ -10,7 +10,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultFormatError, VaultNotFoundError
 from offmarl.testing import DriverConformance, experience
-from offmarl.vault.storage.drivers import openers
+from offmarl.vault.storage.store import openers
 
 MEMORY: dict[str, tuple[bytes, bytes]] = {}
 """URLs of keys, and their values and generations."""

@@ -12,9 +12,8 @@ from offmarl.errors import VaultExistsError, VaultLockedError
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import METADATA
 from offmarl.vault.storage import files
-from offmarl.vault.storage.drivers import Directory
 from offmarl.vault.storage.files import WriterLock
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import Directory, store_of
 
 from .experience import SPEC, make
 
@@ -174,7 +173,7 @@ def test_metadata_is_written_last(monkeypatch, tmp_path):
     write, noted = Directory.write, []
 
     def written(self, name, content):
-        head = Store.open(self.path).get(layout.HEAD_KEY)
+        head = store_of(self.path).get(layout.HEAD_KEY)
         noted.append((name, head is not None))
         write(self, name, content)
 
@@ -198,7 +197,7 @@ def test_the_pages_of_each_data_file_are_dropped_once(monkeypatch, tmp_path):
     monkeypatch.setattr(
         os, "posix_fadvise", lambda fd, *about: dropped.append((os.fstat(fd).st_ino, about))
     )
-    store = Store.open(tmp_path)
+    store = store_of(tmp_path)
 
     def written(value):
         before = {file.stat().st_ino for file in tmp_path.glob("d/*")}

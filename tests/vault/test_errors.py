@@ -22,7 +22,7 @@ from offmarl.errors import (
 from offmarl.types import Continuous, FinalObservations
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import UNFINISHED
-from offmarl.vault.storage.store import OcdbtStore, Store
+from offmarl.vault.storage.store import Directory, store_of
 
 from . import damage
 from .experience import SPEC, assert_same, concatenate, make
@@ -221,7 +221,7 @@ def test_damaged_metadata(path, damage):
 
 
 def test_a_newer_format(path):
-    store = Store.open(path)
+    store = store_of(path)
     schema = store.get_json(layout.SCHEMA_KEY)
     newer = layout.dump_json(schema | {"version": 99})
     store.commit({layout.SCHEMA_KEY: newer}, {}).result()
@@ -230,7 +230,7 @@ def test_a_newer_format(path):
 
 
 def test_lost_files_and_keys(path):
-    store = Store.open(path)
+    store = store_of(path)
     (key,) = store.keys(layout.FINALS_PREFIX)
     open_keys(path).write(key, None).result()
     with pytest.raises(VaultError):
@@ -242,7 +242,7 @@ def test_lost_files_and_keys(path):
 
 
 def test_a_damaged_tail_is_not_written_again(path):
-    store = Store.open(path)
+    store = store_of(path)
     tail = bytearray(store.get("rewards./0.2.0"))
     tail[0] ^= 1
     store.commit({"rewards./0.2.0": bytes(tail)}, {}).result()
@@ -252,7 +252,7 @@ def test_a_damaged_tail_is_not_written_again(path):
 
 def test_what_stock_left_behind_the_end_is_no_damage(path):
     """A stock program that died while appending: its steps are there and do not count."""
-    store = Store.open(path)
+    store = store_of(path)
     tail = bytearray(store.get("rewards./0.2.0"))
     assert tail[16:32] == bytes(16)  # two of four steps, two agents, the first of two rows
     tail[16] = 1
@@ -275,9 +275,9 @@ def test_an_interrupt_while_committing(path, monkeypatch):
         def exception(self):
             return self.done.exception()
 
-    commit = OcdbtStore.commit
+    commit = Directory.commit
     with vault.resume(path) as writer:
-        monkeypatch.setattr(OcdbtStore, "commit", lambda *args: Interrupted(commit(*args)))
+        monkeypatch.setattr(Directory, "commit", lambda *args: Interrupted(commit(*args)))
         writer.append(*make())
         with pytest.raises(KeyboardInterrupt):
             writer.flush()
@@ -293,7 +293,7 @@ def test_past_what_stock_can_count(tmp_path):
     with vault.create(path, SPEC, rows=2, chunk_steps=16) as writer:
         writer.annotate({"x": 1})
     before = 2**31 - 16
-    store = Store.open(path)
+    store = store_of(path)
     head = layout.Head(length=before)._asdict()
     writes = {
         layout.HEAD_KEY: layout.dump_json(head),

@@ -13,7 +13,7 @@ from offmarl import vault
 from offmarl.errors import OffmarlError, VaultFormatError
 from offmarl.vault.format import layout
 from offmarl.vault.format.layout import METADATA
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import store_of
 
 from .experience import make, written
 
@@ -46,7 +46,7 @@ NONSENSE = (
 
 def foreign(path):
     """Take our own keys away, so that metadata.json is all there is to go by."""
-    store = Store.open(path)
+    store = store_of(path)
     for key in store.keys("offmarl/"):
         store._kv.write(key, None).result()
 
@@ -118,7 +118,7 @@ def mutate_metadata(path, count, seed):
 
 def mutate_own_keys(path, count, seed):
     rng = random.Random(seed)
-    store = Store.open(path)
+    store = store_of(path)
     documents = [k for k in store.keys("") if k.endswith(".zarray")]
     keys = (layout.SCHEMA_KEY, layout.HEAD_KEY, layout.PROVENANCE_KEY, *documents)
     values = {key: store.get(key) for key in keys}
@@ -202,7 +202,7 @@ def test_shapes_and_types_that_the_arrays_have_not(path, name, shape, dtype):
 def test_arrays_whose_chunks_would_fill_the_memory(path):
     """Both descriptions agree on rows of terabytes, and the index that there are many."""
     foreign(path)
-    store = Store.open(path)
+    store = store_of(path)
     document = store.get_json("rewards./.zarray")
     document |= {"shape": [2, 10**13, 10**6], "chunks": [2, 10**6, 10**6]}
     store.commit(
@@ -223,7 +223,7 @@ def test_a_head_that_speaks_of_billions(tmp_path, length):
     """What is remembered of each chunk would take 160 GiB."""
     path = tmp_path / "v.vlt" / "a"
     written(path, make(rows=1, steps=20), chunk_steps=1)
-    store = Store.open(path)
+    store = store_of(path)
     head = store.get_json(layout.HEAD_KEY) | {"length": length}
     forged = {
         layout.HEAD_KEY: layout.dump_json(head),
@@ -245,17 +245,17 @@ def test_a_head_that_speaks_of_billions(tmp_path, length):
 
 def test_an_index_that_speaks_of_billions(path):
     foreign(path)
-    Store.open(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
+    store_of(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
     found = vault.verify(path, deep=True)
     assert 0 < len(found.faults) < 100
     assert found.length == 2**31 - 1
-    Store.open(path).commit({"vault_index/0": b"\xff\xff\xff\xff"}, {}).result()
+    store_of(path).commit({"vault_index/0": b"\xff\xff\xff\xff"}, {}).result()
     assert "length -1" in str(vault.verify(path).faults[0])
 
 
 def test_the_episodes_of_an_index_that_speaks_of_billions(path):
     foreign(path)
-    Store.open(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
+    store_of(path).commit({"vault_index/0": b"\xff\xff\xff\x7f"}, {}).result()
     found = vault.open_vault(path)
     begin = time.monotonic()
     for read in (lambda: found.episodes, found.digest, found.read, lambda: found.quirks):

@@ -14,8 +14,8 @@ from offmarl.errors import OffmarlError, VaultError, VaultExistsError, VaultForm
 from offmarl.vault.format.layout import DATA, LOCK, MANIFEST, METADATA, OWN_PREFIX
 from offmarl.vault.storage import commit
 from offmarl.vault.storage.commit import Contents
-from offmarl.vault.storage.drivers import Directory
 from offmarl.vault.storage.files import open_file
+from offmarl.vault.storage.store import Directory
 
 from .experience import SPEC, make, written
 
@@ -36,7 +36,7 @@ def forge(source: Path, target: Path, prefix: str = "d/") -> Path:
     """
     location = Directory(source)
     contents = Contents(location, commit.current_tree(location))
-    values = {key: contents.fetch(key)() for key in contents.tree.values}
+    values = {key: contents.start(key)() for key in contents.tree.values}
     chunks = {k for k in values if k[-1].isdigit() and not k.startswith((OWN_PREFIX, "vault_i"))}
     context = ts.Context()  # what TensorStore keeps in memory may have any name
     spec = {"driver": "ocdbt", "base": "memory://", "config": commit.config_of(location)}

@@ -16,8 +16,7 @@ from offmarl.types import map_tree
 from offmarl.vault.format import layout, tables
 from offmarl.vault.format.layout import METADATA
 from offmarl.vault.storage import commit
-from offmarl.vault.storage.drivers import Directory
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import Directory, store_of
 
 from . import damage
 from .experience import assert_same, make
@@ -51,7 +50,7 @@ def flip(path, key, offset=0):
 
 def overwrite(path, values):
     """Write keys as no program should."""
-    Store.open(path).commit(values, fence={}).result()
+    store_of(path).commit(values, fence={}).result()
 
 
 def test_a_sound_vault(path):
@@ -84,7 +83,7 @@ def test_a_lost_file_is_found_without_reading(path):
 
 
 def test_a_missing_chunk_is_no_zeros(path):
-    store = Store.open(path)
+    store = store_of(path)
     store._kv.write("infos.state./0.1.0", None).result()
     (fault,) = vault.verify(path).faults
     assert (fault.what, fault.leaf, fault.steps) == ("it is missing", "infos.state", (8, 16))
@@ -138,7 +137,7 @@ def test_neither_manifest_nor_metadata(path):
     ],
 )
 def test_keys_that_contradict_one_another(path, key, change, message):
-    store = Store.open(path)
+    store = store_of(path)
     overwrite(path, {key: layout.dump_json(store.get_json(key) | change)})
     faults = vault.verify(path).faults
     assert any(message in str(fault) for fault in faults), faults
@@ -146,7 +145,7 @@ def test_keys_that_contradict_one_another(path, key, change, message):
 
 def test_an_episode_table_that_lies(path):
     key = layout.episodes_key(0)
-    store = Store.open(path)
+    store = store_of(path)
     records = np.frombuffer(store.get(key), tables.dtype(2, 2)).copy()
     records["returns"][1] += 1
     overwrite(path, {key: records.tobytes()})
@@ -220,7 +219,7 @@ def test_places_without_a_vault(tmp_path, path):
 @pytest.fixture
 def foreign(path):
     """What is left where our own keys are taken away: a vault as others write them."""
-    Store.open(path)._kv.delete_range(ts.KvStore.KeyRange("offmarl/", "offmarl0")).result()
+    store_of(path)._kv.delete_range(ts.KvStore.KeyRange("offmarl/", "offmarl0")).result()
     metadata = json.loads((path / METADATA).read_text())
     (path / METADATA).write_text(json.dumps({**metadata, "offmarl": "no more"}))
     return path
@@ -291,7 +290,7 @@ def test_any_damage_often(path, state):
 
 def change_document(path, name, **changes):
     key = f"{name}./.zarray"
-    document = json.loads(Store.open(path).get(key)) | changes
+    document = json.loads(store_of(path).get(key)) | changes
     overwrite(path, {key: layout.dump_json(document)})
 
 
@@ -317,7 +316,7 @@ def test_a_document_of_an_array_that_lies_misleads_nobody(path, change):
 @pytest.mark.parametrize("change", [{"dtype": "<i4"}, {"dtype": ">f4"}, {"order": "F"}], ids=str)
 def test_arrays_of_others_are_not_mapped_as_what_they_are_not(path, change):
     """Without our own keys nothing tells which document is right, but no bits change type."""
-    store = Store.open(path)
+    store = store_of(path)
     for key in store.keys("offmarl/"):
         store._kv.write(key, None).result()
     metadata = json.loads((path / METADATA).read_text())

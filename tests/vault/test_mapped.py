@@ -12,11 +12,12 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultChecksumError, VaultError
 from offmarl.types import Discrete, EnvSpec
-from offmarl.vault.read import arrays, chunk_reader
-from offmarl.vault.read.chunk_reader import ChunkReader, MappedArray
+from offmarl.vault.read import arrays
+from offmarl.vault.read.arrays import Arrays
+from offmarl.vault.read.chunks import MappedArray
 from offmarl.vault.read.manifest import map_contents
 from offmarl.vault.storage.commit import Region
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import store_of
 from tests.children import python
 
 from .experience import assert_same, concatenate, make, steps, written
@@ -217,8 +218,8 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(data.nbytes)
         return extend(before, data)
 
-    monkeypatch.setattr(chunk_reader.google_crc32c, "value", noted)
-    monkeypatch.setattr(chunk_reader.google_crc32c, "extend", extended)
+    monkeypatch.setattr(google_crc32c, "value", noted)
+    monkeypatch.setattr(google_crc32c, "extend", extended)
     return sizes
 
 
@@ -246,7 +247,7 @@ def test_each_chunk_is_compared_once(
 @pytest.mark.usefixtures("mapped")
 def test_what_a_dead_stock_program_left_past_the_end_is_not_compared(tmp_path: Path) -> None:
     path = record(tmp_path / "data.vlt") / "main"
-    store = Store.open(path)
+    store = store_of(path)
     chunk = bytearray(store.get("rewards./0.1.0"))
     chunk[-4:] = b"left"
     store.commit({"rewards./0.1.0": chunk}, fence={}).result()
@@ -294,7 +295,7 @@ def test_threads_that_map_while_others_read(tmp_path: Path, monkeypatch) -> None
     """A read goes on with what it knew when it began, while another thread maps the files."""
     path = record(tmp_path / "data.vlt", count=640, chunk_steps=8)
     found, whole = vault.open_vault(path), make(rows=2, steps=640)[0].reward
-    copy, is_first = ChunkReader.copy, iter([True])
+    copy, is_first = Arrays._copy, iter([True])
 
     def interrupted(*args):
         copy(*args)
@@ -302,7 +303,7 @@ def test_threads_that_map_while_others_read(tmp_path: Path, monkeypatch) -> None
             with ThreadPoolExecutor() as pool:
                 pool.submit(found.windows, [0, 1], [0, 8], 6).result()
 
-    monkeypatch.setattr(ChunkReader, "copy", interrupted)
+    monkeypatch.setattr(Arrays, "_copy", interrupted)
     read = found.read(0, 8, leaves=["rewards"])["rewards"]
     assert found._arrays._is_mapped
     np.testing.assert_array_equal(read, whole[:, :8])

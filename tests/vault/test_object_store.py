@@ -12,8 +12,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultError, VaultExistsError, VaultNotFoundError
 from offmarl.vault.format import layout
-from offmarl.vault.storage.drivers import Bucket
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import Bucket, store_of
 from tests.proxy import proxied
 
 from .experience import SPEC, assert_same, concatenate, make, written
@@ -67,8 +66,8 @@ def test_create_append_resume_read_and_list(bucket, tmp_path):
 def test_what_a_killed_creation_left_is_no_vault(bucket):
     path = f"{bucket}/a.vlt/b"
     vault.create(path, SPEC, rows=2).close()
-    store = Store.open(vault.open_vault(path).path)
-    store.driver.files.write("metadata.json", None).result()
+    store = store_of(vault.open_vault(path).path)
+    store.files.write("metadata.json", None).result()
     assert list(vault.list_vaults(bucket)) == []
     written(path, make(rows=1))
     assert vault.open_vault(path).rows == 1
@@ -142,7 +141,7 @@ def test_the_metadata_of_a_new_vault_comes_last(bucket, monkeypatch):
     write = Bucket.write
 
     def written(self, name, content):
-        store = Store.open(self.path)
+        store = store_of(self.path)
         seen.append((name, store.get(layout.HEAD_KEY) is not None, list(vault.list_vaults(bucket))))
         write(self, name, content)
 

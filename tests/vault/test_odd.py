@@ -11,7 +11,7 @@ import pytest
 from offmarl import vault
 from offmarl.errors import ShapeError, VaultError, VaultLockedError
 from offmarl.types import Discrete, EnvSpec
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import store_of
 
 from .experience import SPEC, assert_same, concatenate, make
 
@@ -167,7 +167,7 @@ def test_a_vault_is_sent_to_another_process_without_its_data(tmp_path):
 
 
 def test_files_that_a_compaction_takes_away_are_looked_for_again(tmp_path):
-    store = Store.open(record(tmp_path / "a.vlt"))
+    store = store_of(record(tmp_path / "a.vlt"))
     answers = iter([ValueError("NOT_FOUND: Error reading x"), 5, *[ValueError("NOT_FOUND: y")] * 2])
 
     def read():

@@ -7,7 +7,7 @@ from offmarl import vault
 from offmarl.cli import data, output
 from offmarl.errors import ExpressionError, OptionError
 from offmarl.vault.format import layout
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import store_of
 
 from .experience import SPEC, assert_same, make, steps, written
 from .test_stock import open_stock
@@ -31,7 +31,7 @@ def test_new_vaults_have_an_id_for_each_agent(tmp_path):
     assert found.leaves[layout.POLICY_IDS].shape == (2,)
     assert_same(found[:], mixed(make(steps=20)[0]))
     assert vault.verify(path, deep=True).sound
-    assert Store.open(path).get_json(layout.SCHEMA_KEY)["version"] == 5
+    assert store_of(path).get_json(layout.SCHEMA_KEY)["version"] == 5
 
 
 def test_the_digest_of_a_content_stays(tmp_path):

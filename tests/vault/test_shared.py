@@ -19,7 +19,7 @@ from offmarl.errors import (
     VaultLockedError,
 )
 from offmarl.vault.storage import commit
-from offmarl.vault.storage.drivers import Directory
+from offmarl.vault.storage.store import Directory
 from offmarl.vault.write import compaction
 from tests.children import is_silent
 

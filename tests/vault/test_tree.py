@@ -5,7 +5,7 @@ import tensorstore as ts
 
 from offmarl.vault.format.layout import DATA
 from offmarl.vault.storage import commit
-from offmarl.vault.storage.drivers import driver_of
+from offmarl.vault.storage.store import store_of
 
 KEYS = {f"key {number:04}": bytes([number % 251]) * 40 for number in range(300)}
 
@@ -27,7 +27,7 @@ def read(path, value):
 
 
 def test_every_key_is_found_on_every_level(store):
-    found = commit.current_tree(driver_of(store))
+    found = commit.current_tree(store_of(store))
     assert found.lost == ()
     assert {key: read(store, value) for key, value in found.values.items()} == KEYS
 
@@ -39,7 +39,7 @@ def test_every_commit_is_found_in_a_long_history(tmp_path):
     opened = ts.KvStore.open({"driver": "ocdbt", "base": base, "config": config}).result()
     for number in range(20):
         opened.write("key", bytes([number]) * 40).result()
-    driver = driver_of(tmp_path)
+    driver = store_of(tmp_path)
     assert commit.live_files(driver) == {
         f"{DATA}/{file.name}" for file in (tmp_path / DATA).iterdir()
     }

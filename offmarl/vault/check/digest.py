@@ -18,8 +18,8 @@ from offmarl.vault.format import encoding, layout
 from offmarl.vault.format.layout import Leaf, NumpyArray
 from offmarl.vault.read.manifest import read_manifest
 from offmarl.vault.read.reader import Reader
-from offmarl.vault.storage.drivers import TensorStoreDriver
 from offmarl.vault.storage.location import is_forked
+from offmarl.vault.storage.store import OcdbtStore
 
 KEPT = "digests"
 """The directory of `offmarl.paths.cache` in which `known_digest` keeps digests."""
@@ -52,8 +52,8 @@ def known_digest(vault: Reader, advance: Advance = silent) -> str:
     always read: with them, data that was damaged since raises an error when it is used. To compare
     data with a digest, call `digest`.
     """
-    if vault.store.driver.digest:
-        return vault.store.driver.digest
+    if vault.store.digest:
+        return vault.store.digest
     directory, name = cache(KEPT), None if is_off(_OFF) else _commit(vault)
     if directory is None or name is None:
         return digest(vault, advance)
@@ -76,16 +76,16 @@ def _commit(vault: Reader) -> str | None:
     It is a checksum of the file that says where the last commit is stored. Names of data files are
     random, and what was written to one is never changed, so no other commit is in the same place.
     """
-    driver, own = vault.store.driver, vault.manifest
+    store, own = vault.store, vault.manifest
     # Reads must see later commits. A fork of a process that read the vault sees the old one.
-    shows_commits = isinstance(driver, TensorStoreDriver) and driver.staleness is None
+    shows_commits = isinstance(store, OcdbtStore) and store.staleness is None
     if own is None or vault.unchecked or not shows_commits or is_forked():
         return None
     with suppress(OSError, ValueError, VaultError):
-        stored = driver.read(layout.MANIFEST)
+        stored = store.read(layout.MANIFEST)
         now = read_manifest(vault.store)
         written = now is None or (now.head, now.stock_length) != (own.head, own.stock_length)
-        if stored is None or written or stored != driver.read(layout.MANIFEST):
+        if stored is None or written or stored != store.read(layout.MANIFEST):
             return None  # a program has written to the vault since it was opened
         length = [own.head._asdict(), own.stock_length]
         about = layout.dump_json([_KEPT_VERSION, vault.time_limit, length])

@@ -266,11 +266,10 @@ def keep(vault: Reader, computed: Statistics) -> bool:
     A vault that another process is writing to, that cannot be written, that offmarl did not write,
     or that was pulled, so that its files have published checksums, stays as it is.
     """
-    driver = vault.store.driver
-    if not vault.native or not driver.can_lock or read_pull_record(driver).provenance:
+    if not vault.native or not vault.store.can_lock or read_pull_record(vault.store).provenance:
         return False
     with suppress(VaultError, OSError):
-        lock = driver.lock()
+        lock = vault.store.lock()
         try:
             mine = _fingerprint(vault.manifest)
             if _fingerprint(read_manifest(vault.store)) != mine:

@@ -45,7 +45,7 @@ from offmarl.vault.format.metadata import (
     to_metadata,
     zarrays,
 )
-from offmarl.vault.read.chunk_reader import agrees
+from offmarl.vault.read.chunks import agrees
 from offmarl.vault.read.manifest import (
     Parts,
     foreign_grids,
@@ -57,7 +57,6 @@ from offmarl.vault.read.manifest import (
 from offmarl.vault.read.open import locate, place_of
 from offmarl.vault.read.reader import Reader
 from offmarl.vault.storage.commit import Contents
-from offmarl.vault.storage.drivers import Driver, driver_of
 from offmarl.vault.storage.store import Store, store_of
 
 _MAX_FAULTS = 1000
@@ -118,10 +117,10 @@ def verify(
     VaultNotFoundError, VaultError
         There is no vault at the path.
     """
-    return examine(store_of(find(path)), deep=deep, progress=progress)
+    return examine(find(path), deep=deep, progress=progress)
 
 
-def find(path: str | os.PathLike[str]) -> Driver:
+def find(path: str | os.PathLike[str]) -> Store:
     """Return the place of the vault that a path means, even without its manifest or metadata."""
     try:
         return locate(path)
@@ -133,10 +132,10 @@ def find(path: str | os.PathLike[str]) -> Driver:
         places = (given, *below)
         near = [x for x in places if (x / DATA).is_dir() or (x / MANIFEST).exists()]
         if given in near:
-            return driver_of(given)  # ignore what a killed rebuild left below it
+            return store_of(given)  # ignore what a killed rebuild left below it
         if len(near) != 1:
             raise
-        return driver_of(near[0])
+        return store_of(near[0])
 
 
 @dataclass
@@ -228,7 +227,7 @@ def _notes(vault: Reader) -> Iterator[str]:
 def _describe_native(contents: Contents, found: _Found) -> None:
     metadata: dict[str, Any] = {}
     with noting(found.faults, METADATA):
-        metadata = read_metadata(contents.driver)
+        metadata = read_metadata(contents.store)
     schema = read_schema(contents, metadata, found.faults)
     if metadata:
         with noting(found.faults, METADATA):
@@ -244,7 +243,7 @@ def _describe_native(contents: Contents, found: _Found) -> None:
         )
     for key, expected in zarrays(schema).items():
         with noting(found.faults, key):
-            document = contents.get(key)
+            document = contents.get_one(key)
             if document != expected and load_json(document, key) != json.loads(expected):
                 raise VaultFormatError("it is not what the vault's schema says.")
     found.parts, found.length = own, own.length
@@ -253,7 +252,7 @@ def _describe_native(contents: Contents, found: _Found) -> None:
 
 def _describe_foreign(store: Store, contents: Contents, found: _Found) -> None:
     with noting(found.faults, METADATA):
-        metadata = read_metadata(contents.driver)
+        metadata = read_metadata(contents.store)
         found.grids = foreign_grids(contents, metadata, found.faults)
         try:
             encoding.spec_of(parse_metadata(metadata)[0])
@@ -321,7 +320,7 @@ def _check_content(
         placed.sort(key=lambda one: (one.chunk.steps[0], one.position))
 
     def start(one: _Placed) -> Callable[[], Any]:
-        read = contents.fetch(one.chunk.key)
+        read = contents.start(one.chunk.key)
         return read if checksums else in_pool(lambda: one.grid.decode(read(), "it")).result
 
     depth = depth_of(max((one.grid.chunk_bytes for one in placed), default=0))
@@ -354,7 +353,7 @@ class _Checksums:
             self._number = begin // shape[1]
             self._expected = layout.decode_checksums(b"")
             with noting(problems):
-                stored = self._contents.get(layout.checksums_key(self._number))
+                stored = self._contents.get_one(layout.checksums_key(self._number))
                 self._expected = layout.decode_checksums(stored)
             self._problem = problems[0].what if problems else "too few"
         if one.position >= len(self._expected):

@@ -1,26 +1,47 @@
 """The arrays of a vault: any interval of time, and windows from anywhere.
 
-All of them are read from chunks; see `offmarl.vault.read.chunk_reader`.
+All of them are read from chunks, whose bytes come from mapped files, from requests to another
+machine, or from a driver that a user registered. Each chunk is compared with its checksum and
+decoded. Uncompressed chunks of mapped files are used where they are, and a bounded number of others
+is kept in memory.
 """
 
+import os
 import re
 import resource
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 from threading import Lock
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from offmarl._ahead import ahead, depth_of, in_pool
+from offmarl._arrays import as_items
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault.format.layout import NumpyArray, Schema
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import WindowPlaces, put_steps
-from offmarl.vault.read.chunk_reader import Checks, ChunkPlace, ChunkReader, Part, windows_of
+from offmarl.vault.read.chunks import (
+    Checks,
+    ChunkPlace,
+    Chunks,
+    Part,
+    map_arrays,
+    windows_of,
+)
 from offmarl.vault.read.manifest import Description, map_contents
 from offmarl.vault.storage.commit import Contents
+from offmarl.vault.storage.files import lost_chunk
+from offmarl.vault.storage.location import is_forked
 from offmarl.vault.storage.store import Store
 
+_KEPT_BYTES = 2**26
+"""Bytes of decoded chunks that are kept in memory."""
+_DECODED_AHEAD = 2 * (os.cpu_count() or 1)
 _KEYS_A_CHUNK = 64
 """Reading one chunk without a map takes about as long as mapping this many chunks."""
 
@@ -61,18 +82,18 @@ class Arrays:
         self._has_length = False
         self._mapping = Lock()
         self._is_mapped = False
-        self._contents: Contents | None = None
-        self._reader = self._reader_of(None)
+        self._opened = self._open(None)
+        self._kept: OrderedDict[ChunkPlace, NumpyArray] = OrderedDict()
+        self._kept_bytes, self._keeping = 0, Lock()
         self._chunks_read = 0
         # If windows are in memory already, prefetching costs more than gathering them. If they are
         # not, gathering without prefetching would wait for the disk page by page.
         self._cold = True
 
-    def _reader_of(self, contents: Contents | None) -> ChunkReader:
-        vault, checks = self._vault, None
-        if self._schema:
-            checks = Checks(contents or vault.store, vault, self._schema, self._episodes)
-        return ChunkReader(vault, checks, contents)
+    def _open(self, contents: Contents | None) -> Chunks:
+        vault, values = self._vault, contents or self._vault.store
+        checks = Checks(values, vault, self._schema, self._episodes) if self._schema else None
+        return Chunks(values, map_arrays(contents, vault) if contents else {}, checks)
 
     def _check_names(self, names: Iterable[str]) -> None:
         for name in names:
@@ -109,22 +130,21 @@ class Arrays:
             yield start, stop
             start = stop
 
-    def _map(self) -> ChunkReader:
-        """Return the reader of the mapped files, mapping them on the first call."""
+    def _map(self) -> Chunks:
+        """Return what is read from, mapping the files on the first call."""
         if self._may_map and not self._is_mapped:
             with self._mapping:
                 if not self._is_mapped:
-                    vault = self._vault
-                    self._contents = map_contents(vault.store, vault.manifest)
-                    if self._contents:
-                        self._reader = self._reader_of(self._contents)
+                    contents = map_contents(self._vault.store, self._vault.manifest)
+                    if contents:
+                        self._opened = self._open(contents)
                 self._is_mapped = True
-        return self._reader
+        return self._opened
 
     @property
     def values(self) -> Store | Contents:
         """Where to read other keys of the vault: its mapped files, if forked processes may."""
-        return self._contents or self._vault.store
+        return self._opened.values
 
     def prepare_fork(self) -> None:
         """Let forked processes read the arrays; does nothing if the files cannot be mapped."""
@@ -139,7 +159,7 @@ class Arrays:
         """
         names = list(names)
         self._check_names(names)
-        reader = self._map() if self._map_pays(names, rows, steps) else self._reader
+        opened = self._map() if self._map_pays(names, rows, steps) else self._opened
         found: dict[str, NumpyArray] = {}
         parts: list[Part] = []
         views: dict[ChunkPlace, tuple[slice, ...]] = {}
@@ -150,7 +170,7 @@ class Arrays:
                 cuts[size] = [*cut(rows, size[0])], [*cut(steps, size[1])]
             by_rows, by_steps = cuts[size]
             select = (agents[name],) if name in agents else ()
-            if name in reader.maps and len(by_rows) == len(by_steps) == 1:
+            if name in opened.maps and len(by_rows) == len(by_steps) == 1:
                 ((block, inside, _),), ((number, times, _),) = by_rows, by_steps
                 views[ChunkPlace(name, block, number)] = inside, times, *select
                 continue
@@ -160,9 +180,10 @@ class Arrays:
                 for block, inside, to_rows in by_rows:
                     place = ChunkPlace(name, block, number)
                     parts.append(Part(place, (inside, times, *select), out[to_rows, to_steps]))
-        reader.copy(parts)
-        for place, chunk in zip(views, reader.mapped(views), strict=True):
-            found[place.name] = chunk[views[place]]
+        self._copy(opened, parts)
+        chunks = opened.mapped(views)
+        for (place, view), chunk in zip(views.items(), chunks, strict=True):
+            found[place.name] = chunk[view]
         return {name: found[name] for name in names}
 
     def _selected(self, name: str, select: tuple[slice, ...]) -> tuple[Any, Any]:
@@ -218,17 +239,17 @@ class Arrays:
         All chunks of windows were compared.
         """
         self._check_names(names)
-        reader, places = self._map(), self._places(names, rows, starts, length)
-        mapped = [name for name in names if name in reader.maps]
-        others = [name for name in names if name not in reader.maps]
+        opened, places = self._map(), self._places(names, rows, starts, length)
+        mapped = [name for name in names if name in opened.maps]
+        others = [name for name in names if name not in opened.maps]
         if mapped:
-            reader.compare(reader.fresh(mapped, places[mapped[0]]), self._cold)
+            opened.compare(opened.fresh(mapped, places[mapped[0]]), self._cold)
         before = _usage()
         if self._cold:
             self.prefetch(mapped, rows, starts, length)
         asked = _usage()
-        yield from ((name, places[name], reader.maps[name]) for name in mapped)
-        pieces = reader.gather(others, places) if others else {}
+        yield from ((name, places[name], opened.maps[name]) for name in mapped)
+        pieces = self._gather_pieces(opened, others, places) if others else {}
         yield from ((name, places[name], pieces.pop(name)) for name in others)
         has_read, has_waited = asked[0] > before[0], _usage()[1] > asked[1]
         self._cold = has_read or has_waited
@@ -260,13 +281,13 @@ class Arrays:
         """
         names = list(names)
         self._check_names(names)
-        reader = self._map()
-        mapped = [name for name in names if name in reader.maps]
+        opened = self._map()
+        mapped = [name for name in names if name in opened.maps]
         places = self._places(mapped, rows, starts, length)
-        fresh = reader.fresh(mapped, places[mapped[0]]) if mapped else []
-        reader.prefetch(fresh)
+        fresh = opened.fresh(mapped, places[mapped[0]]) if mapped else []
+        opened.prefetch(fresh)
         for name in {*mapped} - {place.name for place in fresh}:
-            reader.maps[name].prefetch(rows, starts, length)
+            opened.maps[name].prefetch(rows, starts, length)
 
     def _map_pays(self, names: Iterable[str], rows: range, steps: range) -> bool:
         """Whether the map exists, or the reads so far took as long as making it would."""
@@ -280,6 +301,114 @@ class Arrays:
         """Return the number of chunks of some arrays that this many rows and steps fill."""
         sizes = (self.chunk(name) for name in names)
         return sum(-(-rows // size[0]) * -(-steps // size[1]) for size in sizes)
+
+    # ------------------------------------------------------------------------------ chunks
+
+    def _read(
+        self, opened: Chunks, places: Sequence[ChunkPlace]
+    ) -> Iterator[tuple[ChunkPlace, NumpyArray]]:
+        """Yield chunks ``(rows, steps, *leaf)`` that are not mapped; do not write to them.
+
+        Several are read and decoded at once, and those in memory come first.
+        """
+        wanted = []
+        for place in places:
+            if (chunk := self._kept.get(place)) is None:
+                wanted.append(place)
+            else:
+                yield place, chunk
+        if opened.checks:
+            opened.checks.load({place.number for place in wanted})
+        keys = [self._keys(place) for place in wanted]
+        depth = depth_of(max((self._bytes_of(place) for place in wanted), default=0))
+        values = opened.values.fetch([key for some in keys for key in some], depth)
+        encoded = (
+            (place, [*islice(values, len(some))]) for place, some in zip(wanted, keys, strict=True)
+        )
+        if len(wanted) < 2 or is_forked():
+            yield from ((place, self._decode(opened, place, some)) for place, some in encoded)
+            return
+
+        def decode(one: tuple[ChunkPlace, Sequence[Any]]) -> Any:
+            return in_pool(partial(self._decode, opened, *one))
+
+        for (place, _), done in ahead(encoded, decode, min(depth, _DECODED_AHEAD)):
+            yield place, done.result()
+
+    def _keys(self, place: ChunkPlace) -> list[str]:
+        return self._vault.grids[place.name].keys(place.block, place.number)
+
+    def _bytes_of(self, place: ChunkPlace) -> int:
+        rows, steps = self._sizes[place.name]
+        return rows * steps * self._vault.leaves[place.name].step_bytes
+
+    def _decode(self, opened: Chunks, place: ChunkPlace, values: Sequence[Any]) -> NumpyArray:
+        """Return a chunk from its stored values, compared with its checksum.
+
+        If offmarl wrote the vault, every chunk must exist; other programs may omit chunks that hold
+        only the fill value.
+        """
+        grid, parts = self._vault.grids[place.name], []
+        for key, value in zip(self._keys(place), values, strict=True):
+            if value is None and self._vault.manifest:
+                raise lost_chunk(self._vault.path, key)
+            place_of = f"{self._vault.path}: {key}"
+            parts.append(grid.missing_chunk() if value is None else grid.decode(value, place_of))
+        chunk = grid.join(parts)
+        if opened.checks is None:
+            return chunk
+        is_live = opened.values is self._vault.store
+        return opened.checks.compare(
+            place, chunk, again=partial(self._again, place) if is_live else None
+        )
+
+    def _again(self, place: ChunkPlace) -> NumpyArray:
+        grid, keys = self._vault.grids[place.name], self._keys(place)
+        values = self._vault.store.fetch(keys, len(keys))
+        return grid.join([grid.decode(x or b"", k) for x, k in zip(values, keys, strict=True)])
+
+    def _keep(self, place: ChunkPlace, chunk: NumpyArray) -> None:
+        """Keep a decoded chunk until newer ones need its memory."""
+        with self._keeping:
+            if chunk.nbytes > _KEPT_BYTES or place in self._kept:
+                return
+            self._kept[place] = chunk
+            self._kept_bytes += chunk.nbytes
+            while self._kept_bytes > _KEPT_BYTES:
+                _, oldest = self._kept.popitem(last=False)
+                self._kept_bytes -= oldest.nbytes
+
+    def _copy(self, opened: Chunks, parts: Sequence[Part]) -> None:
+        """Copy parts of chunks to where they belong."""
+        others = {part.place: part for part in parts if part.place.name not in opened.maps}
+        opened.copy([part for part in parts if part.place not in others])
+        for place, chunk in self._read(opened, [*others]) if others else ():
+            part = others[place]
+            part.target[...] = taken = chunk[part.source]
+            if taken.size < chunk.size:
+                self._keep(place, chunk)
+
+    def _gather_pieces(
+        self, opened: Chunks, names: Sequence[str], places: Mapping[str, WindowPlaces]
+    ) -> dict[str, NumpyArray]:
+        """Gather the pieces of windows of arrays that are not mapped, ``(P, steps, *leaf)``."""
+        found: dict[str, NumpyArray] = {}
+        wanted: dict[ChunkPlace, NDArray[np.int64]] = {}
+        for name in names:
+            leaf, pieces = self._vault.leaves[name], places[name].pieces
+            block, number = pieces.block, pieces.number
+            shape = len(block), places[name].piece_steps, *leaf.shape
+            found[name] = np.empty(shape, leaf.dtype)
+            order = np.lexsort((block, number))
+            ends = np.diff(block[order]) | np.diff(number[order])
+            for some in np.split(order, np.flatnonzero(ends) + 1) if len(order) else []:
+                wanted[ChunkPlace(name, int(block[some[0]]), int(number[some[0]]))] = some
+        for place, chunk in self._read(opened, [*wanted]):
+            some, pieces = wanted[place], places[place.name].pieces
+            steps = pieces.step[some, None] + np.arange(places[place.name].piece_steps)
+            as_items(found[place.name]).reshape(-1, steps.shape[1])[some] = as_items(chunk)[steps]
+            self._keep(place, chunk)
+        return found
 
 
 def cut(span: range, size: int) -> Iterator[tuple[int, slice, slice]]:
@@ -327,7 +456,7 @@ def _check_own_length(vault: Description, schema: Schema) -> None:
     blocks, numbers = schema.rows // schema.chunk_rows, -(-vault.length // schema.chunk_steps)
     if blocks * numbers * len(vault.leaves) <= _UNCOUNTED_CHUNKS:
         return
-    files = vault.store.driver.num_bytes if schema.codec == "raw" else None
+    files = vault.store.num_bytes if schema.codec == "raw" else None
     if files is not None:
         needed = blocks * numbers * schema.chunk_bytes
         if files >= needed:

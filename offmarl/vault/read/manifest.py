@@ -23,8 +23,7 @@ from offmarl.vault.format.metadata import (
     stock_metadata,
 )
 from offmarl.vault.storage.commit import Contents
-from offmarl.vault.storage.drivers import Directory, Driver, TensorStoreDriver
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import Directory, OcdbtStore, Store
 
 
 class Manifest(NamedTuple):
@@ -64,11 +63,11 @@ def stock_length(store: Store) -> int:
     return length
 
 
-def read_metadata(driver: Driver) -> dict[str, Any]:
+def read_metadata(store: Store) -> dict[str, Any]:
     """Return the content of ``metadata.json``."""
-    file = driver.path / METADATA
+    file = store.path / METADATA
     try:
-        data = driver.read(METADATA)
+        data = store.read(METADATA)
     except (OSError, ValueError) as error:
         raise VaultFormatError(f"{file} cannot be read: {error}.") from error
     if data is None:
@@ -95,7 +94,7 @@ def read_manifest(store: Store) -> Manifest | None:
                 f"{own.stock_length}: a program that does not use offmarl's lock overwrote it "
                 "during the recording. Copy the vault again from its source."
             )
-        before, (head,) = head, store.get_all([layout.HEAD_KEY])
+        before, head = head, store.get_one(layout.HEAD_KEY)
         if head == before:
             return own
 
@@ -146,7 +145,7 @@ def read_table(
     data = b"".join(values.get_all(keys))
     if len(data) != count * dtype.itemsize:
         raise VaultFormatError(
-            f"{values.driver.path} has lost a part of {prefix}: of {count * dtype.itemsize} bytes "
+            f"{values.path} has lost a part of {prefix}: of {count * dtype.itemsize} bytes "
             f"{len(data)} are there."
         )
     return np.frombuffer(data, dtype)
@@ -161,14 +160,13 @@ def read_episodes(store: Store, own: Manifest) -> tables.Table:
 
 def map_contents(store: Store, own: Manifest | None) -> Contents | None:
     """Map a vault's files; None if that is impossible."""
-    driver = store.driver
-    if not (driver.can_map and isinstance(driver, TensorStoreDriver)):
+    if not (store.can_map and isinstance(store, OcdbtStore)):
         return None
     try:
         try:
-            found = Contents.mapped(driver)
+            found = Contents.mapped(store)
         except (OSError, ValueError):
-            found = Contents.mapped(driver)  # a compaction replaced the files by others
+            found = Contents.mapped(store)  # a compaction replaced the files by others
     except MemoryError:
         return None
     except (OSError, ValueError) as error:
@@ -241,16 +239,16 @@ def read_parts(contents: Contents, schema: Schema, faults: list[Fault]) -> Parts
     for name, key in _KEYS.items():
         found[name] = None
         with noting(faults, key):
-            found[name] = _decode(name, schema, contents.get(key))
+            found[name] = _decode(name, schema, contents.get_one(key))
     ended, finals = {}, {}
     for key in contents.keys(layout.EPISODES_PREFIX):
         with noting(faults, key):
             first = _first_of(key, layout.EPISODES_PREFIX)
-            ended[first] = _records(contents.get(key), schema.record)
+            ended[first] = _records(contents.get_one(key), schema.record)
     for key in contents.keys(layout.FINALS_PREFIX):
         with noting(faults, key):
             first = _first_of(key, layout.FINALS_PREFIX)
-            finals[first] = len(_records(contents.get(key), encoding.view_dtype(schema.spec)))
+            finals[first] = len(_records(contents.get_one(key), encoding.view_dtype(schema.spec)))
     return Parts(schema, ended=ended, finals=finals, **found)
 
 
@@ -258,7 +256,7 @@ def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fa
     """Return the schema, from ``metadata.json`` if the key is damaged."""
     found: list[Schema] = []
     with noting(faults, layout.SCHEMA_KEY):
-        found.append(Schema.decode(contents.get(layout.SCHEMA_KEY)))
+        found.append(Schema.decode(contents.get_one(layout.SCHEMA_KEY)))
     return found[0] if found else schema_in(metadata)
 
 
@@ -283,7 +281,7 @@ class Description(NamedTuple):
 
 def describe(store: Store, *, check_arrays: bool = True) -> Description:
     """Read the description of a vault of any program."""
-    metadata = read_metadata(store.driver)
+    metadata = read_metadata(store)
     own = read_manifest(store)
     if own is None:
         return _describe_foreign(store, metadata, check_arrays)
@@ -333,7 +331,7 @@ def foreign_grids(
     for name, leaf in leaves.items():
         key = f"{layout.prefix_of(name)}.zarray"
         with noting(faults, key):
-            grids.append(foreign_grid(name, leaf, rows, contents.get(key)))
+            grids.append(foreign_grid(name, leaf, rows, contents.get_one(key)))
     return grids
 
 
@@ -363,15 +361,15 @@ class PullRecord(NamedTuple):
     provenance: Mapping[str, Any] = {}
 
 
-def read_pull_record(driver: Driver) -> PullRecord:
+def read_pull_record(store: Store) -> PullRecord:
     """Return the facts recorded next to a vault in a local directory.
 
     Invalid fields are ignored; the vault is readable without them.
     """
-    if not isinstance(driver, Directory):
+    if not isinstance(store, Directory):
         return PullRecord()
     try:
-        content = Directory(driver.path.parent).read(RECORD)
+        content = Directory(store.path.parent).read(RECORD)
         found = load_json(content, RECORD) if content else {}
     except (OSError, VaultFormatError):
         return PullRecord()

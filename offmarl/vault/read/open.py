@@ -14,9 +14,8 @@ from offmarl.vault.format import encoding, tables
 from offmarl.vault.format.layout import OBSERVATIONS
 from offmarl.vault.read.manifest import describe, read_episodes
 from offmarl.vault.read.reader import Reader
-from offmarl.vault.storage.drivers import Directory, Driver, driver_of
 from offmarl.vault.storage.files import errors_of
-from offmarl.vault.storage.store import Store, store_of
+from offmarl.vault.storage.store import Directory, Store, store_of
 
 SUFFIX = ".vlt"
 
@@ -50,15 +49,15 @@ def open_reader(
     path: str | os.PathLike[str], *, checked: bool = True, time_limit: int | None = None
 ) -> Reader:
     """Open a vault for reading, as it is now; see `open_vault`."""
-    return Reader(store_of(locate(path)), checked, time_limit)
+    return Reader(locate(path), checked, time_limit)
 
 
-def place_of(path: str | os.PathLike[str], one: bool = False) -> Driver:
+def place_of(path: str | os.PathLike[str], one: bool = False) -> Store:
     """Resolve a path or the name of a dataset, with ``one`` of one vault; see `open_vault`."""
-    return driver_of(named(os.fspath(path), one) or path)
+    return store_of(named(os.fspath(path), one) or path)
 
 
-def locate(path: str | os.PathLike[str]) -> Driver:
+def locate(path: str | os.PathLike[str]) -> Store:
     """Return the place of the vault at a path; see `open_vault`."""
     place = place_of(path, one=True)
     given = place.path
@@ -67,7 +66,7 @@ def locate(path: str | os.PathLike[str]) -> Driver:
             return place
         inside, linked = place.vaults(), place.links()
     if len(inside) == 1:
-        return driver_of(inside[0])
+        return store_of(inside[0])
     if linked and not inside:
         raise refused_link(linked[0])
     if inside:
@@ -81,7 +80,7 @@ def locate(path: str | os.PathLike[str]) -> Driver:
 
 def _nearby(path: PurePath) -> str:
     with suppress(OffmarlError, OSError, ValueError):
-        if near := driver_of(path.parent).vaults():
+        if near := store_of(path.parent).vaults():
             return f" Nearby: {', '.join(vault.name for vault in near[:_MOST_NAMED])}."
     return ""
 
@@ -146,7 +145,7 @@ def _summarise(path: PurePath, root: PurePath) -> Summary:
     try:
         if path != root and isinstance(path, Path) and path.is_symlink():
             raise refused_link(path)
-        return _described(summary, Store.open(path))
+        return _described(summary, store_of(path))
     except OffmarlError as error:
         return summary._replace(error=str(error))
 

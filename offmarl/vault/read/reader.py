@@ -27,7 +27,7 @@ from offmarl.vault.read.manifest import (
     read_pull_record,
     read_table,
 )
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import Store, store_of
 
 _BLOCK_BYTES = 2**25
 """Approximate size of a block when a whole vault is read block by block."""
@@ -53,7 +53,7 @@ class Reader:
         self.leaves, self.rows, self.length = described.leaves, described.rows, described.length
         if self.manifest and time_limit is not None:
             raise VaultError(f"{self.path} records how episodes end: open it without a time limit.")
-        pulled = read_pull_record(store.driver)
+        pulled = read_pull_record(store)
         known = None if self.manifest else pulled.time_limit
         self.time_limit = known if time_limit is None else time_limit
         self.provenance = {**described.provenance, **pulled.provenance}
@@ -107,12 +107,12 @@ class Reader:
     @property
     def num_bytes(self) -> int | None:
         """Bytes that its files take; None if finding out would mean reading them."""
-        return self.store.driver.num_bytes
+        return self.store.num_bytes
 
     @property
     def is_remote(self) -> bool:
         """Whether it is on another machine, where windows from anywhere take a request each."""
-        return self.store.driver.is_remote
+        return self.store.is_remote
 
     @property
     def chunk_shape(self) -> tuple[int, int]:
@@ -448,7 +448,7 @@ class Reader:
         `offmarl.replay.torch` call it themselves. It needs a directory on this machine: start
         processes that read an archive, a bucket or a web address with spawn.
         """
-        if self.store.driver.can_map:
+        if self.store.can_map:
             _ = self.episodes, None if self.manifest else self._limited
             self._finals.prepare_fork()
             self._arrays.prepare_fork()
@@ -491,9 +491,9 @@ class FinalViews:
         views: NumpyArray = np.empty(len(numbers), self._dtype)
         block = self._block_of(numbers)
         keys = {one: layout.finals_key(int(self._firsts[one])) for one in np.unique(block).tolist()}
-        self._vault.store.driver.prefetch([*keys.values()])
+        self._vault.store.prefetch([*keys.values()])
         for one, key in keys.items():
-            (data,) = self._vault._arrays.values.get_all([key])
+            data = self._vault._arrays.values.get_one(key)
             first, here = self._firsts[one], block == one
             views[here] = np.frombuffer(data, self._dtype)[numbers[here] - first]
         return encoding.unpack_view(views)
@@ -514,7 +514,7 @@ class FinalViews:
 
 
 def _open(kind: type[Reader], path: PurePath, checked: bool, time_limit: int | None) -> Reader:
-    return kind(Store.open(path), checked, time_limit)
+    return kind(store_of(path), checked, time_limit)
 
 
 def _first(record: Any) -> Any:

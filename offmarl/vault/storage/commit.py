@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 from offmarl.errors import VaultFormatError
 from offmarl.vault.format.layout import unseal
 from offmarl.vault.storage import files
-from offmarl.vault.storage.drivers import Driver, Registered, TensorStoreDriver
 from offmarl.vault.storage.location import use_tensorstore
-from offmarl.vault.storage.store import Store
+from offmarl.vault.storage.store import OcdbtStore, Registered, Store
 
 _PROT_NONE = 0
 _MAP_FIXED = 0x10  # on Linux and macOS; Python's mmap has neither constant
@@ -56,39 +55,39 @@ class Tree(NamedTuple):
         return frozenset(self.live_bytes)
 
 
-def current_tree(driver: TensorStoreDriver) -> Tree:
+def current_tree(store: OcdbtStore) -> Tree:
     """Read the tree of the last commit."""
-    *_, last = _manifest(driver)["versions"]
-    return _read(driver, last["root"].get("location"))
+    *_, last = _manifest(store)["versions"]
+    return _read(store, last["root"].get("location"))
 
 
-def config_of(driver: TensorStoreDriver) -> dict[str, Any]:
+def config_of(store: OcdbtStore) -> dict[str, Any]:
     """Return the settings of a store, its identity among them."""
-    found: dict[str, Any] = _manifest(driver)["config"]
+    found: dict[str, Any] = _manifest(store)["config"]
     return found
 
 
-def live_bytes(driver: TensorStoreDriver) -> int:
+def live_bytes(store: OcdbtStore) -> int:
     """Return the bytes that the tree and the values of the last commit take in data files."""
-    statistics = _manifest(driver)["versions"][-1]["root"]["statistics"]
+    statistics = _manifest(store)["versions"][-1]["root"]["statistics"]
     return int(statistics["num_tree_bytes"] + statistics["num_indirect_value_bytes"])
 
 
-def live_files(driver: TensorStoreDriver) -> frozenset[str]:
+def live_files(store: OcdbtStore) -> frozenset[str]:
     """Return the data files that anything in the store refers to, its earlier commits included."""
     found: set[str] = set()
-    for kind, node in _history(driver, _manifest(driver)):
-        found |= {_place(node).file} if kind == "versions" else _read(driver, node).files
+    for kind, node in _history(store, _manifest(store)):
+        found |= {_place(node).file} if kind == "versions" else _read(store, node).files
     return frozenset(found)
 
 
-def _manifest(driver: TensorStoreDriver) -> Any:
-    use_tensorstore(driver.path)
-    driver.check()
-    return ts.ocdbt.dump(driver.files).result()
+def _manifest(store: OcdbtStore) -> Any:
+    use_tensorstore(store.path)
+    store.check()
+    return ts.ocdbt.dump(store.files).result()
 
 
-def _history(driver: TensorStoreDriver, node: Any) -> Iterator[tuple[str, str]]:
+def _history(store: OcdbtStore, node: Any) -> Iterator[tuple[str, str]]:
     """Yield where the roots of all commits are, the latest first, and the nodes that list them."""
     for version in reversed(node.get("versions") or node.get("entries", [])):
         if "location" in version.get("root", {}):
@@ -97,11 +96,11 @@ def _history(driver: TensorStoreDriver, node: Any) -> Iterator[tuple[str, str]]:
         if "location" in child:
             yield "versions", child["location"]
             with suppress(ValueError, OSError):
-                found = ts.ocdbt.dump(driver.files, child["location"]).result()
-                yield from _history(driver, found)
+                found = ts.ocdbt.dump(store.files, child["location"]).result()
+                yield from _history(store, found)
 
 
-def _read(driver: TensorStoreDriver, root: str | None) -> Tree:
+def _read(store: OcdbtStore, root: str | None) -> Tree:
     values: dict[str, ValueLocation | bytes] = {}
     live_bytes: Counter[str] = Counter()
     lost: list[str] = []
@@ -112,7 +111,7 @@ def _read(driver: TensorStoreDriver, root: str | None) -> Tree:
         try:
             place = _place(node)
             live_bytes[place.file] += place.length
-            found = ts.ocdbt.dump(driver.files, node).result()
+            found = ts.ocdbt.dump(store.files, node).result()
         except (ValueError, OSError) as error:
             lost.append(str(error).partition(" [")[0])
             continue
@@ -156,34 +155,30 @@ class Contents:
     region: "Region | None" = None
     """The mapped data files."""
 
-    def __init__(self, driver: Driver, tree: Tree):
-        self.driver, self.tree = driver, tree
+    def __init__(self, store: Store, tree: Tree):
+        self.store, self.path, self.tree = store, store.path, tree
 
     @staticmethod
     def of(store: Store) -> "Contents":
         """Return the content of the last commit of a store."""
-        driver = store.driver
-        if isinstance(driver, Registered):
-            return _RegisteredContents(driver)
-        assert isinstance(driver, TensorStoreDriver)
-        return Contents(driver, current_tree(driver))
+        if isinstance(store, Registered):
+            return _RegisteredContents(store)
+        assert isinstance(store, OcdbtStore)
+        return Contents(store, current_tree(store))
 
     @staticmethod
-    def mapped(driver: TensorStoreDriver) -> "Contents":
+    def mapped(store: OcdbtStore) -> "Contents":
         """Map the last commit; `OSError` or `ValueError` if not all files can be read."""
-        found = Contents(driver, current_tree(driver))
+        found = Contents(store, current_tree(store))
         if found.tree.lost:
             raise ValueError(found.tree.lost[0])
         places = [at for at in found.tree.values.values() if isinstance(at, ValueLocation)]
-        region = Region(driver.directory, sorted({at.file for at in places}))
+        region = Region(store.directory, sorted({at.file for at in places}))
         for at in places:
             if at.offset + at.length > region.sizes[at.file]:
                 raise ValueError(f"{at.file} was cut short")
         found.region = region
         return found
-
-    def __contains__(self, key: str) -> bool:
-        return key in self.tree.values
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys that begin with a prefix, sorted."""
@@ -199,43 +194,43 @@ class Contents:
         place = self.tree.values[key]
         if not isinstance(place, ValueLocation):
             return len(place), ""
-        is_cut_off = self.driver.can_map and (
+        is_cut_off = self.store.can_map and (
             place.offset + place.length > self._sizes.get(place.file, 0)
         )
         return place.length, "its data file is missing or truncated" if is_cut_off else ""
 
     @cached_property
     def _sizes(self) -> dict[str, int]:
-        found = {name: Path(self.driver.directory, name) for name in self.tree.files}
+        found = {name: Path(self.store.directory, name) for name in self.tree.files}
         return {name: file.lstat().st_size for name, file in found.items() if file.is_file()}
 
-    def fetch(self, key: str) -> Callable[[], bytes]:
+    def start(self, key: str) -> Callable[[], bytes]:
         """Start to read the stored value of a key that exists; calling the result returns it."""
         place = self.tree.values[key]
         if not isinstance(place, ValueLocation):
             return lambda: place
         span = slice(place.offset, place.offset + place.length)
-        assert isinstance(self.driver, TensorStoreDriver)
-        read = self.driver.files.read(place.file, byte_range=span)
+        assert isinstance(self.store, OcdbtStore)
+        read = self.store.files.read(place.file, byte_range=span)
         return lambda: _whole(key, read, place.length)
 
-    def get(self, key: str) -> bytes:
-        """Return the value of a key; `VaultFormatError` where it is missing or damaged."""
-        if key not in self:
-            raise VaultFormatError(f"{key} is missing.")
-        (value,) = self.get_all([key])
-        return value
+    def get_one(self, key: str) -> bytes:
+        """Return the value of a key that must exist."""
+        return self.get_all([key])[0]
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of keys that must exist."""
-        if lost := [key for key in keys if key not in self]:
-            raise VaultFormatError(f"{self.driver.path} has lost {lost[0]}: the vault is damaged.")
-        read = self.value if self.region else lambda key: self.fetch(key)()
-        found = unseal({key: bytes(read(key)) for key in keys}, self.driver.path)
+        if lost := [key for key in keys if key not in self.tree.values]:
+            raise VaultFormatError(f"{self.path} has lost {lost[0]}: the vault is damaged.")
+        read = self._value if self.region else lambda key: self.start(key)()
+        found = unseal({key: bytes(read(key)) for key in keys}, self.path)
         return [found[key] for key in keys]
 
-    def value(self, key: str) -> Any:
-        """Return the stored value of a key of mapped files, not copied; None if there is none."""
+    def fetch(self, keys: Sequence[str], _: int) -> Iterator[Any]:
+        """Yield the stored values of keys of mapped files, not copied; None for missing ones."""
+        return map(self._value, keys)
+
+    def _value(self, key: str) -> Any:
         place = self.tree.values.get(key)
         if not isinstance(place, ValueLocation) or self.region is None:
             return place
@@ -246,21 +241,20 @@ class Contents:
 class _RegisteredContents(Contents):
     """The content of a store in a registered place, whose files offmarl cannot inspect."""
 
-    def __init__(self, driver: Registered):
-        self._read = driver.values.read
-        self._value_sizes = driver.values.sizes("")
-        super().__init__(driver, Tree(dict.fromkeys(self._value_sizes, b""), {}, ()))
+    def __init__(self, store: Registered):
+        self._values, self._value_sizes = store.values, store.values.sizes("")
+        super().__init__(store, Tree(dict.fromkeys(self._value_sizes, b""), {}, ()))
 
     def stored(self, key: str) -> tuple[int | None, str]:
         """Return the bytes of a stored value, None if there is none, and what is wrong with it."""
         size = self._value_sizes.get(key)
         return size, "it is missing" if size is None else ""
 
-    def fetch(self, key: str) -> Callable[[], bytes]:
+    def start(self, key: str) -> Callable[[], bytes]:
         """Return a function that reads the value of a key."""
 
         def read() -> bytes:
-            (value,) = self._read([key])
+            (value,) = self._values.read([key])
             if value is None:
                 raise VaultFormatError(f"{key} is missing.")
             return value

@@ -1,34 +1,58 @@
-"""The store of a vault: keys and values that each commit replaces atomically.
+"""Stores: the places that vaults are kept in, each with small files, keys and values.
 
-`Store.open` parses a path once. The store is then passed to everything that reads, writes or checks
-the vault.
+A store is a directory, a part of a zip archive, a bucket, a web address, or a place of a scheme
+that a user registered with `offmarl.vault.register_driver`. Each commit replaces keys and values
+atomically. Differences between the kinds are methods and flags, so the layers above do not test
+for the kind. `store_of` parses a path once; the store is then passed
+to everything that reads, writes or checks the vault.
 """
 
-import contextlib
+import math
 import os
+import re
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from copy import copy
 from functools import cached_property, partial
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import tensorstore as ts
 
 from offmarl._ahead import ahead, in_thread
-from offmarl.errors import VaultFormatError
+from offmarl.errors import VaultError, VaultFormatError, VaultNotFoundError
+from offmarl.paths import scheme_factory
+from offmarl.tracking import RUN_FILE
 from offmarl.vault.format.layout import (
     DATA,
     MANIFEST,
+    METADATA,
     UNFINISHED,
     load_json,
     seal,
     unseal,
 )
+from offmarl.vault.storage import files
 from offmarl.vault.storage.bulk import Block, DataFile, write_blocks
-from offmarl.vault.storage.drivers import Driver, Registered, TensorStoreDriver, driver_of
-from offmarl.vault.storage.files import conflict, errors_of, vault_error
-from offmarl.vault.storage.location import finish_remote, kvstore_spec, use_tensorstore
+from offmarl.vault.storage.files import WriterLock, conflict, errors_of, vault_error
+from offmarl.vault.storage.location import (
+    ARCHIVE_SUFFIX,
+    BUCKETS,
+    EMPTY,
+    WEB,
+    Url,
+    absolute,
+    archive_context,
+    caching_context,
+    finish_remote,
+    kvstore_spec,
+    schemes,
+    use_tensorstore,
+    vaults_among,
+)
 
 T = TypeVar("T")
 
@@ -59,19 +83,95 @@ class Pending(Protocol):
 
 
 class Store(ABC):
-    """A vault's keys and values; made by `Store.open`."""
+    """One place, at an absolute path or a `Url`; a path may lead into an archive."""
 
-    driver: Driver
-    path: PurePath
+    is_writable = False
+    is_remote = False
+    """Whether reads are requests to another machine."""
+    can_lock = False
+    """Whether a writer can lock a vault, so that several processes may take turns."""
+    can_rename = False
+    """Whether a directory built beside a place can be moved to it atomically."""
+    can_map = False
+    """Whether files can be mapped into memory."""
 
-    @staticmethod
-    def open(path: str | os.PathLike[str]) -> "Store":
-        """Return the store at a path, which need not exist.
+    def __init__(self, path: PurePath):
+        self.path = path
 
-        Nothing is read before the first use, which raises `VaultFormatError` if the directory
-        holds links. `VaultError` for a URL of an unknown scheme, or an invalid path.
+    @property
+    def directory(self) -> Path:
+        """The directory on this machine; `VaultError` for other places."""
+        raise VaultError(
+            f"{self.path} is not a directory on this machine, which is needed here: unpack or "
+            "copy it first."
+        )
+
+    @property
+    def num_bytes(self) -> int | None:
+        """Bytes that the files take; None if finding out would mean reading them."""
+        return None
+
+    @abstractmethod
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a small file, or None if it does not exist."""
+
+    @property
+    def digest(self) -> str | None:
+        """The published digest of the vault's content; None if there is none."""
+        return None
+
+    def prefetch(self, keys: Sequence[str]) -> None:
+        """Start to read the values of keys, where single reads are slow; may do nothing."""
+        del keys
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file; the caller syncs it if it must be durable."""
+        raise VaultError(f"{self.path} cannot be written to: {name} of {len(content)} bytes.")
+
+    def clear(self) -> None:
+        """Remove all files, where vaults are created in place."""
+        raise VaultError(f"{self.path} cannot be written to.")
+
+    @abstractmethod
+    def is_vault(self) -> bool:
+        """Whether the place looks like a vault."""
+
+    @abstractmethod
+    def vaults(self) -> list[PurePath]:
+        """Return the vaults below: of a directory right below it, elsewhere at any depth.
+
+        A vault that is being created does not exist yet. Links to vaults are left out: in a
+        directory from an untrusted source they may lead to private data.
         """
-        return store_of(driver_of(path))
+
+    def links(self) -> list[Path]:
+        """Return the symbolic links to vaults right below a directory."""
+        return []
+
+    def check(self) -> None:
+        """Raise `VaultFormatError` if the files are not safe to open."""
+        return
+
+    def lock(self, timeout: float = 0.0) -> WriterLock:
+        """Take the vault's lock; see `WriterLock`."""
+        if not self.is_writable:
+            raise VaultError(f"{self.path} cannot be written to: unpack or copy the vault first.")
+        return WriterLock(self.directory if self.can_lock else None, timeout)
+
+    def clear_unfinished(self, name: str) -> None:
+        """Remove a file that a killed commit left, if files can be removed."""
+        del name
+
+    def refuse_existing(self) -> None:
+        """Raise `VaultExistsError` if a vault cannot be created because something exists."""
+        if self.is_vault():
+            raise files.existing(self.path)
+
+    def missing(self) -> VaultError:
+        """Return the error for a place without a vault at it or below it."""
+        return VaultNotFoundError(f"there is no vault at {self.path}.")
+
+    # ------------------------------------------------------------------------------ keys
 
     @abstractmethod
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -120,7 +220,7 @@ class Store(ABC):
 
     def get_some(self, keys: Sequence[str]) -> dict[str, bytes]:
         """Return the values of those keys that exist."""
-        found = zip(keys, self.attempt(lambda: self._read(keys)), strict=True)
+        found = zip(keys, self.attempt(partial(self._read, keys)), strict=True)
         return unseal({key: value for key, value in found if value is not None}, self.path)
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
@@ -129,6 +229,10 @@ class Store(ABC):
         if lost := [key for key in keys if key not in found]:
             raise VaultFormatError(f"{self.path} has lost {lost[0]}: the vault is damaged.")
         return [found[key] for key in keys]
+
+    def get_one(self, key: str) -> bytes:
+        """Return the value of a key that must exist."""
+        return self.get_all([key])[0]
 
     def drop_pages(self) -> None:
         """Ask the system to drop data written since the last call from its cache."""
@@ -142,56 +246,84 @@ class Store(ABC):
         """
         again = again or read
         use_tensorstore(self.path)
-        is_remote = isinstance(self.driver, TensorStoreDriver) and self.driver.is_remote
         try:
-            return finish_remote(read, again) if is_remote else read()
+            return self._finish(read, again)
         except (ValueError, OSError) as error:
             if not isinstance(error, ValueError) or "NOT_FOUND" not in str(error):
                 raise vault_error(error, self.path) from error
         # Outside `except`, because the exception keeps the result of the first call in memory.
         with errors_of(self.path):
-            return finish_remote(again, again) if is_remote else again()
+            return self._finish(again, again)
 
-
-def store_of(driver: Driver, config: Mapping[str, Any] | None = None) -> Store:
-    """Return the store of a place; ``config`` has OCDBT's settings for a new one."""
-    if isinstance(driver, Registered):
-        return KeyValueStore(driver)
-    assert isinstance(driver, TensorStoreDriver)
-    return OcdbtStore(driver, config)
+    def _finish(self, read: Callable[[], T], again: Callable[[], T]) -> T:
+        """Return the result of a read; ``again`` is for an answer that was cut short."""
+        del again
+        return read()
 
 
 class OcdbtStore(Store):
-    """An OCDBT database in a directory, an archive or an object store, through TensorStore.
+    """A store whose files TensorStore reads, with an OCDBT database in them."""
 
-    ``config`` has OCDBT's settings for a new store. ``manifest`` is the directory of the manifest,
-    if it is not the place itself.
-    """
+    staleness: float | None = -math.inf
+    """Bound on the age of TensorStore's cached data: minus infinity (the cache is always current)
+    if nothing can be written; None if TensorStore must read again."""
 
-    def __init__(
-        self,
-        driver: TensorStoreDriver,
-        config: Mapping[str, Any] | None = None,
-        manifest: PurePath | None = None,
-    ):
-        self.driver: TensorStoreDriver = driver
-        self.path = driver.path
+    def __init__(self, path: PurePath):
+        super().__init__(path)
+        self._settings: dict[str, Any] = {}
         self._dropped: set[str] = set()
-        self._spec: dict[str, Any] = {"driver": "ocdbt", "base": driver.spec()}
-        if driver.is_remote:
-            self._spec |= _COALESCING
-        if config:
-            self._spec["config"] = config
-        if manifest:
-            self._spec["manifest"] = kvstore_spec(manifest, "/")
+
+    def spec(self) -> dict[str, Any]:
+        """Return TensorStore's specification of the files below, named by relative paths."""
+        return kvstore_spec(self.path, "/")
+
+    @cached_property
+    def context(self) -> ts.Context:
+        """TensorStore's context for everything opened here, with a cache."""
+        use_tensorstore(self.path)
+        return caching_context()
+
+    @cached_property
+    def files(self) -> ts.KvStore:
+        """The files below."""
+        return ts.KvStore.open(self.spec(), context=self.context).result()
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a small file, or None if it does not exist."""
+
+        def read() -> bytes | None:
+            found = self.files.read(name, staleness_bound=self.staleness).result()
+            if self.is_remote and found.state == "value" and not found.value:
+                raise ValueError(EMPTY)
+            return bytes(found.value) if found.state == "value" else None
+
+        return self._finish(read, read)
+
+    def names(self) -> list[str]:
+        """Return the relative paths of all files below."""
+        with errors_of(self.path):
+            return [name.decode() for name in self.files.list().result()]
+
+    def is_vault(self) -> bool:
+        """Whether the place looks like a vault."""
+        return all(self.read(name) is not None for name in (METADATA, MANIFEST))
+
+    def vaults(self) -> list[PurePath]:
+        """Return the vaults below, at any depth."""
+        return [self.path / found for found in vaults_among(self.names())]
+
+    def _finish(self, read: Callable[[], T], again: Callable[[], T]) -> T:
+        return finish_remote(read, again) if self.is_remote else read()
 
     @cached_property
     def _kv(self) -> ts.KvStore:
-        self.driver.check()  # TensorStore follows links
-        return ts.KvStore.open(self._spec, context=self.driver.context).result()
+        self.check()  # TensorStore follows links
+        spec = {"driver": "ocdbt", "base": self.spec(), **self._settings}
+        spec |= _COALESCING if self.is_remote else {}
+        return ts.KvStore.open(spec, context=self.context).result()
 
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
-        bound = self.driver.staleness
+        bound = self.staleness
         reads = [self._kv.read(key, staleness_bound=bound) for key in keys]
         found = [read.result() for read in reads]
         return [bytes(value.value) if value.state == "value" else None for value in found]
@@ -217,7 +349,7 @@ class OcdbtStore(Store):
 
     def _start(self, key: str) -> Any:
         use_tensorstore(self.path)
-        return self._kv.read(key, staleness_bound=self.driver.staleness)
+        return self._kv.read(key, staleness_bound=self.staleness)
 
     def _again(self, key: str) -> Any:
         return self._start(key).result()
@@ -231,11 +363,11 @@ class OcdbtStore(Store):
         """Start to write all values or none."""
         size = sum(len(block.memory) for block in blocks)
         # A small file costs more than it saves: it is synced beside that of TensorStore.
-        if blocks and not (self.driver.can_map and size >= _BULK_BYTES):
+        if blocks and not (self.can_map and size >= _BULK_BYTES):
             writes, blocks = {**writes, **_values_of(blocks)}, ()
         # TensorStore overwrites the unfinished manifest of a killed process without truncating it.
         # If that was longer, its rest would follow the new manifest.
-        self.driver.clear_unfinished(UNFINISHED)
+        self.clear_unfinished(UNFINISHED)
         transaction = ts.Transaction(atomic=True, repeatable_read=True)
         inside = self._kv.with_transaction(transaction)
         reads = {key: inside.read(key, if_not_equal=stamp) for key, stamp in fence.items()}
@@ -258,7 +390,7 @@ class OcdbtStore(Store):
     ) -> None:
         """Write blocks to a file, and commit a transaction with references to them."""
         try:
-            self._refer_to_file(transaction, write_blocks(self.driver.directory, blocks))
+            self._refer_to_file(transaction, write_blocks(self.directory, blocks))
         except BaseException:
             transaction.abort()
             raise
@@ -268,18 +400,26 @@ class OcdbtStore(Store):
 
     def _refer_to_file(self, transaction: ts.Transaction, file: DataFile) -> None:
         """Add references to the values of a data file to a transaction."""
-        context = self.driver.context
+        context = self.context
         memory = {"driver": "memory", "path": f"{file.name}/"}
         own = ts.KvStore.open(memory, context=context).result()
         own.write(MANIFEST, file.manifest).result()
-        spec = {"driver": "ocdbt", "base": self.driver.spec(), "manifest": memory}
+        spec = {"driver": "ocdbt", "base": self.spec(), "manifest": memory}
         inside = self._kv.with_transaction(transaction)
         found = ts.KvStore.open(spec, context=context).result()
         found.experimental_copy_range_to(inside).result()
         own.delete_range(ts.KvStore.KeyRange()).result()
 
+    def beside(self, manifest: Path, config: Mapping[str, Any]) -> "OcdbtStore":
+        """Return a new database with the same data files, and its manifest in another directory."""
+        assert self.context  # both need the same one, to share files
+        found = copy(self)
+        found.__dict__.pop("_kv", None)
+        found._settings = {"manifest": kvstore_spec(manifest, "/"), "config": config}
+        return found
+
     def refer_to(self, other: "OcdbtStore") -> None:
-        """Take over all keys of another store with the same driver; the values are not copied."""
+        """Take over all keys of another database beside it; the values are not copied."""
         other._kv.experimental_copy_range_to(self._kv).result()
 
     def drop_pages(self) -> None:
@@ -288,46 +428,274 @@ class OcdbtStore(Store):
         A long recording would fill the page cache and evict the pages of other programs. On virtual
         machines, allocating a new page costs more than writing it.
         """
-        if not (hasattr(os, "posix_fadvise") and self.driver.can_map):
+        if not (hasattr(os, "posix_fadvise") and self.can_map):
             return
-        data = self.driver.directory / DATA
+        data = self.directory / DATA
         files = {file.name for file in data.iterdir()}
         for name in files - self._dropped:
-            with contextlib.suppress(OSError), (data / name).open("rb") as file:
+            with suppress(OSError), (data / name).open("rb") as file:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         self._dropped = files
 
 
-def _divided(keys: Sequence[str], size: int) -> list[Sequence[str]]:
-    return [keys[first : first + size] for first in range(0, len(keys), size)]
+class Directory(OcdbtStore):
+    """A directory on this machine, which need not exist."""
+
+    is_writable = can_lock = can_rename = can_map = True
+    staleness = None
+
+    @property
+    def directory(self) -> Path:
+        """The directory."""
+        return Path(self.path)
+
+    @cached_property
+    def context(self) -> ts.Context:
+        """A context without a cache: the system caches files."""
+        use_tensorstore(self.path)
+        return ts.Context()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the files take."""
+        return sum(_size(file) for file in self.directory.rglob("*"))
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a small regular file, or None if it does not exist."""
+        try:
+            with os.fdopen(files.open_file(self.directory, name), "rb") as file:
+                return file.read()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file."""
+        (self.directory / name).write_bytes(content)
+
+    def is_vault(self) -> bool:
+        """Whether the directory looks like a vault."""
+        return (self.directory / METADATA).is_file() and (self.directory / MANIFEST).is_file()
+
+    def vaults(self) -> list[PurePath]:
+        """Return the vaults right below."""
+        return [below for below in self._below() if not below.is_symlink()]
+
+    def links(self) -> list[Path]:
+        """Return the symbolic links to vaults right below."""
+        return [below for below in self._below() if below.is_symlink()]
+
+    def _below(self) -> list[Path]:
+        if not self.directory.is_dir():
+            return []
+        return sorted(
+            below
+            for below in self.directory.iterdir()
+            if not below.name.startswith(".") and Directory(below).is_vault()
+        )
+
+    def check(self) -> None:
+        """Raise `VaultFormatError` if the directory holds links or special files."""
+        files.check_regular_files(self.directory)
+
+    def clear_unfinished(self, name: str) -> None:
+        """Remove a file that a killed commit left."""
+        (self.directory / name).unlink(missing_ok=True)
+
+    def refuse_existing(self) -> None:
+        """Raise `VaultExistsError` if anything exists, even a broken link."""
+        files.refuse_existing(self.directory)
+
+    def missing(self) -> VaultError:
+        """Return the error for a directory or a file that is not a vault."""
+        if self.directory.is_file():
+            return VaultFormatError(
+                f"{self.path} is a file, and a vault is a directory: give a vault, or make one of "
+                "a file of another project with `offmarl convert`."
+            )
+        if (self.directory / RUN_FILE).is_file():
+            return VaultFormatError(
+                f"{self.path} is the directory of a run, and not a vault: give the directory of a "
+                "dataset, or see `offmarl report` and `offmarl compare` for what a run has done."
+            )
+        if self.directory.exists():
+            return VaultFormatError(
+                f"{self.path} is not a vault: a vault is a directory with {METADATA} and "
+                f"{MANIFEST} in it."
+            )
+        return super().missing()
 
 
-def _values_of(blocks: Iterable[Block]) -> dict[str, bytes]:
-    return {key: value for block in blocks for key, value in block.values().items()}
+class Archive(OcdbtStore):
+    """A path into a zip archive, on this machine or elsewhere."""
+
+    def __init__(self, path: PurePath, archive: PurePath):
+        super().__init__(path)
+        self.archive = archive
+        self.is_remote = isinstance(archive, Url)
+
+    @property
+    def _prefix(self) -> str:
+        inside = self.path.relative_to(self.archive).as_posix()
+        return "" if inside == "." else f"{inside}/"
+
+    def spec(self) -> dict[str, Any]:
+        """Return TensorStore's specification of the files below, named by relative paths."""
+        return {"driver": "zip", "base": kvstore_spec(self.archive), "path": self._prefix}
+
+    @cached_property
+    def context(self) -> ts.Context:
+        """A cache that all vaults of the archive share."""
+        use_tensorstore(self.path)
+        if isinstance(self.archive, Path):
+            with suppress(OSError):
+                about = self.archive.stat()
+                return archive_context(
+                    self.archive, (about.st_ino, about.st_size, about.st_mtime_ns)
+                )
+        return caching_context()
+
+    def names(self) -> list[str]:
+        """Check the archive, and return the relative paths of all files below."""
+        from offmarl.vault.storage.archive import members_of  # few vaults need it
+
+        prefix, names = self._prefix, (one.filename for one in members_of(self.archive))
+        return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
+    def is_vault(self) -> bool:
+        """Whether the place looks like a vault."""
+        return {METADATA, MANIFEST} <= set(self.names())
 
 
-class KeyValueStore(Store):
-    """A store in a place that a user registered."""
+class Web(OcdbtStore):
+    """A web address, which can only be read and not listed."""
 
-    def __init__(self, driver: Registered):
-        self.driver: Registered = driver
-        self.path = driver.path
-        self._values = driver.values
+    is_remote = True
+
+    def names(self) -> list[str]:
+        """Raise `VaultNotFoundError`, because web servers do not list directories."""
+        raise VaultNotFoundError(
+            f"there is no vault at {self.path}, and web servers do not list what is below it: "
+            "give the whole path of a vault, such as https://host/name.vlt/uid."
+        )
+
+
+class Bucket(OcdbtStore):
+    """An address in an object store."""
+
+    is_writable = is_remote = True
+    staleness = None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small file, durably."""
+        self.files.write(name, content).result()
+
+    def clear(self) -> None:
+        """Remove all files."""
+        self.files.delete_range(ts.KvStore.KeyRange()).result()
+
+
+# ---------------------------------------------------------------------------------- users
+
+
+@runtime_checkable
+class KeyValues(Protocol):
+    """A key-value store below a URL, which a user's driver provides; see `register_driver`.
+
+    Keys are relative paths, such as ``observations./0.0`` or, below the directory of several
+    vaults, ``main/observations./0.0``. Several threads may call one object.
+    """
+
+    def read(self, keys: Sequence[str]) -> list[bytes | None]:
+        """Return the values of keys; None for each key that does not exist."""
+
+    def sizes(self, prefix: str) -> Mapping[str, int]:
+        """Return the keys that begin with a prefix, and the bytes of their values."""
+
+    def generations(self, keys: Sequence[str]) -> list[bytes]:
+        """Return a stamp for each key, missing ones too; every write of a key changes its stamp."""
+
+    def commit(self, writes: Mapping[str, bytes], fence: Mapping[str, bytes]) -> None:
+        """Write all values or none, durably.
+
+        Parameters
+        ----------
+        writes
+            Keys and values.
+        fence
+            Keys and the generations that they must still have.
+
+        Raises
+        ------
+        VaultConflictError
+            A key of the fence has another generation; nothing was written.
+        """
+
+    def clear(self) -> None:
+        """Remove all keys."""
+
+
+Factory = Callable[[str], KeyValues]
+"""Opens the key-value store below a URL, which need not hold anything."""
+
+
+class Registered(Store):
+    """A place of a scheme that a user registered.
+
+    Its key-value store also holds ``metadata.json``, which is written last when a vault is created,
+    so a vault exists once this key does.
+    """
+
+    is_writable = True
+
+    def __init__(self, path: Url, values: KeyValues):
+        super().__init__(path)
+        self.values = values
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all values."""
+        return sum(self.values.sizes("").values())
+
+    def read(self, name: str) -> bytes | None:
+        """Return the value of a key, or None."""
+        (value,) = self.values.read([name])
+        return value
+
+    def prefetch(self, keys: Sequence[str]) -> None:
+        """Start to read the values of keys, if the store can."""
+        if prefetch := getattr(self.values, "prefetch", None):
+            prefetch(keys)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write one value."""
+        self.values.commit({name: content}, {})
+
+    def clear(self) -> None:
+        """Remove all keys."""
+        self.values.clear()
+
+    def is_vault(self) -> bool:
+        """Whether ``metadata.json`` exists."""
+        return self.read(METADATA) is not None
+
+    def vaults(self) -> list[PurePath]:
+        """Return the vaults below, at any depth."""
+        return [self.path / found for found in vaults_among(self.values.sizes(""), (METADATA,))]
 
     def _read(self, keys: Sequence[str]) -> list[bytes | None]:
         if len(keys) > 1:
-            self.driver.prefetch(keys)
-        return self._values.read(keys)
+            self.prefetch(keys)
+        return self.values.read(keys)
 
     def keys(self, prefix: str) -> list[str]:
         """Return the keys that begin with a prefix, sorted."""
-        return sorted(self.attempt(lambda: self._values.sizes(prefix)))
+        return sorted(self.attempt(lambda: self.values.sizes(prefix)))
 
     def stamps(self, keys: Sequence[str]) -> tuple[list[bytes], list[bytes]]:
         """Return the first 4 bytes of keys, and their generations."""
         with errors_of(self.path):
-            generations = self._values.generations(keys)
-            values = self._values.read(keys)
+            generations = self.values.generations(keys)
+            values = self.values.read(keys)
         return [(value or b"")[:4] for value in values], generations
 
     def commit(
@@ -338,20 +706,94 @@ class KeyValueStore(Store):
     ) -> "Future[None]":
         """Write all values or none; done when the call returns."""
         writes = {**writes, **_values_of(blocks)}
-        self._values.commit({key: bytes(value) for key, value in seal(writes).items()}, fence)
+        self.values.commit({key: bytes(value) for key, value in seal(writes).items()}, fence)
         done: Future[None] = Future()
         done.set_result(None)
         return done
 
     def fetch(self, keys: Sequence[str], depth: int) -> Iterator[bytes | None]:
         """Yield the stored values of keys, in order; None for each that does not exist."""
-        for batch, _ in ahead(_divided(keys, depth), self.driver.prefetch, 2):
+        for batch, _ in ahead(_divided(keys, depth), self.prefetch, 2):
             if len(batch) == 1:
-                yield from self.attempt(partial(self._values.read, batch))
+                yield from self.attempt(partial(self.values.read, batch))
                 continue
             parts = _divided(batch, -(-len(batch) // _READERS))
             for part, read in ahead(parts, self._start, _READERS):
-                yield from self.attempt(read.result, partial(self._values.read, part))
+                yield from self.attempt(read.result, partial(self.values.read, part))
 
     def _start(self, keys: Sequence[str]) -> "Future[list[bytes | None]]":
-        return in_thread(partial(self._values.read, keys), "offmarl-read")
+        return in_thread(partial(self.values.read, keys), "offmarl-read")
+
+
+def _divided(keys: Sequence[str], size: int) -> list[Sequence[str]]:
+    return [keys[first : first + size] for first in range(0, len(keys), size)]
+
+
+openers: dict[str, Callable[[Url], Store]] = {}
+"""Factories of the registered schemes' stores; `register_driver` adds to them."""
+
+
+def register_driver(scheme: str, factory: Factory) -> None:
+    """Register a driver for URLs of a scheme, such as ``memory://name/data.vlt/main``.
+
+    Parameters
+    ----------
+    scheme
+        In lower case, without ``://``. A scheme that was registered before is replaced.
+    factory
+        Called with the URL of a vault, or of a directory of vaults. Calls with the same URL must
+        return views of the same data.
+
+    Raises
+    ------
+    VaultError
+        The scheme belongs to offmarl, or is not a word of lower-case letters, digits and ``+.-``.
+    """
+    reserved = schemes - openers.keys()
+    if scheme in reserved or not re.fullmatch(r"[a-z][a-z0-9+.-]+", scheme):
+        raise VaultError(f"{scheme!r} cannot be registered as the scheme of a driver.")
+    schemes.add(scheme)
+    openers[scheme] = lambda url: Registered(url, factory(str(url)))
+
+
+# ---------------------------------------------------------------------------------- paths
+
+
+def store_of(path: str | os.PathLike[str]) -> Store:
+    """Return the store of a path or URL as users write it; the place need not exist."""
+    full = absolute(path)
+    if isinstance(full, Url) and full.scheme in openers:
+        return openers[full.scheme](full)
+    if isinstance(full, Url) and (factory := scheme_factory(full.scheme)):
+        store: Store = factory(full)
+        return store
+    if isinstance(full, Url) and full.scheme not in (*BUCKETS, *WEB):
+        raise VaultError(
+            f"{full} has a scheme that this process did not register: call "
+            f"`offmarl.vault.register_driver({full.scheme!r}, ...)` in every process that opens "
+            "the vault, spawned ones too."
+        )
+    try:
+        if not isinstance(full, Url) and Path(full).is_dir():
+            return Directory(full)
+        for part in (full, *full.parents):
+            is_archive = part.name.endswith(ARCHIVE_SUFFIX)
+            if is_archive and (isinstance(part, Url) or Path(part).is_file()):
+                return Archive(full, part)
+    except OSError as error:
+        raise VaultError(f"{full} is not a valid path: {error.strerror}.") from error
+    if not isinstance(full, Url):
+        return Directory(full)
+    return Bucket(full) if full.scheme in BUCKETS else Web(full)
+
+
+def _size(file: Path) -> int:
+    try:
+        about = file.stat()
+    except FileNotFoundError:  # compaction removed it
+        return 0
+    return about.st_size if stat.S_ISREG(about.st_mode) else 0
+
+
+def _values_of(blocks: Iterable[Block]) -> dict[str, bytes]:
+    return {key: value for block in blocks for key, value in block.values().items()}

@@ -55,8 +55,7 @@ class Plan(NamedTuple):
     def described(self) -> dict[str, Any]:
         """Return the arguments with the digests of the vaults in ``like``, which may be read."""
         likeness = [
-            {"vault": name_of(one), "digest": one.store.driver.digest or digest(one)}
-            for one in self.like
+            {"vault": name_of(one), "digest": one.store.digest or digest(one)} for one in self.like
         ]
         found = likeness[0] if len(likeness) == 1 else likeness
         return {**self.arguments, **({"match_returns": found} if likeness else {})}

@@ -23,9 +23,8 @@ from offmarl.vault.format.layout import DATA, MANIFEST, OWN_PREFIX, UNFINISHED, 
 from offmarl.vault.read.open import locate
 from offmarl.vault.storage import commit
 from offmarl.vault.storage.commit import Contents, ValueLocation
-from offmarl.vault.storage.drivers import Directory, Driver
 from offmarl.vault.storage.files import conflict, errors_of
-from offmarl.vault.storage.store import OcdbtStore, Store, store_of
+from offmarl.vault.storage.store import Directory, Store
 
 REBUILT = ".rebuilt"
 """The directory that a store is built in, inside the vault's."""
@@ -66,12 +65,11 @@ def compact(path: str | os.PathLike[str]) -> Compaction:
     VaultConflictError
         A stock program wrote to it meanwhile; nothing was changed.
     """
-    store = store_of(locate(path))
-    driver = store.driver
-    directory = driver.directory  # an error elsewhere
-    assert isinstance(driver, Directory)
-    with exclusive(driver), errors_of(directory):
-        before, manifest = _usage(directory), driver.files.read(MANIFEST).result()
+    store = locate(path)
+    directory = store.directory  # an error elsewhere
+    assert isinstance(store, Directory)
+    with exclusive(store), errors_of(directory):
+        before, manifest = _usage(directory), store.files.read(MANIFEST).result()
         found = examine(store, deep=False)
         if not found.sound:
             raise damaged(directory, found.faults[0])
@@ -88,48 +86,45 @@ def reclaim(store: Store) -> None:
     space or more than 4 GB to rewrite. The content stays the same, even if the process is killed.
     Programs that have the vault open can continue to read. The caller must hold the vault's lock.
     """
-    driver = store.driver
-    if not (isinstance(driver, Directory) and isinstance(store, OcdbtStore)):
+    if not isinstance(store, Directory):
         return
-    with errors_of(driver.directory):
-        manifest, sizes = driver.files.read(MANIFEST).result(), _data_sizes(driver.directory)
-        unused = sum(sizes.values()) - commit.live_bytes(driver)
+    with errors_of(store.path):
+        manifest, sizes = store.files.read(MANIFEST).result(), _data_sizes(store.directory)
+        unused = sum(sizes.values()) - commit.live_bytes(store)
         if unused < max(_LEAST_RECLAIMED, _MOST_UNUSED * sum(sizes.values())):
             return
         contents = Contents.of(store)
         _rewrite(store, contents, _in_wasteful_files(contents, sizes), manifest.stamp)
 
 
-def _rewrite(store: Store, contents: Contents, keys: Collection[str], stamp: Any) -> None:
+def _rewrite(store: Directory, contents: Contents, keys: Collection[str], stamp: Any) -> None:
     """Write some values to new data files, unless the manifest has changed since its stamp.
 
     TensorStore compares and replaces the manifest under the same lock as in a commit, so this is
     safe even if a stock program is writing.
     """
-    driver = store.driver
-    assert isinstance(driver, Directory) and isinstance(store, OcdbtStore)
-    with rebuilding(driver) as fresh:
+    with rebuilding(store) as fresh:
         # With the same identity, programs that have the vault open can continue to read.
-        config, last = commit.config_of(driver), fresh / "last"
-        rebuilt = OcdbtStore(driver, config, fresh)
+        config, last = commit.config_of(store), fresh / "last"
+        rebuilt = store.beside(fresh, config)
         if len(keys) < len(contents.tree.values):
             rebuilt.refer_to(store)
         copy(contents, keys, rebuilt)
         # The first commits refer to the old files. This store has the last commit alone.
-        result = OcdbtStore(driver, config, last)
+        result = store.beside(last, config)
         result.refer_to(rebuilt)
-        files, content = driver.files, (last / MANIFEST).read_bytes()
+        files, content = store.files, (last / MANIFEST).read_bytes()
         done = files.write(MANIFEST, content, if_equal=stamp.generation).result()
         now = files.read(MANIFEST, if_not_equal=done.generation).result()
         if now.state != "unspecified":
-            raise conflict(driver.path)
+            raise conflict(store.path)
 
 
 def _in_wasteful_files(contents: Contents, sizes: Mapping[str, int]) -> list[str]:
     """Return the keys whose values are in files with much unused space."""
     tree = contents.tree
     if tree.lost:
-        raise damaged(contents.driver.path, tree.lost[0])
+        raise damaged(contents.path, tree.lost[0])
     share = {file: tree.live_bytes.get(file, 0) / max(size, 1) for file, size in sizes.items()}
     wasteful, moved = set(), 0
     for file in sorted(share, key=lambda file: share[file]):
@@ -142,25 +137,25 @@ def _in_wasteful_files(contents: Contents, sizes: Mapping[str, int]) -> list[str
 
 
 @contextmanager
-def exclusive(driver: Driver) -> Iterator[None]:
+def exclusive(store: Store) -> Iterator[None]:
     """Hold a vault's lock, after cleaning up what a killed process left."""
-    lock = driver.lock()
+    lock = store.lock()
     try:
-        tidy(driver)
+        tidy(store)
         yield
     finally:
         lock.release()
 
 
 @contextmanager
-def rebuilding(driver: Directory) -> Iterator[Path]:
+def rebuilding(store: Directory) -> Iterator[Path]:
     """Make the directory to build a store in; it is removed afterwards."""
-    fresh = driver.directory / REBUILT
+    fresh = store.directory / REBUILT
     fresh.mkdir()
     try:
         yield fresh
     finally:
-        tidy(driver)
+        tidy(store)
 
 
 def copy(contents: Contents, keys: Iterable[str], target: Store) -> None:
@@ -170,8 +165,8 @@ def copy(contents: Contents, keys: Iterable[str], target: Store) -> None:
 
 
 def _values(contents: Contents, keys: list[str]) -> Iterator[tuple[str, bytes]]:
-    for key, read in ahead(keys, contents.fetch, depth_of(_BATCH_BYTES // 16)):
-        yield from unseal({key: read()}, contents.driver.path).items()
+    for key, read in ahead(keys, contents.start, depth_of(_BATCH_BYTES // 16)):
+        yield from unseal({key: read()}, contents.path).items()
 
 
 def _batches(values: Iterable[tuple[str, bytes]]) -> Iterator[dict[str, bytes]]:
@@ -194,20 +189,20 @@ def _order(key: str) -> tuple[bool, str, int, int, str]:
     return key.startswith(OWN_PREFIX), leaf, int(number), int(block), rest
 
 
-def tidy(driver: Driver) -> None:
+def tidy(store: Store) -> None:
     """Delete files that a killed commit or rebuild left.
 
     The caller must hold the vault's lock.
     """
-    driver.clear_unfinished(UNFINISHED)
-    if not isinstance(driver, Directory):
+    store.clear_unfinished(UNFINISHED)
+    if not isinstance(store, Directory):
         return  # places without rename have no rebuilds
-    directory = driver.directory
+    directory = store.directory
     rest = directory / REBUILT
     if not rest.exists():
         return
     try:
-        live = commit.live_files(driver)
+        live = commit.live_files(store)
     except (ValueError, OSError):
         live = None  # unknown without a manifest: any file may be needed
     for file in (directory / DATA).glob("*"):

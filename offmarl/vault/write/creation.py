@@ -20,7 +20,6 @@ from offmarl.vault.format.tables import none_running
 from offmarl.vault.format.values import OnInvalid
 from offmarl.vault.read.manifest import Manifest
 from offmarl.vault.read.open import SUFFIX
-from offmarl.vault.storage.drivers import Directory, Driver, driver_of
 from offmarl.vault.storage.files import (
     WriterLock,
     clear_directory,
@@ -29,7 +28,7 @@ from offmarl.vault.storage.files import (
     publish,
 )
 from offmarl.vault.storage.location import absolute
-from offmarl.vault.storage.store import Store, store_of
+from offmarl.vault.storage.store import Directory, Store, store_of
 from offmarl.vault.write.writer import Writer
 
 DEFAULT_UID = "main"
@@ -88,7 +87,7 @@ def create(
     with errors_of(place.path), _building(place, "new") as building:
         empty = _fill(building.store, schema, provenance or {})
         building.publish()
-        return Writer(store_of(place), building.lock, empty, on_invalid)
+        return Writer(place, building.lock, empty, on_invalid)
 
 
 def _schema(
@@ -156,21 +155,20 @@ def create_whole(
 class _Building(NamedTuple):
     """A vault that is built beside its place, or in it where nothing can be renamed."""
 
-    place: Driver
+    place: Store
     store: Store
     lock: WriterLock
 
     def publish(self) -> None:
         """Move the vault to its place, if it is not there."""
-        built = self.store.driver
-        if built is not self.place:
+        if self.store is not self.place:
             with errors_of(self.place.path):
                 self.place.refuse_existing()
-                publish(built.directory, self.place.directory)
+                publish(self.store.directory, self.place.directory)
 
 
 @contextmanager
-def _building(place: Driver, suffix: str) -> Iterator[_Building]:
+def _building(place: Store, suffix: str) -> Iterator[_Building]:
     """Build a vault, which nothing remains of if the block fails.
 
     Where nothing can be renamed, ``metadata.json`` marks a vault and comes last, and a killed
@@ -180,7 +178,7 @@ def _building(place: Driver, suffix: str) -> Iterator[_Building]:
         with errors_of(place.path):
             if place.can_rename:
                 final = place.directory
-                built: Driver = Directory(final.with_name(f".{final.name}.{suffix}"))
+                built: Store = Directory(final.with_name(f".{final.name}.{suffix}"))
                 remove: Callable[[], None] = partial(shutil.rmtree, built.directory, True)
                 stack.enter_context(no_empty_directories(final.parent))
                 make_directory(built.directory)
@@ -200,39 +198,39 @@ def _building(place: Driver, suffix: str) -> Iterator[_Building]:
                 else:
                     place.refuse_existing()
                     clear_directory(built.directory)
-            yield _Building(place, store_of(built), lock)
+            yield _Building(place, built, lock)
         except BaseException:
             remove()  # before others may build there
             lock.release()
             raise
 
 
-def free_place(path: str | os.PathLike[str]) -> Driver:
+def free_place(path: str | os.PathLike[str]) -> Store:
     """Return the place of a new vault; `VaultError` if it cannot be created there."""
     place = destination(path)
     place.refuse_existing()
     return place
 
 
-def destination(path: str | os.PathLike[str], may_exist: bool = False) -> Driver:
+def destination(path: str | os.PathLike[str], may_exist: bool = False) -> Store:
     """Return the place of a vault to be created."""
     given = absolute(path)
     for above in given.parents if isinstance(given, Path) else ():
         if (above / layout.MANIFEST).is_file():
             raise VaultError(f"{given} is inside the vault {above}: choose a place outside it.")
     if given.name.endswith(SUFFIX):
-        dataset = driver_of(given)
+        dataset = store_of(given)
         if may_exist and [one.name for one in dataset.vaults()] == [DEFAULT_UID]:
-            return driver_of(given / DEFAULT_UID)
+            return store_of(given / DEFAULT_UID)
         for found in (*dataset.vaults(), *dataset.links()):
             raise VaultExistsError(f"{given} holds {found.name} already: choose another name.")
-        return driver_of(given / DEFAULT_UID)
+        return store_of(given / DEFAULT_UID)
     if not given.parent.name.endswith(SUFFIX):
         raise VaultError(
             f"{given} cannot be the path of a vault: it must be <name>{SUFFIX} or "
             f"<name>{SUFFIX}/<uid>, as in {given.with_suffix(SUFFIX)}."
         )
-    return driver_of(given)
+    return store_of(given)
 
 
 def _plain(spec: EnvSpec) -> EnvSpec:
@@ -263,6 +261,6 @@ def _fill(store: Store, schema: Schema, provenance: Mapping[str, Any]) -> Manife
     """Write an empty vault in a place that is locked or new."""
     keys = without_episodes(schema, provenance, Head())
     store.commit(keys, fence={}).result()
-    store.driver.write(METADATA, layout.dump_json(to_metadata(schema)))
+    store.write(METADATA, layout.dump_json(to_metadata(schema)))
     running = none_running(schema.rows, schema.record)
     return Manifest(schema, Head(), running, json.loads(keys[layout.PROVENANCE_KEY]), 0)

@@ -19,7 +19,6 @@ from offmarl.vault.format.layout import Head
 from offmarl.vault.read.index import Cut, account, is_there
 from offmarl.vault.read.open import locate, place_of
 from offmarl.vault.read.reader import Reader
-from offmarl.vault.storage.store import store_of
 from offmarl.vault.write.compaction import exclusive, reclaim
 from offmarl.vault.write.writer import manifest_of, resume
 
@@ -137,8 +136,8 @@ class SharedWriter:
         self.flush()
         self._closed = True
         with suppress(VaultError):  # another writer has it open, which reclaims the space later
-            store = store_of(locate(self.path))
-            with exclusive(store.driver):
+            store = locate(self.path)
+            with exclusive(store):
                 reclaim(store)
 
     def __enter__(self) -> "SharedWriter":
@@ -212,4 +211,4 @@ def join(
             f"{path} cannot have several writers: only a directory on this machine can be locked. "
             "Write one vault per process, and join them with `offmarl cat`."
         )
-    return SharedWriter(Reader(store_of(locate(path))), run, gather, timeout)
+    return SharedWriter(Reader(locate(path)), run, gather, timeout)

@@ -25,9 +25,8 @@ from offmarl.vault.read.index import Cut, Record, account, is_there, tables_of, 
 from offmarl.vault.read.manifest import Manifest
 from offmarl.vault.read.open import locate
 from offmarl.vault.read.reader import Reader
-from offmarl.vault.storage.drivers import Directory
 from offmarl.vault.storage.files import WriterLock, conflict, errors_of
-from offmarl.vault.storage.store import Pending, Store, store_of
+from offmarl.vault.storage.store import Directory, Pending, Store
 from offmarl.vault.write.chunks import ChunkBuffer, Staged, Value
 from offmarl.vault.write.compaction import reclaim, tidy
 
@@ -207,11 +206,10 @@ class Writer:
     def discard(self) -> None:
         """Release the lock, and remove the vault if it is on this machine and holds no steps."""
         self.release()
-        driver = self.store.driver
-        if not self._head.length and isinstance(driver, Directory):
-            shutil.rmtree(driver.directory, ignore_errors=True)
+        if not self._head.length and isinstance(self.store, Directory):
+            shutil.rmtree(self.store.path, ignore_errors=True)
             with suppress(OSError):
-                driver.directory.parent.rmdir()  # unless there are others
+                self.store.directory.parent.rmdir()  # unless there are others
 
     def release(self) -> None:
         """Release the lock without flushing; steps that were not flushed are lost."""
@@ -396,10 +394,10 @@ def resume(path: str | os.PathLike[str], *, timeout: float = 0.0) -> Writer:
     VaultFormatError
         It was not written by offmarl, or is damaged.
     """
-    store = store_of(locate(path))
-    lock = store.driver.lock(timeout)
+    store = locate(path)
+    lock = store.lock(timeout)
     try:
-        tidy(store.driver)
+        tidy(store)
         vault = Reader(store)
         writer = Writer(store, lock, manifest_of(vault))
         if vault.length > writer.length:

@@ -1,25 +1,15 @@
-"""Reads chunks of a vault's arrays: the one way from stored bytes to steps.
+"""Chunks of a vault's arrays: those of mapped files, and their checksums."""
 
-The bytes come from mapped files, from requests to another machine, or from a driver that a user
-registered. Each chunk is compared with its checksum and decoded. Uncompressed chunks of mapped
-files are used where they are, and a bounded number of others is kept in memory.
-"""
-
-import os
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import google_crc32c
 import numpy as np
 from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 
-from offmarl._ahead import ahead, depth_of, in_pool
 from offmarl._arrays import as_items
 from offmarl.errors import VaultChecksumError, VaultFormatError
 from offmarl.vault.format import layout
@@ -30,22 +20,17 @@ from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import ChunkSteps, WindowPlaces, put_steps
 from offmarl.vault.read.manifest import Description
 from offmarl.vault.storage.commit import Contents, Region, ValueLocation
-from offmarl.vault.storage.files import lost_chunk
-from offmarl.vault.storage.location import is_forked
 from offmarl.vault.storage.store import Store
 
-_KEPT_BYTES = 2**26
-"""Bytes of decoded chunks that are kept in memory."""
-_DECODED_AHEAD = 2 * (os.cpu_count() or 1)
-_RELEASE_BYTES = 2**22
-"""Bytes read between two calls of `Region.release`, which keeps the resident memory small."""
-_COMPARED_BYTES = 2**24
-"""Bytes compared between two such calls."""
 _PIECE_BYTES = 2**17
 _CACHED_BYTES = 2**18
 _LARGE_BYTES = 512
 """From this size on a leaf is gathered step by step, so that each is copied once from the disk."""
 _UNKNOWN = -1
+_RELEASE_BYTES = 2**22
+"""Bytes read between two calls of `Region.release`, which keeps the resident memory small."""
+_COMPARED_BYTES = 2**24
+"""Bytes compared between two such calls."""
 
 
 class ChunkPlace(NamedTuple):
@@ -62,183 +47,6 @@ class Part(NamedTuple):
     place: ChunkPlace
     source: tuple[slice, ...]
     target: NumpyArray
-
-
-class ChunkReader:
-    """Reads the chunks of one vault, from its mapped files or from its store; threads may share it.
-
-    If offmarl wrote the vault, every chunk must exist; other programs may omit chunks that hold
-    only the fill value. Without checks, nothing is compared.
-    """
-
-    def __init__(self, vault: Description, checks: "Checks | None", mapped: Contents | None = None):
-        self._vault, self._checks, self._mapped = vault, checks, mapped
-        self._kept: OrderedDict[ChunkPlace, NumpyArray] = OrderedDict()
-        self._kept_bytes, self._lock = 0, Lock()
-        self.maps = _map_arrays(mapped, vault) if mapped else {}
-        """The uncompressed arrays of mapped files, by name."""
-
-    def read(self, places: Sequence[ChunkPlace]) -> Iterator[tuple[ChunkPlace, NumpyArray]]:
-        """Yield chunks ``(rows, steps, *leaf)`` that are not mapped; do not write to them.
-
-        Several are read and decoded at once, and those in memory come first.
-        """
-        wanted = []
-        for place in places:
-            if (chunk := self._kept.get(place)) is None:
-                wanted.append(place)
-            else:
-                yield place, chunk
-        if self._checks:
-            self._checks.load({place.number for place in wanted})
-        keys = [self._keys(place) for place in wanted]
-        depth = depth_of(max((self._bytes_of(place) for place in wanted), default=0))
-        values = self._fetch([key for some in keys for key in some], depth)
-        encoded = (
-            (place, [*islice(values, len(some))]) for place, some in zip(wanted, keys, strict=True)
-        )
-        if len(wanted) < 2 or is_forked():
-            yield from ((place, self._decode(place, some)) for place, some in encoded)
-            return
-        decode = partial(_in_pool, self._decode)
-        for (place, _), done in ahead(encoded, decode, min(depth, _DECODED_AHEAD)):
-            yield place, done.result()
-
-    def _fetch(self, keys: Sequence[str], depth: int) -> Iterator[Any]:
-        """Yield the stored values of keys; None for each that does not exist."""
-        if self._mapped:
-            return map(self._mapped.value, keys)
-        return self._vault.store.fetch(keys, depth)
-
-    def _keys(self, place: ChunkPlace) -> list[str]:
-        return self._vault.grids[place.name].keys(place.block, place.number)
-
-    def _bytes_of(self, place: ChunkPlace) -> int:
-        rows, steps, *_ = self._vault.grids[place.name].chunks
-        return rows * steps * self._vault.leaves[place.name].step_bytes
-
-    def _decode(self, place: ChunkPlace, values: Sequence[Any]) -> NumpyArray:
-        grid, parts = self._vault.grids[place.name], []
-        for key, value in zip(self._keys(place), values, strict=True):
-            if value is None and self._vault.manifest:
-                raise lost_chunk(self._vault.path, key)
-            place_of = f"{self._vault.path}: {key}"
-            parts.append(grid.missing_chunk() if value is None else grid.decode(value, place_of))
-        chunk = grid.join(parts)
-        if self._checks is None:
-            return chunk
-        again = None if self._mapped else partial(self._again, place)
-        return self._checks.compare(place, chunk, again=again)
-
-    def _again(self, place: ChunkPlace) -> NumpyArray:
-        grid, keys = self._vault.grids[place.name], self._keys(place)
-        values = self._fetch(keys, len(keys))
-        return grid.join([grid.decode(x or b"", k) for x, k in zip(values, keys, strict=True)])
-
-    def _keep(self, place: ChunkPlace, chunk: NumpyArray) -> None:
-        """Keep a decoded chunk until newer ones need its memory."""
-        with self._lock:
-            if chunk.nbytes > _KEPT_BYTES or place in self._kept:
-                return
-            self._kept[place] = chunk
-            self._kept_bytes += chunk.nbytes
-            while self._kept_bytes > _KEPT_BYTES:
-                _, oldest = self._kept.popitem(last=False)
-                self._kept_bytes -= oldest.nbytes
-
-    # ------------------------------------------------------------------------------ steps
-
-    def mapped(self, places: Iterable[ChunkPlace]) -> list[NumpyArray]:
-        """Return mapped chunks, not copied."""
-        found = []
-        for place in places:
-            chunk = self.maps[place.name].chunk(place.block, place.number)
-            if self._checks and self._checks.is_fresh(place):
-                self._checks.compare(place, chunk)
-            found.append(chunk)
-        return found
-
-    def copy(self, parts: Sequence[Part]) -> None:
-        """Copy parts of chunks to where they belong."""
-        others, unreleased = {}, 0
-        for part in parts:
-            if part.place.name not in self.maps:
-                others[part.place] = part
-                continue
-            unreleased += self._copy_mapped(part)
-            if unreleased > _RELEASE_BYTES:
-                self.maps[part.place.name].region.release()
-                unreleased = 0
-        for place, chunk in self.read([*others]) if others else ():
-            part = others[place]
-            part.target[...] = taken = chunk[part.source]
-            if taken.size < chunk.size:
-                self._keep(place, chunk)
-
-    def _copy_mapped(self, part: Part) -> int:
-        """Copy a part of a mapped chunk, compare the chunk, and return its bytes."""
-        place, source, target = part
-        chunk = self.maps[place.name].chunk(place.block, place.number)
-        if self._checks is None or not self._checks.is_fresh(place):
-            target[...] = chunk[source]
-        elif target.shape == chunk.shape:
-            self._checks.compare(place, chunk, checksum=_copy(chunk, target))
-        else:
-            target[...] = chunk[source]
-            self._checks.compare(place, chunk)
-        return chunk.nbytes
-
-    def fresh(self, names: Sequence[str], places: WindowPlaces) -> list[ChunkPlace]:
-        """Return the mapped chunks of windows that have not been compared."""
-        if self._checks is None or not (names and len(places.rows)):
-            return []
-        return self._checks.fresh(names, places.pieces.block, places.pieces.number)
-
-    def compare(self, places: Sequence[ChunkPlace], cold: bool) -> None:
-        """Compare mapped chunks; on a cold disk, many are requested at once."""
-        if not places or not self._checks:
-            return
-        self._checks.load({place.number for place in places})
-        step = max(1, _COMPARED_BYTES // max(map(self._bytes_of, places)))
-        for begin in range(0, len(places), step):
-            some = places[begin : begin + step]
-            if cold:
-                self.prefetch(some)
-            for place in some:
-                self._checks.compare(place, self.maps[place.name].chunk(place.block, place.number))
-            self.maps[some[0].name].region.release()
-
-    def prefetch(self, places: Sequence[ChunkPlace]) -> None:
-        """Ask the disk to read whole mapped chunks in the background."""
-        for name in dict.fromkeys(place.name for place in places):
-            some = [(block, number) for one, block, number in places if one == name]
-            self.maps[name].prefetch_chunks(some)
-
-    def gather(
-        self, names: Sequence[str], places: Mapping[str, WindowPlaces]
-    ) -> dict[str, NumpyArray]:
-        """Gather the pieces of windows of arrays that are not mapped, ``(P, steps, *leaf)``."""
-        found: dict[str, NumpyArray] = {}
-        wanted: dict[ChunkPlace, NDArray[np.int64]] = {}
-        for name in names:
-            leaf, pieces = self._vault.leaves[name], places[name].pieces
-            block, number = pieces.block, pieces.number
-            shape = len(block), places[name].piece_steps, *leaf.shape
-            found[name] = np.empty(shape, leaf.dtype)
-            order = np.lexsort((block, number))
-            ends = np.diff(block[order]) | np.diff(number[order])
-            for some in np.split(order, np.flatnonzero(ends) + 1) if len(order) else []:
-                wanted[ChunkPlace(name, int(block[some[0]]), int(number[some[0]]))] = some
-        for place, chunk in self.read([*wanted]):
-            some, pieces = wanted[place], places[place.name].pieces
-            steps = pieces.step[some, None] + np.arange(places[place.name].piece_steps)
-            as_items(found[place.name]).reshape(-1, steps.shape[1])[some] = as_items(chunk)[steps]
-            self._keep(place, chunk)
-        return found
-
-
-def _in_pool(decode: Any, one: tuple[ChunkPlace, Sequence[Any]]) -> Any:
-    return in_pool(partial(decode, *one))
 
 
 def windows_of(pieces: NumpyArray, places: WindowPlaces) -> NumpyArray:
@@ -320,8 +128,12 @@ class MappedArray:
     def prefetch_chunks(self, places: Sequence[tuple[int, int]]) -> None:
         """Ask the disk to read whole chunks in the background, given as (block, number)."""
         begins = self.addresses[tuple(np.array(places).T)]
-        size = self.chunk_rows * self.chunk_steps * self.leaf.step_bytes
-        self.region.will_need(begins, np.full_like(begins, size))
+        self.region.will_need(begins, np.full_like(begins, self.chunk_bytes))
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a chunk."""
+        return self.chunk_rows * self.chunk_steps * self.leaf.step_bytes
 
     def _address(self, steps: ChunkSteps) -> NDArray[np.int64]:
         found: NDArray[np.int64] = self.addresses[steps.block, steps.number]
@@ -337,7 +149,68 @@ class MappedArray:
         return found.view(self.leaf.dtype).reshape(-1, steps, *self.leaf.shape)
 
 
-def _map_arrays(mapped: Contents, vault: Description) -> dict[str, MappedArray]:
+class Chunks(NamedTuple):
+    """What chunks are read from: a store, or its files once they are mapped."""
+
+    values: Store | Contents
+    maps: Mapping[str, MappedArray]
+    """The uncompressed arrays of mapped files, by name."""
+    checks: "Checks | None"
+    """None if nothing is compared."""
+
+    def mapped(self, places: Iterable[ChunkPlace]) -> list[NumpyArray]:
+        """Return mapped chunks, not copied; each is compared before its first use."""
+        found = []
+        for place in places:
+            chunk = self.maps[place.name].chunk(place.block, place.number)
+            if self.checks and self.checks.is_fresh(place):
+                self.checks.compare(place, chunk)
+            found.append(chunk)
+        return found
+
+    def copy(self, parts: Iterable[Part]) -> None:
+        """Copy parts of mapped chunks to where they belong."""
+        unreleased = 0
+        for place, source, target in parts:
+            array = self.maps[place.name]
+            chunk = array.chunk(place.block, place.number)
+            if self.checks and target.shape == chunk.shape and self.checks.is_fresh(place):
+                self.checks.compare(place, chunk, checksum=_copy(chunk, target))
+            else:
+                target[...] = self.mapped([place])[0][source]
+            unreleased += chunk.nbytes
+            if unreleased > _RELEASE_BYTES:
+                array.region.release()
+                unreleased = 0
+
+    def fresh(self, names: Sequence[str], places: WindowPlaces) -> list[ChunkPlace]:
+        """Return the mapped chunks of windows that have not been compared."""
+        if self.checks is None or not (names and len(places.rows)):
+            return []
+        return self.checks.fresh(names, places.pieces.block, places.pieces.number)
+
+    def compare(self, places: Sequence[ChunkPlace], cold: bool) -> None:
+        """Compare mapped chunks; on a cold disk, many are requested at once."""
+        if not places or not self.checks:
+            return
+        self.checks.load({place.number for place in places})
+        largest = max(self.maps[name].chunk_bytes for name in {place.name for place in places})
+        step = max(1, _COMPARED_BYTES // largest)
+        for begin in range(0, len(places), step):
+            some = places[begin : begin + step]
+            if cold:
+                self.prefetch(some)
+            self.mapped(some)
+            self.maps[some[0].name].region.release()
+
+    def prefetch(self, places: Sequence[ChunkPlace]) -> None:
+        """Ask the disk to read whole mapped chunks in the background."""
+        for name in dict.fromkeys(place.name for place in places):
+            some = [(block, number) for one, block, number in places if one == name]
+            self.maps[name].prefetch_chunks(some)
+
+
+def map_arrays(mapped: Contents, vault: Description) -> dict[str, MappedArray]:
     """Return the arrays that can be mapped, by name: plain ones of which no chunk is missing."""
     found, region, values = {}, mapped.region, mapped.tree.values
     for name, grid in vault.grids.items():
