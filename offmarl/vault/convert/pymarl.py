@@ -50,7 +50,8 @@ from offmarl.vault.convert.containers import (
     whole,
 )
 from offmarl.vault.dataset import Dataset
-from offmarl.vault.format.layout import NumpyArray
+from offmarl.vault.format import encoding, layout
+from offmarl.vault.format.layout import Leaf, NumpyArray
 
 _REQUIRED = ("obs", "actions", "reward", "terminated", "filled")
 _OPTIONAL = ("state", "avail_actions")
@@ -102,50 +103,32 @@ def _check_shapes(source: Path, arrays: Mapping[str, Any]) -> None:
 
 def _spec(members: Mapping[str, Any], wanted: EnvSpec | None, limit: int | None) -> EnvSpec:
     """Return the spec of the data; `ShapeError` if it is not as wanted."""
-    num_agents, *shape = members["obs"].shape[2:]
-    observation, state = _leaf(members["obs"].dtype, tuple(shape)), members.get("state")
-    of_all = num_agents * observation.size if observation == ArraySpec((observation.size,)) else 0
-    sizes: dict[str, Any] = {
-        "num_agents": num_agents,
-        "observation_size": observation.size,
-        "state_size": of_all if state is None else state.shape[-1],
-    }
-    legal = members.get("avail_actions")
-    if legal is not None:
-        sizes["action_size"] = legal.shape[-1]
-    if wanted:
-        _check_one_array(wanted)
-        for name, size in sizes.items():
-            if getattr(wanted, name) != size:
-                raise ShapeError(
-                    f"the data has {name} {size}, and {wanted.name or 'the environment'} has "
-                    f"{getattr(wanted, name)}: name the environment that the data is from."
-                )
-        return dataclasses.replace(wanted, time_limit=limit or wanted.time_limit)
-    if legal is None:
+    agents, legal = members["obs"].shape[2:3], members.get("avail_actions")
+    if legal is None and wanted is None:
         raise VaultError(
             "the data has no avail_actions, so the number of actions is unknown: name its "
             "environment."
         )
-    return EnvSpec(
-        name="",
-        action=Discrete(sizes.pop("action_size")),
-        time_limit=limit,
-        reward="team" if members["reward"].shape[-1] == 1 else "individual",
-        state="concatenated" if state is None else "native",
-        **sizes,
-        observation=observation,
-        extras={
-            name.removeprefix(_EXTRAS): _leaf(one.dtype, one.shape[2:])
-            for name, one in members.items()
-            if name.startswith(_EXTRAS)
-        },
-    )
+    names = {"obs": layout.OBSERVATIONS, "state": layout.STATE, "avail_actions": "infos.legals"}
+    names |= {name: name for name in members if name.startswith(_EXTRAS)}
+    leaves = {names[name]: _leaf(array) for name, array in members.items() if name in names}
+    leaves |= {"actions": Leaf(np.dtype("i4"), agents), "rewards": Leaf(np.dtype("f4"), agents)}
+    found = encoding.spec_of(leaves)
+    if wanted:
+        _check_one_array(wanted)
+        action = wanted.action if legal is None else found.action
+        found = dataclasses.replace(found, action=action, extras=wanted.extras)
+        common.check_spec(found, wanted)
+        return dataclasses.replace(wanted, time_limit=limit or wanted.time_limit)
+    if members["reward"].shape[-1] == 1:
+        found = dataclasses.replace(found, reward="team")
+    return dataclasses.replace(found, time_limit=limit)
 
 
-def _leaf(dtype: np.dtype[Any], shape: tuple[int, ...]) -> ArraySpec:
-    """Return the spec of an array; types that vaults do not have become float32."""
-    return ArraySpec(shape, dtype.name if dtype.name in DTYPES else "float32")
+def _leaf(array: Any) -> Leaf:
+    """Return the type and shape of a slot; types that vaults do not have become float32."""
+    kept = array.dtype.name in DTYPES
+    return Leaf(np.dtype(array.dtype.name if kept else "float32"), array.shape[2:])
 
 
 def _check_one_array(spec: EnvSpec) -> None:
