@@ -57,32 +57,6 @@ def test_windows_that_cannot_be(found, rows, starts, message):
         found.windows(rows, starts, 3)
 
 
-def test_the_first_and_the_last_window(found):
-    rewards = found.read(leaves=["rewards"])["rewards"]
-    windows = found.windows([0, 1], [0, 17], 3, ["rewards"])["rewards"]
-    np.testing.assert_array_equal(windows, [rewards[0, :3], rewards[1, 17:]])
-    assert found.windows([1], [0], 20, ["rewards"])["rewards"].shape == (1, 20, 2)
-    assert found.read(20, 20, leaves=["rewards"])["rewards"].shape == (2, 0, 2)
-
-
-def test_every_episode_keeps_its_final_view_from_either_end(found):
-    table, finals = found.episodes, found.finals
-    count = len(table.row)
-    assert count > 4
-    for number in range(count):
-        for place in (number, number - count):
-            episode = found.episode(place)
-            assert episode.final is not None
-            np.testing.assert_array_equal(episode.final.state, finals.state[table.final[number]])
-            start = int(table.start[number])
-            span = slice(start, start + int(table.length[number]))
-            expected = found[span].reward[table.row[number]]
-            np.testing.assert_array_equal(episode.transition.reward, expected)
-    for place in (count, -count - 1):
-        with pytest.raises(VaultError, match=f"episode {place} was requested"):
-            found.episode(place)
-
-
 @pytest.mark.parametrize("numbers", [[-1], [0, 10_000], [2**32]])
 def test_final_views_that_are_not_there(found, numbers):
     with pytest.raises(VaultError, match=r"final views .* were requested"):
@@ -94,20 +68,6 @@ def test_final_views_in_the_order_they_are_asked_for(found):
     views = found.final_views(np.array([last, 0, last]))
     np.testing.assert_array_equal(views.state, found.finals.state[[last, 0, last]])
     assert found.final_views(np.zeros(0, int)).state.shape == (0, 5)
-
-
-@pytest.mark.parametrize(
-    ("part", "expected"),
-    [
-        (slice(None), range(20)),
-        (slice(3, 9), range(3, 9)),
-        (slice(-5, None), range(15, 20)),
-        (slice(9, 3), range(0)),
-        (slice(100, 200), range(0)),
-    ],
-)
-def test_slices_of_time_are_pythons(found, part, expected):
-    np.testing.assert_array_equal(found[part].reward, found[:].reward[:, expected])
 
 
 @pytest.mark.parametrize(
@@ -151,17 +111,6 @@ def test_one_vault_of_a_time_limit_and_without(tmp_path):
     with pytest.raises(VaultError, match="open it without a time limit"):
         vault.open_vault(path, time_limit=5)
     assert (found.name, found.uid, found.quirks) == ("a", "main", ())
-
-
-def test_windows_as_records_are_slices_of_the_whole(found):
-    rows, starts = np.array([1, 0]), np.array([17, 6])
-    windows = found.window_transitions(rows, starts, 3)
-    whole = found.transitions()
-    for window, (row, start) in enumerate(zip(rows, starts, strict=True)):
-        span = (row, slice(start, start + 3))
-        np.testing.assert_array_equal(windows.reward[window], whole.reward[span])
-        np.testing.assert_array_equal(windows.last[window], whole.last[span])
-        np.testing.assert_array_equal(windows.view.state[window], whole.view.state[span])
 
 
 def test_facts_without_reading(found):

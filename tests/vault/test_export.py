@@ -1,7 +1,6 @@
 """Exports appear whole or not at all: after kills, full disks, power cuts, and two at once."""
 
 import dataclasses
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from offmarl.errors import VaultExistsError, VaultFullError, VaultLockedError
 from offmarl.vault.storage import files
 
 from .experience import SPEC, whole_episodes, written
-from .killed import PROGRAMS
+from .killed import PROGRAMS, deaths
 
 NAMES = {".npz": "data.npz", ".h5": "data.h5", ".zarr": "data.zarr", "": "data-v0"}
 LAYOUTS = {".npz": "numpy", ".h5": "pymarl", ".zarr": "zarr", "": "minari"}
@@ -32,27 +31,6 @@ def steps_in(path: Path, out: Path) -> int:
     return vault.import_dataset(given, out, LAYOUTS[path.suffix]).num_steps
 
 
-def campaign(victims, source, tmp_path, monkeypatch, suffix, instants):
-    pytest.importorskip(NEEDS.get(suffix, "numpy"))
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    path = tmp_path / NAMES[suffix]
-    events = victims.run("export", path).events
-    assert steps_in(path, tmp_path / "whole.vlt") == source.num_steps
-    rng = random.Random(0)
-    unfinished = 0
-    for number in range(instants):
-        remove(path)
-        when = {"event": rng.randint(1, events)} if number % 2 else {"seconds": rng.uniform(0, 0.2)}
-        death = victims.run("export", path, **when)
-        if not path.exists():
-            assert not death.acknowledged
-            unfinished += 1
-            PROGRAMS["export"](path)
-            assert not list(tmp_path.glob(".*.part"))
-        assert steps_in(path, tmp_path / f"{number}.vlt") == source.num_steps
-    assert unfinished
-
-
 def remove(path: Path) -> None:
     if path.is_dir():
         files.clear_directory(path)
@@ -61,16 +39,32 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".zarr"])
 @pytest.mark.slow
-def test_killed_at_some_instants(victims, source, tmp_path, monkeypatch, suffix):
-    campaign(victims, source, tmp_path, monkeypatch, suffix, instants=4)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("suffix", NAMES)
-def test_killed_at_many_instants(victims, source, tmp_path, monkeypatch, suffix):
-    campaign(victims, source, tmp_path, monkeypatch, suffix, instants=16)
+@pytest.mark.parametrize(
+    ("suffix", "count"),
+    [
+        (".npz", 2),
+        (".zarr", 2),
+        *(pytest.param(suffix, 8, marks=pytest.mark.nightly) for suffix in NAMES),
+    ],
+)
+def test_killed_at_any_instant(victims, source, tmp_path, monkeypatch, suffix, count):
+    pytest.importorskip(NEEDS.get(suffix, "numpy"))
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    path = tmp_path / NAMES[suffix]
+    events = victims.run("export", path).events
+    assert steps_in(path, tmp_path / "whole.vlt") == source.num_steps
+    unfinished = 0
+    for number, when in enumerate(deaths(events, count, 0.2)):
+        remove(path)
+        death = victims.run("export", path, **when)
+        if not path.exists():
+            assert not death.acknowledged
+            unfinished += 1
+            PROGRAMS["export"](path)
+            assert not list(tmp_path.glob(".*.part"))
+        assert steps_in(path, tmp_path / f"{number}.vlt") == source.num_steps
+    assert unfinished
 
 
 @pytest.mark.parametrize("layout", ["numpy", "zarr"])

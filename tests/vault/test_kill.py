@@ -1,6 +1,5 @@
 """A kill at any time leaves the old or the new state, and loses nothing acknowledged."""
 
-import random
 import shutil
 import signal
 import subprocess
@@ -12,19 +11,20 @@ from offmarl import vault
 from offmarl.errors import VaultLockedError
 
 from .experience import SPEC, assert_same, concatenate, make, steps, whole_episodes, written
-from .killed import PROGRAMS, TYPED
+from .killed import PROGRAMS, TYPED, deaths
 
-WRITERS = ("record", "record_typed", "create_whole", "share", "change")
+TRANSFORMS = ("change", "unite", "divide")
+WRITERS = ("record", "record_typed", "create_whole", "share", *TRANSFORMS)
 
 
 def begin(program, directory):
     """Return the path of a vault that the program has still to write to."""
     directory.mkdir()
-    path = directory / "v.vlt" / "a"
+    path = directory / "v.vlt" / ("train" if program == "divide" else "a")
     if program == "share":
         vault.create(path, SPEC, rows=2, chunk_steps=16).close()
     source = directory.parent / "source.vlt"
-    if program == "change" and not source.exists():
+    if program in TRANSFORMS and not source.exists():
         written(source, make(steps=70), chunk_steps=16)
     return path
 
@@ -45,8 +45,10 @@ def die_and_run_again(victims, program, directory, whole, **when):
 
 def check(program, path, acknowledged, whole):
     found = vault.open_vault(path)
-    if program == "change":
+    if program in TRANSFORMS:
         assert found.digest() == whole.digest()
+        parts = [one.name for one in path.parent.iterdir()]
+        assert program != "divide" or sorted(parts) == ["train", "validation"]
         return
     chunks, rest = divmod(found.length, 7)
     assert rest == 0
@@ -58,36 +60,16 @@ def check(program, path, acknowledged, whole):
         assert_same(found.transitions(), concatenate(parts))
 
 
-def campaign(victims, program, tmp_path, instants):
-    """Die at as many instants by the count of events, and by the clock: inside of TensorStore."""
-    rng = random.Random(0)
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [3, pytest.param(34, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("program", WRITERS)
+def test_killed_at_any_instant_and_run_again(victims, tmp_path, program, count):
     path = begin(program, tmp_path / "whole")
     events = victims.run(program, path).events
     whole = vault.open_vault(path)
-    for number in range(instants):
-        died = die_and_run_again(
-            victims,
-            program,
-            tmp_path / f"event{number}",
-            whole,
-            event=1 + (number * (events - 1)) // instants,
-        )
-        assert died.signal == signal.SIGKILL
-    for number in range(instants):
-        seconds = rng.uniform(0.001, 0.15)
-        die_and_run_again(victims, program, tmp_path / f"clock{number}", whole, seconds=seconds)
-
-
-@pytest.mark.parametrize("program", WRITERS)
-@pytest.mark.slow
-def test_killed_at_some_instants_and_run_again(victims, tmp_path, program):
-    campaign(victims, program, tmp_path, instants=3)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("program", WRITERS)
-def test_killed_at_200_instants_and_run_again(victims, tmp_path, program):
-    campaign(victims, program, tmp_path, instants=34)
+    for number, when in enumerate(deaths(events, count, 0.15)):
+        died = die_and_run_again(victims, program, tmp_path / f"{number}", whole, **when)
+        assert died.signal == signal.SIGKILL or "seconds" in when
 
 
 def test_the_lock_of_a_dead_process_is_free(tmp_path):

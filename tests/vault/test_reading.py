@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from offmarl import vault
 from offmarl.errors import VaultError
+from offmarl.types import map_tree
 from offmarl.vault import Dataset
 from offmarl.vault.format import encoding, layout
 from tests.children import python
 
-from .experience import SPEC, make, steps
+from .experience import SPEC, assert_same, make, steps
 from .test_stock import append_with_stock, to_stock
 
 ROWS, STEPS = 3, 70
@@ -78,7 +79,12 @@ def test_any_slice_and_any_window(
     for name, array in found.windows(row, time, length, names).items():
         expected = [whole[name][r, t : t + length] for r, t in zip(row, time, strict=True)]
         np.testing.assert_array_equal(array, expected)
+    windows = [np.s_[r, t : t + length] for r, t in zip(row, time, strict=True)]
+    expected = map_tree(lambda x: np.stack([x[window] for window in windows]), DATA)
+    assert_same(found.window_transitions(row, time, length), expected)
     assert found.windows([], [], length, ["rewards"])["rewards"].shape == (0, length, 2)
+    part = slice(start - STEPS, stop)  # as Python has it
+    np.testing.assert_array_equal(found[part].reward, DATA.reward[:, part])
 
 
 def test_what_lies_in_one_chunk_is_not_copied(vaults: dict[str, Dataset]) -> None:
@@ -98,18 +104,19 @@ def test_by_episode(vaults: dict[str, Dataset]) -> None:
     for number, (transition, final) in enumerate(each):
         row, start = table.row[number], table.start[number]
         span = slice(start, start + table.length[number])
-        np.testing.assert_array_equal(transition.reward, DATA.reward[row, span])
-        np.testing.assert_array_equal(transition.view.observation, DATA.view.observation[row, span])
+        assert_same(transition, map_tree(lambda x, at=(row, span): x[at], DATA))
+        assert_same(found.episode(number - len(each)).transition, transition)
         ended = np.flatnonzero((FINALS.row == row) & (FINALS.time == span.stop - 1))
         if len(ended):
             np.testing.assert_array_equal(final.observation, FINALS.view.observation[ended[0]])
         else:
             assert final is None
-    for last in (found.episode(-1), found[-1], found[np.int64(len(each) - 1)]):
+    for last in (found[-1], found[np.int64(len(each) - 1)]):
         np.testing.assert_array_equal(last.transition.reward, each[-1].transition.reward)
     assert vaults["stock"].episode(0).final is None
-    with pytest.raises(VaultError, match=rf"episode {len(each)} was requested, and .* has"):
-        found.episode(len(each))
+    for place in (len(each), -len(each) - 1):
+        with pytest.raises(VaultError, match=rf"episode {place} was requested, and .* has"):
+            found.episode(place)
 
 
 def test_by_percentile(vaults: dict[str, Dataset]) -> None:
@@ -157,12 +164,15 @@ READING = ("dataset", "format", "read", "storage", "transform", "transform.episo
 
 
 def test_reading_loads_reading(vaults: dict[str, Dataset]) -> None:
-    """Neither writing, verifying, transforming nor JAX."""
+    """Neither writing, verifying, transforming nor JAX; nor do digests and lists load JAX."""
     code = """
 import sys, offmarl
 offmarl.open(sys.argv[1])[1:3]
 assert "jax" not in sys.modules
 print(*(name for name in sys.modules if name.startswith("offmarl.")))
+found = offmarl.vault.open_vault(sys.argv[1])
+found.digest(), found.episodes, list(offmarl.vault.list_vaults(sys.argv[1]))
+assert "jax" not in sys.modules
 """
     loaded = python("-c", code, next(iter(vaults.values())).path).split()
     inside = {name.removeprefix("offmarl.vault.") for name in loaded if ".vault." in name}

@@ -234,17 +234,6 @@ def test_a_writer_that_is_left_open_ends_without_a_word(tmp_path):
     assert not python("-c", code, tmp_path / "v.vlt" / "a", env=environment)
 
 
-def test_needs_no_jax(tmp_path):
-    written(tmp_path / "a.vlt", make())
-    code = (
-        "import sys; from offmarl import vault\n"
-        f"v = vault.open_vault({str(tmp_path / 'a.vlt')!r}); v[:5]; v.digest(); v.episodes\n"
-        f"assert len(list(vault.list_vaults({str(tmp_path)!r}))) == 1\n"
-        "assert 'jax' not in sys.modules\n"
-    )
-    python("-c", code)
-
-
 def test_a_reader_beside_a_writer_sees_whole_commits(tmp_path, eager):
     path = tmp_path / "v.vlt" / "a"
     parts = [make(steps=7, seed=seed) for seed in range(20)]

@@ -99,7 +99,8 @@ def test_where_nothing_tells_of_episodes(path, tmp_path):
         vault.salvage(path, tmp_path / "out.vlt")
 
 
-def any_damage(path, tmp_path, count):
+@pytest.mark.parametrize("count", [12, pytest.param(100, marks=pytest.mark.nightly)])
+def test_any_damage(path, tmp_path, count):
     kept = vault.open_vault(copytree(path, tmp_path / "kept.vlt" / "a"))
     salvaged = 0
     for number, _ in enumerate(damage.damages(path, count, seed=7)):
@@ -108,15 +109,6 @@ def any_damage(path, tmp_path, count):
             check(vault.salvage(path, out), kept)
             salvaged += 1
     assert salvaged > count / 3
-
-
-def test_any_damage(path, tmp_path):
-    any_damage(path, tmp_path, 12)
-
-
-@pytest.mark.nightly
-def test_any_damage_often(path, tmp_path):
-    any_damage(path, tmp_path, 100)
 
 
 def test_policies_that_changed_are_told_apart(tmp_path):

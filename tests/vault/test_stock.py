@@ -1,5 +1,6 @@
 """Stock flashbax opens, reads, samples and appends offmarl's vaults, and offmarl reads stock's."""
 
+import dataclasses
 from typing import NamedTuple
 
 import chex
@@ -12,7 +13,8 @@ from flashbax.vault import Vault as StockVault
 
 from offmarl import vault
 from offmarl.errors import VaultConflictError, VaultFormatError, VaultLayoutError
-from offmarl.types import Discrete, unflatten_tree
+from offmarl.testing import image_spec, typed_spec
+from offmarl.types import ArraySpec, Discrete, unflatten_tree
 from offmarl.vault.format import encoding
 
 from .experience import SPEC, assert_same, concatenate, episodes_of, make, steps, table_of, written
@@ -45,8 +47,9 @@ def append_with_stock(stock, transition):
 
 def assert_stock_reads_and_samples(path, transition):
     """Stock reads these steps of two rows, and all its samples are windows of them."""
-    state = open_stock(path).read()
-    chex.assert_trees_all_equal(state.experience, to_stock(transition))
+    state, whole = open_stock(path).read(), to_stock(transition)
+    chex.assert_trees_all_equal(state.experience, whole)
+    chex.assert_trees_all_equal_dtypes(state.experience, whole)
     buffer = flashbax.make_trajectory_buffer(
         add_batch_size=2,
         sample_batch_size=4,
@@ -55,18 +58,29 @@ def assert_stock_reads_and_samples(path, transition):
         min_length_time_axis=5,
         max_length_time_axis=transition.reward.shape[1],
     )
-    rewards = np.asarray(buffer.sample(state, jax.random.key(0)).experience["rewards"])
-    windows = np.lib.stride_tricks.sliding_window_view(transition.reward, 5, axis=1)
-    windows = windows.reshape(-1, 2, 5).swapaxes(1, 2)
-    assert all(any((window == sample).all() for window in windows) for sample in rewards)
+
+    def check(samples, leaf):
+        windows = np.lib.stride_tricks.sliding_window_view(np.asarray(leaf), 5, axis=1)
+        windows = np.moveaxis(windows.reshape(-1, *windows.shape[2:]), -1, 1)
+        for one in np.asarray(samples):
+            assert any(np.array_equal(window, one) for window in windows)
+
+    jax.tree.map(check, buffer.sample(state, jax.random.key(0)).experience, whole)
 
 
+TYPED, IMAGE = typed_spec("test/typed"), image_spec("test/image")
+EXTRA = dataclasses.replace(SPEC, extras={"cost": ArraySpec((), "float16")})
+
+
+@pytest.mark.parametrize(
+    "spec", [SPEC, TYPED, IMAGE, EXTRA], ids=["plain", "tree", "image", "extra"]
+)
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
-def test_stock_reads_and_samples(tmp_path, codec):
+def test_stock_reads_and_samples(tmp_path, spec, codec):
     path = tmp_path / "ours.vlt" / "a"
-    transition, finals = make(rows=2, steps=50)
-    written(path, (transition, finals), chunk_steps=16, codec=codec)
-    assert_stock_reads_and_samples(path, transition)
+    made = make(spec, rows=2, steps=50)
+    written(path, made, spec=spec, chunk_steps=16, codec=codec)
+    assert_stock_reads_and_samples(path, made[0])
 
 
 @pytest.mark.parametrize("codec", ["raw", "zstd"])
