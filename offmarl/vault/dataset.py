@@ -4,11 +4,10 @@ import os
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
-from offmarl.replay.sampling import episode_numbers
 from offmarl.terminal import Progress, quiet
 from offmarl.vault.read.open import locate
 from offmarl.vault.read.reader import Reader
-from offmarl.vault.transform.episode_set import Chosen, EpisodeSet
+from offmarl.vault.transform.episode_set import EpisodeSet
 
 if TYPE_CHECKING:  # what only verbs need is imported when they are called
     from offmarl.vault.check.leaf_statistics import Statistics
@@ -103,9 +102,6 @@ class Dataset(Reader, EpisodeSet):
         from offmarl.vault.check.digest import known_digest
 
         return known_digest(self)
-
-    def _located(self, episodes: Chosen) -> "tuple[Dataset, Chosen]":
-        return self, None if episodes is None else episode_numbers(episodes, len(self))
 
 
 def open_vault(

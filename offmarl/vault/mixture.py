@@ -12,7 +12,6 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 
 from offmarl.errors import OptionError
-from offmarl.replay.sampling import episode_numbers
 from offmarl.types import EnvSpec, Episode
 from offmarl.vault.dataset import Dataset, open_vault
 from offmarl.vault.format import layout, tables
@@ -114,10 +113,6 @@ class Mixture(EpisodeSet):
         vault = int(np.searchsorted(self.first_episodes, number, side="right")) - 1
         return self.sources[vault].episode(number - int(self.first_episodes[vault]))
 
-    def __getitem__(self, number: int) -> Episode:
-        """Read one episode; negative numbers count from the end."""
-        return self.episode(number)
-
     def hold_out(self, fraction: float) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Divide the episodes of each vault; see `Dataset.hold_out`."""
         divided = [one.hold_out(fraction) for one in self.sources]
@@ -153,9 +148,6 @@ class Mixture(EpisodeSet):
     def _of_all(self, digests: list[str]) -> str:
         parts = [[one, x] for one, x in zip(digests, self.shares, strict=True)]
         return hashlib.sha256(layout.dump_json(["step", parts])).hexdigest()
-
-    def _located(self, episodes: Chosen) -> tuple["Mixture", Chosen]:
-        return self, None if episodes is None else episode_numbers(episodes, len(self))
 
 
 def mix(

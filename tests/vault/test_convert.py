@@ -5,6 +5,7 @@ import hashlib
 import pickle
 import sys
 
+import chex
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from offmarl.errors import (
     VaultExistsError,
     VaultNotFoundError,
 )
-from offmarl.types import Discrete, EnvSpec
+from offmarl.types import Discrete, EnvSpec, View
 from offmarl.vault.convert import common, containers
 
 from .experience import save_hdf5
@@ -71,25 +72,15 @@ def check_against(found, arrays, lengths):
     assert transition.policy_id.shape == transition.reward.shape
     assert (transition.policy_id == -1).all()
     assert np.isnan(transition.behaviour_log_prob).all()
-    for episode, start in enumerate(episodes.start):
-        count = lengths[episode]
-        there = slice(start, start + count)
-        view, final = transition.view, episodes.final[episode]
-        np.testing.assert_array_equal(view.observation[0, there], arrays["obs"][episode, :count])
-        np.testing.assert_array_equal(view.state[0, there], arrays["state"][episode, :count])
-        np.testing.assert_array_equal(
-            view.legal_actions[0, there], arrays["avail_actions"][episode, :count] != 0
-        )
-        np.testing.assert_array_equal(
-            transition.action[0, there], arrays["actions"][episode, :count, :, 0]
-        )
-        np.testing.assert_array_equal(
-            transition.reward[0, there], arrays["reward"][episode, :count].repeat(2, -1)
-        )
-        np.testing.assert_array_equal(
-            found.finals.observation[final], arrays["obs"][episode, count]
-        )
-        np.testing.assert_array_equal(found.finals.state[final], arrays["state"][episode, count])
+    for number, count in enumerate(lengths):
+        steps, final = found.episode(number)
+        here = {name: array[number, :count] for name, array in arrays.items()}
+        after = {name: array[number, count] for name, array in arrays.items()}
+        view = steps.view._replace(alive=None), final._replace(alive=None, legal_actions=None)
+        before = View(here["obs"], here["state"], here["avail_actions"] != 0, None)
+        chex.assert_trees_all_equal(view, (before, View(after["obs"], after["state"], None, None)))
+        taken = here["actions"][..., 0], here["reward"].repeat(2, -1)
+        chex.assert_trees_all_equal((steps.action, steps.reward), taken)
 
 
 @pytest.mark.parametrize("block", [1, 10**6])

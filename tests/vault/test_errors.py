@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 from dataclasses import replace
 
@@ -188,11 +187,6 @@ def test_final_views_that_do_not_fit(path):
     assert vault.open_vault(path).length == 10
 
 
-def test_a_gap_in_a_run(path):
-    with vault.resume(path) as writer, pytest.raises(VaultError, match="chunk 3 of run 'replay'"):
-        writer.append(*make(), run="replay", chunk=3)
-
-
 def test_a_closed_writer(path):
     writer = vault.resume(path)
     writer.close()
@@ -201,23 +195,6 @@ def test_a_closed_writer(path):
         writer.append(*make())
     with pytest.raises(VaultError, match="is closed"):
         writer.flush()
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda metadata: "{",
-        lambda metadata: "[]",
-        lambda metadata: json.dumps(metadata | {"version": 2.0}),
-        lambda metadata: json.dumps({**metadata, "structure_dtype": {"rewards": "float64"}}),
-        lambda metadata: json.dumps({k: v for k, v in metadata.items() if k != "structure_shape"}),
-    ],
-)
-def test_damaged_metadata(path, damage):
-    file = path / "metadata.json"
-    file.write_text(damage(json.loads(file.read_text())))
-    with pytest.raises(VaultFormatError):
-        vault.open_vault(path)
 
 
 def test_a_newer_format(path):

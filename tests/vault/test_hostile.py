@@ -161,10 +161,17 @@ def test_500_mutated_own_keys(path, tmp_path):
         "[1.2]",
         '"1.2"',
         "\x00" * 100,
+        "[]",
+        '{"version": 2.0}',
+        '{"version": 1.2, "structure_shape": {"rewards": "(2, 8, 2)"}}',
+        '{"version": 1.2, "structure_shape": {"rewards": "(2, 8, 2)"}, '
+        '"structure_dtype": {"rewards": "float64"}}',
     ],
 )
-def test_metadata_that_is_none(path, text):
-    foreign(path)
+@pytest.mark.parametrize("native", [True, False])
+def test_metadata_that_is_none(path, text, native):
+    if not native:
+        foreign(path)
     (path / METADATA).write_text(text)
     with pytest.raises(OffmarlError):
         vault.open_vault(path)

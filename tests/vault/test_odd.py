@@ -138,6 +138,7 @@ def test_arrays_of_any_kind_of_number(tmp_path, odd):
     ("options", "error", "message"),
     [
         ({"chunk": -1}, VaultError, "counted from 0"),
+        ({"chunk": 3, "run": "replay"}, VaultError, "chunk 3 of run 'replay' does not follow"),
         ({"cut": np.zeros((3, 3), bool)}, ShapeError, r"`cut` has shape \(3, 3\)"),
         ({"cut": np.zeros(3, bool)}, ShapeError, r"one for each of 2 rows"),
     ],

@@ -3,6 +3,7 @@ import dataclasses
 import os
 import threading
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -91,8 +92,7 @@ def check_episodes(found, parts):
     for episode in np.flatnonzero(ended):
         end = episodes.row[episode], episodes.start[episode] + episodes.length[episode] - 1
         final = View(*(field[episodes.final[episode]] for field in found.finals))
-        for actual, wanted in zip(final, expected[end], strict=True):
-            np.testing.assert_array_equal(actual, wanted)
+        chex.assert_trees_all_equal(final, expected[end])
 
 
 @given(rows=st.integers(1, 512), steps=st.integers(1, 10**6), images=st.booleans())

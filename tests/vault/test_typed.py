@@ -145,18 +145,20 @@ def test_a_vault_of_an_older_version_has_what_that_version_had(spec, oldest):
 
 
 def test_leaves_of_some_agents_are_declared_not_stock_readable(tmp_path):
-    lidar = ArraySpec((5,), agents=(1,))
-    spec = dataclasses.replace(IMAGE, observation={"image": ArraySpec((2, 2), "uint8"), "l": lidar})
+    tree = {"image": ArraySpec((2, 2), "uint8"), "l": ArraySpec((5,), agents=(0, 1, 3))}
+    spec = dataclasses.replace(IMAGE, num_agents=4, observation=tree)
     parts = parts_of(spec, 20)
     found = write(tmp_path / "v.vlt", spec, parts)
     assert_same(found.transitions(), parts[0][0])
-    assert found.leaves["observations.l"].shape == (1, 5)
+    assert found.leaves["observations.l"].shape == (3, 5)
     assert not found.manifest.schema.stock_readable
     metadata = json.loads((found.path / "metadata.json").read_text())
     assert metadata["offmarl"]["stock_readable"] is False
-    one = found.read(agents=slice(1, 2))
-    assert one["observations.l"].shape[2:] == (1, 5)
-    assert found.read(agents=slice(0, 1))["observations.l"].shape[2:] == (0, 5)
+    whole = found.read()["observations.l"]
+    for agents, places in ((slice(1, 4), [1, 2]), (slice(0, 4, 3), [0, 2]), (slice(2, 3), [])):
+        for stop in (5, 20):  # in one chunk, and in several
+            part = found.read(0, stop, agents=agents)["observations.l"]
+            np.testing.assert_array_equal(part, whole[:, :stop, places])
 
 
 FORGED = {

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
@@ -34,6 +35,7 @@ from offmarl.vault.format.layout import (
     MANIFEST,
     METADATA,
     OWN_PREFIX,
+    NumpyArray,
     Schema,
     load_json,
 )
@@ -311,9 +313,9 @@ def _check_content(
 
     Chunks that a stock program appended to have no checksum until they are adopted.
     """
-    own, checksums = found.parts, None
+    own, difference = found.parts, None
     if own and own.schema.codec == "raw":
-        checksums, covered = _Checksums(contents, own.schema), own.own_length
+        difference, covered = _comparing(contents, own.schema), own.own_length
         if covered < own.length:
             covered -= covered % own.schema.chunk_steps
         placed = [one for one in placed if one.chunk.steps[0] < covered]
@@ -321,46 +323,43 @@ def _check_content(
 
     def start(one: _Placed) -> Callable[[], Any]:
         read = contents.start(one.chunk.key)
-        return read if checksums else in_pool(lambda: one.grid.decode(read(), "it")).result
+        return read if difference else in_pool(lambda: one.grid.decode(read(), "it")).result
 
     depth = depth_of(max((one.grid.chunk_bytes for one in placed), default=0))
     for one, result in ahead(placed, start, depth):
         what, size = "", one.size
         try:
             value = result()
-            what = checksums.difference(one, value) if checksums else ""
+            what = difference(one, value) if difference else ""
         except ERRORS as error:
-            what = reason(error) if checksums else reason(error).rstrip(".")
-            size = 0 if checksums else size
+            what = reason(error) if difference else reason(error).rstrip(".")
+            size = 0 if difference else size
         if what:
             found.faults.append(of_chunk(one.chunk, what))
         found.read_bytes += size
         advance(size)
 
 
-class _Checksums:
-    """The stored CRC32Cs of a ``raw`` vault, of one interval of time after another."""
+def _comparing(contents: Contents, schema: Schema) -> Callable[[_Placed, bytes], str]:
+    """Return what tells how a chunk of a ``raw`` vault differs from its CRC32C; empty if not."""
 
-    def __init__(self, contents: Contents, schema: Schema):
-        self._contents, self._schema = contents, schema
-        self._number, self._problem, self._expected = -1, "", layout.decode_checksums(b"")
+    @lru_cache(maxsize=1)  # chunks come in the order of time
+    def stored(number: int) -> tuple[NumpyArray, str]:
+        problems, value = list[Fault](), b""
+        with noting(problems):
+            value = contents.get_one(layout.checksums_key(number))
+        return layout.decode_checksums(value), problems[0].what if problems else "too few"
 
-    def difference(self, one: _Placed, value: bytes) -> str:
-        """Return how a chunk differs from its checksum; empty if it agrees."""
-        shape, (begin, stop) = (self._schema.chunk_rows, self._schema.chunk_steps), one.chunk.steps
-        if begin // shape[1] != self._number:
-            problems: list[Fault] = []
-            self._number = begin // shape[1]
-            self._expected = layout.decode_checksums(b"")
-            with noting(problems):
-                stored = self._contents.get_one(layout.checksums_key(self._number))
-                self._expected = layout.decode_checksums(stored)
-            self._problem = problems[0].what if problems else "too few"
-        if one.position >= len(self._expected):
-            return f"its checksum cannot be read: {self._problem}"
-        steps = np.frombuffer(value, np.uint8).reshape(*shape, -1)
-        same = agrees(steps, int(self._expected[one.position]), stop - begin)
+    def difference(one: _Placed, value: bytes) -> str:
+        begin, stop = one.chunk.steps
+        expected, problem = stored(begin // schema.chunk_steps)
+        if one.position >= len(expected):
+            return f"its checksum cannot be read: {problem}"
+        steps = np.frombuffer(value, np.uint8).reshape(schema.chunk_rows, schema.chunk_steps, -1)
+        same = agrees(steps, int(expected[one.position]), stop - begin)
         return "" if same else "its checksum is wrong"
+
+    return difference
 
 
 def _told(faults: list[Fault], own: Parts | None) -> list[Fault]:

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import google_crc32c
 import numpy as np
 
+from offmarl import records
 from offmarl._arrays import largest_divisor
 from offmarl.errors import ShapeError, VaultError, VaultFormatError
 from offmarl.types import ArraySpec, Continuous, EnvSpec, flatten_tree
@@ -399,13 +400,7 @@ def decode_index(data: bytes) -> int:
 
 def load_json(data: bytes, name: str) -> dict[str, Any]:
     """Parse a JSON object from an untrusted source; `VaultFormatError` if it is not one."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise VaultFormatError(f"{name} cannot be read: {error}.") from error
-    if not isinstance(value, dict):
-        raise VaultFormatError(f"{name} does not hold a JSON object.")
-    return value
+    return records.parse(data, name, VaultFormatError)
 
 
 def dump_json(value: Any) -> bytes:

@@ -25,6 +25,7 @@ from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault.format.layout import NumpyArray, Schema
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import WindowPlaces, put_steps
+from offmarl.vault.read.bounds import Index
 from offmarl.vault.read.chunks import (
     Checks,
     ChunkPlace,
@@ -151,7 +152,7 @@ class Arrays:
         self._map()
 
     def read(
-        self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, slice]
+        self, names: Iterable[str], rows: range, steps: range, agents: Mapping[str, Index]
     ) -> dict[str, NumpyArray]:
         """Read ``(B, T, ...)`` of some arrays.
 
@@ -162,7 +163,7 @@ class Arrays:
         opened = self._map() if self._map_pays(names, rows, steps) else self._opened
         found: dict[str, NumpyArray] = {}
         parts: list[Part] = []
-        views: dict[ChunkPlace, tuple[slice, ...]] = {}
+        views: dict[ChunkPlace, tuple[Index, ...]] = {}
         cuts: dict[tuple[int, int], tuple[_Cut, _Cut]] = {}
         for name in names:
             size = self.chunk(name)
@@ -186,7 +187,7 @@ class Arrays:
             found[place.name] = chunk[view]
         return {name: found[name] for name in names}
 
-    def _selected(self, name: str, select: tuple[slice, ...]) -> tuple[Any, Any]:
+    def _selected(self, name: str, select: tuple[Index, ...]) -> tuple[Any, Any]:
         """Return the shape of what is selected from each step of an array, and its type."""
         leaf = self._vault.leaves[name]
         if not select:

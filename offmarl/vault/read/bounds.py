@@ -13,6 +13,9 @@ from offmarl.vault.format import layout
 from offmarl.vault.format.layout import Leaf, NumpyArray
 from offmarl.vault.read.manifest import Description
 
+Index = slice | list[int]
+"""What is taken of an axis."""
+
 
 def check_steps(vault: Description, start: int, stop: int) -> None:
     """Raise `VaultError` if a vault does not have these steps."""
@@ -52,14 +55,14 @@ def indices(part: slice, size: int, axis: str) -> range:
     return span if span else range(span.start, span.start)
 
 
-def agents(leaves: Mapping[str, Leaf], spec: EnvSpec, part: slice) -> dict[str, slice]:
-    """Return the slice of agents for each array whose third axis is that of agents."""
+def agents(leaves: Mapping[str, Leaf], spec: EnvSpec, part: slice) -> dict[str, Index]:
+    """Return what is read of each array whose third axis is that of agents."""
     span = indices(part, spec.num_agents, "agents")
     having = (name for name, leaf in leaves.items() if _has_agents(name, leaf, spec))
-    some = dict.fromkeys(having, slice(span.start, span.stop, span.step))
+    some: dict[str, Index] = dict.fromkeys(having, slice(span.start, span.stop, span.step))
     for name, leaf in flatten_tree(spec.observation_spec, layout.OBSERVATIONS).items():
-        if leaf.agents:
-            some[name] = _among(name, leaf.agents, span)
+        if leaf.agents:  # of some agents alone
+            some[name] = [place for place, agent in enumerate(leaf.agents) if agent in span]
     return some
 
 
@@ -72,20 +75,6 @@ def _has_agents(name: str, leaf: Leaf, spec: EnvSpec) -> bool:
     if name.startswith(layout.STATE) and (spec.global_state or len(leaf.shape) == 1):
         return False
     return leaf.shape[:1] == (spec.num_agents,)
-
-
-def _among(name: str, having: tuple[int, ...], wanted: range) -> slice:
-    """Return where the wanted agents are among those that have a leaf."""
-    found = [place for place, agent in enumerate(having) if agent in wanted]
-    step = found[1] - found[0] if len(found) > 1 else 1
-    first = found[0] if found else 0
-    some = range(first, first + step * len(found), step)
-    if found != [*some]:
-        raise VaultError(
-            f"{name} is of agents {having}, and those of {wanted} among them are not evenly "
-            "spaced: read it without `agents`, and select."
-        )
-    return slice(some.start, some.stop, step)
 
 
 def windows(

@@ -18,6 +18,7 @@ from offmarl.vault.format.layout import Head, Leaf, NumpyArray, Schema
 from offmarl.vault.format.metadata import Chunk
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import ChunkSteps, WindowPlaces, put_steps
+from offmarl.vault.read.bounds import Index
 from offmarl.vault.read.manifest import Description
 from offmarl.vault.storage.commit import Contents, Region, ValueLocation
 from offmarl.vault.storage.store import Store
@@ -45,7 +46,7 @@ class Part(NamedTuple):
     """A part of a chunk, and where to copy it."""
 
     place: ChunkPlace
-    source: tuple[slice, ...]
+    source: tuple[Index, ...]
     target: NumpyArray
 
 

@@ -43,9 +43,13 @@ class EpisodeSet(ABC):
     def episode(self, number: int) -> Episode:
         """Read one episode; see `Dataset.episode`."""
 
-    @abstractmethod
+    def __getitem__(self, number: int) -> Episode:
+        """Read one episode; negative numbers count from the end."""
+        return self.episode(number)
+
     def _located(self, episodes: Chosen) -> tuple[Any, Chosen]:
         """Return the `Dataset` or `Mixture`, and the numbers there of some of these episodes."""
+        return self, None if episodes is None else episode_numbers(episodes, len(self))
 
     def __len__(self) -> int:
         return len(self.episodes.row)
@@ -465,10 +469,6 @@ class Subset(EpisodeSet):
         """Read one of these episodes; see `Dataset.episode`."""
         bounds.check_episode(number, len(self), self.dataset.path)
         return self.dataset.episode(int(self.numbers[number]))
-
-    def __getitem__(self, number: int) -> Episode:
-        """Read one of these episodes; negative numbers count from the end."""
-        return self.episode(number)
 
     def __len__(self) -> int:
         return len(self.numbers)

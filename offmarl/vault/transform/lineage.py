@@ -7,8 +7,10 @@ apart. Parts of one origin keep the same ids however often they are joined again
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from jaxtyping import Int
 
@@ -183,9 +185,9 @@ def _origins(vault: Reader, digest: str, ids: Iterable[NumpyArray] | None = None
         for policy in _list(vault.provenance.get("policies"))
         if isinstance(policy, Mapping) and isinstance(policy.get("policy_id"), int)
     ]
-    noted = _list(vault.provenance.get(_ORIGINS))
-    if vault.native and all(map(_is_origin, noted)):
-        found = [Origin(**one) for one in noted]
+    noted = _list(vault.provenance.get(_ORIGINS)) if vault.native else []
+    with suppress(AttributeError, ValueError):
+        found = [msgspec.convert([*map(one.get, Origin._fields)], Origin) for one in noted]
         if len(found) == 1 and highest < found[0].stop:
             return [Named(found[0], policies)]
         if len(found) > 1 and highest < found[-1].stop and lowest >= 0:
@@ -195,16 +197,6 @@ def _origins(vault: Reader, digest: str, ids: Iterable[NumpyArray] | None = None
             ]
     count = max([highest, *(policy["policy_id"] for policy in policies)]) + 1
     return [Named(_root(vault, digest, count, lowest < 0), policies)]
-
-
-def _is_origin(noted: Any) -> bool:
-    """Whether a vault notes an origin as `Origin` has it."""
-    if not isinstance(noted, Mapping) or noted.keys() != {*Origin._fields}:
-        return False
-    texts, numbers = ("digest", "vault", "tier"), ("first", "num_policies")
-    return all(isinstance(noted[name], str) for name in texts) and all(
-        isinstance(noted[name], int) for name in numbers
-    )
 
 
 def _list(value: Any) -> list[Any]:

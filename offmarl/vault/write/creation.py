@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsIndex, get_args
+from typing import Any, SupportsIndex, get_args
 
 from offmarl.errors import VaultError, VaultExistsError, VaultLockedError
 from offmarl.paths import no_empty_directories
@@ -84,10 +84,10 @@ def create(
     """
     place = destination(path)
     schema = _schema(spec, rows, chunk_steps, expected_steps, codec)
-    with errors_of(place.path), _building(place, "new") as building:
-        empty = _fill(building.store, schema, provenance or {})
-        building.publish()
-        return Writer(place, building.lock, empty, on_invalid)
+    with errors_of(place.path), _building(place, "new") as (built, lock):
+        empty = _fill(built, schema, provenance or {})
+        _publish(built, place)
+        return Writer(place, lock, empty, on_invalid)
 
 
 def _schema(
@@ -137,10 +137,9 @@ def create_whole(
     """
     place = free_place(path)
     schema = _schema(spec, rows, chunk_steps, expected_steps, codec)
-    with ExitStack() as last, _building(place, "part") as building:
+    with ExitStack() as last, _building(place, "part") as (built, lock):
         with errors_of(place.path):
-            empty = _fill(building.store, schema, provenance or {})
-            writer = Writer(building.store, building.lock, empty, on_invalid)
+            writer = Writer(built, lock, _fill(built, schema, provenance or {}), on_invalid)
         last.callback(writer.release)  # once a failed vault is removed, others may build there
         try:
             yield writer
@@ -148,31 +147,24 @@ def create_whole(
         except BaseException:
             writer._settle()
             raise
-        building.publish()
+        _publish(built, place)
         writer.path = place.path
 
 
-class _Building(NamedTuple):
-    """A vault that is built beside its place, or in it where nothing can be renamed."""
-
-    place: Store
-    store: Store
-    lock: WriterLock
-
-    def publish(self) -> None:
-        """Move the vault to its place, if it is not there."""
-        if self.store is not self.place:
-            with errors_of(self.place.path):
-                self.place.refuse_existing()
-                publish(self.store.directory, self.place.directory)
+def _publish(built: Store, place: Store) -> None:
+    """Move a vault to its place, if it is not there."""
+    if built is not place:
+        with errors_of(place.path):
+            place.refuse_existing()
+            publish(built.directory, place.directory)
 
 
 @contextmanager
-def _building(place: Store, suffix: str) -> Iterator[_Building]:
-    """Build a vault, which nothing remains of if the block fails.
+def _building(place: Store, suffix: str) -> Iterator[tuple[Store, WriterLock]]:
+    """Build a vault beside its place, of which nothing remains if the block fails.
 
-    Where nothing can be renamed, ``metadata.json`` marks a vault and comes last, and a killed
-    process leaves an incomplete one.
+    Where nothing can be renamed, it is built in place: ``metadata.json`` marks a vault and comes
+    last, and a killed process leaves an incomplete one.
     """
     with ExitStack() as stack:
         with errors_of(place.path):
@@ -198,7 +190,7 @@ def _building(place: Store, suffix: str) -> Iterator[_Building]:
                 else:
                     place.refuse_existing()
                     clear_directory(built.directory)
-            yield _Building(place, built, lock)
+            yield built, lock
         except BaseException:
             remove()  # before others may build there
             lock.release()
