@@ -83,12 +83,17 @@ def test_stock_reads_and_samples(tmp_path, spec, codec):
     assert_stock_reads_and_samples(path, made[0])
 
 
-@pytest.mark.parametrize("codec", ["raw", "zstd"])
-@pytest.mark.parametrize("length", [16, 50])
-def test_stock_appends_and_we_adopt(tmp_path, codec, length):
+@pytest.mark.parametrize(
+    ("spec", "codec", "length"),
+    [
+        *((SPEC, codec, length) for codec in ("raw", "zstd") for length in (16, 50)),
+        *(pytest.param(one, "raw", 20, marks=pytest.mark.slow) for one in (TYPED, IMAGE, EXTRA)),
+    ],
+)
+def test_stock_appends_and_we_adopt(tmp_path, spec, codec, length):
     path = tmp_path / "ours.vlt" / "a"
-    ours, theirs, more = (make(steps=n, seed=s) for s, n in enumerate((length, 37, 21)))
-    written(path, ours, chunk_steps=16, codec=codec)
+    ours, theirs, more = (make(spec, steps=n, seed=s) for s, n in enumerate((length, 37, 21)))
+    written(path, ours, spec=spec, chunk_steps=16, codec=codec)
     append_with_stock(open_stock(path), theirs[0])
 
     def check(found, parts):
@@ -122,6 +127,7 @@ def test_stock_appends_and_we_adopt(tmp_path, codec, length):
         state.experience["rewards"], np.asarray(found.transitions().reward)
     )
     assert open_stock(path).vault_index == length + 37 + 21
+    assert vault.verify(path, deep=True).sound
 
 
 def test_stock_under_an_open_writer_is_fenced(tmp_path):

@@ -10,26 +10,10 @@ from offmarl.testing import write_stock
 from offmarl.types import ArraySpec, Discrete, unflatten_tree
 
 from . import test_stock as stock
-from .experience import assert_same, make, written
-from .test_stock import EXTRA, IMAGE, TYPED, append_with_stock, open_stock
+from .experience import assert_same, make
+from .test_stock import EXTRA, IMAGE, TYPED
 
 SPECS = pytest.mark.parametrize("spec", [TYPED, IMAGE, EXTRA], ids=["tree", "image", "extra"])
-
-
-@SPECS
-@pytest.mark.slow
-def test_stock_appends_and_we_adopt(tmp_path, spec):
-    path = tmp_path / "ours.vlt" / "a"
-    ours, theirs = make(spec, steps=20), make(spec, steps=12, seed=1)
-    found = written(path, ours, spec=spec, chunk_steps=16)
-    append_with_stock(open_stock(path), theirs[0])
-    with vault.resume(path) as writer:
-        assert writer.length == 32
-    found = vault.open_vault(path)
-    assert_same(found.transitions(0, 20), ours[0])
-    unknown = np.full_like(theirs[0].policy_id, -1)
-    assert_same(found.transitions(20), theirs[0]._replace(policy_id=unknown))
-    assert vault.verify(path, deep=True).sound
 
 
 @SPECS

@@ -15,11 +15,13 @@ from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, get_args
 
 import google_crc32c
+import msgspec
 import numpy as np
 
 from offmarl import records
 from offmarl._arrays import largest_divisor
 from offmarl.errors import ShapeError, VaultError, VaultFormatError
+from offmarl.records import Count
 from offmarl.types import ArraySpec, Continuous, EnvSpec, flatten_tree
 from offmarl.vault.format import tables
 
@@ -187,19 +189,19 @@ class Schema:
 class Head(NamedTuple):
     """Counts that every commit replaces. Tables are read up to these counts."""
 
-    length: int = 0
+    length: Count = 0
     """Steps of each row that are valid."""
-    episodes: int = 0
+    episodes: Count = 0
     """Records in the episode table: episodes that ended or were cut off."""
-    finals: int = 0
+    finals: Count = 0
     """Final views stored."""
     total_return: float = 0.0
     """Sum over these episodes of the return, which is averaged over agents."""
-    runs: Mapping[str, int] = {}
+    runs: Mapping[str, Count] = {}
     """Number of committed records of each run."""
     run: str | None = None
     """The run that wrote last, if any; an episode never spans two runs."""
-    unverified: tuple[tuple[int, int], ...] = ()
+    unverified: tuple[tuple[Count, Count], ...] = ()
     """Intervals of steps that were adopted from a stock writer."""
 
     def whole_length(self, stock_length: int) -> int:
@@ -214,19 +216,12 @@ class Head(NamedTuple):
         """Parse the JSON of ``_asdict()``; `VaultFormatError` if it is damaged."""
         data = load_json(value, HEAD_KEY)
         try:
-            intervals = tuple((int(a), int(b)) for a, b in data["unverified"])
-            head = cls(**{**data, "unverified": intervals})
-            counts = (head.length, head.episodes, head.finals, *head.runs.values())
-            if any(type(count) is not int or count < 0 for count in counts):
-                raise ValueError("counts are not all natural numbers")
-            if type(head.total_return) not in (int, float) or not isinstance(head.run, str | None):
-                raise ValueError("total_return or run has the wrong type")
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            return msgspec.convert([data[name] for name in cls._fields], cls)
+        except (KeyError, ValueError) as error:
             raise VaultFormatError(
                 f"the vault's head is damaged ({_reason(error):.200}): copy the vault again "
                 "from its source."
             ) from error
-        return head
 
 
 def _reason(error: Exception) -> str:

@@ -1,1 +1,1 @@
-"""Read a vault: manifests, chunks, arrays and indices."""
+"""Read a vault: manifests, chunks and arrays."""

@@ -16,10 +16,10 @@ from offmarl.errors import ShapeError, VaultConflictError, VaultError
 from offmarl.types import EnvSpec, FinalObservations, Transition, map_tree
 from offmarl.vault.format import encoding, tables, values
 from offmarl.vault.format.layout import Head
-from offmarl.vault.read.index import Cut, account, is_there
 from offmarl.vault.read.open import locate, place_of
 from offmarl.vault.read.reader import Reader
 from offmarl.vault.write.compaction import exclusive, reclaim
+from offmarl.vault.write.index import Cut, account, is_there
 from offmarl.vault.write.writer import manifest_of, resume
 
 

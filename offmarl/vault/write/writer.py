@@ -21,7 +21,6 @@ from offmarl.types import EnvSpec, FinalObservations, Transition
 from offmarl.vault.format import compat, encoding, layout, values
 from offmarl.vault.format.layout import NumpyArray
 from offmarl.vault.format.values import OnInvalid, RecordPosition
-from offmarl.vault.read.index import Cut, Record, account, is_there, tables_of, warn_of_length
 from offmarl.vault.read.manifest import Manifest
 from offmarl.vault.read.open import locate
 from offmarl.vault.read.reader import Reader
@@ -29,6 +28,7 @@ from offmarl.vault.storage.files import WriterLock, conflict, errors_of
 from offmarl.vault.storage.store import Directory, Pending, Store
 from offmarl.vault.write.chunks import ChunkBuffer, Staged, Value
 from offmarl.vault.write.compaction import reclaim, tidy
+from offmarl.vault.write.index import Cut, Record, account, is_there, tables_of, warn_of_length
 
 _COMMIT_BYTES = 2**25
 """Size of the full chunks that start a commit while no other is in progress."""
