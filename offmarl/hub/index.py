@@ -19,8 +19,7 @@ import numpy as np
 from offmarl import tracking
 from offmarl.errors import HubError
 from offmarl.tracking import Advance
-from offmarl.vault.format.faults import damaged
-from offmarl.vault.format.layout import MAX_CHUNK_BYTES
+from offmarl.vault.format.layout import MAX_CHUNK_BYTES, damaged
 from offmarl.vault.storage.commit import Contents, ValueLocation
 from offmarl.vault.storage.files import open_file
 

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import PurePath
 from typing import NamedTuple
 
 import numpy as np
 
-from offmarl.errors import OffmarlError, VaultFormatError
+from offmarl.errors import OffmarlError
 from offmarl.vault.format.metadata import Chunk
 from offmarl.vault.format.tables import Episodes
 
@@ -40,16 +39,6 @@ class Fault(NamedTuple):
 def of_chunk(chunk: Chunk, what: str) -> Fault:
     """Return the fault of a chunk."""
     return Fault(what, chunk.key, chunk.leaf, chunk.rows, chunk.steps)
-
-
-def damaged(
-    path: PurePath, what: object, kind: type[VaultFormatError] = VaultFormatError
-) -> VaultFormatError:
-    """Return the error for a damaged vault; ``what`` may be a `Fault`."""
-    return kind(
-        f"{path} is damaged: {what}. `offmarl verify --deep` lists all damage. Copy the vault "
-        "again from its source, or copy its intact episodes with `offmarl salvage`."
-    )
 
 
 @contextmanager

@@ -398,6 +398,16 @@ def load_json(data: bytes, name: str) -> dict[str, Any]:
     return records.parse(data, name, VaultFormatError)
 
 
+def damaged(
+    path: PurePath, what: object, kind: type[VaultFormatError] = VaultFormatError
+) -> VaultFormatError:
+    """Return the error for a damaged vault; ``what`` may be a `offmarl.vault.Fault`."""
+    return kind(
+        f"{path} is damaged: {what}. `offmarl verify --deep` lists all damage. Copy the vault "
+        "again from its source, or copy its intact episodes with `offmarl salvage`."
+    )
+
+
 def dump_json(value: Any) -> bytes:
     """Serialise to JSON; `VaultError` if a value is not plain JSON."""
     try:
@@ -429,8 +439,5 @@ def unseal(stored: Mapping[str, bytes], path: PurePath) -> dict[str, bytes]:
             values[key], mark, checksum = sealed[:-_SIZE], sealed[-_SIZE:-4], sealed[-4:]
             crc32c = google_crc32c.value(values[key]).to_bytes(4, "big")
             if mark != _MARK or checksum != crc32c:
-                raise VaultFormatError(
-                    f"{path} is damaged: the checksum of {key} is wrong. `offmarl verify` lists "
-                    "the damage, and `offmarl salvage` copies the intact episodes."
-                )
+                raise damaged(path, f"the checksum of {key} is wrong")
     return values

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from offmarl._ahead import ahead, depth_of, in_pool
 from offmarl._arrays import as_items
 from offmarl.errors import VaultError, VaultFormatError
-from offmarl.vault.format.layout import NumpyArray, Schema
+from offmarl.vault.format.layout import NumpyArray, Schema, damaged
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import WindowPlaces, put_steps
 from offmarl.vault.read.bounds import Index
@@ -36,7 +36,6 @@ from offmarl.vault.read.chunks import (
 )
 from offmarl.vault.read.manifest import Description, map_contents
 from offmarl.vault.storage.commit import Contents
-from offmarl.vault.storage.files import lost_chunk
 from offmarl.vault.storage.location import is_forked
 from offmarl.vault.storage.store import Store
 
@@ -352,7 +351,7 @@ class Arrays:
         grid, parts = self._vault.grids[place.name], []
         for key, value in zip(self._keys(place), values, strict=True):
             if value is None and self._vault.manifest:
-                raise lost_chunk(self._vault.path, key)
+                raise damaged(self._vault.path, f"it has lost {key}")
             place_of = f"{self._vault.path}: {key}"
             parts.append(grid.missing_chunk() if value is None else grid.decode(value, place_of))
         chunk = grid.join(parts)
@@ -468,10 +467,10 @@ def _check_own_length(vault: Description, schema: Schema) -> None:
         if count >= blocks * numbers:
             return
         found = f"that takes {blocks * numbers:,} chunks of each array, and there are {count:,}"
-    raise VaultFormatError(
-        f"{vault.path} says that it has {schema.rows:,} rows of {vault.length:,} steps: {found}. "
-        "It has lost data, or its length is damaged or forged. Copy the vault again from "
-        "its source, or copy its intact episodes with `offmarl salvage`."
+    raise damaged(
+        vault.path,
+        f"it says that it has {schema.rows:,} rows of {vault.length:,} steps, and {found}; it has "
+        "lost data, or its length is damaged or forged",
     )
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from offmarl._arrays import as_items
 from offmarl.errors import VaultChecksumError, VaultFormatError
 from offmarl.vault.format import layout
-from offmarl.vault.format.faults import damaged, of_chunk, with_episodes
-from offmarl.vault.format.layout import Head, Leaf, NumpyArray, Schema
+from offmarl.vault.format.faults import of_chunk, with_episodes
+from offmarl.vault.format.layout import Head, Leaf, NumpyArray, Schema, damaged
 from offmarl.vault.format.metadata import Chunk
 from offmarl.vault.format.tables import Episodes
 from offmarl.vault.format.windows import ChunkSteps, WindowPlaces, put_steps

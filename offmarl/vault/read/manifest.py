@@ -13,7 +13,7 @@ import numpy as np
 from offmarl.errors import VaultError, VaultFormatError
 from offmarl.vault.format import encoding, layout, tables
 from offmarl.vault.format.faults import Fault, noting
-from offmarl.vault.format.layout import METADATA, Head, Leaf, NumpyArray, Schema, load_json
+from offmarl.vault.format.layout import METADATA, Head, Leaf, NumpyArray, Schema, damaged, load_json
 from offmarl.vault.format.metadata import (
     STOCK_KEYS,
     Grid,
@@ -81,7 +81,7 @@ def read_manifest(store: Store) -> Manifest | None:
     if layout.SCHEMA_KEY not in first:
         return None
     if layout.HEAD_KEY not in first:
-        raise VaultFormatError(f"{store.path} has lost {layout.HEAD_KEY}: the vault is damaged.")
+        raise damaged(store.path, f"it has lost {layout.HEAD_KEY}")
     schema, head = Schema.decode(first[layout.SCHEMA_KEY]), first[layout.HEAD_KEY]
     # A writer may commit between two reads. Every commit changes the head, so it is compared.
     while True:
@@ -144,10 +144,8 @@ def read_table(
     keys = [key for key in values.keys(prefix) if _first_of(key, prefix) < count]
     data = b"".join(values.get_all(keys))
     if len(data) != count * dtype.itemsize:
-        raise VaultFormatError(
-            f"{values.path} has lost a part of {prefix}: of {count * dtype.itemsize} bytes "
-            f"{len(data)} are there."
-        )
+        there = f"{len(data)} of {count * dtype.itemsize} bytes"
+        raise damaged(values.path, f"of {prefix} it has {there}")
     return np.frombuffer(data, dtype)
 
 

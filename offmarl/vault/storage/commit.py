@@ -22,7 +22,7 @@ import tensorstore as ts
 from numpy.typing import NDArray
 
 from offmarl.errors import VaultFormatError
-from offmarl.vault.format.layout import unseal
+from offmarl.vault.format.layout import damaged, unseal
 from offmarl.vault.storage import files
 from offmarl.vault.storage.location import use_tensorstore
 from offmarl.vault.storage.store import OcdbtStore, Registered, Store
@@ -215,13 +215,15 @@ class Contents:
         return lambda: _whole(key, read, place.length)
 
     def get_one(self, key: str) -> bytes:
-        """Return the value of a key that must exist."""
+        """Return the value of a key; `VaultFormatError` where it is missing or damaged."""
+        if key not in self.tree.values:
+            raise VaultFormatError(f"{key} is missing.")
         return self.get_all([key])[0]
 
     def get_all(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of keys that must exist."""
         if lost := [key for key in keys if key not in self.tree.values]:
-            raise VaultFormatError(f"{self.path} has lost {lost[0]}: the vault is damaged.")
+            raise damaged(self.path, f"it has lost {lost[0]}")
         read = self._value if self.region else lambda key: self.start(key)()
         found = unseal({key: bytes(read(key)) for key in keys}, self.path)
         return [found[key] for key in keys]

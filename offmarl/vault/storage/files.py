@@ -33,7 +33,7 @@ from offmarl.errors import (
     VaultNotFoundError,
 )
 from offmarl.paths import no_empty_directories
-from offmarl.vault.format.layout import LOCK
+from offmarl.vault.format.layout import LOCK, damaged
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*")
 _CUT_FILE = "Requested byte range"
@@ -131,21 +131,10 @@ def vault_error(error: ValueError | OSError, path: PurePath) -> VaultError:
     if "Configuration mismatch" in text:
         return VaultError(f"{path} was replaced after it was opened: open it again.")
     if _CUT_FILE in text:
-        return VaultFormatError(
-            f"{path} has a data file that was cut off: `offmarl verify` lists the damage, and "
-            "`offmarl salvage` copies the intact episodes."
-        )
+        return damaged(path, "a data file was cut off")
     if any(sign in text for sign in _NO_ROOM):
         return full(path)
     return VaultError(f"{path} cannot be read or written: {text}")
-
-
-def lost_chunk(path: PurePath, key: str) -> VaultFormatError:
-    """Return the error for a vault that lacks a chunk."""
-    return VaultFormatError(
-        f"{path} has lost {key}: `offmarl verify` lists the damage, and `offmarl salvage` copies "
-        "the intact episodes."
-    )
 
 
 def full(path: PurePath) -> VaultFullError:

@@ -31,6 +31,7 @@ from offmarl.vault.format.layout import (
     MANIFEST,
     METADATA,
     UNFINISHED,
+    damaged,
     load_json,
     seal,
     unseal,
@@ -227,7 +228,7 @@ class Store(ABC):
         """Return the values of keys that must exist."""
         found = self.get_some(keys)
         if lost := [key for key in keys if key not in found]:
-            raise VaultFormatError(f"{self.path} has lost {lost[0]}: the vault is damaged.")
+            raise damaged(self.path, f"it has lost {lost[0]}")
         return [found[key] for key in keys]
 
     def get_one(self, key: str) -> bytes:

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from offmarl.vault.format import layout
-from offmarl.vault.format.faults import damaged
-from offmarl.vault.format.layout import NumpyArray
+from offmarl.vault.format.layout import NumpyArray, damaged
 from offmarl.vault.storage.bulk import Block, allocate
 from offmarl.vault.storage.store import Store
 

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from offmarl._ahead import ahead, depth_of
 from offmarl.vault.check.verification import examine
-from offmarl.vault.format.faults import damaged
-from offmarl.vault.format.layout import DATA, MANIFEST, OWN_PREFIX, UNFINISHED, unseal
+from offmarl.vault.format.layout import DATA, MANIFEST, OWN_PREFIX, UNFINISHED, damaged, unseal
 from offmarl.vault.read.open import locate
 from offmarl.vault.storage import commit
 from offmarl.vault.storage.commit import Contents, ValueLocation
