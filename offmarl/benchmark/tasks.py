@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import tomli_w
@@ -271,7 +271,7 @@ def _alone() -> Iterator[None]:
 
     A program must not end the process, which may run others after it.
     """
-    before = dict(os.environ)
+    before, clear_caches = dict(os.environ), cast(Any, jax.clear_caches)  # which has no types
     try:
         yield
     except SystemExit as error:
@@ -280,7 +280,7 @@ def _alone() -> Iterator[None]:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
-        jax.clear_caches()
+        clear_caches()
         gc.collect()
 
 
