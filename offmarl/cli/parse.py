@@ -82,11 +82,16 @@ def parse(
     targets = [target, *groups.values()]
     given = read(targets, f"offmarl {command}", description, arguments, *more, left_out=groups)
     for name, kind in groups.items():
-        own = inspect.signature(kind).parameters.keys() & given.keys()
-        given[name] = kind(**{one: given.pop(one) for one in own})
+        given[name] = take(kind, given)
     bound = inspect.signature(target).bind(**given)
     bound.apply_defaults()
     return target(*bound.args, **bound.kwargs)
+
+
+def take(kind: type[T], given: dict[str, Any]) -> T:
+    """Return a dataclass of the values that are given for it, which are taken out."""
+    own = inspect.signature(kind).parameters.keys() & given.keys()
+    return kind(**{name: given.pop(name) for name in own})
 
 
 def parse_script(target: type[T], description: str | None) -> T:

@@ -83,7 +83,6 @@ def test_all_cells_run_once_with_their_options_and_vaults(run, tmp_path, capsys,
     said = re.findall(r"^bc on (\w+): episode return 3.200 after", capsys.readouterr().err, re.M)
     assert sorted(said) == ["one", "two"]
     assert record_of(tmp_path, "two--deep_wide")["args"] == {
-        "program": "iql_cql",
         "seeds": 5,
         "hidden": 8,
         "vault": "some/name/Good",
