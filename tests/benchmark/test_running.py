@@ -533,25 +533,9 @@ def test_a_cell_of_the_same_data_is_current_wherever_it_is(local_cell, tmp_path,
     assert is_current(cell, cell_file(plan, cell))  # in other chunks
 
 
-def test_a_cell_of_other_data_under_the_same_path_is_not_current(local_cell, tmp_path, random_data):
-    plan, cell = local_cell
-    before = run_of(plan, cell)
-    shutil.rmtree(tmp_path / "mine.vlt")
-    shutil.copytree(random_data("probe/two-step").parent, tmp_path / "mine.vlt")
-    assert not is_current(cell, cell_file(plan, cell))
-    assert run_of(plan, cell) != before
-
-
-def test_a_cell_of_other_code_in_the_same_file_is_not_current(local_cell, tmp_path):
-    plan, cell = local_cell
-    before = run_of(plan, cell)
-    with (tmp_path / "mine.py").open("a") as file:
-        file.write("# changed\n")
-    assert not is_current(cell, cell_file(plan, cell))
-    assert run_of(plan, cell) != before
-
-
 OPTIONS = {
+    "mine.vlt": "",
+    "mine.py": "",
     "game.py": 'env = "game.py:make"',
     "helper.py": 'env = "game.py:make"',
     "bench_pack/inner.py": 'env = "bench_pack.games:make"',
@@ -559,7 +543,7 @@ OPTIONS = {
     "weights.py": 'weight = "weights.py:weigh"',
     "other run/metrics.jsonl": 'init = "other run"',
 }
-"""What a cell depends on, and the option that names it."""
+"""What a cell depends on, and the option that names it, if it is not its vault or program."""
 
 
 @pytest.mark.parametrize("edited", OPTIONS)
@@ -578,11 +562,10 @@ def test_a_cell_whose_code_data_or_first_run_changed_is_not_current(
     )
     (tmp_path / "weights.py").write_text("def weigh(data):\n    return 1\n")
     write_run(tmp_path / "other run", "bc", "data", RETURNS)
-    held_out = edited == "held.vlt"
-    if held_out:
-        shutil.copytree(random_data("probe/observation").parent, tmp_path / "held.vlt")
-    data = '[datasets]\n"mine" = { vault = "mine.vlt" }\n[baselines]\nbc = {}\n'
-    text = f"[training]\n{OPTIONS[edited]}\n{data}"
+    shutil.copytree(random_data("probe/observation").parent, tmp_path / "held.vlt")
+    data = '[datasets]\n"mine" = { vault = "mine.vlt" }\n[baselines]\n'
+    program = "mine.py" if edited == "mine.py" else "bc"
+    text = f'[training]\n{OPTIONS[edited]}\n{data}custom = {{ program = "{program}" }}\n'
     (tmp_path / "plan.toml").write_text(text)
     plan = benchmark.read_plan(tmp_path / "plan.toml", tmp_path / "out")
     (cell,) = plan.cells
@@ -591,9 +574,9 @@ def test_a_cell_whose_code_data_or_first_run_changed_is_not_current(
     run = write_run(tmp_path / "run", "mine", "data", RETURNS, vault_digest=digest)
     pack(cell, run, cell_file(plan, cell))
     assert is_current(cell, cell_file(plan, cell))
-    if held_out:
-        shutil.rmtree(tmp_path / "held.vlt")
-        shutil.copytree(random_data("probe/two-step").parent, tmp_path / "held.vlt")
+    if edited.endswith(".vlt"):
+        shutil.rmtree(tmp_path / edited)
+        shutil.copytree(random_data("probe/two-step").parent, tmp_path / edited)
     else:
         with (tmp_path / edited).open("a") as file:
             file.write("# changed\n")
