@@ -7,10 +7,9 @@ from typing import Any
 
 from offmarl import report
 from offmarl.cli.data import ls
-from offmarl.cli.parse import program_arguments
-from offmarl.config import Vaults, read_values
+from offmarl.config import Vaults
 from offmarl.hub.card import references as recorded
-from offmarl.programs.registry import load
+from offmarl.programs.runs.configs import run_program
 from offmarl.report.comparison import ComparedRuns
 from offmarl.report.pages import RunReport, describe_run
 from offmarl.statistics import Reference
@@ -49,9 +48,8 @@ def train(program: str, vault: Vaults, **options: Any) -> RunReport:
     >>> run = offmarl.train("bc", "vaults/swarm/coverage-3.vlt/mappo-0-medium", seeds=5)
     >>> run.curves["policy_loss"].mean
     """
-    module = load("baseline", program)
-    given = read_values(module.Args, {"vault": vault, **options}, f"train({program!r})")
-    return describe_run(module.main(program_arguments(module.Args, given)))
+    given = {"vault": vault, **options}
+    return describe_run(run_program("baseline", program, given, f"train({program!r})"))
 
 
 def compare(

@@ -1,15 +1,18 @@
 """The datasets and cells of a plan as blocks, which tasks share.
 
-A block is a command: a recording or download of a dataset, or the training of a cell. Every command
-resumes, so that a stopped benchmark continues where it stopped, and a cell that failed is tried
-again by the same command.
+A block records or downloads a dataset, or trains a cell. Each resumes, so that a stopped benchmark
+continues where it stopped, and a cell that failed is tried again.
 """
 
+import gc
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import jax
 import tomli_w
 
 from offmarl import records, tracking
@@ -17,23 +20,27 @@ from offmarl import report as reports
 from offmarl.benchmark.cells import checksum, fingerprint, identity, is_current, pack, sources
 from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, is_users, records_tiers, slug
 from offmarl.errors import RunError
-from offmarl.launch import Work
+from offmarl.hub import policies, pulling
+from offmarl.launch import Share, Work, join_work, run_share
 from offmarl.paths import local
 from offmarl.programs import load_policy
+from offmarl.programs.cross_play import CrossPlayWork, scores
+from offmarl.programs.registry import Kind
+from offmarl.programs.runs.configs import run_program
 from offmarl.terminal import number
 from offmarl.vault import open_vault
 
 
 class Job(NamedTuple):
-    """A command."""
+    """A recording or a download."""
 
     name: str
-    command: Sequence[str]
-    """Arguments of ``offmarl``."""
     place: Path
     """Directory of its files."""
+    source: Recipe | str
+    """A recipe with all of its options, or the name of a published dataset."""
     config: str = ""
-    """Content of its configuration file, if it has one."""
+    """What a recording depends on."""
 
 
 def cell_file(plan: Plan, cell: Cell) -> Path:
@@ -49,14 +56,6 @@ def run_of(plan: Plan, cell: Cell) -> Path:
     return plan.out / "runs" / f"{cell.slug}-{checksum(content)}" / "run"
 
 
-def training(plan: Plan, cell: Cell, vault: str) -> Job:
-    """Return the training of a cell on the vault of its dataset."""
-    run, program = run_of(plan, cell), cell.baseline.program
-    command = ["train", program, "--config", str(_config_file(run.parent)), "--out", str(run)]
-    config = _config(program, {**cell.options, "vault": vault})
-    return Job(cell.label, command, run.parent, config)
-
-
 # ---------------------------------------------------------------------------------- datasets
 
 
@@ -67,8 +66,7 @@ def preparation(plan: Plan, data: Data) -> Job | None:
     assert data.vault is not None
     if _exists(data.vault):
         return None
-    place = _place(plan, data.label, data.vault)
-    return Job(data.label, ["pull", data.vault, "--json"], place)
+    return Job(data.label, _place(plan, data.label, data.vault), data.vault)
 
 
 def _recording(plan: Plan, recipe: Recipe) -> Job:
@@ -76,13 +74,12 @@ def _recording(plan: Plan, recipe: Recipe) -> Job:
     tiers = [one.tier for one in plan.datasets.values() if one.recipe is recipe]
     if records_tiers(recipe):
         options.setdefault("tiers", ",".join(dict.fromkeys(tiers)))
-    config = _config(recipe.program, options)
+    config = tomli_w.dumps({"program": recipe.program, **options})
     for name, code in sources(recipe.program, options).items():
         config += f"# {name}: {code}\n"  # with other code it is another recording
     place = _place(plan, recipe.name, config)
-    command = ["record", recipe.program, "--config", str(_config_file(place))]
-    command += ["--out", str(place / "vaults"), "--json"]
-    return Job(f"record {recipe.name}", command, place, config)
+    complete = recipe._replace(options={**options, "out": str(place / "vaults")})
+    return Job(f"record {recipe.name}", place, complete, config)
 
 
 def _place(plan: Plan, label: str, content: str) -> Path:
@@ -90,10 +87,10 @@ def _place(plan: Plan, label: str, content: str) -> Path:
     return plan.out / "datasets" / f"{slug(label)}-{checksum(content)}"
 
 
-def note_vaults(plan: Plan, job: Job, answer: Mapping[str, Any]) -> None:
-    """Write down the vaults that a preparation made; its command answered with ``--json``."""
+def note_vaults(plan: Plan, job: Job, made: Sequence[tuple[str, str]]) -> None:
+    """Write down the vaults that a preparation made, with the tiers of those of a recipe."""
     place, vaults = job.place, {}
-    for label, path in _vaults_of(plan, job, answer).items():
+    for label, path in _vaults_of(plan, job, made).items():
         full = local(path)  # relative to the job's directory, which may be moved, if it is below it
         vaults[label] = str(full.relative_to(place) if full.is_relative_to(place) else full)
     place.mkdir(parents=True, exist_ok=True)
@@ -119,19 +116,16 @@ def _note(job: Job) -> Path:
     return job.place / "vaults.json"
 
 
-def _vaults_of(plan: Plan, job: Job, answer: Mapping[str, Any]) -> dict[str, str]:
+def _vaults_of(plan: Plan, job: Job, made: Sequence[tuple[str, str]]) -> dict[str, str]:
     vaults = {}
     for data in plan.datasets.values():
-        if data.recipe is not None and job.name == f"record {data.recipe.name}":
-            tier = data.tier.partition("=")[0].strip()  # of a mixture, its name
-            paths = [row["path"] for row in answer["vaults"] if row["tier"] == tier]
-        elif data.label == job.name:
-            paths = list(answer["paths"].values())
-        else:
+        if job.name != (f"record {data.recipe.name}" if data.recipe else data.label):
             continue
+        wanted = data.tier.partition("=")[0].strip()  # of a mixture, its name
+        paths = [path for tier, path in made if tier == wanted]
         if len(paths) != 1:
             raise RunError(f"{data.label} is {len(paths)} vaults, and must be one: {paths}")
-        vaults[data.label] = str(paths[0])
+        vaults[data.label] = paths[0]
     return vaults
 
 
@@ -156,22 +150,10 @@ def _exists(vault: str) -> bool:
     return place.exists() or "://" in vault or in_vault or vault.startswith((".", "/"))
 
 
-# ---------------------------------------------------------------------------------- configurations
-
-
-def _config_file(place: Path) -> Path:
-    return place / "config.toml"
-
-
-def _config(program: str, options: Mapping[str, Any]) -> str:
-    named = {} if "/" in program or program.endswith(".py") else {"program": program}
-    return tomli_w.dumps({**named, **options})
-
-
 # ---------------------------------------------------------------------------------- blocks
 
-Call = Callable[[Sequence[str]], Mapping[str, Any]]
-"""Runs a command of offmarl in this process, and returns what it prints with ``--json``."""
+Run = Callable[[Kind, str, Mapping[str, Any]], Any]
+"""Runs a program with its options; see `run_program`."""
 
 
 class CellsWork(Work):
@@ -182,8 +164,8 @@ class CellsWork(Work):
 
     goes_on = True
 
-    def __init__(self, plan: Plan, call: Call):
-        self.benchmark_plan, self._call = plan, call
+    def __init__(self, plan: Plan, run: Run | None = None):
+        self.benchmark_plan, self._run = plan, run or run_program
         self._cells = plan.cells
         self._jobs: list[Job] = []
         self._job_of: dict[str, int] = {}
@@ -215,8 +197,8 @@ class CellsWork(Work):
         except RunError as error:
             return str(error)
         found = reports.final_evaluation(path)[metric]
-        scores = [float(own.mean()) for own in found.values()]
-        return f"{reports.UNITS[metric]} {number(sum(scores) / len(scores))}"
+        means = [float(own.mean()) for own in found.values()]
+        return f"{reports.UNITS[metric]} {number(sum(means) / len(means))}"
 
     def needs(self, block: int) -> list[int]:
         """Return the block that prepares the dataset of a cell."""
@@ -227,40 +209,25 @@ class CellsWork(Work):
     def run(self, block: int) -> None:
         """Prepare a dataset, or train a cell and pack its result."""
         cell = self._cell(block)
-        if cell is None:
-            note_vaults(self.benchmark_plan, job := self._jobs[block], self._run(job))
-            return
-        begun = time.monotonic()
-        self._run(training(self.benchmark_plan, cell, self._vault(cell)))
-        seconds = time.monotonic() - begun
-        if cell.data.partners:
-            self._play_with_partners(cell, run_of(self.benchmark_plan, cell))
-        pack(cell, run_of(self.benchmark_plan, cell), cell_file(self.benchmark_plan, cell), seconds)
+        with _alone():
+            if cell is None:
+                job = self._jobs[block]
+                note_vaults(self.benchmark_plan, job, self._made(job.source))
+                return
+            run, begun = run_of(self.benchmark_plan, cell), time.monotonic()
+            given = {**cell.options, "vault": self._vault(cell), "out": str(run)}
+            self._run("baseline", cell.baseline.program, given)
+            seconds = time.monotonic() - begun
+            if cell.data.partners:
+                tracking.write_json(run / tracking.PARTNERS_FILE, beside_partners(cell, run))
+            pack(cell, run, cell_file(self.benchmark_plan, cell), seconds)
 
-    def _play_with_partners(self, cell: Cell, run: Path) -> None:
-        """Write the returns of a run's policies beside the partners of its dataset."""
-        program = cell.baseline.program
-        given = ["--program", program] if is_users(program) else []
-        found: dict[str, Any]
-        if load_policy(run, program=program if given else None).policy.joint:
-            found = {"refused": "its agents choose after one another, so none has a seat alone"}
-        else:
-            if (env := cell.options.get("env")) not in (None, "", "none"):
-                given += ["--env", str(env)]  # where its other returns are from
-            command = ["cross-play", str(run), "--partners", *cell.data.partners, *given, "--json"]
-            table = self._call(command)
-            ways = [way for way in tracking.OTHER_RETURN if way in table]
-            found = {way: [one["cross_play"] for one in table[way]["policies"]] for way in ways}
-        tracking.write_json(run / tracking.PARTNERS_FILE, found)
-
-    def _run(self, job: Job) -> Mapping[str, Any]:
-        if job.config:
-            job.place.mkdir(parents=True, exist_ok=True)
-            tracking.replace_file(_config_file(job.place), job.config)
-        try:
-            return self._call(job.command)
-        except SystemExit as error:  # of a program, which must not end the other cells
-            raise RunError(f"its program ended the process with exit code {error.code}.") from error
+    def _made(self, source: Recipe | str) -> list[tuple[str, str]]:
+        """Record or download vaults; return their tiers, if they have some, and paths."""
+        if isinstance(source, str):
+            return [("", str(path)) for path in pulling.pull(source).paths.values()]
+        recorded = self._run("recorder", source.program, source.options).data
+        return [(row["tier"], str(row["path"])) for row in recorded["vaults"]]
 
     def is_done(self, block: int) -> bool:
         """Whether a dataset is there, or a cell has its result."""
@@ -296,3 +263,46 @@ class CellsWork(Work):
         found = noted_vaults(self._jobs[number])
         assert found is not None, "the block's needs are complete"
         return found[cell.data.label]
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Restore the environment variables after a program, and release JAX's memory.
+
+    A program must not end the process, which may run others after it.
+    """
+    before, clear_caches = dict(os.environ), cast(Any, jax.clear_caches)  # which has no types
+    try:
+        yield
+    except SystemExit as error:
+        raise RunError(f"its program ended the process with exit code {error.code}.") from error
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
+        clear_caches()
+        gc.collect()
+
+
+def beside_partners(cell: Cell, run: Path) -> dict[str, Any]:
+    """Return the mean returns of a run's policies beside the partners of its dataset.
+
+    They are those of each way to act; or why the policies have none.
+    """
+    program = Path(cell.baseline.program) if is_users(cell.baseline.program) else None
+    if load_policy(run, program=program).policy.joint:
+        return {"refused": "its agents choose after one another, so none has a seat alone"}
+    env = cell.options.get("env")  # where its other returns are from
+    work = CrossPlayWork(
+        [str(run)],
+        [*map(policies.located, cell.data.partners)],
+        None if env in (None, "", "none") else str(env),
+        programs=[program] if program else [],
+    )
+    run_share(work, Share(0, 1))
+    join_work(work)
+    names, of = [one.name for one in work.members], (work.scored, work.partners)
+    return {
+        way: [one["cross_play"] for one in scores(table[..., 0], names, *of)["policies"]]
+        for way, table in work.tables().items()
+    }

@@ -1,12 +1,6 @@
 """``offmarl benchmark``: datasets x baselines x seeds, from one file."""
 
-import gc
-import json
-import os
-import shlex
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,7 +44,7 @@ def benchmark(
 
     plan = benchmarks.read_plan(file, out)
     use_cores(_devices_of(plan), "map")
-    work = benchmarks.CellsWork(plan, _call)
+    work = benchmarks.CellsWork(plan)
     before = partial(_checked, plan)
     return Divided(work, lambda launched: _results(plan, launched.failed), before, take_over)
 
@@ -108,30 +102,3 @@ def _devices_of(plan: "Plan") -> int:
     by_seed = all(one.get("batching") != "vmap" for one in options)
     wanted = [one.get("devices") or (one.get("seeds", 1) if by_seed else 1) for one in options]
     return max(wanted, default=1)
-
-
-def _call(command: Sequence[str]) -> Mapping[str, Any]:
-    """Run a command in this process, which may run others after it."""
-    from offmarl.cli import run_verb
-
-    verb, *arguments = (one for one in command if one != "--json")
-    sys.stdout.write(f"$ offmarl {shlex.join([verb, *arguments])}\n")
-    with _alone():
-        report = run_verb(verb, arguments)
-    found: Mapping[str, Any] = json.loads(tracking.to_json(report.data))
-    return found
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Restore the environment variables after a command, and release JAX's memory."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
-        if "jax" in sys.modules:
-            sys.modules["jax"].clear_caches()
-        gc.collect()

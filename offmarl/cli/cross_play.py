@@ -11,7 +11,6 @@ from offmarl.cli.ope import directory_of
 from offmarl.cli.output import Report, check_file, write_page
 from offmarl.cli.tasks import Divided
 from offmarl.errors import OptionError
-from offmarl.paths import local
 from offmarl.report.tables import Section
 from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS
 from offmarl.terminal import bars, interval, number
@@ -63,7 +62,7 @@ def cross_play(
         Python files of the programs that trained the runs, for programs that are not offmarl's. The
         files' code is run.
     """
-    from offmarl.hub.policies import run_named  # takes a while to import, as the next does
+    from offmarl.hub.policies import located  # takes a while to import, as the next does
     from offmarl.programs.cross_play import CrossPlayWork
 
     check_file(html, "--html", "page.html")
@@ -71,10 +70,6 @@ def cross_play(
         raise OptionError("no policies to play: give the directory of at least one run.")
     if partners == ():
         raise OptionError("--partners names no policy: give at least one, or leave it out.")
-
-    def located(name: str) -> str:
-        run, at, which = name.rpartition("@") if "@" in name else (name, "", "")
-        return name if local(name).exists() else f"{run_named(run)}{at}{which}"
 
     policies, others = ([*map(located, names)] for names in (runs, partners or ()))
     work = CrossPlayWork(policies, others, env, side, eval_episodes, seed, program)

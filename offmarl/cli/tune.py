@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from shlex import quote
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from rich.console import Group
 
@@ -15,14 +15,14 @@ from offmarl.cli.parse import (
     SettingsFile,
     given_among,
     read,
-    settings_environment,
-    use_cores_for,
+    take,
 )
 from offmarl.cli.programs import overview
 from offmarl.cli.tasks import Divided, TaskOptions
 from offmarl.config import Role, with_role
 from offmarl.errors import OptionError
 from offmarl.programs.registry import Kind, find, load, program_of
+from offmarl.programs.runs.configs import settings_environment, use_cores_for
 from offmarl.programs.runs.run import print_sources
 from offmarl.programs.tuning import (
     Search,
@@ -35,8 +35,6 @@ from offmarl.programs.tuning import (
 )
 from offmarl.report.pages import render
 from offmarl.terminal import number
-
-T = TypeVar("T")
 
 _USAGE = """\
 offmarl tune NAME --env ENV ...       tune a recorder
@@ -70,7 +68,7 @@ def _parsed(arguments: list[str]) -> tuple[ModuleType, Any, Space, Path, Search]
     untuned = with_role(program.Args, Role.UNTUNED) - {field.name for field in fields(Search)}
     command = f"offmarl tune {name}"
     given = read(targets, command, about, rest, TaskOptions, left_out=untuned)
-    options, search = _taken(_Options, given), _taken(Search, given)
+    options, search = take(_Options, given), take(Search, given)
     file, env = given.pop("settings", None), settings_environment(program.Args, given)
     args = program.Args.for_env(env, settings=file, **given)
     print_sources(args)
@@ -78,12 +76,6 @@ def _parsed(arguments: list[str]) -> tuple[ModuleType, Any, Space, Path, Search]
     out = options.out or Path("tuned") / f"{program_of(program.Args)[0]}-{place}.toml"
     space = _space(program, args, options.search, options.only)
     return program, args, space, out, search
-
-
-def _taken(kind: type[T], given: dict[str, Any]) -> T:
-    """Return a dataclass of the values that are given for it, which are taken out."""
-    names = [field.name for field in fields(cast(Any, kind))]
-    return kind(**{name: given.pop(name) for name in names if name in given})
 
 
 @dataclass(frozen=True)

@@ -274,6 +274,12 @@ def run_named(name: str | os.PathLike[str]) -> Path:
     return found.path
 
 
+def located(name: str) -> str:
+    """Return the name of players with the run's directory in place of a pulled policy's name."""
+    run, at, which = name.rpartition("@") if "@" in name else (name, "", "")
+    return name if local(name).exists() else f"{run_named(run)}{at}{which}"
+
+
 def _kept(place: Path, revision: str = "") -> PulledPolicy | None:
     """Return the newest policy on this machine, for when the hub cannot be reached."""
     found = [path for path in place.glob("*/run") if path.parent.name.startswith(revision)]

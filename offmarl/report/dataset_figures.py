@@ -10,7 +10,7 @@ from jaxtyping import Float, Num
 
 from offmarl.report.accumulators import BINS, ContinuousActions, DiscreteActions
 from offmarl.report.contents import Survey, Surveys
-from offmarl.report.figures import COLOURS, chart, make_figure, plain
+from offmarl.report.figures import COLOURS, chart, line_style, make_figure, plain
 from offmarl.vault.format.column_statistics import Ranges
 from offmarl.vault.format.tables import CAUSES
 
@@ -27,7 +27,6 @@ _SOME_BITS = 0.1
 _CAUSE_COLOURS = dict(
     zip(CAUSES.tolist(), ("#d1d5db", COLOURS[2], COLOURS[0], COLOURS[4]), strict=True)
 )
-_LINES = ("-", "--", ":", "-.")
 
 
 def figure_returns(surveys: Surveys) -> Figure:
@@ -120,7 +119,7 @@ def figure_repeats(surveys: Surveys) -> Figure:
         for number, (label, found) in enumerate(surveys.items()):
             often, many = found.coverage.repeats.T
             style: dict[str, Any] = {"s": 14, "alpha": 0.7, "linewidth": 0, "label": plain(label)}
-            axes.scatter(often, many, color=_colour(number), **style)
+            axes.scatter(often, many, color=line_style(number)["color"], **style)
 
     title = "Occurrences of state-action pairs"
     return chart(draw, title, "occurrences of a pair", "pairs", legend=len(surveys) > 1)
@@ -136,10 +135,9 @@ def figure_agents(surveys: Surveys) -> Figure:
                 continue
             low, middle, high = np.quantile(returns, (0.05, 0.5, 0.95), axis=0)
             place = np.arange(len(middle)) + 0.6 * ((number + 0.5) / len(surveys) - 0.5)
+            ends, colour = [middle - low, high - middle], line_style(number)["color"]
             style: dict[str, Any] = {"fmt": "o", "markersize": 4, "label": plain(label)}
-            axes.errorbar(
-                place, middle, [middle - low, high - middle], color=_colour(number), **style
-            )
+            axes.errorbar(place, middle, ends, color=colour, **style)
         axes.locator_params(axis="x", integer=True)
 
     return chart(draw, "Returns of each agent", "agent", "episode return", legend=len(surveys) > 1)
@@ -172,18 +170,9 @@ def _line_chart(lines: Mapping[str, tuple[Any, Any]], title: str, x: str, y: str
     def draw(axes: Axes) -> None:
         for number, (label, (places, values)) in enumerate(lines.items()):
             marker = "o" if len(places) < 3 else ""
-            axes.plot(places, values, label=plain(label), marker=marker, **_line(number))
+            axes.plot(places, values, label=plain(label), marker=marker, **line_style(number))
 
     return chart(draw, title, x, y, legend=len(lines) > 1)
-
-
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
-
-
-def _line(number: int) -> dict[str, Any]:
-    style = _LINES[number // len(COLOURS) % len(_LINES)]
-    return {"color": _colour(number), "linestyle": style, "linewidth": 1.6}
 
 
 def _label_counts(axis: Any) -> None:
@@ -207,8 +196,8 @@ def _histograms(
         for number, (label, some) in enumerate(values.items()):
             if len(some):
                 shares = np.histogram(some, edges)[0] / len(some)
-                axes.stairs(shares, edges, fill=True, color=_colour(number), alpha=0.25)
-                axes.stairs(shares, edges, label=plain(label), **_line(number))
+                axes.stairs(shares, edges, fill=True, color=line_style(number)["color"], alpha=0.25)
+                axes.stairs(shares, edges, label=plain(label), **line_style(number))
 
     return chart(draw, title, unit, "fraction of episodes", legend=len(values) > 1)
 

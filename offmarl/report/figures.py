@@ -201,6 +201,12 @@ def make_figure(draw: Callable[[Figure], None], size: tuple[float, float]) -> Fi
     return figure
 
 
+def line_style(number: int) -> dict[str, Any]:
+    """Return how the line of one of several datasets is drawn."""
+    lines = _LINES[number // len(COLOURS) % len(_LINES)]
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": lines[0], "linewidth": 1.6}
+
+
 def _draw_returns(axes: Axes, returns: Mapping[str, Float[np.ndarray, "episodes"]]) -> None:
     """Draw each tier's distribution: its density, its episodes, its mean."""
     jitter = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Stands for the command line in the processes of tasks: a training is a copy of a finished run.
+"""Stands for programs and the hub in the processes of tasks: a training copies a finished run.
 
 The directory of ``TEMPLATE`` has the run.
 """
@@ -7,11 +7,12 @@ import json
 import os
 import shutil
 import time
-import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 from offmarl.benchmark import CellsWork, read_plan
 from offmarl.errors import OptionError
+from offmarl.hub import pulling
 
 ENTRY = "tests.benchmark.stub:make"
 
@@ -21,24 +22,26 @@ FAILS, BUG = 13, 5
 
 def make(arguments):
     plan, out = arguments
-    return CellsWork(read_plan(plan, Path(out)), call)
+    pulling.pull = pull
+    return CellsWork(read_plan(plan, Path(out)), run)
 
 
-def call(command):
-    verb, name, *rest = command
-    if verb == "pull":
-        if name.startswith("unknown"):
-            raise OptionError("no hub has it.")
-        return {"paths": {"Good": vault(Path("pulled") / name)}}
-    given = dict(zip(rest[::2], rest[1::2], strict=False))
-    options, out = tomllib.loads(Path(given["--config"]).read_text()), Path(given["--out"])
-    if verb == "record":
+def pull(name):
+    if name.startswith("unknown"):
+        raise OptionError("no hub has it.")
+    return SimpleNamespace(paths={"Good": vault(Path("pulled") / name)})
+
+
+def run(kind, name, options):
+    options = dict(options)
+    out = Path(options.pop("out"))
+    if kind == "recorder":
         slowly(options)
         tiers = options["tiers"].split(",")
-        return {"vaults": [{"tier": one, "path": vault(out / f"{name}-{one}")} for one in tiers]}
+        made = [{"tier": one, "path": vault(out / f"{name}-{one}")} for one in tiers]
+        return SimpleNamespace(data={"vaults": made})
     misfortune(options.get("hidden"))
-    train(name, options, out)
-    return {}
+    return train(name, options, out)
 
 
 def train(program, options, out):

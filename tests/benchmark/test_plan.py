@@ -171,11 +171,10 @@ def test_a_mixture_is_found_among_the_vaults_of_its_recipe(path):
     path.write_text(content.replace('tier = "random"', f'tier = "{MIXED}"'))
     plan = read_plan(path)
     job = preparation(plan, plan.datasets["coverage random"])
-    assert f'tiers = "{MIXED}"' in job.config
+    assert job.source.options["tiers"] == MIXED
     vault = path.parent / "mixed"
     vault.mkdir()
-    rows = [{"tier": "medium", "path": "medium"}, {"tier": "mixed", "path": str(vault)}]
-    note_vaults(plan, job, {"vaults": rows})
+    note_vaults(plan, job, [("medium", "medium"), ("mixed", str(vault))])
     assert noted_vaults(job) == {"coverage random": str(vault)}
 
 

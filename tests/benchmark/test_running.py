@@ -1,4 +1,4 @@
-"""Running a plan in tasks: failures, stops and repetitions, with a stub of the command line."""
+"""Running a plan in tasks: failures, stops and repetitions, with a stub of programs and the hub."""
 
 import csv
 import json
@@ -16,8 +16,8 @@ from offmarl.benchmark import CellsWork, spread, tasks
 from offmarl.benchmark.cells import identity, is_current, pack
 from offmarl.benchmark.tasks import cell_file, note_vaults, noted_vaults, preparation, run_of
 from offmarl.cli import benchmark as cli
-from offmarl.cli.output import Report
 from offmarl.errors import OptionError, RunError, VaultError
+from offmarl.hub import pulling
 from offmarl.launch import Share, join_work, launch, run_share
 from offmarl.networks import PolicyConfig
 from offmarl.paths import STREAM_CACHE
@@ -49,6 +49,7 @@ def read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "template", "template", "data", RETURNS, env="swarm/coverage-3")
     monkeypatch.setenv("TEMPLATE", str(tmp_path / "template"))
+    monkeypatch.setattr(pulling, "pull", stub.pull)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
 
     def read(hidden=8, seed=0, name="some/name/Good"):
@@ -64,7 +65,7 @@ def run(read, tmp_path):
     """Return a function that runs such a plan, with a task for each block."""
 
     def run(jobs=2, **options):
-        work = CellsWork(read(**options), stub.call)
+        work = CellsWork(read(**options), stub.run)
         arguments = (str(tmp_path / "plan.toml"), str(tmp_path / "out"))
         return launch(work, stub.ENTRY, arguments, workers=jobs)
 
@@ -82,7 +83,6 @@ def test_all_cells_run_once_with_their_options_and_vaults(run, tmp_path, capsys,
     said = re.findall(r"^bc on (\w+): episode return 3.200 after", capsys.readouterr().err, re.M)
     assert sorted(said) == ["one", "two"]
     assert record_of(tmp_path, "two--deep_wide")["args"] == {
-        "program": "iql_cql",
         "seeds": 5,
         "hidden": 8,
         "vault": "some/name/Good",
@@ -103,15 +103,15 @@ def labels(work):
 
 
 def test_another_recipe_is_recorded_beside_the_first_and_learned_from_again(read, tmp_path):
-    run_share(CellsWork(read(), stub.call), Share(0, 1))
-    again = CellsWork(read(seed=8), stub.call)
+    run_share(CellsWork(read(), stub.run), Share(0, 1))
+    again = CellsWork(read(seed=8), stub.run)
     assert labels(again) == ["record cover", "bc on one", "deep & wide on one"]
     run_share(again, Share(0, 1))
     assert len([*(tmp_path / "out" / "datasets").glob("cover-*/vaults/mappo-random")]) == 2
 
 
 def test_a_missing_vault_fails_its_cells_and_the_others_go_on(read):
-    work = CellsWork(read(name="gone.vlt"), stub.call)
+    work = CellsWork(read(name="gone.vlt"), stub.run)
     with pytest.raises(VaultError, match=r"no vault at .*gone\.vlt"):
         run_share(work, Share(0, 1))
     assert labels(work) == ["bc on two", "deep & wide on two"]
@@ -121,16 +121,16 @@ def test_another_published_dataset_of_the_same_name_is_pulled_again(read):
     """Its cells run again, and must not take the data of the first."""
     plan = read()
     jobs = [preparation(one, one.datasets["two"]) for one in (plan, read(name="some/name/Poor"))]
-    note_vaults(plan, jobs[0], stub.call(jobs[0].command))
+    note_vaults(plan, jobs[0], [("", stub.vault(Path("pulled")))])
     assert [noted_vaults(job) is not None for job in jobs] == [True, False]
 
 
 def test_a_benchmark_that_is_moved_keeps_its_data_and_results(read, tmp_path):
-    run_share(CellsWork(read(), stub.call), Share(0, 1))
+    run_share(CellsWork(read(), stub.run), Share(0, 1))
     (tmp_path / "moved").mkdir()
     (tmp_path / "out").rename(tmp_path / "moved" / "out")
     plan = benchmark.read_plan(tmp_path / "plan.toml", tmp_path / "moved" / "out")
-    work = CellsWork(plan, stub.call)
+    work = CellsWork(plan, stub.run)
     assert work.is_complete()
     assert all(work.is_done(block) for block in range(work.num_blocks))
 
@@ -147,12 +147,12 @@ def test_a_cell_that_fails_is_named_with_its_log_and_the_others_go_on(run, read)
     assert "deep & wide" not in text and all(path.is_file() for path in paths)
     assert "deep &amp; wide on one failed" in (results.plan.out / "page.html").read_text()
     # With other options, what failed runs again, and only that.
-    again = CellsWork(read(hidden=8), stub.call)
+    again = CellsWork(read(hidden=8), stub.run)
     assert labels(again) == ["deep & wide on one", "deep & wide on two"]
 
 
 def test_one_task_goes_on_after_failures_of_every_kind(read, capsys):
-    work = CellsWork(read(hidden=stub.BUG, name="unknown/name/Good"), stub.call)
+    work = CellsWork(read(hidden=stub.BUG, name="unknown/name/Good"), stub.run)
     with pytest.raises(ValueError, match="a bug of the program"):
         run_share(work, Share(0, 1))
     missing = ["two", "deep & wide on one", "bc on two", "deep & wide on two"]
@@ -167,34 +167,34 @@ def test_cells_of_other_datasets_run_while_one_is_recorded(run):
 
 @pytest.fixture
 def make(read):
-    """Return the work of such a plan, and the list of the commands that it runs."""
-    commands = []
+    """Return the work of such a plan, and the list of the programs that it runs."""
+    programs = []
 
-    def call(command):
-        commands.append(command)
-        return stub.call(command)
+    def run(*given):
+        programs.append(given)
+        return stub.run(*given)
 
-    return CellsWork(read(), call), commands
+    return CellsWork(read(), run), programs
 
 
 def test_tasks_run_the_cells_and_each_dataset_is_made_once(make):
-    work, commands = make
+    work, programs = make
     plan = work.benchmark_plan
     assert work.plan(2)["missing cells"] == 4 and work.num_blocks == work.tasks(2) == 6
     for index in range(2):
         run_share(work, Share(index, 2))
-    assert sorted(command[0] for command in commands) == ["pull", "record"] + ["train"] * 4
+    assert sorted(kind for kind, *_ in programs) == ["baseline"] * 4 + ["recorder"]
     for cell in plan.cells:
         found = json.loads(cell_file(plan, cell).read_text())
         assert (found["dataset"], found["baseline"]) == (cell.data.label, cell.baseline.label)
-    configs = [Path(one[3]).read_text() for one in commands if one[0] == "train"]
-    assert sum('vaults/mappo-random"' in text for text in configs) == 2
-    assert sum('/pulled/some/name/Good"' in text for text in configs) == 2
+    vaults = [options["vault"] for kind, _, options in programs if kind == "baseline"]
+    assert sum(path.endswith("vaults/mappo-random") for path in vaults) == 2
+    assert sum(path.endswith("/pulled/some/name/Good") for path in vaults) == 2
     assert work.is_complete() and not join_work(work)
 
 
 def test_datasets_come_first_and_only_those_that_are_needed(make):
-    work, commands = make
+    work, programs = make
     assert [work.label(block) for block in work.missing()[:3]] == [
         "record cover",
         "two",
@@ -203,12 +203,12 @@ def test_datasets_come_first_and_only_those_that_are_needed(make):
     assert [list(work.needs(block)) for block in range(6)] == [[], [], [0], [0], [1], [1]]
     run_share(work, Share(4, 6))  # bc on two
     run_share(work, Share(5, 6))
-    assert [command[0] for command in commands] == ["pull", "train", "train"]
+    assert [kind for kind, *_ in programs] == ["baseline"] * 2
     assert work.missing() == [0, 2, 3]
 
 
 def test_a_dataset_is_prepared_again_if_its_vault_is_gone(read):
-    work = CellsWork(read(), stub.call)
+    work = CellsWork(read(), stub.run)
     run_share(work, Share(0, 6))
     job = preparation(work.benchmark_plan, work.benchmark_plan.datasets["one"])
     vaults = noted_vaults(job)
@@ -223,26 +223,19 @@ def test_a_benchmark_has_no_steps(read, offmarl):
     assert outcome.code == 2 and "divided by its cells" in outcome.err
 
 
-@pytest.mark.slow
-def test_a_command_leaves_no_variables_for_the_next_one(monkeypatch):
+def test_a_program_leaves_no_variables_for_the_next_one(read, monkeypatch):
     seen = []
 
-    def train(arguments):
+    def run(*_):
         seen.append(os.environ.get(STREAM_CACHE))
         os.environ[STREAM_CACHE] = "1"
         raise OptionError("no")
 
     monkeypatch.delenv(STREAM_CACHE, raising=False)
-    monkeypatch.setattr("offmarl.cli.programs.train", train)
     for _ in range(2):
         with pytest.raises(OptionError, match="no"):
-            cli._call(["train", "bc"])
+            CellsWork(read(), run).run(0)
     assert seen == [None, None]
-
-
-def test_wrong_options_of_a_cell_are_an_error_of_that_cell():
-    with pytest.raises(OptionError, match="colour"):
-        cli._call(["train", "bc", "--colour", "red"])
 
 
 @pytest.mark.parametrize(
@@ -316,22 +309,26 @@ def test_returns_beside_partners_are_a_column_of_their_own(read, tmp_path):
 
 @pytest.mark.parametrize("env", ["swarm/coverage-3", "none"])
 def test_partners_are_met_where_the_cell_is_evaluated(read, monkeypatch, env):
-    plan, commands = read(), []
+    plan, played = read(), []
     data = plan.datasets["two"]._replace(vault="two.vlt", partners=("random",))
     plan = plan._replace(datasets={"two": data}, training={"env": env})
     run = run_of(plan, plan.cells[0])
     stub.vault(Path("two.vlt"))
 
-    def call(command):
-        commands.append(command)
-        return {} if command[0] == "train" else {"greedy": {"policies": [{"cross_play": 1.0}]}}
+    def play(work):
+        played.append(work)
+        return {"greedy": np.array([[[0.0, 0], [3, 0]], [[5, 0], [0, 0]]])}
 
+    monkeypatch.setattr(tasks, "run_share", lambda *_: None)
+    monkeypatch.setattr(tasks, "join_work", lambda *_: None)
+    monkeypatch.setattr(tasks.CrossPlayWork, "tables", play)
     monkeypatch.setattr(tasks, "pack", lambda *_: None)
     write_policy(run, PolicyConfig("feedforward"), envs.make("swarm/coverage-3").spec, [0])
-    CellsWork(plan, call).run(0)
-    assert commands[-1][:4] == ["cross-play", str(run), "--partners", "random"]
-    assert commands[-1][4:] == ([] if env == "none" else ["--env", env]) + ["--json"]
-    assert json.loads((run / "partners.json").read_text()) == {"greedy": [1.0]}
+    CellsWork(plan, lambda *_: None).run(0)
+    (work,) = played
+    assert [one.name for one in work.members] == [f"{run}@0", "random"]
+    assert work.env.spec.name == "swarm/coverage-3"
+    assert json.loads((run / "partners.json").read_text()) == {"greedy": [4.0]}
 
 
 def test_a_cell_depends_on_the_runs_of_all_partners(read, tmp_path):
@@ -415,13 +412,6 @@ def test_cells_of_other_code_are_noted(read, tmp_path):
     assert "ffffffff (1 cells)" in text
 
 
-def test_fewer_than_five_seeds_are_warned_of(read, tmp_path):
-    few = SCORES | {("two", "bc"): [1.0, 2, 3, 4]}
-    text = " ".join(benchmark.notes(cells(read(), tmp_path / "few", few), {}))
-    assert "warning: some cells have 4 seeds. Below 5" in text
-    assert "warning" not in " ".join(benchmark.notes(cells(read(), tmp_path, SCORES), {}))
-
-
 def test_labels_are_escaped_and_drawn_as_they_are(read, tmp_path):
     text = PLAN.format(seed=0, hidden=8, name="x")
     text = text.replace('"one"', '"cost $x^$ | a_b"').replace('"deep & wide"', '"λ_1 $"')
@@ -472,19 +462,13 @@ def test_compare_names_the_runs_of_a_plan_as_the_plan_does(read, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_three_forms_of_a_table_hold_the_same_numbers(read, tmp_path):
+def test_the_files_hold_all_datasets_and_methods(read, tmp_path):
     results = cells(read(), tmp_path, SCORES)
     benchmark.write_results(results)
-    tables = {kind: results.plan.out / "tables" / f"scores.{kind}" for kind in ("md", "tex", "csv")}
-    markdown, latex = tables["md"].read_text(), tables["tex"].read_text()
-    assert "| method | one | two |\n| --- | ---: | ---: |\n| bc (greedy) | **12.00 [" in markdown
-    assert r"\textbf{12.00} {\scriptsize [" in latex and r"deep \& wide (greedy) &" in latex
-    assert latex.count(r"\\") == 3 + 2 and r"\begin{tabular}{lrr}" in latex
-    rows = list(csv.DictReader(tables["csv"].read_text().splitlines()))
+    tables = {kind: results.plan.out / "tables" / f"scores.{kind}" for kind in ("md", "csv")}
+    assert "| method | one | two |\n" in tables["md"].read_text()
+    rows = csv.DictReader(tables["csv"].read_text().splitlines())
     assert [float(row["iqm"]) for row in rows] == [12, 12, 3, 13]
-    assert [row["bold"] for row in rows] == ["1", "1", "0", "1"]
-    assert all(float(row["iqm_low"]) < float(row["iqm"]) < float(row["iqm_high"]) for row in rows)
-    assert [float(x) for x in rows[0]["runs"].split()] == SCORES["one", "bc"]
     whole = json.loads((results.plan.out / "marl_eval.json").read_text())
     assert set(whole["classic"]) == {"one", "two"}
     assert set(whole["classic"]["one"]) == {"bc (greedy)", "deep & wide (greedy)"}
@@ -549,25 +533,9 @@ def test_a_cell_of_the_same_data_is_current_wherever_it_is(local_cell, tmp_path,
     assert is_current(cell, cell_file(plan, cell))  # in other chunks
 
 
-def test_a_cell_of_other_data_under_the_same_path_is_not_current(local_cell, tmp_path, random_data):
-    plan, cell = local_cell
-    before = run_of(plan, cell)
-    shutil.rmtree(tmp_path / "mine.vlt")
-    shutil.copytree(random_data("probe/two-step").parent, tmp_path / "mine.vlt")
-    assert not is_current(cell, cell_file(plan, cell))
-    assert run_of(plan, cell) != before
-
-
-def test_a_cell_of_other_code_in_the_same_file_is_not_current(local_cell, tmp_path):
-    plan, cell = local_cell
-    before = run_of(plan, cell)
-    with (tmp_path / "mine.py").open("a") as file:
-        file.write("# changed\n")
-    assert not is_current(cell, cell_file(plan, cell))
-    assert run_of(plan, cell) != before
-
-
 OPTIONS = {
+    "mine.vlt": "",
+    "mine.py": "",
     "game.py": 'env = "game.py:make"',
     "helper.py": 'env = "game.py:make"',
     "bench_pack/inner.py": 'env = "bench_pack.games:make"',
@@ -575,7 +543,7 @@ OPTIONS = {
     "weights.py": 'weight = "weights.py:weigh"',
     "other run/metrics.jsonl": 'init = "other run"',
 }
-"""What a cell depends on, and the option that names it."""
+"""What a cell depends on, and the option that names it, if it is not its vault or program."""
 
 
 @pytest.mark.parametrize("edited", OPTIONS)
@@ -594,11 +562,10 @@ def test_a_cell_whose_code_data_or_first_run_changed_is_not_current(
     )
     (tmp_path / "weights.py").write_text("def weigh(data):\n    return 1\n")
     write_run(tmp_path / "other run", "bc", "data", RETURNS)
-    held_out = edited == "held.vlt"
-    if held_out:
-        shutil.copytree(random_data("probe/observation").parent, tmp_path / "held.vlt")
-    data = '[datasets]\n"mine" = { vault = "mine.vlt" }\n[baselines]\nbc = {}\n'
-    text = f"[training]\n{OPTIONS[edited]}\n{data}"
+    shutil.copytree(random_data("probe/observation").parent, tmp_path / "held.vlt")
+    data = '[datasets]\n"mine" = { vault = "mine.vlt" }\n[baselines]\n'
+    program = "mine.py" if edited == "mine.py" else "bc"
+    text = f'[training]\n{OPTIONS[edited]}\n{data}custom = {{ program = "{program}" }}\n'
     (tmp_path / "plan.toml").write_text(text)
     plan = benchmark.read_plan(tmp_path / "plan.toml", tmp_path / "out")
     (cell,) = plan.cells
@@ -607,9 +574,9 @@ def test_a_cell_whose_code_data_or_first_run_changed_is_not_current(
     run = write_run(tmp_path / "run", "mine", "data", RETURNS, vault_digest=digest)
     pack(cell, run, cell_file(plan, cell))
     assert is_current(cell, cell_file(plan, cell))
-    if held_out:
-        shutil.rmtree(tmp_path / "held.vlt")
-        shutil.copytree(random_data("probe/two-step").parent, tmp_path / "held.vlt")
+    if edited.endswith(".vlt"):
+        shutil.rmtree(tmp_path / edited)
+        shutil.copytree(random_data("probe/two-step").parent, tmp_path / edited)
     else:
         with (tmp_path / edited).open("a") as file:
             file.write("# changed\n")
@@ -710,14 +677,13 @@ def test_programs_that_fail_are_named_and_none_stops_the_others(
     assert "good on a will fail" not in outcome.err
     ran = []
 
-    def train(arguments):
-        program = registry.load("baseline", arguments[0])
-        if arguments[0] != "good.py":
+    def run(kind, name, _options):
+        program = registry.load(kind, name)
+        if name != "good.py":
             program.make(None, None, None)
-        ran.append(arguments[0])
-        return Report({}, "")
+        ran.append(name)
 
-    monkeypatch.setattr("offmarl.cli.programs.train", train)
+    monkeypatch.setattr("offmarl.benchmark.tasks.run_program", run)
     monkeypatch.setattr("offmarl.benchmark.tasks.pack", lambda *_: None)
     with pytest.raises(KeyError, match="a bug"):  # at the end: the first bug of a program
         offmarl("benchmark", broken, "--task", "0/1")

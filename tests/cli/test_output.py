@@ -1,7 +1,6 @@
 """Tables keep every digit and letter at any width of the terminal."""
 
 import io
-import json
 import time
 from pathlib import Path
 
@@ -118,22 +117,6 @@ def test_no_kind_of_table_cuts_a_number_at_any_width(width, count):
         assert any(str(LONG) in line for line in lines)
         free = [line for line in lines if str(LONG) not in line and "a-directory" not in line]
         assert all(cell_len(line) <= max(width, 40) for line in free)
-
-
-@pytest.mark.parametrize("width", [40, 80])
-def test_the_table_of_tasks_keeps_its_numbers(width, tmp_path):
-    (tmp_path / "state").mkdir()
-    names = f"{WIDE} on {WIDE}", "bc on two"
-    tasks = [
-        Task(Call("e", (), n, 2, str(tmp_path), "."), name, [n]) for n, name in enumerate(names)
-    ]
-    status = Status("done", 123_456, 7_654_321, host="a-host-of-many-letters." * 3)
-    tasks[0].call.status.write_text(json.dumps(status._asdict()))
-    for one in tasks:
-        one.read_status()
-    console = Console(file=io.StringIO(), width=width)
-    console.print(rows_of(tasks))
-    assert "123456/7654321" in console.file.getvalue().split()
 
 
 def test_tasks_tell_their_results_and_when_they_end(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """A loopback hub with a small published dataset, and a catalogue that lists it."""
 
 import io
+import shutil
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -120,11 +121,6 @@ def record(path: Path, seed: int = 0, spec: EnvSpec = SPEC) -> Path:
     return path
 
 
-@pytest.fixture
-def vaults(tmp_path):
-    return [record(tmp_path / "made-up.vlt" / uid, i) for i, uid in enumerate(("good", "poor"))]
-
-
 @pytest.fixture(scope="session")
 def pushed_once(tmp_path_factory):
     """Two vaults that no test changes, and the commits of their repository."""
@@ -133,6 +129,13 @@ def pushed_once(tmp_path_factory):
     with serving(directory) as hub:
         library.push(paths, "org/made-up", "CC-BY-4.0")
         return paths, hub.repositories["org/made-up"]
+
+
+@pytest.fixture
+def vaults(pushed_once, tmp_path):
+    """Copies of these vaults, which the test may change."""
+    copies = shutil.copytree(pushed_once[0][0].parent, tmp_path / "made-up.vlt")
+    return [copies / uid for uid in ("good", "poor")]
 
 
 @pytest.fixture

@@ -7,7 +7,9 @@ import json
 import os
 import threading
 import time
+from operator import itemgetter
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -93,25 +95,20 @@ def test_each_step_is_drawn_equally_often(hub, pushed):
     assert (count == 2 * 5).all()
 
 
+def windows_in(dataset):
+    """Yield the windows of one pass that are in one episode, by its number and their time."""
+    for batch in batches(dataset, epochs=1):
+        for i, (first, last) in enumerate(batch.episode[:, [0, -1]].tolist()):
+            if first == last:
+                yield (first, int(batch.time[i, 0])), jax.tree.map(lambda leaf, i=i: leaf[i], batch)
+
+
 def test_windows_are_those_of_the_local_data(hub, pushed):
     """Each window equals the one that local data has from the same episode and time."""
     remote, local = offmarl.open(ADDRESS), vault.open_vault(pushed[0])
-    of = {}
-    for batch in batches(local, epochs=1):
-        for i in range(len(batch.reward)):
-            if batch.episode[i, 0] == batch.episode[i, -1]:
-                of[int(batch.episode[i, 0]), int(batch.time[i, 0])] = jax.tree.map(
-                    lambda leaf, i=i: leaf[i], batch
-                )
-    found = 0
-    for batch in batches(remote, epochs=1):
-        for i in range(len(batch.reward)):
-            start = int(batch.episode[i, 0]), int(batch.time[i, 0])
-            if batch.episode[i, 0] == batch.episode[i, -1]:
-                one = jax.tree.map(lambda leaf, i=i: leaf[i], batch)
-                jax.tree.map(np.testing.assert_array_equal, one, of[start])
-                found += 1
-    assert found == len(of) > 50
+    expected, found = (sorted(windows_in(x), key=itemgetter(0)) for x in (local, remote))
+    chex.assert_trees_all_equal(found, expected)
+    assert len(found) > 50
 
 
 @pytest.mark.slow
@@ -125,9 +122,9 @@ def test_a_stream_goes_on_with_the_same_bits(hub, pushed):
         state = json.loads(json.dumps(stream.state()))
     with remote.stream(8, 5, to="numpy", **state) as stream:
         for batch in every[37:]:
-            jax.tree.map(np.testing.assert_array_equal, next(stream), batch)
+            chex.assert_trees_all_equal(next(stream), batch)
     first = jax.tree.map(np.asarray, next(remote.stream(8, 5, seed=1)))
-    jax.tree.map(np.testing.assert_array_equal, first, every[0])
+    chex.assert_trees_all_equal(first, every[0])
 
 
 def test_weights_need_the_data_here(hub, pushed):
@@ -141,7 +138,7 @@ def test_cut_connections_and_damage_on_the_disk(hub, pushed, monkeypatch):
     hub.faults.cut = 0.5
     remote = offmarl.open(ADDRESS)
     expected = batches(vault.open_vault(pushed[0]), epochs=1, shuffle_buffer=2**26)
-    jax.tree.map(np.testing.assert_array_equal, batches(remote, epochs=1), expected)
+    chex.assert_trees_all_equal(batches(remote, epochs=1), expected)
     hub.faults.cut = 0.0
     forget()
     for page in pages.page_cache().root.glob("*/*.0"):
@@ -149,7 +146,7 @@ def test_cut_connections_and_damage_on_the_disk(hub, pushed, monkeypatch):
         data[len(data) // 2] ^= 1
         page.write_bytes(data)
     found = batches(offmarl.open(ADDRESS), epochs=1)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    chex.assert_trees_all_equal(found, expected)
 
 
 def test_damage_on_the_way_is_never_returned(hub, pushed):
@@ -354,11 +351,11 @@ def test_large_reads_are_in_parts_each_fetched_once(hub, pushed, monkeypatch):
     library.push(pushed[:1], "org/paged", "CC-BY-4.0")
     remote = offmarl.open("hf://org/paged/good")
     hub.sent = 0
-    jax.tree.map(np.testing.assert_array_equal, remote[:], whole)
+    chex.assert_trees_all_equal(remote[:], whole)
     (uid,) = card_of(hub, "org/paged").uids.values()
     size = sum(file.size for file in uid.files)
     assert size / 2 < hub.sent < 1.5 * size
-    jax.tree.map(np.testing.assert_array_equal, remote[3:100], vault.open_vault(pushed[0])[3:100])
+    chex.assert_trees_all_equal(remote[3:100], vault.open_vault(pushed[0])[3:100])
     assert remote.read(5, 5)["rewards"].shape[1] == length
 
 

@@ -1,4 +1,4 @@
-"""Tasks in processes, which are killed, fail and are interrupted."""
+"""Tasks in processes, which are killed, fail and are interrupted, by all launchers."""
 
 import os
 import signal
@@ -13,35 +13,16 @@ from offmarl import launch as launching
 from offmarl.errors import MissingExtraError, OptionError, RunError, Stopped
 from offmarl.launch.launching import MOST_DEATHS
 from offmarl.launch.local import LocalLauncher, core_groups, own_cores
-from tests.launch.toy import ENTRY, Squares, Tolerant
+from tests.launch.toy import BLOCKS, ENTRY, Squares, Tolerant, is_whole
 
-BLOCKS = 8
-
-
-@pytest.fixture
-def launch(tmp_path, monkeypatch):
-    """Launch the work in tasks: ``launch("once:3", tasks=2)``."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-
-    def run(mishap="", tasks=4, workers=2, launcher="local", options=None):
-        path = tmp_path / "out"
-        arguments, work = (str(path), str(BLOCKS), mishap), Squares(path, BLOCKS)
-        return launching.launch(
-            work, ENTRY, arguments, tasks, launcher, workers, options or {}
-        ).fresh
-
-    return run
+each_engine = pytest.mark.parametrize(
+    "engine",
+    ["local", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("slurm", "ray"))],
+    indirect=True,
+)
 
 
-@pytest.fixture
-def directory(tmp_path):
-    return tmp_path / ".out.tasks"
-
-
-def is_whole(tmp_path):
-    return (tmp_path / "out").read_text().split() == [str(block**2) for block in range(BLOCKS)]
-
-
+@each_engine
 def test_tasks_are_run_and_joined(launch, tmp_path, directory):
     assert launch() and is_whole(tmp_path)
     logs = sorted((directory / "logs").iterdir())
@@ -50,18 +31,24 @@ def test_tasks_are_run_and_joined(launch, tmp_path, directory):
     assert not launch()  # complete
 
 
+@each_engine
 def test_a_task_that_was_killed_is_run_again(launch, tmp_path, directory):
     assert launch("once:5") and is_whole(tmp_path)
     assert (directory / "deaths").read_text() == "xx"  # it ran twice
 
 
 @pytest.mark.parametrize(
-    ("mishap", "deaths", "message"),
+    ("engine", "mishap", "deaths", "message"),
     [
-        ("die:5", MOST_DEATHS, "died 3 times, at last: killed by signal 9"),
-        ("crash:5", MOST_DEATHS, "died 3 times, at last: RuntimeError: a bug"),
-        ("fail:5", 1, "failed: the block cannot be run."),
+        ("local", "die:5", MOST_DEATHS, "died 3 times, at last: killed by signal 9"),
+        ("local", "crash:5", MOST_DEATHS, "died 3 times, at last: RuntimeError: a bug"),
+        ("local", "fail:5", 1, "failed: the block cannot be run."),
+        *(
+            pytest.param(name, "die:5", MOST_DEATHS, "died 3 times", marks=pytest.mark.nightly)
+            for name in ("slurm", "ray")
+        ),
     ],
+    indirect=["engine"],
 )
 def test_a_task_that_fails_is_named_and_the_rest_is_kept(
     mishap, deaths, message, launch, tmp_path, directory
@@ -109,6 +96,7 @@ def test_a_launch_that_gets_the_lock_as_another_ends_runs_nothing(launch, tmp_pa
     assert (tmp_path / "out").read_text() == "the result of another launch"
 
 
+@each_engine
 def test_ctrl_c_stops_the_tasks_and_the_same_command_continues(launch, tmp_path, directory):
     def interrupt():
         while not (directory / "deaths").exists():
@@ -116,8 +104,10 @@ def test_ctrl_c_stops_the_tasks_and_the_same_command_continues(launch, tmp_path,
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
+    begun = time.monotonic()
     with pytest.raises(Stopped, match="of 8 blocks done: the same command continues"):
         launch("wait:6")
+    assert time.monotonic() - begun < 30  # the task sleeps for longer
     assert launch("wait:6") and is_whole(tmp_path)
 
 

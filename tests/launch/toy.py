@@ -11,6 +11,7 @@ from offmarl.errors import OptionError
 from offmarl.launch import Work, run_task
 
 ENTRY = "tests.launch.toy:make"
+BLOCKS = 8
 
 
 class Squares(Work):
@@ -49,6 +50,11 @@ class Squares(Work):
     def join(self):
         found = (self.directory / "blocks" / str(block) for block in range(self.count))
         self.path.write_text("".join(one.read_text() for one in found))
+
+
+def is_whole(tmp_path):
+    """Whether the result is there, of all blocks."""
+    return (tmp_path / "out").read_text().split() == [str(block**2) for block in range(BLOCKS)]
 
 
 class Tolerant(Squares):
