@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Key, PRNGKeyArray
+from jaxtyping import Array, Int, Key
 
 from offmarl import settings, tracking
 from offmarl._compiling import pinned
@@ -78,7 +79,6 @@ from offmarl.programs.runs.training import (
 from offmarl.replay import (
     BatchSource,
     open_batches,
-    split_key,
 )
 from offmarl.replay.device import bytes_of, require_room
 from offmarl.replay.priorities import Priorities, Prioritised
@@ -221,9 +221,7 @@ class _Training(Training):
         )
         check_divisible("--batch-size", args.batch_size, layout)
         check_shards(directory, "batches", layout)
-        self._drawing = drawing_of(
-            args, self.program, dataset, self.evaluator, _recorded(directory, "priority_lag")
-        )
+        self._drawing = drawing_of(args, self.program, dataset, self.evaluator)
         self.seeds = list(range(args.seed, args.seed + args.seeds))
         self.record = self._record(origin, origins, layout)
         self.schedule = offline_schedule(self.program, args)
@@ -271,7 +269,7 @@ class _Training(Training):
 
     def _priorities(self) -> Priorities | None:
         draws = self._drawing.draws
-        return None if draws is None else _begin_priorities(draws, self.learners.keys)
+        return None if draws is None else _begin_priorities(draws, len(self.learners.keys))
 
     def resume(self, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> Learned:
         states = Learned(tree["state"], tree.get("priorities"))
@@ -344,10 +342,6 @@ def _keys(seeds: Int[Array, "seeds"]) -> tuple[Key[Array, "seeds"], ...]:
     return keys[:, 0], keys[:, 1], keys[:, 2]
 
 
-@jax.jit
-def _begin_priorities(draws: Prioritised, keys: Key[Array, "seeds"]) -> Priorities:
-    def of_seed(key: PRNGKeyArray) -> Priorities:
-        first = jax.vmap(lambda step: split_key(key, step)[0])(jnp.arange(draws.lag))
-        return draws.begin(first)
-
-    return jax.lax.map(of_seed, keys)
+@partial(jax.jit, static_argnums=1)
+def _begin_priorities(draws: Prioritised, seeds: int) -> Priorities:
+    return jax.tree.map(lambda leaf: jnp.repeat(leaf[None], seeds, 0), draws.begin())

@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 
 from offmarl._arrays import largest_divisor
 from offmarl._compiling import unguarded
-from offmarl.errors import OptionError
 from offmarl.replay import device
 from offmarl.replay.blocks import BlockGatherer, check_unweighted, plan_blocks
 from offmarl.replay.circles import Circles, Mixed, Weighting
@@ -27,7 +25,7 @@ from offmarl.replay.fields import Fields, finished, to_sequence
 from offmarl.replay.gathering import Batch, BatchLayout
 from offmarl.replay.host import IN_HAND, WindowReader, ahead, parts_ahead
 from offmarl.replay.orders import BlockOrder
-from offmarl.replay.priorities import Priorities, Prioritised
+from offmarl.replay.priorities import Prioritised
 from offmarl.replay.sampling import Chosen, Source, Windows
 from offmarl.replay.starts import draw_on_host
 from offmarl.types import Sequence
@@ -35,8 +33,6 @@ from offmarl.types import Sequence
 Kind = Literal["auto", "device", "stream", "blocks"]
 
 _MOST_AHEAD = 2
-_LAG = 32
-"""Largest number of updates between the draw of a streamed batch by priorities and its use."""
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["data"], meta_fields=[])
@@ -150,7 +146,7 @@ def on_host(keys: Key[Array, "*b"]) -> Key[Array, "*b"]:
 # ---------------------------------------------------------------------------------- loops
 
 
-class BatchSource:
+class BatchSource(NamedTuple):
     """Data for the updates of a loop, one piece after the other.
 
     Parameters
@@ -160,55 +156,12 @@ class BatchSource:
     data
         The same replay again and again, or batches ``(seeds, updates, ...)``.
     draws
-        How batches are drawn by priorities; None if they are not.
+        How batches are drawn by priorities, of a replay; None if they are not.
     """
 
-    def __init__(
-        self,
-        updates: int,
-        data: Iterator[Replay | Batches],
-        draws: Prioritised | None = None,
-    ):
-        self.updates, self.data, self.draws = updates, data, draws
-
-    def take(self, _done: int, _priorities: Priorities | None, _seeds: int) -> Replay | Batches:
-        """Return the piece of the update after ``_done``.
-
-        Parameters
-        ----------
-        _done
-            Number of updates done.
-        _priorities
-            Of all seeds, after these updates.
-        _seeds
-            Number of seeds; priorities may have copies of the last after them.
-        """
-        return next(self.data)
-
-
-class _DrawnAhead(BatchSource):
-    """Batches of which the priorities' state has the slots, gathered while the device computes."""
-
-    def __init__(self, drawn: WindowSource, draws: Prioritised, updates: int, last: int):
-        super().__init__(updates, iter(()), draws)
-        self._drawn, self._lag, self._last = drawn, draws.lag, last
-        self._pool = ThreadPoolExecutor(1, "offmarl-stream")
-        self._pieces: dict[int, Future[Batches]] = {}
-
-    def take(self, done: int, priorities: Priorities | None, seeds: int) -> Replay | Batches:
-        """Return the piece of the update after ``done``, and begin to gather the one after it."""
-        assert priorities is not None
-        slots = np.asarray(jax.device_get(priorities.slots), np.int64)[:seeds]
-        first = done - done % self.updates
-        for piece in (first, first + self.updates):
-            if piece not in self._pieces and piece < self._last:
-                at = np.arange(piece, piece + self.updates) % self._lag
-                self._pieces[piece] = self._pool.submit(self._drawn.at, slots[:, at])
-        return self._pieces.pop(first).result()
-
-    def close(self) -> None:
-        """Stop gathering."""
-        self._pool.shutdown(cancel_futures=True)
+    updates: int
+    data: Iterator[Replay | Batches]
+    draws: Prioritised | None = None
 
 
 def split_key(key: PRNGKeyArray, step: Int[Array, ""] | int) -> tuple[PRNGKeyArray, PRNGKeyArray]:
@@ -253,15 +206,15 @@ def open_batches(
     weights
         What steps weigh; all the same by default.
     draws
-        How to draw by priorities, by which no batch is drawn by default. Streams need a lag.
+        How to draw by priorities, from the device; by default no batch is.
 
     Raises
     ------
     ShapeError
         There is no step to draw.
     OptionError
-        There is no room for a few batches, a stream has no lag, there are no such episodes, they
-        weigh nothing, or there are too many steps for the device.
+        There is no room for a few batches, there are no such episodes, they weigh nothing, or there
+        are too many steps for the device.
     """
     if kind == "blocks":
         check_unweighted(weights is not None or draws is not None, source)
@@ -273,22 +226,11 @@ def open_batches(
         yield BatchSource(steps.step, repeat(load_circles(circles)), draws)
         return
     drawn, host_keys = WindowSource.of(circles), on_host(keys)
-    part = len(keys) * drawn.batch_bytes
-    if draws is not None:
-        updates = min(draws.lag, lag_of(memory, part)) // 2
-        if not updates:
-            raise OptionError(
-                "this run draws the batch of an update right before it, as only a replay on the "
-                "device can: give --replay device, or choose another directory for a new run."
-            )
-        with closing(_DrawnAhead(drawn, draws, updates, steps.stop)) as ahead_of_use:
-            yield ahead_of_use
-        return
 
     def gather(numbers: range) -> Batches:
         return drawn.batches(_sample_keys(host_keys, numbers.start + jnp.arange(len(numbers))))
 
-    with _gathered(gather, part, steps, memory) as batches:
+    with _gathered(gather, len(keys) * drawn.batch_bytes, steps, memory) as batches:
         yield batches
 
 
@@ -329,15 +271,6 @@ def _gathered(
     firsts = range(steps.start - steps.start % updates, steps.stop, updates)
     with closing(ahead(lambda x: gather(range(x, x + updates)), firsts, most)) as data:
         yield BatchSource(updates, data)
-
-
-def lag_of(memory: int, part: int) -> int:
-    """Return how many updates before its use a streamed batch is drawn by priorities.
-
-    While the device uses one piece of as many batches as half of this, the next one is gathered.
-    """
-    parts_ahead(memory, part, "a batch for each seed", 1)  # raises the error if they are too few
-    return min(_LAG, 2 * (memory // (part * (1 + IN_HAND))))
 
 
 @jax.jit

@@ -5,8 +5,7 @@ R2D2 (Kapturowski et al. 2019): a mix of the largest and the mean error of its s
 known by the slot it starts at.
 
 Draws follow from the key of the update and from the priorities, which are part of the program's
-state. A stream gathers batches ahead of time, so the batch of an update is drawn ``lag`` updates
-before; the slots drawn and not yet used are part of the state, too.
+state.
 """
 
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from offmarl.replay.device import probability
 from offmarl.replay.starts import Starts
@@ -120,10 +119,6 @@ class Priorities(NamedTuple):
     """Of windows never learned from, the value is in units of the largest priority so far."""
     largest: Float[Array, ""]
     """The largest priority so far, to the power of the exponent; 1 at first."""
-    slots: Int[Array, "lag B"] | None = None
-    """The windows of the updates to come: of update i at ``i % lag``; None without a lag."""
-    ratios: Float[Array, "lag B"] | None = None
-    """How likely each was without priorities, over how likely it was when it was drawn."""
 
 
 def begin(base: Float[Array, "n"]) -> Priorities:
@@ -153,7 +148,7 @@ def importance(
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["starts", "exponent", "importance", "updates"],
-    meta_fields=["num_slots", "batch_size", "lag"],
+    meta_fields=["num_slots", "batch_size"],
 )
 @dataclass(frozen=True, eq=False)
 class Prioritised:
@@ -169,30 +164,24 @@ class Prioritised:
     """Number of updates of the run."""
     num_slots: int
     batch_size: int
-    lag: int
-    """Updates between the draw of a batch and its use."""
 
-    def begin(self, keys: Key[Array, "lag"]) -> Priorities:
-        """Return priorities before the first update, with the draws of the first updates."""
-        fresh = begin(self._base(jnp.arange(self.num_slots)))
-        if not self.lag:
-            return fresh
-        slots, ratios = jax.lax.map(lambda key: self._draw(fresh, key), keys)
-        return fresh._replace(slots=slots, ratios=ratios)
+    def begin(self) -> Priorities:
+        """Return priorities before the first update."""
+        return begin(self._base(jnp.arange(self.num_slots)))
 
-    def take(
-        self, priorities: Priorities, update: Int[Array, ""] | int, key: PRNGKeyArray
-    ) -> tuple[Priorities, Int[Array, "B"], Float[Array, "B"]]:
-        """Return the windows of an update, and draw those of the update ``lag`` later by a key."""
-        slots, ratios = self._draw(priorities, key)
-        if priorities.slots is None or priorities.ratios is None:
-            return priorities, slots, ratios
-        at = update % self.lag
-        taken = priorities.slots[at], priorities.ratios[at]
-        waiting = priorities._replace(
-            slots=priorities.slots.at[at].set(slots), ratios=priorities.ratios.at[at].set(ratios)
-        )
-        return waiting, *taken
+    def draw(
+        self, priorities: Priorities, key: PRNGKeyArray
+    ) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
+        """Draw windows.
+
+        Returns
+        -------
+        Their slots, and how likely each was without priorities, over how likely it was.
+        """
+        tree, unit = priorities.tree, priorities.largest
+        slots = tree.draw(key, self.batch_size, unit)
+        drawn = tree.values(slots, unit) / tree.total(unit)
+        return slots, self._base(slots) / self.num_slots / drawn
 
     def weigh(
         self, ratios: Float[Array, "B"], mask: Bool[Array, "B T"], update: Int[Array, ""] | int
@@ -215,14 +204,6 @@ class Prioritised:
             tree=priorities.tree.put(slots, base * found, jnp.zeros_like(base)),
             largest=jnp.maximum(priorities.largest, found.max()),
         )
-
-    def _draw(
-        self, priorities: Priorities, key: PRNGKeyArray
-    ) -> tuple[Int[Array, "B"], Float[Array, "B"]]:
-        tree, unit = priorities.tree, priorities.largest
-        slots = tree.draw(key, self.batch_size, unit)
-        drawn = tree.values(slots, unit) / tree.total(unit)
-        return slots, self._base(slots) / self.num_slots / drawn
 
     def _base(self, slots: Int[Array, "n"]) -> Float[Array, "n"]:
         """Return how likely slots are without priorities; 1 in the mean."""

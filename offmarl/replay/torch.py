@@ -117,8 +117,7 @@ class TorchWindows(WindowItems, data.Dataset):
     Examples
     --------
     >>> windows = offmarl.open("vaults/swarm/coverage-3.vlt/mappo-0-expert").torch_windows(20)
-    >>> order = windows.batch_sampler(256, seed=0, epochs=3)
-    >>> loader = torch.utils.data.DataLoader(windows, batch_sampler=order, num_workers=2)
+    >>> loader = torch.utils.data.DataLoader(windows, batch_size=256, shuffle=True, num_workers=2)
     """
 
     def __getitems__(self, numbers: list[int]) -> list[_Gathered]:
@@ -128,37 +127,6 @@ class TorchWindows(WindowItems, data.Dataset):
     def _converted(self, sequence: Sequence) -> Sequence:
         found: Sequence = to_tensors(sequence)
         return found
-
-    def batch_sampler(
-        self,
-        batch: int,
-        *,
-        seed: int = 0,
-        start: int = 0,
-        epochs: int | None = None,
-        drop_last: bool = False,
-    ) -> "WindowBatches":
-        """Return which windows make which batch, for the ``batch_sampler`` of a ``DataLoader``.
-
-        The arguments are those of `EpisodeSet.stream`, and so are the batches.
-        """
-        starts = self._source.starts
-        return WindowBatches(make_order(starts, batch, seed, epochs, drop_last), start)
-
-
-class WindowBatches(data.Sampler):
-    """The numbers of the windows of each batch; see `TorchWindows.batch_sampler`."""
-
-    def __init__(self, order: Any, start: int):
-        self._order, self._start = order, start
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for step in _steps(self._order.num_batches, self._start, 1):
-            yield self._order.slots(step).tolist()
-
-    def __len__(self) -> int:
-        """Return the number of batches; `TypeError` if there is no end."""
-        return self._order.num_left(self._start)
 
 
 class TorchBatches(data.IterableDataset):

@@ -19,7 +19,6 @@ from offmarl.errors import OptionError, RunError
 from offmarl.programs import DatasetStatistics, registry
 from offmarl.programs.runs.drawing import open_data
 from offmarl.programs.runs.training import CheckpointTimer
-from offmarl.replay import batches
 from tests.runs import metrics_of
 
 qmix = registry.load("baseline", "qmix_cql")
@@ -88,42 +87,19 @@ def interrupted(monkeypatch, update: int, start: Callable[[], Any]) -> None:
             start()
 
 
-@pytest.mark.parametrize("replay", [pytest.param("device", marks=pytest.mark.nightly), "stream"])
 @pytest.mark.slow
-def test_priorities_resume_to_the_same_bits(
-    random_data, tmp_path: Path, monkeypatch, replay: str
-) -> None:
-    monkeypatch.setattr(batches, "_LAG", 8)
-    data = random_data(ENV)
-    options = {"prioritise": 0.6, "replay": replay}
-    whole = train(qmix, data, tmp_path / "whole", **options)
-    again = tmp_path / "again"
-    interrupted(monkeypatch, 13, lambda: train(qmix, data, again, **options))
-    train(qmix, data, again, **options)
+def test_priorities_resume_to_the_same_bits(random_data, tmp_path: Path, monkeypatch) -> None:
+    data, again = random_data(ENV), tmp_path / "again"
+    whole = train(qmix, data, tmp_path / "whole", prioritise=0.6)
+    interrupted(monkeypatch, 13, lambda: train(qmix, data, again, prioritise=0.6))
+    train(qmix, data, again, prioritise=0.6)
     same(whole, again)
-    record = json.loads((whole / tracking.RUN_FILE).read_text())
-    assert record["priority_lag"] == (0 if replay == "device" else 8)
 
 
-@pytest.mark.nightly
-def test_the_device_gives_what_a_stream_draws_ahead(random_data, tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(batches, "_LAG", 6)
-    data = random_data(ENV)
-    streamed = train(qmix, data, tmp_path / "stream", prioritise=0.6, replay="stream")
-    run = tmp_path / "device"
-    start = lambda kind: train(qmix, data, run, prioritise=0.6, replay=kind)  # noqa: E731
-    interrupted(monkeypatch, 1, lambda: start("stream"))
-    start("device")  # the lag is the run's
-    close(streamed, run)
-
-
-@pytest.mark.slow
-def test_a_run_without_a_lag_stays_on_the_device(random_data, tmp_path: Path, monkeypatch) -> None:
-    data = random_data(ENV)
-    start = lambda kind: train(qmix, data, tmp_path / "run", prioritise=0.6, replay=kind)  # noqa: E731
-    interrupted(monkeypatch, 1, lambda: start("device"))
+def test_priorities_need_the_data_on_the_device(random_data, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="give --replay device"):
-        start("stream")
+        train(qmix, random_data(ENV), tmp_path / "run", prioritise=0.6, replay="stream")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.nightly

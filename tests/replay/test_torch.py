@@ -99,18 +99,6 @@ def test_windows_in_any_order_of_the_loader(dataset: Dataset, workers: int) -> N
     same(map_tree(lambda leaf: leaf[found], everything), expected)
 
 
-@pytest.mark.slow
-def test_a_batch_sampler_gives_the_batches_of_a_stream(dataset: Dataset) -> None:
-    windows = dataset.torch_windows(5)
-    for arguments in ({"epochs": 2, "drop_last": True}, {"start": 3}):
-        order = windows.batch_sampler(16, seed=4, **arguments)
-        with dataset.stream(16, 5, to="numpy", seed=4, **arguments) as stream:
-            for ours, theirs in zip(loader(windows, batch_sampler=order), stream, strict=False):
-                same(ours, theirs)
-                if stream.step > 40:
-                    break
-
-
 def test_single_windows_and_their_default_collation(dataset: Dataset) -> None:
     windows = dataset.torch_windows(5)
     one = windows[-1]

@@ -13,8 +13,7 @@ from offmarl.errors import OptionError, VaultFormatError
 from offmarl.paths import local
 from offmarl.programs.program import Args, Program
 from offmarl.programs.runs.evaluate import Evaluator
-from offmarl.replay import Circles, Windows, WindowSource
-from offmarl.replay.batches import lag_of
+from offmarl.replay import Circles, Windows
 from offmarl.replay.blocks import BUFFER_BYTES, check_unweighted
 from offmarl.replay.circles import Weighting
 from offmarl.replay.device import fits, require_room
@@ -95,9 +94,8 @@ def drawing_of(
     program: Program,
     dataset: Dataset | Mixture,
     evaluator: Evaluator,
-    lag: int | None,
 ) -> Drawing:
-    """Resolve the arguments on sampling; ``lag`` is that of a resumed run."""
+    """Resolve the arguments on sampling."""
     windows = Windows(args.batch_size, args.length, args.burn_in, program.return_to_go)
     episodes, kind = evaluator.learned_from, args.replay
     if kind == "blocks" or (kind == "auto" and isinstance(dataset, Dataset) and dataset.is_remote):
@@ -124,15 +122,16 @@ def drawing_of(
             "this program computes no temporal-difference errors, by which windows are "
             "prioritised: leave out --prioritise."
         )
-    if lag is None:
-        drawn = WindowSource.of(circles)
-        part = args.seeds * drawn.batch_bytes
-        lag = 0 if kind == "device" else lag_of(int(args.memory * 1e9), part)
+    if kind == "stream":
+        raise OptionError(
+            "a stream gathers batches before their priorities are known: give --replay device, or "
+            "leave out --prioritise."
+        )
     starts: Any = jax.device_put(circles.starts)
     assert args.updates is not None
     numbers = jnp.float32(args.prioritise), jnp.float32(IMPORTANCE), jnp.int32(args.updates)
-    draws = Prioritised(starts, *numbers, circles.num_slots, args.batch_size, lag)
-    return Drawing(kind, windows, weights, draws, record | {"priority_lag": lag})
+    draws = Prioritised(starts, *numbers, circles.num_slots, args.batch_size)
+    return Drawing(kind, windows, weights, draws, record)
 
 
 def _require_room_for(args: Args, dataset: Dataset | Mixture, windows: Windows) -> None:

@@ -234,8 +234,7 @@ def updates(
             learned = start_stage(stages[stage], learned, learners.layout)
         offset = done % batches.updates
         if data is None or (offset == 0 and not isinstance(data, Replay)):
-            data = batches.take(done, gathered(learned.priorities), seeds)
-            data = placed(learners.layout, data)
+            data = placed(learners.layout, next(batches.data))
         count = min(size, batches.updates - offset, schedule.next_log(done) - done)
         begun = time.monotonic()
         place = done, offset, count
@@ -258,7 +257,7 @@ def updates_ahead(
     if stage.on_start is not same_state:
         return None
     learned = layout.place(learned, per_seed=True)
-    data = placed(layout, batches.take(0, learned.priorities, len(learners.keys)))
+    data = placed(layout, next(batches.data))
     draws = layout.place(batches.draws, per_seed=False)
     args = learners.program, 0, layout, learned, _rest(learners), (0, 0, 1), data, draws
     return compile_ahead(_compiled_update(), *args)
@@ -358,13 +357,14 @@ def _update_all(
             number = first + index
             _, update_key = split_key(key, number)
             piece = data[offset + index] if isinstance(data, Batches) else data
-            batch, slots, priorities = _batch(piece, draws, learned.priorities, key, number)
+            batch, slots = _batch(piece, draws, learned.priorities, key, number)
             batch = divide(batch)
             state, found = program.stages[stage].update(learned.state, batch, update_key, hyper)
             metrics = dict(found)
             errors = metrics.pop(TD_ERRORS, None)
             metrics = {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}
-            if draws is not None and errors is not None:
+            priorities = learned.priorities
+            if draws is not None and priorities is not None and errors is not None:
                 priorities = draws.learned(priorities, slots, errors, batch.mask & batch.next_known)
             return Learned(state, priorities), metrics
 
@@ -383,19 +383,16 @@ def _batch(
     priorities: Priorities | None,
     key: PRNGKeyArray,
     number: Int[Array, ""],
-) -> tuple[Sequence, Any, Any]:
-    """Return the batch of an update, the slots of its windows, and the priorities after its draw.
-
-    Slots and priorities are None where batches are not drawn by priorities.
-    """
+) -> tuple[Sequence, Any]:
+    """Return the batch of an update, and the slots of its windows if priorities draw them."""
+    if isinstance(data, Batches):
+        return data.sequence(), None
+    sample_key, _ = split_key(key, number)
     if draws is None or priorities is None:
-        sample_key, _ = split_key(key, number)
-        batch = data.sequence() if isinstance(data, Batches) else data.sample(sample_key)
-        return batch, None, None
-    sample_key, _ = split_key(key, number + draws.lag)
-    priorities, slots, ratios = draws.take(priorities, number, sample_key)
-    batch = data.sequence() if isinstance(data, Batches) else data.at(slots)
+        return data.sample(sample_key), None
+    slots, ratios = draws.draw(priorities, sample_key)
+    batch = data.at(slots)
     weight = draws.weigh(ratios, batch.mask, number)
     if batch.weight is not None:
         weight = batch.weight * weight[:, None]
-    return batch._replace(weight=weight), slots, priorities
+    return batch._replace(weight=weight), slots
