@@ -453,8 +453,6 @@ def api() -> Pages:
     modules = dict(public_modules())
     own = [name for name in offmarl.__all__ if not name.startswith("_")]
     names = [name for name in own if f"offmarl.{name}" not in modules]
-    errors = [name for name in names if name.endswith("Error")]
-    rest = [name for name in names if name not in errors]
     rows = [
         (f"[`{name}`]({slug(name)}.md)", _first_line(module)) for name, module in modules.items()
     ]
@@ -465,8 +463,7 @@ def api() -> Pages:
             table(["module", ""], [("[`offmarl`](offmarl.md)", _first_line(offmarl)), *rows]),
         ]
     )
-    pages = {"index.md": index, "offmarl.md": _module("offmarl", offmarl, rest)}
-    pages["errors.md"] = _module("offmarl.errors", offmarl, errors, "offmarl")
+    pages = {"index.md": index, "offmarl.md": _module("offmarl", offmarl, names)}
     for name, module in modules.items():
         pages[f"{slug(name)}.md"] = _module(name, module, public_names(module))
     return {f"api/{path}": text for path, text in pages.items()}
@@ -495,10 +492,9 @@ def _is_module(module: ModuleType, name: str) -> bool:
         return False
 
 
-def _module(title: str, module: ModuleType, names: Sequence[str], within: str | None = None) -> str:
-    blocks = [f"::: {within or title}.{name}\n" for name in names if not name.startswith("_")]
-    text = prose(module.__doc__) if within is None else "Exceptions that users can handle or fix.\n"
-    return f"# {title}\n\n{text}\n" + "\n".join(blocks)
+def _module(title: str, module: ModuleType, names: Sequence[str]) -> str:
+    blocks = [f"::: {title}.{name}\n" for name in names if not name.startswith("_")]
+    return f"# {title}\n\n{prose(module.__doc__)}\n" + "\n".join(blocks)
 
 
 def _first_line(module: ModuleType) -> str:

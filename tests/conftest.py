@@ -51,7 +51,7 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _programs = tempfile.mkdtemp(prefix="offmarl-programs-")
     atexit.register(shutil.rmtree, _programs, ignore_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _programs
-    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 
 import hypothesis
 from jaxtyping import install_import_hook

@@ -4,13 +4,14 @@ from concurrent.futures import wait
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
 from rich.console import Group
 
 from offmarl._ahead import in_thread
-from offmarl.cli.output import Report, table
+from offmarl.cli.output import Report, as_is, table
 from offmarl.programs import registry
 from offmarl.programs.offline import train_ahead
 from offmarl.programs.runs.compiling import use_cores
@@ -101,9 +102,7 @@ def _report(tiers: dict[str, list[float]], scores: Scores, out: Path, figure: Pa
         tier: {entry.label: estimate(values) for entry, values in by_policy.items()}
         for tier, by_policy in scores.items()
     }
-    enough = any(
-        iqm.low is not None for by_policy in trained.values() for iqm in by_policy.values()
-    )
+    enough = any(iqm.low is not None for found in trained.values() for iqm in found.values())
     data = {
         "recorded": recorded,
         "trained": {
@@ -124,5 +123,6 @@ def _report(tiers: dict[str, list[float]], scores: Scores, out: Path, figure: Pa
         ),
         f"Mean returns of the data: {means}",
         f"Figure: {figure}   Vaults: {out / 'vaults'}   Runs: {out / 'runs'}",
+        as_is(f"Next: offmarl evaluate {quote(str(out / 'runs/expert/maicq'))} --render film.gif"),
     )
     return Report(data, text)
