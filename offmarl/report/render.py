@@ -377,7 +377,8 @@ def _draw_floor(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> Non
 def _draw_marks(axes: Axes, scene: Scene) -> None:
     places = _flat(scene.marks)
     for number, name in enumerate(MARKS):
-        chosen = places[np.asarray(scene.mark) == number]
+        if not len(chosen := places[np.asarray(scene.mark) == number]):
+            continue
         look = _LOOKS[name]
         face = look.colour if look.filled else "none"
         axes.scatter(
@@ -393,7 +394,8 @@ def _draw_marks(axes: Axes, scene: Scene) -> None:
 def _draw_lines(axes: Axes, lines: Float[np.ndarray, "n points 2"], **style: Any) -> None:
     from matplotlib.collections import LineCollection
 
-    axes.add_collection(LineCollection(list(lines), **style))
+    if len(lines):
+        axes.add_collection(LineCollection(list(lines), **style))
 
 
 def _draw_links(axes: Axes, scene: Scene) -> None:
@@ -432,7 +434,8 @@ def _draw_drones(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> No
     else:
         rotors = _rotors(scene.attitude, scene.drones, 1.4 * sizes)
         _draw_rotors(axes, _flat(rotors)[alive], colours)
-    lost = places[~alive]
+    if not len(lost := places[~alive]):
+        return
     axes.scatter(lost[:, 0], lost[:, 1], marker="x", s=18, color="#9ca3af", linewidth=1, zorder=2)
 
 
