@@ -24,6 +24,7 @@ from offmarl._ahead import briefly
 from offmarl._memory import collect_rarely
 from offmarl._version import __version__
 from offmarl.cli import output
+from offmarl.cli.following import following
 from offmarl.cli.output import Report
 from offmarl.cli.parse import HELP, parse
 from offmarl.cli.parse import parse_script as parse_script
@@ -49,7 +50,7 @@ def main() -> None:
     with exit_codes(as_json):
         _leave_guards()
         report = _run(arguments)
-        output.show(report, as_json)
+        output.show(report, as_json, "" if as_json else following(arguments, report.data))
         sys.exit(0 if report.sound else 1)
 
 

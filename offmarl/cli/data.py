@@ -425,7 +425,6 @@ def _outcome(result: vault.Verification) -> list[RenderableType]:
         lines.append(f"{result.path} {extent}: {looked}.")
     else:
         lines += [f"{result.path} is damaged ({looked}):", *_lines(result.faults)]
-        lines.append("`offmarl salvage` copies the intact episodes to a new vault.")
     if result.notes:
         lines += ["What it holds that is no damage:", *_lines(result.notes)]
     if result.skipped:

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple
 from pathlib import Path
-from shlex import quote
 from typing import Annotated, Any, Literal
 
 from rich.console import Group
@@ -67,7 +66,6 @@ def pull(
         *map(as_is, pulled.paths.values()),
         grid(facts | checks),
         as_is(f"\n{pulled.card.citation.strip()}".rstrip("\n")),
-        as_is(f"Next: offmarl show {quote(str(next(iter(pulled.paths.values()))))}"),
     )
     data = {"name": pulled.card.name, **pulled._asdict(), "card": asdict(pulled.card)}
     return Report(data, text)
@@ -83,8 +81,7 @@ def _pulled_policy(name: str, out: Path | None) -> Report:
     }
     if not pulled.asked:
         facts["note"] = _NOT_ASKED
-    following = as_is(f"\nNext: offmarl evaluate {quote(str(pulled.path))}")
-    return Report(pulled._asdict(), Group(as_is(pulled.path), grid(facts), following))
+    return Report(pulled._asdict(), Group(as_is(pulled.path), grid(facts)))
 
 
 def _planned(plan: hub.Plan) -> Report:
@@ -156,11 +153,7 @@ def push(
     rows = [[uid, one.digest, len(one.files)] for uid, one in pushed.card.uids.items()]
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": decimal(pushed.sent)}
     facts |= {"summary": pushed.card.summary, "licence": _licence(pushed.card)}
-    text = Group(
-        table(["uid", "digest", "files"], rows),
-        grid(facts),
-        as_is(f"\nNext: offmarl pull {quote(to)}"),
-    )
+    text = Group(table(["uid", "digest", "files"], rows), grid(facts))
     return Report({**pushed._asdict(), "card": asdict(pushed.card)}, text)
 
 
@@ -168,8 +161,7 @@ def _pushed_policy(pushed: hub.PushedPolicy) -> Report:
     card = pushed.card
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": decimal(pushed.sent)}
     facts |= {"summary": card["summary"], "licence": card["licence"]}
-    following = as_is(f"\nNext: offmarl pull {quote(card['name'])} --policy")
-    return Report(pushed._asdict(), Group(grid(facts), following))
+    return Report(pushed._asdict(), grid(facts))
 
 
 def cache(

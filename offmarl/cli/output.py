@@ -73,13 +73,14 @@ class Report(NamedTuple):
     """Whether the command found no fault; the exit code is 1 otherwise."""
 
 
-def show(report: Report, as_json: bool) -> None:
-    """Print a report on standard output."""
+def show(report: Report, as_json: bool, following: str = "") -> None:
+    """Print a report on standard output, and for people what follows it."""
     if as_json:
         _out.out(hidden(to_json(report.data, indent=2)))
     else:
         # A word that is longer than a line stays whole, as a path that users copy.
-        _out.print(_Printable(report.text), crop=False, markup=False, overflow="ignore")
+        text = Group(report.text, as_is(f"\nNext: {following}")) if following else report.text
+        _out.print(_Printable(text), crop=False, markup=False, overflow="ignore")
 
 
 class _Printable:

@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.filesize import decimal
 from tyro.conf import Positional, arg
 
-from offmarl.cli.output import Report, as_is, check_file, grid, records, table
+from offmarl.cli.output import Report, check_file, grid, records, table
 from offmarl.cli.parse import HELP, config_among, given_among, parse, parse_program
 from offmarl.cli.tasks import CommandWork, Divided, TaskOptions
 from offmarl.config import RecordingArgs, Role, option
@@ -331,9 +331,7 @@ def export(
     loaded = policy.load(run, training_seed, policy.env)
     files = loaded.export(out, onnx)
     facts = {str(path): decimal(path.stat().st_size) for path in files}
-    following = '\nNext: the page "Deploy a policy" of the documentation runs them.'
-    data = {"run": run, "files": files, "stochastic": loaded.stochastic}
-    return Report(data, Group(grid(facts), as_is(following)))
+    return Report({"run": run, "files": files, "stochastic": loaded.stochastic}, grid(facts))
 
 
 def _named(run: Path) -> Path:

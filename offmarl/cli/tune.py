@@ -3,7 +3,6 @@
 import re
 from dataclasses import dataclass, fields
 from pathlib import Path
-from shlex import quote
 from types import ModuleType
 from typing import Any
 
@@ -136,12 +135,7 @@ def _report(work: TrialsWork, tuned: Tuned) -> Report:
     page = tuned.file.with_suffix(".html")
     table = {"columns": [*rows[0]], "rows": [[*row.values()] for row in rows]}
     write_page(page, render("search.html", title=title, **table, figures=work.figures()))
-    following = (
-        f"wrote {page}",
-        f"Next: --settings {quote(str(tuned.file))}; and for a closer look, "
-        f"optuna-dashboard {quote(str(page.with_suffix('.journal')))}",
-    )
-    view = Group(records(rows, title), _about_default(tuned), *map(as_is, following))
+    view = Group(records(rows, title), _about_default(tuned), as_is(f"wrote {page}"))
     data = {"file": tuned.file, "score": tuned.score, "best": tuned.best, "default": tuned.default}
     data["page"] = page
     return Report({**data, "ranges": ranges, "trials": tuned.trials}, view)

@@ -57,6 +57,7 @@ from offmarl.programs.runs.loop import (
     updates,
     updates_ahead,
 )
+from offmarl.programs.runs.normalisation import scale_of
 from offmarl.programs.runs.run import (
     locked,
     settled,
@@ -214,7 +215,9 @@ class _Training(Training):
         self.args = args = replace(args, held_out=found.fraction)
         kept = data.read(directory / data.STATISTICS_FILE) or self._start.statistics
         statistics = DatasetStatistics(dataset, kept, self.evaluator.learned_from)
-        self.program = build(make, dataset.spec, args, statistics, statistics.freeze)
+        self.program = build(make, dataset.spec, args, statistics, statistics.identity)
+        hyper = hyperparameters(args, scale_of(args, statistics))
+        statistics.freeze()
         self.statistics = statistics.used
         layout = layout_of(
             args.seeds, args.batching, _recorded(directory, "seeds_at_once"), args.devices
@@ -229,8 +232,7 @@ class _Training(Training):
         self.environment, self.keep = self.evaluator.environment, args.keep
         self.description = f"{origin.name} on {dataset.uid}, {named_seeds(self.seeds)}"
         self._keys, update_keys, self._evaluation_keys = _keys(np.array(self.seeds))
-        one = hyperparameters(args)
-        hyper = jax.tree.map(lambda leaf: np.full(args.seeds, leaf, leaf.dtype), one)
+        hyper = jax.tree.map(lambda leaf: np.full(args.seeds, leaf, leaf.dtype), hyper)
         self.learners = Learners(self.program, hyper, update_keys, layout)
 
     def _record(self, origin: Origin, origins: Mapping[str, Any], layout: Layout) -> dict[str, Any]:

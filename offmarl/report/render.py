@@ -13,10 +13,10 @@ from __future__ import annotations
 import io
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import cache
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -32,6 +32,7 @@ from offmarl.tracking import replace_file
 if TYPE_CHECKING:
     from jaxtyping import Array, PRNGKeyArray
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
     from PIL.Image import Image as Picture
 
     from offmarl.envs.base import Environment
@@ -75,7 +76,7 @@ def play(env: Environment, policy: Policy, params: ArrayTree, key: PRNGKeyArray)
             f"{env.spec.name} cannot be drawn: choose a task of swarm/, jumanji/, MPE, SMAX or "
             "Overcooked, or give your environment a method scene(state) and a time limit."
         )
-    scenes, reward, last = jax.device_get(jax.jit(partial(_episode, env, policy))(params, key))
+    scenes, reward, last = jax.device_get(_compiled_episode()(env, policy, params, key))
     require_ended(env.spec, last.any())
     stop = int(last.argmax()) + 1
     return _playback(env, scenes, reward[1:stop])
@@ -88,6 +89,16 @@ def _playback(env: Any, scenes: Any, reward: Any) -> Playback:
     score = np.concatenate([[0.0], np.cumsum(reward, dtype=float)])
     steps = [jax.tree.map(lambda leaf, t=t: leaf[t], scenes) for t in range(len(score))]
     return Playback(env.spec.name, steps, score, getattr(env, "pictures", None))
+
+
+@cache
+def _compiled_episode() -> Any:
+    """Return `_episode`, compiled once for runs with equal policies; it plays one episode."""
+    import jax
+
+    from offmarl._compiling import quickly
+
+    return jax.jit(_episode, static_argnums=(0, 1), compiler_options=quickly())
 
 
 def _episode(
@@ -202,25 +213,39 @@ def frames(playback: Playback, every: int = 1) -> Iterator[Picture]:
     """Draw every n-th scene, and the last one."""
     last = len(playback.scenes) - 1
     images = playback.pictures(playback.scenes) if playback.pictures else None
-    return (_frame(playback, t, images and images[t]) for t in (*range(0, last, every), last))
+    figure = _blank()
+    times = (*range(0, last, every), last)
+    return (_frame(figure, playback, t, images and images[t]) for t in times)
 
 
 def frame(playback: Playback, time: int) -> Picture:
     """Draw the scene after ``time`` steps."""
     if playback.pictures is None:
-        return _frame(playback, time, None)
+        return _frame(_blank(), playback, time, None)
     start = max(time - 1, 0)  # what moves may be drawn between two scenes
-    return _frame(playback, time, playback.pictures(playback.scenes[start:][:2])[time - start])
+    image = playback.pictures(playback.scenes[start:][:2])[time - start]
+    return _frame(_blank(), playback, time, image)
 
 
-def _frame(playback: Playback, time: int, image: Any) -> Picture:
-    """Draw a scene, or frame the environment's own picture of it."""
+def _blank() -> Figure:
+    """Return an empty figure, which all frames share: to make its axes takes half of a frame."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_PIXELS / 100, _PIXELS / 100 + 0.6), dpi=100)
+    FigureCanvasAgg(figure)
+    figure.add_axes((0.02, 0.07, 0.96, 0.85))
+    return figure
+
+
+def _frame(figure: Figure, playback: Playback, time: int, image: Any) -> Picture:
+    """Draw a scene, or frame the environment's own picture of it, in place of what was drawn."""
     from PIL import Image
 
-    scene = playback.scenes[time]
-    figure = Figure(figsize=(_PIXELS / 100, _PIXELS / 100 + 0.6), dpi=100)
-    axes = figure.add_axes((0.02, 0.07, 0.96, 0.85))
+    scene, axes, canvas = playback.scenes[time], figure.axes[0], cast(Any, figure.canvas)
+    drawn = axes.collections, axes.patches, axes.images, figure.texts, figure.legends
+    for artist in [one for kind in drawn for one in kind]:
+        artist.remove()
     if image is None:
         draw_scene(axes, scene, playback.scenes[max(0, time - _TRAIL) : time])
         entries = legend(scene)
@@ -240,8 +265,8 @@ def _frame(playback: Playback, time: int, image: Any) -> Picture:
         handletextpad=0.2,
         columnspacing=1.0,
     )
-    figure.savefig(file := io.BytesIO(), format="png")
-    return Image.open(file).convert("RGB")
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
 def _save_film(playback: Playback, path: Path) -> None:
@@ -352,7 +377,8 @@ def _draw_floor(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> Non
 def _draw_marks(axes: Axes, scene: Scene) -> None:
     places = _flat(scene.marks)
     for number, name in enumerate(MARKS):
-        chosen = places[np.asarray(scene.mark) == number]
+        if not len(chosen := places[np.asarray(scene.mark) == number]):
+            continue
         look = _LOOKS[name]
         face = look.colour if look.filled else "none"
         axes.scatter(
@@ -368,7 +394,8 @@ def _draw_marks(axes: Axes, scene: Scene) -> None:
 def _draw_lines(axes: Axes, lines: Float[np.ndarray, "n points 2"], **style: Any) -> None:
     from matplotlib.collections import LineCollection
 
-    axes.add_collection(LineCollection(list(lines), **style))
+    if len(lines):
+        axes.add_collection(LineCollection(list(lines), **style))
 
 
 def _draw_links(axes: Axes, scene: Scene) -> None:
@@ -407,7 +434,8 @@ def _draw_drones(axes: Axes, scene: Scene, extent: Float[np.ndarray, "D"]) -> No
     else:
         rotors = _rotors(scene.attitude, scene.drones, 1.4 * sizes)
         _draw_rotors(axes, _flat(rotors)[alive], colours)
-    lost = places[~alive]
+    if not len(lost := places[~alive]):
+        return
     axes.scatter(lost[:, 0], lost[:, 1], marker="x", s=18, color="#9ca3af", linewidth=1, zorder=2)
 
 

@@ -137,9 +137,12 @@ class DatasetStatistics:
         """Return which of all episodes are complete and have finite returns."""
         return self.array("scored", lambda dataset: dataset.episodes.scored)
 
-    def freeze(self) -> Hashable:
-        """Reject later reads, and return a key of the arrays used so far."""
+    def freeze(self) -> None:
+        """Reject later reads."""
         self._frozen = True
+
+    def identity(self) -> Hashable:
+        """Return a key of the arrays used so far."""
         return tuple((name, array.tobytes()) for name, array in sorted(self.used.items()))
 
     def _returns(self, dataset: Dataset | Mixture) -> NDArray[np.float32]:

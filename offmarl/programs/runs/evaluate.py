@@ -212,7 +212,7 @@ def evaluate(
     found: dict[str, Any] = {}
     seeds, params = len(keys), layout.place(params, per_seed=True)
     if evaluator.held_out is not None:
-        found |= _imitation(program, layout, params, evaluator.held_out)
+        found |= _imitation(policy_of(program, True), layout, params, evaluator.held_out)
     if evaluator.env is not None:
         env, modes, teams = evaluator.env, _modes(program, params), teams_of(evaluator.spec)
         ways = tuple(modes.values())
@@ -220,10 +220,11 @@ def evaluate(
             each = _play_in_python(env, program, ways, gathered((params, keys)), episodes)
             returns = np.stack(by_team(each, teams), -1)
         else:
+            policies = tuple(policy_of(program, greedy) for greedy in ways)
             rounds, size = [], evaluator.episodes  # all evaluations share a compiled program
             for number in range(-(-episodes // size)):
                 own = layout.place(folded(keys, number) if number else keys, per_seed=True)
-                played = gathered(play(program, env, layout, size, ways, params, own))
+                played = gathered(play(policies, env, layout, size, params, own))
                 rounds.append(evaluation.returns_by_team(env.spec, played))
             returns = np.concatenate(rounds, axis=2)[:, :, :episodes]
         for mode, name in enumerate(modes):
@@ -271,8 +272,8 @@ def play_ahead(
     if env is None or isinstance(env, ParallelEnvironment) or jax.process_count() > 1:
         return None
     params, keys = layout.place((params, keys), per_seed=True)
-    ways = tuple(_modes(program, params).values())
-    return compile_ahead(play, program, env, layout, evaluator.episodes, ways, params, keys)
+    policies = tuple(policy_of(program, greedy) for greedy in _modes(program, params).values())
+    return compile_ahead(play, policies, env, layout, evaluator.episodes, params, keys)
 
 
 def _modes(program: Program, params: ArrayTree) -> dict[str, bool]:
@@ -302,10 +303,8 @@ def folded(keys: Key[Array, "seeds"], number: Int[Array, ""] | int) -> Key[Array
 
 @jit_rarely_run(static_argnums=(0, 1))
 def _imitation(
-    program: Program, layout: Layout, params: ArrayTree, episodes: Sequence
+    policy: Policy, layout: Layout, params: ArrayTree, episodes: Sequence
 ) -> dict[str, Float[Array, "seeds episodes"]]:
-    policy = program.policy(True)
-
     def of_seed(params: ArrayTree, episodes: Sequence) -> dict[str, Array]:
         found = {tracking.AGREEMENT: agreement(policy, params, episodes)}
         if policy.log_prob is not None:
@@ -315,25 +314,26 @@ def _imitation(
     return map_seeds(layout, of_seed, (params,), episodes)
 
 
-@jit_rarely_run(static_argnums=(0, 1, 2, 3, 4))
+@jit_rarely_run(static_argnums=(0, 1, 2, 3))
 def play(
-    program: Program,
+    policies: tuple[Policy, ...],
     env: Environment,
     layout: Layout,
     episodes: int,
-    modes: tuple[bool, ...],
     params: ArrayTree,
     keys: Key[Array, "seeds"],
 ) -> evaluation.Evaluation:
-    """Play the same episodes in modes, greedy or not; the arrays have the axes seeds and modes."""
-    policies, most = tuple(program.policy(greedy) for greedy in modes), _MOST_CARRY_BYTES
+    """Play the same episodes with each policy; the arrays have the axes seeds and policies.
+
+    Programs with equal policies, such as `bc` and `maicq`, share what is compiled.
+    """
     played = partial(evaluation.evaluate, env, num_episodes=episodes)
 
     def of_seed(params: ArrayTree, key: PRNGKeyArray) -> evaluation.Evaluation:
         def of_mode(mode: Int[Array, ""]) -> evaluation.Evaluation:
             return played(one_of(policies), (mode, params), key)
 
-        if bytes_of(jax.eval_shape(lambda: [one.initial_carry() for one in policies])) <= most:
+        if bytes_of(jax.eval_shape(lambda: [one.initial_carry() for one in policies])) <= _MOST_CARRY_BYTES:
             return jax.lax.map(of_mode, jnp.arange(len(policies)))
         one_by_one = [played(policy, params, key) for policy in policies]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *one_by_one)

@@ -29,9 +29,10 @@ from offmarl.programs.program import (
     Stage,
     same_state,
     shaping_values,
+    structure,
 )
 from offmarl.programs.runs.compiling import compile_ahead
-from offmarl.programs.runs.normalisation import make_program
+from offmarl.programs.runs.normalisation import normalised_as
 from offmarl.programs.runs.sharding import Layout, map_seeds
 from offmarl.replay import Batches, BatchSource, Replay, split_key
 from offmarl.replay.priorities import Priorities, Prioritised
@@ -44,6 +45,7 @@ SECONDS_AT_ONCE = 1.0
 """Duration of a call of the compiled loop: signals are handled between calls."""
 
 StateT = TypeVar("StateT")
+Init = Callable[[PRNGKeyArray, Hyperparameters], ArrayTree]
 
 _MOST_PROGRAMS = 8
 _programs: dict[Hashable, Program] = {}
@@ -56,16 +58,16 @@ def build(
     source: Any,
     identity: Callable[[], Hashable],
 ) -> Program:
-    """Return ``make(spec, args, source)``, or an equal program that was compiled before.
+    """Return the program of `make_program`, with functions that were compiled before, if equal.
 
     Hyperparameters do not shape a program; see `structure`. ``identity`` returns a key of what
     ``make`` has used of the source; it is called after it.
     """
-    program = make_program(make, spec, args, source)
+    program = make(spec, structure(args), source)
     key = make, spec, type(args), shaping_values(args), identity()
     if key not in _programs and len(_programs) >= _MOST_PROGRAMS:
         del _programs[next(iter(_programs))]
-    return _programs.setdefault(key, program)
+    return normalised_as(args, _programs.setdefault(key, program), source)
 
 
 # ---------------------------------------------------------------------------------- schedule
@@ -150,12 +152,12 @@ def offline_schedule(program: Program, args: Args) -> Schedule:
 
 def start(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
     """Return the initial states of all seeds; ``hyper`` has a leading axis of seeds, too."""
-    return _compiled_start()(program, keys, hyper)
+    return _compiled_start()(program.init, keys, hyper)
 
 
 def start_shapes(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
     """Return the shapes and types of what `start` returns."""
-    return _compiled_start().eval_shape(program, keys, hyper)
+    return _compiled_start().eval_shape(program.init, keys, hyper)
 
 
 @cache
@@ -163,13 +165,13 @@ def _compiled_start() -> Any:
     return jax.jit(_start, static_argnums=0, compiler_options=quickly())
 
 
-def _start(program: Program, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
+def _start(init: Init, keys: Key[Array, "seeds"], hyper: Hyperparameters) -> ArrayTree:
     """Start the seeds.
 
     The seeds follow one another: a program of the user's may have layers of Flax with orthogonal
     kernels, which can wait for one another under vmap; see `offmarl.networks.linear.orthogonal`.
     """
-    return jax.lax.map(lambda own: program.init(*own), (keys, hyper))
+    return jax.lax.map(lambda own: init(*own), (keys, hyper))
 
 
 class Learned(NamedTuple):
@@ -238,9 +240,8 @@ def updates(
         count = min(size, batches.updates - offset, schedule.next_log(done) - done)
         begun = time.monotonic()
         place = done, offset, count
-        learned, metrics = _update(
-            learners.program, stage, learners.layout, learned, rest, place, data, draws
-        )
+        given = learned, rest, place, data, draws
+        learned, metrics = _compiled_update()(stages[stage], learners.layout, *given)
         found = jax.device_get(gathered(metrics))
         metrics = {name: value[:seeds, :count] for name, value in found.items()}
         seconds = (time.monotonic() - begun) / count
@@ -259,7 +260,7 @@ def updates_ahead(
     learned = layout.place(learned, per_seed=True)
     data = placed(layout, next(batches.data))
     draws = layout.place(batches.draws, per_seed=False)
-    args = learners.program, 0, layout, learned, _rest(learners), (0, 0, 1), data, draws
+    args = stage, layout, learned, _rest(learners), (0, 0, 1), data, draws
     return compile_ahead(_compiled_update(), *args)
 
 
@@ -314,23 +315,15 @@ def placed(layout: Layout, data: Replay | Batches) -> Replay | Batches:
     return layout.place_batches(data)
 
 
-def _update(*args: Any) -> tuple[Learned, dict[str, Float[Array, "seeds most"]]]:
-    """Call the compiled loop; the arguments are those of `_update_all`."""
-    found: tuple[Learned, dict[str, Array]] = _compiled_update()(*args)
-    return found
-
-
 @cache
-def _compiled_update() -> Callable[..., Any]:
-    options: Any = in_order()
+def _compiled_update() -> Any:
     return jax.jit(
-        _update_all, static_argnums=(0, 1, 2), donate_argnums=3, compiler_options=options
+        _update_all, static_argnums=(0, 1), donate_argnums=2, compiler_options=in_order()
     )
 
 
 def _update_all(
-    program: Program,
-    stage: int,
+    stage: Stage,
     layout: Layout,
     learned: Learned,
     rest: tuple[Key[Array, "seeds"], Hyperparameters, Bool[Array, "seeds"]],
@@ -359,7 +352,7 @@ def _update_all(
             piece = data[offset + index] if isinstance(data, Batches) else data
             batch, slots = _batch(piece, draws, learned.priorities, key, number)
             batch = divide(batch)
-            state, found = program.stages[stage].update(learned.state, batch, update_key, hyper)
+            state, found = stage.update(learned.state, batch, update_key, hyper)
             metrics = dict(found)
             errors = metrics.pop(TD_ERRORS, None)
             metrics = {name: jnp.asarray(x, jnp.float32) for name, x in metrics.items()}

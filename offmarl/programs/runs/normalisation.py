@@ -11,7 +11,7 @@ episodes.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -34,6 +34,9 @@ from offmarl.types import (
 UNIT = 20.0
 """What the largest return becomes: that of SMAC, for whose data most settings were published."""
 
+SCALE = "scale_rewards"
+"""The argument that asks for the unit, and the hyperparameter that holds the factor of rewards."""
+
 _VALUES = ("q", "q_tot")
 """Metrics that are values."""
 
@@ -44,12 +47,25 @@ def make_program(
     make: Callable[[EnvSpec, ArgsT, Any], Program], spec: EnvSpec, args: ArgsT, source: Any
 ) -> Program:
     """Build a program, with the normalisation that its arguments ask for."""
-    program = make(spec, structure(args), source)
-    scaled: bool = getattr(args, "scale_rewards", False)
+    return normalised_as(args, make(spec, structure(args), source), source)
+
+
+def normalised_as(args: object, program: Program, source: Any) -> Program:
+    """Return a program with the normalisation that arguments ask for."""
+    scaled: bool = getattr(args, SCALE, False)
     if not isinstance(args, Args) or not (args.normalise or scaled or args.blind):
         return program
     assert isinstance(source, DatasetStatistics)
     return normalised(program, args.normalise, source, scaled, args.blind)
+
+
+def scale_of(args: Args, dataset: DatasetStatistics) -> dict[str, np.float32]:
+    """Return the factor of rewards as a hyperparameter, for the updates; empty if there is none."""
+    return {SCALE: _scale(dataset)} if getattr(args, SCALE, False) else {}
+
+
+def _scale(dataset: DatasetStatistics) -> np.float32:
+    return np.float32(UNIT / dataset.return_scale())
 
 
 def normalised(
@@ -59,51 +75,63 @@ def normalised(
     scale_rewards: bool = False,
     blind: bool = False,
 ) -> Program:
-    """Wrap a program so that it learns from, and acts on, normalised data, or sees nothing."""
-    observation = _standard(dataset.observation_moments()) if "observation" in what else _same
+    """Wrap a program so that it learns from, and acts on, normalised data, or sees nothing.
+
+    Equal wrappers are one, and the updates take the scale of rewards from their hyperparameters, so
+    that they are compiled once for data of any scale.
+    """
+    observation: Normalise = _same
+    if "observation" in what:
+        observation = _Standardise(dataset.observation_moments())
     if blind:
-        observation = partial(jax.tree.map, jnp.zeros_like)
-    state = _standard(dataset.state_moments()) if "state" in what else _same
-    scale = np.float32(UNIT / dataset.return_scale() if scale_rewards else 1.0)
-
-    def seen(view: View) -> View:
-        return view._replace(observation=observation(view.observation), state=state(view.state))
-
-    def batch(sequence: Sequence) -> Sequence:
-        to_go = sequence.return_to_go
-        return sequence._replace(
-            view=seen(sequence.view),
-            reward=sequence.reward * scale,
-            return_to_go=None if to_go is None else to_go * scale,
-        )
-
+        observation = _nothing
+    state = _Standardise(dataset.state_moments()) if "state" in what else _same
+    scale = _scale(dataset) if scale_rewards else np.float32(1.0)
     return program._replace(
-        stages=tuple(_stage(stage, batch, scale) for stage in program.stages),
-        policy=lambda greedy: _policy(program.policy(greedy), observation, scale),
-        values=program.values and _values(program.values, seen, scale),
+        stages=tuple(_stage(one, observation, state, scale_rewards) for one in program.stages),
+        policy=partial(_policy, program, observation, scale),
+        values=program.values and _values(program.values, observation, state, scale),
     )
 
 
-def _values(values: Values, seen: Callable[[View], View], scale: np.float32) -> Values:
+def _seen(observation: Normalise, state: Normalise, view: View) -> View:
+    return view._replace(observation=observation(view.observation), state=state(view.state))
+
+
+def _values(values: Values, observation: Normalise, state: Normalise, scale: np.float32) -> Values:
     """Return a critic of views as they are recorded, in the unit of the recorded rewards."""
-    return values._replace(
-        apply=lambda params, view, *rest: values.apply(params, seen(view), *rest) / scale
-    )
+
+    def apply(params: ArrayTree, view: View, *rest: Any) -> Any:
+        return values.apply(params, _seen(observation, state, view), *rest) / scale
+
+    return values._replace(apply=apply)
 
 
-def _stage(stage: Stage, batch: Callable[[Sequence], Sequence], scale: np.float32) -> Stage:
+@lru_cache(maxsize=32)
+def _stage(stage: Stage, observation: Normalise, state_: Normalise, scale_rewards: bool) -> Stage:
     def update(
         state: ArrayTree, sequence: Sequence, key: PRNGKeyArray, hyper: Hyperparameters
     ) -> tuple[ArrayTree, dict[str, Array]]:
-        state, metrics = stage.update(state, batch(sequence), key, hyper)
+        scale = getattr(hyper, SCALE) if scale_rewards else np.float32(1.0)
+        to_go = sequence.return_to_go
+        batch = sequence._replace(
+            view=_seen(observation, state_, sequence.view),
+            reward=sequence.reward * scale,
+            return_to_go=None if to_go is None else to_go * scale,
+        )
+        state, metrics = stage.update(state, batch, key, hyper)
         in_unit = {name: metrics[name] / scale for name in _VALUES if name in metrics}
         return state, {**metrics, **in_unit}
 
     return stage._replace(update=update)
 
 
-def _policy(policy: Policy, observation: Normalise, scale: np.float32) -> Policy:
+@lru_cache(maxsize=32)
+def _policy(program: Program, observation: Normalise, scale: np.float32, greedy: bool) -> Policy:
+    policy = program.policy(greedy)
     act, log_prob, after_step = policy.act, policy.log_prob, policy.after_step
+    if observation is _same and after_step is None:  # programs with equal policies share it
+        return policy
     return policy._replace(
         act=lambda params, carry, seen, *rest: act(params, carry, observation(seen), *rest),
         log_prob=log_prob
@@ -117,15 +145,30 @@ def _same(tree: ArrayTree) -> ArrayTree:
     return tree
 
 
-def _standard(moments: MeanAndStd) -> Normalise:
-    """Return the function that makes a tree's floating-point leaves have mean 0 and deviation 1."""
-    mean, std = (flatten_tree(tree) for tree in moments)
-    return partial(_standardise, mean, std)
+def _nothing(tree: ArrayTree) -> ArrayTree:
+    return jax.tree.map(jnp.zeros_like, tree)
 
 
-def _standardise(mean: dict[str, Any], std: dict[str, Any], tree: ArrayTree) -> ArrayTree:
-    leaves = {
-        path: (leaf - mean[path]) / std[path] if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf
-        for path, leaf in flatten_tree(tree).items()
-    }
-    return unflatten_tree(leaves)
+class _Standardise:
+    """Makes a tree's floating-point leaves have mean 0 and deviation 1; equal for equal moments."""
+
+    def __init__(self, moments: MeanAndStd):
+        self._mean, self._std = (flatten_tree(tree) for tree in moments)
+        both = (self._mean, self._std)
+        self._key = tuple((path, x.tobytes()) for one in both for path, x in one.items())
+
+    def __call__(self, tree: ArrayTree) -> ArrayTree:
+        return unflatten_tree(
+            {
+                path: (leaf - self._mean[path]) / self._std[path]
+                if jnp.issubdtype(leaf.dtype, jnp.floating)
+                else leaf
+                for path, leaf in flatten_tree(tree).items()
+            }
+        )
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Standardise) and self._key == other._key

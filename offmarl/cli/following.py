@@ -1,0 +1,100 @@
+"""What each command names at its end: the command that a user runs next."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+from shlex import quote
+from string import Formatter
+from typing import Any
+
+from offmarl.cli.parse import given_among
+from offmarl.tracking import is_run
+
+_SHOW = {"vaults": "offmarl show {vaults[0][path]}"}
+_TRAIN = {"path": "offmarl train bc --vault {path}"}
+_CHECK = {"path": "offmarl verify {path} --deep"}
+_RECORD = {"run": "offmarl record --policy {run} --steps 50000 --out vaults"}
+_LIST = "offmarl cache ls"
+
+_NEXT: Mapping[str, Mapping[str, str]] = {
+    "demo": {
+        "page": "offmarl ls {page.parent}/vaults; offmarl compare {page.parent}/runs/expert/*"
+    },
+    "envs": {
+        "spec": "offmarl record mappo --env {spec[name]} --tiers random,medium,expert",
+        "environments": "offmarl envs swarm/coverage-3",
+    },
+    "doctor": {"offmarl": "offmarl demo"},
+    "record": _SHOW | _TRAIN | {"run": "offmarl report {run}"},
+    "train": {"seeds": "offmarl compare {run} --html report.html", "run": "offmarl report {run}"},
+    "tune": {
+        "file": "--settings {file}; and for a closer look, "
+        "optuna-dashboard {file.parent}/{file.stem}.journal"
+    },
+    "benchmark": {"finished": "offmarl compare {out}"},
+    "evaluate": _RECORD,
+    "compare": _RECORD,
+    "cross-play": {"run": "offmarl evaluate {run} --render episode.gif"},
+    "exploitability": {"env": "offmarl record psro --env {env}"},
+    "ope": {"run": "offmarl evaluate {run}"},
+    "ls": _SHOW | {"datasets": "offmarl pull {datasets[0][name]} --dry-run"},
+    "show": _TRAIN,
+    "report": {
+        "run": "offmarl compare {run}",
+        "page": "open {page} in a browser",
+        "vaults": "offmarl report {given} --html page.html",
+    },
+    "verify": {
+        "faults": "offmarl salvage {path} -o intact.vlt",
+        "path": "offmarl show {path}",
+        "verified": "offmarl show {given}",
+    },
+    "pull": {
+        "paths": "offmarl show {first[paths]}",
+        "sizes": "offmarl pull {name}",
+        "path": "offmarl evaluate {path}",
+    },
+    "push": {"run": "offmarl pull {to} --policy", "url": "offmarl pull {to}"},
+    "export": {"files": 'the page "Deploy a policy" of the documentation runs them.'},
+    "cache": {
+        "datasets": "offmarl ls {first[datasets][path]}",
+        "root": "offmarl ls --remote",
+        **dict.fromkeys(("removed", "freed", "verified"), _LIST),
+    },
+    "convert": {"format": "offmarl convert {path} again.vlt --from {format}", **_TRAIN},
+    "split": {
+        "vaults": "offmarl train bc --vault {vaults[0][path]} --validation {vaults[1][path]}"
+    },
+    **dict.fromkeys(("cat", "filter", "sample", "slice", "dedup", "map", "recode"), _SHOW),
+    **dict.fromkeys(("compact", "salvage"), _CHECK),
+}
+"""By verb and key of its data: what to do next. The first key counts whose data is not empty.
+
+`new` lists several commands itself, and the output of `completion` is for a shell."""
+
+
+class _Quoting(Formatter):
+    """Quotes values for a shell, and shortens paths below the working directory."""
+
+    def format_field(self, value: Any, _spec: str) -> str:
+        """Return a value as a word of a command."""
+        path = value if isinstance(value, PurePath) else Path(str(value))
+        if path.is_absolute() and path.is_relative_to(Path.cwd()):
+            value = path.relative_to(Path.cwd())
+        return quote(str(value))
+
+
+def following(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
+    """Return what follows a command, from its arguments and what ``--json`` prints.
+
+    Nothing follows help, plans, parts of divided work, and tables that are printed for a file.
+    """
+    verb, *rest = arguments or [""]
+    if "blocks" in data or "-" in rest:
+        return ""
+    first = {key: next(iter(x.values())) for key, x in data.items() if isinstance(x, Mapping) and x}
+    runs = (path for one in rest if is_run(Path(path := one.partition("@")[0])))
+    given = next((one for one in rest if not one.startswith("-")), "")
+    about = {"first": first, "given": given} | given_among(rest, to=str)
+    about |= {"run": run for run in [next(runs, None)] if run} | data
+    fitting = (text for key, text in _NEXT.get(verb, {}).items() if about.get(key))
+    return _Quoting().format(next(fitting, ""), **about)
