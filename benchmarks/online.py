@@ -12,6 +12,7 @@ read from the checkout and run as they are. What they import for settings, logs 
 jaxmarl, flax and flashbax.
 """
 
+import dataclasses
 import inspect
 import statistics
 import sys
@@ -27,14 +28,18 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 import yaml
+from jaxtyping import Array, PRNGKeyArray
 
 from offmarl import envs
 from offmarl._imports import import_file
+from offmarl.envs.base import Wrapper
 from offmarl.programs import hyperparameters, registry
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.runs.loop import Schedule
+from offmarl.types import EnvSpec, Timestep
 
 SPREAD = "jaxmarl/mpe/simple_spread_v3"
+SPEAKER = "jaxmarl/mpe/simple_speaker_listener_v4"
 
 PPO = {
     "num_envs": 16,
@@ -43,6 +48,8 @@ PPO = {
     "clip_value": True,
     "value_weight": 0.5,
 }
+
+MLP = PPO | {"learning_rate": 2.5e-4, "activation": "tanh", "agent_id": "none"}
 
 RECURRENT = {"network": "recurrent", "hidden": 128, "layers": 2, "learning_rate": 2e-3} | {
     "clip_separately": True
@@ -66,6 +73,7 @@ Q_SMAX = {
     **{"target_every": 80, "learning_rate": 5e-5, "gamma": 0.99, "reward_scale": 10.0},
 }
 
+SPEAKER_LISTENER = (("ENV_NAME", "MPE_simple_speaker_listener_v4"),)
 THREE_MARINES = (("MAP_NAME", "3m"),)
 
 
@@ -85,7 +93,7 @@ PAIRS = {
     "ippo feed-forward, simple_spread": Pair(
         "ippo",
         SPREAD,
-        PPO | {"learning_rate": 2.5e-4, "activation": "tanh", "agent_id": "none"},
+        MLP,
         "IPPO/ippo_ff_mpe.py",
         "IPPO/config/ippo_ff_mpe.yaml",
     ),
@@ -114,6 +122,20 @@ PAIRS = {
         "MAPPO/config/mappo_homogenous_ff_hanabi.yaml",
         (("NUM_ENVS", 16),),
     ),
+    "ippo feed-forward, overcooked": Pair(
+        "ippo",
+        "jaxmarl/overcooked/coord_ring",
+        MLP | {"shaped_rewards": 0.25},
+        "IPPO/ippo_ff_overcooked.py",
+        "IPPO/config/ippo_ff_overcooked.yaml",
+    ),
+    "ippo feed-forward, switch_riddle": Pair(
+        "ippo",
+        "jaxmarl/switch_riddle",
+        MLP | {"num_envs": 64, "activation": "relu"},
+        "IPPO/ippo_ff_switch_riddle.py",
+        "IPPO/config/ippo_ff_switch_riddle.yaml",
+    ),
     "mappo recurrent, simple_spread": Pair(
         "mappo",
         SPREAD,
@@ -141,6 +163,7 @@ PAIRS = {
         for name in ("iql", "vdn", "qmix")
         for task, env, options, config, changes in (
             ("simple_spread", SPREAD, Q_MPE, "mpe", ()),
+            ("speaker_listener", SPEAKER, Q_MPE, "mpe", SPEAKER_LISTENER),
             ("3m", "jaxmarl/smax/3m", Q_SMAX, "smax", THREE_MARINES),
         )
     },
@@ -259,7 +282,11 @@ def their_training(
     update = config["NUM_ENVS"] * config["NUM_STEPS"]
     steps = max(steps // update, 1) * update
     config |= {"TOTAL_TIMESTEPS": steps, "SEED": 0}
-    module = import_file(folder / pair.script)
+    module, kwargs = import_file(folder / pair.script), config["ENV_KWARGS"]
+    if "layout" in kwargs:  # which the script's main replaces
+        config["ENV_KWARGS"] = {"layout": module.overcooked_layouts[kwargs["layout"]]}
+    if "switch_riddle" in pair.script:
+        config["TOTAL_TIMESTEPS"] *= 3  # that script counts each agent's steps
     if "QLearning" in pair.script:
         config |= {"WANDB_MODE": "offline" if logs else "disabled", "TEST_DURING_TRAINING": logs}
         if not logs:
@@ -292,9 +319,39 @@ def their_speed(pair: Pair, checkout: Path, steps: int) -> Callable[[], float]:
     return run
 
 
+@dataclass(frozen=True)
+class Flat(Wrapper):
+    """An environment of grids as vectors, which are what JaxMARL's feed-forward networks see."""
+
+    @property
+    def spec(self) -> EnvSpec:
+        """The spec, whose observations are vectors."""
+        _, timestep = jax.eval_shape(self.reset, jax.random.key(0))
+        size = timestep.view.observation.shape[-1]
+        return dataclasses.replace(self.env.spec, observation=None, observation_size=size)
+
+    def reset(self, key: PRNGKeyArray) -> tuple[Any, Timestep]:
+        """Start an episode."""
+        return flattened(*self.env.reset(key))
+
+    def step(self, key: PRNGKeyArray, state: Any, action: Array) -> tuple[Any, Timestep]:
+        """Take one step."""
+        return flattened(*self.env.step(key, state, action))
+
+
+def flattened(state: Any, timestep: Timestep) -> tuple[Any, Timestep]:
+    """Return the timestep with observations of vectors."""
+    view = timestep.next_view
+    rows = view.observation.reshape(len(view.alive), -1).astype(jnp.float32)
+    view = view._replace(observation=rows)
+    return state, timestep._replace(view=view, next_view=view)
+
+
 def our_speed(pair: Pair, steps: int) -> Callable[[], float]:
     """Return a function that trains with offmarl's program and returns its steps per second."""
     module, env = registry.load("recorder", pair.program), envs.make(pair.env)
+    if not env.spec.is_vector:
+        env = Flat(env)
     args = module.Args(env=pair.env, total_steps=10_000_000, **pair.options)
     updates = max(steps // (args.num_envs * args.num_steps), 1)
     program, hyper = module.make(env.spec, args, env), hyperparameters(args)
