@@ -17,6 +17,8 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
+from offmarl.paths import shown
+
 _KEPT = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
 """Line breaks, tabs, and the joiners that some scripts need."""
 _CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -60,6 +62,8 @@ def number(cell: Any) -> str:
             return f"{cell:,}"
         case float():
             return f"{cell:,.0f}" if 999.95 <= abs(cell) < 1e15 else f"{cell:#.4g}"
+        case PurePath():
+            return shown(cell)
         case Mapping():
             return ", ".join(f"{name} {number(entry)}" for name, entry in cell.items())
         case _:
@@ -127,7 +131,7 @@ def grid(named: Mapping[str, str | PurePath]) -> RenderableType:
     """Return facts with their names, one per line; paths are kept whole."""
     facts = [
         # Escaped here, because Rich drops some control characters.
-        (name, _Whole(one_line(str(x))) if isinstance(x, PurePath) else printable(x))
+        (name, _text(x) if isinstance(x, PurePath) else printable(x))
         for name, x in named.items()
     ]
     return _Drawn(lambda console, width: _facts(facts, console, width))

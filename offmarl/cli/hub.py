@@ -1,13 +1,13 @@
 """``offmarl pull``, ``push`` and ``cache``: datasets on the hub and in the cache."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, Literal
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from tyro.conf import Positional, arg
 
@@ -293,18 +293,29 @@ def _listed(found: dict[str, pulled_datasets.Entry]) -> Report:
     return Report(facts, Group(listed, as_is(where)))
 
 
-def catalogue(env: str | None, agents: int | None) -> Report:
+def catalogue(start: str, env: str | None, agents: int | None) -> Report:
     """List the datasets of the catalogue, for `offmarl ls --remote`."""
-    cards = [
-        card
-        for card in hub.cards()
-        if env in (None, card.environment, f"{card.environment}/{card.scenario}")
-        and agents in (None, card.num_agents)
-    ]
+    cards = [*hub.cards(start, env, agents)]
     columns = ["name", "agents", "actions", "uids (mean return)"]
     rows = [[card.name, card.num_agents, _actions(card), _uids(card)] for card in cards]
     text = table(columns, rows) if rows else "no dataset matches."
+    if rows and not start and env is agents is None:
+        text = Group(_sources(cards), "`offmarl ls --remote NAME` lists the datasets of a line.")
     return Report({"datasets": [asdict(card) for card in cards]}, text)
+
+
+def _sources(cards: Iterable[Card]) -> RenderableType:
+    """Return a line for the datasets of each source and suite."""
+    groups: dict[str, list[Card]] = {}
+    for card in cards:
+        groups.setdefault(card.name.rpartition("/")[0], []).append(card)
+    columns = ["name", "datasets", "vaults", "agents"]
+    return table(columns, [[name, *_counts(group)] for name, group in groups.items()])
+
+
+def _counts(cards: Sequence[Card]) -> list[Any]:
+    agents = sorted({card.num_agents for card in cards})
+    return [len(cards), sum(len(card.uids) for card in cards) or None, ", ".join(map(str, agents))]
 
 
 def _actions(card: Card) -> str:
