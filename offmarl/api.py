@@ -6,7 +6,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from offmarl import hub, report, vault as vaults
+from offmarl import hub, report
+from offmarl import vault as vaults
 from offmarl.cli.parse import program_arguments
 from offmarl.config import Vaults, read_values
 from offmarl.hub.card import references as recorded

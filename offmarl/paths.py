@@ -49,7 +49,9 @@ def note_given(arguments: Iterable[str]) -> None:
 
 def shown(path: PurePath) -> str:
     """Return a path for people: as the command's arguments write it or its nearest parent."""
-    found = (Path(_given[one]) / path.relative_to(one) for one in (path, *path.parents) if one in _given)
+    found = (
+        Path(_given[one]) / path.relative_to(one) for one in (path, *path.parents) if one in _given
+    )
     return str(next(found, path))
 
 

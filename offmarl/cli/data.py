@@ -205,7 +205,7 @@ def _played_together(
 def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, Any]:
     """Format the facts as text."""
     spec, size = data.spec, facts["bytes"]
-    made_in = data.provenance.get("environment")  # one of Python that has no name of offmarl
+    named = spec.name or data.provenance.get("environment") or "unknown"
     actions = (
         "actions" if isinstance(spec.action, Discrete) else "dimensions of a continuous action"
     )
@@ -214,7 +214,7 @@ def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, Any]:
     return {
         "vault": data.path,
         **({} if data.native else {"made by": "another program, without an episode table"}),
-        "environment": f"{spec.name or made_in or 'unknown'} {spec.package and f'({spec.package})'}".strip(),
+        "environment": f"{named} {spec.package and f'({spec.package})'}".strip(),
         "agents": f"{spec.num_agents}, each with {spec.action_size} {actions}; {sizes}",
         "steps": f"{number(data.num_steps)} = {number(data.length)} x {data.rows} environments; "
         + ("size unknown" if size is None else f"{number(size / 1e6)} MB"),
@@ -400,8 +400,8 @@ def compact(path: _Vault) -> Report:
     """
     done = vault.compact(path)
     line = (
-        f"{shown(done.path)}: {number(done.bytes_before / 1e6)} MB in {number(done.files_before)} files "
-        f"became {number(done.bytes_after / 1e6)} MB in {number(done.files_after)}."
+        f"{shown(done.path)}: {number(done.bytes_before / 1e6)} MB in {number(done.files_before)} "
+        f"files became {number(done.bytes_after / 1e6)} MB in {number(done.files_after)}."
     )
     return Report(done._asdict(), line)
 

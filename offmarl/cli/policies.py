@@ -52,8 +52,7 @@ def load_parallel(
 ) -> tuple[ParallelEnvironment, dict[int, LoadedPolicy]]:
     """Do what `load` does for a PettingZoo environment."""
     spec = EnvSpec.from_json(read_run(run)["spec"])
-    environment = ParallelEnvironment(env, spec.is_vector, processes)
-    environment.require(spec, str(run))
+    environment = ParallelEnvironment(env, spec, str(run), processes)
     return environment, _load(run, options, seeds)
 
 

@@ -198,9 +198,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.as_posix() for path in found))
 
 
-def cards(
-    start: str = "", env: str | None = None, agents: int | None = None
-) -> Iterator[Card]:
+def cards(start: str = "", env: str | None = None, agents: int | None = None) -> Iterator[Card]:
     """Load the cards of the catalogue, sorted by name: all, or those of a selection.
 
     ``start`` is the beginning of names; ``env`` names a suite, or a scenario in it.

@@ -126,14 +126,14 @@ def push_policy(
     terms = licence_named(licence)
     check_link(terms, licence_link)
     directory = local(run)
-    record = tracking.read_run(directory)
+    found = {place: _published(place) for place in (directory, *directory.glob(_COPIES))}
+    record = found[directory]
     if not record.get("complete"):
         raise RunError(f"{directory} is not finished: repeat its command first.")
-    record = tracking.plain(tracking.publishable(record))
     contents = {
         (place.relative_to(directory) / name).as_posix(): content
-        for place in (directory, *directory.glob(_COPIES))
-        for name, content in _members(place).items()
+        for place, one in found.items()
+        for name, content in _members(place, one).items()
     }
     operations = [CommitOperationAdd(path, content) for path, content in contents.items()]
     card = _card(directory, record, repository, terms, summary)
@@ -149,10 +149,16 @@ def push_policy(
     return PushedPolicy(place.url, commit, sent, card)
 
 
-def _members(directory: Path) -> dict[str, str | bytes]:
+def _published(directory: Path) -> dict[str, Any]:
+    """Return the record of a run as it is published."""
+    record: dict[str, Any] = tracking.plain(tracking.publishable(tracking.read_run(directory)))
+    return record
+
+
+def _members(directory: Path, record: Mapping[str, Any]) -> dict[str, str | bytes]:
     """Return the files of a run that a policy consists of, by their paths in it.
 
-    The record is the published one; those of copies of opponents are not among them.
+    ``record`` is the published one; files of copies of opponents are not among them.
     """
     folder = directory / tracking.CHECKPOINTS
     steps = [int(path.name) for path in folder.glob("*") if path.name.isdigit()]
@@ -161,7 +167,6 @@ def _members(directory: Path) -> dict[str, str | bytes]:
     last = folder / str(max(steps))
     found = [*(directory / name for name in _FILES), *last.rglob("*")]
     files = {x.relative_to(directory).as_posix(): x for x in sorted(found) if x.is_file()}
-    record = tracking.plain(tracking.publishable(tracking.read_run(directory)))
     return {
         **{name: b"" if x.name == _COMMITTED else str(x) for name, x in files.items()},
         tracking.RUN_FILE: (tracking.to_json(record, indent=2) + "\n").encode(),

@@ -100,6 +100,18 @@ def test_any_environment_is_read_as_arrays():
     assert both == {"knight": 3, "squire": 10}
 
 
+@pytest.mark.parametrize("names", [("squire", "knight"), ("squire", "page"), None])
+def test_agents_have_the_order_of_the_same_names(names):
+    env = Duel()
+    translator = Translator(env, agents=names)
+    swapped = names == ("squire", "knight")
+    assert translator.spec.agents == (names if swapped else ("knight", "squire"))
+    view = translator.view(*env.reset(), [True, True], env.state())
+    ours = Translator(env).view(*env.reset(), [True, True], env.state())
+    assert np.array_equal(view.observation, ours.observation[::-1] if swapped else ours.observation)
+    assert translator.joint({"knight": 2, "squire": 11}).tolist() == [1, 2][:: 1 if swapped else -1]
+
+
 @pytest.mark.parametrize(
     ("space", "message"),
     [
