@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -74,8 +74,8 @@ def join(args: DeviceArgs, facts: Mapping[str, Any] | None = None) -> None:
     if jax.distributed.is_initialized():
         return
     _check(args)
-    if args.coordinator != AUTO and args.process is not None:
-        _find_coordinator(args.coordinator, is_other=args.process > 0)
+    if args.coordinator != AUTO and args.processes is not None and args.process is not None:
+        _meet(args.coordinator, args.processes, args.process)
     _keep_output_apart()
     _initialize(args, facts or {})
     if jax.process_index():
@@ -98,28 +98,66 @@ def _check(args: DeviceArgs) -> None:
         )
 
 
-def _find_coordinator(address: str, is_other: bool) -> None:
-    """Wait until the coordinator answers; for process 0, nothing may answer at its address."""
+def _meet(address: str, processes: int, process: int) -> None:
+    """Wait until all processes are there, which JAX would abort without; process 0 counts them."""
     host, _, port = address.rpartition(":")
-    end, reason = time.monotonic() + JOIN_SECONDS, ""
-    while is_other and time.monotonic() < end:
+    end = time.monotonic() + JOIN_SECONDS
+    if process == 0:
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
-            return
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            server = socket.create_server(("", int(port)), family=family)
+        except OSError as error:
+            raise OptionError(
+                f"--coordinator {address}: another program is there, perhaps a second process 0 "
+                f"({error.strerror}): start each process with its own --process, or choose another "
+                "port."
+            ) from None
+        with server:
+            return _count(server, address, processes, end)
+    reason = ""
+    while time.monotonic() < end:
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as found:
+                found.settimeout(max(end - time.monotonic(), 0.1))
+                found.sendall(process.to_bytes(4))
+                if found.recv(1):
+                    return None
+                reason = "it has ended"
         except OSError as error:
             reason = error.strerror or str(error)
-            time.sleep(0.2)
-    if is_other:
-        raise OptionError(
-            f"--coordinator {address} did not answer within {JOIN_SECONDS} s ({reason}): start "
-            "process 0 on that machine with the same address, and check that the port is open."
-        )
-    with suppress(OSError):
-        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
-        raise OptionError(
-            f"--coordinator {address}: another program answers there, perhaps a second process 0: "
-            "start each process with its own --process, or choose another port."
-        )
+        time.sleep(0.2)
+    raise OptionError(
+        f"--coordinator {address} did not answer within {JOIN_SECONDS} s ({reason}): start "
+        "process 0 on that machine with the same address, and all others, each with its own "
+        "--process, and check that the port is open."
+    )
+
+
+def _count(server: socket.socket, address: str, processes: int, end: float) -> None:
+    """Accept the other processes, and let them go on when all are there."""
+    with ExitStack() as stack:
+        found: dict[int, socket.socket] = {}
+        while len(found) < processes - 1:
+            server.settimeout(max(end - time.monotonic(), 0.1))
+            try:
+                other = stack.enter_context(server.accept()[0])
+            except TimeoutError:
+                missing = ", ".join(str(x) for x in range(1, processes) if x not in found)
+                raise OptionError(f"{_late(address)} (process {missing} is missing)") from None
+            other.settimeout(5)
+            with suppress(OSError):
+                number = int.from_bytes(other.recv(4))
+                if number in found:
+                    raise OptionError(
+                        f"--coordinator {address}: two processes have the number {number}: start "
+                        "each process with its own --process."
+                    )
+                if 0 < number < processes:
+                    found[number] = other
+        for other in found.values():
+            with suppress(OSError):
+                other.sendall(b"1")
+                other.recv(1)  # nothing, when it has closed first, so that JAX can have the port
 
 
 def _facts(args: DeviceArgs, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,10 +181,6 @@ def _facts(args: DeviceArgs, more: Mapping[str, Any]) -> dict[str, Any]:
 
 def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
     address = None if args.coordinator == AUTO else args.coordinator
-    late = (
-        f"--coordinator {args.coordinator}: the processes did not join within {JOIN_SECONDS} s: "
-        "start all of them, each with its own --process and with the same --processes."
-    )
     try:
         jax.distributed.initialize(
             address,
@@ -165,7 +199,14 @@ def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
             f"so something is missing ({error}): start it with `srun`, or give {missing}."
         ) from None
     except jax.errors.JaxRuntimeError as error:
-        raise OptionError(f"{late} ({_first_line(error)})") from None
+        raise OptionError(f"{_late(args.coordinator)} ({_first_line(error)})") from None
+
+
+def _late(address: str | None) -> str:
+    return (
+        f"--coordinator {address}: the processes did not join within {JOIN_SECONDS} s: start all "
+        "of them, each with its own --process and with the same --processes."
+    )
 
 
 def _compare(args: DeviceArgs, more: Mapping[str, Any]) -> None:

@@ -23,6 +23,13 @@ main()
 """The command line with a bug that every program runs into."""
 
 
+def free_address() -> str:
+    """Return an address of this machine that nothing uses."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
 def start(
     *arguments: object,
     each: Mapping[int, Sequence[object]] = {},
@@ -46,9 +53,7 @@ def start(
     patience
         OFFMARL_HEARTBEAT_SECONDS and OFFMARL_JOIN_SECONDS.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = free_address()
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "JAX_NUM_CPU_DEVICES": str(devices),
