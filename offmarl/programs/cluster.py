@@ -109,7 +109,7 @@ def _meet(address: str, processes: int, process: int) -> None:
         except OSError as error:
             raise OptionError(
                 f"--coordinator {address}: another program is there, perhaps a second process 0 "
-                f"({error.strerror}): start each process with its own --process, or choose another "
+                f"({os.strerror(error.errno or 0)}): start each process with its own --process, or choose another "
                 "port."
             ) from None
         with server:
@@ -143,7 +143,7 @@ def _count(server: socket.socket, address: str, processes: int, end: float) -> N
                 other = stack.enter_context(server.accept()[0])
             except TimeoutError:
                 missing = ", ".join(str(x) for x in range(1, processes) if x not in found)
-                raise OptionError(f"{_late(address)} (process {missing} is missing)") from None
+                raise OptionError(f"{_late(address)} Missing: {missing}.") from None
             other.settimeout(5)
             with suppress(OSError):
                 number = int.from_bytes(other.recv(4))
