@@ -1,6 +1,6 @@
 """``offmarl record``, ``train`` and ``evaluate``: run programs, and play what they trained."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -357,9 +357,9 @@ def _named(run: Path) -> Path:
     return run_named(run)
 
 
-def overview(kind: Kind, usage: str, verb: str = "") -> Report:
+def overview(kind: Kind, usage: str, verb: str = "", without: Collection[str] = ()) -> Report:
     """Return the list of programs, as help of a verb, by default the one that runs them."""
-    summaries = {name: summary(path) for name, path in find(kind).items()}
+    summaries = {name: summary(path) for name, path in find(kind).items() if name not in without}
     rows = table([kind, ""], summaries.items())
     more = (
         f"`offmarl {verb or VERBS[kind]} NAME --help` lists a {kind}'s options. In place of NAME, "

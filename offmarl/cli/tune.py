@@ -22,6 +22,7 @@ from offmarl.cli.programs import overview
 from offmarl.cli.tasks import Divided, TaskOptions
 from offmarl.config import Role, with_role
 from offmarl.errors import OptionError
+from offmarl.paths import shown
 from offmarl.programs.registry import Kind, find, load, program_of
 from offmarl.programs.runs.run import print_sources
 from offmarl.programs.tuning import (
@@ -44,6 +45,9 @@ offmarl tune NAME --vault PATH ...    tune a baseline
 """
 
 _SHOWN = 10
+
+_UNTUNED = ("psro", "random", "scripted")
+"""Programs without settings to search, as `_load` finds when it imports them."""
 
 
 def tune(arguments: list[str]) -> Report:
@@ -121,7 +125,9 @@ def _space(program: ModuleType, args: Any, file: Path | None, only: tuple[str, .
 
 def _overview() -> Report:
     kinds: list[Kind] = ["recorder", "baseline"]
-    parts = [overview(kind, _USAGE if kind == "recorder" else "", "tune") for kind in kinds]
+    parts = [
+        overview(kind, _USAGE if kind == "recorder" else "", "tune", _UNTUNED) for kind in kinds
+    ]
     data = {key: value for part in parts for key, value in part.data.items()}
     return Report(data, Group(*(part.text for part in parts)))
 
@@ -136,7 +142,7 @@ def _report(work: TrialsWork, tuned: Tuned) -> Report:
     states = [row["state"] for row in tuned.trials if row["score"] is None]
     left = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     left = f" ({left})" if left else ""
-    title = f"{tuned.file}: the best of {trials}{left}, score {tuned.score:.6g}"
+    title = f"{shown(tuned.file)}: the best of {trials}{left}, score {tuned.score:.6g}"
     ranges = {name: span.words() for name, span in work.space.items()}
     rows = [{**row} for row in best[:_SHOWN]]
     for row in rows:
@@ -145,9 +151,9 @@ def _report(work: TrialsWork, tuned: Tuned) -> Report:
     table = {"columns": [*rows[0]], "rows": [[*row.values()] for row in rows]}
     write_page(page, render("search.html", title=title, **table, figures=work.figures()))
     following = (
-        f"wrote {page}",
-        f"Next: --settings {quote(str(tuned.file))}; and for a closer look, "
-        f"optuna-dashboard {quote(str(page.with_suffix('.journal')))}",
+        f"wrote {shown(page)}",
+        f"Next: --settings {quote(shown(tuned.file))}; and for a closer look, "
+        f"optuna-dashboard {quote(shown(page.with_suffix('.journal')))}",
     )
     view = Group(records(rows, title), _about_default(tuned), *map(as_is, following))
     data = {"file": tuned.file, "score": tuned.score, "best": tuned.best, "default": tuned.default}
