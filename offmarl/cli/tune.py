@@ -125,9 +125,8 @@ def _space(program: ModuleType, args: Any, file: Path | None, only: tuple[str, .
 
 def _overview() -> Report:
     kinds: list[Kind] = ["recorder", "baseline"]
-    parts = [
-        overview(kind, _USAGE if kind == "recorder" else "", "tune", _UNTUNED) for kind in kinds
-    ]
+    usages = _USAGE, ""
+    parts = [overview(*one, "tune", _UNTUNED) for one in zip(kinds, usages, strict=True)]
     data = {key: value for part in parts for key, value in part.data.items()}
     return Report(data, Group(*(part.text for part in parts)))
 

@@ -109,8 +109,8 @@ def _meet(address: str, processes: int, process: int) -> None:
         except OSError as error:
             raise OptionError(
                 f"--coordinator {address}: another program is there, perhaps a second process 0 "
-                f"({os.strerror(error.errno or 0)}): start each process with its own --process, or choose another "
-                "port."
+                f"({os.strerror(error.errno or 0)}): start each process with its own --process, or "
+                "choose another port."
             ) from None
         with server:
             return _count(server, address, processes, end)

@@ -234,9 +234,9 @@ def test_an_expert_that_is_not_above_random_is_refused_with_its_curve():
 
 
 def test_a_team_that_did_not_learn_is_named():
-    run = make_recorder(({0: 1.0, 1: 1.0, (): 1.0}, 0.0), env="classic/rock-paper-scissors")
+    run = make_recorder(({0: 1.0, 1: 1.0, (): 1.0}, 0.0), env="classic/rps")
     for team in run.by_team():
-        with pytest.raises(NotLearnedError, match=f"scissors as {team.team.name}: "):
+        with pytest.raises(NotLearnedError, match=f"rps as {team.team.name}: "):
             Ladder(team, [Version(0, [1.0] * 3), Version(1, [1.0] * 3)]).check("expert")
 
 
