@@ -101,63 +101,52 @@ def _check(args: DeviceArgs) -> None:
 def _meet(address: str, processes: int, process: int) -> None:
     """Wait until all processes are there, which JAX would abort without; process 0 counts them."""
     host, _, port = address.rpartition(":")
-    end = time.monotonic() + JOIN_SECONDS
+    end, reason = time.monotonic() + JOIN_SECONDS, ""
     if process == 0:
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            server = socket.create_server(("", int(port)), family=family)
-        except OSError as error:
-            raise OptionError(
-                f"--coordinator {address}: another program is there, perhaps a second process 0 "
-                f"({os.strerror(error.errno or 0)}): start each process with its own --process, or "
-                "choose another port."
-            ) from None
-        with server:
-            return _count(server, address, processes, end)
-    reason = ""
+        return _count(address, int(port), processes, end)
     while time.monotonic() < end:
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as found:
-                found.settimeout(max(end - time.monotonic(), 0.1))
-                found.sendall(process.to_bytes(4))
-                if found.recv(1):
+            with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as first:
+                first.settimeout(JOIN_SECONDS)
+                first.sendall(process.to_bytes(4))
+                if first.recv(1):
                     return None
-                reason = "it has ended"
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = f" ({error.strerror or error})"
         time.sleep(0.2)
     raise OptionError(
-        f"--coordinator {address} did not answer within {JOIN_SECONDS} s ({reason}): start "
-        "process 0 on that machine with the same address, and all others, each with its own "
-        "--process, and check that the port is open."
+        f"--coordinator {address} did not answer within {JOIN_SECONDS} s{reason}: start process 0 "
+        "on that machine with the same address, and check that the port is open."
     )
 
 
-def _count(server: socket.socket, address: str, processes: int, end: float) -> None:
-    """Accept the other processes, and let them go on when all are there."""
+def _count(address: str, port: int, processes: int, end: float) -> None:
+    """Let the other processes go on when all are there."""
+    found: dict[int, socket.socket] = {}
+    family = socket.AF_INET6 if "[" in address else socket.AF_INET
     with ExitStack() as stack:
-        found: dict[int, socket.socket] = {}
-        while len(found) < processes - 1:
+        try:
+            server = stack.enter_context(socket.create_server(("", port), family=family))
+        except OSError as error:
+            raise OptionError(
+                f"--coordinator {address} is taken ({os.strerror(error.errno or 0)}), perhaps by a "
+                f"second process 0: {_EACH}, or choose another port."
+            ) from None
+        while missing := [x for x in range(1, processes) if x not in found]:
             server.settimeout(max(end - time.monotonic(), 0.1))
             try:
                 other = stack.enter_context(server.accept()[0])
-            except TimeoutError:
-                missing = ", ".join(str(x) for x in range(1, processes) if x not in found)
-                raise OptionError(f"{_late(address)} Missing: {missing}.") from None
-            other.settimeout(5)
-            with suppress(OSError):
+                other.settimeout(5)
                 number = int.from_bytes(other.recv(4))
-                if number in found:
-                    raise OptionError(
-                        f"--coordinator {address}: two processes have the number {number}: start "
-                        "each process with its own --process."
-                    )
-                if 0 < number < processes:
-                    found[number] = other
+            except OSError:
+                raise OptionError(f"{_late(address)} Missing: {missing}.") from None
+            if number in found:
+                raise OptionError(f"--coordinator {address}: two have --process {number}: {_EACH}.")
+            if number in missing:
+                found[number] = other
         for other in found.values():
-            with suppress(OSError):
-                other.sendall(b"1")
-                other.recv(1)  # nothing, when it has closed first, so that JAX can have the port
+            other.sendall(b"1")
+            other.recv(1)  # nothing, when it has closed first, so that JAX can have the port
 
 
 def _facts(args: DeviceArgs, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,10 +191,13 @@ def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
         raise OptionError(f"{_late(args.coordinator)} ({_first_line(error)})") from None
 
 
+_EACH = "start each process with its own --process"
+
+
 def _late(address: str | None) -> str:
     return (
-        f"--coordinator {address}: the processes did not join within {JOIN_SECONDS} s: start all "
-        "of them, each with its own --process and with the same --processes."
+        f"--coordinator {address}: the processes did not join within {JOIN_SECONDS} s: {_EACH} and "
+        "with the same --processes."
     )
 
 

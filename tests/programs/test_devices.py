@@ -217,10 +217,10 @@ def test_processes_wait_for_one_another():
 def test_processes_with_one_number_or_without_others_are_refused(monkeypatch):
     monkeypatch.setattr(cluster, "JOIN_SECONDS", 0.5)
     alone, again = sorted(met([0, 0], 2), key=lambda text: "second" in text)
-    assert "did not join within 0.5 s" in alone and "Missing: 1." in alone
-    assert "perhaps a second process 0" in again
+    assert "did not join within 0.5 s" in alone and "Missing: [1]." in alone
+    assert "perhaps by a second process 0" in again
     first, *others = met([0, 1, 1], 3)
-    assert "two processes have the number 1" in first
+    assert "two have --process 1" in first
     assert all("did not answer" in one for one in others)
 
 
