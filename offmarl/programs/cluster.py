@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -74,8 +74,8 @@ def join(args: DeviceArgs, facts: Mapping[str, Any] | None = None) -> None:
     if jax.distributed.is_initialized():
         return
     _check(args)
-    if args.coordinator != AUTO and args.processes is not None and args.process is not None:
-        _meet(args.coordinator, args.processes, args.process)
+    if args.coordinator != AUTO and args.process is not None:
+        _find_coordinator(args.coordinator, is_other=args.process > 0)
     _keep_output_apart()
     _initialize(args, facts or {})
     if jax.process_index():
@@ -98,55 +98,28 @@ def _check(args: DeviceArgs) -> None:
         )
 
 
-def _meet(address: str, processes: int, process: int) -> None:
-    """Wait until all processes are there, which JAX would abort without; process 0 counts them."""
+def _find_coordinator(address: str, is_other: bool) -> None:
+    """Wait until the coordinator answers; for process 0, nothing may answer at its address."""
     host, _, port = address.rpartition(":")
     end, reason = time.monotonic() + JOIN_SECONDS, ""
-    if process == 0:
-        return _count(address, int(port), processes, end)
-    while time.monotonic() < end:
+    while is_other and time.monotonic() < end:
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as first:
-                first.settimeout(JOIN_SECONDS)
-                first.sendall(process.to_bytes(4))
-                if first.recv(1):
-                    return None
+            socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+            return
         except OSError as error:
-            reason = f" ({error.strerror or error})"
-        time.sleep(0.2)
-    raise OptionError(
-        f"--coordinator {address} did not answer within {JOIN_SECONDS} s{reason}: start process 0 "
-        "on that machine with the same address, and check that the port is open."
-    )
-
-
-def _count(address: str, port: int, processes: int, end: float) -> None:
-    """Let the other processes go on when all are there."""
-    found: dict[int, socket.socket] = {}
-    family = socket.AF_INET6 if "[" in address else socket.AF_INET
-    with ExitStack() as stack:
-        try:
-            server = stack.enter_context(socket.create_server(("", port), family=family))
-        except OSError as error:
-            raise OptionError(
-                f"--coordinator {address} is taken ({os.strerror(error.errno or 0)}), perhaps by a "
-                f"second process 0: {_EACH}, or choose another port."
-            ) from None
-        while missing := [x for x in range(1, processes) if x not in found]:
-            server.settimeout(max(end - time.monotonic(), 0.1))
-            try:
-                other = stack.enter_context(server.accept()[0])
-                other.settimeout(5)
-                number = int.from_bytes(other.recv(4))
-            except OSError:
-                raise OptionError(f"{_late(address)} Missing: {missing}.") from None
-            if number in found:
-                raise OptionError(f"--coordinator {address}: two have --process {number}: {_EACH}.")
-            if number in missing:
-                found[number] = other
-        for other in found.values():
-            other.sendall(b"1")
-            other.recv(1)  # nothing, when it has closed first, so that JAX can have the port
+            reason = error.strerror or str(error)
+            time.sleep(0.2)
+    if is_other:
+        raise OptionError(
+            f"--coordinator {address} did not answer within {JOIN_SECONDS} s ({reason}): start "
+            "process 0 on that machine with the same address, and check that the port is open."
+        )
+    with suppress(OSError):
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+        raise OptionError(
+            f"--coordinator {address}: another program answers there, perhaps a second process 0: "
+            "start each process with its own --process, or choose another port."
+        )
 
 
 def _facts(args: DeviceArgs, more: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,6 +143,10 @@ def _facts(args: DeviceArgs, more: Mapping[str, Any]) -> dict[str, Any]:
 
 def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
     address = None if args.coordinator == AUTO else args.coordinator
+    late = (
+        f"--coordinator {args.coordinator}: the processes did not join within {JOIN_SECONDS} s: "
+        "start all of them, each with its own --process and with the same --processes."
+    )
     try:
         jax.distributed.initialize(
             address,
@@ -188,17 +165,7 @@ def _initialize(args: DeviceArgs, more: Mapping[str, Any]) -> None:
             f"so something is missing ({error}): start it with `srun`, or give {missing}."
         ) from None
     except jax.errors.JaxRuntimeError as error:
-        raise OptionError(f"{_late(args.coordinator)} ({_first_line(error)})") from None
-
-
-_EACH = "start each process with its own --process"
-
-
-def _late(address: str | None) -> str:
-    return (
-        f"--coordinator {address}: the processes did not join within {JOIN_SECONDS} s: {_EACH} and "
-        "with the same --processes."
-    )
+        raise OptionError(f"{late} ({_first_line(error)})") from None
 
 
 def _compare(args: DeviceArgs, more: Mapping[str, Any]) -> None:

@@ -23,13 +23,6 @@ main()
 """The command line with a bug that every program runs into."""
 
 
-def free_address() -> str:
-    """Return an address of this machine that nothing uses."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
 def start(
     *arguments: object,
     each: Mapping[int, Sequence[object]] = {},
@@ -53,7 +46,9 @@ def start(
     patience
         OFFMARL_HEARTBEAT_SECONDS and OFFMARL_JOIN_SECONDS.
     """
-    address = free_address()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "JAX_NUM_CPU_DEVICES": str(devices),

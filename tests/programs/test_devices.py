@@ -2,7 +2,6 @@
 
 import json
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -26,7 +25,7 @@ from offmarl.programs.runs.sharding import (
 from recorders import random_
 from tests.children import ROOT, python
 from tests.programs.several_devices import parameters
-from tests.programs.several_processes import finished, free_address, start
+from tests.programs.several_processes import finished, start
 from tests.runs import least_record
 
 
@@ -193,35 +192,6 @@ def test_what_cannot_join(given, words, monkeypatch):
     monkeypatch.setattr(cluster, "JOIN_SECONDS", 0.1)
     with pytest.raises(OptionError, match=words):
         join(DeviceArgs(**given))
-
-
-def met(numbers, processes):
-    """Let processes with these numbers meet, and return what each was told."""
-    address = free_address()
-
-    def told(number):
-        try:
-            return cluster._meet(address, processes, number)
-        except OptionError as error:
-            return str(error)
-
-    with ThreadPoolExecutor() as pool:
-        return [*pool.map(told, numbers)]
-
-
-def test_processes_wait_for_one_another():
-    assert met([1, 2, 0, 3], 4) == [None] * 4
-    assert met([0], 1) == [None]
-
-
-def test_processes_with_one_number_or_without_others_are_refused(monkeypatch):
-    monkeypatch.setattr(cluster, "JOIN_SECONDS", 0.5)
-    alone, again = sorted(met([0, 0], 2), key=lambda text: "second" in text)
-    assert "did not join within 0.5 s" in alone and "Missing: [1]." in alone
-    assert "perhaps by a second process 0" in again
-    first, *others = met([0, 1, 1], 3)
-    assert "two have --process 1" in first
-    assert all("did not answer" in one for one in others)
 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-5", "1.5"])
