@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from offmarl import hub, report
-from offmarl import vault as vaults
 from offmarl.cli.parse import program_arguments
 from offmarl.config import Vaults, read_values
 from offmarl.hub.card import references as recorded
@@ -15,6 +14,7 @@ from offmarl.programs.registry import load
 from offmarl.report.comparison import ComparedRuns
 from offmarl.report.pages import RunReport, describe_run
 from offmarl.statistics import Reference
+from offmarl.vault import list_vaults
 
 
 def list_datasets(
@@ -37,7 +37,7 @@ def list_datasets(
     if remote:
         start = "" if directory == "." else str(directory)
         return [asdict(card) for card in hub.cards(start, env, agents)]
-    found = vaults.list_vaults(directory, env, agents)
+    found = list_vaults(directory, env, agents)
     return [{"path": path, **summary._asdict()} for path, summary in found]
 
 

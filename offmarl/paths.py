@@ -48,11 +48,9 @@ def note_given(arguments: Iterable[str]) -> None:
 
 
 def shown(path: PurePath) -> str:
-    """Return a path for people: as the command's arguments write it or its nearest parent."""
-    found = (
-        Path(_given[one]) / path.relative_to(one) for one in (path, *path.parents) if one in _given
-    )
-    return str(next(found, path))
+    """Return a path for people, as the command's arguments write it or its nearest parent."""
+    near = next((one for one in (path, *path.parents) if one in _given), None)
+    return str(path if near is None else Path(_given[near]) / path.relative_to(near))
 
 
 def distinct(paths: Iterable[Path]) -> list[Path]:

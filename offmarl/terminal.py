@@ -62,8 +62,6 @@ def number(cell: Any) -> str:
             return f"{cell:,}"
         case float():
             return f"{cell:,.0f}" if 999.95 <= abs(cell) < 1e15 else f"{cell:#.4g}"
-        case PurePath():
-            return shown(cell)
         case Mapping():
             return ", ".join(f"{name} {number(entry)}" for name, entry in cell.items())
         case _:
@@ -175,7 +173,7 @@ def _whole(text: str, style: str = "") -> Text:
 
 
 def _shown(cell: Any) -> str:
-    return one_line(number(cell))
+    return one_line(shown(cell) if isinstance(cell, PurePath) else number(cell))
 
 
 class _Whole(str):

@@ -145,11 +145,10 @@ _PATHS = ("vault", "validation", "init", "weight")
 """Arguments that name vaults, runs and code by their paths."""
 
 _SEED = r"@(?:\*|\d+)(?:/(?:\*|\d+|best|last))?(?:/(?:sampled|greedy))?"
-_MEMBER = re.compile(rf"\+?(.+?)((?:{_SEED}(?::[^/+:]+)?|:[^/+:]+)(?=\+|$)|$)", re.DOTALL)
-"""RUN@SEED/STEP:WEIGHT or FILE:FUNCTION, one of the names of opponents that are joined by +.
-
-A plus after anything else may be in the name of a directory, and does not divide.
-"""
+_ENDS = rf"(?:{_SEED}(?::[^/+:]+)?|:[^/+:]+)(?=\+|$)|$"
+_MEMBER = re.compile(rf"(^[^/=]*=|\+|^)(.+?)({_ENDS})", re.DOTALL)
+"""RUN@SEED/STEP:WEIGHT or FILE:FUNCTION, one of the names of opponents that are joined by +, after
+SIDE=. A plus after anything else does not divide: it may be in the name of a directory."""
 
 
 def publishable(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,19 +156,13 @@ def publishable(record: Mapping[str, Any]) -> dict[str, Any]:
     args, more = record["args"], dict[str, Any]()
     short = {name: path_end(args[name]) for name in _PATHS if args.get(name) is not None}
     if given := args.get("opponents"):
-        short["opponents"] = [*map(_opponents_end, given)]
+        members = map(_MEMBER.findall, given)
+        short["opponents"] = ["".join(x + path_end(y) + z for x, y, z in one) for one in members]
     if record.get("file"):
         more["file"] = PurePath(record["file"]).name
     if "opponents" in record:
         more["opponents"] = _policies_end(record["opponents"])
     return {**record, "args": {**args, **short}, **more}
-
-
-def _opponents_end(given: str) -> str:
-    """Return SIDE=NAME+NAME with the ends of paths."""
-    side, equals, names = given.partition("=")
-    side, names = (side + equals, names) if equals and "/" not in side else ("", given)
-    return side + "+".join(path_end(name) + which for name, which in _MEMBER.findall(names))
 
 
 def _policies_end(about: Any) -> Any:

@@ -1,8 +1,9 @@
 """``offmarl pull``, ``push`` and ``cache``: datasets on the hub and in the cache."""
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple
+from itertools import groupby
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any, Literal
@@ -299,23 +300,19 @@ def catalogue(start: str, env: str | None, agents: int | None) -> Report:
     columns = ["name", "agents", "actions", "uids (mean return)"]
     rows = [[card.name, card.num_agents, _actions(card), _uids(card)] for card in cards]
     text = table(columns, rows) if rows else "no dataset matches."
-    if rows and not start and env is agents is None:
+    if rows and (start, env, agents) == ("", None, None):
         text = Group(_sources(cards), "`offmarl ls --remote NAME` lists the datasets of a line.")
     return Report({"datasets": [asdict(card) for card in cards]}, text)
 
 
 def _sources(cards: Iterable[Card]) -> RenderableType:
     """Return a line for the datasets of each source and suite."""
-    groups: dict[str, list[Card]] = {}
-    for card in cards:
-        groups.setdefault(card.name.rpartition("/")[0], []).append(card)
-    columns = ["name", "datasets", "vaults", "agents"]
-    return table(columns, [[name, *_counts(group)] for name, group in groups.items()])
-
-
-def _counts(cards: Sequence[Card]) -> list[Any]:
-    agents = sorted({card.num_agents for card in cards})
-    return [len(cards), sum(len(card.uids) for card in cards) or None, ", ".join(map(str, agents))]
+    rows = []
+    for name, each in groupby(cards, key=lambda card: card.name.rpartition("/")[0]):
+        agents, uids = zip(*((card.num_agents, len(card.uids)) for card in each), strict=True)
+        numbers = ", ".join(map(str, sorted({*agents})))
+        rows.append([name, len(uids), sum(uids) or None, numbers])
+    return table(["name", "datasets", "vaults", "agents"], rows)
 
 
 def _actions(card: Card) -> str:

@@ -288,21 +288,13 @@ def evaluate(
         if value is not None and value < 1:
             raise OptionError(f"{option_name} must be at least 1: got {value}.")
     from offmarl.cli import policies  # imports JAX, which --help does without
-    from offmarl.programs.runs.parallel import is_parallel
     from offmarl.report.render import KINDS, save
 
     check_file(render, "--render", "episode.gif", KINDS)
     run = _named(run)
-    record, env = read_run(run), policy.env
-    environment: Any
-    if env is not None and is_parallel(env):
-        if render or opponents:
-            raise OptionError(
-                f"{env} is a PettingZoo environment: leave out --render, --opponents."
-            )
-        environment, loaded = policies.load_parallel(run, policy, env, record["seeds"], jobs)
-    else:
-        environment, loaded = policies.load(run, policy, record["seeds"], opponents)
+    record = read_run(run)
+    given = run, policy, record["seeds"], opponents
+    environment, loaded = policies.load(*given, jobs=jobs, drawn=render is not None)
     if render:
         save(policies.watch(environment, loaded[record["seeds"][0]], seed), render)
     returns, place = policies.play(environment, loaded, eval_episodes, seed), environment.spec.name

@@ -46,8 +46,7 @@ offmarl tune NAME --vault PATH ...    tune a baseline
 
 _SHOWN = 10
 
-_UNTUNED = ("psro", "random", "scripted")
-"""Programs without settings to search, as `_load` finds when it imports them."""
+_UNTUNED = ("psro", "random", "scripted")  # they have no settings, which `_load` would import
 
 
 def tune(arguments: list[str]) -> Report:
@@ -125,8 +124,8 @@ def _space(program: ModuleType, args: Any, file: Path | None, only: tuple[str, .
 
 def _overview() -> Report:
     kinds: list[Kind] = ["recorder", "baseline"]
-    usages = _USAGE, ""
-    parts = [overview(*one, "tune", _UNTUNED) for one in zip(kinds, usages, strict=True)]
+    usages = zip(kinds, (_USAGE, ""), strict=True)
+    parts = [overview(kind, usage, "tune", _UNTUNED) for kind, usage in usages]
     data = {key: value for part in parts for key, value in part.data.items()}
     return Report(data, Group(*(part.text for part in parts)))
 

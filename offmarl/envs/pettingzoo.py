@@ -219,9 +219,7 @@ class PettingZooPolicy:
     def __call__(self, observations: Observations, infos: Infos | None = None) -> dict[str, Any]:
         """Return the actions of the agents that act now."""
         if self._translator is None:
-            spec = getattr(self._policy, "spec", None)
-            flat, order = (spec.is_vector, spec.agents) if spec is not None else (False, None)
-            self._translator = Translator(self._env, flat=flat, agents=order)
+            self._translator = Translator(self._env, like=getattr(self._policy, "spec", None))
         agents = list(self._env.agents)
         alive = [agent in agents for agent in self._translator.keys]
         view = self._translator.view(observations, infos or {}, alive, state_of(self._env))

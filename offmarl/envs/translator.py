@@ -62,12 +62,11 @@ def check_parallel(env: Any) -> None:
 class Translator:
     """Reads a PettingZoo environment as arrays over agents, in the order of ``possible_agents``.
 
-    If ``agents`` names the same ones, they have its order.
-
     Observations are arrays or trees of arrays, as `spec_of` describes them for their spaces: images
     keep their type. Those of agents with spaces of different sizes are padded with zeros. If the
     spaces have different names, types or numbers of axes, all observations are flattened to float32
-    vectors. Legal actions come from ``action_mask`` in the observation or the info. The state is
+    vectors, as they also are if they are so in the spec ``like``, whose order agents of the same
+    names have. Legal actions come from ``action_mask`` in the observation or the info. The state is
     ``env.state()``; if there is none, it is all observations, provided that these are vectors.
     """
 
@@ -76,20 +75,20 @@ class Translator:
         env: Any,
         name: str | None = None,
         time_limit: int | None = None,
-        flat: bool = False,
-        agents: Sequence[str] | None = None,
+        like: EnvSpec | None = None,
     ):
         check_parallel(env)
         self.keys = list(env.possible_agents)
         by_name = {str(agent): agent for agent in self.keys}
-        if agents is not None and by_name.keys() == {*agents}:
-            self.keys = [by_name[name] for name in agents]
+        if like is not None and by_name.keys() == {*(like.agents or ())}:
+            self.keys = [by_name[name] for name in like.agents or ()]
         self.agents = tuple(map(str, self.keys))
         self._spaces = [_without_mask(env.observation_space(a)) for a in self.keys]
         self.actions = Actions(tuple(_action_space(a, env.action_space(a)) for a in self.keys))
         self._starts = [int(getattr(env.action_space(a), "start", 0)) for a in self.keys]
         self._masks = [ArraySpec((size,), "bool") for size in self.actions.sizes]
         self._shapes = [env.action_space(a).shape for a in self.keys]
+        flat = like is not None and like.is_vector
         tree = None if flat else common([spec_of(space) for space in self._spaces])
         self._flat = tree is None
         self._readers = [*map(flat_reader if self._flat else reader, self._spaces)]

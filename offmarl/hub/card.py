@@ -199,9 +199,9 @@ def names() -> tuple[str, ...]:
 
 
 def cards(start: str = "", env: str | None = None, agents: int | None = None) -> Iterator[Card]:
-    """Load the cards of the catalogue, sorted by name: all, or those of a selection.
+    """Load the cards of the catalogue, sorted by name: all, or of names that begin with ``start``.
 
-    ``start`` is the beginning of names; ``env`` names a suite, or a scenario in it.
+    ``env`` names a suite, or a scenario in it.
     """
     for card in map(load, (name for name in names() if name.startswith(start))):
         scenario = f"{card.environment}/{card.scenario}"

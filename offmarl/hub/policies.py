@@ -7,6 +7,7 @@ installs is a run: `offmarl.load_policy`, ``offmarl evaluate`` and ``offmarl rec
 it.
 """
 
+import json
 import os
 import re
 import shutil
@@ -126,15 +127,14 @@ def push_policy(
     terms = licence_named(licence)
     check_link(terms, licence_link)
     directory = local(run)
-    found = {place: _published(place) for place in (directory, *directory.glob(_COPIES))}
-    record = found[directory]
-    if not record.get("complete"):
+    if not tracking.read_run(directory).get("complete"):
         raise RunError(f"{directory} is not finished: repeat its command first.")
     contents = {
         (place.relative_to(directory) / name).as_posix(): content
-        for place, one in found.items()
-        for name, content in _members(place, one).items()
+        for place in (directory, *directory.glob(_COPIES))
+        for name, content in _members(place).items()
     }
+    record = json.loads(contents[tracking.RUN_FILE])
     operations = [CommitOperationAdd(path, content) for path, content in contents.items()]
     card = _card(directory, record, repository, terms, summary)
     card["files"] = [asdict(file) for file in files_of(operations)]
@@ -149,16 +149,10 @@ def push_policy(
     return PushedPolicy(place.url, commit, sent, card)
 
 
-def _published(directory: Path) -> dict[str, Any]:
-    """Return the record of a run as it is published."""
-    record: dict[str, Any] = tracking.plain(tracking.publishable(tracking.read_run(directory)))
-    return record
-
-
-def _members(directory: Path, record: Mapping[str, Any]) -> dict[str, str | bytes]:
+def _members(directory: Path) -> dict[str, str | bytes]:
     """Return the files of a run that a policy consists of, by their paths in it.
 
-    ``record`` is the published one; files of copies of opponents are not among them.
+    The record is the published one; those of copies of opponents are not among them.
     """
     folder = directory / tracking.CHECKPOINTS
     steps = [int(path.name) for path in folder.glob("*") if path.name.isdigit()]
@@ -167,6 +161,7 @@ def _members(directory: Path, record: Mapping[str, Any]) -> dict[str, str | byte
     last = folder / str(max(steps))
     found = [*(directory / name for name in _FILES), *last.rglob("*")]
     files = {x.relative_to(directory).as_posix(): x for x in sorted(found) if x.is_file()}
+    record = tracking.plain(tracking.publishable(tracking.read_run(directory)))
     return {
         **{name: b"" if x.name == _COMMITTED else str(x) for name, x in files.items()},
         tracking.RUN_FILE: (tracking.to_json(record, indent=2) + "\n").encode(),

@@ -496,10 +496,9 @@ def _played(policies: Mapping[str, Target], data: _Data) -> dict[str, _Resampled
 
 
 def _transitions(data: _Data, actions: Several[Any]) -> Transitions:
-    """Return what critics learn from, of policies that take these actions.
+    """Return what critics learn from, of policies that take these actions; the last were recorded.
 
-    The last ones are the recorded ones. Their critics learn from complete episodes alone, because
-    they are compared with the returns of those.
+    Those are compared with the returns of complete episodes, so they are valued by these alone.
     """
     options, numbers = data.options, data.histories.episodes
     slots = np.arange(data.mask.shape[1] + 1) <= data.lengths[:, None]

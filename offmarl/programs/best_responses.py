@@ -101,7 +101,8 @@ def learn(
     about = json.dumps([*(dict(one.about) for one in players.values()), limits])
     place = local(out) / f"exploitability-{hashlib.sha256(about.encode()).hexdigest()[:8]}"
     policy, params = joint_policy(env, players)
-    fixed = _returns("the policies", env, policy, episodes, None, params, key)
+    with tracking.progress("returns of the policies", 1, note=COMPILING):
+        fixed = returns_by_team(env.spec, play_policy(env, policy, episodes, None, params, key))
     gains = np.zeros((episodes, 2))  # of episodes with the same initial states
     for number, team in enumerate(teams_of(env.spec)):
         rest = ((side, source) for side, source in given if not {*side.agents} <= {*team.agents})
@@ -111,15 +112,8 @@ def learn(
         program.main(args)
         run, file = run_directory(args, name), None if is_own else oracle
         best, against = load_policy(run, program=file), side_of(env, team.name, others)
-        given = against, best.policy, episodes, None, best.params, key
-        gains[:, number] = _returns(team.name, *given)[:, 0] - fixed[:, number]
+        with tracking.progress(f"returns of {team.name}", 1, note=COMPILING):
+            played = play_policy(against, best.policy, episodes, None, best.params, key)
+        gains[:, number] = returns_by_team(against.spec, played)[:, 0] - fixed[:, number]
     error = gains.sum(1).std(ddof=1) / episodes**0.5
     return Solution(fixed.mean(0), gains.mean(0), error)
-
-
-def _returns(who: str, env: Environment, *given: Any) -> Float[np.ndarray, "episodes teams"]:
-    """Return the returns of `play_policy`, which compiles for a while."""
-    with tracking.progress(f"returns of {who}", 1, note=COMPILING) as advance:
-        found = returns_by_team(env.spec, play_policy(env, *given))
-        advance()
-    return found

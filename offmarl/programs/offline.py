@@ -127,15 +127,9 @@ def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: Ar
             training = _Training(make, settled(args, directory), dataset, origin, directory)
             with closing(training.evaluator):
                 training.check()
-                if (parts := gathering.PARTS.get()) is None:
-                    stops = carry_out(training, directory, lock)
-                else:  # runs of single seeds, of tasks
-                    stops = carry_out(
-                        training,
-                        directory,
-                        lock,
-                        train=lambda training, run, _: gathering.gather(training, run, parts),
-                    )
+                parts = gathering.PARTS.get()  # runs of single seeds, of tasks
+                gather: Any = parts and (lambda work, run, _: gathering.gather(work, run, parts))
+                stops = carry_out(training, directory, lock, train=gather)
             for seed, step in (stops or {}).items():
                 stopped_on = f"--stop-on {training.args.stop_on}"
                 tracking.notice(f"seed {seed} stopped at update {step}: {stopped_on}")

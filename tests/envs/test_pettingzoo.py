@@ -1,6 +1,7 @@
 """offmarl's environments with PettingZoo's API, and PettingZoo's read as arrays."""
 
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -103,7 +104,7 @@ def test_any_environment_is_read_as_arrays():
 @pytest.mark.parametrize("names", [("squire", "knight"), ("squire", "page"), None])
 def test_agents_have_the_order_of_the_same_names(names):
     env = Duel()
-    translator = Translator(env, agents=names)
+    translator = Translator(env, like=replace(Translator(env).spec, agents=names))
     swapped = names == ("squire", "knight")
     assert translator.spec.agents == (names if swapped else ("knight", "squire"))
     view = translator.view(*env.reset(), [True, True], env.state())

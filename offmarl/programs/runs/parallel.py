@@ -364,19 +364,14 @@ class ParallelEnvironment:
         Its name, as for `offmarl.envs.registry.make_parallel`.
     spec, what
         The spec of what is played, and what that is: agents of the same names have its order, and
-        observations are flat vectors if it has such.
+        observations are flat vectors if it has such. `ShapeError` if they differ, but in states,
+        on which policies do not act.
     processes
         Number of processes; by default one for each core, at most 8.
-
-    Raises
-    ------
-    ShapeError
-        What was recorded or trained with the spec does not fit. The states may differ: policies do
-        not act on them.
     """
 
     def __init__(self, name: str, spec: EnvSpec, what: str, processes: int | None = None):
-        self._start = partial(Process, name, partial(_steps, name, spec.is_vector, spec.agents))
+        self._start = partial(Process, name, partial(_steps, name, spec))
         self._most = processes or min(len(own_cores()), _MOST_PROCESSES)
         self._copies = [self._start()]
         self.spec: EnvSpec = self._copies[0].send(None)
@@ -420,7 +415,7 @@ class ParallelEnvironment:
         close(self._copies)
 
 
-def _steps(name: str, flat: bool, agents: Sequence[str] | None) -> Answers:
+def _steps(name: str, spec: EnvSpec) -> Answers:
     """Yield what `Episode.seen` has after a reset with a seed or a step with actions.
 
     For None, yield the spec.
@@ -433,7 +428,7 @@ def _steps(name: str, flat: bool, agents: Sequence[str] | None) -> Answers:
     name, env = made
     try:
         env.reset(seed=0)  # the sizes of a state are known after a reset
-        translator = Translator(env, name=name, flat=flat, agents=agents)
+        translator = Translator(env, name=name, like=spec)
         episode: Any = None
         asked = yield translator.spec
         while True:

@@ -99,11 +99,10 @@ def list_vaults(
 ) -> Iterator[tuple[PurePath, Summary]]:
     """Walk a directory tree and yield every vault's absolute path and summary, by path.
 
-    ``env`` and ``agents`` select by the environment's name and the number of agents.
-
-    A vault that cannot be read is listed with its error. Symbolic links to directories of datasets
-    are followed, but not in circles. A symbolic link in place of a vault is listed with an error.
-    Archives and buckets are searched in the same way.
+    ``env`` and ``agents`` select by the environment's name and the number of agents. A vault that
+    cannot be read is listed with its error. Symbolic links to directories of datasets are followed,
+    but not in circles. A symbolic link in place of a vault is listed with an error. Archives and
+    buckets are searched in the same way.
     """
     place = place_of(directory)
     with errors_of(place.path):
