@@ -1,18 +1,19 @@
 """What commands do, for Python and notebooks: the same arguments, and objects as results."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from offmarl import report
-from offmarl.cli.data import ls
+from offmarl import hub, report
 from offmarl.config import Vaults
 from offmarl.hub.card import references as recorded
 from offmarl.programs.runs.configs import run_program
 from offmarl.report.comparison import ComparedRuns
 from offmarl.report.pages import RunReport, describe_run
 from offmarl.statistics import Reference
+from offmarl.vault import list_vaults
 
 
 def list_datasets(
@@ -24,15 +25,19 @@ def list_datasets(
 ) -> list[dict[str, Any]]:
     """Return the vaults below a directory, as ``offmarl ls`` lists them.
 
-    With ``remote`` it returns the catalogue's cards, whose data `offmarl.load_dataset` downloads.
-    ``env`` and ``agents`` select by the environment's name and the number of agents.
+    With ``remote`` it returns the catalogue's cards whose names begin with ``directory``, and whose
+    data `offmarl.load_dataset` downloads. ``env`` and ``agents`` select by the environment's name
+    and the number of agents.
 
     Examples
     --------
     >>> [one["path"] for one in offmarl.list_datasets("vaults", agents=3)]
     """
-    found = ls(str(directory), remote, env, agents).data
-    return [dict(one) for one in found["datasets" if remote else "vaults"]]
+    if remote:
+        start = "" if directory == "." else str(directory)
+        return [asdict(card) for card in hub.cards(start, env, agents)]
+    found = list_vaults(directory, env, agents)
+    return [{"path": path, **summary._asdict()} for path, summary in found]
 
 
 def train(program: str, vault: Vaults, **options: Any) -> RunReport:

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from offmarl.errors import OptionError
@@ -33,6 +33,24 @@ def local(path: str | os.PathLike[str]) -> Path:
             "directory, or give an absolute path."
         ) from error
     return _without_parents(full)
+
+
+_given: dict[Path, str] = {}
+
+
+def note_given(arguments: Iterable[str]) -> None:
+    """Remember how the arguments of a command write paths, for `shown`."""
+    _given.clear()
+    for argument in (".", *arguments):
+        text = argument.partition("=")[2] if argument.startswith("-") else argument
+        with suppress(OptionError):
+            _given[local(text)] = text
+
+
+def shown(path: PurePath) -> str:
+    """Return a path for people, as the command's arguments write it or its nearest parent."""
+    near = next((one for one in (path, *path.parents) if one in _given), None)
+    return str(path if near is None else Path(_given[near]) / path.relative_to(near))
 
 
 def distinct(paths: Iterable[Path]) -> list[Path]:

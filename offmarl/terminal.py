@@ -17,6 +17,8 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.text import Text
 
+from offmarl.paths import shown
+
 _KEPT = "\n\t\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
 """Line breaks, tabs, and the joiners that some scripts need."""
 _CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -127,7 +129,7 @@ def grid(named: Mapping[str, str | PurePath]) -> RenderableType:
     """Return facts with their names, one per line; paths are kept whole."""
     facts = [
         # Escaped here, because Rich drops some control characters.
-        (name, _Whole(one_line(str(x))) if isinstance(x, PurePath) else printable(x))
+        (name, _text(x) if isinstance(x, PurePath) else printable(x))
         for name, x in named.items()
     ]
     return _Drawn(lambda console, width: _facts(facts, console, width))
@@ -171,7 +173,7 @@ def _whole(text: str, style: str = "") -> Text:
 
 
 def _shown(cell: Any) -> str:
-    return one_line(number(cell))
+    return one_line(shown(cell) if isinstance(cell, PurePath) else number(cell))
 
 
 class _Whole(str):

@@ -144,8 +144,11 @@ def refuse_benchmark(path: Path) -> None:
 _PATHS = ("vault", "validation", "init", "weight")
 """Arguments that name vaults, runs and code by their paths."""
 
-_MEMBER = re.compile(r"([^/=]*=)?(.*?)(@(?:\*|\d+)(?:[/:].*)?)?", re.DOTALL)
-"""SIDE=RUN@SEED/STEP:WEIGHT, one of the names of opponents that are joined by +."""
+_SEED = r"@(?:\*|\d+)(?:/(?:\*|\d+|best|last))?(?:/(?:sampled|greedy))?"
+_ENDS = rf"(?:{_SEED}(?::[^/+:]+)?|:[^/+:]+)(?=\+|$)|$"
+_MEMBER = re.compile(rf"(^[^/=]*=|\+|^)(.+?)({_ENDS})", re.DOTALL)
+"""RUN@SEED/STEP:WEIGHT or FILE:FUNCTION, one of the names of opponents that are joined by +, after
+SIDE=. A plus after anything else does not divide: it may be in the name of a directory."""
 
 
 def publishable(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,8 +156,8 @@ def publishable(record: Mapping[str, Any]) -> dict[str, Any]:
     args, more = record["args"], dict[str, Any]()
     short = {name: path_end(args[name]) for name in _PATHS if args.get(name) is not None}
     if given := args.get("opponents"):
-        members = [[_MEMBER.fullmatch(x).groups("") for x in one.split("+")] for one in given]  # type: ignore[union-attr]
-        short["opponents"] = ["+".join(x + path_end(y) + z for x, y, z in one) for one in members]
+        members = map(_MEMBER.findall, given)
+        short["opponents"] = ["".join(x + path_end(y) + z for x, y, z in one) for one in members]
     if record.get("file"):
         more["file"] = PurePath(record["file"]).name
     if "opponents" in record:

@@ -237,6 +237,7 @@ class Responses(Work):
         self.seeds = [*range(args.seed, args.seed + args.seeds)]
         self.parts = [*blocks_of(args, len(self.sides))]
         self._members = dict[tuple[int, int, int], TeamPolicy]()
+        self._learned = False
         path = local(run_directory(args, program := f"psro-{args.oracle}-{args.meta}"))
         place, label = path.parent.with_suffix(".vlt"), label_of(program, args)
         self.vaults = {seed: place / f"{label}-{seed}" for seed in self.seeds}
@@ -372,9 +373,9 @@ class Responses(Work):
         return what != "matches" or self._is_recorded(seed)
 
     def _is_learned(self) -> bool:
-        if not (self.path / tracking.RUN_FILE).exists():
-            return False
-        return open_run(self.path, self._run_record()).complete
+        if not self._learned and (self.path / tracking.RUN_FILE).exists():
+            self._learned = open_run(self.path, self._run_record()).complete
+        return self._learned
 
     def _is_recorded(self, seed: int) -> bool:
         size = [*chunks_of(self.args.steps, self.args.num_envs)]

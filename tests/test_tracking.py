@@ -52,6 +52,9 @@ def test_a_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path, torn):
         ("red=/home/me/runs/a@*/*/greedy+scripted:2", "red=runs/a@*/*/greedy+scripted:2"),
         ("/home/me=1/my@place/runs/a@0/3:0.5", "runs/a@0/3:0.5"),
         ("blue=/home/me/code/mine.py:f", "blue=code/mine.py:f"),
+        ("red=/home/me+you/my/runs/a@0+/home/me+/runs/b:2+random", "red=runs/a@0+runs/b:2+random"),
+        ("/home/me+you/runs/a+b", "runs/a+b"),
+        ("/home/me@1/my/runs/a@0/best/greedy", "runs/a@0/best/greedy"),
     ],
 )
 def test_what_is_published_does_not_say_where_opponents_are(given, published):

@@ -37,6 +37,7 @@ from offmarl.errors import (
     UnknownNameError,
     unknown_name,
 )
+from offmarl.paths import note_given
 
 
 def main() -> None:
@@ -46,6 +47,7 @@ def main() -> None:
     if as_json:
         os.environ["OFFMARL_QUIET"] = "1"
     output.hide_credentials_in(arguments)
+    note_given(arguments)
     warnings.showwarning = output.show_warning
     with exit_codes(as_json):
         _leave_guards()

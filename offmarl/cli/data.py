@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from tyro.conf import Positional, arg
 from offmarl import vault
 from offmarl.cli.output import Report, as_is, grid, table
 from offmarl.hub.licences import recorded_as
-from offmarl.paths import local, may_be_name
+from offmarl.paths import may_be_name, shown
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import bars, number
@@ -46,9 +45,11 @@ def ls(
     Parameters
     ----------
     directory
-        Where to look: a directory, a zip archive, or a bucket such as s3://bucket/data.
+        Where to look: a directory, a zip archive, or a bucket such as s3://bucket/data. With
+        --remote, the beginning of names.
     remote
-        List the datasets of the catalogue instead, which `offmarl pull` downloads.
+        List the datasets of the catalogue instead, which `offmarl pull` downloads: a line for each
+        source, or with a selection, such as `offmarl ls --remote og_marl`, for each dataset.
     env
         Only list data of this environment, such as swarm/coverage-3, or smac_v1 with --remote.
     agents
@@ -57,26 +58,14 @@ def ls(
     if remote:
         from offmarl.cli.hub import catalogue
 
-        return catalogue(env, agents)
-    vaults = [
-        {"path": path, **summary._asdict()}
-        for path, summary in vault.list_vaults(directory)
-        if env in (None, summary.env) and agents in (None, summary.num_agents)
-    ]
-    short = [{**entry, "path": _as_given(entry["path"], directory)} for entry in vaults]
-    unread = [f"{entry['path']}: {entry['error']}" for entry in short if entry["error"]]
+        return catalogue("" if directory == "." else directory, env, agents)
+    found = vault.list_vaults(directory, env, agents)
+    vaults = [{"path": path, **summary._asdict()} for path, summary in found]
+    unread = [f"{shown(entry['path'])}: {entry['error']}" for entry in vaults if entry["error"]]
     where = "this directory" if directory == "." else hide_credentials(directory)
     hint = "`offmarl record` makes some, and `offmarl ls --remote` lists published ones"
-    text = _listed(short) if short else f"no vaults in {where}: {hint}."
+    text = _listed(vaults) if vaults else f"no vaults in {where}: {hint}."
     return Report({"vaults": vaults}, Group(text, *unread))
-
-
-def _as_given(path: PurePath, directory: str) -> PurePath:
-    """Return a path for the terminal: relative if the user gave a relative directory."""
-    given = Path(directory)
-    if given.is_absolute() or not given.is_dir():  # a dataset's name, a URL or an archive
-        return path
-    return given / path.relative_to(local(given))
 
 
 def _listed(vaults: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -216,6 +205,7 @@ def _played_together(
 def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, Any]:
     """Format the facts as text."""
     spec, size = data.spec, facts["bytes"]
+    named = spec.name or data.provenance.get("environment") or "unknown"
     actions = (
         "actions" if isinstance(spec.action, Discrete) else "dimensions of a continuous action"
     )
@@ -224,7 +214,7 @@ def _described(facts: Mapping[str, Any], data: vault.Dataset) -> dict[str, Any]:
     return {
         "vault": data.path,
         **({} if data.native else {"made by": "another program, without an episode table"}),
-        "environment": f"{spec.name or 'unknown'} {spec.package and f'({spec.package})'}".strip(),
+        "environment": f"{named} {spec.package and f'({spec.package})'}".strip(),
         "agents": f"{spec.num_agents}, each with {spec.action_size} {actions}; {sizes}",
         "steps": f"{number(data.num_steps)} = {number(data.length)} x {data.rows} environments; "
         + ("size unknown" if size is None else f"{number(size / 1e6)} MB"),
@@ -394,7 +384,7 @@ def salvage(path: _Vault, out: Annotated[str, arg(aliases=["-o"], metavar="VAULT
     if done.unknown_steps:
         lost.append(f"{number(done.unknown_steps)} steps of unknown episodes")
     kept = f"{number(done.episodes)} episodes, {number(done.steps)} steps"
-    view = Group(f"{done.path}: {kept}.", "Lost:", *_lines(lost or ["nothing"]))
+    view = Group(f"{shown(done.path)}: {kept}.", "Lost:", *_lines(lost or ["nothing"]))
     return Report(as_dicts(done), view)
 
 
@@ -410,8 +400,8 @@ def compact(path: _Vault) -> Report:
     """
     done = vault.compact(path)
     line = (
-        f"{done.path}: {number(done.bytes_before / 1e6)} MB in {number(done.files_before)} files "
-        f"became {number(done.bytes_after / 1e6)} MB in {number(done.files_after)}."
+        f"{shown(done.path)}: {number(done.bytes_before / 1e6)} MB in {number(done.files_before)} "
+        f"files became {number(done.bytes_after / 1e6)} MB in {number(done.files_after)}."
     )
     return Report(done._asdict(), line)
 
@@ -422,9 +412,9 @@ def _outcome(result: vault.Verification) -> list[RenderableType]:
     lines: list[RenderableType] = []
     if result.sound:
         extent = "is intact" if not result.skipped else "is intact as far as checked"
-        lines.append(f"{result.path} {extent}: {looked}.")
+        lines.append(f"{shown(result.path)} {extent}: {looked}.")
     else:
-        lines += [f"{result.path} is damaged ({looked}):", *_lines(result.faults)]
+        lines += [f"{shown(result.path)} is damaged ({looked}):", *_lines(result.faults)]
     if result.notes:
         lines += ["What it holds that is no damage:", *_lines(result.notes)]
     if result.skipped:

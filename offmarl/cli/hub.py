@@ -3,10 +3,11 @@
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.filesize import decimal
 from tyro.conf import Positional, arg
 
@@ -285,18 +286,25 @@ def _listed(found: dict[str, pulled_datasets.Entry]) -> Report:
     return Report(facts, Group(listed, as_is(where)))
 
 
-def catalogue(env: str | None, agents: int | None) -> Report:
+def catalogue(start: str, env: str | None, agents: int | None) -> Report:
     """List the datasets of the catalogue, for `offmarl ls --remote`."""
-    cards = [
-        card
-        for card in hub.cards()
-        if env in (None, card.environment, f"{card.environment}/{card.scenario}")
-        and agents in (None, card.num_agents)
-    ]
+    cards = [*hub.cards(start, env, agents)]
     columns = ["name", "agents", "actions", "uids (mean return)"]
     rows = [[card.name, card.num_agents, _actions(card), _uids(card)] for card in cards]
     text = table(columns, rows) if rows else "no dataset matches."
+    if rows and (start, env, agents) == ("", None, None):
+        text = Group(_sources(cards), "`offmarl ls --remote NAME` lists the datasets of a line.")
     return Report({"datasets": [asdict(card) for card in cards]}, text)
+
+
+def _sources(cards: Iterable[Card]) -> RenderableType:
+    """Return a line for the datasets of each source and suite."""
+    rows = []
+    for name, each in groupby(cards, key=lambda card: card.name.rpartition("/")[0]):
+        agents, uids = zip(*((card.num_agents, len(card.uids)) for card in each), strict=True)
+        numbers = ", ".join(map(str, sorted({*agents})))
+        rows.append([name, len(uids), sum(uids) or None, numbers])
+    return table(["name", "datasets", "vaults", "agents"], rows)
 
 
 def _actions(card: Card) -> str:

@@ -16,7 +16,7 @@ from offmarl.paths import local
 from offmarl.programs import LoadedPolicy
 from offmarl.programs.recording.sides import side_of
 from offmarl.programs.runs.evaluate import default_sizes, play_policy
-from offmarl.programs.runs.parallel import ParallelEnvironment, Player
+from offmarl.programs.runs.parallel import ParallelEnvironment, Player, is_parallel
 from offmarl.report import render
 from offmarl.teams import by_team, only_or_all, teams_of
 from offmarl.terminal import number
@@ -30,40 +30,37 @@ T = TypeVar("T")
 
 
 def load(
-    run: Path, options: "PolicyOptions", seeds: Sequence[int], opponents: Sequence[str]
-) -> tuple[Environment, dict[int, LoadedPolicy]]:
+    run: Path,
+    options: "PolicyOptions",
+    seeds: Sequence[int],
+    opponents: Sequence[str],
+    jobs: int = 1,
+    drawn: bool = False,
+) -> tuple[Any, dict[int, LoadedPolicy]]:
     """Return the environment of a run, or another one, and the policies of training seeds for it.
 
-    ``opponents`` play in place of the recorded ones.
+    ``opponents`` play in place of the recorded ones. A PettingZoo environment, which ``jobs``
+    processes step, has none, and cannot be ``drawn``.
     """
-    record = read_run(run)
-    recorded = EnvSpec.from_json(record["spec"]).name
-    environment = envs.make(recorded if options.env is None else options.env)
-    side = record["args"].get("side")
-    if opponents and not side:
-        raise OptionError(f"{run} learned no side that has opponents: leave out --opponents.")
-    if side:
-        environment = side_of(environment, side, opponents, None if opponents else local(run))
-    return environment, _load(run, options, seeds, environment)
-
-
-def load_parallel(
-    run: Path, options: "PolicyOptions", env: str, seeds: Sequence[int], processes: int
-) -> tuple[ParallelEnvironment, dict[int, LoadedPolicy]]:
-    """Do what `load` does for a PettingZoo environment."""
-    spec = EnvSpec.from_json(read_run(run)["spec"])
-    environment = ParallelEnvironment(env, spec.is_vector, processes)
-    environment.require(spec, str(run))
-    return environment, _load(run, options, seeds)
-
-
-def _load(
-    run: Path, options: "PolicyOptions", seeds: Sequence[int], environment: Any = None
-) -> dict[int, LoadedPolicy]:
-    """Load policies with the same functions, which are compiled once."""
-    first, *others = [options.load(run, seed, environment) for seed in seeds]
-    shared = [first, *(replace(one, policy=first.policy) for one in others)]
-    return dict(zip(seeds, shared, strict=True))
+    record, env = read_run(run), options.env
+    spec, side = EnvSpec.from_json(record["spec"]), record["args"].get("side")
+    environment: Any
+    if env is not None and is_parallel(env):
+        if opponents or drawn:
+            raise OptionError(
+                f"{env} is a PettingZoo environment: leave out --render, --opponents."
+            )
+        environment, acts_in = ParallelEnvironment(env, spec, str(run), jobs), None
+    else:
+        environment = envs.make(spec.name if env is None else env)
+        if opponents and not side:
+            raise OptionError(f"{run} learned no side that has opponents: leave out --opponents.")
+        if side:
+            environment = side_of(environment, side, opponents, None if opponents else local(run))
+        acts_in = environment
+    first, *others = [options.load(run, seed, acts_in) for seed in seeds]
+    shared = [first, *(replace(one, policy=first.policy) for one in others)]  # compiled once
+    return environment, dict(zip(seeds, shared, strict=True))
 
 
 def play(

@@ -1,6 +1,6 @@
 """``offmarl record``, ``train`` and ``evaluate``: run programs, and play what they trained."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -276,21 +276,13 @@ def evaluate(
         if value is not None and value < 1:
             raise OptionError(f"{option_name} must be at least 1: got {value}.")
     from offmarl.cli import policies  # imports JAX, which --help does without
-    from offmarl.programs.runs.parallel import is_parallel
     from offmarl.report.render import KINDS, save
 
     check_file(render, "--render", "episode.gif", KINDS)
     run = _named(run)
-    record, env = read_run(run), policy.env
-    environment: Any
-    if env is not None and is_parallel(env):
-        if render or opponents:
-            raise OptionError(
-                f"{env} is a PettingZoo environment: leave out --render, --opponents."
-            )
-        environment, loaded = policies.load_parallel(run, policy, env, record["seeds"], jobs)
-    else:
-        environment, loaded = policies.load(run, policy, record["seeds"], opponents)
+    record = read_run(run)
+    given = run, policy, record["seeds"], opponents
+    environment, loaded = policies.load(*given, jobs=jobs, drawn=render is not None)
     if render:
         save(policies.watch(environment, loaded[record["seeds"][0]], seed), render)
     returns, place = policies.play(environment, loaded, eval_episodes, seed), environment.spec.name
@@ -343,9 +335,9 @@ def _named(run: Path) -> Path:
     return run_named(run)
 
 
-def overview(kind: Kind, usage: str, verb: str = "") -> Report:
+def overview(kind: Kind, usage: str, verb: str = "", without: Collection[str] = ()) -> Report:
     """Return the list of programs, as help of a verb, by default the one that runs them."""
-    summaries = {name: summary(path) for name, path in find(kind).items()}
+    summaries = {name: summary(path) for name, path in find(kind).items() if name not in without}
     rows = table([kind, ""], summaries.items())
     more = (
         f"`offmarl {verb or VERBS[kind]} NAME --help` lists a {kind}'s options. In place of NAME, "

@@ -22,6 +22,7 @@ from offmarl.cli.parse import finite, parse, read_as
 from offmarl.cli.tasks import Divided
 from offmarl.errors import OptionError, VaultError
 from offmarl.launch import Share, Work, join_work, run_share
+from offmarl.paths import shown
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.tracking import progress
@@ -309,7 +310,7 @@ def _export(source: str, out: Path, layout: str, time_limit: int | None) -> Repo
         "episodes": len(data.episodes.row),
         "steps": data.num_steps,
     }
-    return Report(facts, f"{data.num_steps:,} steps of {source} are in {path}.")
+    return Report(facts, f"{data.num_steps:,} steps of {source} are in {shown(path)}.")
 
 
 def _terms(licence: str | None, citation: str | None) -> dict[str, str]:

@@ -20,6 +20,7 @@ from offmarl.cli.programs import overview
 from offmarl.cli.tasks import Divided, TaskOptions
 from offmarl.config import Role, with_role
 from offmarl.errors import OptionError
+from offmarl.paths import shown
 from offmarl.programs.registry import Kind, find, load, program_of
 from offmarl.programs.runs.configs import settings_environment, use_cores_for
 from offmarl.programs.runs.run import print_sources
@@ -41,6 +42,8 @@ offmarl tune NAME --vault PATH ...    tune a baseline
 """
 
 _SHOWN = 10
+
+_UNTUNED = ("psro", "random", "scripted")  # they have no settings, which `_load` would import
 
 
 def tune(arguments: list[str]) -> Report:
@@ -112,7 +115,8 @@ def _space(program: ModuleType, args: Any, file: Path | None, only: tuple[str, .
 
 def _overview() -> Report:
     kinds: list[Kind] = ["recorder", "baseline"]
-    parts = [overview(kind, _USAGE if kind == "recorder" else "", "tune") for kind in kinds]
+    usages = zip(kinds, (_USAGE, ""), strict=True)
+    parts = [overview(kind, usage, "tune", _UNTUNED) for kind, usage in usages]
     data = {key: value for part in parts for key, value in part.data.items()}
     return Report(data, Group(*(part.text for part in parts)))
 
@@ -127,7 +131,7 @@ def _report(work: TrialsWork, tuned: Tuned) -> Report:
     states = [row["state"] for row in tuned.trials if row["score"] is None]
     left = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     left = f" ({left})" if left else ""
-    title = f"{tuned.file}: the best of {trials}{left}, score {tuned.score:.6g}"
+    title = f"{shown(tuned.file)}: the best of {trials}{left}, score {tuned.score:.6g}"
     ranges = {name: span.words() for name, span in work.space.items()}
     rows = [{**row} for row in best[:_SHOWN]]
     for row in rows:
@@ -135,7 +139,7 @@ def _report(work: TrialsWork, tuned: Tuned) -> Report:
     page = tuned.file.with_suffix(".html")
     table = {"columns": [*rows[0]], "rows": [[*row.values()] for row in rows]}
     write_page(page, render("search.html", title=title, **table, figures=work.figures()))
-    view = Group(records(rows, title), _about_default(tuned), as_is(f"wrote {page}"))
+    view = Group(records(rows, title), _about_default(tuned), as_is(f"wrote {shown(page)}"))
     data = {"file": tuned.file, "score": tuned.score, "best": tuned.best, "default": tuned.default}
     data["page"] = page
     return Report({**data, "ranges": ranges, "trials": tuned.trials}, view)

@@ -219,10 +219,9 @@ class PettingZooPolicy:
     def __call__(self, observations: Observations, infos: Infos | None = None) -> dict[str, Any]:
         """Return the actions of the agents that act now."""
         if self._translator is None:
-            spec = getattr(self._policy, "spec", None)
-            self._translator = Translator(self._env, flat=spec is not None and spec.is_vector)
+            self._translator = Translator(self._env, like=getattr(self._policy, "spec", None))
         agents = list(self._env.agents)
-        alive = [agent in agents for agent in self._env.possible_agents]
+        alive = [agent in agents for agent in self._translator.keys]
         view = self._translator.view(observations, infos or {}, alive, state_of(self._env))
         self._key, key = jax.random.split(self._key)
         action, self._carry = self._policy(view.observation, view.legal_actions, self._carry, key)
@@ -239,9 +238,9 @@ class PettingZooPolicy:
         An absent agent has a reward of 0 and is done.
         """
         remember = getattr(self._policy, "after_step", None)
-        if remember is None:
+        if remember is None or self._translator is None:
             return
-        agents = self._env.possible_agents
+        agents = self._translator.keys
         reward = np.array([rewards.get(agent, 0) for agent in agents], np.float32)
         done = [terminations.get(agent, True) or truncations.get(agent, True) for agent in agents]
         self._carry = remember(self._carry, reward, np.array(done, bool))

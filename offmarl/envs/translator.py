@@ -65,7 +65,8 @@ class Translator:
     Observations are arrays or trees of arrays, as `spec_of` describes them for their spaces: images
     keep their type. Those of agents with spaces of different sizes are padded with zeros. If the
     spaces have different names, types or numbers of axes, all observations are flattened to float32
-    vectors. Legal actions come from ``action_mask`` in the observation or the info. The state is
+    vectors, as they also are if they are so in the spec ``like``, whose order agents of the same
+    names have. Legal actions come from ``action_mask`` in the observation or the info. The state is
     ``env.state()``; if there is none, it is all observations, provided that these are vectors.
     """
 
@@ -74,16 +75,20 @@ class Translator:
         env: Any,
         name: str | None = None,
         time_limit: int | None = None,
-        flat: bool = False,
+        like: EnvSpec | None = None,
     ):
         check_parallel(env)
-        self.agents = tuple(map(str, env.possible_agents))
-        self._spaces = [_without_mask(env.observation_space(a)) for a in env.possible_agents]
-        self._keys = list(env.possible_agents)
-        self.actions = Actions(tuple(_action_space(a, env.action_space(a)) for a in self._keys))
-        self._starts = [int(getattr(env.action_space(a), "start", 0)) for a in self._keys]
+        self.keys = list(env.possible_agents)
+        by_name = {str(agent): agent for agent in self.keys}
+        if like is not None and by_name.keys() == {*(like.agents or ())}:
+            self.keys = [by_name[name] for name in like.agents or ()]
+        self.agents = tuple(map(str, self.keys))
+        self._spaces = [_without_mask(env.observation_space(a)) for a in self.keys]
+        self.actions = Actions(tuple(_action_space(a, env.action_space(a)) for a in self.keys))
+        self._starts = [int(getattr(env.action_space(a), "start", 0)) for a in self.keys]
         self._masks = [ArraySpec((size,), "bool") for size in self.actions.sizes]
-        self._shapes = [env.action_space(a).shape for a in self._keys]
+        self._shapes = [env.action_space(a).shape for a in self.keys]
+        flat = like is not None and like.is_vector
         tree = None if flat else common([spec_of(space) for space in self._spaces])
         self._flat = tree is None
         self._readers = [*map(flat_reader if self._flat else reader, self._spaces)]
@@ -133,9 +138,9 @@ class Translator:
         state: Any,
     ) -> View:
         """Return the view after a step or a reset."""
-        check_agents("observations", observations, self._keys)
+        check_agents("observations", observations, self.keys)
         view, legal = map_tree(np.copy, self._blank), self.actions.mask.copy()
-        for i, (agent, space) in enumerate(zip(self._keys, self._spaces, strict=True)):
+        for i, (agent, space) in enumerate(zip(self.keys, self._spaces, strict=True)):
             if agent in observations:
                 value, mask = _split_mask(observations[agent], space)
                 what = f"the observation of {agent}"
@@ -167,9 +172,7 @@ class Translator:
                 self._vector(agent, space, actions)
                 if isinstance(space, Box)
                 else self._number(i, actions)
-                for i, (agent, space) in enumerate(
-                    zip(self._keys, self.actions.spaces, strict=True)
-                )
+                for i, (agent, space) in enumerate(zip(self.keys, self.actions.spaces, strict=True))
             ]
         )
 
@@ -197,7 +200,7 @@ class Translator:
 
     def _number(self, i: int, actions: Mapping[str, Any]) -> int:
         """Return an agent's discrete action, counted from 0."""
-        agent, start = self._keys[i], self._starts[i]
+        agent, start = self.keys[i], self._starts[i]
         action = np.asarray(actions.get(agent, start))
         number = action.item() if action.size == 1 else action.tolist()
         stop = start + self.actions.sizes[i]
@@ -212,7 +215,7 @@ class Translator:
         each = self.actions.split(action)
         taken: dict[str, Any] = {}
         for agent in agents:
-            i = self._keys.index(agent)
+            i = self.keys.index(agent)
             if self.actions.discrete:
                 taken[agent] = int(each[i]) + self._starts[i]
             else:

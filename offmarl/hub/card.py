@@ -198,9 +198,15 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.as_posix() for path in found))
 
 
-def cards() -> Iterator[Card]:
-    """Load the cards of all datasets in the catalogue, sorted by name."""
-    return map(load, names())
+def cards(start: str = "", env: str | None = None, agents: int | None = None) -> Iterator[Card]:
+    """Load the cards of the catalogue, sorted by name: all, or of names that begin with ``start``.
+
+    ``env`` names a suite, or a scenario in it.
+    """
+    for card in map(load, (name for name in names() if name.startswith(start))):
+        scenario = f"{card.environment}/{card.scenario}"
+        if env in (None, card.environment, scenario) and agents in (None, card.num_agents):
+            yield card
 
 
 def load(name: str) -> Card:

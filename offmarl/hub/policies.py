@@ -7,6 +7,7 @@ installs is a run: `offmarl.load_policy`, ``offmarl evaluate`` and ``offmarl rec
 it.
 """
 
+import json
 import os
 import re
 import shutil
@@ -126,15 +127,14 @@ def push_policy(
     terms = licence_named(licence)
     check_link(terms, licence_link)
     directory = local(run)
-    record = tracking.read_run(directory)
-    if not record.get("complete"):
+    if not tracking.read_run(directory).get("complete"):
         raise RunError(f"{directory} is not finished: repeat its command first.")
-    record = tracking.plain(tracking.publishable(record))
     contents = {
         (place.relative_to(directory) / name).as_posix(): content
         for place in (directory, *directory.glob(_COPIES))
         for name, content in _members(place).items()
     }
+    record = json.loads(contents[tracking.RUN_FILE])
     operations = [CommitOperationAdd(path, content) for path, content in contents.items()]
     card = _card(directory, record, repository, terms, summary)
     card["files"] = [asdict(file) for file in files_of(operations)]

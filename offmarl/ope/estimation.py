@@ -93,8 +93,8 @@ class Estimates(NamedTuple):
     data: Estimate
     """The mean return of the data's complete episodes: the value of the policies that took them."""
     check: float | None
-    """That value by fqe, from critics that learned as those of the policies do. None without fqe or
-    complete episodes."""
+    """That value by fqe, from critics that learned as those of the policies do, but from complete
+    episodes alone. None without fqe or complete episodes."""
     episodes: int
     """Number of episodes used."""
     notes: tuple[str, ...]
@@ -496,7 +496,10 @@ def _played(policies: Mapping[str, Target], data: _Data) -> dict[str, _Resampled
 
 
 def _transitions(data: _Data, actions: Several[Any]) -> Transitions:
-    """Return what critics learn from, of policies that take these actions."""
+    """Return what critics learn from, of policies that take these actions; the last were recorded.
+
+    Those are compared with the returns of complete episodes, so they are valued by these alone.
+    """
     options, numbers = data.options, data.histories.episodes
     slots = np.arange(data.mask.shape[1] + 1) <= data.lengths[:, None]
     index = np.zeros(len(data.dataset.episodes.length), np.int32)
@@ -504,6 +507,8 @@ def _transitions(data: _Data, actions: Several[Any]) -> Transitions:
     returns = data.reward.sum(1)[data.complete]
     scale = float(np.sqrt(np.mean(returns**2))) if len(returns) else 0.0
     scale = scale if scale > 0 else 1.0
+    weights = np.pad(data.resamples, ((1, 0), (0, 0)), constant_values=1)
+    of_each = [*[weights] * (len(actions) - 1), weights * (data.complete | ~data.complete.any())]
     windows = Windows(options.batch_size, 1, return_to_go=options.gamma, extras=())
     return Transitions(
         load(data.dataset, windows, numbers),
@@ -511,7 +516,7 @@ def _transitions(data: _Data, actions: Several[Any]) -> Transitions:
         jnp.asarray(np.cumsum(data.lengths + 1) - data.lengths - 1, jnp.int32),
         jnp.asarray(np.stack(np.broadcast_arrays(*(one[slots] for one in actions)))),
         jnp.asarray(data.complete),
-        jnp.asarray(np.pad(data.resamples, ((1, 0), (0, 0)), constant_values=1)),
+        jnp.asarray(np.stack(of_each)),
         jnp.float32(scale),
         jnp.float32(data.histories.longest),
         jnp.asarray(data.value_bounds() / scale, jnp.float32),

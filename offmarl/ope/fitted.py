@@ -94,8 +94,8 @@ class Transitions(NamedTuple):
     N, A)``."""
     complete: Bool[Array, "M"]
     """Episodes that the environment ended, by a time limit, too: their returns are known."""
-    weights: Float[Array, "C M"]
-    """Weight of each episode for each member."""
+    weights: Float[Array, "P C M"]
+    """Weight of each episode for each member of each policy."""
     scale: Float[Array, ""]
     """Rewards are divided by it."""
     longest: Float[Array, ""]
@@ -157,7 +157,7 @@ def fit(
     cannot diverge.
     """
     key = jax.random.key(options.seed)
-    learner = _begin(critic, len(data.weights), key)
+    learner = _begin(critic, data.weights.shape[1], key)
     pretrained, part = ceil(_PRETRAINING * options.updates), max(options.updates // _CALLS, 1)
     with progress("fit critics", options.updates) as advance:
         for pretraining, first, end in (
@@ -208,10 +208,10 @@ def _learn(
             target = optax.incremental_update(params, learner.target, options.tau)
             return _Learner(params, target, optimiser)
 
-        weights = data.weights[:, batch.episode]
         of_policy = jax.vmap(of_member, in_axes=(0, 0, None))
-        next_action = batch.next_action[:1] if pretraining else batch.next_action
-        return jax.vmap(of_policy, in_axes=(0, None, 0))(learner, weights, next_action)
+        each = data.weights[..., batch.episode], batch.next_action
+        weights, next_action = (leaf[:1] if pretraining else leaf for leaf in each)
+        return jax.vmap(of_policy)(learner, weights, next_action)
 
     return jax.lax.fori_loop(first, first + count, update, learner)
 

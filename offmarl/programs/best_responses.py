@@ -31,6 +31,7 @@ from offmarl.programs.recording.sides import (
 )
 from offmarl.programs.runs.evaluate import play_policy
 from offmarl.programs.runs.policy import load_policy
+from offmarl.programs.runs.training import COMPILING
 from offmarl.teams import Team, teams_of
 from offmarl.tracking import Acting
 
@@ -100,7 +101,8 @@ def learn(
     about = json.dumps([*(dict(one.about) for one in players.values()), limits])
     place = local(out) / f"exploitability-{hashlib.sha256(about.encode()).hexdigest()[:8]}"
     policy, params = joint_policy(env, players)
-    fixed = returns_by_team(env.spec, play_policy(env, policy, episodes, None, params, key))
+    with tracking.progress("returns of the policies", 1, note=COMPILING):
+        fixed = returns_by_team(env.spec, play_policy(env, policy, episodes, None, params, key))
     gains = np.zeros((episodes, 2))  # of episodes with the same initial states
     for number, team in enumerate(teams_of(env.spec)):
         rest = ((side, source) for side, source in given if not {*side.agents} <= {*team.agents})
@@ -110,7 +112,8 @@ def learn(
         program.main(args)
         run, file = run_directory(args, name), None if is_own else oracle
         best, against = load_policy(run, program=file), side_of(env, team.name, others)
-        played = play_policy(against, best.policy, episodes, None, best.params, key)
+        with tracking.progress(f"returns of {team.name}", 1, note=COMPILING):
+            played = play_policy(against, best.policy, episodes, None, best.params, key)
         gains[:, number] = returns_by_team(against.spec, played)[:, 0] - fixed[:, number]
     error = gains.sum(1).std(ddof=1) / episodes**0.5
     return Solution(fixed.mean(0), gains.mean(0), error)

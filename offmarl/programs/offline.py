@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -126,16 +126,11 @@ def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: Ar
         directory = _directory(origin.name, args, dataset)
         with locked(directory, args.take_over) as lock:
             training = _Training(make, settled(args, directory), dataset, origin, directory)
-            training.check()
-            if (parts := gathering.PARTS.get()) is None:
-                stops = carry_out(training, directory, lock)
-            else:  # runs of single seeds, of tasks
-                stops = carry_out(
-                    training,
-                    directory,
-                    lock,
-                    train=lambda training, run, _: gathering.gather(training, run, parts),
-                )
+            with closing(training.evaluator):
+                training.check()
+                parts = gathering.PARTS.get()  # runs of single seeds, of tasks
+                gather: Any = parts and (lambda work, run, _: gathering.gather(work, run, parts))
+                stops = carry_out(training, directory, lock, train=gather)
             for seed, step in (stops or {}).items():
                 stopped_on = f"--stop-on {training.args.stop_on}"
                 tracking.notice(f"seed {seed} stopped at update {step}: {stopped_on}")
@@ -152,7 +147,7 @@ def train_ahead(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], ar
     with pinned():
         training = _Training(make, args, dataset, origin, directory)
         learned = training.begin()
-        with training.batches(0) as batches:
+        with closing(training.evaluator), training.batches(0) as batches:
             compiling = [
                 updates_ahead(training.learners, learned, batches),
                 training.play_ahead(training.policies(learned)),

@@ -12,7 +12,7 @@ import shutil
 import uuid
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, fields, replace
 from io import BytesIO
 from pathlib import Path
@@ -622,9 +622,9 @@ def _made_from(program: ModuleType, args: Validated) -> dict[str, Any]:
         source = opponents_of(env)
     else:
         assert isinstance(args, Args)
-        evaluator = make_evaluator(args, dataset := open_data(args))
-        env = evaluator.env
-        source = digests(dataset, evaluator) | start_of_baseline(args, dataset.spec).source
+        with closing(make_evaluator(args, dataset := open_data(args))) as evaluator:
+            env = evaluator.env
+            source = digests(dataset, evaluator) | start_of_baseline(args, dataset.spec).source
         if args.weight and (code := code_of(args.weight)):
             source |= {"weight_source": code}
     if env is not None and env.spec.package:

@@ -101,6 +101,15 @@ def test_what_does_not_exist_is_named(offmarl, arguments):
     assert outcome.code == 1 and "missing" in outcome.err and outcome.err.count("\n") == 1
 
 
+def test_ls_remote_has_a_line_for_each_source_until_some_are_selected(offmarl):
+    whole, some = offmarl("ls", "--remote").out, offmarl("ls", "--remote", "og_marl/smac").out
+    assert len(whole.splitlines()) < 24 and max(map(len, whole.splitlines())) < 80
+    names = [one["name"] for one in offmarl("ls", "--remote", "--json").json["datasets"]]
+    assert all(name.rpartition("/")[0] in whole and name not in whole for name in names)
+    listed = [name for name in names if name in some]
+    assert listed == [name for name in names if name.startswith("og_marl/smac")] != []
+
+
 def test_a_directory_without_vaults_is_no_error(offmarl):
     outcome = offmarl("ls")
     assert outcome.code == 0 and "no vaults" in outcome.out

@@ -50,7 +50,8 @@ def test_a_journey(offmarl, pair):
     (joined,) = offmarl("cat", "a.vlt", "b.vlt", "-o", "c.vlt", "--json").json["vaults"]
     assert (joined["path"], joined["steps"]) == (str(pair / "c.vlt" / "main"), 160)
     text = offmarl("filter", "c.vlt", "tier == 'good' and length > 1", "-o", "d.vlt").out
-    assert "d.vlt/main" in text and "mean return" in text
+    assert "\nd.vlt/main " in text and "mean return" in text
+    assert f"\n{pair}/d2.vlt/main " in offmarl("recode", "d.vlt", "-o", pair / "d2.vlt").out
     (some,) = offmarl("sample", "c.vlt", "--steps", "1e2", "-o", "e.vlt", "--json").json["vaults"]
     assert some["steps"] == 100
     (best,) = offmarl("sample", "c.vlt", "--top", "10%", "-o", "f.vlt", "--json").json["vaults"]

@@ -4,6 +4,7 @@ import tomllib
 
 import pytest
 
+from offmarl.programs.registry import find, load
 from tests.programs import bandit
 
 pytest.importorskip("optuna")
@@ -58,5 +59,7 @@ def test_help_lists_the_options_of_the_search_and_of_the_program(offmarl):
     options = "--trials --seeds --only --search --settings --json --gamma --pruner"
     assert {*options.split()} <= {word.strip(",") for word in out.split()}
     assert "--tiers" not in out
-    everything = offmarl("tune", "--help").out
-    assert "mappo" in everything and "maicq" in everything
+    everything = offmarl("tune", "--help", "--json").json
+    for kind in ("recorder", "baseline"):
+        programs = [name for name in find(kind) if hasattr(load(kind, name).Args, "for_env")]
+        assert [*everything[f"{kind}s"]] == programs

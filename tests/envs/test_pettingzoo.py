@@ -1,6 +1,7 @@
 """offmarl's environments with PettingZoo's API, and PettingZoo's read as arrays."""
 
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -98,6 +99,18 @@ def test_any_environment_is_read_as_arrays():
     assert translator.joint({"knight": 2, "squire": 11}).tolist() == [2, 1]
     both = translator.by_agent(np.array([3, 0]), ["knight", "squire"])
     assert both == {"knight": 3, "squire": 10}
+
+
+@pytest.mark.parametrize("names", [("squire", "knight"), ("squire", "page"), None])
+def test_agents_have_the_order_of_the_same_names(names):
+    env = Duel()
+    translator = Translator(env, like=replace(Translator(env).spec, agents=names))
+    swapped = names == ("squire", "knight")
+    assert translator.spec.agents == (names if swapped else ("knight", "squire"))
+    view = translator.view(*env.reset(), [True, True], env.state())
+    ours = Translator(env).view(*env.reset(), [True, True], env.state())
+    assert np.array_equal(view.observation, ours.observation[::-1] if swapped else ours.observation)
+    assert translator.joint({"knight": 2, "squire": 11}).tolist() == [1, 2][:: 1 if swapped else -1]
 
 
 @pytest.mark.parametrize(

@@ -212,7 +212,8 @@ def test_what_critics_learn_from_by_hand(ended):
     np.testing.assert_array_equal(found.actions[:, :, 0, 1], [slots, np.add(slots, 1000)])
     np.testing.assert_array_equal(found.first, [0, 3, 7, 11])
     np.testing.assert_array_equal(found.place, [0, 1, 2, 3])
-    np.testing.assert_array_equal(found.weights, [[1] * 4, *data.resamples])
+    weights = np.array([[1] * 4, *data.resamples])
+    np.testing.assert_array_equal(found.weights, [weights, weights * [1, 1, 1, 0]])
     nothing = data._replace(reward=0 * data.reward)
     unscaled = estimation._transitions(nothing, actions)
     assert unscaled.scale == 1 and not unscaled.bounds.any()
@@ -314,6 +315,21 @@ def test_a_followed_policy_is_told_who_is_done():
     np.testing.assert_array_equal(found.action[0, :, 0], counted)
     # The second agent is dead in the second step, and the fourth does not exist.
     np.testing.assert_allclose(found.log_prob.sum(-1), [[-2, -1, -4, 0]])
+
+
+def test_each_policy_has_its_weights_of_episodes(monkeypatch):
+    """Two steps with rewards 1 and 5; the second policy's critic learns from the first alone."""
+    critic = fitted.Critic(lambda key: 0.0, lambda params, view, time, action: jnp.full(2, params))
+    blank = dict.fromkeys(fitted._Batch._fields, jnp.zeros(2))
+    some = {"reward": jnp.array([1.0, 5.0]), "episode": jnp.arange(2), "bounds": jnp.zeros((2, 2))}
+    truths = dict.fromkeys(("known", "counts"), jnp.ones(2, bool))
+    batch = fitted._Batch(**(blank | some | truths | {"next_action": jnp.zeros((2, 2, 1))}))
+    monkeypatch.setattr(fitted, "_draw", lambda *_: batch)
+    data = dict.fromkeys(fitted.Transitions._fields, jnp.zeros(2))
+    data["weights"] = jnp.array([[[1.0, 1.0]], [[1.0, 0.0]]])
+    options = Options(updates=400, learning_rate=0.1)
+    found = fitted.fit(critic, fitted.Transitions(**data), options)
+    np.testing.assert_allclose(found, [[3.0], [1.0]], atol=0.01)
 
 
 def test_targets_bootstrap_from_bounded_values():

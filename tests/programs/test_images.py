@@ -74,7 +74,7 @@ def env_after(seed):
 
 def test_a_recording_of_flat_images_is_appended_as_it_was(tmp_path):
     path = tmp_path / "chase.vlt"
-    flat = Translator(reset(Chase()), flat=True).spec
+    flat = Translator(reset(Chase()), like=EnvSpec("", 2, 1, 1, Discrete(2))).spec
     assert flat.is_vector and flat.observation_size == SIZE * SIZE * 3
     vault.create(path, flat, rows=1).close()
     with offmarl.record(Chase(), path, resume=True) as recorder:

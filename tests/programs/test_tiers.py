@@ -220,6 +220,13 @@ def test_an_expert_that_is_not_above_random_is_refused_with_its_curve():
     ladder.check("random")
 
 
+def test_a_team_that_did_not_learn_is_named():
+    run = make_recorder(({0: 1.0, 1: 1.0, (): 1.0}, 0.0), env="classic/rps")
+    for team in run.by_team():
+        with pytest.raises(NotLearnedError, match=f"rps as {team.team.name}: "):
+            Ladder(team, [Version(0, [1.0] * 3), Version(1, [1.0] * 3)]).check("expert")
+
+
 def test_neighbouring_seeds_and_purposes_share_no_keys():
     keys = [
         Recorder.key(make_recorder(seed=seed), purpose, *parts)

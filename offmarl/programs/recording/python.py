@@ -166,8 +166,8 @@ class Recorder(AbstractContextManager["Recorder"]):
         from offmarl.envs.translator import Translator, name_of
 
         options = {k: self._about[k] for k in ("name", "time_limit")}
-        flat = self._writer is not None and self._writer.spec.is_vector
-        translator = Translator(self.env, **options, flat=flat)
+        like = None if self._writer is None else self._writer.spec
+        translator = Translator(self.env, **options, like=like)
         if self._writer is None:
             provenance = {"environment": name_of(self.env), **self._about["provenance"]}
             _create(self.path, translator.spec, provenance, self._resume)

@@ -225,11 +225,12 @@ class Ladder:
         run = self._run
         means = [version.mean for version in self._versions]
         lacks = "did not learn" if tier == "expert" else f"has no {tier} of"
+        side = "" if run.team is None else f" as {run.team.name}"
         more = "with more versions to choose from (--evaluations)"
         if self._versions[-1].iteration < len(self._versions):  # each update is evaluated
             more = "with more and smaller updates to choose from (--num-envs, --num-steps)"
         raise NotLearnedError(
-            f"{run.name} with seed {run.seed} {lacks} {run.env.spec.name}: {why}.\n\n"
+            f"{run.name} with seed {run.seed} {lacks} {run.env.spec.name}{side}: {why}.\n\n"
             f"Returns in order: {bars(means)} ({min(means):.4g} to {max(means):.4g})\n\n"
             "Train in another directory (--out): longer (--total-steps), with other settings "
             f"(--learning-rate and others; `offmarl tune` finds some), {more}, or on more episodes "

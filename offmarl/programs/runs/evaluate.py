@@ -63,6 +63,11 @@ class Evaluator(NamedTuple):
         """Name of the environment that is played in, or of the data's if there is none."""
         return self.env.spec.name if self.env else self.spec.name
 
+    def close(self) -> None:
+        """End the processes of the environment, if it has any."""
+        if isinstance(self.env, ParallelEnvironment):
+            self.env.close()
+
 
 def default_sizes(env: object) -> tuple[int, int, int]:
     """Return the episodes of an evaluation and of the last one, and how many evaluations follow."""
@@ -159,9 +164,7 @@ def environment_for(
     if name in ("", "none"):
         return None
     if env_name is not None and is_parallel(env_name):
-        parallel = ParallelEnvironment(env_name, flat=dataset.spec.is_vector)
-        parallel.require(dataset.spec, str(dataset.path))
-        return parallel
+        return ParallelEnvironment(env_name, dataset.spec, str(dataset.path))
     try:
         env = envs.make(name)
     except UnknownNameError as error:

@@ -66,7 +66,7 @@ class Episode:
 
     def __init__(self, translator: "Translator", env: Any, observations: Any, infos: Any):
         self._translator, self._env = translator, env
-        self._agents = list(env.possible_agents)
+        self._agents = translator.keys
         count = (len(self._agents),)
         self._flag, self._number = ArraySpec(count, "bool"), ArraySpec(count)
         self._id = ArraySpec(count, "int32")
@@ -362,28 +362,21 @@ class ParallelEnvironment:
     ----------
     name
         Its name, as for `offmarl.envs.registry.make_parallel`.
-    flat
-        Whether observations are read as flat vectors, as those of a vault of vectors.
+    spec, what
+        The spec of what is played, and what that is: agents of the same names have its order, and
+        observations are flat vectors if it has such. `ShapeError` if they differ, but in states,
+        on which policies do not act.
     processes
         Number of processes; by default one for each core, at most 8.
     """
 
-    def __init__(self, name: str, flat: bool, processes: int | None = None):
-        self._start = partial(Process, name, partial(_steps, name, flat))
+    def __init__(self, name: str, spec: EnvSpec, what: str, processes: int | None = None):
+        self._start = partial(Process, name, partial(_steps, name, spec))
         self._most = processes or min(len(own_cores()), _MOST_PROCESSES)
         self._copies = [self._start()]
         self.spec: EnvSpec = self._copies[0].send(None)
-
-    def require(self, spec: EnvSpec, what: str) -> None:
-        """Raise `ShapeError` unless what was recorded or trained with a spec fits.
-
-        The states may differ: policies do not act on them.
-        """
         own = replace(self.spec, state_size=spec.state_size, global_state=spec.global_state)
-        difference, agents = spec.difference(own, extras=False), own.agents or ()
-        if not difference and agents != spec.agents and {*agents} == {*(spec.agents or ())}:
-            difference = f"the order of agents ({spec.agents}, not {agents})"
-        if difference:
+        if difference := spec.difference(own, extras=False):
             self.close()
             raise ShapeError(
                 f"{what} and {own.name} differ in {difference}: give the environment that was "
@@ -422,7 +415,7 @@ class ParallelEnvironment:
         close(self._copies)
 
 
-def _steps(name: str, flat: bool) -> Answers:
+def _steps(name: str, spec: EnvSpec) -> Answers:
     """Yield what `Episode.seen` has after a reset with a seed or a step with actions.
 
     For None, yield the spec.
@@ -435,7 +428,7 @@ def _steps(name: str, flat: bool) -> Answers:
     name, env = made
     try:
         env.reset(seed=0)  # the sizes of a state are known after a reset
-        translator = Translator(env, name=name, flat=flat)
+        translator = Translator(env, name=name, like=spec)
         episode: Any = None
         asked = yield translator.spec
         while True:

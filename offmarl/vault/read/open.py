@@ -93,12 +93,15 @@ def refused_link(path: Path) -> VaultFormatError:
     )
 
 
-def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, Summary]]:
+def list_vaults(
+    directory: str | os.PathLike[str], env: str | None = None, agents: int | None = None
+) -> Iterator[tuple[PurePath, Summary]]:
     """Walk a directory tree and yield every vault's absolute path and summary, by path.
 
-    A vault that cannot be read is listed with its error. Symbolic links to directories of datasets
-    are followed, but not in circles. A symbolic link in place of a vault is listed with an error.
-    Archives and buckets are searched in the same way.
+    ``env`` and ``agents`` select by the environment's name and the number of agents. A vault that
+    cannot be read is listed with its error. Symbolic links to directories of datasets are followed,
+    but not in circles. A symbolic link in place of a vault is listed with an error. Archives and
+    buckets are searched in the same way.
     """
     place = place_of(directory)
     with errors_of(place.path):
@@ -106,7 +109,9 @@ def list_vaults(directory: str | os.PathLike[str]) -> Iterator[tuple[PurePath, S
     with ThreadPoolExecutor(_READERS) as readers:
         paths = list(found)
         summaries = readers.map(lambda one: _summarise(one, place.path), paths)
-        yield from zip(paths, summaries, strict=True)
+        for path, one in zip(paths, summaries, strict=True):
+            if env in (None, one.env) and agents in (None, one.num_agents):
+                yield path, one
 
 
 def _walk(place: Directory) -> Iterator[PurePath]:
