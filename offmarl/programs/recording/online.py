@@ -480,8 +480,8 @@ class _Training(Training):
             by_team = map(np.stack, zip(*returns, strict=True))
             found |= zip(_metrics(self.runs[0], metric), by_team, strict=True)
             wins = [own[0].won for own in played if len(own) == 1]
-            if wins and wins[0] is not None:
-                found[won] = np.stack(wins).astype(np.float32)
+            if told := [np.asarray(x, np.float32) for x in wins if x is not None]:
+                found[won] = np.stack(told)
         shared = stacked(gathered(policies))
         if is_first() and done not in self._kept.steps():
             self._kept.save(done, {"policy": shared}, {})
