@@ -28,6 +28,8 @@ class Evaluation(NamedTuple):
     """Steps taken."""
     ended: Bool[Array, "episodes"]
     """Whether the episode ended within the time limit of the spec: see `returns_by_team`."""
+    won: Bool[Array, "episodes"] | None = None
+    """Whether the agents won, where the environment tells it."""
 
     @property
     def returns(self) -> Float[Array, "*b episodes"]:
@@ -154,12 +156,13 @@ def evaluate(
             length=jnp.zeros((), jnp.int32),
         )
         keys = jax.random.split(key, (time_limit, 2))
-        episode, _ = jax.lax.scan(partial(step, against(env, others), params), episode, keys)
-        return Evaluation(episode.scores, episode.length, episode.over)
+        episode, won = jax.lax.scan(partial(step, against(env, others), params), episode, keys)
+        won = None if won is None else won.any()
+        return Evaluation(episode.scores, episode.length, episode.over, won)
 
     def step(
         env: Environment, params: ArrayTree, episode: _Episode, keys: Key[Array, "2"]
-    ) -> tuple[_Episode, None]:
+    ) -> tuple[_Episode, Bool[Array, ""] | None]:
         view = episode.view
         action, _, carry = policy.act(
             params, episode.carry, view.observation, view.legal_actions, keys[0]
@@ -175,7 +178,7 @@ def evaluate(
             over=episode.over | timestep.last,
             scores=episode.scores + jnp.where(episode.over, 0, earned),
             length=episode.length + ~episode.over,
-        ), None
+        ), None if timestep.won is None else timestep.won & ~episode.over
 
     play_all = by_shards(
         jax.vmap(play, in_axes=(None, None, 0)),

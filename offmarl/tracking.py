@@ -61,6 +61,9 @@ SAMPLED_RETURN = "sampled_episode_return"
 OTHER_RETURN: dict[Acting, str] = {"greedy": GREEDY_RETURN, "sampled": SAMPLED_RETURN}
 """Names of the returns of the way to act that is not the program's own."""
 
+WON, GREEDY_WON = "episode_won", "greedy_episode_won"
+"""Whether the episodes of `RETURN` and `GREEDY_RETURN` were won, where environments tell it."""
+
 AGREEMENT = "action_agreement"
 """How far a policy agrees with the actions of held-out episodes, from 0 to 1."""
 

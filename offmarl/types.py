@@ -592,6 +592,9 @@ class Timestep(NamedTuple):
     ``reward`` and never recorded; None if the environment offers none."""
     extras: dict[str, Any] | None = None
     """Arrays to record with the step, beside those of the environment's method ``extras``."""
+    won: Bool[Array, "*b"] | None = None
+    """The agents won in this step, where there is something to win. Evaluations in training log how
+    often they do, and it is never recorded; None if the environment does not tell."""
 
 
 class Transition(NamedTuple):

@@ -67,10 +67,11 @@ def transition(
     terminated: Bool[Array, "N"],
     truncated: Bool[Array, "N"],
     shaping: Float[Array, "N"] | None = None,
+    won: Bool[Array, ""] | None = None,
 ) -> Timestep:
     """Build the timestep of a step; the episode ends when it has ended for every agent."""
     last = (terminated | truncated).all()
-    return Timestep(view, view, reward, terminated, truncated, last, shaping)
+    return Timestep(view, view, reward, terminated, truncated, last, shaping, won=won)
 
 
 def has_shaping(env: Environment) -> bool:

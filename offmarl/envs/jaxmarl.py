@@ -98,6 +98,8 @@ class Compat(NamedTuple):
     """Legal actions by agent, if not all are legal."""
     alive: Callable[[Any, State], Bool[Array, "N"]] | None = None
     """Agents that still act, if some die."""
+    won: Callable[[Any, State], Bool[Array, ""]] | None = None
+    """Whether the agents have won, if they can."""
     split: Callable[[Any, Observations], Sequence[Any]] | None = None
     """Each agent's own observation, an array or a tree of arrays, if they are not by name."""
     team_of: Callable[[str], str] = lambda agent: ""
@@ -133,6 +135,12 @@ def _battle(state: State) -> State:
 def _one_side_is_dead(env: Any, before: State, action: Any, after: State) -> Bool[Array, ""]:
     alive = _battle(after).unit_alive
     return ~alive[: env.num_allies].any() | ~alive[env.num_allies :].any()
+
+
+def _allies_alone(env: Any, state: State) -> Bool[Array, ""]:
+    """Whether allies live and no enemy does: if all die at once, nobody wins."""
+    alive = _battle(state).unit_alive
+    return alive[: env.num_allies].any() & ~alive[env.num_allies :].any()
 
 
 def _predators_and_prey(env: Any, observations: Observations, state: State) -> Float[Array, "S"]:
@@ -245,6 +253,7 @@ _SMAX = Compat(
     state=lambda env, observations, state: observations["world_state"],
     legal=lambda env, state: env.get_avail_actions(state),
     alive=lambda env, state: _battle(state).unit_alive[: len(env.agents)],
+    won=_allies_alone,
     scene=_units,
 )
 _MPE = Compat("mpe", _one_more, scene=_points)
@@ -257,6 +266,7 @@ COMPAT = {
     "smax": _SMAX,
     "smax_self_play": _SMAX._replace(
         reward="individual",
+        won=None,
         team_of=lambda agent: "allies" if agent.startswith("ally") else "enemies",
     ),
     "overcooked": Compat(
@@ -395,6 +405,7 @@ class JaxMarl:
             terminated=everyone & over & ended,
             truncated=everyone & over & ~ended,
             shaping=_by_agent(env, info["shaped_reward"]) if "shaped_reward" in info else None,
+            won=compat.won and compat.won(env, inner),
         )
         return JaxMarlState(strongly_typed(inner), time), timestep
 

@@ -70,7 +70,9 @@ def outcome(spec: EnvSpec, method: str, found: Any) -> tuple[EnvState, Timestep]
     numbers, flags = (ArraySpec((spec.num_agents,), dtype) for dtype in ("float32", "bool"))
     shaping = None if timestep.shaping is None else numbers
     extras = {name: spec.extras[name] for name in spec.extras if name in (timestep.extras or ())}
-    arrays: Any = (numbers, flags, flags, ArraySpec((), "bool"), shaping, extras or None)
+    last = ArraySpec((), "bool")
+    won = None if timestep.won is None else last
+    arrays: Any = (numbers, flags, flags, last, shaping, extras or None, won)
     wanted = Timestep(spec.view_spec, spec.view_spec, *arrays)
     return state, _cast(f"{spec.name}: {method}", wanted, timestep)
 

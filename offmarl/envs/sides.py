@@ -440,6 +440,7 @@ class Side:
             last=(terminated | truncated).all(),
             shaping=None if timestep.shaping is None else timestep.shaping[mine],
             extras=_pack(_others_of(self.team, state.view, joint, log_prob, number, timestep)),
+            won=timestep.won,
         )
 
     def extras(self, key: PRNGKeyArray, state: SideState) -> dict[str, Array]:

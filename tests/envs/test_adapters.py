@@ -1,6 +1,7 @@
 """Adapters: names, sizes and ends; `test_conformance` tests the protocol."""
 
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from offmarl import envs
-from offmarl.envs import catalogue
+from offmarl.envs import catalogue, jaxmarl
 from offmarl.envs.conformance import compiled, record
 from offmarl.errors import MissingExtraError, OptionError, ShapeError, UnknownNameError
 from offmarl.types import Discrete, EnvSpec
@@ -279,6 +280,14 @@ def test_dead_soldiers_do_not_end_the_battle():
     assert (dead.any(-1) & ~step.last).any()
     assert not (step.terminated & ~step.last[..., None]).any()
     assert (step.next_view.legal_actions[dead].sum(-1) == 1).all()
+
+
+def test_a_battle_is_won_by_those_who_are_left_alone():
+    battle, won = SimpleNamespace(num_allies=2), jaxmarl.COMPAT["smax"].won
+    alive = {"110001": False, "010000": True, "001000": False, "000000": False}
+    for units, wanted in alive.items():
+        state = SimpleNamespace(unit_alive=jnp.array([unit == "1" for unit in units]))
+        assert won(battle, state) == wanted
 
 
 @pytest.mark.nightly

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import chex
@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from offmarl import load_policy, tracking, vault
+from offmarl import envs, load_policy, tracking, vault
 from offmarl.cli import output
+from offmarl.envs.classic import Xor
 from offmarl.errors import (
     CheckpointError,
     NotLearnedError,
@@ -437,6 +438,31 @@ def test_an_expert_that_did_not_learn_is_no_expert(tmp_path):
     assert record_from_run(run, "random").data["vaults"][0]["steps"] == 400
     with pytest.raises(RunError, match="kept no training data"):
         mappo.main(replace(args, tiers="replay"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lottery(Xor):
+    """A round of XOR, which is won by different actions."""
+
+    def step(self, key, state, action):
+        state, timestep = super().step(key, state, action)
+        return state, timestep._replace(won=timestep.reward[0] > 0)
+
+
+def test_evaluations_log_how_often_the_agents_win(tmp_path, monkeypatch):
+    monkeypatch.setattr(envs, "make", lambda _: Lottery(name="lottery", time_limit=1))
+    sizes = {"num_envs": 2, "num_steps": 4, "updates": 1, "hidden": 4, "eval_episodes": 8}
+    args = vdn.Args(
+        env="lottery", tiers="", out=tmp_path, total_steps=8, evaluations=1, seeds=2, **sizes
+    )
+    vdn.main(args)
+    rows = [row for row in metrics_of(tmp_path / "lottery.run/vdn-0-to-1") if "episode_won" in row]
+    assert {(row["seed"], row["step"]) for row in rows} == {(0, 0), (1, 0), (0, 8), (1, 8)}
+    for row in rows:
+        for way in ("", "greedy_"):
+            returns = np.array(row[f"{way}episode_return"])
+            np.testing.assert_array_equal(row[f"{way}episode_won"], returns == 1)
+    assert 0 < np.mean([row["episode_won"] for row in rows]) < 1
 
 
 def test_a_run_without_tiers_is_summarised_without_a_table(tmp_path, capsys):

@@ -272,6 +272,12 @@ def record_from_run(
     return _record_all(runs, _saved_versions(runs, directory), chosen)
 
 
+_WAYS = (
+    (tracking.RETURN, tracking.WON, LEARNED),
+    (tracking.GREEDY_RETURN, tracking.GREEDY_WON, GREEDY),
+)
+"""How policies are evaluated, and the metrics of it."""
+
 _SOURCES = ("environment_source", "opponents", "init", "replay", "population")
 """Entries of a run's record that make `Recorder.source`."""
 
@@ -461,13 +467,21 @@ class _Training(Training):
     def evaluate(self, policies: Sequence[ArrayTree], done: int, _last: bool = False) -> Evaluated:
         """Evaluate the policies, sampled and greedy, and keep them as a version."""
         found: Evaluated = {}
-        for metric, way in ((tracking.RETURN, LEARNED), (tracking.GREEDY_RETURN, GREEDY)):
+        teams = [run.by_team() for run in self.runs]
+        for metric, won, way in _WAYS:
+            played = [
+                [one.play((way, params), one.key(EVALUATE, done)) for one in own]
+                for own, params in zip(teams, policies, strict=True)
+            ]
             returns = [
-                [one.returns((way, params), run.key(EVALUATE, done)) for one in run.by_team()]
-                for run, params in zip(self.runs, policies, strict=True)
+                [one.returns_in(x) for one, x in zip(*pair, strict=True)]
+                for pair in zip(teams, played, strict=True)
             ]
             by_team = map(np.stack, zip(*returns, strict=True))
             found |= zip(_metrics(self.runs[0], metric), by_team, strict=True)
+            wins = [own[0].won for own in played if len(own) == 1]
+            if told := [np.asarray(x, np.float32) for x in wins if x is not None]:
+                found[won] = np.stack(told)
         shared = stacked(gathered(policies))
         if is_first() and done not in self._kept.steps():
             self._kept.save(done, {"policy": shared}, {})

@@ -16,7 +16,7 @@ from offmarl.checkpoint import Checkpoints
 from offmarl.config import Role, with_role
 from offmarl.envs import Environment
 from offmarl.errors import CheckpointError
-from offmarl.evaluation import returns_by_team
+from offmarl.evaluation import Evaluation, returns_by_team
 from offmarl.programs.cluster import gathered, load_on_first
 from offmarl.programs.program import OnlineArgs, Program, recorded, state_shapes
 from offmarl.programs.recording.sides import against_reference
@@ -149,7 +149,15 @@ class Recorder(NamedTuple):
 
     def returns(self, params: ArrayTree, key: PRNGKeyArray) -> Float[np.ndarray, "episodes"]:
         """Play `OnlineArgs.eval_episodes` episodes of the policy, and return their returns."""
-        found = gathered(play_against(*self._played(params, key)))
+        return self.returns_in(self.play(params, key))
+
+    def play(self, params: ArrayTree, key: PRNGKeyArray) -> Evaluation:
+        """Play `OnlineArgs.eval_episodes` episodes of the policy."""
+        found: Evaluation = gathered(play_against(*self._played(params, key)))
+        return found
+
+    def returns_in(self, found: Evaluation) -> Float[np.ndarray, "episodes"]:
+        """Return the returns of played episodes."""
         team = 0 if self.team is None else teams_of(self.env.spec).index(self.team)
         return returns_by_team(self.env.spec, found)[:, team]
 

@@ -389,6 +389,8 @@ def summary(found: Mapping[str, Float[np.ndarray, "seeds episodes"]]) -> str:
         tracking.AGREEMENT: "agreement{} {:.3f}",
         tracking.RETURN: "return{} {:.2f}",
         tracking.GREEDY_RETURN: "greedy{} {:.2f}",
+        tracking.WON: "won{} {:.0%}",
+        tracking.GREEDY_WON: "greedy won{} {:.0%}",
         tracking.SAMPLED_RETURN: "sampled{} {:.2f}",
     }
     return ", ".join(
