@@ -245,7 +245,7 @@ def _describe_native(contents: Contents, found: _Found) -> None:
         )
     for key, expected in zarrays(schema).items():
         with noting(found.faults, key):
-            document = contents.get_one(key)
+            document = contents.get(key)
             if document != expected and load_json(document, key) != json.loads(expected):
                 raise VaultFormatError("it is not what the vault's schema says.")
     found.parts, found.length = own, own.length
@@ -347,7 +347,7 @@ def _comparing(contents: Contents, schema: Schema) -> Callable[[_Placed, bytes],
     def stored(number: int) -> tuple[NumpyArray, str]:
         problems, value = list[Fault](), b""
         with noting(problems):
-            value = contents.get_one(layout.checksums_key(number))
+            value = contents.get(layout.checksums_key(number))
         return layout.decode_checksums(value), problems[0].what if problems else "too few"
 
     def difference(one: _Placed, value: bytes) -> str:

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import PurePath
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -393,9 +393,8 @@ def decode_index(data: bytes) -> int:
     return int(np.frombuffer(data, "<i4")[0])
 
 
-def load_json(data: bytes, name: str) -> dict[str, Any]:
-    """Parse a JSON object from an untrusted source; `VaultFormatError` if it is not one."""
-    return records.parse(data, name, VaultFormatError)
+load_json = partial(records.parse, error=VaultFormatError)
+"""Parses a JSON object from an untrusted source, named for errors."""
 
 
 def damaged(

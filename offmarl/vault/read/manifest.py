@@ -94,7 +94,7 @@ def read_manifest(store: Store) -> Manifest | None:
                 f"{own.stock_length}: a program that does not use offmarl's lock overwrote it "
                 "during the recording. Copy the vault again from its source."
             )
-        before, head = head, store.get_one(layout.HEAD_KEY)
+        before, (head,) = head, store.get_all([layout.HEAD_KEY])
         if head == before:
             return own
 
@@ -237,16 +237,16 @@ def read_parts(contents: Contents, schema: Schema, faults: list[Fault]) -> Parts
     for name, key in _KEYS.items():
         found[name] = None
         with noting(faults, key):
-            found[name] = _decode(name, schema, contents.get_one(key))
+            found[name] = _decode(name, schema, contents.get(key))
     ended, finals = {}, {}
     for key in contents.keys(layout.EPISODES_PREFIX):
         with noting(faults, key):
             first = _first_of(key, layout.EPISODES_PREFIX)
-            ended[first] = _records(contents.get_one(key), schema.record)
+            ended[first] = _records(contents.get(key), schema.record)
     for key in contents.keys(layout.FINALS_PREFIX):
         with noting(faults, key):
             first = _first_of(key, layout.FINALS_PREFIX)
-            finals[first] = len(_records(contents.get_one(key), encoding.view_dtype(schema.spec)))
+            finals[first] = len(_records(contents.get(key), encoding.view_dtype(schema.spec)))
     return Parts(schema, ended=ended, finals=finals, **found)
 
 
@@ -254,7 +254,7 @@ def read_schema(contents: Contents, metadata: Mapping[str, Any], faults: list[Fa
     """Return the schema, from ``metadata.json`` if the key is damaged."""
     found: list[Schema] = []
     with noting(faults, layout.SCHEMA_KEY):
-        found.append(Schema.decode(contents.get_one(layout.SCHEMA_KEY)))
+        found.append(Schema.decode(contents.get(layout.SCHEMA_KEY)))
     return found[0] if found else schema_in(metadata)
 
 
@@ -329,7 +329,7 @@ def foreign_grids(
     for name, leaf in leaves.items():
         key = f"{layout.prefix_of(name)}.zarray"
         with noting(faults, key):
-            grids.append(foreign_grid(name, leaf, rows, contents.get_one(key)))
+            grids.append(foreign_grid(name, leaf, rows, contents.get(key)))
     return grids
 
 

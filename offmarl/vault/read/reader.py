@@ -493,7 +493,7 @@ class FinalViews:
         keys = {one: layout.finals_key(int(self._firsts[one])) for one in np.unique(block).tolist()}
         self._vault.store.prefetch([*keys.values()])
         for one, key in keys.items():
-            data = self._vault._arrays.values.get_one(key)
+            (data,) = self._vault._arrays.values.get_all([key])
             first, here = self._firsts[one], block == one
             views[here] = np.frombuffer(data, self._dtype)[numbers[here] - first]
         return encoding.unpack_view(views)

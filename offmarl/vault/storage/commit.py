@@ -214,7 +214,7 @@ class Contents:
         read = self.store.files.read(place.file, byte_range=span)
         return lambda: _whole(key, read, place.length)
 
-    def get_one(self, key: str) -> bytes:
+    def get(self, key: str) -> bytes:
         """Return the value of a key; `VaultFormatError` where it is missing or damaged."""
         if key not in self.tree.values:
             raise VaultFormatError(f"{key} is missing.")

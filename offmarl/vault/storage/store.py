@@ -231,10 +231,6 @@ class Store(ABC):
             raise damaged(self.path, f"it has lost {lost[0]}")
         return [found[key] for key in keys]
 
-    def get_one(self, key: str) -> bytes:
-        """Return the value of a key that must exist."""
-        return self.get_all([key])[0]
-
     def drop_pages(self) -> None:
         """Ask the system to drop data written since the last call from its cache."""
         return
@@ -248,18 +244,13 @@ class Store(ABC):
         again = again or read
         use_tensorstore(self.path)
         try:
-            return self._finish(read, again)
+            return finish_remote(read, again) if self.is_remote else read()
         except (ValueError, OSError) as error:
             if not isinstance(error, ValueError) or "NOT_FOUND" not in str(error):
                 raise vault_error(error, self.path) from error
         # Outside `except`, because the exception keeps the result of the first call in memory.
         with errors_of(self.path):
-            return self._finish(again, again)
-
-    def _finish(self, read: Callable[[], T], again: Callable[[], T]) -> T:
-        """Return the result of a read; ``again`` is for an answer that was cut short."""
-        del again
-        return read()
+            return finish_remote(again, again) if self.is_remote else again()
 
 
 class OcdbtStore(Store):
@@ -298,7 +289,7 @@ class OcdbtStore(Store):
                 raise ValueError(EMPTY)
             return bytes(found.value) if found.state == "value" else None
 
-        return self._finish(read, read)
+        return finish_remote(read, read) if self.is_remote else read()
 
     def names(self) -> list[str]:
         """Return the relative paths of all files below."""
@@ -312,9 +303,6 @@ class OcdbtStore(Store):
     def vaults(self) -> list[PurePath]:
         """Return the vaults below, at any depth."""
         return [self.path / found for found in vaults_among(self.names())]
-
-    def _finish(self, read: Callable[[], T], again: Callable[[], T]) -> T:
-        return finish_remote(read, again) if self.is_remote else read()
 
     @cached_property
     def _kv(self) -> ts.KvStore:

@@ -103,7 +103,7 @@ class ChunkBuffer:
         for key, value, (*_, array) in zip(keys, stored, self._chunk.arrays, strict=True):
             array[:, : self._filled] = self._decode(store, key, value, array)[:, : self._filled]
         if self._schema.codec == "raw":
-            expected = store.get_one(layout.checksums_key(self._number))
+            (expected,) = store.get_all([layout.checksums_key(self._number)])
             sound = _agree(stored, expected) | _agree(self._chunk.values(), expected)
             if not sound.all():
                 raise damaged(store.path, f"its checksum is wrong, of {keys[sound.argmin()]}")
