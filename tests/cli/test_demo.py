@@ -28,7 +28,7 @@ def test_the_demo_goes_all_the_way(tmp_path, monkeypatch):
     }
     assert report.data["trained"]["medium"]["bc (greedy)"]["low"] is None  # of two seeds
     assert (tmp_path / "demo.png").stat().st_size > 10_000
-    following = report.text.renderables[-1].plain.split()
+    following = report.text.renderables[-1].renderables[0].plain.split()
     assert following[:3] == ["Next:", "offmarl", "evaluate"]
     run = tmp_path / "runs/expert/bc"  # this demo trains nothing else
     assert run.is_dir() and Path(following[3]) in {run.with_name(name) for name in baselines}

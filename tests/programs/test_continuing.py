@@ -208,13 +208,17 @@ def test_a_number_is_not_absent():
         _common_parts(theirs, ours, "run", "hidden=3")
 
 
-def test_windows_longer_than_the_data_are_refused(before, tmp_path):
-    args = iql_cql.Args(vault=before[0], out=tmp_path / "new", updates=2, env="none", length=10_000)
-    with pytest.raises(OptionError, match=r"--length 10000 is more than the data has \(\d+ steps"):
+def test_windows_longer_than_the_data_are_refused(random_data, tmp_path):
+    data = random_data("probe/observation")
+    args = iql_cql.Args(vault=data, out=tmp_path / "new", updates=2, env="none", length=10_000)
+    with pytest.raises(
+        OptionError, match=r"--length 10000 is more than the data has \([\d,]+ steps"
+    ):
         iql_cql.main(args)
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.slow
 def test_a_refused_start_leaves_no_run_behind(before, tmp_path):
     data, run = before
     args = iql_cql.Args(vault=data, out=tmp_path / "new", updates=2, hidden=4, init=run, env="none")

@@ -1,7 +1,7 @@
 """Policies play the same episodes in one program as one after the other."""
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,20 @@ EPISODES, SEEDS = 4, 2
 KEYS = jax.random.split(jax.random.key(7), SEEDS)
 
 
-def separately(program, params, greedy):
-    policy = program.policy(greedy)
-    play = jax.jit(lambda *given: evaluate(ENV, policy, *given, EPISODES).team_returns)
-    of = [play(jax.tree.map(lambda x, s=seed: x[s], params), KEYS[seed]) for seed in range(SEEDS)]
-    return np.stack(of)
+@cache
+def separately(module):
+    """Return a program, its parameters for each seed, and what each seed returns both ways."""
+    args = module.Args(vault="unused", hidden=8)
+    program = module.make(ENV.spec, args, None)
+    init = partial(program.init, hyper=hyperparameters(args))
+    params = jax.device_get(program.policy_params(jax.jit(jax.vmap(init))(KEYS)))
+
+    def play(greedy):
+        policy = program.policy(greedy)
+        play = jax.jit(lambda *given: evaluate(ENV, policy, *given, EPISODES).team_returns)
+        return [play(jax.tree.map(lambda x, s=s: x[s], params), KEYS[s]) for s in range(SEEDS)]
+
+    return program, params, np.stack([play(True), play(False)], 1)
 
 
 @pytest.mark.parametrize(
@@ -34,15 +43,11 @@ def separately(program, params, greedy):
 )
 def test_both_ways_of_acting_play_the_same_episodes(monkeypatch, module, most, at_once):
     monkeypatch.setattr(evaluating, "_MOST_CARRY_BYTES", most)
-    args = module.Args(vault="unused", hidden=8)
-    program = module.make(ENV.spec, args, None)
-    init = partial(program.init, hyper=hyperparameters(args))
-    params = program.policy_params(jax.vmap(init)(KEYS))
+    program, params, expected = separately(module)
     found = evaluating.play(program, ENV, Layout(at_once), EPISODES, (True, False), params, KEYS)
     found = found.team_returns
     assert found.shape == (SEEDS, 2, EPISODES, 1)
-    for mode, greedy in enumerate((True, False)):
-        np.testing.assert_allclose(found[:, mode], separately(program, params, greedy), rtol=1e-5)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
     assert not np.allclose(found[:, 0], found[:, 1])
 
 

@@ -26,6 +26,7 @@ PUT = jax.jit(add, static_argnums=0)
 DRAW = jax.jit(draw_windows, static_argnums=(2, 3, 4))
 UNPACK = jax.jit(windows_at, static_argnums=(2, 3))
 ADMIT = jax.jit(admit, static_argnums=(2, 3))
+SAMPLE = jax.jit(sample, static_argnums=(3, 4))
 
 
 @lru_cache
@@ -35,31 +36,31 @@ def capture_of(ends: tuple[tuple[int, ...], ...] = ENDS, capacity: int = CAPACIT
     Step t of row e is seen as 100 e + t, and led to the view 1000 + 100 e + t if it ends an
     episode, and to the next step's otherwise.
     """
-    last = jnp.asarray(ends, bool).T
+    last = np.array(ends, bool).T
     rows = last.shape[1]
-    number = 100 * jnp.arange(rows) + jnp.arange(len(last))[:, None]
+    number = 100 * np.arange(rows) + np.arange(len(last))[:, None]
 
-    def view(number: jax.Array) -> View:
-        seen = number.astype(jnp.float32)
+    def view(number: np.ndarray) -> View:
+        seen = number.astype(np.float32)
         return View(
             seen[..., None, None],
             seen[..., None],
-            jnp.ones((*seen.shape, 1, 2), bool),
-            jnp.ones((*seen.shape, 1), bool),
+            np.ones((*seen.shape, 1, 2), bool),
+            np.ones((*seen.shape, 1), bool),
         )
 
     agents = number[..., None]
     transitions = Transition(
         view(number),
-        action=jnp.zeros(agents.shape, jnp.int32),
-        reward=agents.astype(jnp.float32),
-        terminated=jnp.zeros(agents.shape, bool),
+        action=np.zeros(agents.shape, np.int32),
+        reward=agents.astype(np.float32),
+        terminated=np.zeros(agents.shape, bool),
         truncated=last[..., None],
         last=last,
-        behaviour_log_prob=jnp.zeros(agents.shape),
-        policy_id=jnp.zeros(number.shape, jnp.int32),
+        behaviour_log_prob=np.zeros(agents.shape, np.float32),
+        policy_id=np.zeros(number.shape, np.int32),
     )
-    after = view(jnp.where(last, 1000 + number, number + 1))
+    after = view(np.where(last, 1000 + number, number + 1))
     buffer = make_buffer(rows, capacity)
     capture = init_capture(buffer, SPEC, sampled=True, num_steps=4)
     for start in range(0, len(last), 4):
@@ -217,7 +218,7 @@ def test_prior_data_are_drawn_apart_from_the_own_steps(prior) -> None:
 def test_prior_data_have_no_priorities(prior) -> None:
     capture = capture_of()
     priorities = begin_priorities(capture)
-    batch, slots = sample(
+    batch, slots = SAMPLE(
         priorities, capture._replace(prior=prior), jax.random.key(1), 120, 2, jnp.float32(0.4)
     )
     assert slots.shape == (60,) and batch.weight.shape == batch.mask.shape[:1] == (120,)
@@ -242,9 +243,7 @@ def test_prioritised_windows_start_at_the_slots_of_the_buffer() -> None:
             exist[:, time % CAPACITY] = np.stack([np.ones(2), buffer_steps[:, time]], 1)
         values = priorities.tree.values(jnp.arange(4 * CAPACITY), 1.0)
         np.testing.assert_array_equal(values.reshape(exist.shape), exist)
-    batch, slots = jax.jit(sample, static_argnums=(3, 4))(
-        priorities, capture, jax.random.key(1), 64, length, jnp.float32(0.4)
-    )
+    batch, slots = SAMPLE(priorities, capture, jax.random.key(1), 64, length, jnp.float32(0.4))
     row, rest = np.divmod(np.asarray(slots), 2 * CAPACITY)
     age = (rest // 2 - 11) % CAPACITY
     same = UNPACK(capture, Start(row, age, rest % 2 == 1), length)
