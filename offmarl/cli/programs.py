@@ -289,7 +289,7 @@ def evaluate(
             raise OptionError(f"{option_name} must be at least 1: got {value}.")
     from offmarl.cli import policies  # imports JAX, which --help does without
     from offmarl.programs.runs.parallel import is_parallel
-    from offmarl.report.render import KINDS, save
+    from offmarl.report.render import KINDS, play_run, save
 
     check_file(render, "--render", "episode.gif", KINDS)
     run = _named(run)
@@ -304,7 +304,7 @@ def evaluate(
     else:
         environment, loaded = policies.load(run, policy, record["seeds"], opponents)
     if render:
-        save(policies.watch(environment, loaded[record["seeds"][0]], seed), render)
+        save(play_run(loaded[record["seeds"][0]], environment, seed), render)
     returns, place = policies.play(environment, loaded, eval_episodes, seed), environment.spec.name
     acting: Acting = "greedy" if policy.act == "greedy" else "sampled"
     who, checkpoint = labelled(record["program"], acting), policy.checkpoint

@@ -120,19 +120,23 @@ def _episode(
     return whole
 
 
-def play_run(loaded: LoadedPolicy) -> Playback:
-    """Play an episode in the environment of a policy's run; `ShapeError` if its sizes changed."""
+def play_run(loaded: LoadedPolicy, env: Environment | None = None, seed: int = 0) -> Playback:
+    """Play an episode of a policy, by default in its run's environment.
+
+    `ShapeError` if the sizes of that one have changed.
+    """
     import jax
 
     from offmarl import envs
 
-    env = envs.make(loaded.spec.name)
-    if difference := loaded.spec.difference(env.spec, extras=False):
-        raise ShapeError(
-            f"the policy of {loaded.name} and {loaded.spec.name} differ in {difference}: give the "
-            "environment that it was trained in, or one of the same sizes."
-        )
-    return play(env, loaded.policy, loaded.params, jax.random.key(0))
+    if env is None:
+        env = envs.make(loaded.spec.name)
+        if difference := loaded.spec.difference(env.spec, extras=False):
+            raise ShapeError(
+                f"the policy of {loaded.name} and {loaded.spec.name} differ in {difference}: give "
+                "the environment that it was trained in, or one of the same sizes."
+            )
+    return play(env, loaded.policy, loaded.params, jax.random.key(seed))
 
 
 def draw(env: Any, path: Path) -> None:
