@@ -153,10 +153,7 @@ def draw(env: Any, path: Path) -> None:
 def save(playback: Playback, path: Path) -> None:
     """Write an episode as an animation (``.gif``, ``.mp4``), or its middle scene as a ``.png``.
 
-    Raises
-    ------
-    OptionError
-        The suffix is unknown, or the encoder for ``.mp4`` is not installed.
+    `OptionError` if the suffix is unknown, or the encoder for ``.mp4`` is not installed.
     """
     kind = kind_of(path, KINDS, "an episode")
     path.parent.mkdir(parents=True, exist_ok=True)
