@@ -7,9 +7,9 @@ from typing import Any
 
 from offmarl import report
 from offmarl.cli.data import ls
+from offmarl.cli.parse import run_program
 from offmarl.config import Vaults
 from offmarl.hub.card import references as recorded
-from offmarl.programs.runs.configs import run_program
 from offmarl.report.comparison import ComparedRuns
 from offmarl.report.pages import RunReport, describe_run
 from offmarl.statistics import Reference

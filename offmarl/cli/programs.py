@@ -188,10 +188,10 @@ def _trained_recording(arguments: list[str]) -> "Recording":
     """Return the recording of a trained policy, which the same command resumes after a stop."""
     args = parse(_TrainedArgs, "record", "Record a trained policy.", arguments, TaskOptions)
     from offmarl import envs
+    from offmarl.cli.parse import use_cores_for
     from offmarl.cli.policies import load
     from offmarl.programs.cluster import join
     from offmarl.programs.recording.blocks import Recording
-    from offmarl.programs.runs.configs import use_cores_for
 
     use_cores_for(args)
     join(args)
