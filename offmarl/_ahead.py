@@ -98,6 +98,31 @@ def briefly(work: Callable[[], _Work], name: str, seconds: float) -> _Work:
     return done.result()
 
 
+def unreachable(url: str, seconds: float) -> str:
+    """Return why a server cannot be reached; an empty text if it accepts connections.
+
+    It is tried in a thread that is abandoned after a while, because the lookup of a host name can
+    take long and cannot be interrupted. The first hop is the proxy, if one is set.
+    """
+    import socket  # starting needs none of these
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies, proxy_bypass
+
+    address = urlsplit(url)
+    if not proxy_bypass(address.hostname or ""):
+        address = urlsplit(getproxies().get(address.scheme, url))
+
+    def attempt() -> None:
+        port = address.port or {"http": 80}.get(address.scheme, 443)
+        socket.create_connection((address.hostname or "", port), seconds).close()
+
+    try:
+        briefly(attempt, "offmarl-reach", seconds)
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error)
+    return ""
+
+
 @atexit.register
 def _leave() -> None:
     """Let the threads end: one that comes back from TensorStore later aborts the process."""

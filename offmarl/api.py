@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from offmarl import hub, report
+from offmarl.cli.parse import run_program
 from offmarl.config import Vaults
 from offmarl.hub.card import references as recorded
-from offmarl.programs.runs.configs import run_program
 from offmarl.report.comparison import ComparedRuns
 from offmarl.report.pages import RunReport, describe_run
 from offmarl.statistics import Reference

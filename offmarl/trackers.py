@@ -15,7 +15,6 @@ import io
 import json
 import logging
 import shutil
-import socket
 import time
 import uuid
 import warnings
@@ -30,12 +29,11 @@ from os import environ
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import SplitResult, urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import numpy as np
 
 from offmarl import tracking
-from offmarl._ahead import briefly
+from offmarl._ahead import briefly, unreachable
 from offmarl._imports import import_optional
 from offmarl.errors import MissingExtraError, OffmarlError, RunError, unknown_name
 from offmarl.paths import expanded
@@ -45,7 +43,8 @@ FILE = "tracking.json"
 
 _SECONDS, _SECONDS_HERE = 5.0, 60.0
 """How long a training waits for a server, and for files and databases."""
-_PORTS = {"http": 80, "https": 443}
+_SCHEMES = ("http", "https")
+"""Those of servers."""
 _LIMITS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "4",
@@ -135,7 +134,7 @@ class Trackers:
     def _make(self, text: str, run: Tracked) -> None:
         name, _, target = text.partition("=")
         import_module(KINDS[name].module)  # takes a while
-        seconds = _SECONDS if _server(text).scheme in _PORTS else _SECONDS_HERE
+        seconds = _SECONDS if _server(text).scheme in _SCHEMES else _SECONDS_HERE
         self._open[text] = _Patience(3 * seconds).wait(lambda: KINDS[name](run, target))
         self._patience[text] = _Patience(seconds)
 
@@ -202,11 +201,8 @@ def check(names: Iterable[str]) -> None:
             )
         with _opening(text):
             server = _server(text)
-            port, host = server.port or _PORTS.get(server.scheme), server.hostname
-            by_proxy = server.scheme in getproxies() and not proxy_bypass(host or "")
-            if host and port and not by_proxy:
-                connect = partial(socket.create_connection, (host, port), _SECONDS)
-                _Patience(_SECONDS).wait(connect).close()
+            if server.scheme in _SCHEMES and (reason := unreachable(server.geturl(), _SECONDS)):
+                raise OSError(reason)
 
 
 @contextmanager

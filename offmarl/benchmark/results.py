@@ -147,12 +147,7 @@ def spread(rows: Sequence[Row]) -> float | None:
 def write_results(results: Results, failed: Mapping[str, Path] | None = None) -> list[Path]:
     """Write the tables, the figures, the page and marl-eval's JSON; return their paths.
 
-    Parameters
-    ----------
-    results
-        The finished cells.
-    failed
-        The logs of what has failed, by name.
+    ``failed`` has the logs of what has failed, by name.
     """
     out = results.plan.out
     tables = score_tables(results)

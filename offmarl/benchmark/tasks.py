@@ -26,7 +26,6 @@ from offmarl.paths import local
 from offmarl.programs import load_policy
 from offmarl.programs.cross_play import CrossPlayWork, scores
 from offmarl.programs.registry import Kind
-from offmarl.programs.runs.configs import run_program
 from offmarl.terminal import number
 from offmarl.vault import open_vault
 
@@ -153,7 +152,7 @@ def _exists(vault: str) -> bool:
 # ---------------------------------------------------------------------------------- blocks
 
 Run = Callable[[Kind, str, Mapping[str, Any]], Any]
-"""Runs a program with its options; see `run_program`."""
+"""Runs a program with its options, as a plan has them, and returns what it returns."""
 
 
 class CellsWork(Work):
@@ -164,8 +163,8 @@ class CellsWork(Work):
 
     goes_on = True
 
-    def __init__(self, plan: Plan, run: Run | None = None):
-        self.benchmark_plan, self._run = plan, run or run_program
+    def __init__(self, plan: Plan, run: Run):
+        self.benchmark_plan, self._run = plan, run
         self._cells = plan.cells
         self._jobs: list[Job] = []
         self._job_of: dict[str, int] = {}

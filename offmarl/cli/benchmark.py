@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from offmarl import tracking
 from offmarl.cli.output import Report, as_is
+from offmarl.cli.parse import run_program
 from offmarl.cli.tasks import Divided
 from offmarl.errors import OffmarlError, VaultError
 
@@ -44,7 +45,7 @@ def benchmark(
 
     plan = benchmarks.read_plan(file, out)
     use_cores(_devices_of(plan), "map")
-    work = benchmarks.CellsWork(plan)
+    work = benchmarks.CellsWork(plan, run_program)
     before = partial(_checked, plan)
     return Divided(work, lambda launched: _results(plan, launched.failed), before, take_over)
 

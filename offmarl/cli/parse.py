@@ -26,10 +26,20 @@ from typing import (
     get_type_hints,
 )
 
-from offmarl.config import REPEATED, Role, Rule, Validated, Vaults, check_seed, with_role
-from offmarl.errors import OptionError
+from offmarl.config import (
+    REPEATED,
+    Role,
+    Rule,
+    Validated,
+    Vaults,
+    check_seed,
+    read_values,
+    with_role,
+)
+from offmarl.errors import OffmarlError, OptionError
 from offmarl.paths import expanded
-from offmarl.programs.runs.configs import Config, program_arguments, read_config
+from offmarl.programs.registry import Kind, load
+from offmarl.programs.runs.configs import Config, read_config
 
 T = TypeVar("T")
 
@@ -137,10 +147,59 @@ def parse_program(
     return program_arguments(target, {**values, **given}, file)
 
 
+def run_program(kind: Kind, name: str, options: Mapping[str, Any], where: str | None = None) -> Any:
+    """Run a program with options as a file holds them, and return what it returns.
+
+    ``where`` is named in errors, by default the program.
+    """
+    module = load(kind, name)
+    given = read_values(module.Args, options, where or name)
+    return module.main(program_arguments(module.Args, given))
+
+
+def program_arguments(target: type[T], given: Mapping[str, Any], settings: Path | None = None) -> T:
+    """Return a program's arguments: those given, and for the others settings from files."""
+    args: Any
+    if hasattr(target, "for_env"):
+        kind: Any = target
+        args = kind.for_env(settings_environment(kind, given), settings=settings, **given)
+    else:
+        args = target(**given)
+    use_cores_for(args)
+    return cast(T, args)
+
+
 def config_among(arguments: Sequence[str]) -> Config | None:
     """Return the content of the file that ``--config`` names among arguments; None without it."""
     file = given_among(arguments, config=Path).get("config")
     return None if file is None else read_config(file)
+
+
+def settings_environment(target: Any, given: Mapping[str, Any]) -> str:
+    """Return the environment whose settings a program uses: a baseline's is that of its vault."""
+    env: str | None = given.get("env", target.env)
+    if "vault" in given and env in (None, "none"):
+        from offmarl.programs.runs.drawing import environment_of
+
+        with contextlib.suppress(OffmarlError, OSError):  # the program will raise it again
+            env = environment_of(target(**given))
+    return env or ""
+
+
+def use_cores_for(args: Any, batching: str | None = None) -> None:
+    """Split a CPU into the devices that arguments ask for, or one for each of several seeds.
+
+    ``batching`` is by default that of the arguments.
+    """
+    batching = batching or getattr(args, "batching", None)
+    if isinstance(args, Validated) and (devices := getattr(args, "devices", None)):
+        from offmarl.programs.runs.compiling import use_cores
+
+        use_cores(devices // (getattr(args, "processes", None) or 1), "map")
+    elif batching and args.seeds > 1:  # other scripts may have seeds of any kind
+        from offmarl.programs.runs.compiling import use_cores  # imports JAX
+
+        use_cores(args.seeds, batching)
 
 
 def read(

@@ -17,7 +17,6 @@ from offmarl.programs import LoadedPolicy
 from offmarl.programs.recording.sides import side_of
 from offmarl.programs.runs.evaluate import default_sizes, play_policy
 from offmarl.programs.runs.parallel import ParallelEnvironment, Player, is_parallel
-from offmarl.report import render
 from offmarl.teams import by_team, only_or_all, teams_of
 from offmarl.terminal import number
 from offmarl.tracking import progress, read_run
@@ -95,8 +94,3 @@ def play(
         team.name: dict(zip(policies, [own[:, place] for own in found], strict=True))
         for place, team in enumerate(teams)
     }
-
-
-def watch(environment: Environment, loaded: LoadedPolicy, seed: int) -> render.Playback:
-    """Play one episode of a policy, to be drawn."""
-    return render.play(environment, loaded.policy, loaded.params, jax.random.key(seed))

@@ -176,10 +176,10 @@ def _trained_recording(arguments: list[str]) -> "Recording":
     """Return the recording of a trained policy, which the same command resumes after a stop."""
     args = parse(_TrainedArgs, "record", "Record a trained policy.", arguments, TaskOptions)
     from offmarl import envs
+    from offmarl.cli.parse import use_cores_for
     from offmarl.cli.policies import load
     from offmarl.programs.cluster import join
     from offmarl.programs.recording.blocks import Recording
-    from offmarl.programs.runs.configs import use_cores_for
 
     use_cores_for(args)
     join(args)
@@ -276,7 +276,7 @@ def evaluate(
         if value is not None and value < 1:
             raise OptionError(f"{option_name} must be at least 1: got {value}.")
     from offmarl.cli import policies  # imports JAX, which --help does without
-    from offmarl.report.render import KINDS, save
+    from offmarl.report.render import KINDS, play_run, save
 
     check_file(render, "--render", "episode.gif", KINDS)
     run = _named(run)
@@ -284,7 +284,7 @@ def evaluate(
     given = run, policy, record["seeds"], opponents
     environment, loaded = policies.load(*given, jobs=jobs, drawn=render is not None)
     if render:
-        save(policies.watch(environment, loaded[record["seeds"][0]], seed), render)
+        save(play_run(loaded[record["seeds"][0]], environment, seed), render)
     returns, place = policies.play(environment, loaded, eval_episodes, seed), environment.spec.name
     acting: Acting = "greedy" if policy.act == "greedy" else "sampled"
     who, checkpoint = labelled(record["program"], acting), policy.checkpoint

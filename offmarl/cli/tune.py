@@ -14,7 +14,9 @@ from offmarl.cli.parse import (
     SettingsFile,
     given_among,
     read,
+    settings_environment,
     take,
+    use_cores_for,
 )
 from offmarl.cli.programs import overview
 from offmarl.cli.tasks import Divided, TaskOptions
@@ -22,7 +24,6 @@ from offmarl.config import Role, with_role
 from offmarl.errors import OptionError
 from offmarl.paths import shown
 from offmarl.programs.registry import Kind, find, load, program_of
-from offmarl.programs.runs.configs import settings_environment, use_cores_for
 from offmarl.programs.runs.run import print_sources
 from offmarl.programs.tuning import (
     Search,

@@ -2,14 +2,11 @@
 
 import random
 import re
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from huggingface_hub import constants, get_hf_file_metadata, get_session, get_token, hf_hub_url
 from huggingface_hub.errors import (
@@ -21,7 +18,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from offmarl._ahead import briefly
+from offmarl._ahead import unreachable
 from offmarl.errors import HubError, HubUnreachableError, OptionError
 from offmarl.hub import card as cards
 from offmarl.hub.card import CARD, Card, File
@@ -75,23 +72,8 @@ def reach() -> None:
 
 
 def problem() -> str:
-    """Return why the hub cannot be reached; an empty text if it can.
-
-    It is tried in a thread that is abandoned after a while, because the lookup of a host name can
-    take long and cannot be interrupted.
-    """
-    scheme = urlsplit(constants.ENDPOINT).scheme  # the first hop is the proxy, if one is set
-    address = urlsplit(getproxies().get(scheme, constants.ENDPOINT))
-
-    def attempt() -> None:
-        port = address.port or {"http": 80}.get(address.scheme, 443)
-        socket.create_connection((address.hostname or "", port), _PATIENCE).close()
-
-    try:
-        briefly(attempt, "offmarl-reach", _PATIENCE)
-    except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error)
-    return ""
+    """Return why the hub cannot be reached; an empty text if it can."""
+    return unreachable(constants.ENDPOINT, _PATIENCE)
 
 
 def find(repository: str, path: str, revision: str, kind: Kind = "dataset") -> Remote:

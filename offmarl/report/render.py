@@ -131,19 +131,23 @@ def _episode(
     return whole
 
 
-def play_run(loaded: LoadedPolicy) -> Playback:
-    """Play an episode in the environment of a policy's run; `ShapeError` if its sizes changed."""
+def play_run(loaded: LoadedPolicy, env: Environment | None = None, seed: int = 0) -> Playback:
+    """Play an episode of a policy, by default in its run's environment.
+
+    `ShapeError` if the sizes of that one have changed.
+    """
     import jax
 
     from offmarl import envs
 
-    env = envs.make(loaded.spec.name)
-    if difference := loaded.spec.difference(env.spec, extras=False):
-        raise ShapeError(
-            f"the policy of {loaded.name} and {loaded.spec.name} differ in {difference}: give the "
-            "environment that it was trained in, or one of the same sizes."
-        )
-    return play(env, loaded.policy, loaded.params, jax.random.key(0))
+    if env is None:
+        env = envs.make(loaded.spec.name)
+        if difference := loaded.spec.difference(env.spec, extras=False):
+            raise ShapeError(
+                f"the policy of {loaded.name} and {loaded.spec.name} differ in {difference}: give "
+                "the environment that it was trained in, or one of the same sizes."
+            )
+    return play(env, loaded.policy, loaded.params, jax.random.key(seed))
 
 
 def draw(env: Any, path: Path) -> None:
@@ -160,10 +164,7 @@ def draw(env: Any, path: Path) -> None:
 def save(playback: Playback, path: Path) -> None:
     """Write an episode as an animation (``.gif``, ``.mp4``), or its middle scene as a ``.png``.
 
-    Raises
-    ------
-    OptionError
-        The suffix is unknown, or the encoder for ``.mp4`` is not installed.
+    `OptionError` if the suffix is unknown, or the encoder for ``.mp4`` is not installed.
     """
     kind = kind_of(path, KINDS, "an episode")
     path.parent.mkdir(parents=True, exist_ok=True)

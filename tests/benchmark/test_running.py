@@ -683,7 +683,7 @@ def test_programs_that_fail_are_named_and_none_stops_the_others(
             program.make(None, None, None)
         ran.append(name)
 
-    monkeypatch.setattr("offmarl.benchmark.tasks.run_program", run)
+    monkeypatch.setattr("offmarl.cli.benchmark.run_program", run)
     monkeypatch.setattr("offmarl.benchmark.tasks.pack", lambda *_: None)
     with pytest.raises(KeyError, match="a bug"):  # at the end: the first bug of a program
         offmarl("benchmark", broken, "--task", "0/1")

@@ -43,7 +43,9 @@ def evaluate(offmarl: Any, tmp_path: Any) -> Any:
 
 @pytest.mark.slow
 def test_returns_are_those_of_the_same_environment_in_jax(evaluate: Any) -> None:
-    ours, theirs = evaluate().json, evaluate("--env", "mine.py:make").json
+    ours = evaluate("--render", "episode.png").json
+    theirs = evaluate("--env", "mine.py:make").json
+    assert Path("episode.png").stat().st_size > 5_000
     assert ours.pop("env") == ENV
     assert theirs.pop("env") == "mine.py:make"
     for one, other in zip(ours["seeds"], theirs["seeds"], strict=True):

@@ -13,18 +13,14 @@ Options on the command line take precedence over the file, and the file over set
 directory of a run or its ``run.json`` repeats the run.
 """
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 from offmarl import records, tracking
 from offmarl.config import Role, Validated, read_values, with_role
-from offmarl.errors import OffmarlError, OptionError
+from offmarl.errors import OptionError
 from offmarl.paths import local
-from offmarl.programs.registry import Kind, load
-
-T = TypeVar("T")
 
 _PROGRAM = "program"
 
@@ -92,55 +88,3 @@ def _of_run(directory: Path, shown: str) -> Config:
     values = {name: value for name, value in record["args"].items() if value is not None}
     program = record["program"] if record.get("file") is None else None
     return Config(shown, program, values, is_record=True)
-
-
-# ---------------------------------------------------------------------------------- arguments
-
-
-def run_program(kind: Kind, name: str, options: Mapping[str, Any], where: str | None = None) -> Any:
-    """Run a program with options as a file holds them, and return what it returns.
-
-    ``where`` is named in errors, by default the program.
-    """
-    module = load(kind, name)
-    given = read_values(module.Args, options, where or name)
-    return module.main(program_arguments(module.Args, given))
-
-
-def program_arguments(target: type[T], given: Mapping[str, Any], settings: Path | None = None) -> T:
-    """Return a program's arguments: those given, and for the others settings from files."""
-    args: Any
-    if hasattr(target, "for_env"):
-        kind: Any = target
-        args = kind.for_env(settings_environment(kind, given), settings=settings, **given)
-    else:
-        args = target(**given)
-    use_cores_for(args)
-    return cast(T, args)
-
-
-def settings_environment(target: Any, given: Mapping[str, Any]) -> str:
-    """Return the environment whose settings a program uses: a baseline's is that of its vault."""
-    env: str | None = given.get("env", target.env)
-    if "vault" in given and env in (None, "none"):
-        from offmarl.programs.runs.drawing import environment_of
-
-        with contextlib.suppress(OffmarlError, OSError):  # the program will raise it again
-            env = environment_of(target(**given))
-    return env or ""
-
-
-def use_cores_for(args: Any, batching: str | None = None) -> None:
-    """Split a CPU into the devices that arguments ask for, or one for each of several seeds.
-
-    ``batching`` is by default that of the arguments.
-    """
-    batching = batching or getattr(args, "batching", None)
-    if isinstance(args, Validated) and (devices := getattr(args, "devices", None)):
-        from offmarl.programs.runs.compiling import use_cores
-
-        use_cores(devices // (getattr(args, "processes", None) or 1), "map")
-    elif batching and args.seeds > 1:  # other scripts may have seeds of any kind
-        from offmarl.programs.runs.compiling import use_cores  # imports JAX
-
-        use_cores(args.seeds, batching)
