@@ -193,6 +193,7 @@ def test_training_evaluates_greedy_and_sampled_actions_in_it(train: Any, offmarl
 
 @pytest.mark.slow
 def test_settings_are_searched_in_it(train: Any, offmarl: Any, duel: Any) -> None:
+    pytest.importorskip("optuna")
     given = ("--vault", duel, "--env", "mine.py:Duel", *train.sizes)
     found = offmarl("tune", "bc", *given, "--trials", 1, "--only", "learning_rate", "--json")
     assert found.code == 0, found.err
