@@ -20,6 +20,7 @@ from offmarl.hub import cache as pulled_datasets
 from offmarl.hub.cache import parse
 from offmarl.hub.card import Uid
 from offmarl.hub.pages import page_cache
+from offmarl.paths import shown
 from offmarl.terminal import number
 from offmarl.tracking import RUN_FILE
 
@@ -68,7 +69,7 @@ def pull(
         *map(as_is, pulled.paths.values()),
         grid(facts | checks),
         as_is(f"\n{pulled.card.citation.strip()}".rstrip("\n")),
-        as_is(f"Next: offmarl show {quote(str(next(iter(pulled.paths.values()))))}"),
+        as_is(f"Next: offmarl show {quote(shown(next(iter(pulled.paths.values()))))}"),
     )
     data = {"name": pulled.card.name, **pulled._asdict(), "card": asdict(pulled.card)}
     return Report(data, text)
@@ -84,7 +85,7 @@ def _pulled_policy(name: str, out: Path | None) -> Report:
     }
     if not pulled.asked:
         facts["note"] = _NOT_ASKED
-    following = as_is(f"\nNext: offmarl evaluate {quote(str(pulled.path))}")
+    following = as_is(f"\nNext: offmarl evaluate {quote(shown(pulled.path))}")
     return Report(pulled._asdict(), Group(as_is(pulled.path), grid(facts), following))
 
 
