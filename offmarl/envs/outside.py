@@ -118,8 +118,8 @@ def admit(env: Any, name: str, package: str = "") -> Outside:
             f"{name} returned {one_line(f'{env!r:.80}')}, which is not an environment{reason}: it "
             "needs the attribute spec, an offmarl.EnvSpec, and the methods reset and step of "
             "offmarl.envs.Environment, and must be hashable, as a frozen dataclass of hashable "
-            "fields is. (PettingZoo environments are for offmarl.record, `offmarl train` and "
-            "`offmarl evaluate`.)"
+            "fields is. (PettingZoo environments are for offmarl.record_episodes, `offmarl train` "
+            "and `offmarl evaluate`.)"
         )
     admitted = Outside(env, replace(spec, name=name, package=package or spec.package))
     _check(admitted)

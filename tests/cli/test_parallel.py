@@ -1,5 +1,6 @@
 """Policies are played in environments of PettingZoo's parallel API that the user names."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -79,6 +80,13 @@ def test_what_such_environments_lack_is_said(evaluate: Any) -> None:
     assert refused.code == 2
     assert "is a PettingZoo environment: leave out --render" in refused.json["error"]["message"]
     assert evaluate("--env", "mine.py:make", "--jobs", 0).code == 2
+
+
+def all_have_ended() -> bool:
+    """Whether no process of an environment runs any more; one that was killed may be ending."""
+    for child in multiprocessing.active_children():
+        child.join(20)
+    return not multiprocessing.active_children()
 
 
 FAULTY = """
@@ -177,6 +185,7 @@ def test_training_evaluates_greedy_and_sampled_actions_in_it(train: Any, offmarl
     ended = train("mine.py:Duel", "--keep", "all")
     assert ended.code == 0, ended.err
     assert ended.json["seeds"][0].keys() > {"greedy_mean", "sampled_mean"}
+    assert all_have_ended()
     rows = [row for row in read(Path("run/metrics.jsonl")) if RETURN in row]
     assert [row["step"] for row in rows if row["seed"] == 1] == [0, 4, 8, 12, 16, 20]
     assert {len(row[RETURN]) for row in rows} == {8, 32}  # fewer than in JAX
@@ -189,6 +198,16 @@ def test_training_evaluates_greedy_and_sampled_actions_in_it(train: Any, offmarl
         played = offmarl("evaluate", "run", "--env", same, "--json").json
         for one, other in zip(played["seeds"], ended.json["seeds"], strict=True):
             assert one["mean"] == other["greedy_mean"]  # the duel draws nothing
+
+
+@pytest.mark.slow
+def test_settings_are_searched_in_it(train: Any, offmarl: Any, duel: Any) -> None:
+    pytest.importorskip("optuna")
+    given = ("--vault", duel, "--env", "mine.py:Duel", *train.sizes)
+    found = offmarl("tune", "bc", *given, "--trials", 1, "--only", "learning_rate", "--json")
+    assert found.code == 0, found.err
+    assert [one["state"] for one in found.json["trials"]] == ["complete"]
+    assert all_have_ended()
 
 
 @pytest.mark.slow

@@ -94,7 +94,9 @@ def test_processes_with_other_arguments_are_refused(each, words, tmp_path):
 @pytest.mark.parametrize("number", [0, 1])
 def test_two_processes_with_one_number_are_refused(number, tmp_path):
     each = {1 - number: ["--process", number]}
-    for code, errors in ended(start(*COMMAND, tmp_path, each=each), 100):
-        assert code and ("its own --process" in errors or "start process 0" in errors)
-        assert "Traceback" not in errors
+    found = ended(start(*COMMAND, tmp_path, each=each), 100)
+    said = ["its own --process" in text or "start process 0" in text for _, text in found]
+    assert all(code and "Traceback" not in text for code, text in found)
+    # JAX aborts the first process 0, which waits for a process 1 that does not come.
+    assert all(said) or (number == 0 and any(said))
     assert not (tmp_path / VAULT).exists()
