@@ -25,5 +25,9 @@ def test_the_demo_goes_all_the_way(tmp_path, monkeypatch):
     }
     assert report.data["trained"]["medium"]["bc (greedy)"]["low"] is None  # of two seeds
     assert (tmp_path / "demo.png").stat().st_size > 10_000
+    assert report.data["film"] == tmp_path / "demo.gif"
+    assert (tmp_path / "demo.gif").read_bytes().startswith(b"GIF89a")
+    page = (tmp_path / "demo.html").read_text()
+    assert page.count("data:image/gif;base64,") == 1 and "src=\"http" not in page
     again = demo.demo(tmp_path, seeds=2)  # everything is there already
     assert again.data == report.data

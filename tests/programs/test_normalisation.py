@@ -15,7 +15,7 @@ from offmarl import envs, programs, vault
 from offmarl.programs import record_policy, registry
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.runs.dataset import DatasetStatistics, MeanAndStd, read
-from offmarl.programs.runs.normalisation import UNIT, make_program, normalised
+from offmarl.programs.runs.normalisation import SCALE, UNIT, make_program, normalised
 from offmarl.teams import teams_of
 from offmarl.types import ArraySpec, Policy, Sequence
 from offmarl.vault.format.tables import Episodes
@@ -122,8 +122,8 @@ def test_each_part_is_normalised_alone(what):
     kept = statistics(**moments, return_scale=5.0)
     scaled = what == "rewards"
     program = normalised(echo(), () if scaled else (what,), kept, scale_rewards=scaled)
-    found, metrics = program.stages[0].update((), batch, KEY, NO_HYPER)
     scale = UNIT / 5.0 if scaled else 1.0
+    found, metrics = program.stages[0].update((), batch, KEY, Hyperparameters({SCALE: jnp.float32(scale)}))
     np.testing.assert_array_equal(found.reward, batch.reward * scale)
     np.testing.assert_array_equal(found.return_to_go, batch.reward * scale)
     assert metrics == {"q_tot": 3.0 / scale, "td_loss": 3.0}
