@@ -28,6 +28,6 @@ def test_the_demo_goes_all_the_way(tmp_path, monkeypatch):
     assert report.data["film"] == tmp_path / "demo.gif"
     assert (tmp_path / "demo.gif").read_bytes().startswith(b"GIF89a")
     page = (tmp_path / "demo.html").read_text()
-    assert page.count("data:image/gif;base64,") == 1 and "src=\"http" not in page
+    assert page.count("data:image/gif;base64,") == 1 and 'src="http' not in page
     again = demo.demo(tmp_path, seeds=2)  # everything is there already
     assert again.data == report.data

@@ -123,7 +123,9 @@ def test_each_part_is_normalised_alone(what):
     scaled = what == "rewards"
     program = normalised(echo(), () if scaled else (what,), kept, scale_rewards=scaled)
     scale = UNIT / 5.0 if scaled else 1.0
-    found, metrics = program.stages[0].update((), batch, KEY, Hyperparameters({SCALE: jnp.float32(scale)}))
+    found, metrics = program.stages[0].update(
+        (), batch, KEY, Hyperparameters({SCALE: jnp.float32(scale)})
+    )
     np.testing.assert_array_equal(found.reward, batch.reward * scale)
     np.testing.assert_array_equal(found.return_to_go, batch.reward * scale)
     assert metrics == {"q_tot": 3.0 / scale, "td_loss": 3.0}
