@@ -141,6 +141,19 @@ def test_each_part_is_normalised_alone(what):
     assert policy.after_step((), np.float32(2), None) == 2 * scale
 
 
+def test_data_of_other_scales_share_what_is_compiled():
+    given = echo()
+    policy = given.policy(True)._replace(after_step=None)
+    given = given._replace(policy=lambda _greedy: policy)
+    kept = (statistics(return_scale=x, observation_moments=[[1.0], [2.0]]) for x in (5.0, 8.0))
+    one, other = (normalised(given, ("observation",), x, scale_rewards=True) for x in kept)
+    assert one.stages[0] is other.stages[0]
+    plain = normalised(given, (), statistics(return_scale=5.0), scale_rewards=True)
+    assert plain.policy(True) is policy  # which other programs have, too
+    moved = statistics(observation_moments=[[1.0], [3.0]])
+    assert normalised(given, ("observation",), moved).stages[0] is not one.stages[0]
+
+
 def test_a_blind_program_sees_nothing_in_training_and_acting():
     batch = sequence()
     program = make_program(lambda *_: echo(), SPEC, programs.Args(Path(), blind=True), statistics())
