@@ -4,22 +4,19 @@ from concurrent.futures import wait
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
-from shlex import quote
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Group
 
 from offmarl._ahead import in_thread
-from offmarl.cli.output import Report, as_is, table
+from offmarl.cli.output import Report, grid, table, write_page
 from offmarl.programs import registry
-from offmarl.programs.offline import train_ahead
-from offmarl.programs.runs.compiling import use_cores
-from offmarl.programs.runs.training import more_to_come
-from offmarl.report import estimate, figure_demo
-from offmarl.report.run_scores import Scores, entry_of, gather, scores_in
 from offmarl.statistics import MIN_RUNS
 from offmarl.terminal import interval, number
+
+if TYPE_CHECKING:
+    from offmarl.report.run_scores import Scores
 
 _ENV = "swarm/coverage-3"
 _TIERS = ("random", "medium", "expert", "replay")
@@ -37,17 +34,23 @@ def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
     """Record, train offline and compare on a small swarm, in minutes.
 
     A swarm is trained online and recorded at four tiers. Policies are trained offline on two of
-    them, and compared. If the command is stopped, repeat it to continue.
+    them, and compared in a table, a figure and a page; a film shows one of them. If the command is
+    stopped, repeat it to continue.
 
     Parameters
     ----------
     out
-        Directory for the vaults, the runs and the figure.
+        Directory for the vaults, the runs, the figure, the film and the page.
     seeds
         Number of training seeds of each baseline.
     seed
         Seed of all random numbers.
     """
+    from offmarl.programs.runs.compiling import use_cores  # imports JAX, which --help does without
+    from offmarl.programs.runs.training import more_to_come
+    from offmarl.report import figure_demo
+    from offmarl.report.run_scores import entry_of, gather, scores_in
+
     use_cores(seeds, "auto")
     with more_to_come():
         mappo = registry.load("recorder", "mappo")
@@ -60,9 +63,23 @@ def demo(out: Path = Path("demo"), seeds: int = 3, seed: int = 0) -> Report:
     tiers = {tier: one.episodes.complete_returns.tolist() for tier, one in vaults.items()}
     entries = {tier: {entry_of(run): run for run in own.values()} for tier, own in runs.items()}
     scores = scores_in(gather(entries))
-    figure = out / "demo.png"
-    figure_demo(tiers, scores, figure)
-    return _report(tiers, scores, out, figure)
+    figure_demo(tiers, scores, figure := out / "demo.png")
+    return _report(tiers, scores, {"figure": figure, **_draw(runs, out)}, out)
+
+
+def _draw(runs: dict[str, dict[str, Path]], out: Path) -> dict[str, Path]:
+    """Draw an episode of a policy, and make the page that `offmarl compare` makes of all runs."""
+    from offmarl.hub.card import references
+    from offmarl.programs import load_policy
+    from offmarl.report import compare_runs, pages, render
+
+    watched = [*runs[_TRAIN_ON[-1]].values()]
+    film, page = out / "demo.gif", out / "demo.html"
+    render.save(render.play_run(load_policy(watched[min(1, len(watched) - 1)])), film)
+    every = [run for own in runs.values() for run in own.values()]
+    compared = compare_runs(every, references(), {})
+    write_page(page, pages.comparison_page(compared, watched=watched))
+    return {"film": film, "page": page}
 
 
 def _vault(out: Path, tier: str, seed: int) -> Path:
@@ -71,6 +88,8 @@ def _vault(out: Path, tier: str, seed: int) -> Path:
 
 def _train_all(out: Path, seeds: int, seed: int) -> dict[str, dict[str, Path]]:
     """Train every baseline on each tier, and compile the next baseline meanwhile."""
+    from offmarl.programs.offline import train_ahead
+
     runs: dict[str, dict[str, Path]] = {tier: {} for tier in _TRAIN_ON}
     for name, following in zip_longest(_BASELINES, [*_BASELINES][1:]):
         compiling = []
@@ -93,7 +112,11 @@ def _baseline(name: str, tier: str, out: Path, seeds: int, seed: int) -> tuple[A
     return program, program.Args(**where, **options, seeds=seeds, seed=seed)
 
 
-def _report(tiers: dict[str, list[float]], scores: Scores, out: Path, figure: Path) -> Report:
+def _report(
+    tiers: dict[str, list[float]], scores: "Scores", files: dict[str, Path], out: Path
+) -> Report:
+    from offmarl.report import estimate
+
     recorded = {
         tier: {"episodes": len(returns), "mean_return": float(np.mean(returns))}
         for tier, returns in tiers.items()
@@ -108,7 +131,7 @@ def _report(tiers: dict[str, list[float]], scores: Scores, out: Path, figure: Pa
         "trained": {
             tier: {name: iqm._asdict() for name, iqm in trained[tier].items()} for tier in trained
         },
-        "figure": figure,
+        **files,
     }
     means = ", ".join(f"{tier} {number(row['mean_return'])}" for tier, row in recorded.items())
     policies = next(iter(trained.values()))
@@ -122,7 +145,6 @@ def _report(tiers: dict[str, list[float]], scores: Scores, out: Path, figure: Pa
             + (" [95% interval]" if enough else f"; intervals need at least {MIN_RUNS} seeds"),
         ),
         f"Mean returns of the data: {means}",
-        f"Figure: {figure}   Vaults: {out / 'vaults'}   Runs: {out / 'runs'}",
-        as_is(f"Next: offmarl evaluate {quote(str(out / 'runs/expert/maicq'))} --render film.gif"),
+        grid({**files, "vaults": out / "vaults", "runs": out / "runs"}),
     )
     return Report(data, text)

@@ -149,15 +149,20 @@ def _speed(env: Any, seconds: float) -> float:
     """Measure the steps per second of a random policy."""
     import jax
 
+    from offmarl._compiling import jit_rarely_run, quickly
     from offmarl.networks import PolicyConfig, make_policy
+    from offmarl.programs.runs.compiling import keep_compiled_programs
     from offmarl.rollout import init_rollout, rollout
 
+    keep_compiled_programs()
     policy = make_policy(PolicyConfig("random"), env.spec)
     env = registry.autoreset(env)
     num_steps = 64
-    state = init_rollout(env, policy, jax.random.key(0), _NUM_ENVS)
-    act = jax.jit(lambda state, key: rollout(env, policy, (), state, key, num_steps))
-    state, steps, _ = act(state, jax.random.key(0))  # compiles
+    begin = jax.jit(
+        lambda key: init_rollout(env, policy, key, _NUM_ENVS), compiler_options=quickly()
+    )
+    act = jit_rarely_run()(lambda state, key: rollout(env, policy, (), state, key, num_steps))
+    state, steps, _ = act(begin(jax.random.key(0)), jax.random.key(0))  # compiles
     steps.last.block_until_ready()
     start, rounds, elapsed = time.perf_counter(), 0, 0.0
     while not rounds or elapsed < seconds:

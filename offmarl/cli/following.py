@@ -94,7 +94,7 @@ def following(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
     first = {key: next(iter(x.values())) for key, x in data.items() if isinstance(x, Mapping) and x}
     runs = (path for one in rest if is_run(Path(path := one.partition("@")[0])))
     given = next((one for one in rest if not one.startswith("-")), "")
-    about = {"first": first, "given": given} | given_among(rest, to=str)
-    about |= {"run": run for run in [next(runs, None)] if run} | data
+    about = {"first": first, "given": given, "run": next(runs, ""), **given_among(rest, to=str)}
+    about |= data
     fitting = (text for key, text in _NEXT.get(verb, {}).items() if about.get(key))
     return _Quoting().format(next(fitting, ""), **about)

@@ -19,7 +19,6 @@ from offmarl.hub import cache as pulled_datasets
 from offmarl.hub.cache import parse
 from offmarl.hub.card import Uid
 from offmarl.hub.pages import page_cache
-from offmarl.paths import shown
 from offmarl.terminal import number
 from offmarl.tracking import RUN_FILE
 

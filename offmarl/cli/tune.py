@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 
@@ -24,18 +24,10 @@ from offmarl.config import Role, with_role
 from offmarl.errors import OptionError
 from offmarl.paths import shown
 from offmarl.programs.registry import Kind, find, load, program_of
-from offmarl.programs.runs.run import print_sources
-from offmarl.programs.tuning import (
-    Search,
-    Space,
-    TrialsWork,
-    Tuned,
-    chosen,
-    derived,
-    read_space,
-)
-from offmarl.report.pages import render
 from offmarl.terminal import number
+
+if TYPE_CHECKING:
+    from offmarl.programs.tuning import Search, Space, TrialsWork, Tuned
 
 _USAGE = """\
 offmarl tune NAME --env ENV ...       tune a recorder
@@ -51,6 +43,8 @@ def tune(arguments: list[str]) -> Report:
     """Search settings with which a program learns, and write a file for --settings."""
     if not arguments or arguments[0] in HELP:
         return _overview()
+    from offmarl.programs.tuning import TrialsWork  # imports JAX, which the overview does without
+
     work = TrialsWork(*(parsed := _parsed(arguments)))
     use_cores_for(parsed[-1], getattr(work.args, "batching", "auto"))
     return _report(work, work.search())
@@ -58,12 +52,17 @@ def tune(arguments: list[str]) -> Report:
 
 def tune_work(_verb: str, arguments: list[str], _block_steps: None) -> Divided:
     """Return the work of a search: a block is a trial."""
+    from offmarl.programs.tuning import TrialsWork
+
     work = TrialsWork(*_parsed(arguments))
     return Divided(work, lambda _: _report(work, work.tuned()))
 
 
-def _parsed(arguments: list[str]) -> tuple[ModuleType, Any, Space, Path, Search]:
+def _parsed(arguments: list[str]) -> "tuple[ModuleType, Any, Space, Path, Search]":
     """Return the arguments of `offmarl.programs.tuning.tune`."""
+    from offmarl.programs.runs.run import print_sources
+    from offmarl.programs.tuning import Search
+
     name, *rest = arguments
     program = _load(name, rest)
     about = f"Search settings of a program.\n\n{program.__doc__ or ''}"
@@ -107,7 +106,9 @@ def _load(name: str, arguments: list[str]) -> ModuleType:
     return program
 
 
-def _space(program: ModuleType, args: Any, file: Path | None, only: tuple[str, ...]) -> Space:
+def _space(program: ModuleType, args: Any, file: Path | None, only: tuple[str, ...]) -> "Space":
+    from offmarl.programs.tuning import chosen, derived, read_space
+
     space = derived(args) if file is None else read_space(file, program.Args)
     if missing := with_role(program.Args, Role.UNTUNED).intersection(space):
         raise OptionError(f"{min(missing)} cannot be searched: leave it out of [search].")
@@ -122,7 +123,9 @@ def _overview() -> Report:
     return Report(data, Group(*(part.text for part in parts)))
 
 
-def _report(work: TrialsWork, tuned: Tuned) -> Report:
+def _report(work: "TrialsWork", tuned: "Tuned") -> Report:
+    from offmarl.report.pages import render
+
     best = sorted(
         (row for row in tuned.trials if row["score"] is not None),
         key=lambda row: row["score"],
@@ -146,7 +149,7 @@ def _report(work: TrialsWork, tuned: Tuned) -> Report:
     return Report({**data, "ranges": ranges, "trials": tuned.trials}, view)
 
 
-def _about_default(tuned: Tuned) -> str:
+def _about_default(tuned: "Tuned") -> str:
     """Say whether the search beat the default settings; nothing if it never tried them."""
     score = tuned.trials[tuned.default - 1]["score"] if tuned.default else tuned.score
     if score == tuned.score:

@@ -145,6 +145,8 @@ def _load_named(kind: Kind, name: str) -> ModuleType:
     paths = find(kind)
     if name not in paths:
         raise unknown_name(kind, name, paths, see=f"offmarl {VERBS[kind]} --help")
+    import jax  # noqa: F401 - here, as Python imports it twice as slowly below many other imports
+
     return import_file(paths[name], f"offmarl.{kind}s.{name}")
 
 

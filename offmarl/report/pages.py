@@ -214,10 +214,13 @@ def _figure(name: str, curve: Curve, small: bool = False) -> Figure:
 # ----------------------------------------------------------------------------- comparisons
 
 
-def comparison_page(compared: ComparedRuns, programs: Sequence[Path] = ()) -> str:
+def comparison_page(
+    compared: ComparedRuns, programs: Sequence[Path] = (), watched: Sequence[Path] | None = None
+) -> str:
     """Return the page of a comparison, with an episode of each run that can be drawn.
 
-    ``programs`` are files of programs that are not offmarl's, whose code is run.
+    ``programs`` are files of programs that are not offmarl's, whose code is run; ``watched`` the
+    runs whose episodes are shown, by default all.
     """
     curves, origins = compared.curves, []
     for directory in compared.runs:
@@ -232,7 +235,7 @@ def comparison_page(compared: ComparedRuns, programs: Sequence[Path] = ()) -> st
         sections=compared.sections,
         notes=compared.notes,
         runs=origins,
-        films=_run_films(compared.runs, programs),
+        films=_run_films(compared.runs if watched is None else watched, programs),
     )
 
 

@@ -64,7 +64,7 @@ def test_convert_then_show_then_list(offmarl, xor_file, tmp_path):
         "infos.legals",
     ):
         assert part in text
-    assert text.endswith("(--provenance)\n") and "xor.npz" not in text
+    assert "(--provenance)\n\nNext: offmarl train bc --vault " in text and "xor.npz" not in text
     assert "xor.npz" in offmarl("show", "data/xor.vlt", "--provenance").out
 
     (listed,) = offmarl("ls", "data", "--json").json["vaults"]

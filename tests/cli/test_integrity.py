@@ -26,7 +26,7 @@ def test_verify_then_salvage_then_compact(offmarl, tmp_path):
     (fault,) = offmarl("verify", "v.vlt", "--deep", "--json").json["faults"]
     assert (fault["leaf"], fault["steps"]) == ("observations", [24, 32])
 
-    assert "`offmarl salvage` copies" in " ".join(found.out.split())
+    assert "Next: offmarl salvage " in found.out and found.out.endswith(" -o intact.vlt\n")
     taken = offmarl("salvage", "v.vlt", "-o", "out.vlt")
     assert "Lost:" in taken.out
     assert "row 0, steps " in taken.out

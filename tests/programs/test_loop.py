@@ -134,7 +134,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     update, offsets = loop._update, []
 
     def interrupted(*arguments: Any) -> object:
-        offsets.append(arguments[5][1])
+        offsets.append(arguments[4][1])
         if len(offsets) == calls:
             signal.raise_signal(signum)
         return update(*arguments)

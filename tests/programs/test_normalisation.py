@@ -15,7 +15,7 @@ from offmarl import envs, programs, vault
 from offmarl.programs import record_policy, registry
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.programs.runs.dataset import DatasetStatistics, MeanAndStd, read
-from offmarl.programs.runs.normalisation import UNIT, make_program, normalised
+from offmarl.programs.runs.normalisation import SCALE, UNIT, make_program, normalised
 from offmarl.teams import teams_of
 from offmarl.types import ArraySpec, Policy, Sequence
 from offmarl.vault.format.tables import Episodes
@@ -122,8 +122,10 @@ def test_each_part_is_normalised_alone(what):
     kept = statistics(**moments, return_scale=5.0)
     scaled = what == "rewards"
     program = normalised(echo(), () if scaled else (what,), kept, scale_rewards=scaled)
-    found, metrics = program.stages[0].update((), batch, KEY, NO_HYPER)
     scale = UNIT / 5.0 if scaled else 1.0
+    found, metrics = program.stages[0].update(
+        (), batch, KEY, Hyperparameters({SCALE: jnp.float32(scale)})
+    )
     np.testing.assert_array_equal(found.reward, batch.reward * scale)
     np.testing.assert_array_equal(found.return_to_go, batch.reward * scale)
     assert metrics == {"q_tot": 3.0 / scale, "td_loss": 3.0}
@@ -137,6 +139,19 @@ def test_each_part_is_normalised_alone(what):
     seen = policy.act((), (), batch.view.observation[0, 0], None, None)[0]
     np.testing.assert_allclose(seen, expected[0, 0], rtol=1e-6)
     assert policy.after_step((), np.float32(2), None) == 2 * scale
+
+
+def test_data_of_other_scales_share_what_is_compiled():
+    given = echo()
+    policy = given.policy(True)._replace(after_step=None)
+    given = given._replace(policy=lambda _greedy: policy)
+    kept = (statistics(return_scale=x, observation_moments=[[1.0], [2.0]]) for x in (5.0, 8.0))
+    one, other = (normalised(given, ("observation",), x, scale_rewards=True) for x in kept)
+    assert one.stages[0] is other.stages[0]
+    plain = normalised(given, (), statistics(return_scale=5.0), scale_rewards=True)
+    assert plain.policy(True) is policy  # which other programs have, too
+    moved = statistics(observation_moments=[[1.0], [3.0]])
+    assert normalised(given, ("observation",), moved).stages[0] is not one.stages[0]
 
 
 def test_a_blind_program_sees_nothing_in_training_and_acting():

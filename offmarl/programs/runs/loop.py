@@ -241,7 +241,7 @@ def updates(
         begun = time.monotonic()
         place = done, offset, count
         given = learned, rest, place, data, draws
-        learned, metrics = _compiled_update()(stages[stage], learners.layout, *given)
+        learned, metrics = _update(stages[stage], learners.layout, *given)
         found = jax.device_get(gathered(metrics))
         metrics = {name: value[:seeds, :count] for name, value in found.items()}
         seconds = (time.monotonic() - begun) / count
@@ -313,6 +313,12 @@ def placed(layout: Layout, data: Replay | Batches) -> Replay | Batches:
     if isinstance(data, Replay):
         return layout.place(data, per_seed=False)
     return layout.place_batches(data)
+
+
+def _update(*args: Any) -> tuple[Learned, dict[str, Float[Array, "seeds most"]]]:
+    """Call the compiled loop; the arguments are those of `_update_all`."""
+    found: tuple[Learned, dict[str, Array]] = _compiled_update()(*args)
+    return found
 
 
 @cache

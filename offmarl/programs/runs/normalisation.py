@@ -120,7 +120,7 @@ def _stage(stage: Stage, observation: Normalise, state_: Normalise, scale_reward
             return_to_go=None if to_go is None else to_go * scale,
         )
         state, metrics = stage.update(state, batch, key, hyper)
-        in_unit = {name: metrics[name] / scale for name in _VALUES if name in metrics}
+        in_unit = {name: metrics[name] * (1 / scale) for name in _VALUES if name in metrics}
         return state, {**metrics, **in_unit}
 
     return stage._replace(update=update)

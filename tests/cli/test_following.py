@@ -1,0 +1,52 @@
+"""The command that every command names at its end."""
+
+from pathlib import Path
+
+import pytest
+
+from offmarl.cli.following import _NEXT, following
+from offmarl.cli.verbs import VERBS
+
+
+def test_every_command_names_the_next_one():
+    assert set(VERBS) - set(_NEXT) == {"new", "completion"}  # see the comment there
+
+
+@pytest.mark.parametrize(
+    ("arguments", "data", "text"),
+    [
+        ("record mappo", {"run": "r", "vaults": [{"path": "a b"}]}, "offmarl show 'a b'"),
+        ("record mappo", {"run": "r", "vaults": []}, "offmarl report r"),
+        ("record --policy r", {"path": Path("a.vlt/r")}, "offmarl train bc --vault a.vlt/r"),
+        ("train bc", {"run": Path("r"), "seeds": [1]}, "offmarl compare r --html report.html"),
+        ("train bc", {"run": Path("r")}, "offmarl report r"),
+        ("verify a", {"path": "a", "faults": []}, "offmarl show a"),
+        ("verify a", {"path": "a", "faults": [1]}, "offmarl salvage a -o intact.vlt"),
+        ("pull x/y", {"name": "x/y", "paths": {"Good": Path("/d/Good")}}, "offmarl show /d/Good"),
+        ("pull x/y --dry-run", {"name": "x/y", "sizes": {"Good": 1}}, "offmarl pull x/y"),
+        ("push a.vlt --to me/it", {"url": "https://x", "card": {}}, "offmarl pull me/it"),
+        ("cache ls", {"root": "c", "datasets": {}, "streamed": 0}, "offmarl ls --remote"),
+        ("ls", {"vaults": []}, ""),
+        ("record mappo --dry-run", {"path": "r", "blocks": 3}, ""),  # a plan
+        ("train --help", {"baselines": {"bc": "clones"}}, ""),
+        ("compare r --latex -", {"datasets": {"a": 1}}, ""),  # a table for a file
+        ("", {"commands": {}}, ""),
+    ],
+)
+def test_the_next_command_has_the_path_or_name(arguments, data, text):
+    assert following(arguments.split(), data) == text
+
+
+def test_a_run_among_the_arguments_is_recorded_next(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "run.json").write_text("{}")
+    expected = "offmarl record --policy r --steps 50000 --out vaults"
+    assert following(["compare", "none", str(tmp_path / "r")], {"datasets": {"a": 1}}) == expected
+    expected = "offmarl evaluate r --render episode.gif"
+    assert following(["cross-play", "r@0"], {"policies": ["r@0"]}) == expected
+
+
+def test_the_next_command_is_not_in_json(offmarl):
+    assert offmarl("envs", "probe/").out.endswith("\nNext: offmarl envs swarm/coverage-3\n")
+    assert "environments" in offmarl("envs", "probe/", "--json").json
