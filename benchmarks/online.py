@@ -352,9 +352,7 @@ def flattened(state: Any, timestep: Timestep) -> tuple[Any, Timestep]:
 
 def our_speed(pair: Pair, steps: int) -> Callable[[], float]:
     """Return a function that trains with offmarl's program and returns its steps per second."""
-    module, env = registry.load("recorder", pair.program), envs.make(pair.env)
-    if not env.spec.is_vector:
-        env = Flat(env)
+    module, env = registry.load("recorder", pair.program), Flat(envs.make(pair.env))
     args = module.Args(env=pair.env, total_steps=10_000_000, **pair.options)
     updates = max(steps // (args.num_envs * args.num_steps), 1)
     program, hyper = module.make(env.spec, args, env), hyperparameters(args)

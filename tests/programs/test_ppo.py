@@ -124,19 +124,6 @@ def test_values_are_scaled_and_bootstrap_from_the_true_next_view():
     np.testing.assert_array_equal(found.value[:, 0, 0], [0.5, 1, 2, 3])
 
 
-@pytest.mark.parametrize("ends", [[], [3], [3, 9], list(range(16))])
-def test_the_views_after_steps_are_valued_alone_only_where_no_step_follows(ends):
-    # The view after step t has the value t + 1, unless an episode ends: it has 100 + t then.
-    times = jnp.arange(16.0)
-    last = jnp.zeros(16, bool).at[jnp.array(ends, int)].set(True)[:, None]
-    networks = networks_of(lambda view: jnp.broadcast_to(view.state, view.alive.shape))
-    after = jnp.where(last[:, 0], 100 + times, times + 1)[:, None]
-    alive = jnp.ones((16, 1, 2), bool)
-    value = jnp.broadcast_to(times[:, None, None], (16, 1, 2))
-    found = ppo.values_after(networks, NOTHING, value, (), last, views(alive, after))
-    np.testing.assert_array_equal(found, np.broadcast_to(after[..., None], (16, 1, 2)))
-
-
 class Sum:
     """A critic with memory, whose value is the sum of an episode's observations so far."""
 

@@ -202,7 +202,7 @@ def estimate(
     """
     carry = ActorCritic((), state.critic_carry)
     value, carries = networks.value(state.params, carry, transitions.view, begins(transitions.last))
-    next_value = values_after(networks, state.params, value, carries, transitions.last, next_views)
+    next_value = networks.next_value(state.params, carries, next_views)
     teams = jnp.array(networks.teams)
     scale, shift = state.moments.std[teams], state.moments.mean[teams]
     value_tm1, value_t = value * scale + shift, next_value * scale + shift
@@ -224,34 +224,6 @@ def estimate(
     else:
         error, advantage = of_each(vtrace)(*steps, log_ratio)
     return Estimates(advantage, error + value_tm1, value, carries)
-
-
-def values_after(
-    networks: Networks,
-    params: ActorCritic,
-    value: Float[Array, "T E N"],
-    carries: ArrayTree,
-    last: Bool[Array, "T E"],
-    next_views: View,
-) -> Float[Array, "T E N"]:
-    """Return the normalised values of the views after steps, where ``value`` has the steps' own.
-
-    Most are values of the step that follows. The critic is evaluated only where none does, at the
-    ends of episodes and of the rollout, unless these are more than an eighth of the steps.
-    """
-    ends = last.at[-1].set(True)
-    most = max(ends.size // 8, ends.shape[1])
-
-    def at_ends() -> Array:
-        where = jnp.nonzero(ends, size=most, fill_value=ends.size)
-        rows = jax.tree.map(lambda leaf: leaf[where], (carries, next_views))
-        following = jnp.roll(value, -1, axis=0)
-        return following.at[where].set(networks.next_value(params, *rows), mode="drop")
-
-    def everywhere() -> Array:
-        return networks.next_value(params, carries, next_views)
-
-    return jax.lax.cond(ends.sum() <= most, at_ends, everywhere)
 
 
 def normalise_targets(
