@@ -235,8 +235,8 @@ class OnlineArgs(_Configurable):
     tiers: str = option("random,medium,expert,replay", Role.TRACED | Role.UNTUNED)
     """Tiers to record, joined by commas: random, poor, medium, good, expert, replay (all training
     data), medium-replay (the training data up to the medium policy; replay is recorded too). A
-    mixture of tiers is NAME=TIER:SHARE+TIER:SHARE, such as mixed=medium:0.5+expert:0.5, where each
-    policy plays in its share of the environments. Without a name nothing is recorded."""
+    mixture of tiers is NAME=TIER:SHARE+TIER:SHARE, such as mixed=medium:0.5+expert:0.5, of which
+    each episode draws one. Without a name nothing is recorded."""
     side: str = option("", Role.RARE)
     """The side that learns, a team such as pursuers, or agents of one, such as agent_0 or
     agent_0,agent_1, while the others act by --opponents. The data hold all agents. By default all

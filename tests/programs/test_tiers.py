@@ -9,7 +9,7 @@ from offmarl import envs, tracking
 from offmarl.errors import NotLearnedError, OptionError, UnknownNameError
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs.recording.recorder import RECORD, TRAIN, Recorder, Version
-from offmarl.programs.recording.tiers import PLAYED_TIERS, Ladder, Tier, parse_tiers, rows_of
+from offmarl.programs.recording.tiers import PLAYED_TIERS, Ladder, Tier, parse_tiers
 
 
 def test_names_are_read_once_each():
@@ -33,12 +33,6 @@ def test_tiers_of_several_teams_are_played_tiers(text):
     assert parse_tiers(text) == [Tier(text, {})]
     with pytest.raises(UnknownNameError, match="no tier named"):
         parse_tiers(f"{text}-vs-replay")
-
-
-def test_a_mixture_has_a_name_and_shares():
-    assert parse_tiers("mixed=medium:0.5+expert:1.5") == [
-        Tier("mixed", {"medium": 0.5, "expert": 1.5})
-    ]
 
 
 @pytest.mark.parametrize(
@@ -66,13 +60,6 @@ def test_mixtures_that_cannot_be(text):
 def test_training_data_cannot_be_mixed():
     with pytest.raises(UnknownNameError, match="no tier to mix named 'replay'"):
         parse_tiers("mixed=replay:1+expert:1")
-
-
-def test_environments_are_divided_by_shares():
-    assert rows_of({"a": 1, "b": 1, "c": 1}, 8) == {"a": 3, "b": 2, "c": 3}
-    assert rows_of({"a": 0.5, "b": 0.25, "c": 0.25}, 8) == {"a": 4, "b": 2, "c": 2}
-    with pytest.raises(OptionError, match=r"b has a share of 0\.01 in 1\.01, which is less"):
-        rows_of({"a": 1, "b": 0.01}, 8)
 
 
 # ---------------------------------------------------------------------------------- the ladder

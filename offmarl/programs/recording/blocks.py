@@ -21,7 +21,7 @@ from offmarl.programs.recording.record import (
     Player,
     check_recipe,
     identity_of,
-    record_players,
+    record_player,
     record_policy,
     recorded,
     recorded_return,
@@ -95,7 +95,7 @@ class RecordWork(Work):
         path = local(recording.path)
         identity = {
             "env": env.spec.name,
-            **identity_of([self._player]),
+            **identity_of(self._player),
             "num_envs": num_envs,
             "seed": recording.seed,
             "blocks": [num_blocks, self.times],
@@ -106,9 +106,9 @@ class RecordWork(Work):
     def run(self, block: int) -> None:
         """Record a block, or continue it from its last checkpoint."""
         recording = self.recording
-        record_players(
+        record_player(
             recording.env,
-            [self._player],
+            self._player,
             self._vault(block),
             self.times * recording.num_envs,
             fold_key(check_seed(recording.seed), _BLOCKS, block),

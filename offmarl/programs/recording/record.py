@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import lru_cache, partial
 from pathlib import Path
@@ -64,8 +64,8 @@ Whole = Callable[..., tuple[Transition, FinalObservations]]
 
 
 class _State(NamedTuple):
-    params: tuple[ArrayTree, ...]
-    rollouts: tuple[RolloutState, ...]
+    params: ArrayTree
+    rollout: RolloutState
     capture: Capture
 
 
@@ -132,12 +132,9 @@ def record_policy(
     """
     require_positive(num_envs=num_envs)
     key = jax.random.key(check_seed(seed))
-    player = Player(policy, params, num_envs)
-    identity = {"seed": seed}
-    about = provenance or {}
-    return record_players(
-        env, [player], path, steps, key, identity, about, checkpoint_seconds, devices
-    )
+    player, about = Player(policy, params, num_envs), provenance or {}
+    given = env, player, path, steps, key, {"seed": seed}, about
+    return record_player(*given, checkpoint_seconds, devices)
 
 
 def record_tiers(
@@ -172,13 +169,15 @@ class Player(NamedTuple):
 
     policy: Policy
     params: ArrayTree
-    rows: int
+    num_envs: int
+    size: int = 1
+    """How many policies it is; their ids are their numbers."""
 
 
 @pinned()
-def record_players(
+def record_player(
     env: Environment,
-    players: Sequence[Player],
+    player: Player,
     path: str | Path,
     steps: int,
     key: PRNGKeyArray,
@@ -187,30 +186,28 @@ def record_players(
     checkpoint_seconds: float = 30.0,
     devices: int | None = None,
 ) -> bool:
-    """Record several policies side by side, each in environments of its own, as `record_policy`.
+    """Do as `record_policy`, with a random key.
 
-    The id of a policy is its number. ``identity`` is a JSON object of what the key was made from,
-    and of anything else that determines the data.
+    ``identity`` is a JSON object of what the key was made from, and of anything else that
+    determines the data.
     """
     require_positive(steps=steps)
     keep_compiled_programs()
     path = local(path)
-    num_envs, layout = sum(player.rows for player in players), recorder_layout(1, devices)
+    num_envs, layout = player.num_envs, recorder_layout(1, devices)
     check_divisible("--num-envs", num_envs, layout)
     num_chunks, chunk_steps = chunks_of(steps, num_envs)
-    parts = tuple((player.policy, player.rows) for player in players)
-    divided = len(parts) == 1 and (devices is not None or jax.process_count() > 1)
+    divided = devices is not None or jax.process_count() > 1
     groups = groups_of(num_envs, layout.shards) if divided else 1
-    program = _fixed(slot(env), parts, chunk_steps, groups)  # type: ignore[arg-type]
-    params = tuple(player.params for player in players)
+    program = _fixed(slot(env), player.policy, num_envs, chunk_steps, groups)  # type: ignore[arg-type]
     recipe = {
         "env": env.spec.name,
-        **identity_of(players),
+        **identity_of(player),
         "num_envs": num_envs,
         "chunks": [num_chunks, chunk_steps],
         **identity,
     } | environment_source(env.spec.name)
-    spec, whole = recorded(env, first_id=len(players))
+    spec, whole = recorded(env, first_id=player.size)
     if divided:
         recipe["groups"] = groups
     if spec.extras:
@@ -220,16 +217,16 @@ def record_players(
             return False
         with checkpoint_timer(checkpoint_seconds, "step", f"the recording {path.name}") as timer:
             written = env, path, (spec, whole)
-            _record(program, params, layout, key, *written, recipe, provenance, timer)
+            _record(program, player.params, layout, key, *written, recipe, provenance, timer)
     return True
 
 
 def record_ahead(env: Environment, player: Player, steps: int, key: PRNGKeyArray) -> "Future[None]":
-    """Compile what `record_players` records a policy with on one device, in a thread."""
-    num_steps = chunks_of(steps, player.rows)[1]
-    program = _fixed(slot(env), ((player.policy, player.rows),), num_steps, 1)  # type: ignore[arg-type]
+    """Compile what `record_player` runs on one device, in a thread."""
+    num_steps = chunks_of(steps, player.num_envs)[1]
+    program = _fixed(slot(env), player.policy, player.num_envs, num_steps, 1)  # type: ignore[arg-type]
     hyper = Hyperparameters({})
-    state = jax.eval_shape(program.init, key, hyper)._replace(params=(player.params,))
+    state = jax.eval_shape(program.init, key, hyper)._replace(params=player.params)
     return compile_ahead(play, program, 0, None, state, (0, 1), key, hyper)
 
 
@@ -254,45 +251,35 @@ def groups_of(num_envs: int, devices: int) -> int:
 
 
 @lru_cache(maxsize=4)
-def _fixed(
-    env: Environment, parts: tuple[tuple[Policy, int], ...], num_steps: int, groups: int
-) -> Program:
-    """Return fixed policies, each with its number of environments, as a program without learning.
+def _fixed(env: Environment, policy: Policy, num_envs: int, num_steps: int, groups: int) -> Program:
+    """Return a fixed policy as a program without learning.
 
     The caller puts the parameters into the initial state. Cached, so that recordings of a policy
     with other parameters share the compiled program.
     """
-    env, numbered = autoreset(env), any(policy.number for policy, _ in parts)
+    env = autoreset(env)
     play_once = rollout if groups == 1 else partial(_rollout_in_groups, groups)
-    buffer = make_buffer(sum(rows for _, rows in parts), num_steps)
-
-    def keys_of(key: PRNGKeyArray) -> list[PRNGKeyArray]:
-        return [key] if len(parts) == 1 else list(jax.random.split(key, len(parts)))
+    buffer = make_buffer(num_envs, num_steps)
 
     def init(key: PRNGKeyArray, _hyper: Hyperparameters) -> _State:
-        states = tuple(
-            init_rollout(env, policy, key, rows)
-            for (policy, rows), key in zip(parts, keys_of(key), strict=True)
-        )
-        return _State((), states, init_capture(buffer, env.spec, each_agent=numbered))
+        numbered = policy.number is not None
+        capture = init_capture(buffer, env.spec, each_agent=numbered)
+        return _State((), init_rollout(env, policy, key, num_envs), capture)
 
     def update(
         state: _State, _batch: None, key: PRNGKeyArray, _hyper: Hyperparameters
     ) -> tuple[_State, dict[str, Array]]:
-        given = zip(parts, state.params, state.rollouts, keys_of(key), strict=True)
-        played = [
-            play_once(env, policy, params, begun, key, num_steps, number)
-            for number, ((policy, _), params, begun, key) in enumerate(given)
-        ]
-        after, transitions, next_views = zip(*played, strict=True)
-        capture = add(buffer, state.capture, _side_by_side(transitions), _side_by_side(next_views))
+        after, transitions, next_views = play_once(
+            env, policy, state.params, state.rollout, key, num_steps, 0
+        )
+        capture = add(buffer, state.capture, transitions, next_views)
         return _State(state.params, after, capture), {}
 
     return Program(
         init,
         (Stage(update),),
-        policy=lambda _greedy: parts[0][0],
-        policy_params=lambda state: state.params[0],
+        policy=lambda _greedy: policy,
+        policy_params=lambda state: state.params,
         num_steps=num_steps,
     )
 
@@ -339,14 +326,9 @@ def _rollout_in_groups(
     )
 
 
-def _side_by_side(trees: Sequence[ArrayTree]) -> ArrayTree:
-    """Join rollouts ``(T, E, ...)`` along their environments."""
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=1), *trees)
-
-
 def _record(
     program: Program,
-    params: tuple[ArrayTree, ...],
+    params: ArrayTree,
     layout: Layout,
     key: PRNGKeyArray,
     env: Environment,
@@ -435,12 +417,10 @@ def recorded(env: Environment, first_id: int) -> tuple[EnvSpec, Whole | None]:
 # ---------------------------------------------------------------------------------- provenance
 
 
-def identity_of(players: Sequence[Player]) -> dict[str, Any]:
-    """Return what a recipe says of policies: their parameters, and the code of Python functions."""
-    params = tuple(player.params for player in players)
-    codes = [one.policy.code for one in players if one.policy.code]
-    identity = {"policy": fingerprint(params if len(params) > 1 else params[0])}
-    return identity | ({"functions": codes} if codes else {})
+def identity_of(player: Player) -> dict[str, Any]:
+    """Return what a recipe says of a policy: its parameters, and the code of a Python function."""
+    code = player.policy.code
+    return {"policy": fingerprint(player.params)} | ({"functions": [code]} if code else {})
 
 
 def is_complete(path: Path, recipe: Mapping[str, Any]) -> bool:

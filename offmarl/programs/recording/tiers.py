@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from offmarl import tracking, vault
-from offmarl.envs.sides import Seat, compose
+from offmarl.envs.sides import Seat, TeamPolicy, compose, population
 from offmarl.errors import NotLearnedError, OptionError, RunError, unknown_name
 from offmarl.programs.cluster import on_first
 from offmarl.programs.recording.record import (
@@ -20,7 +20,7 @@ from offmarl.programs.recording.record import (
     check_recipe,
     chunks_of,
     is_complete,
-    record_players,
+    record_player,
 )
 from offmarl.programs.recording.recorder import (
     CHOOSE,
@@ -68,8 +68,8 @@ class Tier(NamedTuple):
 
     name: str
     shares: Mapping[str, float]
-    """For a mixture, the share of the environments that each of `PLAYED_TIERS` plays in; empty for
-    the others of `TIERS`."""
+    """For a mixture, how likely each of `PLAYED_TIERS` plays an episode, relative to the others;
+    empty for the others of `TIERS`."""
 
 
 def parse_tiers(text: str) -> list[Tier]:
@@ -250,19 +250,6 @@ def _is_above(high: Float[np.ndarray, "episodes"], low: Float[np.ndarray, "episo
 # ---------------------------------------------------------------------------------- recording
 
 
-def rows_of(shares: Mapping[str, float], num_envs: int) -> dict[str, int]:
-    """Divide environments by shares, which need not add up to 1; `OptionError` for too few."""
-    total = sum(shares.values())
-    ends = np.round(np.cumsum([*shares.values()]) / total * num_envs).astype(int)
-    rows = dict(zip(shares, np.diff(ends, prepend=0).tolist(), strict=True))
-    if none := [name for name, count in rows.items() if count == 0]:
-        raise OptionError(
-            f"{none[0]} has a share of {shares[none[0]]:g} in {total:g}, which is less than one of "
-            f"{num_envs} environments: give more --num-envs, or a larger share."
-        )
-    return rows
-
-
 def check_vaults(run: Recorder, tiers: Sequence[Tier]) -> None:
     """Raise an error if a tier cannot be, or its vault is of another recording.
 
@@ -274,8 +261,6 @@ def check_vaults(run: Recorder, tiers: Sequence[Tier]) -> None:
             _skills(run, tier)
         elif VERSUS in tier.name:
             raise OptionError(f"{tier.name} is for several teams that learn at once.")
-        if tier.shares:
-            rows_of(tier.shares, run.args.num_envs)
         _provenance(run, tier)
 
 
@@ -342,13 +327,13 @@ def _record_played(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None
         _record_teams(run, ladders, tier)
         return
     (ladder,) = ladders
-    rows = rows_of(tier.shares or {tier.name: 1.0}, run.args.num_envs)
-    players, about = [], []
-    for number, (name, count) in enumerate(rows.items()):
+    spec, members, about = run.env.spec, [], []
+    for number, name in enumerate(tier.shares or [tier.name]):
         params, one = ladder.player(name)
-        players.append(Player(run.policy, params, count))
+        members.append(TeamPolicy(run.policy, params, tuple(range(spec.num_agents)), name))
         about.append(one | ({"tier": name} if tier.shares else {}) | {"policy_id": number})
-    _record(run, tier, players, about)
+    drawn = population(spec, members, [*tier.shares.values()] or None)
+    _record(run, tier, Player(drawn.policy, drawn.params, run.args.num_envs, len(about)), about)
 
 
 def _record_teams(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
@@ -362,21 +347,21 @@ def _record_teams(run: Recorder, ladders: Sequence[Ladder], tier: Tier) -> None:
         seats.append(Seat(team.agents, run.policy, everyone))
         params.append(own)
         about.append(one | {"team": team.name, "tier": name, "policy_id": number})
-    joint = Player(compose(run.env.spec, seats), tuple(params), run.args.num_envs)
-    _record(run, tier, [joint], about)
+    policy = compose(run.env.spec, seats)
+    _record(run, tier, Player(policy, tuple(params), run.args.num_envs, len(about)), about)
 
 
 def _record(
     run: Recorder,
     tier: Tier,
-    players: Sequence[Player],
+    player: Player,
     about: Sequence[Mapping[str, Any]],
 ) -> None:
     """Write the vault of a tier; ``about`` describes its policies."""
-    others = described(players_of(run.env), len(players))
-    record_players(
+    others = described(players_of(run.env), player.size)
+    record_player(
         run.env,
-        players,
+        player,
         run.vault(tier.name),
         run.args.steps,
         run.key(RECORD, zlib.crc32(tier.name.encode())),
