@@ -8,7 +8,7 @@ import pytest
 
 from offmarl import envs, tracking
 from offmarl.checkpoint import Checkpoints
-from offmarl.errors import RunError
+from offmarl.errors import OptionError, RunError
 from offmarl.launch import Share, join_work, run_share
 from offmarl.networks import PolicyConfig, make_policy
 from offmarl.programs import load_policy, record_policy, registry
@@ -54,23 +54,9 @@ def test_a_run_of_tasks_is_that_of_one_process(args, options, tmp_path):
     assert BC.main(args("tasks", **options)) == work.path  # complete
 
 
-@pytest.mark.slow
-def test_seeds_that_stop_early_are_evaluated_to_the_end(args, tmp_path):
-    options = {"updates": 60, "eval_every": 3, "stop_on": "return", "patience": 2}
-    options |= {"eval_episodes": 3, "final_episodes": 5, "learning_rate": 1e-6}
-    one = BC.main(args("one", batching="map", **options))
-    work = SeedsWork(BC.main, args("tasks", **options), tmp_path / "tasks")
-    run_share(work, Share(0, 1))
-    assert join_work(work)
-    stopped = [tracking.read_run(run)["stopped"] for run in (one, work.path)]
-    assert stopped[0] == stopped[1] and len({*stopped[0].values()}) > 1
-    rows = [tracking.read(run / tracking.METRICS_FILE) for run in (one, work.path)]
-    evaluations = [[row for row in found if tracking.RETURN in row] for found in rows]
-    assert evaluations[0] == evaluations[1]
-    assert scores_of(one) == scores_of(work.path)
-    for seed in (4, 5, 6):
-        params = [load_policy(run, seed).params for run in (one, work.path)]
-        chex.assert_trees_all_equal(*params)
+def test_seeds_that_may_stop_early_are_for_one_process(args, tmp_path):
+    with pytest.raises(OptionError, match="--stop-on is for seeds that one process trains"):
+        SeedsWork(BC.main, args("run", stop_on="return"), tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -1,12 +1,10 @@
 """One run from runs of single seeds, which tasks trained: their checkpoints, metrics and scores.
 
-The run has the bits of one process that trains the seeds one after the other, but for the losses of
-a seed that has stopped early, which one process goes on to write.
+The run has the bits of one process that trains the seeds one after the other.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +14,7 @@ import jax.numpy as jnp
 from offmarl import tracking
 from offmarl.checkpoint import Checkpoints
 from offmarl.config import changed
-from offmarl.errors import RunError
+from offmarl.errors import OptionError, RunError
 from offmarl.launch import Work
 from offmarl.programs.program import Args, Keep, recorded
 from offmarl.programs.runs.identity import MAY_DIFFER, differences
@@ -29,25 +27,18 @@ PARTS: ContextVar[Sequence[Path] | None] = ContextVar("parts", default=None)
 
 
 def gather(training: Training, run: Run, runs: Sequence[Path]) -> dict[str, int]:
-    """Write finished runs of one seed each into one run; return the step at which each stopped."""
+    """Write finished runs of one seed each into one run, in which no seed has stopped early."""
     found = [_Part.read(directory, run.record) for directory in runs]
     like = training.shapes()
     one = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[:1], tree), like)
-    latest = max(part.last for part in found)
-    with_all, tree = run.checkpoints(), like
-    done = {*with_all.steps()} - {latest}
-    for step in sorted(_kept_by_all(found, training.keep) - done | {latest}):
-        restored = [part.checkpoints.restore(one, min(step, part.last)) for part in found]
-        trees = [tree for tree, _ in restored]
+    with_all = run.checkpoints()
+    for step in sorted({*_kept_by_all(found, training.keep), found[0].last} - {*with_all.steps()}):
+        trees, infos = zip(*(part.checkpoints.restore(one, step) for part in found), strict=True)
         tree = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
-        if step not in with_all.steps():
-            with_all.save(step, tree, _joined([info for _, info in restored]))
+        with_all.save(step, tree, _joined(infos))
     with_all.close()
-    rows = [row for part in found for row in part.rows]
-    if any(part.last < latest for part in found):
-        rows = _evaluated_to_the_end(found, partial(training.evaluate, tree["policy"]))
-    _write_metrics(run.metrics, rows)
-    return {seed: step for part in found for seed, step in part.stopped.items()}
+    _write_metrics(run.metrics, [row for part in found for row in part.rows])
+    return {}
 
 
 class _Part(NamedTuple):
@@ -57,7 +48,6 @@ class _Part(NamedTuple):
     checkpoints: Checkpoints
     last: int
     rows: list[dict[str, Any]]
-    stopped: Mapping[str, int]
 
     @classmethod
     def read(cls, directory: Path, wanted: Mapping[str, Any]) -> "_Part":
@@ -71,18 +61,10 @@ class _Part(NamedTuple):
                 "and run its task again."
             )
         rows = tracking.read(directory / tracking.METRICS_FILE)
-        return cls(record["seeds"][0], checkpoints, last, rows, record.get("stopped", {}))
+        return cls(record["seeds"][0], checkpoints, last, rows)
 
 
-_OF_A_SEED = (
-    *MAY_DIFFER,
-    "args.seed",
-    "args.seeds",
-    "complete",
-    "seeds",
-    "seeds_at_once",
-    "stopped",
-)
+_OF_A_SEED = (*MAY_DIFFER, "args.seed", "args.seeds", "complete", "seeds", "seeds_at_once")
 """Entries of a record in which the run of a seed differs from that of all."""
 
 
@@ -91,40 +73,7 @@ def _kept_by_all(found: Sequence[_Part], keep: Keep) -> set[int]:
     if keep == "best":
         best = (best_of(part.rows, part.seed) for part in found)
         return {step for step in best if step is not None}
-    steps = [{*part.checkpoints.steps()} for part in found]
-    return {
-        step
-        for step in set.union(*steps)
-        if all(step in own or step > part.last for own, part in zip(steps, found, strict=True))
-    }
-
-
-def _evaluated_to_the_end(
-    found: Sequence[_Part], evaluate: Callable[[int, bool], Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """Return the rows of all seeds, with the evaluations of a seed after it stopped early.
-
-    One process evaluates the kept policies of such seeds until the last seed ends. A task ends with
-    its only seed, and takes more episodes in its last evaluation.
-    """
-    latest = max(part.last for part in found)
-    early = {place: part for place, part in enumerate(found) if part.last < latest}
-    begins = min(part.last for part in early.values())
-    rows = [
-        row
-        for part in found
-        for row in part.rows
-        if part.last == latest or row["step"] < part.last or _is_of_updates(row)
-    ]
-    steps = {row["step"] for part in found for row in part.rows if not _is_of_updates(row)}
-    for step in sorted(step for step in steps if step >= begins):
-        values = evaluate(step, step == latest)
-        rows += [
-            {"seed": part.seed, "step": step} | {name: x[place] for name, x in values.items()}
-            for place, part in early.items()
-            if step >= part.last
-        ]
-    return rows
+    return set.intersection(*({*part.checkpoints.steps()} for part in found))
 
 
 def _joined(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -132,12 +81,7 @@ def _joined(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sums = {
         name: [one for info in infos for one in info["sums"][name]] for name in infos[0]["sums"]
     }
-    joined = {**infos[0], "sums": sums, "evaluations": []}
-    if "stopping" in joined:
-        found = [info["stopping"] for info in infos]
-        steps = {str(x): one["steps"]["0"] for x, one in enumerate(found) if one["steps"]}
-        joined["stopping"] = {"values": [one["values"][0] for one in found], "steps": steps}
-    return joined
+    return {**infos[0], "sums": sums, "evaluations": []}
 
 
 def _write_metrics(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -162,9 +106,14 @@ def _is_of_updates(row: Mapping[str, Any]) -> bool:
 
 
 class SeedsWork(Work):
-    """The training of several seeds, of which each is a block."""
+    """The training of several seeds, of which each is a block; `OptionError` with --stop-on."""
 
     def __init__(self, main: Callable[[Any], Path], args: Args, path: Path):
+        if args.stop_on:
+            raise OptionError(
+                "--stop-on is for seeds that one process trains: leave it out, or train each seed "
+                "into a run of its own (--seed, --out)."
+            )
         self._main, self._args = main, changed(args, batching="map", out=path)
         super().__init__(f"train {path.name}", path, {"arguments": recorded(args)})
 
