@@ -144,6 +144,24 @@ class DeviceArgs(Validated):
     tells. Process 0 reads and writes the files of the run."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RecordingArgs(DeviceArgs):
+    """Arguments of recordings of policies that do not learn."""
+
+    out: Path = option(Path("vaults"), Role.LOCAL)
+    """Directory for the vault."""
+    name: str | None = None
+    """Name of the vault in <out>/<env>.vlt/; by default made of the policies and the seed, which is
+    that of the training of a run's policy."""
+    num_envs: PositiveInt = 64
+    """Number of environments that run side by side."""
+    env_states: bool = option(False, Role.RARE)
+    """Also record the environments' states, as extras, so that `offmarl.replay_episode` can play
+    any episode again."""
+    seed: Seed = 0
+    """Random seed of the recording."""
+
+
 def changed(args: T, **values: Any) -> T:
     """Return arguments with other values, which keep where the others came from."""
     found = copy(args)

@@ -15,7 +15,7 @@ from tyro.conf import Positional, arg
 from offmarl.cli.output import Report, as_is, check_file, grid, records, table
 from offmarl.cli.parse import HELP, config_among, given_among, parse, parse_program
 from offmarl.cli.tasks import CommandWork, Divided, TaskOptions
-from offmarl.config import DeviceArgs, Role, option
+from offmarl.config import RecordingArgs, Role, option
 from offmarl.errors import OptionError
 from offmarl.launch import Launched
 from offmarl.paths import below, local
@@ -157,28 +157,16 @@ class PolicyOptions:
         return load_policy(run, seed, self.act == "greedy", self.program, env, self.checkpoint)
 
 
-@dataclass(frozen=True)
-class _TrainedArgs(DeviceArgs, PolicyOptions):
+@dataclass(frozen=True, kw_only=True)
+class _TrainedArgs(RecordingArgs, PolicyOptions):
     """Arguments of the recording of a trained policy."""
 
     policy: Path
     """Directory of the run that trained it, or the name of a pulled policy."""
     steps: int
     """Total number of environment steps to record, rounded up to a multiple of --num-envs."""
-    out: Path = option(Path("vaults"), Role.LOCAL)
-    """Directory for the vault ENV.vlt/NAME."""
-    name: str | None = None
-    """Name of the recording; by default PROGRAM-SEED of the program and the training seed, with the
-    checkpoint if it is not the last."""
-    num_envs: int = 64
-    """Number of environments that run side by side."""
-    seed: int = 0
-    """Random seed of the recording."""
     training_seed: int | None = None
     """The training seed whose policy is recorded; by default the run's first."""
-    env_states: bool = option(False, Role.RARE)
-    """Also record the environments' states, so that offmarl.replay_episode can play any episode
-    again."""
     opponents: tuple[str, ...] = option((), Role.RARE)
     """How the other teams act, if the run learned one side; by default as in its training. Needed
     if their code is your own."""

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from offmarl import envs
-from offmarl.config import DeviceArgs, NonNegative, PositiveInt, Role, Seed, option
+from offmarl.config import NonNegative, PositiveInt, RecordingArgs, Role, option
 from offmarl.envs import Environment
 from offmarl.envs.sides import TeamPolicy
 from offmarl.evaluation import returns_by_team
@@ -27,28 +27,17 @@ of `split`, which recordings draw from."""
 
 
 @dataclass(frozen=True)
-class FixedArgs(DeviceArgs):
+class FixedArgs(RecordingArgs):
     """Arguments that all recorders of fixed policies share."""
 
     env: str = "swarm/coverage-3"
     """Environment to record in: a name that `offmarl envs` lists, or code of your own as
     path/to/file.py:FACTORY or package.module:FACTORY."""
-    out: Path = option(Path("vaults"), Role.LOCAL)
-    """Directory for the vault."""
-    name: str | None = None
-    """Name of the vault in <out>/<env>.vlt/; by default made of the policies and the seed."""
     steps: PositiveInt = 100_000
     """Environment steps to record."""
-    num_envs: PositiveInt = 64
-    """Number of environments that run side by side."""
-    env_states: bool = option(False, Role.RARE)
-    """Also record the environments' states, as extras, so that `offmarl.replay_episode` can play
-    any episode again."""
     eval_episodes: PositiveInt = 64
     """Episodes that are played on other seeds than those recorded, for the returns in the vault's
     provenance."""
-    seed: Seed = 0
-    """Random seed."""
     checkpoint_seconds: NonNegative = option(30.0, Role.RARE)
     """Seconds between checkpoints; Ctrl-C and SIGTERM save one before the program stops."""
 
