@@ -45,7 +45,6 @@ from offmarl.distributions import categorical
 from offmarl.losses import masked_mean, td_targets
 from offmarl.networks import (
     AgentNetwork,
-    CriticInput,
     Critics,
     JointFlow,
     as_vectors,
@@ -86,9 +85,6 @@ class Args(programs.ValueArgs):
     """Number of the hidden layers of flow and policies."""
     critic_hidden: PositiveInt = 512
     """Width of the critics' layers."""
-    critic_input: CriticInput = "observation"
-    """What the critic of an agent sees beside the agent's own observation and action. observation:
-    nothing; state: the global state; joint: the global state and the actions of all agents."""
     gamma: Fraction = 0.995
     """Discount γ."""
     tau: Fraction = 0.005
@@ -317,7 +313,7 @@ def make_model(spec: EnvSpec, args: Args) -> Model:
         outputs=1 if isinstance(spec.action, Continuous) else spec.num_actions,
         hidden=args.critic_hidden,
         count=2,
-        sees=args.critic_input,
+        sees="observation",
         agent_id=args.agent_id,
     )
     return Model(spec, flow, policy, critics, args.flow_steps)

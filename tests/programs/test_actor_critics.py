@@ -221,7 +221,6 @@ def test_the_losses_of_soft_actor_critics_by_hand():
         without_memory(lambda scale, carry, seen: (scale * jnp.tile(seen, 2), carry)),
         categorical,
         SimpleNamespace(values=values),
-        (0, 1),
     )
     action = jnp.array([[[0, 1]], [[1, 1]], [[0, 0]]])
     batch = steps(action, alive_tm1=ALIVE.at[2, 1].set(False), alive_t=ALIVE.at[0, 1].set(False))
@@ -250,15 +249,6 @@ def test_the_losses_of_soft_actor_critics_by_hand():
     np.testing.assert_allclose(
         gradient.log_temperature, np.array([3 * h, 2 * g]) * 0.5 / 5, rtol=1e-5
     )
-
-
-def test_temperatures_belong_to_agents_or_to_teams():
-    spec = EnvSpec("tag", 3, 4, 4, Discrete(2), reward="individual", teams=(1, 1, 0))
-    for of, wanted in (("agent", (0, 1, 2)), ("team", (1, 1, 0))):
-        args = masac.Args(temperature_of=of, hidden=4)
-        config = PolicyConfig("feedforward", hidden=4)
-        found = soft_actor_critic.make_networks(spec, args, config, centralised=True)
-        assert found.group == wanted
 
 
 def test_the_entropy_aimed_at_depends_on_what_is_legal():

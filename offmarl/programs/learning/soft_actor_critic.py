@@ -8,7 +8,7 @@ of an agent, so that expectations over its policy are exact (Christodoulou 2019,
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,6 @@ from offmarl.programs.learning.optimisers import (
 )
 from offmarl.programs.program import Hyperparameters, Program, Stage
 from offmarl.rollout import RolloutState, init_rollout, rollout
-from offmarl.teams import team_numbers
 from offmarl.types import ArrayTree, Continuous, EnvSpec, Sequence, View
 
 # ---------------------------------------------------------------------------------- arguments
@@ -56,9 +55,7 @@ class SoftArgs(OffPolicyArgs):
     """Arguments of soft actor-critics."""
 
     temperature: Positive = 0.2
-    """Weight of the entropy at the start."""
-    temperature_of: Literal["agent", "team"] = "agent"
-    """Whether each agent learns a temperature of its own, or each team has one."""
+    """Weight of the entropy at the start; each agent learns its own."""
     fix_temperature: bool = False
     """Keep the temperature, instead of learning it."""
     discrete_entropy: Fraction = 0.2
@@ -77,8 +74,7 @@ class Params(NamedTuple):
 
     actor: ArrayTree
     critics: tuple[ArrayTree, ...]
-    log_temperature: Float[Array, "G"]
-    """Of each agent, or of each team."""
+    log_temperature: Float[Array, "N"]
 
 
 class Target(NamedTuple):
@@ -110,14 +106,12 @@ class State(NamedTuple):
 
 
 class Networks(NamedTuple):
-    """The actors and critics of an environment, and who shares a temperature."""
+    """The actors and critics of an environment."""
 
     spec: EnvSpec
     actor: AgentNetwork
     head: Head
     critics: Critics
-    group: tuple[int, ...]
-    """Index of each agent's temperature."""
 
     def policy(
         self, params: ArrayTree, batch: Sequence, slots: slice
@@ -130,7 +124,7 @@ class Networks(NamedTuple):
 
     def temperature(self, params: Params) -> Float[Array, "N"]:
         """Return the temperature of each agent, through which no gradient flows."""
-        return jax.lax.stop_gradient(jnp.exp(params.log_temperature[jnp.array(self.group)]))
+        return jax.lax.stop_gradient(jnp.exp(params.log_temperature))
 
     def soft_values(
         self,
@@ -186,8 +180,7 @@ def loss(
     mask = batch.mask[..., None] & view.alive
     actor = masked_mean(-value, mask)
     aim = target_entropy(networks.spec, hyper, view.legal_actions)
-    log_temperature = params.log_temperature[jnp.array(networks.group)]
-    of_temperature = masked_mean(temperature_loss(log_temperature, entropy, aim), mask)
+    of_temperature = masked_mean(temperature_loss(params.log_temperature, entropy, aim), mask)
     metrics = {
         "critic_loss": critic,
         "actor_loss": actor,
@@ -265,7 +258,7 @@ def make_soft_actor_critic(
     def init(key: PRNGKeyArray, hyper: Hyperparameters) -> State:
         actor_key, critic_key, env_key = jax.random.split(key, 3)
         critics = networks.critics.init(critic_key, spec)
-        log_temperature = jnp.full(max(networks.group) + 1, jnp.log(hyper.temperature))
+        log_temperature = jnp.full(spec.num_agents, jnp.log(hyper.temperature))
         params = Params(init_policy(config, spec, actor_key), critics, log_temperature)
         return State(
             params=params,
@@ -329,7 +322,7 @@ def make_soft_actor_critic(
 def make_networks(
     spec: EnvSpec, args: SoftArgs, config: PolicyConfig, centralised: bool
 ) -> Networks:
-    """Build the networks, and number the temperatures."""
+    """Build the networks."""
     return Networks(
         spec,
         agent_network(config, spec),
@@ -343,5 +336,4 @@ def make_networks(
             share_parameters=args.share_parameters,
             agent_id=args.agent_id,
         ),
-        team_numbers(spec) if args.temperature_of == "team" else tuple(range(spec.num_agents)),
     )
