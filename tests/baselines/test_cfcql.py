@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -219,9 +220,9 @@ def test_behaviour_is_cloned_first_and_then_kept() -> None:
     after, metrics = clone(before, batch, jax.random.key(1), hyper)
     # An untrained policy is close to uniform.
     np.testing.assert_allclose(metrics["behaviour_loss"], np.log(3), atol=0.01)
-    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
+    chex.assert_trees_all_equal(after.params, before.params)
     last, _ = learn(after, batch, jax.random.key(1), hyper)
-    jax.tree.map(np.testing.assert_array_equal, last.behaviour, after.behaviour)
+    chex.assert_trees_all_equal(last.behaviour, after.behaviour)
     for one, other in ((before.behaviour, after.behaviour), (after.params, last.params)):
         moved = jax.tree.map(lambda a, b: bool((a != b).any()), one, other)
         assert any(jax.tree.leaves(moved))

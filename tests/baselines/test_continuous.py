@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -462,7 +463,7 @@ def test_nothing_is_learned_from_padding_the_dead_and_missing_entries(module, op
     wanted = update(state, noisy_batch(0), key, hyper)
     for seed in (1, 2):
         found = update(state, noisy_batch(seed), key, hyper)
-        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+        chex.assert_trees_all_equal(found, wanted)
     assert all(np.isfinite(value).all() for value in wanted[1].values())
     moved = jax.tree.map(lambda a, b: bool((a != b).any()), wanted[0].params, state.params)
     assert all(jax.tree.leaves(moved.critics))

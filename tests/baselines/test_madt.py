@@ -3,6 +3,7 @@
 from functools import cache
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -236,13 +237,9 @@ def test_incomplete_episodes_are_not_imitated():
     update = jax.jit(program.stages[0].update)
     after, metrics = update(state, batch, jax.random.key(1), hyper)
     other = batch._replace(action=batch.action.at[0, 1].set(0))
-    for leaf, same in zip(
-        jax.tree.leaves((after, metrics)),
-        jax.tree.leaves(update(state, other, jax.random.key(1), hyper)),
-        strict=True,
-    ):
-        assert np.isfinite(leaf).all()
-        np.testing.assert_array_equal(leaf, same)
+    chex.assert_tree_all_finite((after, metrics))
+    same = update(state, other, jax.random.key(1), hyper)
+    chex.assert_trees_all_equal((after, metrics), same)
     other = batch._replace(action=batch.action.at[1, 1].set(0))
     assert update(state, other, jax.random.key(1), hyper)[1] != metrics
 

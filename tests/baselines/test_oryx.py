@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -233,16 +234,15 @@ def test_nothing_is_learnt_from_padding(learner: Learner) -> None:
     wanted = learner.learn(random_batch(0))
     for seed in (1, 2):
         found = learner.learn(random_batch(seed))
-        jax.tree.map(np.testing.assert_array_equal, found, wanted)
+        chex.assert_trees_all_equal(found, wanted)
 
 
 @pytest.mark.slow
 def test_the_target_follows_slowly(learner: Learner) -> None:
     state, _ = learner.learn(random_batch(0))
-    for old, new, target in zip(
-        *map(jax.tree.leaves, (learner.state.params, state.params, state.target)), strict=True
-    ):
-        np.testing.assert_allclose(target, old + 0.005 * (new - old), atol=1e-6)
+    old, new = learner.state.params, state.params
+    wanted = jax.tree.map(lambda old, new: old + 0.005 * (new - old), old, new)
+    chex.assert_trees_all_close(state.target, wanted, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -142,7 +143,7 @@ def test_nothing_passes_from_one_episode_to_the_next(name: str) -> None:
         for metric, value in apart_metrics.items():
             np.testing.assert_allclose(metrics[metric], value, rtol=1e-5, err_msg=metric)
         one, other = first_moments(apart), first_moments(packed)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one, other)
+        chex.assert_trees_all_close(one, other, atol=1e-6)
         assert any(jnp.abs(leaf).max() > 1e-4 for leaf in jax.tree.leaves(one))
 
 
@@ -186,5 +187,5 @@ def test_nothing_passes_between_episodes_of_continuous_actions(name: str) -> Non
             wanted = apart_metrics[metric]
             np.testing.assert_allclose(metrics[metric], wanted, rtol=1e-4, err_msg=metric)
         one, other = apart.optimiser, packed.optimiser
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one, other)
+        chex.assert_trees_all_close(one, other, atol=1e-6)
         assert all(any(jnp.abs(x).max() > 1e-4 for x in jax.tree.leaves(part)) for part in one)

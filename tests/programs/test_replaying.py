@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,12 +70,8 @@ def test_recordings_are_otherwise_the_same(swarm, tmp_path):
     record_policy(env, policy, (), tmp_path / "plain.vlt", 400, 4)
     plain = offmarl.open(tmp_path / "plain.vlt")
     assert set(swarm.spec.extras) == {"env_state", "env_key"} and not plain.spec.extras
-    for ours, theirs in zip(
-        jax.tree.leaves(swarm.transitions()._replace(extras=None)),
-        jax.tree.leaves(plain.transitions()),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(ours, theirs)
+    ours, theirs = (one.transitions()._replace(extras=None) for one in (swarm, plain))
+    chex.assert_trees_all_equal(ours, theirs)
     with pytest.raises(RunError, match="started with extras="):
         record_policy(env, policy, (), swarm.path, 400, 4)
     played = replay_episode(plain, 3)  # with the keys of the recording
