@@ -27,8 +27,10 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
     "record": _SHOW | _TRAIN | {"run": "offmarl report {run}"},
     "train": {"seeds": "offmarl compare {run} --html report.html", "run": "offmarl report {run}"},
     "tune": {
-        "file": "--settings {file}; and for a closer look, "
-        "optuna-dashboard {file.parent}/{file.stem}.journal"
+        "own": "offmarl train {given} --vault {vault[0]} --env {env} --settings {file}",
+        "vault": "offmarl train {given} --vault {vault[0]} --settings {file}",
+        "env": "offmarl record {given} --env {env} --settings {file}",
+        "page": "open {page} in a browser",
     },
     "benchmark": {"finished": "offmarl compare {out}"},
     "evaluate": _RECORD,
@@ -94,7 +96,8 @@ def following(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
     first = {key: next(iter(x.values())) for key, x in data.items() if isinstance(x, Mapping) and x}
     runs = (path for one in rest if is_run(Path(path := one.partition("@")[0])))
     given = next((one for one in rest if not one.startswith("-")), "")
-    about = {"first": first, "given": given, "run": next(runs, ""), **given_among(rest, to=str)}
+    about = {"first": first, "given": given, "run": next(runs, ""), **given_among(rest, to=str, env=str, vault=tuple[str, ...])}
+    about["own"] = "vault" in about and about.get("env")
     about |= data
     fitting = (text for key, text in _NEXT.get(verb, {}).items() if about.get(key))
     return _Quoting().format(next(fitting, ""), **about)
