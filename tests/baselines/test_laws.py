@@ -12,7 +12,7 @@ import pytest
 from jaxtyping import Array, PRNGKeyArray
 
 from offmarl.programs import DatasetStatistics, Program, ValueArgs, hyperparameters, registry
-from offmarl.programs.runs.normalisation import make_program
+from offmarl.programs.runs.normalisation import make_program, scale_of
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 
 AGENTS, GAMMA = 3, 0.9
@@ -64,7 +64,8 @@ def build(name: str, action: Any, scale: float, options: dict[str, Any]) -> tupl
     module = registry.load("baseline", name)
     args = module.Args(Path(), gamma=GAMMA, **SHARED | options)
     statistics = DatasetStatistics(None, {"return_scale": np.asarray(scale)})
-    return make_program(module.make, spec, args, statistics), hyperparameters(args)
+    hyper = hyperparameters(args, scale_of(args, statistics))
+    return make_program(module.make, spec, args, statistics), hyper
 
 
 def windows(key: PRNGKeyArray, action: Any, reward: Array, seen: Array) -> Sequence:
