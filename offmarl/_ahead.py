@@ -109,8 +109,9 @@ def unreachable(url: str, seconds: float) -> str:
     from urllib.request import getproxies, proxy_bypass
 
     address = urlsplit(url)
-    if not proxy_bypass(address.hostname or ""):
-        address = urlsplit(getproxies().get(address.scheme, url))
+    proxy = getproxies().get(address.scheme)
+    if proxy and not proxy_bypass(address.hostname or ""):
+        address = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
 
     def attempt() -> None:
         port = address.port or {"http": 80}.get(address.scheme, 443)

@@ -34,8 +34,8 @@ def list_datasets(
     >>> [one["path"] for one in offmarl.list_datasets("vaults", agents=3)]
     """
     if remote:
-        start = "" if directory == "." else str(directory)
-        return [asdict(card) for card in hub.cards(start, env, agents)]
+        start = str(directory)
+        return [asdict(card) for card in hub.cards("" if start == "." else start, env, agents)]
     found = list_vaults(directory, env, agents)
     return [{"path": path, **summary._asdict()} for path, summary in found]
 

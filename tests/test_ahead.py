@@ -1,12 +1,13 @@
 """Starting work before its results are needed."""
 
+import socket
 import threading
 import time
 from itertools import count
 
 import pytest
 
-from offmarl._ahead import ahead, depth_of, in_thread
+from offmarl._ahead import ahead, depth_of, in_thread, unreachable
 from tests.children import python
 
 
@@ -81,3 +82,13 @@ def test_work_that_reads_on_ends_with_the_interpreter() -> None:
     begun = time.monotonic()
     python("-c", AT_THE_END)
     assert time.monotonic() - begun < 8  # it waits for 10 s at most
+
+
+@pytest.mark.parametrize("scheme", ["http://", ""])
+def test_a_server_is_reached_by_a_proxy(monkeypatch, scheme):
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        monkeypatch.setenv("https_proxy", f"{scheme}127.0.0.1:{proxy.getsockname()[1]}")
+        assert unreachable("https://server.invalid", 5.0) == ""
+    assert unreachable("https://server.invalid", 5.0) == "Connection refused"

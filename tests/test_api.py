@@ -1,6 +1,7 @@
 """Commands as functions, and what notebooks show of their results."""
 
 from html.parser import HTMLParser
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +51,7 @@ def test_datasets_are_listed_as_by_the_command(vault):
     (found,) = offmarl.list_datasets("v")
     assert found == ls("v").data["vaults"][0] and found["env"] == "classic/xor"
     assert offmarl.list_datasets("v", agents=9) == []
-    names = [one["name"] for one in offmarl.list_datasets(remote=True, env="smac_v1/3m")]
+    names = [one["name"] for one in offmarl.list_datasets(Path(), remote=True, env="smac_v1/3m")]
     assert names and all("3m" in name for name in names)
 
 

@@ -1,6 +1,7 @@
 """What each command names at its end: the command that a user runs next."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
 from shlex import quote
 from string import Formatter
@@ -93,11 +94,18 @@ def following(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
     verb, *rest = arguments or [""]
     if "blocks" in data or "-" in rest:
         return ""
-    first = {key: next(iter(x.values())) for key, x in data.items() if isinstance(x, Mapping) and x}
-    runs = (path for one in rest if is_run(Path(path := one.partition("@")[0])))
-    given = next((one for one in rest if not one.startswith("-")), "")
-    about = {"first": first, "given": given, "run": next(runs, ""), **given_among(rest, to=str, env=str, vault=tuple[str, ...])}
-    about["own"] = "vault" in about and about.get("env")
-    about |= data
-    fitting = (text for key, text in _NEXT.get(verb, {}).items() if about.get(key))
-    return _Quoting().format(next(fitting, ""), **about)
+    with suppress(Exception):  # the command has succeeded, and must not fail for a hint
+        maps = {key: x for key, x in data.items() if isinstance(x, Mapping) and x}
+        first = {key: next(iter(x.values())) for key, x in maps.items()}
+        given = next((one for one in rest if not one.startswith("-")), "")
+        about: dict[str, Any] = {"first": first, "given": given, **data}
+        if verb in ("push", "tune"):
+            options = given_among(rest, to=str, env=str, vault=tuple[str, ...])
+            own = "vault" in options and options.get("env")
+            about = {**options, "own": own, **about}
+        if "run" not in data:
+            runs = (path for one in rest if is_run(Path(path := one.partition("@")[0])))
+            about["run"] = next(runs, "")
+        fitting = (text for key, text in _NEXT.get(verb, {}).items() if about.get(key))
+        return _Quoting().format(next(fitting, ""), **about)
+    return ""

@@ -169,12 +169,6 @@ def resolved(args: Args, spec: EnvSpec, evaluations: int = 20) -> Args:
     return replace(args, updates=updates, eval_every=every)
 
 
-def _recorded(directory: Path, name: str) -> int | None:
-    """Return a number that an existing run keeps when it is resumed."""
-    found: int | None = on_first(lambda: tracking.recorded(directory).get(name))
-    return found
-
-
 def run_directory(args: Args) -> Path:
     """Return the directory of the run that `train` writes."""
     return _directory(program_of(type(args))[0], args, open_data(args))
@@ -214,9 +208,9 @@ class _Training(Training):
         hyper = hyperparameters(args, scale_of(args, statistics))
         statistics.freeze()
         self.statistics = statistics.used
-        layout = layout_of(
-            args.seeds, args.batching, _recorded(directory, "seeds_at_once"), args.devices
-        )
+        # An existing run keeps the number of seeds that were trained side by side.
+        at_once = on_first(lambda: tracking.recorded(directory).get("seeds_at_once"))
+        layout = layout_of(args.seeds, args.batching, at_once, args.devices)
         check_divisible("--batch-size", args.batch_size, layout)
         check_shards(directory, "batches", layout)
         self._drawing = drawing_of(args, self.program, dataset, self.evaluator)

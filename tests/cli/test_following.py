@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from offmarl.cli.following import _NEXT, following
@@ -58,3 +59,23 @@ def test_a_run_among_the_arguments_is_recorded_next(tmp_path, monkeypatch):
 def test_the_next_command_is_not_in_json(offmarl):
     assert offmarl("envs", "probe/").out.endswith("\nNext: offmarl envs swarm/coverage-3\n")
     assert "environments" in offmarl("envs", "probe/", "--json").json
+
+
+@pytest.mark.parametrize(
+    ("arguments", "data"),
+    [
+        (["compare", "x" * 300], {"datasets": {"a": 1}}),  # too long for a path
+        (["ls"], {"vaults": [{"error": "damaged"}]}),
+        (["split", "a.vlt"], {"vaults": [{"path": "a.vlt/train"}]}),
+        (["push", "a.vlt", "--to"], {"url": "https://x"}),
+        (["demo"], {"page": "demo/demo.html"}),
+        (["compare"], {"run": np.zeros(2)}),
+    ],
+)
+def test_a_successful_command_never_fails_for_what_follows(arguments, data):
+    assert following(arguments, data) == ""
+
+
+def test_values_are_not_templates():
+    found = following(["show"], {"path": "{given.__class__} $(x)"})
+    assert found == "offmarl train bc --vault '{given.__class__} $(x)'"

@@ -363,6 +363,18 @@ def test_returns_are_those_of_the_episodes(random_data):
         programs.DatasetStatistics(None).returns()
 
 
+def test_arrays_of_the_same_bytes_are_not_always_equal():
+    """Programs made from unequal ones must not share what is compiled."""
+
+    def identity(array):
+        statistics = programs.DatasetStatistics(None, {"table": array})
+        statistics.array("table", len)
+        return statistics.identity()
+
+    arrays = [np.zeros(shape, dtype) for shape in ((2, 3), (3, 2)) for dtype in ("f4", "i4")]
+    assert len({identity(array) for array in [*arrays, np.zeros((2, 3), "f4")]}) == len(arrays)
+
+
 @pytest.mark.parametrize("where", ["init", "update", "policy"])
 def test_statistics_are_taken_in_make_alone(where, random_data, tmp_path):
     """Later ones would be those of the dataset that the program was compiled for."""

@@ -18,7 +18,9 @@ from offmarl import vault
 from offmarl.errors import OptionError, ShapeError, VaultError, VaultExistsError
 from offmarl.types import View
 from offmarl.vault.check.digest import episode_digests
+from offmarl.vault.format import layout
 from offmarl.vault.read import reader
+from offmarl.vault.storage.store import store_of
 from offmarl.vault.transform import execute, lineage, selection
 from offmarl.vault.write import chunks, writer
 
@@ -281,6 +283,18 @@ def test_splits(a, tmp_path):
 
 
 # ---------------------------------------------------------------------------------- policies
+
+
+@pytest.mark.parametrize("forged", [{"num_policies": 10**30}, {"first": -5}, {"seed": "x"}])
+def test_origins_that_cannot_be_are_not_believed(a, tmp_path, forged):
+    b = record(tmp_path / "b.vlt" / "poor", seed=1)
+    both = vault.cat([a, b], tmp_path / "v.vlt")
+    one, two = both.provenance["origins"]
+    provenance = {**both.provenance, "origins": [one, {**two, **forged}]}
+    key, store = layout.PROVENANCE_KEY, store_of(both.path)
+    store.commit({key: layout.dump_json(provenance)}, {}).result()
+    made = vault.cat([both.path, b], tmp_path / "w.vlt")
+    assert [one["vault"] for one in made.provenance["origins"]] == ["v.vlt/main", "b.vlt/poor"]
 
 
 def test_policies_of_different_sources_stay_apart(a, tmp_path):

@@ -143,7 +143,8 @@ class DatasetStatistics:
 
     def identity(self) -> Hashable:
         """Return a key of the arrays used so far."""
-        return tuple((name, array.tobytes()) for name, array in sorted(self.used.items()))
+        used = sorted(self.used.items())
+        return tuple((name, x.dtype.str, x.shape, x.tobytes()) for name, x in used)
 
     def _returns(self, dataset: Dataset | Mixture) -> NDArray[np.float32]:
         found, chosen = dataset.episodes, self._chosen(dataset)

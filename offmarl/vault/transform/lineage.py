@@ -16,6 +16,7 @@ from jaxtyping import Int
 
 from offmarl._version import __version__
 from offmarl.errors import VaultError
+from offmarl.records import Size
 from offmarl.terminal import Advance
 from offmarl.vault.check.digest import digest
 from offmarl.vault.format.layout import POLICY_IDS, NumpyArray, dump_json
@@ -43,9 +44,9 @@ class Origin(NamedTuple):
     tier: str
     """The recorded tier; otherwise the vault's uid, or its name if it has the default uid."""
     seed: int | None
-    first: int
+    first: Size
     """The id of its policy 0 in this vault."""
-    num_policies: int
+    num_policies: Size
     """All ids of its policies are below this in the original vault."""
     unknown: bool
     """Whether the policy of some steps is unknown. Those steps have the id -1; or, in a vault of
