@@ -96,7 +96,8 @@ def following(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
     first = {key: next(iter(x.values())) for key, x in data.items() if isinstance(x, Mapping) and x}
     runs = (path for one in rest if is_run(Path(path := one.partition("@")[0])))
     given = next((one for one in rest if not one.startswith("-")), "")
-    about = {"first": first, "given": given, "run": next(runs, ""), **given_among(rest, to=str, env=str, vault=tuple[str, ...])}
+    options = given_among(rest, to=str, env=str, vault=tuple[str, ...])
+    about = {"first": first, "given": given, "run": next(runs, ""), **options}
     about["own"] = "vault" in about and about.get("env")
     about |= data
     fitting = (text for key, text in _NEXT.get(verb, {}).items() if about.get(key))
