@@ -113,10 +113,7 @@ def _write(descriptor: int, memory: mmap.mmap) -> None:
             try:
                 done = os.write(descriptor, rest)
             except OSError as error:
-                if (
-                    error.errno != errno.EINVAL
-                    or not fcntl.fcntl(descriptor, fcntl.F_GETFL) & _DIRECT
-                ):
+                if error.errno != errno.EINVAL or not _is_direct(descriptor):
                     raise
                 fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
                 continue
@@ -124,6 +121,10 @@ def _write(descriptor: int, memory: mmap.mmap) -> None:
             before.release()
     finally:
         rest.release()
+
+
+def _is_direct(descriptor: int) -> bool:
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & _DIRECT)
 
 
 # ---------------------------------------------------------------------------------- format
