@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, astuple
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.filesize import decimal
@@ -20,6 +20,9 @@ from offmarl.hub.cache import parse
 from offmarl.hub.card import Uid
 from offmarl.terminal import number
 from offmarl.tracking import RUN_FILE
+
+if TYPE_CHECKING:
+    from offmarl.hub.pages import PageCache
 
 _NOTHING = "no dataset was pulled."
 _NOT_ASKED = "the hub could not be reached, so a newer version may exist."
@@ -186,19 +189,19 @@ def cache(
     streamed
         With "rm": remove the cached pages of streamed data instead, which are fetched again.
     """
+    from offmarl.hub.pages import page_cache  # imports huggingface_hub
+
     if streamed:
         if action != "rm":
             text = "--streamed is for `offmarl cache rm`: `offmarl cache ls` gives the size."
             raise OptionError(text)
-        from offmarl.hub.pages import page_cache  # imports huggingface_hub
-
         bytes_freed = page_cache().clear()
         return Report({"freed": bytes_freed}, f"{decimal(bytes_freed)} of streamed pages removed.")
     found = {one.name: one for one in pulled_datasets.entries()}
     chosen = found if action == "ls" and not names else _choose(found, names, everything)
     match action:
         case "ls":
-            return _listed(chosen)
+            return _listed(chosen, page_cache())
         case "rm":
             _confirm(chosen, yes)
             freed = {name: pulled_datasets.remove(entry) for name, entry in chosen.items()}
@@ -272,19 +275,17 @@ def _choose(
     return chosen
 
 
-def _listed(found: dict[str, pulled_datasets.Entry]) -> Report:
-    from offmarl.hub.pages import page_cache  # imports huggingface_hub
-
+def _listed(found: dict[str, pulled_datasets.Entry], pages: "PageCache") -> Report:
     rows = [[name, " ".join(one.uids), decimal(one.size)] for name, one in found.items()]
     root = pulled_datasets.root()
     listed = table(["name", "uids", "size"], rows) if rows else _NOTHING
     data = {
         name: {"path": one.path, "uids": one.uids, "bytes": one.size} for name, one in found.items()
     }
-    streamed = page_cache().size
+    streamed = pages.size
     where = f"in {root}"
     if streamed:
-        where += f"\n{decimal(streamed)} of streamed pages in {page_cache().root}"
+        where += f"\n{decimal(streamed)} of streamed pages in {pages.root}"
     facts = {"root": root, "datasets": data, "streamed": streamed}
     return Report(facts, Group(listed, as_is(where)))
 

@@ -57,7 +57,9 @@ def read_table(histories: Histories, members: int, seed: int) -> Table | None:
         size = part.stop - part.start
         block = jax.tree.map(lambda leaf, size=size: np.asarray(leaf)[:size], episodes)
         number, rows = np.zeros(block.first.shape, int), join_bytes(jax.tree.leaves(block.view), 2)
-        for place in zip(*np.nonzero(_slots(block.mask)), strict=True):
+        # The slots that exist are those of steps, and the one that ends each episode.
+        exist = np.arange(block.mask.shape[1] + 1) <= block.mask.sum(1)[:, None]
+        for place in zip(*np.nonzero(exist), strict=True):
             number[place] = numbers.setdefault(rows[place].tobytes(), len(numbers))
             if len(views) < len(numbers):
                 views.append(jax.tree.map(lambda leaf, place=place: leaf[place], block.view))
@@ -95,11 +97,6 @@ def read_table(histories: Histories, members: int, seed: int) -> Table | None:
         jnp.asarray(np.concatenate([np.arange(len(low))[None], others])),
         jnp.asarray(starts),
     )
-
-
-def _slots(mask: Bool[np.ndarray, "M T"]) -> Bool[np.ndarray, "M slots"]:
-    """Return the slots that exist: those of steps, and the one that ends each episode."""
-    return np.arange(mask.shape[1] + 1) <= mask.sum(1)[:, None]
 
 
 def _checksum(view: Any, action: Any, factors: Any) -> Any:

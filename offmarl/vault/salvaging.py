@@ -144,7 +144,8 @@ class _DamagedVault(Reader):
     def _describe_foreign(self) -> Description:
         """Describe another program's vault up to where its episodes are unknown."""
         whole = super()._describe()
-        ends = (fault.steps[0] for fault in self._faults if fault.steps and _tells(fault))
+        telling = (*layout.SIGNALS, POLICY_IDS)  # where episodes end
+        ends = (one.steps[0] for one in self._faults if one.steps and one.leaf in telling)
         return whole._replace(length=min([whole.length, *ends]))
 
     def _recorded(self, manifest: Manifest) -> tables.Table:
@@ -164,11 +165,6 @@ def _open(found: Verification) -> Reader:
             f"{found.path} has damaged tables ({found.faults[0]}), so its episodes are unknown: "
             "copy the vault again from its source."
         ) from error
-
-
-def _tells(fault: Fault) -> bool:
-    """Whether a fault is in an array that tells where episodes end."""
-    return fault.leaf in (*layout.SIGNALS, POLICY_IDS)
 
 
 def _sound(left: Reader, found: Verification) -> Bool[np.ndarray, "M"]:

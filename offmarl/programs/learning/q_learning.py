@@ -288,7 +288,9 @@ def _learn(
     def step(learner: _Learner, x: tuple[Array, Array]) -> tuple[_Learner, dict[str, Array]]:
         params, target, optimiser, priorities = learner
         number, key = x
-        progress = training_progress((number - 1) / args.updates, args.total_steps, *_shape(args))
+        progress = training_progress(
+            (number - 1) / args.updates, args.total_steps, args.num_envs, args.num_steps
+        )
         batch, slots = _draw(args, priorities, capture, key, progress)
         grads, metrics = jax.grad(loss, has_aux=True)(params, target, hyper, batch)
         rate = scheduled(hyper.learning_rate, progress, args.schedule)
@@ -309,10 +311,6 @@ def _learn(
     )
     state = state._replace(params=params, target=target, optimiser=optimiser, priorities=priorities)
     return state, jax.tree.map(jnp.mean, metrics)
-
-
-def _shape(args: QArgs) -> tuple[int, int]:
-    return args.num_envs, args.num_steps
 
 
 def _draw(

@@ -67,20 +67,14 @@ def read_config(path: str | Path) -> Config:
     missing = f"there is no configuration file {path}: give the path of one, or of a run."
     values = records.user_toml(place, str(path), missing)
     program = values.pop(_PROGRAM, None)
-    if program is not None and not _is_name(program):
+    # Files are run only if the user names them: a configuration file may have been downloaded.
+    is_file = isinstance(program, str) and (program.endswith(".py") or "/" in program)
+    if is_file or not isinstance(program, str | None):
         raise OptionError(
             f"{path}: program must be the name of a program of offmarl, not {program!r}: give the "
             "path of a program of your own on the command line, before the options."
         )
     return Config(str(path), program, values)
-
-
-def _is_name(program: Any) -> bool:
-    """Whether it is a name, and not the path of a file: files are run only if the user names them.
-
-    A configuration file may have been downloaded.
-    """
-    return isinstance(program, str) and not program.endswith(".py") and "/" not in program
 
 
 def _of_run(directory: Path, shown: str) -> Config:

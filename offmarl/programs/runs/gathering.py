@@ -91,15 +91,10 @@ def _write_metrics(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """
 
     def place(row: Mapping[str, Any]) -> tuple[int, bool, int, int]:
-        return max(row["step"], 1), not _is_of_updates(row), row["step"], row["seed"]
+        return max(row["step"], 1), tracking.WALL_TIME not in row, row["step"], row["seed"]
 
     rows = sorted(rows, key=place)
     tracking.replace_file(path, "".join(f"{tracking.to_json(row)}\n" for row in rows))
-
-
-def _is_of_updates(row: Mapping[str, Any]) -> bool:
-    """Whether a line of metrics has the means of updates; the others have evaluations."""
-    return tracking.WALL_TIME in row
 
 
 # ---------------------------------------------------------------------------------- tasks

@@ -243,7 +243,11 @@ def unpack(archive: Path, destination: Path, members: str | None = None) -> list
     """
     archive, destination = local(archive), local(destination)
     found = {member.filename: member for member in members_of(archive)}
-    vaults = [path for path in vaults_among(found) if _below(path, members)]
+    vaults = [
+        path
+        for path in vaults_among(found)
+        if members is None or PurePosixPath(path).is_relative_to(members)
+    ]
     if not vaults:
         raise VaultFormatError(f"there is no vault in {archive / (members or '')}.")
     roots = {*vaults}
@@ -259,10 +263,6 @@ def unpack(archive: Path, destination: Path, members: str | None = None) -> list
             make_directory((destination / path).parent)
             publish(part / path, destination / path)
     return [destination / path for path in vaults]
-
-
-def _below(path: PurePosixPath | str, prefix: PurePosixPath | str | None) -> bool:
-    return prefix is None or PurePosixPath(path).is_relative_to(prefix)
 
 
 def _check_room(directory: Path, archive: Path, size: int) -> None:
