@@ -104,6 +104,10 @@ class RunError(OffmarlError):
     """A run cannot be started, resumed or loaded."""
 
 
+class NumericsError(RunError):
+    """A run cannot go on with threads, devices or options of JAX that change last digits."""
+
+
 class NotFiniteError(RunError):
     """What a run has learned is not finite: training stopped there, or its policy is refused."""
 

@@ -6,6 +6,7 @@ continues where it stopped, and a cell that failed is tried again.
 
 import gc
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from offmarl import records, tracking
 from offmarl import report as reports
 from offmarl.benchmark.cells import checksum, fingerprint, identity, is_current, pack, sources
 from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, is_users, records_tiers, slug
-from offmarl.errors import RunError
+from offmarl.errors import NumericsError, RunError
 from offmarl.hub import policies, pulling
 from offmarl.launch import Share, Work, join_work, run_share
 from offmarl.paths import local
@@ -215,17 +216,27 @@ class CellsWork(Work):
                 return
             run, begun = run_of(self.benchmark_plan, cell), time.monotonic()
             given = {**cell.options, "vault": self._vault(cell), "out": str(run)}
-            self._run("baseline", cell.baseline.program, given)
+            self._run_in(run, "baseline", cell.baseline.program, given)
             seconds = time.monotonic() - begun
             if cell.data.partners:
                 tracking.write_json(run / tracking.PARTNERS_FILE, beside_partners(cell, run))
             pack(cell, run, cell_file(self.benchmark_plan, cell), seconds)
 
+    def _run_in(self, place: Path, kind: Kind, program: str, options: Mapping[str, Any]) -> Any:
+        """Run a program, anew if another --jobs gave it other threads when it began."""
+        try:
+            return self._run(kind, program, options)
+        except NumericsError as error:
+            tracking.notice(f"warning: {place} is removed and begun anew: {error}")
+            shutil.rmtree(place)
+            return self._run(kind, program, options)
+
     def _made(self, source: Recipe | str) -> list[tuple[str, str]]:
         """Record or download vaults; return their tiers, if they have some, and paths."""
         if isinstance(source, str):
             return [("", str(path)) for path in pulling.pull(source).paths.values()]
-        recorded = self._run("recorder", source.program, source.options).data
+        out = Path(source.options["out"])
+        recorded = self._run_in(out, "recorder", source.program, source.options).data
         return [(row["tier"], str(row["path"])) for row in recorded["vaults"]]
 
     def is_done(self, block: int) -> bool:

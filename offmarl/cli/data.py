@@ -379,7 +379,7 @@ def salvage(path: _Vault, out: Annotated[str, arg(aliases=["-o"], metavar="VAULT
     out
         The new vault.
     """
-    done = vault.salvage(path, out, progress=_in_bytes)
+    done = vault.salvage(path, out, progress=progress)
     lost = [f"row {row}, steps {start} to {start + n - 1}" for row, start, n in done.lost]
     if done.unknown_steps:
         lost.append(f"{number(done.unknown_steps)} steps of unknown episodes")

@@ -28,8 +28,10 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
     "record": _SHOW | _TRAIN | {"run": "offmarl report {run}"},
     "train": {"seeds": "offmarl compare {run} --html report.html", "run": "offmarl report {run}"},
     "tune": {
-        "file": "--settings {file}; and for a closer look, "
-        "optuna-dashboard {file.parent}/{file.stem}.journal"
+        "own": "offmarl train {given} --vault {vault[0]} --env {env} --settings {file}",
+        "vault": "offmarl train {given} --vault {vault[0]} --settings {file}",
+        "env": "offmarl record {given} --env {env} --settings {file}",
+        "page": "open {page} in a browser",
     },
     "benchmark": {"finished": "offmarl compare {out}"},
     "evaluate": _RECORD,
@@ -95,8 +97,10 @@ def following(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
         first = {key: next(iter(x.values())) for key, x in maps.items()}
         given = next((one for one in rest if not one.startswith("-")), "")
         about: dict[str, Any] = {"first": first, "given": given, **data}
-        if verb == "push":
-            about |= given_among(rest, to=str)
+        if verb in ("push", "tune"):
+            options = given_among(rest, to=str, env=str, vault=tuple[str, ...])
+            own = "vault" in options and options.get("env")
+            about = {**options, "own": own, **about}
         if "run" not in data:
             runs = (path for one in rest if is_run(Path(path := one.partition("@")[0])))
             about["run"] = next(runs, "")

@@ -18,7 +18,6 @@ from offmarl.hub import Card
 from offmarl.hub import cache as pulled_datasets
 from offmarl.hub.cache import parse
 from offmarl.hub.card import Uid
-from offmarl.hub.pages import page_cache
 from offmarl.terminal import number
 from offmarl.tracking import RUN_FILE
 
@@ -85,7 +84,7 @@ def _pulled_policy(name: str, out: Path | None) -> Report:
     return Report(pulled._asdict(), Group(as_is(pulled.path), grid(facts)))
 
 
-def _planned(plan: hub.Plan) -> Report:
+def _planned(plan: "hub.Plan") -> Report:
     rows = [[uid, *map(decimal, size)] for uid, size in plan.sizes.items()]
     totals = [sum(size[i] for size in plan.sizes.values()) for i in (0, 1)]
     if len(rows) > 1:
@@ -158,7 +157,7 @@ def push(
     return Report({**pushed._asdict(), "card": asdict(pushed.card)}, text)
 
 
-def _pushed_policy(pushed: hub.PushedPolicy) -> Report:
+def _pushed_policy(pushed: "hub.PushedPolicy") -> Report:
     card = pushed.card
     facts = {"repository": pushed.url, "commit": pushed.commit, "size": decimal(pushed.sent)}
     facts |= {"summary": card["summary"], "licence": card["licence"]}
@@ -191,6 +190,8 @@ def cache(
         if action != "rm":
             text = "--streamed is for `offmarl cache rm`: `offmarl cache ls` gives the size."
             raise OptionError(text)
+        from offmarl.hub.pages import page_cache  # imports huggingface_hub
+
         bytes_freed = page_cache().clear()
         return Report({"freed": bytes_freed}, f"{decimal(bytes_freed)} of streamed pages removed.")
     found = {one.name: one for one in pulled_datasets.entries()}
@@ -272,6 +273,8 @@ def _choose(
 
 
 def _listed(found: dict[str, pulled_datasets.Entry]) -> Report:
+    from offmarl.hub.pages import page_cache  # imports huggingface_hub
+
     rows = [[name, " ".join(one.uids), decimal(one.size)] for name, one in found.items()]
     root = pulled_datasets.root()
     listed = table(["name", "uids", "size"], rows) if rows else _NOTHING

@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from offmarl import envs, evaluation
 from offmarl.envs import Environment
-from offmarl.errors import OptionError
+from offmarl.errors import OptionError, UnknownNameError
 from offmarl.paths import local
 from offmarl.programs import LoadedPolicy
 from offmarl.programs.recording.sides import side_of
@@ -33,25 +33,32 @@ def load(
     options: "PolicyOptions",
     seeds: Sequence[int],
     opponents: Sequence[str],
-    jobs: int = 1,
+    jobs: int | None = None,
     drawn: bool = False,
 ) -> tuple[Any, dict[int, LoadedPolicy]]:
     """Return the environment of a run, or another one, and the policies of training seeds for it.
 
     ``opponents`` play in place of the recorded ones. A PettingZoo environment, which ``jobs``
-    processes step, has none, and cannot be ``drawn``.
+    processes step, has none, and cannot be ``drawn``, or used without ``jobs``.
     """
     record, env = read_run(run), options.env
     spec, side = EnvSpec.from_json(record["spec"]), record["args"].get("side")
     environment: Any
     if env is not None and is_parallel(env):
+        if jobs is None:
+            raise OptionError(f"{env} is a PettingZoo environment: use offmarl.record_episodes.")
         if opponents or drawn:
             raise OptionError(
                 f"{env} is a PettingZoo environment: leave out --render, --opponents."
             )
         environment, acts_in = ParallelEnvironment(env, spec, str(run), jobs), None
     else:
-        environment = envs.make(spec.name if env is None else env)
+        try:
+            environment = envs.make(spec.name if env is None else env)
+        except UnknownNameError as error:
+            if env is not None or ":" not in (own := str(record["args"].get("env"))):
+                raise
+            raise OptionError(f"{run} acts in code of your own: give --env {own}.") from error
         if opponents and not side:
             raise OptionError(f"{run} learned no side that has opponents: leave out --opponents.")
         if side:

@@ -340,9 +340,9 @@ def overview(kind: Kind, usage: str, verb: str = "", without: Collection[str] = 
     summaries = {name: summary(path) for name, path in find(kind).items() if name not in without}
     rows = table([kind, ""], summaries.items())
     more = (
-        f"`offmarl {verb or VERBS[kind]} NAME --help` lists a {kind}'s options. In place of NAME, "
-        f"give the path of a Python file to run a {kind} of your own. With --json the result is "
-        "printed as one JSON object."
+        f"`offmarl {verb or VERBS[kind]} NAME --help` lists a {kind}'s options. In place of NAME, give\n"
+        f"the path of a Python file to run a {kind} of your own. With --json the result\n"
+        "is printed as one JSON object."
     )
     return Report({f"{kind}s": summaries}, Group(usage, rows, more))
 

@@ -32,7 +32,6 @@ from offmarl.errors import (
 )
 from offmarl.hub import card as cards
 from offmarl.hub.card import Card
-from offmarl.hub.client import kept_in
 from offmarl.paths import local
 from offmarl.vault.read.manifest import RECORD
 from offmarl.vault.read.open import SUFFIX
@@ -114,6 +113,8 @@ class Entry(NamedTuple):
 
 def root() -> Path:
     """Return the directory of all pulled datasets."""
+    from offmarl.hub.client import kept_in  # imports huggingface_hub
+
     return kept_in("datasets", "pulled")
 
 

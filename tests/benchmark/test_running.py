@@ -16,7 +16,7 @@ from offmarl.benchmark import CellsWork, spread, tasks
 from offmarl.benchmark.cells import identity, is_current, pack
 from offmarl.benchmark.tasks import cell_file, note_vaults, noted_vaults, preparation, run_of
 from offmarl.cli import benchmark as cli
-from offmarl.errors import OptionError, RunError, VaultError
+from offmarl.errors import NumericsError, OptionError, RunError, VaultError
 from offmarl.hub import pulling
 from offmarl.launch import Share, join_work, launch, run_share
 from offmarl.networks import PolicyConfig
@@ -108,6 +108,25 @@ def test_another_recipe_is_recorded_beside_the_first_and_learned_from_again(read
     assert labels(again) == ["record cover", "bc on one", "deep & wide on one"]
     run_share(again, Share(0, 1))
     assert len([*(tmp_path / "out" / "datasets").glob("cover-*/vaults/mappo-random")]) == 2
+
+
+def test_what_was_begun_with_other_threads_is_begun_anew(read):
+    def begun(kind, name, options):
+        (Path(options["out"]) / "begun").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    def run(kind, name, options):
+        if (Path(options["out"]) / "begun").exists():
+            raise NumericsError("it was begun with threads 2, not 1.")
+        return stub.run(kind, name, options)
+
+    plan = read()
+    for block in (0, 2):  # a recording, and a cell
+        with pytest.raises(KeyboardInterrupt):
+            CellsWork(plan, begun).run(block)
+        CellsWork(plan, run).run(block)
+        assert CellsWork(plan, run).is_done(block)
+    assert not [*plan.out.rglob("begun")]
 
 
 def test_a_missing_vault_fails_its_cells_and_the_others_go_on(read):

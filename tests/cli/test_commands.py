@@ -43,15 +43,24 @@ def test_version(offmarl):
     [["--help"], ["envs"], ["ls"], *([x, "--help"] for x in ("train", "record", "tune", "demo"))],
 )
 def test_what_needs_no_jax_imports_none(arguments, tmp_path):
-    code = """if True:
+    imports_none("jax", arguments, tmp_path)
+
+
+@pytest.mark.parametrize("command", ["pull", "push", "cache"])
+def test_help_on_the_hub_needs_no_client_of_it(command, tmp_path):
+    imports_none("huggingface_hub", [command, "--help"], tmp_path)
+
+
+def imports_none(module, arguments, cwd):
+    code = f"""if True:
         import sys
         from offmarl.cli import main
         try:
             main()
         except SystemExit as end:
-            sys.exit(end.code or "jax" in sys.modules)
+            sys.exit(end.code or "{module}" in sys.modules)
     """
-    python("-c", code, *arguments, cwd=tmp_path)
+    python("-c", code, *arguments, cwd=cwd)
 
 
 @pytest.mark.parametrize(

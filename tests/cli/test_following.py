@@ -27,6 +27,14 @@ def test_every_command_names_the_next_one():
         ("pull x/y --dry-run", {"name": "x/y", "sizes": {"Good": 1}}, "offmarl pull x/y"),
         ("push a.vlt --to me/it", {"url": "https://x", "card": {}}, "offmarl pull me/it"),
         ("cache ls", {"root": "c", "datasets": {}, "streamed": 0}, "offmarl ls --remote"),
+        ("tune bc --vault a b", {"file": "f"}, "offmarl train bc --vault a --settings f"),
+        (
+            "tune bc --vault a --env e.py:f",
+            {"file": "f"},
+            "offmarl train bc --vault a --env e.py:f --settings f",
+        ),
+        ("tune ippo --env e", {"file": "f"}, "offmarl record ippo --env e --settings f"),
+        ("tune --help", {"recorders": {"ippo": "learns"}}, ""),
         ("ls", {"vaults": []}, ""),
         ("record mappo --dry-run", {"path": "r", "blocks": 3}, ""),  # a plan
         ("train --help", {"baselines": {"bc": "clones"}}, ""),

@@ -17,7 +17,7 @@ from offmarl.networks import PolicyConfig
 from offmarl.programs import load_policy
 from offmarl.programs.recording import python as recording
 from offmarl.programs.runs.parallel import ParallelEnvironment
-from offmarl.tracking import RETURN, read, read_run
+from offmarl.tracking import RETURN, RUN_FILE, read, read_run, write_json
 from tests import plain
 from tests.programs.pettingzoo import Duel
 from tests.runs import write_policy
@@ -80,6 +80,22 @@ def test_what_such_environments_lack_is_said(evaluate: Any) -> None:
     assert refused.code == 2
     assert "is a PettingZoo environment: leave out --render" in refused.json["error"]["message"]
     assert evaluate("--env", "mine.py:make", "--jobs", 0).code == 2
+
+
+def test_such_an_environment_is_not_recorded_by_a_command(evaluate: Any, offmarl: Any) -> None:
+    given = ("--program", plain.__file__, "--env", "mine.py:make", "--steps", 8)
+    refused = offmarl("record", "--policy", "run", *given)
+    assert refused.code == 2
+    assert "mine.py:make is a PettingZoo environment: use offmarl.record_ep" in refused.err
+
+
+def test_a_run_in_code_of_the_users_names_it(evaluate: Any, tmp_path: Path) -> None:
+    record = read_run(tmp_path / "run")
+    record["spec"]["name"] = "mine"
+    record["args"]["env"] = "mine.py:make"
+    write_json(tmp_path / "run" / RUN_FILE, record)
+    assert "give --env mine.py:make." in evaluate().json["error"]["message"]
+    assert evaluate("--env", "mine").json["error"]["message"].startswith("no environment named")
 
 
 def all_have_ended() -> bool:

@@ -303,9 +303,10 @@ def test_references_are_those_of_the_recipes():
     tiny = "jumanji/robot_warehouse:request_queue_size=4,shelf_rows=1"
     assert known[tiny] == (0.0153, 21.9922)  # the card's name is not the environment's
     # No card of another's data holds returns of random and expert play, but those of human games.
-    others = {"jumanji/lbf", "jaxmarl/mpe/simple_spread_v3", "jaxmarl/smax/3m", "classic/xor"}
-    assert others < set(known)
-    assert len(known) == 7 + sum("/overcooked/" in name for name in known) == 12
+    spread = "jaxmarl/mpe/simple_spread_v3"
+    others = {"jumanji/lbf", spread, f"{spread}:action_type=Continuous", "jaxmarl/smax/3m"}
+    assert others | {"classic/xor"} < set(known)
+    assert len(known) == 8 + sum("/overcooked/" in name for name in known) == 13
 
 
 TWO = {

@@ -19,7 +19,7 @@ import numpy as np
 from offmarl import envs
 from offmarl._version import __version__
 from offmarl.config import Role, with_role
-from offmarl.errors import RunError
+from offmarl.errors import NumericsError
 from offmarl.launch.local import threads
 from offmarl.programs.program import Args, OnlineArgs
 from offmarl.programs.registry import Origin
@@ -123,7 +123,7 @@ def numerics(devices: int | None = None) -> dict[str, Any]:
 
 
 def require_same_numerics(place: Path, begun: Mapping[str, Any] | None, now: Any) -> None:
-    """Raise `RunError` if what was begun with some `numerics` would go on with others."""
+    """Raise `NumericsError` if what was begun with some `numerics` would go on with others."""
     if not (found := differences(begun or {}, now if begun else {})):
         return
     what = ", ".join(f"{name} {theirs!r}, not {ours!r}" for name, theirs, ours in found)
@@ -131,7 +131,7 @@ def require_same_numerics(place: Path, begun: Mapping[str, Any] | None, now: Any
         _SET_BACK.get(name, f"{name.upper()}={{}}").format("" if theirs is None else theirs)
         for name, theirs, _ in found
     )
-    raise RunError(
+    raise NumericsError(
         f"{place} was begun with {what}, which changes the last digits of what JAX computes: set "
         f"{how} to go on, or choose another --out."
     )
