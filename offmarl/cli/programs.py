@@ -340,8 +340,8 @@ def overview(kind: Kind, usage: str, verb: str = "", without: Collection[str] = 
     summaries = {name: summary(path) for name, path in find(kind).items() if name not in without}
     rows = table([kind, ""], summaries.items())
     more = (
-        f"`offmarl {verb or VERBS[kind]} NAME --help` lists a {kind}'s options. In place of NAME, give\n"
-        f"the path of a Python file to run a {kind} of your own. With --json the result\n"
+        f"`offmarl {verb or VERBS[kind]} NAME --help` lists a {kind}'s options. In place of NAME, "
+        f"give\nthe path of a Python file to run a {kind} of your own. With --json the result\n"
         "is printed as one JSON object."
     )
     return Report({f"{kind}s": summaries}, Group(usage, rows, more))
