@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path, PurePath
+from pathlib import Path
 from shlex import quote
 from string import Formatter
 from typing import Any
@@ -80,10 +80,8 @@ class _Quoting(Formatter):
 
     def format_field(self, value: Any, _spec: str) -> str:
         """Return a value as a word of a command."""
-        path = value if isinstance(value, PurePath) else Path(str(value))
-        if path.is_absolute() and path.is_relative_to(Path.cwd()):
-            value = path.relative_to(Path.cwd())
-        return quote(str(value))
+        path, here = Path(str(value)), Path.cwd()
+        return quote(str(path.relative_to(here) if path.is_relative_to(here) else value))
 
 
 def following(arguments: Sequence[str], data: Mapping[str, Any]) -> str:

@@ -57,7 +57,7 @@ from offmarl.programs.runs.loop import (
     updates,
     updates_ahead,
 )
-from offmarl.programs.runs.normalisation import scale_of
+from offmarl.programs.runs.normalisation import SCALE, scale_of
 from offmarl.programs.runs.run import (
     locked,
     settled,
@@ -205,7 +205,8 @@ class _Training(Training):
         kept = data.read(directory / data.STATISTICS_FILE) or self._start.statistics
         statistics = DatasetStatistics(dataset, kept, self.evaluator.learned_from)
         self.program = build(make, dataset.spec, args, statistics, statistics.identity)
-        hyper = hyperparameters(args, scale_of(args, statistics))
+        is_scaled = getattr(args, SCALE, False)
+        hyper = hyperparameters(args, {SCALE: scale_of(statistics)} if is_scaled else {})
         statistics.freeze()
         self.statistics = statistics.used
         # An existing run keeps the number of seeds that were trained side by side.

@@ -12,7 +12,7 @@ import pytest
 from jaxtyping import Array, PRNGKeyArray
 
 from offmarl.programs import DatasetStatistics, Program, ValueArgs, hyperparameters, registry
-from offmarl.programs.runs.normalisation import make_program, scale_of
+from offmarl.programs.runs.normalisation import SCALE, make_program, scale_of
 from offmarl.types import Continuous, Discrete, EnvSpec, Sequence, View
 
 AGENTS, GAMMA = 3, 0.9
@@ -64,7 +64,7 @@ def build(name: str, action: Any, scale: float, options: dict[str, Any]) -> tupl
     module = registry.load("baseline", name)
     args = module.Args(Path(), gamma=GAMMA, **SHARED | options)
     statistics = DatasetStatistics(None, {"return_scale": np.asarray(scale)})
-    hyper = hyperparameters(args, scale_of(args, statistics))
+    hyper = hyperparameters(args, {SCALE: scale_of(statistics)})
     return make_program(module.make, spec, args, statistics), hyper
 
 

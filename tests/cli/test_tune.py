@@ -21,7 +21,7 @@ def test_a_file_is_written_that_programs_take(offmarl, tmp_path):
     assert outcome.code == 0, outcome.err
     assert "b.toml: the best of 2 trials" in outcome.out
     settings = tomllib.loads((tmp_path / "b.toml").read_text())["bandit"]
-    assert "Next: open " in outcome.out
+    assert "Next: offmarl record " in outcome.out
     assert "data:image/svg" in (tmp_path / "b.html").read_text()
     found = offmarl(*command, "--trials", "3", "--json").json
     assert [row["trial"] for row in found["trials"]] == [1, 2, 3]

@@ -59,12 +59,8 @@ def normalised_as(args: object, program: Program, source: Any) -> Program:
     return normalised(program, args.normalise, source, scaled, args.blind)
 
 
-def scale_of(args: Args, dataset: DatasetStatistics) -> dict[str, np.float32]:
-    """Return the factor of rewards as a hyperparameter, for the updates; empty if there is none."""
-    return {SCALE: _scale(dataset)} if getattr(args, SCALE, False) else {}
-
-
-def _scale(dataset: DatasetStatistics) -> np.float32:
+def scale_of(dataset: DatasetStatistics) -> np.float32:
+    """Return the factor of rewards, which updates take from the hyperparameter `SCALE`."""
     return np.float32(UNIT / dataset.return_scale())
 
 
@@ -86,7 +82,7 @@ def normalised(
     if blind:
         observation = _nothing
     state = _Standardise(dataset.state_moments()) if "state" in what else _same
-    scale = _scale(dataset) if scale_rewards else np.float32(1.0)
+    scale = scale_of(dataset) if scale_rewards else np.float32(1.0)
     return program._replace(
         stages=tuple(_stage(one, observation, state, scale_rewards) for one in program.stages),
         policy=partial(_policy, program, observation, scale),
