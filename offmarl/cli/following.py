@@ -11,7 +11,7 @@ from offmarl.cli.parse import given_among
 from offmarl.tracking import is_run
 
 _SHOW = {"vaults": "offmarl show {vaults[0][path]}"}
-_TRAIN = {"path": "offmarl train bc --vault {path}"}
+_TRAIN = {"path": "offmarl train bc --vault {path} --updates 1000"}
 _CHECK = {"path": "offmarl verify {path} --deep"}
 _RECORD = {"run": "offmarl record --policy {run} --steps 50000 --out vaults"}
 _LIST = "offmarl cache ls"
@@ -34,7 +34,7 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
         "page": "open {page} in a browser",
     },
     "benchmark": {"finished": "offmarl compare {out}"},
-    "evaluate": _RECORD,
+    "evaluate": {"run": "offmarl report {run}"},
     "compare": _RECORD,
     "cross-play": {"run": "offmarl evaluate {run} --render episode.gif"},
     "exploitability": {"env": "offmarl record psro --env {env}"},

@@ -18,7 +18,11 @@ def test_every_command_names_the_next_one():
     [
         ("record mappo", {"run": "r", "vaults": [{"path": "a b"}]}, "offmarl show 'a b'"),
         ("record mappo", {"run": "r", "vaults": []}, "offmarl report r"),
-        ("record --policy r", {"path": Path("a.vlt/r")}, "offmarl train bc --vault a.vlt/r"),
+        (
+            "record --policy r",
+            {"path": Path("a.vlt/r")},
+            "offmarl train bc --vault a.vlt/r --updates 1000",
+        ),
         ("train bc", {"run": Path("r"), "seeds": [1]}, "offmarl compare r --html report.html"),
         ("train bc", {"run": Path("r")}, "offmarl report r"),
         ("verify a", {"path": "a", "faults": []}, "offmarl show a"),
@@ -78,4 +82,4 @@ def test_a_successful_command_never_fails_for_what_follows(arguments, data):
 
 def test_values_are_not_templates():
     found = following(["show"], {"path": "{given.__class__} $(x)"})
-    assert found == "offmarl train bc --vault '{given.__class__} $(x)'"
+    assert found == "offmarl train bc --vault '{given.__class__} $(x)' --updates 1000"
