@@ -242,7 +242,7 @@ def measure_updates(args: Args, deadline: Deadline) -> Iterator[Row]:
             rest = (keys, several, np.ones(seeds, bool)), (0, 0, number), replay, None
 
             def run(program=program, seeds=seeds, learned=learned, rest=rest) -> Any:
-                learned[0], found = _update(program, 0, Layout(seeds), learned[0], *rest)
+                learned[0], found = _update(program.stages[0], Layout(seeds), learned[0], *rest)
                 return found
 
             row = {"program": name, "seeds": seeds, "shape": spec.name}

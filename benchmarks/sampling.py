@@ -100,8 +100,7 @@ def report_updates(args: Args) -> Row:
 
         def go() -> Any:
             holder[0], metrics = _update(
-                program,
-                0,
+                program.stages[0],
                 Layout(1),
                 holder[0],
                 (keys, one, np.ones(1, bool)),

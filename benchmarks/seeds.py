@@ -61,7 +61,7 @@ def serve(args: Args) -> None:
     for _ in sys.stdin:
         begun = time.perf_counter()
         place = done, 0, args.updates
-        learned, found = loop._update(program, 0, layout, learned, rest, place, data, None)
+        learned, found = loop._update(program.stages[0], layout, learned, rest, place, data, None)
         jax.block_until_ready(found)
         done += args.updates
         print(time.perf_counter() - begun, flush=True)

@@ -17,9 +17,10 @@ from offmarl.programs import LoadedPolicy
 from offmarl.programs.recording.sides import side_of
 from offmarl.programs.runs.evaluate import default_sizes, play_policy
 from offmarl.programs.runs.parallel import ParallelEnvironment, Player, is_parallel
+from offmarl.records import RecordedName, refuse_recorded
 from offmarl.teams import by_team, only_or_all, teams_of
 from offmarl.terminal import number
-from offmarl.tracking import progress, read_run
+from offmarl.tracking import RUN_FILE, progress, read_run
 from offmarl.types import EnvSpec
 
 if TYPE_CHECKING:
@@ -55,10 +56,11 @@ def load(
     else:
         try:
             environment = envs.make(spec.name if env is None else env)
-        except UnknownNameError as error:
-            if env is not None or ":" not in (own := str(record["args"].get("env"))):
-                raise
-            raise OptionError(f"{run} acts in code of your own: give --env {own}.") from error
+        except UnknownNameError:  # of Python's, whose own name says nothing of its code
+            if env is None and ":" in (own := str(record["args"].get("env"))):
+                own = RecordedName(own, str(local(run) / RUN_FILE))
+                refuse_recorded(own, "with --env path/to/file.py:FACTORY")
+            raise
         if opponents and not side:
             raise OptionError(f"{run} learned no side that has opponents: leave out --opponents.")
         if side:

@@ -94,7 +94,7 @@ def test_a_run_in_code_of_the_users_names_it(evaluate: Any, tmp_path: Path) -> N
     record["spec"]["name"] = "mine"
     record["args"]["env"] = "mine.py:make"
     write_json(tmp_path / "run" / RUN_FILE, record)
-    assert "give --env mine.py:make." in evaluate().json["error"]["message"]
+    assert "does not run code that data names" in evaluate().json["error"]["message"]
     assert evaluate("--env", "mine").json["error"]["message"].startswith("no environment named")
 
 
