@@ -161,7 +161,7 @@ class BatchSource(NamedTuple):
 
     updates: int
     data: Iterator[Replay | Batches]
-    draws: Prioritised | None = None
+    draws: Prioritised | None
 
 
 def split_key(key: PRNGKeyArray, step: Int[Array, ""] | int) -> tuple[PRNGKeyArray, PRNGKeyArray]:
@@ -270,7 +270,7 @@ def _gathered(
     updates = largest_divisor(steps.step, memory // (part * (most + IN_HAND)))
     firsts = range(steps.start - steps.start % updates, steps.stop, updates)
     with closing(ahead(lambda x: gather(range(x, x + updates)), firsts, most)) as data:
-        yield BatchSource(updates, data)
+        yield BatchSource(updates, data, None)
 
 
 @jax.jit
