@@ -99,8 +99,7 @@ def following(arguments: Sequence[str], data: Mapping[str, Any]) -> str:
         about: dict[str, Any] = {"first": first, "given": given, **data}
         if verb in ("push", "tune"):
             options = given_among(rest, to=str, env=str, vault=tuple[str, ...])
-            own = "vault" in options and options.get("env")
-            about = {**options, "own": own, **about}
+            about = {**options, "own": "vault" in options and options.get("env"), **about}
         if "run" not in data:
             runs = (path for one in rest if is_run(Path(path := one.partition("@")[0])))
             about["run"] = next(runs, "")

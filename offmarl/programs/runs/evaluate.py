@@ -336,10 +336,8 @@ def play(
         def of_mode(mode: Int[Array, ""]) -> evaluation.Evaluation:
             return played(one_of(policies), (mode, params), key)
 
-        if (
-            bytes_of(jax.eval_shape(lambda: [one.initial_carry() for one in policies]))
-            <= _MOST_CARRY_BYTES
-        ):
+        carries = jax.eval_shape(lambda: [one.initial_carry() for one in policies])
+        if bytes_of(carries) <= _MOST_CARRY_BYTES:
             return jax.lax.map(of_mode, jnp.arange(len(policies)))
         one_by_one = [played(policy, params, key) for policy in policies]
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *one_by_one)

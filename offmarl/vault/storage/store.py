@@ -3,8 +3,8 @@
 A store is a directory, a part of a zip archive, a bucket, a web address, or a place of a scheme
 that a user registered with `offmarl.vault.register_driver`. Each commit replaces keys and values
 atomically. Differences between the kinds are methods and flags, so the layers above do not test
-for the kind. `store_of` parses a path once; the store is then passed
-to everything that reads, writes or checks the vault.
+for the kind. `store_of` parses a path once; the store is then passed to everything that reads,
+writes or checks the vault.
 """
 
 import math
