@@ -149,7 +149,7 @@ def on_host(keys: Key[Array, "*b"]) -> Key[Array, "*b"]:
 class BatchSource(NamedTuple):
     """Data for the updates of a loop, one piece after the other.
 
-    Parameters
+    Attributes
     ----------
     updates
         Updates that each piece is for.
