@@ -44,6 +44,7 @@ FOLDERS = {
     "baselines": "catalogue/algorithms/index.md",
     "datasets": "catalogue/datasets/index.md",
     "benchmarks/separation": "catalogue/datasets/scores.md",
+    "benchmarks/six": "catalogue/datasets/scores.md",
     "offmarl/envs": "catalogue/environments/index.md",
     "examples": "howto/index.md",
 }

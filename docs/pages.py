@@ -294,6 +294,7 @@ def _scores(cards: Sequence[catalogue.Card]) -> str:
         "each table. Methods were chosen on some of these seeds; [paired differences on seeds "
         "that chose nothing](../../baselines.md#what-tells-methods-apart) say which ones hold.\n"
     ]
+    parts += ["## The plan `six`\n", _plan_table(scores.scores("six"))]
     for dataset, group in itertools.groupby(scores.scores(), lambda score: score.dataset):
         found = list(group)
         digest = found[0].digest
@@ -303,6 +304,19 @@ def _scores(cards: Sequence[catalogue.Card]) -> str:
             about += f" Random play {reference.random:,.4g}, expert {reference.expert:,.4g}."
         parts.append(f"## {dataset}\n\n{about}\n\n{_score_table(found)}")
     return "\n".join(parts)
+
+
+def _plan_table(found: Sequence[scores.Score]) -> str:
+    """Return a table of all baselines on all datasets of a plan, by best actions."""
+    datasets = sorted({score.dataset for score in found})
+    cells = {(score.baseline, score.dataset): scores.text(score.best) for score in found}
+    names = sorted({score.baseline for score in found})
+    rows = [[name, *(cells.get((name, dataset), "") for dataset in datasets)] for name in names]
+    about = (
+        f"Best actions after {found[0].updates:,} updates, {found[0].seeds} seeds. "
+        "Source: `benchmarks/six`; `offmarl benchmark six` repeats it."
+    )
+    return f"{table(['baseline', *datasets], rows)}\n<small>{about}</small>\n"
 
 
 def _score_table(found: Sequence[scores.Score]) -> str:

@@ -1,4 +1,4 @@
-"""Scores of baselines on datasets, read from the measurements of ``benchmarks/separation``."""
+"""Scores of baselines on datasets, read from ``benchmarks/separation`` and ``benchmarks/six``."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,8 @@ from offmarl import statistics
 from offmarl.hub import card as catalogue
 from offmarl.statistics import Estimate, Reference
 
-FOLDER = Path(__file__).parents[1] / "benchmarks/separation"
+FOLDERS = {name: Path(__file__).parents[1] / "benchmarks" / name for name in ("separation", "six")}
+"""Chosen cells on the recordings of the cards, and all cells of the plan ``six``."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,10 @@ def _references() -> dict[str, Reference]:
 
 
 @cache
-def scores() -> tuple[Score, ...]:
+def scores(folder: str = "separation") -> tuple[Score, ...]:
     """Return the scores: datasets in alphabetical order, each with its best baseline first."""
     cells: dict[tuple[str, str, str], list[tuple[Path, Mapping[str, Any]]]] = {}
-    for path in sorted(FOLDER.glob("*.json")):
+    for path in sorted(FOLDERS[folder].glob("*.json")):
         cell = json.loads(path.read_text())
         options = {k: v for k, v in cell["options"].items() if k not in ("seed", "seeds")}
         key = cell["digest"], cell["baseline"], json.dumps(options, sort_keys=True)

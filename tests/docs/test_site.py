@@ -75,7 +75,7 @@ def test_a_score_is_that_of_the_committed_runs():
     digests = {uid.digest for card in catalogue.cards() for uid in card.uids.values()}
     assert warehouse.digest in digests and found["bridge expert", "bc"].digest not in digests
     assert {Path(name) for score in found.values() for name in score.sources} == {
-        Path(path.name) for path in scores.FOLDER.glob("*.json")
+        Path(path.name) for path in scores.FOLDERS["separation"].glob("*.json")
     }
 
 
