@@ -5,6 +5,7 @@ and ``marl_eval.json`` (evaluations, in the layout of Gorsane et al., 2022). `of
 writes ``checkpoints/``.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -340,6 +341,11 @@ def plain(value: Any) -> Any:
             return str(value)
         case _:
             return plain(value.tolist())
+
+
+def checksum(content: Any) -> str:
+    """Return a short checksum of something that is plain JSON, by which names differ."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def as_dicts(record: Any) -> Any:

@@ -7,7 +7,6 @@ score of the best checkpoint needs both (`offmarl.report.best_scores`).
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -113,12 +112,6 @@ def _fingerprint(place: Path, _changed: int) -> str | None:
         return vaults.fingerprint(open_vault(place))
     except VaultError:  # its training says why
         return None
-
-
-def checksum(content: Any) -> str:
-    """Return a short checksum of something that is plain JSON, by which directories differ."""
-    text = json.dumps(content, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 @lru_cache(maxsize=1)
