@@ -311,9 +311,13 @@ def last(path: Path, metric: str) -> float:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Replace a file, atomically; `OSError` if it cannot be written, and stays as it was."""
+    """Replace a file, atomically, and make its directories.
+
+    `OSError` if it cannot be written, and stays as it was.
+    """
     partial = path.with_name(f".{path.name}.partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()

@@ -171,7 +171,6 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
         )
     if cell.data.partners:
         document[tracking.PARTNERS_FILE] = tracking.read_json(run, tracking.PARTNERS_FILE)
-    path.parent.mkdir(parents=True, exist_ok=True)
     tracking.replace_file(path, _dumps(document) + "\n")
 
 

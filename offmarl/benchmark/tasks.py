@@ -93,7 +93,6 @@ def note_vaults(plan: Plan, job: Job, made: Sequence[tuple[str, str]]) -> None:
     for label, path in _vaults_of(plan, job, made).items():
         full = local(path)  # relative to the job's directory, which may be moved, if it is below it
         vaults[label] = str(full.relative_to(place) if full.is_relative_to(place) else full)
-    place.mkdir(parents=True, exist_ok=True)
     tracking.write_json(_note(job), tracking.plain({"config": job.config, "vaults": vaults}))
 
 
