@@ -1,7 +1,18 @@
-"""Tables for notebooks, which show what `_repr_html_` of an object returns."""
+"""Tables for notebooks, which show what `_repr_html_` of an object returns, and templates."""
 
 from collections.abc import Iterable
+from functools import cache
 from html import escape
+from typing import Any
+
+
+@cache
+def templates(package: str, **options: Any) -> Any:
+    """Return the templates of a package, to which every name must be given that they use."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # few commands need it
+
+    options |= {"undefined": StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    return Environment(loader=PackageLoader(package), **options)
 
 
 def html_table(columns: Iterable[object], rows: Iterable[Iterable[object]], title: str = "") -> str:

@@ -5,6 +5,7 @@ and ``marl_eval.json`` (evaluations, in the layout of Gorsane et al., 2022). `of
 writes ``checkpoints/``.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -310,9 +311,13 @@ def last(path: Path, metric: str) -> float:
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Replace a file, atomically; `OSError` if it cannot be written, and stays as it was."""
+    """Replace a file, atomically, and make its directories.
+
+    `OSError` if it cannot be written, and stays as it was.
+    """
     partial = path.with_name(f".{path.name}.partial")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
@@ -340,6 +345,11 @@ def plain(value: Any) -> Any:
             return str(value)
         case _:
             return plain(value.tolist())
+
+
+def checksum(content: Any) -> str:
+    """Return a short checksum of something that is plain JSON, by which names differ."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def as_dicts(record: Any) -> Any:

@@ -7,7 +7,6 @@ score of the best checkpoint needs both (`offmarl.report.best_scores`).
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -115,12 +114,6 @@ def _fingerprint(place: Path, _changed: int) -> str | None:
         return None
 
 
-def checksum(content: Any) -> str:
-    """Return a short checksum of something that is plain JSON, by which directories differ."""
-    text = json.dumps(content, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
 @lru_cache(maxsize=1)
 def _code() -> str:
     """Return a checksum of the source of offmarl and its baselines.
@@ -178,7 +171,6 @@ def pack(cell: Cell, run: Path, path: Path, seconds: float | None = None) -> Non
         )
     if cell.data.partners:
         document[tracking.PARTNERS_FILE] = tracking.read_json(run, tracking.PARTNERS_FILE)
-    path.parent.mkdir(parents=True, exist_ok=True)
     tracking.replace_file(path, _dumps(document) + "\n")
 
 

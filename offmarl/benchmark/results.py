@@ -153,7 +153,7 @@ def write_results(results: Results, failed: Mapping[str, Path] | None = None) ->
     tables = score_tables(results)
     texts = {"md": to_markdown(tables), "tex": to_latex(tables)}
     texts["csv"] = to_csv(score_list(results.datasets))
-    written = [_write(out / "tables" / f"scores.{kind}", text) for kind, text in texts.items()]
+    files = {out / "tables" / f"scores.{kind}": text for kind, text in texts.items()}
     returns = results.comparisons.get(RETURN)
     curves = {
         dataset: reports.figure_curves({dataset: found}, UNITS[results.metric(dataset)])
@@ -165,9 +165,11 @@ def write_results(results: Results, failed: Mapping[str, Path] | None = None) ->
     figures |= {out / "curves" / f"{slug(x)}.svg": one for x, one in curves.items()}
     for path, figure in figures.items():
         reports.save(figure, path)
-    written += [*figures, _write(out / tracking.MARL_EVAL_FILE, _marl_eval(results))]
-    page = _page(results, failed or {}, whole, [*curves.values()])
-    written.append(_write(out / "page.html", page))
+    files[out / tracking.MARL_EVAL_FILE] = _marl_eval(results)
+    files[out / "page.html"] = _page(results, failed or {}, whole, [*curves.values()])
+    for path, text in files.items():
+        tracking.replace_file(path, text)
+    written = [*figures, *files]
     _remove_others(out, written)
     return written
 
@@ -183,12 +185,6 @@ def _remove_others(out: Path, written: Sequence[Path]) -> None:
             path.unlink(missing_ok=True)
     names = [path.relative_to(out).as_posix() for path in written]
     tracking.replace_file(listed, json.dumps(names, indent=1) + "\n")
-
-
-def _write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tracking.replace_file(path, text)
-    return path
 
 
 def _marl_eval(results: Results) -> str:

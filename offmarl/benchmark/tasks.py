@@ -18,7 +18,7 @@ import tomli_w
 
 from offmarl import records, tracking
 from offmarl import report as reports
-from offmarl.benchmark.cells import checksum, fingerprint, identity, is_current, pack, sources
+from offmarl.benchmark.cells import fingerprint, identity, is_current, pack, sources
 from offmarl.benchmark.plan import Cell, Data, Plan, Recipe, is_users, records_tiers, slug
 from offmarl.errors import NumericsError, RunError
 from offmarl.hub import policies, pulling
@@ -53,7 +53,7 @@ def run_of(plan: Plan, cell: Cell) -> Path:
     content = identity(cell)
     if (data := fingerprint(cell)) is not None:
         content["fingerprint"] = data
-    return plan.out / "runs" / f"{cell.slug}-{checksum(content)}" / "run"
+    return plan.out / "runs" / f"{cell.slug}-{tracking.checksum(content)}" / "run"
 
 
 # ---------------------------------------------------------------------------------- datasets
@@ -84,7 +84,7 @@ def _recording(plan: Plan, recipe: Recipe) -> Job:
 
 def _place(plan: Plan, label: str, content: str) -> Path:
     """Return the directory of a dataset; with another content, it has another one."""
-    return plan.out / "datasets" / f"{slug(label)}-{checksum(content)}"
+    return plan.out / "datasets" / f"{slug(label)}-{tracking.checksum(content)}"
 
 
 def note_vaults(plan: Plan, job: Job, made: Sequence[tuple[str, str]]) -> None:
@@ -93,7 +93,6 @@ def note_vaults(plan: Plan, job: Job, made: Sequence[tuple[str, str]]) -> None:
     for label, path in _vaults_of(plan, job, made).items():
         full = local(path)  # relative to the job's directory, which may be moved, if it is below it
         vaults[label] = str(full.relative_to(place) if full.is_relative_to(place) else full)
-    place.mkdir(parents=True, exist_ok=True)
     tracking.write_json(_note(job), tracking.plain({"config": job.config, "vaults": vaults}))
 
 

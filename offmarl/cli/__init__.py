@@ -28,7 +28,7 @@ from offmarl.cli.following import following
 from offmarl.cli.output import Report
 from offmarl.cli.parse import HELP, parse
 from offmarl.cli.parse import parse_script as parse_script
-from offmarl.cli.verbs import GROUPS, VERBS, function_of
+from offmarl.cli.verbs import GROUPS, VERBS, function_of, summary_of
 from offmarl.errors import (
     OffmarlError,
     OptionError,
@@ -193,7 +193,10 @@ def _run(arguments: list[str]) -> Report:
     if not arguments or arguments[0] in HELP:
         groups = GROUPS.items()
         return output.overview(
-            {title: {name: verb.summary for name, verb in one.items()} for title, one in groups}
+            {
+                title: {name: summary_of(name, verb) for name, verb in one.items()}
+                for title, one in groups
+            }
         )
     if arguments == ["--version"]:
         return Report({"version": __version__}, __version__)

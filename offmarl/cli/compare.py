@@ -9,9 +9,10 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl import report as reports
-from offmarl.cli.output import Report, as_is, check_file, write_page
+from offmarl.cli.output import Report, as_is, check_file
 from offmarl.report.figures import KINDS
 from offmarl.statistics import Reference
+from offmarl.tracking import replace_file
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,14 @@ class Files:
         if self.html:
             from offmarl.report import pages
 
-            write_page(self.html, pages.comparison_page(compared, program))
+            replace_file(self.html, pages.comparison_page(compared, program))
         said, printed = [f"wrote {path}" for path in (self.html, self.figure) if path], []
         for name, path in self._tables().items():
             text = getattr(compared, name)()
             if str(path) == "-":
                 printed.append(as_is(text.rstrip("\n")))
             else:
-                write_page(path, text)
+                replace_file(path, text)
                 said.append(f"wrote {path}")
         shown = printed or [*compared.sections, *compared.notes, *said]
         return Report(compared.data(), Group(*shown))

@@ -8,13 +8,13 @@ from rich.console import Group
 from tyro.conf import Positional, arg
 
 from offmarl.cli.ope import directory_of
-from offmarl.cli.output import Report, check_file, write_page
+from offmarl.cli.output import Report, check_file
 from offmarl.cli.tasks import Divided
 from offmarl.errors import OptionError
 from offmarl.report.tables import Section
 from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS
 from offmarl.terminal import bars, interval, number
-from offmarl.tracking import plain
+from offmarl.tracking import plain, replace_file
 
 if TYPE_CHECKING:
     from offmarl.programs.cross_play import CrossPlayWork
@@ -99,7 +99,7 @@ def _report(work: Any, html: Path | None) -> Report:
     if html:
         from offmarl.report import pages
 
-        write_page(html, pages.render("cross_play.html", data=data, shown=shown, ways=_WAYS))
+        replace_file(html, pages.render("cross_play.html", data=data, shown=shown, ways=_WAYS))
     parts: list[Any] = [part for sections in shown.values() for part in sections]
     if data["partners"] != data["policies"]:
         parts.append(f"partners: {', '.join(data['partners'])}")

@@ -1,7 +1,6 @@
 """``offmarl ls``, ``show``, ``verify``, ``salvage`` and ``compact``: vaults, and their files."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
@@ -16,6 +15,7 @@ from offmarl import vault
 from offmarl.cli.output import Report, as_is, grid, table
 from offmarl.hub.licences import recorded_as
 from offmarl.paths import may_be_name, shown
+from offmarl.report.contents import facts_of
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import bars, number
@@ -102,7 +102,12 @@ def show(
     """
     data = vault.open_vault(path, time_limit=time_limit)
     computed = data.statistics(progress) if statistics else {}
-    facts = _facts(data)
+    facts = facts_of(data) | {
+        "stock_readable": _stock_readable(data),
+        "policies": list(data.policy_ids),
+        "pairings": _pairings(data.episodes),
+        "digest": data.known_digest(),
+    }
     leaves = {name: (str(leaf.dtype), leaf.shape) for name, leaf in data.leaves.items()}
     text = Group(
         grid(_described(facts, data)),
@@ -133,32 +138,6 @@ def _statistics_table(computed: Statistics) -> RenderableType:
         row = [name, leaf.count.size, int(count), *values, " to ".join(ends)]
         rows.append([*row, float(high)])
     return table(columns, rows)
-
-
-def _facts(data: vault.Dataset) -> dict[str, Any]:
-    episodes = data.episodes
-    return {
-        "path": data.path,
-        "env": data.spec.name,
-        "spec": data.spec.to_json(),
-        "native": data.native,
-        "stock_readable": _stock_readable(data),
-        "quirks": data.quirks,
-        "rows": data.rows,
-        "steps": data.num_steps,
-        "episodes": len(episodes.row),
-        "incomplete": episodes.incomplete,
-        "episodes_without_return": episodes.without_return,
-        "ends": dict(Counter(episodes.cause.tolist())),
-        "return": only_or_all(
-            {team: spread(returns) for team, returns in episodes.complete_team_returns.items()}
-        ),
-        "length": spread(episodes.length[episodes.complete]),
-        "policies": list(data.policy_ids),
-        "pairings": _pairings(episodes),
-        "bytes": data.num_bytes,
-        "digest": data.known_digest(),
-    }
 
 
 def _pairings(episodes: vault.Episodes) -> list[dict[str, Any]]:

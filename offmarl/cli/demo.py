@@ -10,10 +10,11 @@ import numpy as np
 from rich.console import Group
 
 from offmarl._ahead import in_thread
-from offmarl.cli.output import Report, grid, table, write_page
+from offmarl.cli.output import Report, grid, table
 from offmarl.programs import registry
 from offmarl.statistics import MIN_RUNS
 from offmarl.terminal import interval, number
+from offmarl.tracking import replace_file
 
 if TYPE_CHECKING:
     from offmarl.report.run_scores import Scores
@@ -78,7 +79,7 @@ def _draw(runs: dict[str, dict[str, Path]], out: Path) -> dict[str, Path]:
     render.save(render.play_run(load_policy(watched[min(1, len(watched) - 1)])), film)
     every = [run for own in runs.values() for run in own.values()]
     compared = compare_runs(every, references(), {})
-    write_page(page, pages.comparison_page(compared, watched=watched))
+    replace_file(page, pages.comparison_page(compared, watched=watched))
     return {"film": film, "page": page}
 
 

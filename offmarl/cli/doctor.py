@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Iterable
+from functools import reduce
 from importlib import metadata
 from typing import Annotated, Any, Literal, Union
 
@@ -31,13 +32,13 @@ _PACKAGES = (
     "huggingface_hub",
 )
 
-_CORRECTIONS = (
-    # Other arguments are files or directories, which the shell completes best.
-    (r'\[\[ "\$completions" ==', '[[ -z "$completions" || "$completions" =='),
-    (r'COMPREPLY=\(\$\(compgen -f -- "\$cur"\)\)', "COMPREPLY=()"),
-    ("complete -F", "complete -o default -F"),
-)
-"""Patterns in the completion script that tyro writes, and their replacements."""
+_FILES = {
+    '[[ "$completions" ==': '[[ -z "$completions" || "$completions" ==',
+    'COMPREPLY=($(compgen -f -- "$cur"))': "COMPREPLY=()",
+    "complete -F": "complete -o default -F",
+}
+"""Parts of tyro's completion script, and what lets the shell complete all other arguments: they are
+files or directories, which it completes best."""
 
 
 def doctor() -> Report:
@@ -147,16 +148,10 @@ def completion(shell: Annotated[Literal["bash", "zsh"], Positional]) -> Report:
 
 def _script(shell: str) -> str:
     printed = io.StringIO()
-    arguments = ["--tyro-print-completion", shell]
+    arguments = ["--tyro-write-completion", shell, "-"]
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         tyro.cli(_commands(), prog="offmarl", args=arguments)
-    # A completion is one line, so its description must be one line, too.
-    script = re.sub(
-        "(?m)^COMPLETION_SPEC.*", lambda spec: spec[0].replace(r"\n", " "), printed.getvalue()
-    )
-    for pattern, replacement in _CORRECTIONS:
-        script = re.sub(pattern, replacement, script)
-    return script
+    return reduce(lambda script, part: script.replace(*part), _FILES.items(), printed.getvalue())
 
 
 def _commands() -> Any:

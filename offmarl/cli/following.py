@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from shlex import quote
 from string import Formatter
 from typing import Any
 
 from offmarl.cli.parse import given_among
+from offmarl.paths import shown
 from offmarl.tracking import is_run
 
 _SHOW = {"vaults": "offmarl show {vaults[0][path]}"}
@@ -76,12 +77,11 @@ _NEXT: Mapping[str, Mapping[str, str]] = {
 
 
 class _Quoting(Formatter):
-    """Quotes values for a shell, and shortens paths below the working directory."""
+    """Quotes values for a shell."""
 
     def format_field(self, value: Any, _spec: str) -> str:
         """Return a value as a word of a command."""
-        path, here = Path(str(value)), Path.cwd()
-        return quote(str(path.relative_to(here) if path.is_relative_to(here) else value))
+        return quote(shown(value) if isinstance(value, PurePath) else str(value))
 
 
 def following(arguments: Sequence[str], data: Mapping[str, Any]) -> str:

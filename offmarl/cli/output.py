@@ -17,7 +17,7 @@ from offmarl import terminal
 from offmarl.errors import OptionError
 from offmarl.paths import expanded, kind_of, local, no_empty_directories, shown
 from offmarl.terminal import one_line, printable
-from offmarl.tracking import replace_file, to_json
+from offmarl.tracking import to_json
 
 
 class _Console(Console):
@@ -200,9 +200,3 @@ def check_file(path: Path | None, option: str, example: str, kinds: Collection[s
             f"{path} cannot be written ({error.strerror}: {error.filename}): give {option} another "
             "path."
         ) from None
-
-
-def write_page(path: Path, text: str) -> None:
-    """Write a page, and make its directories."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, text)

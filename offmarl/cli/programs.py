@@ -20,8 +20,8 @@ from offmarl.errors import OptionError
 from offmarl.launch import Launched
 from offmarl.paths import below, local
 from offmarl.programs.registry import VERBS, Kind, find, load, summary
-from offmarl.report import UNITS, estimate, final_evaluation
-from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, spread
+from offmarl.report import UNITS, final_evaluation
+from offmarl.statistics import ENOUGH_RUNS, MIN_RUNS, estimate, iqm, spread
 from offmarl.teams import only_or_all
 from offmarl.terminal import interval
 from offmarl.tracking import (
@@ -409,14 +409,14 @@ def _returns_report(
     ]
     parts, estimates = [records(rows, title)], {}
     for team, by_seed in returns.items():
-        iqm = estimate(np.array([values.mean() for values in by_seed.values()]))
-        estimates[team] = iqm._asdict()
+        found = estimate(iqm, np.array([[values.mean()] for values in by_seed.values()]))
+        estimates[team] = found._asdict()
         over = f"of {team} over seeds" if several else "over seeds"
         if len(by_seed) >= MIN_RUNS:
             less = f" (below {ENOUGH_RUNS} seeds it covers less often than 95%)"
             less = less if len(by_seed) < ENOUGH_RUNS else ""
-            parts.append(f"IQM {over} [95% interval]: {interval(*iqm)}{less}")
+            parts.append(f"IQM {over} [95% interval]: {interval(*found)}{less}")
         elif len(by_seed) > 1:
             few = f"intervals need at least {MIN_RUNS} seeds"
-            parts.append(f"IQM {over}: {interval(*iqm)} ({few})")
+            parts.append(f"IQM {over}: {interval(*found)} ({few})")
     return Report({**about, "seeds": rows, "iqm": only_or_all(estimates)}, Group(*parts))

@@ -9,11 +9,11 @@ from rich.console import Group
 from rich.text import Text
 from tyro.conf import Positional, arg
 
-from offmarl.cli.output import Report, as_is, check_file, write_page
+from offmarl.cli.output import Report, as_is, check_file
 from offmarl.errors import OptionError, ShapeError, VaultError
 from offmarl.report import pages, tables
 from offmarl.report.contents import Survey, Surveys, survey, warnings_by_dataset
-from offmarl.tracking import is_run, progress, refuse_benchmark
+from offmarl.tracking import is_run, progress, refuse_benchmark, replace_file
 from offmarl.vault import Dataset
 from offmarl.vault.dataset import open_vault
 from offmarl.vault.read.open import place_of
@@ -58,7 +58,7 @@ def report(
     if len(vaults) == 1:  # one path may stand for several vaults: sort them by return
         surveys = dict(sorted(surveys.items(), key=lambda item: _mean_return(item[1])))
     if html:
-        write_page(html, pages.dataset_page(surveys, played_in))
+        replace_file(html, pages.dataset_page(surveys, played_in))
     return Report(
         {"vaults": {name: one.data() for name, one in surveys.items()}, "page": html},
         Group(*_view(surveys), *([f"wrote {html}"] if html else [])),
@@ -74,7 +74,7 @@ def _run_report(runs: Sequence[Path], given: Sequence[str], html: Path | None) -
         )
     described = pages.describe_run(runs[0])
     if html:
-        write_page(html, pages.run_page(described))
+        replace_file(html, pages.run_page(described))
     shown = [*described.sections(), *map(as_is, described.notes())]
     data = {"run": runs[0], "record": described.record, "page": html, "notes": described.notes()}
     data |= {"curves": {name: curve.data() for name, curve in described.curves.items()}}

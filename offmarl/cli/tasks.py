@@ -3,8 +3,6 @@
 In the process of a task, `work_of` makes the work from the rest of the arguments.
 """
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
@@ -27,7 +25,7 @@ from offmarl.launch import (
 )
 from offmarl.paths import local
 from offmarl.terminal import number
-from offmarl.tracking import progress
+from offmarl.tracking import checksum, progress
 
 _JOINING = dict.fromkeys(("coordinator", "processes", "process"), str)
 """Options that join the processes of one program, which transforms do not have."""
@@ -124,8 +122,7 @@ class CommandWork(Work):
 
     def __init__(self, verb: str, arguments: list[str], run: Callable[[list[str]], Report]):
         self._arguments, self._run = arguments, run
-        checksum = hashlib.sha256(json.dumps([verb, *arguments]).encode()).hexdigest()[:8]
-        path = local("runs") / f"{verb}-{checksum}"
+        path = local("runs") / f"{verb}-{checksum([verb, *arguments])}"
         super().__init__(f"{verb} {arguments[0]}", path, {"command": [verb, *arguments]})
 
     def run(self, block: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import docstring_parser
-from tyro.conf import Positional, Suppress, arg
+from tyro.conf import Positional, arg
 
 from offmarl import envs, vault
 from offmarl.cli.data import show
@@ -23,6 +23,7 @@ from offmarl.cli.tasks import Divided
 from offmarl.errors import OptionError, VaultError
 from offmarl.launch import Share, Work, join_work, run_share
 from offmarl.paths import shown
+from offmarl.report.contents import facts_of
 from offmarl.statistics import spread
 from offmarl.teams import only_or_all
 from offmarl.tracking import progress
@@ -38,7 +39,7 @@ from offmarl.vault.read.open import locate
 from offmarl.vault.transform.function import MapFunction
 from offmarl.vault.transform.plan import AnyVault, StrPath
 
-_NOT_OPTIONS = ("progress", "provenance")
+_NOT_OPTIONS = ("condition", "progress", "provenance")
 _NAMED = (StrPath, MapFunction | None)
 """Types of parameters that become options, although Python takes them by position."""
 
@@ -80,9 +81,7 @@ _VAULTS_AND_CONDITION = Annotated[
 
 
 def _with_condition(options: dict[str, Any]) -> dict[str, Any]:
-    """Return options with the condition, which comes after the vaults."""
-    if options.get("condition") != "":
-        return options
+    """Return options with the condition, which is the last of the vaults."""
     *vaults, condition = options["source"] or ("",)
     if not vaults:
         raise OptionError("give a vault and a condition, such as A.vlt 'return > 10'.")
@@ -103,25 +102,19 @@ def verb_of(
         return report(made.values() if isinstance(made, dict) else [made])
 
     def verb(**options: Any) -> Any:
-        return (call or transform)(**_with_condition(options))
+        options = _with_condition(options) if "condition" in hints else options
+        return (call or transform)(**options)
 
     hints, parameters = get_type_hints(function), []
     positional: Any = Positional
-    suppressed: Any = Suppress
     for name, parameter in inspect.signature(function).parameters.items():
         if name in _NOT_OPTIONS:
             continue
         if several and hints[name] == AnyVault:
             hints[name] = AnyVault | Sequence[AnyVault]
         hint = _HINTS.get(hints[name], hints[name])
-        if hint is str:  # the last of the arguments, after the vaults
-            parameters.append(
-                parameter.replace(
-                    annotation=suppressed[str], kind=parameter.KEYWORD_ONLY, default=""
-                )
-            )
-            parameters[-2] = parameters[-2].replace(annotation=positional[_VAULTS_AND_CONDITION])
-            continue
+        if name == "source" and "condition" in hints:
+            hint = _VAULTS_AND_CONDITION
         if parameter.kind is parameter.POSITIONAL_OR_KEYWORD and hints[name] not in _NAMED:
             hint = positional[hint]
         parameters.append(parameter.replace(annotation=hint, kind=parameter.KEYWORD_ONLY))
@@ -168,14 +161,8 @@ def report(made: Iterable[vault.Dataset]) -> Report:
 
 
 def _facts(made: vault.Dataset) -> dict[str, Any]:
-    return {
-        "path": made.path,
-        "steps": made.num_steps,
-        "episodes": len(made.episodes.row),
-        "incomplete": made.episodes.incomplete,
-        "return": only_or_all(
-            {team: spread(returns) for team, returns in made.episodes.complete_team_returns.items()}
-        ),
+    counts = ("path", "steps", "episodes", "incomplete", "return")
+    return {name: fact for name, fact in facts_of(made).items() if name in counts} | {
         "length": spread(made.episodes.length),
         "lineage": made.provenance["lineage"],
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
 
-from offmarl.cli.output import Report, as_is, records, write_page
+from offmarl.cli.output import Report, as_is, records
 from offmarl.cli.parse import (
     HELP,
     SettingsFile,
@@ -25,6 +25,7 @@ from offmarl.errors import OptionError
 from offmarl.paths import shown
 from offmarl.programs.registry import Kind, find, load, program_of
 from offmarl.terminal import number
+from offmarl.tracking import replace_file
 
 if TYPE_CHECKING:
     from offmarl.programs.tuning import Search, Space, TrialsWork, Tuned
@@ -142,7 +143,7 @@ def _report(work: "TrialsWork", tuned: "Tuned") -> Report:
         row["state"] += ", default" if row["trial"] == tuned.default else ""
     page = tuned.file.with_suffix(".html")
     table = {"columns": [*rows[0]], "rows": [[*row.values()] for row in rows]}
-    write_page(page, render("search.html", title=title, **table, figures=work.figures()))
+    replace_file(page, render("search.html", title=title, **table, figures=work.figures()))
     view = Group(records(rows, title), _about_default(tuned), as_is(f"wrote {shown(page)}"))
     data = {"file": tuned.file, "score": tuned.score, "best": tuned.best, "default": tuned.default}
     data["page"] = page

@@ -134,7 +134,6 @@ def remember(name: str, revision: str, commit: str) -> None:
     """Record the commit that a revision means now, if the disk can be written."""
     file = _ref(name, revision)
     with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
         tracking.replace_file(file, commit)
 
 

@@ -248,7 +248,7 @@ def licence_of(vaults: Sequence["Dataset"], name: str | None, link: str | None) 
         (one.licence, one.link) for one in found if one.licence
     }
     if name is None:
-        return _common_licence(found, stated)
+        name, link = _common_licence(found, stated)
     licence = licence_named(name)
     check_link(licence, link)
     others = {known for known, _ in stated if known and known.lower() != licence.lower()}
@@ -260,8 +260,10 @@ def licence_of(vaults: Sequence["Dataset"], name: str | None, link: str | None) 
     return Licence(licence, link=link)
 
 
-def _common_licence(found: list[Statement], stated: set[tuple[str | None, str | None]]) -> Licence:
-    """Return the licence that all sources state; offmarl's own recordings need a choice."""
+def _common_licence(
+    found: list[Statement], stated: set[tuple[str | None, str | None]]
+) -> tuple[str, str | None]:
+    """Return the licence that all sources state, and its link; own recordings need a choice."""
     if unstated := sorted({one.words for one in found if not (one.licence or one.recorded)}):
         raise OptionError(
             f"the sources of this data state no licence ({'; '.join(unstated)}): give --licence "
@@ -287,6 +289,4 @@ def _common_licence(found: list[Statement], stated: set[tuple[str | None, str | 
                 else "--licence and its SPDX identifier, such as CC-BY-4.0."
             )
         )
-    proper = licence_named(str(licence))
-    check_link(proper, link)
-    return Licence(proper, link=link)
+    return str(licence), link

@@ -417,17 +417,13 @@ def commit_files(
     `HubError` if the commit would not hold, or does not hold, what was sent.
     """
     api, repository, kind = place.api, place.name, place.kind
-    probes = [CommitOperationAdd(one.path_in_repo, b"") for one in operations]
-    api.preupload_lfs_files(repository, probes, repo_type=kind)  # nothing to send: it only asks
-    if ignored := [one.path_in_repo for one in probes if one._should_ignore]:
-        raise HubError(
-            f"the .gitignore of {repository} leaves out {len(ignored)} of {len(probes)} files, "
-            f"such as {ignored[0]}, so nothing was committed: remove its lines about them, and "
-            "repeat the command."
-        )
     try:
         # Written to a file, the client's progress bars would fill it.
         with _bars(shown=sys.stderr.isatty() and not tracking.is_quiet()):
+            # An empty .gitignore in place of the repository's, which would leave files out.
+            api.preupload_lfs_files(
+                repository, operations, repo_type=kind, gitignore_content="# empty"
+            )
             done = api.create_commit(
                 repository,
                 [*operations, *map(CommitOperationDelete, sorted(remove))],

@@ -3,10 +3,10 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from offmarl._html import templates
 from offmarl.hub.card import Card, File, Uid, index_of
 from offmarl.hub.licences import OTHER, SPDX, UNKNOWN, hub_metadata, page_of
 from offmarl.terminal import number
@@ -48,31 +48,20 @@ def readme(card: Card, repository: str, tables: Sequence[str] = ()) -> str:
         size_categories=[next((name for most, name in _SIZES if steps < most), "n>1T")],
         tags=list(_TAGS),
     )
-    text = (
-        _templates()
-        .get_template("dataset.md")
-        .render(
-            card=card,
-            repository=repository,
-            first=next(iter(card.uids)),
-            action=", ".join(f"{size} {kind}" for kind, size in (card.action or {}).items()),
-            returns=_returns,
-        )
+    text = _text(
+        "dataset.md",
+        card=card,
+        repository=repository,
+        first=next(iter(card.uids)),
+        action=", ".join(f"{size} {kind}" for kind, size in (card.action or {}).items()),
+        returns=_returns,
     )
     return str(DatasetCard(f"---\n{metadata.to_yaml()}\n---\n\n{text}"))
 
 
-@cache
-def _templates() -> Any:
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # pulling does not need it
-
-    return Environment(
-        loader=PackageLoader("offmarl.hub"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
+def _text(template: str, **context: Any) -> str:
+    found = templates("offmarl.hub", keep_trailing_newline=True).get_template(template)
+    return str(found.render(**context))
 
 
 def _returns(one: Uid) -> str:
@@ -158,5 +147,5 @@ def model_readme(card: Mapping[str, Any], licence_link: str | None) -> str:
         eval_results=results or None,
     )
     where = card["environment"] or "unknown"
-    text = _templates().get_template("policy.md").render(card=card, where=where)
+    text = _text("policy.md", card=card, where=where)
     return str(ModelCard(f"---\n{metadata.to_yaml()}\n---\n\n{text}"))

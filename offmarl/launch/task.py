@@ -78,20 +78,15 @@ def run_task(call: Call) -> State:
         first, status = not status.total, status._replace(done=done, total=total)
         if first or time.monotonic() - written > _SECONDS_BETWEEN_REPORTS:
             written = time.monotonic()
-            _write(call, status)
+            tracking.write_json(call.status, status._asdict())
 
     with _logging_to(call.log):
         sys.stdout.write(f"# task {call.number} of {call.of}: {' '.join(call.arguments)}\n")
-        _write(call, status)
+        tracking.write_json(call.status, status._asdict())
         state, error = _outcome(call, report)
-        _write(call, status._replace(state=state, error=error))
+        tracking.write_json(call.status, {**status._asdict(), "state": state, "error": error})
         sys.stdout.write(f"# {state}: {error}\n" if error else f"# {state}\n")
     return state
-
-
-def _write(call: Call, status: Status) -> None:
-    call.status.parent.mkdir(parents=True, exist_ok=True)
-    tracking.write_json(call.status, status._asdict())
 
 
 def _outcome(call: Call, report: Callable[[int, int], None]) -> tuple[State, str]:

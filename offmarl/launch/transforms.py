@@ -211,7 +211,6 @@ class TransformWork(Work):
 
     def _note(self, block: int, pieces: Pieces) -> None:
         path = self.directory / "blocks" / f"{block}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
         tracking.write_json(path, [column.tolist() for column in pieces])
 
     def _noted(self, block: int) -> Pieces:

@@ -155,7 +155,6 @@ class CrossPlayWork(Work):
         keep_compiled_programs()
         everyone = range(len(self.members))
         found = {x: [self._play(block, other, x) for other in everyone] for x in self.modes}
-        self.path.mkdir(parents=True, exist_ok=True)
         tracking.write_json(self.row(block), found)
 
     def _play(self, own: int, other: int, acting: Acting) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -161,26 +162,10 @@ class Survey(NamedTuple):
 
     def data(self) -> dict[str, Any]:
         """Return everything for JSON."""
-        vault = self.vault
-        causes, counts = np.unique(self.episodes.cause, return_counts=True)
-        return {
-            "path": vault.path,
-            "env": self.spec.name,
-            "spec": self.spec.to_json(),
-            "native": vault.native,
-            "quirks": vault.quirks,
-            "rows": vault.rows,
-            "steps": vault.num_steps,
-            "bytes": vault.num_bytes,
+        return facts_of(self.vault) | {
             "digest": self.digest,
-            "unverified": vault.unverified,
+            "unverified": self.vault.unverified,
             "warnings": data_warnings(self),
-            "episodes": len(self.episodes.row),
-            "incomplete": self.episodes.incomplete,
-            "episodes_without_return": self.episodes.without_return,
-            "ends": dict(zip(causes.tolist(), counts.tolist(), strict=True)),
-            "return": only_or_all({team: spread(x) for team, x in self.team_returns.items()}),
-            "length": spread(self.lengths),
             "rewards": as_dicts(self.rewards),
             "actions": {x: as_dicts(getattr(self.actions, x)) for x in self.actions.COUNTS},
             "observations": as_dicts(self.observations),
@@ -188,8 +173,30 @@ class Survey(NamedTuple):
             "alive": self.alive,
             "coverage": {"saco": self.saco, **as_dicts(self.coverage)},
             "windows": [as_dicts(self.windows(length)) for length in LENGTHS],
-            "provenance": vault.provenance,
+            "provenance": self.vault.provenance,
         }
+
+
+def facts_of(vault: Dataset) -> dict[str, Any]:
+    """Return what reports and commands say of a vault in JSON."""
+    spec, episodes = vault.spec, vault.episodes
+    returns = {team: spread(one) for team, one in episodes.complete_team_returns.items()}
+    return {
+        "path": vault.path,
+        "env": spec.name,
+        "spec": spec.to_json(),
+        "native": vault.native,
+        "quirks": vault.quirks,
+        "rows": vault.rows,
+        "steps": vault.num_steps,
+        "bytes": vault.num_bytes,
+        "episodes": len(episodes.row),
+        "incomplete": episodes.incomplete,
+        "episodes_without_return": episodes.without_return,
+        "ends": dict(Counter(episodes.cause.tolist())),
+        "return": only_or_all(returns),
+        "length": spread(episodes.length[episodes.complete]),
+    }
 
 
 Surveys = Mapping[str, Survey]

@@ -149,7 +149,6 @@ def save(figure: Figure, path: Path) -> None:
         The format is not supported.
     """
     kind = kind_of(path, KINDS, "a figure")
-    path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, to_bytes(figure, kind))
 
 

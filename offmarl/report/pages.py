@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from offmarl._html import templates
 from offmarl._version import __version__
 from offmarl.errors import OffmarlError, OptionError, RunError
 from offmarl.programs.registry import file_of_run
@@ -66,15 +67,7 @@ def render(template: str, **context: Any) -> str:
 
 @cache
 def _templates() -> Any:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    found = Environment(
-        loader=PackageLoader("offmarl.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    found = templates("offmarl.report", autoescape=True)
     found.globals["numeric_columns"] = _numeric_columns
     found.filters |= {
         "number": number,

@@ -3,8 +3,6 @@
 Results of other projects in the layout of marl-eval are checked, and kept apart from runs.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +25,7 @@ from offmarl.tracking import (
     TIMES,
     Acting,
     acting_of,
+    checksum,
     holds,
     labelled,
     other_acting,
@@ -457,7 +456,7 @@ def _names(
         for path in paths if different and not pool_settings else ():
             own = [f"{name}={settings[path][name]}" for name in different[:_SHOWN_SETTINGS]]
             if len(different) > len(own):
-                own.append(f"settings {_checksum(settings[path])}")
+                own.append(f"settings {checksum(settings[path])}")
             names[path] = ", ".join(filter(None, [names[path], *own]))
     return names, differing
 
@@ -466,11 +465,6 @@ def _settings(run: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the result of a run depends on beside its data and its seeds."""
     args = {name: x for name, x in run.get("args", {}).items() if name not in _NO_SETTINGS}
     return args | ({"code": run["sha256"][:8]} if run.get("sha256") else {})
-
-
-def _checksum(settings: Mapping[str, Any]) -> str:
-    text = json.dumps(settings, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _different(settings: Sequence[Mapping[str, Any]]) -> list[str]:

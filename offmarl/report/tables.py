@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -245,8 +246,8 @@ def extremes(ranges: Ranges) -> str:
 
 def ends_line(found: Survey) -> str:
     """Return how many episodes ended by each cause, as text."""
-    causes, counts = np.unique(found.episodes.cause, return_counts=True)
-    return ", ".join(f"{number(int(n))} {cause}" for cause, n in zip(causes, counts, strict=True))
+    counts = Counter(found.episodes.cause.tolist())
+    return ", ".join(f"{number(count)} {cause}" for cause, count in counts.items())
 
 
 def percent(part: float, whole: float) -> str:

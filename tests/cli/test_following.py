@@ -7,6 +7,7 @@ import pytest
 
 from offmarl.cli.following import _NEXT, following
 from offmarl.cli.verbs import VERBS
+from offmarl.paths import note_given
 
 
 def test_every_command_names_the_next_one():
@@ -55,9 +56,17 @@ def test_a_run_among_the_arguments_is_recorded_next(tmp_path, monkeypatch):
     (tmp_path / "r").mkdir()
     (tmp_path / "r" / "run.json").write_text("{}")
     expected = "offmarl record --policy r --steps 50000 --out vaults"
-    assert following(["compare", "none", str(tmp_path / "r")], {"datasets": {"a": 1}}) == expected
+    assert following(["compare", "none", "r"], {"datasets": {"a": 1}}) == expected
     expected = "offmarl evaluate r --render episode.gif"
     assert following(["cross-play", "r@0"], {"policies": ["r@0"]}) == expected
+
+
+def test_paths_are_as_the_arguments_write_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    note_given(["ls", "../data"])
+    found = following(["show"], {"path": tmp_path.parent / "data" / "a.vlt"})
+    assert found == "offmarl train bc --vault ../data/a.vlt --updates 1000"
+    note_given([])
 
 
 def test_the_next_command_is_not_in_json(offmarl):

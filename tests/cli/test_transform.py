@@ -119,10 +119,11 @@ def test_mistakes_are_told_and_leave_nothing(offmarl, pair, arguments, code, mes
     [name for name, verb in VERBS.items() if verb.module == "transform" and name != "convert"],
 )
 def test_a_verb_has_the_options_of_the_function(offmarl, name):
-    parameters = {*inspect.signature(getattr(vault, name)).parameters} - {"progress", "provenance"}
+    parameters = {*inspect.signature(getattr(vault, name)).parameters}
+    parameters -= {"condition", "progress", "provenance"}
     assert {*inspect.signature(function_of(name, VERBS[name])).parameters} == parameters
     shown = offmarl(name, "--help").out
-    hidden = {"sources", "source", "condition"}  # which are arguments
+    hidden = {"sources", "source"}  # which are arguments
     options = {"--" + one.replace("_", "-") for one in parameters - hidden - {"path"}} | {"--out"}
     options = {"--with" if one == "--function" else one for one in options}
     assert options <= {word.strip(",") for word in shown.split()}

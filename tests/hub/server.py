@@ -275,16 +275,17 @@ class _Front(_Handler):
         if path == "/api/validate-yaml":
             return self.validate(**json.loads(body))
         if match := re.fullmatch(r"/api/(?:datasets|models)/([^/]+/[^/]+)/preupload/(.+)", path):
-            files = json.loads(body)["files"]
+            asked = json.loads(body)
             history = self.hub.repositories[match[1]]
             ignore = history[-1][1].get(".gitignore", b"") if history else b""
+            ignore = asked["gitIgnore"].encode() if "gitIgnore" in asked else ignore
             modes = [
                 {
                     "path": one["path"],
                     "uploadMode": "lfs" if one["size"] >= LARGE else "regular",
                     "shouldIgnore": is_ignored(one["path"], ignore),
                 }
-                for one in files
+                for one in asked["files"]
             ]
             return self.answer(200, {"files": modes})
         if match := re.fullmatch(r"(?:/datasets)?/([^/]+/[^/]+)\.git/info/lfs/objects/batch", path):

@@ -258,7 +258,7 @@ def test_back_to_where_it_came_from(tmp_path, source, suffix):
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(
-        MissingExtraError, match=r"needs h5py, .* `pip install 'offmarl\[convert\]'`"
+        MissingExtraError, match=r"h5py is not .* `pip install 'offmarl\[convert\]'`"
     ):
         containers.require("h5py")
 

@@ -218,6 +218,13 @@ def test_formulas(a, tmp_path, formula, expected):
         np.testing.assert_allclose(made.transitions().reward[row, span], wanted, rtol=1e-6)
 
 
+def test_a_formula_has_the_policy_of_each_step(a, tmp_path):
+    made, policy = vault.map(a, tmp_path / "b.vlt", reward="policy"), a.transitions().policy_id
+    np.testing.assert_array_equal(made.transitions().reward, policy[..., :1] + 0 * policy)
+    with pytest.raises(ExpressionError, match="does not record the seed of its episodes"):
+        vault.map(a, tmp_path / "c.vlt", reward="reward + seed")
+
+
 def test_extras_in_formulas_and_conditions(a, tmp_path):
     cost = {"extras.cost": lambda s: s["reward"][:, 0] > 0, "extras.own": lambda s: s["reward"]}
     extra = vault.map(

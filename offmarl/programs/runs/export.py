@@ -57,7 +57,6 @@ def export_policy(loaded: "LoadedPolicy", out: str | Path, onnx: bool = False) -
         contents["after_step.stablehlo"] = _stablehlo(function, [], [held, *outcome])
     if onnx:
         contents["policy.onnx"] = _onnx(loaded, tensors, inputs)
-    directory.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         replace_file(directory / name, content)
     return [directory / name for name in contents]

@@ -181,7 +181,6 @@ def _opened(directory: Path, record: Mapping[str, Any]) -> tuple[dict[str, Any],
     """Return the record of a run, how it ended, and its lines of metrics."""
     record = tracking.plain(record)
     if not (directory / tracking.RUN_FILE).exists():
-        directory.mkdir(parents=True, exist_ok=True)
         tracking.write_json(directory / tracking.RUN_FILE, {**record, "complete": False})
         return dict(record), False, {}, ""
     found = tracking.read_run(directory)

@@ -65,7 +65,6 @@ def known_digest(vault: Reader, advance: Advance = silent) -> str:
             return found
     found = digest(vault, advance)
     with suppress(OSError):
-        directory.mkdir(parents=True, exist_ok=True)
         replace_file(kept, found)
     return found
 

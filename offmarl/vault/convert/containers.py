@@ -15,13 +15,13 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from offmarl.errors import MissingExtraError, VaultError, VaultNotFoundError
+from offmarl._imports import import_optional
+from offmarl.errors import VaultError, VaultNotFoundError
 from offmarl.vault.format.layout import NumpyArray
 from offmarl.vault.storage import files
 from offmarl.vault.storage.files import errors_of
@@ -46,14 +46,8 @@ _KINDS = {
 
 
 def require(module: str) -> Any:
-    """Import a package that only some layouts need; `MissingExtraError` if it is not installed."""
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"this format needs {module}, which is not installed: run "
-            "`pip install 'offmarl[convert]'`."
-        ) from error
+    """Import a package that only some layouts need."""
+    return import_optional(module, "convert")
 
 
 @contextmanager

@@ -173,21 +173,19 @@ def _shaped(dataset: Reader, numbers: Any, weights: Weights, mask: NDArray[np.bo
 
 def _column(dataset: Reader, name: str) -> Any:
     """Return the numbers of a column, ``(M,)`` or ``(rows, length)``."""
+    table, policies = dataset.episodes, policy_columns(dataset.spec)
+    known = {**table.returns_by_name, _LENGTH: table.length}
+    known |= {column: table.policy_ids[:, agent] for column, agent in policies.items()}
     if name == _RETURN:
-        return dataset.episodes.episode_returns
-    if name in dataset.episodes.returns_by_name:
-        return dataset.episodes.returns_by_name[name]
-    if name == _LENGTH:
-        return dataset.episodes.length
-    if name in (policies := policy_columns(dataset.spec)):
-        return dataset.episodes.policy_ids[:, policies[name]]
+        return table.episode_returns  # an error if there are several teams
+    if name in known:
+        return known[name]
     if name == _REWARD:
         return dataset.rewards(0, dataset.length).mean(-1)
     leaf = _EXTRAS + name.removeprefix(_EXTRAS)
     if leaf not in dataset.leaves:
         extras = [one.removeprefix(_EXTRAS) for one in dataset.leaves if one.startswith(_EXTRAS)]
-        names = [*dataset.episodes.returns_by_name, _LENGTH, *policies, _REWARD, *extras]
-        columns = ", ".join(names)
+        columns = ", ".join([*known, _REWARD, *extras])
         raise OptionError(f"{dataset.path} has no column {name!r}: its columns are {columns}.")
     found = dataset.read(leaves=[leaf])[leaf]
     if found.ndim > 3 or (found.ndim == 3 and found.shape[2] not in (1, dataset.spec.num_agents)):

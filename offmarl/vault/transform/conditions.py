@@ -1,17 +1,16 @@
 """Conditions on episodes or steps: the columns that they use, and what meets them."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from offmarl.errors import ExpressionError
 from offmarl.teams import policy_columns
-from offmarl.vault.format import encoding
 from offmarl.vault.format.layout import POLICY_IDS, NumpyArray
-from offmarl.vault.read.reader import Reader
 from offmarl.vault.transform import expression, lineage
+from offmarl.vault.transform.columns import Part, Steps
 from offmarl.vault.transform.expression import (
     ANY_EXTRA,
     ANY_POLICY,
@@ -79,7 +78,7 @@ def meeting(
         named = lineage.merge(named for source in sources for named in source.named)
     columns = [columns_of(source, named, parsed.names) for source in sources]
     for source, found in zip(sources, columns, strict=True):
-        _check_known(source, parsed, found)
+        check_known(source, parsed, found)
         if any(name.startswith("return") for name in parsed.names):
             _warn_of_missing_returns(source)
     if by == "episodes":
@@ -192,32 +191,40 @@ def _policy_names(source: Source, policy_id: NumpyArray) -> NumpyArray:
     return names.astype(str)
 
 
-def _check_known(source: Source, parsed: Expression, columns: Columns) -> None:
-    extras = check_extras(source.vault, parsed.names)
-    for name in sorted(parsed.names - columns.keys() - {"reward", "step"} - extras):
-        known = dict.fromkeys([*columns, *policy_columns(source.vault.spec)])
-        raise ExpressionError(
-            f"{source.vault.path} does not record the {name} of its episodes. It records: "
-            f"{', '.join(key for key in known if not key.endswith(POLICY_NAME))}."
-        )
+def check_known(source: Source, parsed: Expression, columns: Columns) -> None:
+    """Raise `ExpressionError` if an expression uses a column that a vault does not have."""
+    vault, spec = source.vault, source.vault.spec
+    extras = {name: leaf.shape for name, leaf in vault.leaves.items() if name.startswith(EXTRA)}
+    for name in sorted(parsed.names - columns.keys() - {"reward", "step"}):
+        if not name.startswith(EXTRA):
+            known = dict.fromkeys([*columns, *policy_columns(spec)])
+            raise ExpressionError(
+                f"{vault.path} does not record the {name} of its episodes. It records: "
+                f"{', '.join(key for key in known if not key.endswith(POLICY_NAME))}."
+            )
+        if name not in extras:
+            raise ExpressionError(
+                f"{vault.path} has no {name}: it has {', '.join(extras) or 'no extras'}."
+            )
+        if extras[name] not in ((), (1,), (spec.num_agents,)):
+            raise ExpressionError(
+                f"{name} of {vault.path} has shape {extras[name]} a step: an expression needs one "
+                "number, or one for each agent."
+            )
 
 
-def check_extras(vault: Reader, names: Iterable[str]) -> set[str]:
-    """Return which names are those of extras."""
-    known = [name for name in vault.leaves if name.startswith(EXTRA)]
-    found = {name for name in names if name.startswith(EXTRA)}
-    for name in sorted(found):
-        if name not in known:
-            raise ExpressionError(
-                f"{vault.path} has no {name}: it has {', '.join(known) or 'no extras'}."
-            )
-        shape = vault.leaves[name].shape
-        if shape not in ((), (1,), (vault.spec.num_agents,)):
-            raise ExpressionError(
-                f"{name} of {vault.path} has shape {shape} a step: an expression needs one number, "
-                "or one for each agent."
-            )
-    return found
+def step_columns(
+    source: Source, named: Sequence[Named], columns: Columns, steps: Steps, names: Collection[str]
+) -> Columns:
+    """Return columns of steps, ``(T, 1)`` or ``(T, N)``: those of their episodes, and their own."""
+    here = {x: y[steps.episode] for x, y in columns.items() if x.removesuffix(POLICY_NAME) in names}
+    here |= {"reward": steps["reward"].astype(float), "step": steps.time}
+    here |= {x: steps[x].astype(float) for x in names if x.startswith(EXTRA)}
+    if "policy_id" in steps:
+        ids = steps["policy_id"].reshape(len(steps.time), -1)
+        ids = np.broadcast_to(ids, (len(ids), source.vault.spec.num_agents))
+        here |= _policies(source, ids, named, names)
+    return {name: column.reshape(len(steps.time), -1) for name, column in here.items()}
 
 
 def _steps_meeting(
@@ -229,8 +236,7 @@ def _steps_meeting(
 ) -> Pieces:
     """Take the intervals of steps that meet a condition, within whole episodes, row by row."""
     vault, found = source.vault, source.vault.episodes
-    extras = [name for name in parsed.names if name.startswith(EXTRA)]
-    leaves = [*(name for name in ("rewards", POLICY_IDS) if name in vault.leaves), *extras]
+    leaves = [name for name in ("rewards", POLICY_IDS, *parsed.names) if name in vault.leaves]
     of_rows = [whole_episodes(vault, np.zeros(0, np.int64))]
     searched = found.row[within.episode]
     for row in np.unique(searched).tolist():
@@ -240,19 +246,11 @@ def _steps_meeting(
         for begin, stop in vault.blocks(leaves, rows=1):
             if stop <= first or begin >= last:
                 continue
-            steps = vault.read(begin, stop, rows=slice(row, row + 1), leaves=leaves)
-            time = np.arange(begin, stop)
-            episode = mine[np.searchsorted(found.start[mine], time, side="right") - 1]
-            here = {name: column[episode] for name, column in columns.items()}
-            here["reward"] = steps["rewards"][0].reshape(stop - begin, -1).mean(-1)
-            for name in extras:
-                here[name] = steps[name][0].reshape(stop - begin, -1).astype(float).mean(-1)
-            here["step"] = time - found.start[episode]
-            if POLICY_IDS in steps:
-                (ids,) = encoding.signals_of(steps).policy_ids
-                here |= _policies(source, ids, named, parsed.names)
-            holds[begin:stop] = parsed.holds(here, stop - begin)
-            holds[begin:stop] &= np.isin(episode, wanted)
+            steps = Steps(vault, Part(slice(row, row + 1), begin, stop, number=0))
+            here = step_columns(source, named, columns, steps, parsed.names)
+            means = {name: x.mean(1) if x.shape[1] > 1 else x[:, 0] for name, x in here.items()}
+            holds[begin:stop] = parsed.holds(means, stop - begin)
+            holds[begin:stop] &= np.isin(steps.episode, wanted)
         of_rows.append(_runs(holds, mine, found.start[mine]))
     return Pieces(*(np.concatenate(column) for column in zip(*of_rows, strict=True)))
 

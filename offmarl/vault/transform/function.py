@@ -15,7 +15,8 @@ from offmarl.errors import OffmarlError, OptionError
 from offmarl.vault.format.layout import NumpyArray
 from offmarl.vault.transform import conditions, expression
 from offmarl.vault.transform.columns import Part, Steps
-from offmarl.vault.transform.expression import POLICY_NAME, Columns, Expression
+from offmarl.vault.transform.expression import Expression
+from offmarl.vault.transform.lineage import Source
 
 MapFunction = Callable[..., Mapping[str, Any]] | str
 """``function(steps) -> columns``, or its place: "module:function" or "path/to/file.py:function". A
@@ -104,16 +105,14 @@ def parse_reward(text: str) -> Expression:
     return expression.parse(text, conditions.OF_STEPS, percentiles=False, kind="number")
 
 
-def reward_formula(text: str, columns: Columns) -> Function:
-    """Return the function that computes rewards by a formula, given the columns of episodes."""
+def reward_formula(text: str, source: Source) -> Function:
+    """Return the function that computes the rewards of a source by a formula."""
     parsed = parse_reward(text)
-    of_episodes = {x: y for x, y in columns.items() if x.removesuffix(POLICY_NAME) in parsed.names}
+    columns = conditions.columns_of(source, names=parsed.names)
+    conditions.check_known(source, parsed, columns)
 
     def reward(steps: Steps) -> dict[str, NumpyArray]:
-        here = {name: values[steps.episode][:, None] for name, values in of_episodes.items()}
-        here |= {"reward": steps["reward"].astype(float), "step": steps.time[:, None]}
-        for name in conditions.check_extras(steps.vault, parsed.names):
-            here[name] = steps[name].reshape(len(steps.time), -1).astype(float)
+        here = conditions.step_columns(source, source.named, columns, steps, parsed.names)
         return {"reward": parsed.value(here, steps["reward"].shape).astype(np.float32)}
 
     return Function(reward, f"reward = {text}", None, None, 0)

@@ -14,9 +14,8 @@ from offmarl.vault.format import encoding, layout
 from offmarl.vault.format.layout import NumpyArray, Schema, column_of
 from offmarl.vault.read.reader import Reader
 from offmarl.vault.transform.columns import Part, Result, Steps, check, new_extras
-from offmarl.vault.transform.conditions import columns_of
 from offmarl.vault.transform.execute import copy_rows, examine_all, execute
-from offmarl.vault.transform.function import Function, MapFunction, parse_reward, reward_formula
+from offmarl.vault.transform.function import Function, MapFunction, reward_formula
 from offmarl.vault.transform.plan import (
     AnyVault,
     Plan,
@@ -48,8 +47,7 @@ def map_columns(
     (examined,) = examine_all([vault], progress)
     if loaded is None:
         assert reward is not None
-        columns = columns_of(examined, names=parse_reward(reward).names)
-        by, loaded = "steps", reward_formula(reward, columns)
+        by, loaded = "steps", reward_formula(reward, examined)
     schema, changed, results = _start(vault, _schema_of(vault), loaded, by)
     copy = partial(copy_rows, replace=_Replaced(schema, changed, results))
 
