@@ -124,6 +124,7 @@ class Trackers:
         self._path, self._offset = directory / tracking.METRICS_FILE, 0
         self._single = len(record["seeds"]) == 1
         self._open: dict[str, Tracker] = {}
+        self._patience: dict[str, _Patience] = {}
         check(names)
         for text in names:
             with _opening(text), _quiet():
@@ -133,7 +134,9 @@ class Trackers:
     def _make(self, text: str, run: Tracked) -> None:
         name, _, target = text.partition("=")
         import_module(KINDS[name].module)  # takes a while
-        self._open[text] = _wait(text, lambda: KINDS[name](run, target), times=3)
+        seconds = _SECONDS if _server(text).scheme in _SCHEMES else _SECONDS_HERE
+        self._open[text] = _Patience(3 * seconds).wait(lambda: KINDS[name](run, target))
+        self._patience[text] = _Patience(seconds)
 
     def sync(self) -> None:
         """Give the trackers the lines that are new.
@@ -144,7 +147,7 @@ class Trackers:
         for text, tracker in list(self._open.items()):
             try:
                 with _quiet():
-                    _wait(text, partial(_fill, tracker, steps))
+                    self._patience[text].wait(partial(_fill, tracker, steps))
             except Exception as error:  # of any kind: trackers are foreign packages
                 del self._open[text]
                 warnings.warn(
@@ -162,7 +165,7 @@ class Trackers:
             self.sync()
         for text, tracker in self._open.items():
             with suppress(Exception), _quiet():  # the metrics are in the JSON lines
-                _wait(text, tracker.close)
+                self._patience[text].wait(tracker.close)
         self._open.clear()
 
     def _new_steps(self) -> Iterator[tuple[int, dict[str, float]]]:
@@ -243,7 +246,7 @@ def give(
             continue
         try:
             with _opening(text), _quiet():
-                briefly(partial(fill, text), "offmarl-tracker", _SECONDS_HERE)
+                _Patience(_SECONDS_HERE).wait(partial(fill, text))
         except RunError as error:
             if is_required:
                 raise
@@ -269,10 +272,20 @@ def _server(text: str) -> SplitResult:
     return urlsplit(target)
 
 
-def _wait(text: str, work: Callable[[], Any], times: float = 1.0) -> Any:
-    """Return what work on a tracker returns; `TimeoutError` if it takes longer than a run waits."""
-    seconds = _SECONDS if _server(text).scheme in _SCHEMES else _SECONDS_HERE
-    return briefly(work, "offmarl-tracker", times * seconds)
+class _Patience:
+    """The seconds for which a run still waits for a tracker; half a second more each time."""
+
+    def __init__(self, seconds: float):
+        self._most = self._left = seconds
+
+    def wait(self, work: Callable[[], Any]) -> Any:
+        """Return what work returns in a thread; `TimeoutError` if it goes on for too long."""
+        begun = time.monotonic()
+        try:
+            return briefly(work, "offmarl-tracker", self._left)
+        finally:
+            left = max(begun + self._left - time.monotonic(), 0)
+            self._left = min(left + 0.5, self._most)
 
 
 def tracked(directory: Path, record: Mapping[str, Any]) -> Tracked:

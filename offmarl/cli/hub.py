@@ -116,7 +116,7 @@ def push(
     private: bool = False,
     message: str = "Upload with offmarl",
 ) -> Report:
-    """Publish vaults as a dataset on the hub, or a trained policy as a model.
+    """Publish vaults on the hub as a dataset, or a policy as a model.
 
     The dataset consists of the vaults' files, an index, a card and Croissant metadata.
 

@@ -66,7 +66,7 @@ _SEVERAL = tuple[str, ...]
 
 
 def record(arguments: list[str]) -> Report:
-    """Train agents online and record them at several tiers, or record a trained policy."""
+    """Train agents online and record them at tiers, or record a policy."""
     if not arguments or arguments[0] in HELP:
         return overview("recorder", _USAGE)
     if (command := _with_program(arguments)) is not None:
@@ -251,7 +251,7 @@ def evaluate(
     opponents: tuple[str, ...] = (),
     jobs: int = 1,
 ) -> Report:
-    """Play episodes with a trained policy, for each of its training seeds.
+    """Play episodes with each training seed of a trained policy.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ def report(
     env: str | None = None,
     time_limit: int | None = None,
 ) -> Report:
-    """Describe the contents of datasets: figures, coverage, episodes; or a run.
+    """Describe datasets (figures, coverage, episodes) or a run.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ _UNTUNED = ("psro", "random", "scripted")  # they have no settings, which `_load
 
 
 def tune(arguments: list[str]) -> Report:
-    """Search settings with which a program learns, and write a file for --settings."""
+    """Search settings with which a program learns."""
     if not arguments or arguments[0] in HELP:
         return _overview()
     from offmarl.programs.tuning import TrialsWork  # imports JAX, which the overview does without

@@ -1,7 +1,8 @@
 """The verbs of the command line: their groups, modules and examples."""
 
-import re
+import ast
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,9 +110,13 @@ def function_of(name: str, verb: Verb) -> Callable[..., Any]:
 def summary_of(name: str, verb: Verb) -> str:
     """Return the first line of the docstring of a verb's function, without importing its module."""
     package = Path(__file__).parents[1]
-    files = package / "cli" / f"{verb.module}.py", package / "vault" / "verbs.py"
-    first_line = re.compile(
-        rf'^def {name.replace("-", "_")}\(.*?"""(.*?)\.?("""|$)', re.MULTILINE | re.DOTALL
-    )
-    found = (first_line.search(file.read_text("utf-8")) for file in files)
-    return next(match[1] for match in found if match)
+    for file in (package / "cli" / f"{verb.module}.py", package / "vault" / "verbs.py"):
+        for node in _parsed(file).body:
+            if isinstance(node, ast.FunctionDef) and node.name == name.replace("-", "_"):
+                return (ast.get_docstring(node) or "").partition("\n")[0].rstrip(".")
+    raise LookupError(name)
+
+
+@cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text("utf-8"))
