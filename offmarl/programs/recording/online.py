@@ -149,7 +149,7 @@ def record_online(make: Callable[[EnvSpec, ArgsT, Environment], Program], args: 
         training = _prepared(make, settled(args, directory), origin, directory)
         with more_to_come():
             trained = carry_out(training, directory, lock, training.is_complete)
-        if trained is None:
+        if not trained:
             return _summary(training.runs, training.tiers, "complete already, nothing was changed")
         return _record_all(training.runs, training.versions(), training.tiers)
 
@@ -464,7 +464,7 @@ class _Training(Training):
             return None
         return self.runs[0].by_team()[0].play_ahead((LEARNED, policies[0]))
 
-    def evaluate(self, policies: Sequence[ArrayTree], done: int, _last: bool = False) -> Evaluated:
+    def evaluate(self, policies: Sequence[ArrayTree], done: int) -> Evaluated:
         """Evaluate the policies, sampled and greedy, and keep them as a version."""
         found: Evaluated = {}
         teams = [run.by_team() for run in self.runs]
