@@ -31,7 +31,7 @@ from offmarl.programs.program import (
     recorded,
     state_shapes,
 )
-from offmarl.programs.registry import Origin, origin_of, program_of
+from offmarl.programs.registry import Origin, origin_of
 from offmarl.programs.runs import dataset as data
 from offmarl.programs.runs import gathering
 from offmarl.programs.runs.compiling import keep_compiled_programs
@@ -122,7 +122,7 @@ def train(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], args: Ar
     check_trackers(args.track)
     with ends_with_others(local(args.out) if args.out else Path("the run")):
         dataset, origin = open_data(args), origin_of(make)
-        directory = _directory(origin.name, args, dataset)
+        directory = run_directory(make, args, dataset)
         with locked(directory, args.take_over) as lock:
             training = _Training(make, settled(args, directory), dataset, origin, directory)
             with closing(training.evaluator):
@@ -137,7 +137,7 @@ def train_ahead(make: Callable[[EnvSpec, ArgsT, DatasetStatistics], Program], ar
     """Compile what `train` runs with these arguments, beside other work in another thread."""
     assert isinstance(args, Args)
     dataset, origin = open_data(args), origin_of(make)
-    directory = _directory(origin.name, args, dataset)
+    directory = run_directory(make, args, dataset)
     if tracking.recorded(directory).get("complete"):
         return
     with pinned():
@@ -165,15 +165,14 @@ def resolved(args: Args, spec: EnvSpec, evaluations: int = 20) -> Args:
     return replace(args, updates=updates, eval_every=every)
 
 
-def run_directory(args: Args) -> Path:
+def run_directory(
+    make: Callable[..., Program], args: Args, dataset: Dataset | Mixture | None = None
+) -> Path:
     """Return the directory of the run that `train` writes."""
-    return _directory(program_of(type(args))[0], args, open_data(args))
-
-
-def _directory(name: str, args: Args, dataset: Dataset | Mixture) -> Path:
     if args.out:
         return local(args.out)
-    parts = dataset.spec.name or dataset.name, dataset.uid, name
+    dataset = open_data(args) if dataset is None else dataset
+    parts = dataset.spec.name or dataset.name, dataset.uid, origin_of(make).name
     return Path("runs") / below(*parts, option="--out")
 
 

@@ -26,7 +26,7 @@ from tests import plain
 from tests.runs import write_policy, write_run
 
 CONTINUOUS = {"maddpg_cql", "matd3_bc", "omar"}
-LEARN_NOTHING = {"random", "scripted", "psro"}
+LEARN_NOTHING = {"random", "psro"}
 """psro learns by other recorders."""
 DAILY = {"bc", "mappo", "iql"}
 """Programs that CI covers every time: what notices the fault is shared. The others run nightly."""

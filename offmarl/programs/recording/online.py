@@ -37,10 +37,9 @@ from offmarl.programs.program import (
 from offmarl.programs.recording.collecting import collect
 from offmarl.programs.recording.pbt import PopulationTraining
 from offmarl.programs.recording.record import (
-    Player,
+    Recording,
     is_complete,
     open_for_recording,
-    record_ahead,
     recorded,
 )
 from offmarl.programs.recording.recorder import (
@@ -48,7 +47,6 @@ from offmarl.programs.recording.recorder import (
     GREEDY,
     INIT,
     LEARNED,
-    RECORD,
     TRAIN,
     Recorder,
     Version,
@@ -78,7 +76,6 @@ from offmarl.programs.runs.run import locked, settled
 from offmarl.programs.runs.sharding import (
     ONE_DEVICE,
     Layout,
-    check_divisible,
     check_shards,
     place_state,
     recorder_layout,
@@ -168,8 +165,7 @@ def _prepared(
     source = environment_source(env.spec.name) | opponents_of(env) | start.source
     if args.pbt:  # the data of a seed depend on those of all
         source |= {"population": {"first": args.seed, "members": args.seeds}}
-    layout = recorder_layout(args.seeds, args.devices)
-    check_divisible("--num-envs", args.num_envs, layout)
+    layout = recorder_layout(args.seeds, args.num_envs, args.devices)
     runs = _recorders(make, args, env, origin, directory, source, layout)
     if getattr(args, "capacity", 0) is None:
         capacity = on_first(lambda: _chosen_capacity(runs))
@@ -245,7 +241,7 @@ def record_from_run(
     if not issubclass(module.Args, OnlineArgs):
         raise RunError(
             f"{directory} has no versions to choose tiers from: record its policies with "
-            f"`offmarl record scripted --policy {directory}@SEED/STEP`."
+            f"`offmarl record --policy {directory}@SEED/STEP --env ENV`."
         )
     args = from_json(module.Args, record["args"])
     args = replace(
@@ -259,8 +255,8 @@ def record_from_run(
     _require_same_environment(source, environment_source(played.spec.name) | opponents_of(played))
     if difference := EnvSpec.from_json(record["spec"]).difference(played.spec, extras=False):
         raise RunError(f"{directory} and {played.spec.name} differ in {difference}.")
-    args, layout = replace(args, devices=devices), recorder_layout(args.seeds, devices)
-    check_divisible("--num-envs", args.num_envs, layout)
+    args = replace(args, devices=devices)
+    layout = recorder_layout(args.seeds, args.num_envs, devices)
     runs = _recorders(module.make, args, played, origin, directory, source, layout)
     for run in runs:
         if any(tier.name == "replay" for tier in chosen) and not run.vault("replay").exists():
@@ -533,8 +529,9 @@ def _record_ahead(run: Recorder, tiers: Sequence[Tier]) -> "list[Future[None]]":
     played = any(tier.name not in REPLAY_TIERS and not tier.shares for tier in tiers)
     if not played or len(run.by_team()) > 1 or run.args.devices or jax.process_count() > 1:
         return []
-    player = Player(run.policy, run.uniform(), run.args.num_envs)
-    return [record_ahead(run.env, player, run.args.steps, run.key(RECORD))]
+    played = run.env, run.policy, run.uniform()
+    recording = Recording(*played, run.directory, run.args.steps, run.args.num_envs)
+    return [recording.compile_ahead()]
 
 
 def _check_room(runs: Sequence[Recorder], shapes: ArrayTree) -> None:

@@ -103,12 +103,7 @@ class SeedsWork(Work):
 
     def __init__(self, main: Callable[[Any], Path], args: Args, path: Path):
         self._main, self._args = main, changed(args, batching="map", out=path)
-        super().__init__(f"train {path.name}", path, {"arguments": recorded(args)})
-
-    @property
-    def num_blocks(self) -> int:
-        """Number of seeds."""
-        return self._args.seeds
+        super().__init__(f"train {path.name}", path, {"arguments": recorded(args)}, args.seeds)
 
     def run(self, block: int) -> None:
         """Train a seed, or continue its training."""

@@ -159,16 +159,19 @@ def layout_of(
     return Layout(at_once, largest_divisor(groups, most))
 
 
-def recorder_layout(seeds: int, devices: int | None) -> Layout:
+def recorder_layout(seeds: int, num_envs: int, devices: int | None) -> Layout:
     """Choose how the seeds and environments of a recorder are computed.
 
-    By default a single process uses one device, and several use all of theirs.
+    By default a single process uses one device, and several use all of theirs. `OptionError` if
+    the environments cannot be divided over the devices.
     """
     if devices is None and jax.process_count() == 1:
         return Layout(1)
     total = count_devices(devices)
     rows = largest_divisor(total // jax.process_count(), seeds)
-    return Layout(1, rows, total // rows)
+    layout = Layout(1, rows, total // rows)
+    check_divisible("--num-envs", num_envs, layout)
+    return layout
 
 
 def check_divisible(option: str, count: int, layout: Layout) -> None:

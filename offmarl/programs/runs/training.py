@@ -381,8 +381,8 @@ class _Journal:
             seeds = training.seeds[place]
             found |= finite.faults(done, seeds, own, tree, axes, self._by_design)
         if found:
-            last = self.checkpoints.latest()
-            raise finite.error(found, finite.left_behind(self._run.directory, last, training.data))
+            kept = self._run.directory, self.checkpoints.latest(), training.data
+            raise finite.error(found, *kept)
 
     def _log(
         self, done: int, metrics: Mapping[str, NDArray[Any]], count: int, clock: "_Clock"
