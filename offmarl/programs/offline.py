@@ -257,14 +257,14 @@ class _Training(Training):
         draws = self._drawing.draws
         return None if draws is None else _begin_priorities(draws, len(self.learners.keys))
 
-    def resume(self, tree: Mapping[str, ArrayTree], _info: Mapping[str, Any]) -> Learned:
+    def resume(self, tree: Mapping[str, ArrayTree]) -> Learned:
         return Learned(tree["state"], tree.get("priorities"))
 
-    def checkpoint(self, states: Learned) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
+    def checkpoint(self, states: Learned) -> dict[str, ArrayTree]:
         seeds, learned = self.args.seeds, gathered(states)
         if len(jax.tree.leaves(learned)[0]) > seeds:  # without the copies that a layout adds
             learned = jax.tree.map(lambda leaf: leaf[:seeds], jax.device_get(learned))
-        return self._parts(learned, self.program.policy_params(learned.state)), {}
+        return self._parts(learned, self.program.policy_params(learned.state))
 
     @staticmethod
     def _parts(learned: Learned, policy: ArrayTree) -> dict[str, ArrayTree]:

@@ -412,8 +412,8 @@ class _Training(Training):
         begun = (self._start.begin(program, state, number) for number, state in enumerate(fresh))
         return self._beside_prior([meet(first.env, state) for state in begun])
 
-    def resume(self, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> list[ArrayTree]:
-        for _, found in info["evaluations"]:
+    def resume(self, tree: Mapping[str, ArrayTree]) -> list[ArrayTree]:
+        for _, found in self.evaluations:
             self._population.resume(found)
         return self._beside_prior(tree["state"])
 
@@ -436,13 +436,11 @@ class _Training(Training):
             for state, own in zip(states, each, strict=True)
         ]
 
-    def checkpoint(
-        self, states: Sequence[ArrayTree]
-    ) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
+    def checkpoint(self, states: Sequence[ArrayTree]) -> dict[str, ArrayTree]:
         for chunks in self._chunks:
             if chunks is not None:
                 chunks.flush()
-        return {"policy": stacked(self.policies(states)), "state": list(states)}, {}
+        return {"policy": stacked(self.policies(states)), "state": list(states)}
 
     def learned(self, states: Sequence[ArrayTree]) -> Iterator[tuple[slice, ArrayTree, int]]:
         for place, state in enumerate(states):

@@ -212,12 +212,12 @@ class Training(ABC):
         """Return the states before the first update."""
 
     @abstractmethod
-    def resume(self, tree: Mapping[str, ArrayTree], info: Mapping[str, Any]) -> Any:
-        """Return the states of a checkpoint."""
+    def resume(self, tree: Mapping[str, ArrayTree]) -> Any:
+        """Return the states of a checkpoint, whose evaluations are in `evaluations`."""
 
     @abstractmethod
-    def checkpoint(self, states: Any) -> tuple[dict[str, ArrayTree], dict[str, Any]]:
-        """Return the tree and the info, JSON, of a checkpoint, before which data are on disk."""
+    def checkpoint(self, states: Any) -> dict[str, ArrayTree]:
+        """Return the tree of a checkpoint, before which data are on disk."""
 
     @abstractmethod
     def learned(self, states: Any) -> Iterator[tuple[slice, ArrayTree, int]]:
@@ -317,12 +317,12 @@ class _Journal:
         if found is None:
             states = training.begin()
         else:
-            done, states = found.step, training.resume(found.tree, found.info)
             self._means = Means(found.info["sums"], found.info["count"])
             training.evaluations += [
                 (step, {name: np.array(x, float) for name, x in of_step.items()})
                 for step, of_step in found.info["evaluations"]
             ]
+            done, states = found.step, training.resume(found.tree)
         policies = training.policies(states)
         if found is None:
             self._untrained = copied(policies)  # updates donate the states
@@ -432,9 +432,9 @@ class _Journal:
         elif training.keep == "best":
             checkpoints.kept = self._best()
         self._keeps = False
-        tree, info = training.checkpoint(states)
-        info |= {"sums": self._means.sums, "count": self._means.count}
-        info["evaluations"] = tracking.plain(training.evaluations)
+        tree, means = training.checkpoint(states), self._means
+        evaluations = tracking.plain(training.evaluations)
+        info = {"sums": means.sums, "count": means.count, "evaluations": evaluations}
         checkpoints.save(done, tree, info)
         self.trackers.sync()
 
