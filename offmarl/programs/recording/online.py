@@ -527,8 +527,8 @@ def _record_ahead(run: Recorder, tiers: Sequence[Tier]) -> "list[Future[None]]":
     played = any(tier.name not in REPLAY_TIERS and not tier.shares for tier in tiers)
     if not played or len(run.by_team()) > 1 or run.args.devices or jax.process_count() > 1:
         return []
-    played = run.env, run.policy, run.uniform()
-    recording = Recording(*played, run.directory, run.args.steps, run.args.num_envs)
+    what = run.env, run.policy, run.uniform()
+    recording = Recording(*what, run.directory, run.args.steps, run.args.num_envs)
     return [recording.compile_ahead()]
 
 
